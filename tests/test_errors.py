@@ -27,11 +27,11 @@ VALID = {
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("sampler", "bayes", "did you mean 'tpe', or 'gp' where trials are dear?"),
+        ("sampler", "bayes", "did you mean 'tpe', or 'gp' where trials are expensive?"),
         ("sampler", "Bayesian", "did you mean 'tpe', or 'gp'"),
         ("sampler", "tpp", "did you mean 'tpe'?"),
         ("precision", "BF16", "did you mean 'bf16-mixed'?"),
-        ("sampler", "pbt", "are ss.train_population; valid are"),
+        ("sampler", "pbt", "use ss.train_population; valid are"),
         ("pruner", "ASHA", "did you mean 'successive-halving', or promote=3"),
         ("optimizer", "Adam", "did you mean 'adamw'?"),
         ("space: optimizer", "adam", "did you mean 'adamw'?"),

@@ -148,10 +148,10 @@ class TestCompression:
         ):
             with pytest.raises(
                 ss.SpecError,
-                match="compression='unsaid' does not say how often .* codec_passes, or use one of none",
+                match="compression='unsaid' does not state how often .* codec_passes in its class, or use one of none",
             ):
                 refuse()
-        with pytest.raises(ss.SpecError, match="compression='dgc' does not say how often packing reads"):
+        with pytest.raises(ss.SpecError, match="compression='dgc' does not state how often packing reads"):
             ss.Layout(compression="dgc", data=8, global_batch=8)
 
     @pytest.mark.parametrize("name", compression_names())

@@ -174,7 +174,7 @@ class TestOrders:
             ({"default_stages": 2}, "default_stages=2 and most_stages=1; let each be at most the next"),
             ({"v_shaped": True}, "v_shaped=True needs two stages on each rank"),
             ({"held_terms": (1.0, 0.0)}, "held_terms=.* is not a HeldTerms"),
-            ({"name": "2"}, "give it one of small letters, digits and hyphens"),
+            ({"name": "2"}, "give it one of lower-case letters, digits and hyphens"),
         ],
     )
     def test_members_that_cannot_be_are_refused(self, members: dict[str, Any], says: str) -> None:
@@ -222,7 +222,7 @@ class TestSums:
 @pytest.mark.parametrize(
     ("members", "says"),
     [
-        ({"look": "#ff0000"}, "look='#ff0000' is not a Look"),
+        ({"look": "#ff0000"}, "look='#ff0000' is not a MethodStyle"),
         ({"variant": "nope"}, "variant='nope' is not one of its settings"),
         ({"carries": frozenset({"sum"})}, "carries has 'sum'; it may have none, sums, packets"),
         ({"build": lambda self, job: None}, "build does not take the arguments that it is called with"),
@@ -235,7 +235,7 @@ def test_members_of_a_strategy_that_cannot_be_are_refused(members: dict[str, Any
 
 
 def test_a_setting_is_not_said_twice() -> None:
-    with pytest.raises(ss.SpecError, match="'ring:2' says its directions, which is given as 1 besides"):
+    with pytest.raises(ss.SpecError, match="'ring:2' already sets directions, which is also given as 1"):
         ss.Strategy("ring:2", directions=1)
 
 
@@ -267,7 +267,7 @@ class TestASchedulesJob:
         assert closed.in_flight(place, 0, 4, 8, 1) == 5
         assert closed.bubble_time(place, 4, 8, 1, 1.0, 1.0, 1.0) == 9
         assert ss.analytic.schedules.build("patient", 4, 8).bubble_fraction == pytest.approx(3 / 11)
-        with pytest.raises(ss.SpecError, match="schedule='patient' does not say what a rank holds"):
+        with pytest.raises(ss.SpecError, match="schedule='patient' has no closed form for what a rank holds"):
             ss.Layout(pipeline=2, schedule="patient")
 
     def test_searches_look_up_the_class_that_was_defined_last(self) -> None:

@@ -203,7 +203,7 @@ class TestRegistration:
                 r"Half is not a complete lr_schedule: it lacks factor_after_warmup\(step, steps\); define it",
             ),
             (Nameless, "Nameless lacks a name; give it one"),
-            (Spaced, "Spaced has name='my own'; give it one of small letters"),
+            (Spaced, "Spaced has name='my own'; give it one of lower-case letters"),
             (NoDefault, "NoDefault.period has no default"),
             (Cosine, "Cosine.name='cosine' is taken by another lr_schedule"),
             (int, "int is not a method; derive it"),
@@ -389,7 +389,7 @@ class TestOddClasses:
             (Annotated, "Annotated.name cannot be a setting; write it without an annotation"),
             (Code, "Code.code cannot be a setting; write it another name"),
             (Kind, "Kind sets its kind or folder"),
-            (Levels, "makes no fixed value .*; give settings such as tuples"),
+            (Levels, "is not hashable .*; give settings such as tuples"),
             (Picky, "not today"),
         ):
             with pytest.raises(ss.SpecError, match=said):

@@ -13,9 +13,9 @@ from shardscope.spec.strategy import strategies
 @pytest.mark.parametrize(
     ("make", "settings", "message"),
     [
-        (Compression, {"name": "powersgd", "rank": True}, "compression.rank=True is a truth value"),
-        (Compression, {"name": "terngrad", "clip": True}, "compression.clip=True is a truth value"),
-        (Optimizer, {"name": "sgd", "lr": True}, "optimizer.lr=True is a truth value"),
+        (Compression, {"name": "powersgd", "rank": True}, "compression.rank=True is a bool"),
+        (Compression, {"name": "terngrad", "clip": True}, "compression.clip=True is a bool"),
+        (Optimizer, {"name": "sgd", "lr": True}, "optimizer.lr=True is a bool"),
     ],
 )
 def test_a_truth_value_is_no_number(make: type, settings: dict, message: str) -> None:

@@ -47,11 +47,11 @@ def test_a_link_is_read_with_its_units_and_tells_them() -> None:
         ),
         (
             {"bandwidth": 1e6},
-            "a link needs both its figures; give the latency as well, such as '1 ms', or 0 for none",
+            "a link needs a bandwidth and a latency; give the latency as well, such as '1 ms', or 0 for none",
         ),
         (
             {"latency": "1 ms"},
-            "a link needs both its figures; give the bandwidth as well, such as '100 Mbit/s'",
+            "a link needs a bandwidth and a latency; give the bandwidth as well, such as '100 Mbit/s'",
         ),
         ({"bandwidth": 1e6, "latency": 0, "latency_s": 0}, "given twice, as latency and as latency_s"),
     ],

@@ -47,7 +47,7 @@ def test_a_quantity_is_read_in_its_base_unit(text: str, kind: Kind, value: float
         (
             "200",
             "bytes/s",
-            "has no unit; write '25 GB/s' or '200 Gbit/s', or in Python a plain number of bytes a second",
+            "has no unit; write '25 GB/s' or '200 Gbit/s', or in Python a plain number of bytes per second",
         ),
         ("200 GB", "bytes/s", "is a size, not a rate; write GB/s"),
         ("80 GB/s", "bytes", "is a rate, not a size; write GB"),

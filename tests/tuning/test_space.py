@@ -56,7 +56,7 @@ def test_a_trial_of_another_batch_keeps_its_samples_and_its_share_of_warm_up() -
         ({}, "at least 1 item"),
         ({"optimizers": ["adamw"]}, "did you mean 'optimizer'"),
         ({"optimizer": ["adamx"]}, "did you mean 'adamw'"),
-        ({"optimizer": ["adamw", "adamw"]}, "name a choice twice"),
+        ({"optimizer": ["adamw", "adamw"]}, "list a choice twice"),
         ({"optimizer": ("adamw", "lamb")}, "is not a range"),
         ({"optimizer.lr": (1, 0)}, "low is below high"),
         ({"optimizer.lr": (0.0, 1.0, "log")}, "has no logarithm"),

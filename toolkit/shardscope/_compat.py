@@ -38,8 +38,8 @@ def fork_forkserver(folder: Path) -> int | None:
             can run code.
 
     Returns:
-        The forkserver's pid, or None where this Python's forkserver has other internals. The standard forkserver then
-        starts on first use, which takes a second or two longer.
+        The forkserver's pid, or None where this Python's forkserver has different internals. The standard forkserver
+        then starts on first use, which takes a second or two longer.
     """
     server = forkserver._forkserver  # noqa: SLF001
     fields = {"_forkserver_address", "_forkserver_alive_fd", "_forkserver_pid"}

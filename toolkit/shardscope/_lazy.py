@@ -1,7 +1,8 @@
 """Packages whose names are imported when they are first used (PEP 562), so that importing them costs milliseconds.
 
-The names stand in the package's stub, `__init__.pyi`, one line each: ``from shardscope.spec import Job as Job``. Type
-checkers read it as it is, and `attach` makes the package behave as it says. This module imports next to nothing.
+The names are listed in the package's stub, `__init__.pyi`, one per line: ``from shardscope.spec import Job as Job``.
+Type checkers read the stub directly; `attach` provides the same names at run time. This module imports very little, so
+that it loads quickly.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from importlib import import_module
 
 
 def attach(package: str, file: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
-    """Return ``__getattr__``, ``__dir__`` and ``__all__`` of a package, by its ``__name__`` and ``__file__``."""
+    """Return ``__getattr__``, ``__dir__`` and ``__all__`` for a package, given its ``__name__`` and ``__file__``."""
     with open(file.removesuffix(".py") + ".pyi", encoding="utf-8") as stub:
         lines = [line.split() for line in stub if line.startswith("from ")]
     homes = {name: home for _from, home, _import, name, *_ in lines}

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from re import findall
 
-_POPULATION = "members that change their settings while they train are ss.train_population"
+_POPULATION = "for members that change their settings during training, use ss.train_population"
 ALIASES: Mapping[str, Mapping[str, str]] = {
     "sampler": {
-        "'tpe', or 'gp' where trials are dear": "bayes bayesian bo bayesopt bayesian-optimization",
+        "'tpe', or 'gp' where trials are expensive": "bayes bayesian bo bayesopt bayesian-optimization",
         "'tpe'": "parzen hyperopt", "'gp'": "gaussian gaussian-process gpr kriging",
         "'nsga'": "genetic evolution evolutionary ga nsga2 nsgaii nsga-ii nsga-2",
         "'qmc'": "sobol halton quasi-random grid lhs latin-hypercube", "'random'": "uniform",
         _POPULATION: "pbt population",
     },
     "pruner": {
-        "'successive-halving', or promote=3, which goes on from checkpoints": "asha sha halving",
+        "'successive-halving', or promote=3, which resumes from checkpoints": "asha sha halving",
         "'dominance'": "pareto", "'none'": "off no nop false", _POPULATION: "pbt population",
     },
     "optimizer": {
@@ -30,13 +30,13 @@ ALIASES: Mapping[str, Mapping[str, str]] = {
         "'pipeline', such as 'pipeline:1f1b'": "pp gpipe 1f1b pipedream zbv dualpipe dualpipev model-parallel",
         "compression='local-sgd'": "local-sgd localsgd diloco fedavg", "'gossip'": "decentralized d-psgd dpsgd",
         "'single'": "none serial local",
-        "ss.plan and ss.predict have tensor parallelism, which is not run": "tp tensor-parallel megatron",
+        "tensor parallelism is available in ss.plan and ss.predict, but not in runs": "tp tensor-parallel megatron",
         _POPULATION: "pbt population",
     },
     "compression": {
         "'fp16' or 'bf16'": "half float16", "'int8'": "8bit 8-bit", "'int4'": "4bit 4-bit",
         "'sign', 'onebit-adam' or 'onebit-lamb'": "1bit 1-bit onebit one-bit", "'onebit-lamb'": "1bit-lamb 1-bit-lamb",
-        "'sign', which keeps what it leaves out": "signsgd ef-signsgd efsgd ef-sgd", "'sign-vote'": "majority-vote",
+        "'sign', which has error feedback": "signsgd ef-signsgd efsgd ef-sgd", "'sign-vote'": "majority-vote",
         "'int8', 'int4' or 'qsgd'": "quantize quantization quantized",
         "'topk' or 'randomk'": "sparse sparsify sparsification",
         "'powersgd'": "low-rank lowrank", "'dgc'": "deep-gradient-compression", "'none'": "off no false",
@@ -47,7 +47,8 @@ ALIASES: Mapping[str, Mapping[str, str]] = {
         "'fp32'": "float32 full single", "'fp64'": "float64 double",
     },
     "objective": {
-        "'error', the share of wrong answers": "accuracy acc", "'seconds'": "time speed duration latency throughput",
+        "'error', the fraction of wrong predictions": "accuracy acc",
+        "'seconds'": "time speed duration latency throughput",
         "'bytes'": "traffic communication network bandwidth", "'memory'": "ram vram", "": "energy power joules",
     },
 }  # fmt: skip
@@ -55,7 +56,7 @@ ALIASES: Mapping[str, Mapping[str, str]] = {
 
 
 def meant(field: str, value: str, valid: Collection[str]) -> str | None:
-    """The hint for a name from another library; None where it is unknown or none of the suggested names is valid."""
+    """Return the hint for a name from another library; None if it is unknown or no suggested name is valid."""
     asked = value.lower().replace("_", "-").replace(" ", "-")
     hint = next((hint for hint, names in ALIASES.get(field, {}).items() if asked in names.split()), None)
     if hint is None or not hint.startswith("'"):

@@ -14,11 +14,11 @@ from typing import Any
 from shardscope.aliases import meant
 
 _QUOTED = 80
-"""Most characters of a value that a message quotes."""
+"""Maximum number of characters of a value quoted in a message."""
 _QUOTED_BITS = 256
-"""Most bits of an integer that a message writes out."""
+"""Maximum number of bits of an integer that a message writes out in full."""
 _ITEMS = 8
-"""Most items of a collection that a message quotes."""
+"""Maximum number of items of a collection quoted in a message."""
 _BRACKETS: dict[type, tuple[str, str]] = {
     list: ("[", "]"),
     tuple: ("(", ")"),
@@ -69,7 +69,7 @@ class RunFailed(ShardscopeError):
 
     Attributes:
         rank: The rank that failed first; None when the failure was outside the ranks (in the agent).
-        step: Its step at the failure, 1-based; 0 before the first step; None if unknown.
+        step: Step of that rank at the failure, 1-based; 0 before the first step; None if unknown.
         strategy: Name of the strategy, for example ``"ring"``.
         traceback: The rank's own traceback, as text; empty if it left none.
     """
@@ -89,7 +89,10 @@ class RunFailed(ShardscopeError):
 
 
 def unknown_name(field: str, value: object, valid: Iterable[str]) -> SpecError:
-    """The error for a name that is not in a catalogue. It suggests an equivalent or the nearest name and lists all."""
+    """Return the error for a name that is not in a catalogue.
+
+    The message suggests an equivalent or the closest name, and lists all valid names.
+    """
     names = sorted(valid)
     text = value if isinstance(value, str) else quoted(value)
     text = text[:_QUOTED]
@@ -120,9 +123,9 @@ def require(value: object, kind: type, *, by: str, write: str) -> None:
 
 
 def quoted(value: object) -> str:
-    """The repr of any value as messages quote it, at most 80 characters long.
+    """Return the repr of a value for an error message, truncated to 80 characters.
 
-    Collections are cut before their items are formatted. An object whose ``__repr__`` fails is named by its type.
+    Collections are truncated before their items are formatted. If an object's ``__repr__`` raises, its type is shown.
 
     Example:
         >>> quoted("ring"), quoted([1, 2]), quoted(10**400)

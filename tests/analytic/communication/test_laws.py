@@ -163,7 +163,7 @@ def test_rings_in_groups_are_the_same_formula() -> None:
         ({"op": "allreduce"}, "op='allreduce' is not known; did you mean 'all_reduce'"),
         (
             {"op": "broadcast"},
-            "algorithm='ring' does no broadcast; of those that do, take one of chain, tree",
+            "algorithm='ring' does not support broadcast; use one of chain, tree",
         ),
         ({"servers": 2}, "servers=2 is not an option of algorithm='ring'; its options are none"),
         (
@@ -173,7 +173,7 @@ def test_rings_in_groups_are_the_same_formula() -> None:
         ({"algorithm": "parameter-server", "servers": 17}, "servers=17 is more than the 16 workers"),
         (
             {"algorithm": "parameter-server", "dedicated": 1},
-            "dedicated=1 is not a switch; give True or False",
+            "dedicated=1 is not a bool; give True or False",
         ),
         ({"algorithm": "hierarchical", "per_node": 6}, "per_node=6 does not divide workers=16"),
         ({"algorithm": "hierarchical", "inner_bandwidth": 0}, "inner_bandwidth=0 is out of range"),

@@ -1,4 +1,4 @@
-"""One step of a job with a traced model: the inputs from which strategies compute what ranks send and hold in it."""
+"""One step of a job with a traced model: the input from which strategies compute each rank's traffic and memory."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class JobStep:
 
     @property
     def kept(self) -> OptimizerStates:
-        """States that the optimizer keeps, including those that compression adds."""
+        """Size of the optimizer state, including state that compression adds."""
         return self.job.compression.optimizer_states(self.job.optimizer.states)
 
     @cached_property
@@ -61,7 +61,7 @@ class JobStep:
 
     @cached_property
     def rows(self) -> list[ParameterRow]:
-        """All parameters, in the module's order; those on which the loss does not depend count as frozen."""
+        """All parameters, in the module's order; parameters that the loss does not depend on count as frozen."""
         reached, rows = set(self.trace.gradient_order), self.trace.parameters
         if not reached or all(place in reached for place, row in enumerate(rows) if row.is_trained):
             return list(rows)
@@ -70,7 +70,8 @@ class JobStep:
     def buckets(self, bucket_mb: float) -> list[list[tuple[int, ...]]]:
         """Shapes of the tensors in each bucket of `DistributedDataParallel`, in the order in which buckets are sent.
 
-        In its first pass it has only one bucket. That is step 1, unless gradients are compressed.
+        In its first pass, which is step 1 unless gradients are compressed, `DistributedDataParallel` has only one
+        bucket.
         """
         if self.number == 1 and not self.job.compression.is_on:
             return [shapes_of(self.arriving)]
@@ -83,7 +84,7 @@ class JobStep:
 
     @property
     def micro_batches(self) -> int:
-        """Number of micro-batches of a rank, each one forward and one backward pass."""
+        """Number of micro-batches on a rank, each with one forward and one backward pass."""
         return self.job.num_micro_batches
 
     @property
@@ -93,7 +94,7 @@ class JobStep:
 
     @property
     def saved_bytes(self) -> float | None:
-        """Bytes that a micro-batch saves for the backward pass of the whole model; None if the loss was not traced."""
+        """Bytes that one micro-batch saves for the whole model's backward pass; None if the loss was not traced."""
         saved = self.trace.saved_bytes.get(self.job.recompute)
         return None if saved is None else self.samples * saved
 

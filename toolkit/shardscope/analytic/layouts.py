@@ -1,4 +1,4 @@
-"""A table of layouts as arrays, so that one layout and a million take the same call."""
+"""A table of layouts as arrays, so that one call handles one layout or a million."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class _Columns(NamedTuple):
-    """The columns of `Layouts`; there, unlike here, `len` counts rows."""
+    """The columns of `Layouts`; for `Layouts`, unlike for this tuple, `len` counts rows."""
 
     data: Ints
     tensor: Ints
@@ -42,14 +42,15 @@ class _Columns(NamedTuple):
 
 
 def distinct(methods: Iterable[Compression]) -> tuple[Compression, ...]:
-    """Return ``none``, then the distinct methods."""
+    """Return the distinct compression methods, with ``none`` first."""
     return tuple(dict.fromkeys([Compression(name="none"), *methods]))
 
 
 class Layouts(_Columns):
     """The fields of `spec.Layout`, one array each.
 
-    Names are indices into the tuples of `spec.layout`, and compression methods indices into `compressions`. Precision,
+    Names are stored as indices into the tuples of `spec.layout`, and compression methods as indices into
+    `compressions`. Precision,
     optimizer and flash attention are shared by the whole table: they select the formulas, and a search makes one call
     for each combination.
     """

@@ -1,9 +1,9 @@
 """Pareto fronts: the rows of a table of costs that no other row dominates, for trials, members and layouts.
 
-Every column is a cost; lower is better. A row dominates another if it is nowhere higher and somewhere lower (Deb et al.
-2002, NSGA-II, section III.A). Equal rows share a front. With `in_turn`, the first of them dominates the others, for
-callers that need only one of them. A NaN is not comparable: its row neither dominates nor is dominated. The caller
-leaves out rows that break a constraint.
+Every column is a cost; lower is better. A row dominates another if it is higher in no column and lower in at least one
+(Deb et al. 2002, NSGA-II, section III.A). Equal rows share a front. With `in_turn`, the first of them dominates the
+others, for callers that need only one of them. A NaN is not comparable: its row neither dominates nor is dominated. The
+caller leaves out rows that break a constraint.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ Indices = npt.NDArray[np.intp]
 
 
 def dominates(one: npt.ArrayLike, other: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-    """Whether rows of `one` dominate rows of `other`; broadcasts over all axes except the last, that of the costs."""
+    """Whether rows of `one` dominate rows of `other`; all axes but the last, the costs, follow NumPy broadcasting."""
     one, other = np.asarray(one, float), np.asarray(other, float)
     return np.asarray((one <= other).all(axis=-1) & (one < other).any(axis=-1))
 
 
 def front(costs: npt.ArrayLike, *, in_turn: bool = False) -> Indices:
-    """Indices of the Pareto-optimal rows, in the order of the table.
+    """Return the indices of the Pareto-optimal rows, in table order.
 
     Example:
         >>> front([[3.0, -9.0], [1.0, -1.0], [2.0, -5.0], [2.5, -4.0]]).tolist()
@@ -32,14 +32,14 @@ def front(costs: npt.ArrayLike, *, in_turn: bool = False) -> Indices:
 
 
 def front_numbers(costs: npt.ArrayLike, *, count: int | None = None, in_turn: bool = False) -> Indices:
-    """Front number of each row; a front is the Pareto front of the rows left after removing the fronts before it.
+    """Return the front number of each row; each front is the Pareto front of the rows that earlier fronts leave over.
 
     Two columns take O(n log n + n count), any other number O(n²).
 
     Args:
         costs: Shape `(rows, columns)`.
-        count: Number of fronts to find; rows behind them get this number. None finds all.
-        in_turn: Whether equal rows take successive fronts, the first of them the earliest, instead of sharing one.
+        count: Number of fronts to find; all remaining rows get this number. None finds all fronts.
+        in_turn: Whether equal rows are put on successive fronts, in table order, instead of sharing one.
     """
     columns = np.ascontiguousarray(np.asarray(costs, float).T)
     if not columns.size:
@@ -58,7 +58,10 @@ def front_numbers(costs: npt.ArrayLike, *, count: int | None = None, in_turn: bo
 
 
 def lexical_order(costs: npt.ArrayLike) -> Indices:
-    """Row indices sorted by the first cost, then the second, and so on, stably: no row is dominated by a later one."""
+    """Return row indices sorted stably by the first cost, then the second, and so on.
+
+    In this order, no row is dominated by a later one.
+    """
     columns = np.asarray(costs, float).T
     return np.lexsort(columns[::-1]) if columns.size else np.arange(len(np.asarray(costs)))
 

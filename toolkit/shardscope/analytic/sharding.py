@@ -1,4 +1,4 @@
-"""How gradients are split: into buckets that are sent together, and under ZeRO into shards, with or without padding.
+"""How gradients are split: into buckets that are sent together, and with ZeRO into shards, with or without padding.
 
 Replicas fill the buckets of `DistributedDataParallel` with whole tensors. ZeRO-1 splits flat buckets element by element
 (`shardscope.analytic.communication.chunk_sizes`): nothing is padded, and the shares of two ranks differ by at most one
@@ -27,7 +27,7 @@ def replica_buckets(
 
     A bucket is closed after it reaches its size, so buckets are usually larger than that
     (``_compute_bucket_assignment_by_size`` in torch's reducer). ZeRO-1's buckets (`bucket_elements`) are larger only if
-    a single tensor is. Before its second step, `DistributedDataParallel` has only one bucket.
+    a single tensor is. In its first step, `DistributedDataParallel` has only one bucket.
 
     Args:
         shapes: Shapes of the trained tensors, in the order in which their gradients are ready: the last layer's first.
@@ -57,7 +57,7 @@ def bucket_elements(tensor_elements: Sequence[int], capacity: int) -> list[int]:
 
 
 def flat_shard_elements(bucket_elements: Sequence[int], world_size: int, *, is_padded: bool = False) -> Ints:
-    """Elements that each rank updates under ZeRO-1, over all buckets; shape `(W,)`, by rank.
+    """Elements that each rank updates with ZeRO-1, over all buckets; shape `(W,)`, by rank.
 
     Args:
         bucket_elements: Elements of each flat bucket, without padding.
@@ -77,7 +77,7 @@ def flat_shard_elements(bucket_elements: Sequence[int], world_size: int, *, is_p
 def flat_piece_elements(
     tensor_elements: Sequence[int], capacity: int, world_size: int, *, is_padded: bool = False
 ) -> Ints:
-    """Elements of each tensor that each rank updates under ZeRO-1; shape `(tensors, W)`.
+    """Elements of each tensor that each rank updates with ZeRO-1; shape `(tensors, W)`.
 
     Args:
         tensor_elements: Elements of each tensor, in the module's order.
@@ -102,7 +102,7 @@ def flat_piece_elements(
 def padded_elements(shape: Shape, num_shards: int) -> int:
     """Elements of a tensor after FSDP2 has padded its first dimension to a multiple of `num_shards`.
 
-    A scalar is whole on every rank.
+    A scalar is replicated on every rank.
     """
     if not shape:
         return num_shards
@@ -113,7 +113,7 @@ def padded_elements(shape: Shape, num_shards: int) -> int:
 def row_shard_elements(shapes: Sequence[Shape], num_shards: int) -> Ints:
     """Elements that each rank of a shard group holds of tensors split along their first dimension; shape `(N,)`.
 
-    Scalars are whole on every rank. Padding is left out: it is in FSDP2's buffers (`padded_elements`), not in
+    Scalars are replicated on every rank. Padding is not counted: it is in FSDP2's buffers (`padded_elements`), not in
     gradients and optimizer state.
     """
     total = np.zeros(num_shards, dtype=np.int64)

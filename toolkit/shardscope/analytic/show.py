@@ -13,7 +13,7 @@ _STEPS = {
 
 
 def suitable_unit(value: float, unit: str) -> tuple[float, str]:
-    """Return the size and the name of the unit in which a value is best written: 0.02 s gives ``(0.001, "ms")``."""
+    """Return the size and name of the most readable unit for a value: 0.02 s gives ``(0.001, "ms")``."""
     return next((step for step in _STEPS.get(unit, ()) if abs(value) >= step[0]), (1.0, unit))
 
 
@@ -24,7 +24,10 @@ def figure(value: float, unit: str) -> str:
 
 
 def term_text(term: Term, depth: int = 0) -> str:
-    """Format one line per term with its share of the whole, parts indented below; of a maximum, the largest part."""
+    """Format one line per term with its share of the whole, and its parts indented below.
+
+    For a maximum, only the largest part is shown.
+    """
     return "\n".join(_lines(term, depth, term.value))
 
 
@@ -37,7 +40,7 @@ def _lines(term: Term, depth: int, whole: float) -> list[str]:
 
 
 def term_html(term: Term) -> str:
-    """Nested ``<details>``: name and value if closed; parts, or formula, inputs and source if open."""
+    """Return nested HTML ``<details>``: closed, name and value; open, the parts, or formula, inputs and source."""
     head = f"{escape(term.name)}: <strong>{escape(figure(term.value, term.unit))}</strong>"
     if term.parts:
         inside = "".join(term_html(part) for part in term.parts)

@@ -1,4 +1,4 @@
-"""Terms: explained numbers, as trees of parts with formulas, inputs and sources."""
+"""Terms: numbers with explanations, as trees of parts with formulas, inputs and sources."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Unit = Literal["s", "bytes", "FLOP", "USD", "1"]
 
 @dataclass(frozen=True)
 class Term:
-    """A number with either its formula or its parts.
+    """A number with either a formula or parts that explain it.
 
     Attributes:
         name: Short name, as in a legend: ``"optimizer state"``.
@@ -33,7 +33,7 @@ class Term:
 
     @classmethod
     def total(cls, name: str, parts: tuple[Term, ...], *, how: Literal["sum", "max"] = "sum") -> Term:
-        """Return the sum or maximum of parts, which must share a unit, as a term."""
+        """Return a term that is the sum or the maximum of parts, which must share a unit."""
         values = [part.value for part in parts]
         return cls(name, sum(values) if how == "sum" else max(values), parts[0].unit, parts=parts, how=how)
 

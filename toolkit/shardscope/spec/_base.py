@@ -17,14 +17,14 @@ _PLAIN = (str, int, float, type(None))
 
 
 _left_out: ContextVar[list[str] | None] = ContextVar("left_out", default=None)
-"""Names of fields left out so far; None where unknown fields are refused."""
+"""Names of the fields dropped so far; None where unknown fields are refused."""
 
 
 @contextmanager
 def leaving_out_unknown_fields() -> Iterator[list[str]]:
-    """Context in which fields that this version does not have are left out, not refused; yields their names.
+    """Context manager that drops unknown fields instead of refusing them; yields the names of the dropped fields.
 
-    Readers of history use it: a field that a newer version has added must not hide a run of that version.
+    Used when past runs are listed: a field added by a newer version must not make the runs of that version unreadable.
     """
     names: list[str] = []
     token = _left_out.set(names)
@@ -35,7 +35,7 @@ def leaving_out_unknown_fields() -> Iterator[list[str]]:
 
 
 def without_unknown(cls: type[BaseModel], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields; inside `leaving_out_unknown_fields` only those that the class has."""
+    """Return the fields; inside `leaving_out_unknown_fields`, drop and record those that the class does not define."""
     names = _left_out.get()
     if names is None or cls.model_config.get("extra") != "forbid":
         return {**fields}
@@ -68,7 +68,7 @@ class Spec(BaseModel):
         name = cls._positional
         if name is None or len(args) > 1:
             raise SpecError(
-                f"{cls.__name__} takes {'one' if name else 'no'} argument without a name, got {quoted(args)}"
+                f"{cls.__name__} takes {'one' if name else 'no'} positional argument, got {quoted(args)}"
             )
         if name in fields:
             raise SpecError(
@@ -81,7 +81,7 @@ class Spec(BaseModel):
         return type(self)(**{**{name: getattr(self, name) for name in type(self).model_fields}, **changes})
 
     def to_json(self) -> str:
-        """This value as indented JSON; `from_json` reads it back."""
+        """Return this value as indented JSON; `from_json` reads it back."""
         return self.model_dump_json(indent=2)
 
     @classmethod
@@ -99,7 +99,7 @@ class Spec(BaseModel):
 
     @classmethod
     def from_fields(cls, fields: Any) -> Self:
-        """Build the value from a mapping of field names, as in JSON; field names of earlier versions are accepted too.
+        """Build the value from a mapping from field names to values, as in JSON; former field names are accepted too.
 
         Raises:
             SpecError: `fields` is not a mapping with string keys, or describes something that cannot exist.
@@ -112,7 +112,7 @@ class Spec(BaseModel):
 
     @classmethod
     def _present_name(cls, name: str, fields: Mapping[str, Any]) -> str:
-        """The present name of a field in JSON. A former name next to the present one is kept, so that it is refused."""
+        """Return the current name of a JSON field; if both names are given, keep the former, so that it is refused."""
         present = cls._former_names.get(name, name)
         return name if present in fields else present
 
@@ -132,13 +132,13 @@ class Spec(BaseModel):
         """Refuse a bool for a field that does not take one, and a mapping whose keys are not strings."""
         if isinstance(value, bool) and not takes(cls.model_fields[name].annotation, bool):
             raise SpecError(
-                f"{cls._prefix()}{name}={value} is a truth value, which this setting does not take; "
-                "give one that it takes, or leave it out"
+                f"{cls._prefix()}{name}={value} is a bool, which this setting does not accept; "
+                "give a valid value, or leave it out"
             )
         for item in value if isinstance(value, list | tuple) else (value,):
             if isinstance(item, dict) and not all(isinstance(key, str) for key in item):
                 raise SpecError(
-                    f"{cls._prefix()}{name}={quoted(value)} has keys that are not texts; name each setting"
+                    f"{cls._prefix()}{name}={quoted(value)} has keys that are not strings; name each setting"
                 )
 
     @classmethod
@@ -148,7 +148,7 @@ class Spec(BaseModel):
 
 
 def _readable(cls: type[Spec], error: ValidationError) -> SpecError:
-    """The first problem of a pydantic error as one sentence: the field, the given value, the remedy."""
+    """Turn the first problem in a pydantic error into one sentence: the field, the given value, the remedy."""
     problem = error.errors()[0]
     cause = problem.get("ctx", {}).get("error")
     if isinstance(cause, SpecError):

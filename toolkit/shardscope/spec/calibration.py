@@ -18,7 +18,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 class Calibration(Spec):
-    """Constants of a machine and its software. Each has a physical meaning; none is specific to one measured row."""
+    """Constants of a machine and its software. Each has a physical meaning; none is specific to one measurement."""
 
     name: str
     device: str = ""
@@ -29,30 +29,31 @@ class Calibration(Spec):
     fp8_efficiency: Share = 0.6
     """Fraction of the fp8 peak FLOP/s that very large fp8 matrix products reach."""
     half_size: NonNegativeFloat = 200.0
-    """w in elements: a product's time grows by w (1/m + 1/n + 1/k)."""
+    """w, in elements: the time of an m x k by k x n matrix product is multiplied by 1 + w (1/m + 1/n + 1/k)."""
     attention_efficiency: Share = 0.4
     """Fraction of the peak FLOP/s that fused attention kernels reach, counting only the causal half of the scores."""
     attention_half_seq: NonNegativeFloat = 0.0
-    """Tokens: the time of fused attention grows by this number over the sequence length."""
+    """In tokens: the time of fused attention is multiplied by 1 + this value / sequence length."""
     unfused_efficiency: Share = 0.4
     """Fraction of the peak FLOP/s that unfused attention reaches in its matrix products, counting all scores."""
     memory_efficiency: Share = 0.8
     """Fraction of the memory bandwidth that element-wise operators reach."""
     head_efficiency: Share = 1.0
-    """Fraction of `matmul_efficiency` that the output projection reaches where the vocabulary is not split (no
+    """Fraction of `matmul_efficiency` that the output projection reaches where the vocabulary is not sharded (no
     padding)."""
     launch_s: NonNegativeFloat = 5e-6
-    """Host seconds to launch one kernel; a block takes at least the launch time of its kernels."""
+    """Host time to launch one kernel, in seconds; a block takes at least the launch time of its kernels."""
     launch_jitter: NonNegativeFloat = 0.0
-    """Relative growth of the launch time per additional tensor rank, as every collective waits for the slowest host."""
+    """Relative growth of the launch time per additional tensor-parallel rank: each collective waits for the slowest
+    host."""
     intra_efficiency: Share = 0.8
     """Fraction of the bandwidth inside a node that collectives reach."""
     inter_efficiency: Share = 0.8
     """Fraction of the bandwidth between nodes that collectives reach."""
     collective_s: NonNegativeFloat = 10e-6
-    """Seconds to start one collective."""
+    """Time to start one collective, in seconds."""
     pipeline_efficiency: Share = 0.8
-    """Fraction of the bandwidth that messages between stages reach, waits included."""
+    """Fraction of the bandwidth that messages between pipeline stages reach, including waits."""
     gradient_overlap: Fraction = 0.0
     """Fraction of the gradient reduction that is hidden behind the last backward pass (ZeRO 0 to 2)."""
     shard_overlap: Fraction = 0.8
@@ -60,36 +61,36 @@ class Calibration(Spec):
     optimizer_efficiency: Share = 0.7
     """Fraction of the memory bandwidth that the optimizer update reaches."""
     step_s: NonNegativeFloat = 1e-3
-    """Fixed seconds per step: data, loss scale, clipping, logging."""
+    """Fixed time per step, in seconds: data loading, loss scaling, clipping, logging."""
 
     quantiles: dict[str, PositiveFloat] = Field(default_factory=lambda: {"5": 0.7, "50": 1.0, "95": 1.45})
-    """Quantiles of measured / predicted time on rows that were not fitted, by level in per cent. They give the interval
+    """Quantiles of measured / predicted time on held-out measurements, by level in per cent. They give the interval
     of a prediction."""
     ridge: PositiveFloat | None = None
     """Peak FLOP/s over memory bandwidth of the measured device, in FLOP per byte. `half_size` scales with it on another
     device."""
     constant_mfu: dict[str, PositiveFloat] = Field(default_factory=dict)
-    """Median MFU of the fitted rows, by data set and precision: the baseline to beat."""
+    """Median MFU of the fitted measurements, by data set and precision: the baseline to beat."""
     constant_rate: dict[str, PositiveFloat] = Field(default_factory=dict)
-    """As `constant_mfu`, with recomputed FLOPs counted and the bubble taken as (p - 1) / m: the constant of the plain
-    formula."""
+    """Like `constant_mfu`, but counting recomputed FLOPs and taking the pipeline bubble as (p - 1) / m: the constant of
+    the simple formula."""
     scores: dict[str, dict[str, float]] = Field(default_factory=dict)
-    """Scores by data set, on rows that were not fitted: ``mape`` and ``max`` in per cent, ``rank`` correlation, number
-    of ``rows``. ``cross-validated`` is five-fold over all known rows."""
+    """Scores by data set, on held-out measurements: ``mape`` and ``max`` in per cent, ``rank`` correlation, and the
+    number of ``rows``. ``cross-validated`` is five-fold over all known rows."""
     measured_on: str = ""
     """The machine and software behind the constants."""
     source: str = ""
     note: str = ""
     """Caveats: constants that the rows could not determine, or a device that was never measured."""
     fitted: tuple[str, ...] = ()
-    """Hashes of the inputs of the fitted rows, so that none of them is scored by mistake."""
+    """Hashes of the inputs of the fitted measurements, so that none of them is scored by mistake."""
 
     @classmethod
     def of(cls, device: Device | str) -> Calibration:
-        """The calibration with this name or for this device, or one transferred from the nearest measured device.
+        """Return the calibration with this name or for this device, or one transferred from a similar measured device.
 
-        A transfer keeps the fractions of peak and bandwidth and scales `half_size` by the ratio of the devices' FLOP
-        per byte. It doubles the width of the interval (in logarithms) and names its origin in `note`.
+        A transferred calibration keeps the fractions of peak FLOP/s and bandwidth, and scales `half_size` by the ratio
+        of the devices' FLOP per byte. Its interval is twice as wide (on a log scale), and `note` names its origin.
 
         Raises:
             SpecError: No calibration and no measured device has this name.
@@ -110,7 +111,7 @@ class Calibration(Spec):
 
 @cache
 def catalogue() -> tuple[Calibration, ...]:
-    """Every calibration that ships with Shardscope; of several for one device, the preferred one comes first."""
+    """Return all calibrations that ship with Shardscope; if a device has several, the preferred one comes first."""
     folder = files("shardscope.spec") / "catalogue" / "calibrations"
     texts = {
         entry.name: entry.read_text("utf-8") for entry in folder.iterdir() if entry.name.endswith(".json")
@@ -140,5 +141,5 @@ def _nearest(device: Device, known: tuple[Calibration, ...]) -> Calibration:
         scores={},
         fitted=(),
         note=f"{device.name} was never measured: the constants are those of {nearest.device} ({nearest.name}), "
-        f"half_size times {scale:.2f} for its FLOPs a byte, and the interval is twice as wide",
+        f"half_size is scaled by {scale:.2f} for its FLOP per byte, and the interval is twice as wide",
     )

@@ -14,7 +14,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def digest_of(cls: type[Any]) -> str:
-    """SHA-256 digest of a class's code, equal for equal source in every process.
+    """Return the SHA-256 digest of a class's code; equal source gives an equal digest in every process.
 
     It covers the class and its user-defined base classes: settings with their bounds, functions, and other attributes.
     Code that its functions call is not covered. A class keeps its digest when it is pickled, since its source is not
@@ -52,7 +52,7 @@ def _default(info: Any) -> str:
 
 
 def _text_of(member: Any) -> str:
-    """The source of a function, or its compiled code where the source is gone; the repr of any other member."""
+    """Return the source of a function, or its compiled code if the source is unavailable; the repr of other members."""
     function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
     if not isinstance(function, FunctionType):
         return _plain(member)
@@ -65,13 +65,13 @@ def _text_of(member: Any) -> str:
 
 
 def _compiled(code: CodeType) -> tuple[Any, ...]:
-    """The compiled code of a function, without its file name and line numbers."""
+    """Return the compiled code of a function, without its file name and line numbers."""
     constants = [_compiled(each) if isinstance(each, CodeType) else _plain(each) for each in code.co_consts]
     return code.co_code, code.co_names, code.co_varnames, constants
 
 
 def _plain(value: Any) -> str:
-    """The repr of a value, with sets sorted and without memory addresses."""
+    """Return the repr of a value, with sets sorted and memory addresses removed."""
     if isinstance(value, set | frozenset):
         return repr(sorted(map(_plain, value)))
     return _ADDRESS.sub("", repr(value))

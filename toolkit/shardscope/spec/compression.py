@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shardscope.spec.optimizer import OptimizerStates
 
 Carriage = Literal["none", "sums", "packets", "layers", "steps"]
-"""How a method processes a gradient, which decides which strategies support it.
+"""How a method processes a gradient. This determines which strategies support the method.
 
 ``sums``: element by element, into numbers that an all-reduce can add. ``packets``: element by element or in small
 blocks, into bytes that must be unpacked before they are added. ``layers``: one tensor at a time. ``steps``: over
@@ -26,8 +26,11 @@ several steps, together with the optimizer.
 """
 
 Meeting = Literal["sum", "two-phase", "gather"]
-"""How packed gradients are averaged: added on the way; or each rank unpacks, adds and repacks its own shard; or every
-rank gathers all packets."""
+"""How packed gradients are averaged.
+
+``sum``: added on the way, by an all-reduce. ``two-phase``: each rank unpacks, adds and repacks its own shard.
+``gather``: every rank gathers all packets.
+"""
 
 Shapes = Sequence[tuple[int, ...]]
 """Shapes of the tensors in one bucket."""
@@ -63,23 +66,23 @@ class Compression(Method):
     carriage: ClassVar[Carriage] = "packets"
     """How it processes a gradient."""
     family: ClassVar[str] = "Your own"
-    """Its heading in lists: for example ``Shorter floats``, ``Integers in blocks``, ``Random rounding``, ``Signs``,
-    ``Some of the elements`` or ``Low rank``. A new heading is added to them."""
+    """Heading under which lists show the method: for example ``Shorter floats``, ``Integers in blocks``,
+    ``Random rounding``, ``Signs``, ``Some of the elements`` or ``Low rank``. Any other text becomes a new heading."""
     look: ClassVar[MethodStyle] = YOUR_OWN
-    """Colour, dash and marker in figures."""
+    """Colour, dash and marker in plots."""
     is_on: ClassVar[bool] = True
     """Whether anything is compressed at all."""
     survives_overflow: ClassVar[bool] = False
-    """Whether infinities pass through it, which dynamic loss scaling needs to adjust its scale."""
+    """Whether infinities survive compression; dynamic loss scaling needs to see them to adjust its scale."""
     is_fixed: ClassVar[bool] = True
-    """Whether the bytes it sends depend neither on the gradients nor on the step, warm-up excepted."""
+    """Whether the number of bytes sent is independent of the gradients and, except for warm-up, of the step."""
     is_a_vote: ClassVar[bool] = False
     """Whether results are votes, which must not be added or averaged."""
     codec_passes: ClassVar[float | None] = None
-    """Reads and writes of the whole gradient that packing takes, in addition to the packet and error feedback. None if
-    the class does not state it; layouts then refuse the method, since their step time needs it."""
+    """Number of times that packing reads or writes the whole gradient, not counting the packet and error feedback. None
+    if unknown; layouts then refuse the method, because their step time cannot be predicted without it."""
     least_warmup: ClassVar[int] = 0
-    """Fewest steps to which a given warm-up may shrink."""
+    """Smallest number of steps to which `stretched` may shrink a warm-up."""
 
     if TYPE_CHECKING:
 
@@ -89,15 +92,15 @@ class Compression(Method):
 
     @property
     def period(self) -> int:
-        """Period of its traffic, in steps."""
+        """Number of steps after which the traffic repeats."""
         return 1
 
     def uncompressed(self, steps: int) -> int:  # noqa: ARG002 - most have no warm-up
-        """Uncompressed warm-up steps in a job of `steps` steps."""
+        """Number of uncompressed warm-up steps in a job of `steps` steps."""
         return 0
 
     def at_step(self, step: int) -> Compression:  # noqa: ARG002 - most are the same at each
-        """The method with its settings at a step, from 1, where its warm-up depends on the step alone.
+        """Return the method with the settings for `step` (1-based), if its warm-up depends on the step alone.
 
         Example:
             >>> Compression("dgc", ratio=0.01, warmup_steps=2).at_step(2).settings["ratio"]
@@ -109,7 +112,7 @@ class Compression(Method):
 
     @property
     def steps_are_alike(self) -> bool:
-        """Whether all steps exchange equally many bytes, as far as the settings determine it."""
+        """Whether all steps exchange the same number of bytes, as far as the settings determine it."""
         return self.period == 1 and self.at_step(1) == self
 
     def stretched(self, steps: int, to: int) -> Self:
@@ -137,22 +140,22 @@ class Compression(Method):
         return bool(getattr(self, "feedback", False))
 
     def optimizer_states(self, states: OptimizerStates) -> OptimizerStates:
-        """States that the job's optimizer keeps under this method, given the `states` that it keeps without it."""
+        """Return the states that the job's optimizer keeps with this method; `states` are those without compression."""
         return states
 
     @property
     def differs_because(self) -> str | None:
-        """Why a compressed run may end at other parameters than an uncompressed one, as a clause; None if it cannot."""
+        """Why a compressed run may end with different parameters than an uncompressed one, as a clause; None if not."""
         return f"{self.name} changes the gradients that are exchanged"
 
     @property
     def consensus_step(self) -> float:
-        """Under gossip: step size of the ranks towards the mean of the values they exchanged; 0 < value <= 1."""
+        """With gossip: step size with which ranks move towards the mean of the exchanged values; 0 < value <= 1."""
         return 1.0
 
     @property
     def diverges_because(self) -> str | None:
-        """Under gossip: why its noise exceeds the differences between ranks, with a remedy; None where it does not."""
+        """With gossip: why compression noise exceeds the differences between ranks, and a remedy; None if not."""
         return None
 
     # Compatibility checks.
@@ -161,11 +164,11 @@ class Compression(Method):
         """Refuse to resume from another method's checkpoint, if this method must have been used from the first step.
 
         Raises:
-            SpecError: It freezes state that it computes during its warm-up.
+            SpecError: The method freezes state that it computes during its warm-up.
         """
 
     def check_optimizer(self, job: Job) -> None:
-        """Refuse optimizers and clipping that are incompatible with it.
+        """Refuse optimizers and gradient clipping that are incompatible with this method.
 
         Raises:
             SpecError: States the field, the value and a remedy.
@@ -202,7 +205,7 @@ class Compression(Method):
             )
 
     def _way_out(self, job: Job) -> str:
-        """The methods that the job's strategy supports, and the strategies that support this method."""
+        """Describe which methods the job's strategy supports, and which strategies support this method."""
         from shardscope.spec.strategy import strategies  # that module imports `Carriage` from this one
 
         methods = (registry.require_known(Compression, name) for name in registry.names(Compression))
@@ -225,7 +228,7 @@ class Compression(Method):
     def collectives(
         self, shapes: Shapes, world_size: int, *, plan: Sequence[int] | None = None
     ) -> Sequence[Collective]:
-        """The collectives, one after another, that compute the mean of one bucket on all ranks.
+        """Return the collectives, in execution order, that compute the mean of one bucket over all ranks.
 
         Args:
             shapes: Shapes of the tensors in the bucket, in order.
@@ -240,7 +243,7 @@ class Compression(Method):
         world_size: int,  # noqa: ARG002
         step: int,  # noqa: ARG002
     ) -> tuple[Sequence[Collective], Sequence[Collective]] | None:
-        """For an adaptive method: `collectives` of the cheapest and of the most expensive plan at a step.
+        """For an adaptive method, return `collectives` for the cheapest and for the most expensive plan at a step.
 
         Args:
             shapes: As for `collectives`.
@@ -248,7 +251,7 @@ class Compression(Method):
             step: Step number, from 1.
 
         Returns:
-            None if the method always sends `collectives` without a plan.
+            The two sequences of collectives; None if the method always sends `collectives` without a plan.
         """
         return None
 
@@ -260,7 +263,7 @@ class Compression(Method):
         Args:
             shapes: Shapes of the tensors in the bucket, in order.
             world_size: W, the number of ranks.
-            directions: Directions (1 or 2) of the ring that carries out the sums.
+            directions: Number of directions, 1 or 2, in which the ring that computes the sums sends.
             plan: As for `collectives`.
         """
         # imported by name, because the formulas themselves import `spec`
@@ -285,7 +288,7 @@ class Compression(Method):
             scatters: Whether each rank obtains only its own shard of the mean, or sends packets that others unpack.
 
         Returns:
-            None if the class does not state it, or if it varies.
+            The number of bytes; None if it is unknown or varies.
         """
         return None
 
@@ -295,7 +298,7 @@ class Compression(Method):
         return "sum"
 
     def rounds(self, shapes: Shapes, world_size: int) -> int:
-        """Consecutive messages of one bucket's exchange, each of which waits for the previous one."""
+        """Number of consecutive messages in one bucket's exchange; each waits for the previous one."""
         found = [each for each in self.collectives(shapes, world_size) if each.num_elements]
         return sum(2 * (world_size - 1) if each.op == "sum" else 1 for each in found)
 

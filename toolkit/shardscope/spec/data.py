@@ -34,16 +34,16 @@ DATA: dict[str, DataInfo] = {
         num_classes=256,
     ),
 }
-"""Every data set that a job can name; all are real and none is downloaded."""
+"""All data sets that a job can name. They are real data, and none is downloaded."""
 
 _TOKEN_SUFFIXES = frozenset({".txt", ".md", ".py", ".json", ".csv", ".npy", ".bin"})
 
 
 def data_info(name: str) -> DataInfo:
-    """Contents of the data set called `name`.
+    """Return the description of the data set called `name`.
 
     Raises:
-        SpecError: There is no such data set; the message names the nearest one.
+        SpecError: There is no such data set; the message suggests the closest name.
     """
     if name not in DATA:
         raise unknown_name("data", name, DATA)
@@ -51,7 +51,7 @@ def data_info(name: str) -> DataInfo:
 
 
 def is_path(data: str) -> bool:
-    """Whether `data` is written like a path (with a folder or a suffix) and not like a name.
+    """Whether `data` looks like a path (with a folder or a suffix) rather than a name.
 
     Example:
         >>> is_path("digits"), is_path("./digits"), is_path("corpus.txt")
@@ -61,10 +61,10 @@ def is_path(data: str) -> bool:
 
 
 def gives(data: str) -> Modality | None:
-    """The modality of `data` (a name or a path); None if it depends on the content of the file.
+    """Return the modality of `data`, a name or a path; None if it depends on the content of the file.
 
     Raises:
-        SpecError: `data` is neither a known name nor written like a path.
+        SpecError: `data` is neither a known name nor looks like a path.
     """
     if data not in DATA and is_path(data):
         return "tokens" if Path(data).suffix.lower() in _TOKEN_SUFFIXES else None
@@ -72,7 +72,7 @@ def gives(data: str) -> Modality | None:
 
 
 def check_compatible(model_name: str, data_name: str) -> None:
-    """Check that a named model can read the data, which is a name or a path.
+    """Check that a model from the catalogue can read the data, given by name or path.
 
     Raises:
         SpecError: The model reads tokens and the data gives images, or the reverse.

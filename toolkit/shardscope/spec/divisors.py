@@ -6,15 +6,15 @@ from bisect import bisect_left
 from math import isqrt
 
 _NAMED = 12
-"""Most divisors that a message lists."""
+"""Maximum number of divisors listed in a message."""
 
 
 def divisors(number: int, *, largest: int | None = None) -> tuple[int, ...]:
-    """Divisors of `number` in ascending order.
+    """Return the divisors of `number` in ascending order.
 
     Args:
         number: At least 1; the time is O(sqrt(number)).
-        largest: Upper limit; greater divisors are left out.
+        largest: Upper limit; larger divisors are left out.
 
     Example:
         >>> divisors(12, largest=6)
@@ -26,7 +26,7 @@ def divisors(number: int, *, largest: int | None = None) -> tuple[int, ...]:
 
 
 def divisors_text(number: int, *, near: int) -> str:
-    """The divisors as error messages list them: all of them if there are at most 12, else those around `near`.
+    """Return the divisors as text for an error message: all if there are at most 12, else those around `near`.
 
     Example:
         >>> divisors_text(16, near=3)

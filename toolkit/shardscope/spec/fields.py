@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 
 def members_of(annotation: Any) -> Iterator[Any]:
-    """The values of a Literal and the types of a union, without None; `str` for any other non-class annotation."""
+    """Yield the values of a Literal or the types of a union, without None; `str` for any other non-class annotation."""
     if get_origin(annotation) is Literal:
         yield from get_args(annotation)
     elif hasattr(annotation, "__metadata__"):
@@ -24,7 +24,7 @@ def members_of(annotation: Any) -> Iterator[Any]:
 
 
 def bounds_of(field: FieldInfo) -> tuple[Any, Any]:
-    """Lower and upper bound of a number, inclusive or exclusive; None for a missing bound."""
+    """Return the lower and upper bound of a numeric field, inclusive or exclusive; None for a missing bound."""
     marks = list(field.metadata)
     for member in get_args(field.annotation):
         for inner in getattr(member, "__metadata__", ()):
@@ -39,7 +39,7 @@ def bounds_of(field: FieldInfo) -> tuple[Any, Any]:
 
 
 def summary_of(field: FieldInfo, *, nothing: str) -> str:
-    """The first sentence of a field's docstring, without its full stop; `nothing` is what it calls None."""
+    """Return the first sentence of a field's docstring without its full stop, with `nothing` in place of "None"."""
     text = " ".join((field.description or "").split())
     sentence = re.split(r"\.(?=\s|$)", text, maxsplit=1)[0].replace("`", "")
     return re.sub(r"\bNone\b", nothing, sentence)

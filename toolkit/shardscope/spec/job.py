@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 RECOMPUTE = ("none", "selective", "full")
 LOSSES = ("cross-entropy", "mse")
 IN_LAYOUTS: Mapping[str, Any] = {"fp32": "fp32", "bf16-mixed": "bf16-autocast", "fp16-mixed": "fp16-autocast"}
-"""Names of a job's precisions in layouts. The weights stay in fp32."""
+"""Name that layouts use for each job precision. The weights stay in fp32."""
 
 
 def _batch(value: Any) -> Any:
@@ -55,10 +55,10 @@ class Job(Spec):
     """A name from the catalogue (`shardscope.spec.models.MODELS`), or a callable that returns an `nn.Module`."""
     data: Named
     """``digits``, ``python-source``, a path (text, ``.npz``, ``.npy``), or a callable returning ``(train, test)`` or
-    ``(train, validation, test)``. Without a part for validation, half of the test rows are used for it. Inputs and
+    ``(train, validation, test)``. If there is no validation split, half of the test rows are used as one. Inputs and
     targets are tensors, or tuples or mappings of them. A model is called with the items of a tuple as arguments and
-    those of a mapping as keywords. A mapping with ``labels`` is input and target at once, as Hugging Face models take
-    it."""
+    those of a mapping as keywords. A mapping with ``labels`` serves as both input and target, as Hugging Face models
+    expect."""
     strategy: AnyStrategy = Field(default_factory=lambda: Strategy("ring"))
     """How the ranks share the work: a strategy, or its short string such as ``"ring"``."""
     world_size: int = Field(default=2, ge=1, le=1024)
@@ -80,7 +80,7 @@ class Job(Spec):
     """fp32 or fp64 throughout; bf16-mixed or fp16-mixed: autocast over fp32 weights, fp16 with dynamic loss scaling.
     ``"bf16"`` and ``"fp16"`` are aliases of the mixed ones."""
     recompute: Literal["none", "selective", "full"] = "none"
-    """Recomputed in the backward pass: nothing, large but cheap tensors (attention, activations), or whole blocks."""
+    """What the backward pass recomputes: nothing, large but cheap tensors (attention, activations), or whole blocks."""
     loss: Named = "cross-entropy"
     """``cross-entropy``, ``mse``, or a callable ``loss(output, target)`` that returns the mean over its samples. The
     named losses read an output's ``logits``. If the output has a ``loss``, as from a Hugging Face model given labels,
@@ -99,28 +99,28 @@ class Job(Spec):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """``auto`` uses GPUs if there are any."""
     threads: int = Field(default=1, ge=1, le=1024)
-    """CPU threads per rank, the same for one process as for many, so that they can be compared."""
+    """CPU threads per rank. It does not depend on the world size, so that runs of different sizes are comparable."""
     timeout_s: float = Field(default=60.0, gt=0, le=86400)
     """Seconds after which a rank that waits for an unresponsive peer gives up. 0 < value <= 86400."""
     link: LinkOrName | None = None
     """Emulated link of each rank: a `Link`, or its name in the catalogue. All ranks are on one machine; each sends and
-    receives at most `bandwidth` while it trains, and every message arrives `latency_s` later. None is the machine's own
-    link. One rank alone sends nothing."""
+    receives at most `bandwidth` while it trains, and every message arrives `latency_s` later. None uses the machine's
+    own link. A single rank sends nothing."""
     name: str | None = Field(default=None, max_length=80)
-    """A name for the run directory; None makes one from strategy and model."""
+    """A name for the run directory; None derives it from strategy and model."""
     _left_out: tuple[str, ...] = PrivateAttr(default=())
 
     def to_json(self) -> str:
-        """This job as indented JSON, with the version of its format; `from_json` reads it back."""
+        """Return this job as indented JSON, with the format version; `from_json` reads it back."""
         return json.dumps({"format": FORMAT, **self._fields()}, indent=2, ensure_ascii=False)
 
     def _fields(self) -> dict[str, Any]:
-        """The fields that are written to JSON."""
+        """Return the fields that are written to JSON."""
         return self.model_dump(mode="json")
 
     @classmethod
     def from_fields(cls, fields: Any) -> Self:
-        """Build the job from a mapping of field names, as in JSON; that of earlier versions is accepted too.
+        """Build the job from a mapping from field names to values, as in JSON; former field names are accepted too.
 
         The fields of an observed training loop become an `ObservedJob`.
 
@@ -138,7 +138,7 @@ class Job(Spec):
 
     @classmethod
     def from_history(cls, text: str) -> Self:
-        """Read a job to look at it: fields that a newer version has added are left out (see `left_out`).
+        """Read a job for inspection only: fields added by a newer version are dropped (see `left_out`).
 
         Raises:
             SpecError: It has a newer format than this version reads, or describes something that cannot exist.
@@ -150,7 +150,7 @@ class Job(Spec):
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """Fields of a newer version that this one left out when it read the job; it then refuses to run the job."""
+        """Fields of a newer version that were dropped when the job was read; such a job cannot be run."""
         return self._left_out
 
     def replace(self, **changes: Any) -> Self:
@@ -162,7 +162,7 @@ class Job(Spec):
     @model_validator(mode="before")
     @classmethod
     def _suited_to_the_strategy(cls, fields: Any) -> Any:
-        """Fill in fields that are not given: one rank if the strategy takes no more, and a suitable micro-batch."""
+        """Fill in missing fields: one rank if the strategy allows only one, and a suitable micro-batch size."""
         if not isinstance(fields, dict):
             return fields
         strategy = Strategy.resolve(fields.get("strategy", "ring"))
@@ -245,17 +245,17 @@ class Job(Spec):
         return self.until or self.steps
 
     def progress(self, step: int) -> str:
-        """How far `step` is, such as ``7 of 100``; only the step if it is not known how many there will be."""
+        """Return the progress at `step`, such as ``7 of 100``; only the step number if the total is unknown."""
         return f"{step} of {self.steps}" if self.steps else f"{step}"
 
     @property
     def num_data_ranks(self) -> int:
-        """Ranks that the global batch is divided over."""
+        """Number of ranks over which the global batch is divided."""
         return self.strategy.num_data_ranks(self.world_size)
 
     @property
     def num_micro_batches(self) -> int:
-        """Micro-batches that a rank, or a whole pipeline, processes in one step."""
+        """Number of micro-batches that a rank, or a whole pipeline, processes in one step."""
         return self.batch.accumulation_steps(self.num_data_ranks)
 
     @property
@@ -272,7 +272,7 @@ class Job(Spec):
         return 8 if self.precision == "fp64" else 4
 
     def layout(self) -> Layout:
-        """The layout that corresponds to this job, for `predict`, `plan` and the calculators.
+        """Return the layout that corresponds to this job, for `predict`, `plan` and the calculators.
 
         Example:
             >>> Job(model="gpt-nano", data="python-source", strategy="zero-3", world_size=4).layout().zero
@@ -286,12 +286,12 @@ class Job(Spec):
         degrees = self.strategy.degrees(self.world_size)
         if degrees is None:
             raise SpecError(
-                f"strategy={self.strategy.name!r} stands for no layout, which has replicas, shards and stages only; "
-                "use for example strategy='ring' or 'zero-3'"
+                f"strategy={self.strategy.name!r} has no corresponding layout: layouts have replicas, shards and "
+                "stages only; use for example strategy='ring' or 'zero-3'"
             )
         if self.precision not in IN_LAYOUTS:
             raise SpecError(
-                f"precision={self.precision!r} is in no layout; use {', '.join(map(repr, IN_LAYOUTS))}"
+                f"precision={self.precision!r} is not available in layouts; use {', '.join(map(repr, IN_LAYOUTS))}"
             )
         return Layout(
             **degrees,
@@ -304,7 +304,7 @@ class Job(Spec):
         )
 
     def methods(self) -> Iterator[tuple[str, Method]]:
-        """The job's methods with the paths of their fields; for a nested method, for example ``strategy.schedule``."""
+        """Yield the job's methods, each with its field path, such as ``strategy.schedule`` for a nested method."""
         for field in type(self).model_fields:
             yield from methods_in(field, getattr(self, field))
 
@@ -324,7 +324,7 @@ class Job(Spec):
         }
 
     def require_code(self) -> None:
-        """Refuse a job that is not complete in this process: code is not loaded, or fields were left out.
+        """Refuse a job that is incomplete in this process, because code is not loaded or fields were dropped.
 
         Raises:
             SpecError: The message states where to get what is missing.
@@ -340,7 +340,10 @@ class Job(Spec):
             _ = code.function  # raises
 
     def with_user_code(self, code: Mapping[str, Callable[..., Any]]) -> Self:
-        """Return this job with functions, and classes of methods, in place of their names.
+        """Return this job with the given functions and method classes in place of their names.
+
+        Args:
+            code: Functions and method classes by field path, such as ``loss`` or ``strategy.schedule``.
 
         Raises:
             SpecError: A class is not the method that the job names.
@@ -367,10 +370,10 @@ def _with_code(named: Any, code: Callable[..., Any]) -> Any:
 
 
 def _check_noise_scale(job: Job) -> None:
-    """Refuse to measure the noise scale without two batch sizes to compare, or without a mean gradient.
+    """Refuse to measure the noise scale if there are no two batch sizes to compare, or no mean gradient.
 
     Raises:
-        SpecError: The message names a setting that can be measured.
+        SpecError: The noise scale cannot be measured; the message suggests a setting with which it can.
     """
     reason = job.strategy.hides_noise_because
     if reason is not None:

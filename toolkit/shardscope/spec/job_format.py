@@ -1,4 +1,4 @@
-"""The version of the JSON of a job, so that a newer one is refused and never misread."""
+"""Version of a job's JSON format, so that a newer format is refused rather than misread."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shardscope._version import __version__
 from shardscope.errors import SpecError, quoted
 
 FORMAT = 1
-"""Version of the JSON of a job. It rises when earlier versions would misread a job, not when a field is added."""
+"""Version of a job's JSON format. It increases when earlier versions would misread a job, not with each new field."""
 
 
 def require_readable(written: Any) -> None:

@@ -1,4 +1,4 @@
-"""The parts of a job that are specs of their own: its batch, its checkpoints and what is recorded of its run."""
+"""Parts of a job that are specs themselves: the batch, the checkpoints, and what to record during the run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardscope.spec.numbers import Count, CountOrZero
 
 
 class Batch(Spec):
-    """The global batch of one optimizer step, and the micro-batch that one forward pass takes."""
+    """The global batch of one optimizer step, and the micro-batch of one forward pass."""
 
     _positional = "global_batch"
     _former_names: ClassVar = {"global_size": "global_batch", "micro_size": "micro_batch"}
@@ -21,8 +21,8 @@ class Batch(Spec):
     global_batch: Count = 64
     """Samples in one optimizer step over all ranks. 1 to 2147483647, divisible by the number of ranks."""
     micro_batch: Count | None = None
-    """Samples in one forward pass on one rank; None takes the rank's whole share at once, or in a pipeline a size that
-    suits its schedule. Divides the rank's share."""
+    """Samples in one forward pass on one rank; None uses the rank's whole share, or in a pipeline a size that suits the
+    schedule. Must divide the rank's share."""
 
     def per_rank(self, num_ranks: int, *, among: str | None = None) -> int:
         """Samples per rank in one step.
@@ -32,7 +32,7 @@ class Batch(Spec):
             among: Description of those ranks for error messages; None if they are all ranks.
 
         Raises:
-            SpecError: The global batch does not divide evenly.
+            SpecError: The global batch is not divisible by `num_ranks`.
         """
         share, rest = divmod(self.global_batch, num_ranks)
         if rest or not share:
@@ -77,18 +77,19 @@ class Record(Spec):
     """How much of a run is recorded."""
 
     spans_first: CountOrZero = 100
-    """Steps from the start whose compute and communication spans are all recorded."""
+    """Number of steps at the start whose compute and communication spans are all recorded."""
     spans_every: Count = 10
-    """Steps between two recordings of spans after those. Bytes, loss and times are recorded at every step."""
+    """Steps between two recordings of spans after the first `spans_first` steps. Bytes, loss and times are recorded at
+    every step."""
     parameters: bool = False
     """Write all parameters to ``parameters.npz`` after the last step, so that runs can be compared tensor by tensor."""
     memory_first: CountOrZero = 3
-    """First step whose memory is measured by kind, counted from the start or the resumed step. By default the third:
-    the optimizer state exists by then, and DistributedDataParallel, which rebuilds its buckets in the second step, has
-    its final buckets. A shorter run measures its last step; 0 leaves the first measurement to `memory_every`. A
-    measured step is slower; the others are not."""
+    """First step whose memory is measured by kind, counted from the start or from the resumed step. The default is the
+    third step: by then the optimizer state exists, and DistributedDataParallel, which rebuilds its buckets in the
+    second step, has its final buckets. A shorter run measures its last step; 0 leaves the first measurement to
+    `memory_every`. Only measured steps are slower."""
     memory_every: Count | None = 50
-    """Steps between two later measurements of memory by kind. None measures only the first time."""
+    """Steps between two later measurements of memory by kind. None measures only once, at `memory_first`."""
     noise_scale: bool = False
     """Measure the gradient noise scale: each rank records the squared norms of its own gradients and of their mean,
     before compression and clipping. If gradients are compressed, this additionally sends a sketch of them."""
@@ -96,7 +97,7 @@ class Record(Spec):
     """With `noise_scale`: steps between two measurements. At least 1."""
 
     layers_every: CountOrZero = 10
-    """Steps between two records of the layers: trust ratios and norms of LAMB and LARS, and the residuals of
+    """Steps between two records of per-layer values: trust ratios and norms of LAMB and LARS, and residuals of
     compression with error feedback. The first step is always recorded; 0 records none."""
 
     @model_validator(mode="after")
@@ -109,7 +110,7 @@ class Record(Spec):
         return self
 
     def watches_layers(self, step: int, first_step: int) -> bool:
-        """Whether the layers are recorded at `step`, in a run that begins with `first_step`."""
+        """Whether per-layer values are recorded at `step`, in a run that begins with `first_step`."""
         return self.layers_every > 0 and (step == first_step or step % self.layers_every == 0)
 
     def measures_noise(self, step: int) -> bool:
@@ -124,5 +125,5 @@ class Record(Spec):
         return self.memory_every is not None and step % self.memory_every == 0
 
     def shows(self, step: int) -> bool:
-        """Whether the spans of this step are recorded."""
+        """Whether spans are recorded at `step`."""
         return step <= self.spans_first or step % self.spans_every == 0

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def schedule_names() -> tuple[str, ...]:
-    """The names of all schedules, in the order of their codes in columns of layouts."""
+    """Return the names of all schedules, in the order of the integer codes that columns of layouts use for them."""
     return _names_of(registry.all_of(PipelineSchedule))
 
 
@@ -35,14 +35,14 @@ def _names_of(_known: tuple[type[PipelineSchedule], ...]) -> tuple[str, ...]:
 
 
 def searched_schedules() -> tuple[str, ...]:
-    """Names of the schedules that layouts accept: those with a closed form for the micro-batches a rank holds."""
+    """Return the names of the schedules that layouts accept: those with `held_terms`."""
     return tuple(schedule.name for schedule in schedules() if schedule.held_terms is not None)
 
 
 def _known_schedule(name: str) -> str:
     if PipelineSchedule(name).held_terms is None:
         raise SpecError(
-            f"schedule={name!r} does not say what a rank holds in closed form; give its class held_terms, or use one "
+            f"schedule={name!r} has no closed form for what a rank holds; set held_terms in its class, or use one "
             f"of {', '.join(searched_schedules())}"
         )
     return name
@@ -58,39 +58,39 @@ OFFLOAD_NAMES: tuple[str, ...] = get_args(Offload)
 
 
 class Layout(Spec):
-    """One way to put a model on devices. The number of devices is data x tensor x pipeline x context."""
+    """One way to distribute a model over devices. The number of devices is data x tensor x pipeline x context."""
 
     data: Degree = 1
-    """Data-parallel degree: replicas that each process a part of the batch."""
+    """Data-parallel degree: number of replicas, each of which processes a part of the batch."""
     tensor: Degree = 1
-    """Tensor-parallel degree: devices that each matrix of a layer is split over."""
+    """Tensor-parallel degree: number of devices over which each matrix of a layer is sharded."""
     pipeline: Degree = 1
-    """Pipeline-parallel degree: devices that each hold some of the layers."""
+    """Pipeline-parallel degree: number of devices, each of which holds some of the layers."""
     context: Degree = 1
-    """Context-parallel degree: devices that each process a part of every sequence."""
+    """Context-parallel degree: number of devices, each of which processes a part of every sequence."""
     expert: Degree = 1
-    """Expert-parallel degree: devices over which the experts of a layer are spread, taken from data x context."""
+    """Expert-parallel degree: number of devices over which a layer's experts are spread, taken from data x context."""
     zero: Literal[0, 1, 2, 3] = 0
     """ZeRO stage: 1 partitions the optimizer state, 2 also gradients, 3 also parameters. Stage 2 reduces gradients for
-    every micro-batch, and stage 3 also gathers parameters for each, in a pipeline too (as FSDP does; Megatron refuses 2
-    and 3 there). With one rank to partition over, every stage equals 0."""
+    every micro-batch, and stage 3 also gathers parameters for each, even in a pipeline (as FSDP does; Megatron refuses
+    stages 2 and 3 in pipelines). With one rank to partition over, every stage is the same as 0."""
     shard: CountOrZero = 0
-    """Ranks over which ZeRO partitions (as in HSDP, with replicas of shards); 0 for all of data x context."""
+    """Number of ranks over which ZeRO partitions; 0 for all of data x context. A smaller number replicates the shards
+    (HSDP)."""
     global_batch: Count = 1
     """Sequences in one optimizer step, over all replicas."""
     micro_batch: Count = 1
     """Sequences in one forward pass of one replica."""
     schedule: LayoutSchedule = "1f1b"
-    """Pipeline schedule; it has no effect with pipeline=1."""
+    """Pipeline schedule. It has no effect with pipeline=1."""
     virtual_stages: Count = 1
-    """Stages that each pipeline rank holds."""
+    """Number of stages on each pipeline rank."""
     recompute: Recompute = "none"
-    """Activations that are recomputed in the backward pass: none, the core of attention, or every layer from its
-    input."""
+    """What the backward pass recomputes: nothing, the core of attention, or every layer from its input."""
     flash_attention: bool = True
-    """Fused attention in one kernel that never stores its scores."""
+    """Use fused attention: one kernel that never stores the attention scores."""
     sequence_parallel: bool = False
-    """Split the activations that tensor parallelism leaves whole along the sequence, over the tensor ranks."""
+    """Also shard, along the sequence, the activations that tensor parallelism would replicate on its ranks."""
     precision: Annotated[Precision, BeforeValidator(full_name)] = "bf16-mixed"
     """``bf16-mixed`` and ``fp16-mixed`` (``"bf16"`` and ``"fp16"`` are aliases) keep weights and gradients in 2 bytes
     and an fp32 master copy, as Megatron and DeepSpeed do. ``bf16-autocast`` and ``fp16-autocast`` keep them in fp32, as
@@ -110,11 +110,11 @@ class Layout(Spec):
 
     @property
     def num_micro_batches(self) -> int:
-        """Micro-batches of one replica in one step."""
+        """Number of micro-batches that each replica processes in one step."""
         return self.global_batch // (self.data * self.micro_batch)
 
     def axis(self, name: str) -> Any:
-        """The value of a field as tables show it; a method is shown by its label."""
+        """Return the value of a field as tables show it: the label of a method, any other value unchanged."""
         value = getattr(self, name)
         return getattr(value, "label", value)
 
@@ -122,10 +122,10 @@ class Layout(Spec):
         return [(name, self.axis(name)) for name in type(self).model_fields]
 
     def check(self, model: Transformer | LayerTable | None = None, cluster: Cluster | None = None) -> None:
-        """Refuse an infeasible layout: by itself, on a model, or on a cluster.
+        """Refuse a layout that is infeasible by itself, for the model, or on the cluster.
 
         Raises:
-            SpecError: The first rule of `spec.layout_rules` that is broken, with a remedy.
+            SpecError: The layout breaks a rule of `spec.layout_rules`; the message states the first one, with a remedy.
 
         Example:
             >>> Layout(data=2, global_batch=3).check()  # doctest: +ELLIPSIS

@@ -1,4 +1,4 @@
-"""Compression in layouts: those methods of jobs whose cost is known in closed form."""
+"""Compression in layouts: the compression methods whose cost is known in closed form."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from shardscope.spec.compression import Compression
 FORMER: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {"topk-1%": {"name": "topk", "ratio": 0.01}, "powersgd-4": {"name": "powersgd", "rank": 4}}
 )
-"""Names in layouts of earlier versions, and the methods they stand for."""
+"""Names that layouts of earlier versions used, and the methods that they denote."""
 
 
 def compression_names() -> tuple[str, ...]:
-    """The names of all methods that a layout accepts, ``none`` first."""
+    """Return the names of all methods that a layout accepts, ``none`` first."""
     known = [method for method in registry.all_of(Compression) if method.codec_passes is not None]
     return tuple(method.name for method in sorted(known, key=lambda method: method.is_on))
 
 
 def layout_compression(value: Any) -> Compression:
-    """Resolve a value of a layout's field to a compression method: a method, its class, its name, or its JSON.
+    """Convert the value of a layout's `compression` field to a method. It may be a method, a class, a name, or JSON.
 
     Raises:
         SpecError: There is no such method, or its class does not state `codec_passes`.
@@ -38,8 +38,8 @@ def layout_compression(value: Any) -> Compression:
     found: Compression = Compression.resolve(dict(former) if former else value)
     if found.is_here and found.codec_passes is None:
         raise SpecError(
-            f"compression={found.name!r} does not say how often packing reads or writes the gradient, without which no "
-            f"layout can be timed; give its class codec_passes, or use one of {', '.join(compression_names())}"
+            f"compression={found.name!r} does not state how often packing reads or writes the gradient, which "
+            f"is needed to time a layout; set codec_passes in its class, or use one of {', '.join(compression_names())}"
         )
     return found
 

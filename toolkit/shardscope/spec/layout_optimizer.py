@@ -1,4 +1,4 @@
-"""Optimizers in layouts: those that jobs train with, and published ones that are only described, for predictions."""
+"""Optimizers in layouts: those that jobs can train with, and published ones that only predictions support."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PUBLISHED: Mapping[str, _Published] = MappingProxyType(
         ),
     }
 )
-"""Optimizers that Shardscope does not train with: their states, and the publication that states them."""
+"""Optimizers that Shardscope can predict but not train with: their states, and the publication that gives them."""
 
 
 def _published(name: str) -> str:
@@ -46,7 +46,7 @@ def _published(name: str) -> str:
 
 
 class PublishedOptimizer(Spec):
-    """An optimizer that can be predicted but not trained with: a name in `PUBLISHED`."""
+    """An optimizer in `PUBLISHED`, which predictions support but jobs cannot train with."""
 
     _positional = "name"
 
@@ -59,12 +59,12 @@ class PublishedOptimizer(Spec):
 
     @property
     def states(self) -> OptimizerStates:
-        """The states that it keeps per parameter."""
+        """The optimizer state per parameter."""
         return PUBLISHED[self.name].states
 
 
 def optimizer_names() -> tuple[str, ...]:
-    """The names of all optimizers that a layout accepts."""
+    """Return the names of all optimizers that a layout accepts."""
     return tuple(dict.fromkeys([*registry.names(Optimizer), *PUBLISHED]))
 
 
@@ -72,10 +72,10 @@ LayoutOptimizer = Optimizer | PublishedOptimizer
 
 
 def layout_optimizer(value: Any) -> LayoutOptimizer:
-    """Resolve a value of a layout's field to an optimizer: an optimizer, its class, its name, or its JSON.
+    """Convert the value of a layout's `optimizer` field to an optimizer: an object, a class, a name, or JSON.
 
     Raises:
-        SpecError: There is no optimizer of this name, or it does not take these settings.
+        SpecError: There is no optimizer with this name, or it does not accept these settings.
     """
     if isinstance(value, PublishedOptimizer):
         return value
@@ -94,7 +94,7 @@ AnyStates = LayoutOptimizer | OptimizerStates | str
 
 
 def states_of(optimizer: AnyStates) -> OptimizerStates:
-    """The states of an optimizer, given by name, as an object, or already as `OptimizerStates`.
+    """Return the states of an optimizer, which may be a name, an object, or already an `OptimizerStates`.
 
     Raises:
         SpecError: There is no optimizer of this name.

@@ -1,6 +1,6 @@
-"""Feasibility rules of layouts: each rule as a condition, and as an error message with a remedy.
+"""Feasibility rules for layouts: each rule as a condition, and as an error message with a remedy.
 
-The conditions take numbers or arrays that broadcast, and return whether the rule is broken, in the same shape.
+The conditions take numbers, or arrays that follow NumPy broadcasting, and return whether the rule is broken.
 `problems` applies them to one layout and yields messages. The planner applies them to columns of a million layouts and
 counts how many break each rule.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def problems(
     layout: Layout, model: Transformer | LayerTable | None, cluster: Cluster | None
 ) -> Iterator[str]:
-    """A sentence for every rule that the layout breaks; rules about a model or a cluster only if one is given."""
+    """Yield a sentence for every rule that the layout breaks; model and cluster rules are checked only if given."""
     yield from _batch(layout)
     yield from _groups(layout)
     yield from _schedule(layout)
@@ -158,56 +158,59 @@ Broken = Any
 
 
 def indivisible(size: Numbers, parts: Numbers) -> Broken:
-    """`parts` do not divide `size`."""
+    """Return whether `size` is not divisible by `parts`."""
     return size % parts != 0
 
 
 def tensor_sizes(model: Transformer) -> dict[str, int]:
-    """Sizes that the tensor degree must divide, by name: heads, and every inner width."""
+    """Return the sizes that must be divisible by the tensor-parallel degree, by name: heads and inner widths."""
     sizes = {"heads": model.heads, "ffn": model.ffn}
     return sizes if model.mixture is None else {**sizes, "mixture.ffn": model.mixture.ffn}
 
 
 def uneven_keys(model: Transformer, tensor: Numbers) -> Broken:
-    """The tensor degree neither divides the heads of keys and values nor is their multiple."""
+    """Return whether the tensor-parallel degree neither divides the key-value heads nor is a multiple of them."""
     return indivisible(model.kv_heads, tensor) & indivisible(tensor, model.kv_heads)
 
 
 def uneven_batch(global_batch: int, data: Numbers, micro_batch: Numbers = 1) -> Broken:
-    """The batch is not a multiple of replicas x micro-batch."""
+    """Return whether the global batch is not a multiple of replicas x micro-batch."""
     return indivisible(global_batch, data * micro_batch)
 
 
 def uneven_sequence(model: Transformer, context: Numbers) -> Broken:
-    """The context degree does not divide the sequence."""
+    """Return whether the sequence length is not divisible by the context-parallel degree."""
     return indivisible(model.seq, context)
 
 
 def uneven_part(model: Transformer, context: Numbers, tensor: Numbers) -> Broken:
-    """The tensor degree does not divide a context rank's part of the sequence, which sequence parallelism needs."""
+    """Return whether a context rank's part of the sequence is not divisible by the tensor-parallel degree.
+
+    Sequence parallelism needs it to be.
+    """
     return indivisible(model.seq // context, tensor)
 
 
 def uneven_experts(model: Transformer, expert: Numbers) -> Broken:
-    """The expert degree does not divide the experts; without experts it can only be 1."""
+    """Return whether the number of experts is not divisible by the expert-parallel degree; without experts, use 1."""
     return expert > 1 if model.mixture is None else indivisible(model.mixture.experts, expert)
 
 
 def too_many_stages(layers: int, pipeline: Numbers, virtual_stages: Numbers = 1) -> Broken:
-    """There are more stages than layers."""
+    """Return whether there are more stages than layers."""
     return pipeline * virtual_stages > layers
 
 
 def uneven_chunks(layers: int, pipeline: Numbers, virtual_stages: int) -> Broken:
-    """With virtual stages, the stages differ in their number of layers, for which there is no closed form."""
+    """Return whether virtual stages have different numbers of layers, for which there is no closed form."""
     return indivisible(layers, pipeline * virtual_stages) & (virtual_stages > 1)
 
 
 def uneven_rounds(schedule: PipelineSchedule, pipeline: Numbers, microbatches: Numbers) -> Broken:
-    """The schedule allows any number of stages per rank, and the micro-batches are not a multiple of the ranks."""
+    """Return whether the micro-batches are not a multiple of the ranks, if the schedule allows any number of stages."""
     return indivisible(microbatches, pipeline) & (schedule.most_stages is None)
 
 
 def too_few_microbatches(schedule: PipelineSchedule, pipeline: Numbers, microbatches: Numbers) -> Broken:
-    """There are fewer micro-batches per rank than the schedule needs."""
+    """Return whether there are fewer micro-batches per rank than the schedule needs."""
     return microbatches < schedule.least_per_rank * pipeline

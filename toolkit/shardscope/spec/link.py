@@ -16,8 +16,8 @@ from shardscope.spec._base import Spec
 from shardscope.spec.units import Bandwidth, Seconds, bit_rate_text, parse, positive, quantity, seconds_text
 
 PACED_UP_TO = 5e9 / 8
-"""Bytes per second up to which a process can pace its own messages precisely enough. A faster link would run slower
-than it should, because copying a message within the machine takes about as long as sending it would."""
+"""Highest bandwidth, in bytes per second, that a process can emulate precisely by pacing its messages. Emulation of a
+faster link would be too slow, because copying a message within the machine takes about as long as sending it would."""
 _FIGURES = (
     ("bandwidth", "the bandwidth", "such as '100 Mbit/s'"),
     ("latency_s", "the latency", "such as '1 ms', or 0 for none"),
@@ -25,7 +25,7 @@ _FIGURES = (
 
 
 class Link(Spec):
-    """A link between devices. Quantities may be texts with units: ``"200 Gbit/s"``, ``"5 us"``.
+    """A link between devices. Quantities may be strings with units: ``"200 Gbit/s"``, ``"5 us"``.
 
     Example:
         >>> Link(bandwidth="100 Mbit/s", latency="1 ms").label
@@ -37,16 +37,16 @@ class Link(Spec):
     bandwidth: Bandwidth
     """Bytes per second that one device can send while it receives at the same rate (per device, one way)."""
     latency_s: Seconds
-    """Seconds of latency of one message between neighbours. May be given as `latency`."""
+    """Latency of one message between neighbours, in seconds. May be given as `latency`."""
     source: str = Field(default="given by the user", min_length=1)
-    """Where the figures come from."""
+    """Source of the values."""
     recalled: tuple[str, ...] = ()
-    """Fields whose figures were written from memory and not confirmed in the source."""
+    """Fields whose values were written from memory and not confirmed in the source."""
 
     @model_validator(mode="before")
     @classmethod
     def _both_figures(cls, fields: Any) -> Any:
-        """Require both figures, and read `latency` here, so that errors use the name that the user gave."""
+        """Require bandwidth and latency; read `latency` here, so that errors use the name that the user wrote."""
         if not isinstance(fields, dict):
             return fields
         if "latency" in fields:
@@ -59,7 +59,7 @@ class Link(Spec):
             }
         for field, figure, example in _FIGURES:
             if field not in fields:
-                raise SpecError(f"a link needs both its figures; give {figure} as well, {example}")
+                raise SpecError(f"a link needs a bandwidth and a latency; give {figure} as well, {example}")
         return fields
 
     @field_validator("bandwidth", "latency_s")
@@ -71,13 +71,13 @@ class Link(Spec):
 
     @classmethod
     def of(cls, name: str, *, latency_s: float | str | None = None, field: str = "link") -> Link:
-        """A link from the catalogue by its name, or any other link by its rate, which then needs a latency.
+        """Return a link from the catalogue by name, or any other link by its rate, which then needs a latency.
 
         For network ports the bandwidth is that of one port, one way; `shared` converts it to a device's share.
 
         Args:
             name: ``"nvlink-4"``, ``"25GbE"``, or a rate with its unit, each way.
-            latency_s: Seconds, or a text with its unit; None for the catalogue's latency.
+            latency_s: Latency in seconds, or a string with a unit; None for the catalogue's latency.
             field: Name of the argument in error messages.
 
         Example:
@@ -99,21 +99,21 @@ class Link(Spec):
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Names in the catalogue."""
+        """Return the names in the catalogue."""
         return tuple(catalogue.table("links"))
 
     @property
     def label(self) -> str:
-        """Its two figures: ``100 Mbit/s, 1 ms``."""
+        """Bandwidth and latency as text: ``100 Mbit/s, 1 ms``."""
         return f"{bit_rate_text(self.bandwidth)}, {seconds_text(self.latency_s)}"
 
     @property
     def can_be_paced(self) -> bool:
-        """Whether a run can emulate it precisely: up to 5 Gbit/s."""
+        """Whether a run can emulate the link precisely, which is possible up to 5 Gbit/s."""
         return self.bandwidth <= PACED_UP_TO
 
     def shared(self, ports: int, devices: int) -> Link:
-        """One device's share if `ports` ports of this kind serve `devices` devices."""
+        """Return the link that each device gets if `devices` devices share `ports` ports of this kind."""
         for field, count in (("ports", ports), ("devices", devices)):
             if count < 1:
                 raise SpecError(f"{field}={count} is not valid: it should be 1 or more")
@@ -124,7 +124,7 @@ class Link(Spec):
 
 
 def is_rate(name: object) -> bool:
-    """Whether the text for a link is a rate (``"200 Gbit/s"``) and not a name (``"25GbE"``)."""
+    """Whether the text for a link is a rate (``"200 Gbit/s"``) rather than a name (``"25GbE"``)."""
     return (
         isinstance(name, str)
         and name.strip()[:1] in set("+-.0123456789")

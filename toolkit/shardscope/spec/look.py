@@ -1,4 +1,4 @@
-"""The look of a method in figures."""
+"""The look of a method in plots."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 
 
 class MethodStyle(NamedTuple):
-    """Colour, dash and marker of a method in figures."""
+    """Colour, dash and marker of a method in plots."""
 
     colour: str
     """CSS colour."""

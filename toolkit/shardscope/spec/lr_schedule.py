@@ -11,10 +11,10 @@ from shardscope.spec.numbers import CountOrZero
 
 
 class LRSchedule(Method):
-    """A factor on the optimizer's learning rate at every step: a linear warm-up, then the curve of the schedule.
+    """A factor that multiplies the learning rate at every step: a linear warm-up, then the curve of the schedule.
 
     Derive your own schedule from this class: give it a `name`, its settings as fields with defaults, and
-    `factor_after_warmup`. It must not keep state between steps, so that a resumed run needs none.
+    `factor_after_warmup`. It must not keep state between steps, so that a resumed run has nothing to restore.
 
     Example:
         >>> LRSchedule("polynomial", warmup_steps=10).power
@@ -35,7 +35,7 @@ class LRSchedule(Method):
 
     @final
     def factor(self, step: int, steps: int) -> float:
-        """The factor on the learning rate at one step.
+        """Return the factor that multiplies the learning rate at one step.
 
         Args:
             step: The step about to be taken, counted from 1.
@@ -47,7 +47,7 @@ class LRSchedule(Method):
 
     @required
     def factor_after_warmup(self, step: int, steps: int) -> float:
-        """The factor at a step after the warm-up, which ends at full rate; `step` may lie beyond `steps`.
+        """Return the factor at a step after the warm-up, which ends at the full rate; `step` may be beyond `steps`.
 
         Args:
             step: The step about to be taken, counted from 1.
@@ -56,7 +56,7 @@ class LRSchedule(Method):
         raise NotImplementedError
 
     def progress(self, step: int, steps: int) -> float:
-        """Progress of a run from the end of its warm-up (0 at the first step after it) towards its last step.
+        """Return the progress from the end of the warm-up (0 at the first step after it) towards the last step.
 
         The value at the last step is one step short of 1, so that no step has a learning rate of zero. Beyond the last
         step it stays at 1.

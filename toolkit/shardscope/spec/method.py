@@ -1,4 +1,4 @@
-"""A method: one implementation of a part of training, such as a learning-rate schedule; a class with its settings."""
+"""A method: one implementation of a part of training, such as a learning-rate schedule, as a class with settings."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ class Method(Spec, metaclass=_ByName):
     """Base class of all kinds of methods. Its fields are the settings; each needs a default.
 
     A kind is a direct subclass, which sets `kind` and `folder`. A method is a subclass of a kind, which sets `name`.
-    In JSON a method is its name and its settings. A user-defined method also has a digest of its code, and a method of
-    an installed package the package's name.
+    In JSON a method is its name and its settings. A user-defined method also has a digest of its code, and a method
+    from an installed package also has the package's name.
     """
 
     _positional = "name"
@@ -66,16 +66,16 @@ class Method(Spec, metaclass=_ByName):
     folder: ClassVar[str]
     """The folder of the built-in methods of this kind, in `shardscope.methods`."""
     needs_code: ClassVar[tuple[str, ...]] = ()
-    """Members that have a default, but whose value for a user-defined class needs the code of that class."""
+    """Members that have a default, but whose value for a user-defined class is only known if its code is loaded."""
     name: ClassVar[str]
     """The method's name, unique within its kind: lower-case letters, digits and hyphens."""
 
     @classmethod
     def by_name(cls, /, *args: Any, **fields: Any) -> Any:
-        """The method of this kind with this name and these settings; None leaves a setting at its default.
+        """Return the method of this kind with this name and these settings; None leaves a setting at its default.
 
         Raises:
-            SpecError: There is no method of this name, or it does not take these settings.
+            SpecError: There is no method with this name, or it does not accept these settings.
         """
         fields = cls._with_positional(args, fields) if args else fields
         if "name" not in fields:
@@ -92,7 +92,7 @@ class Method(Spec, metaclass=_ByName):
 
     @classmethod
     def from_fields(cls, fields: Any) -> Any:
-        """The method that JSON describes; a stand-in if its code or package is not available in this process.
+        """Build the method that JSON describes, or a stand-in if its code or package is not available in this process.
 
         Raises:
             SpecError: There is no such method, or it does not take these settings.
@@ -122,7 +122,7 @@ class Method(Spec, metaclass=_ByName):
 
     @classmethod
     def resolve(cls, value: Any) -> Any:
-        """Resolve a value of a job's field to a method: a name, fields as in JSON, a class, or a method."""
+        """Convert the value of a job's field to a method. It may be a name, JSON fields, a class, or a method."""
         if isinstance(value, str):
             return cls.by_name(value)
         if isinstance(value, dict):
@@ -142,7 +142,7 @@ class Method(Spec, metaclass=_ByName):
 
     @classmethod
     def check_class(cls) -> None:
-        """Refuse a class with invalid members, when it is registered; kinds extend this check.
+        """Refuse to register a class with invalid members. Kinds extend this check.
 
         Raises:
             SpecError: A member is invalid; the message names it.
@@ -150,8 +150,8 @@ class Method(Spec, metaclass=_ByName):
         look = getattr(cls, "look", None)
         if look is not None and not (isinstance(look, MethodStyle) and look.dash in DASHES):
             raise SpecError(
-                f"{cls.__name__}.look={look!r} is not a Look; write Look(colour, dash, symbol) with a dash of "
-                f"{', '.join(DASHES)}"
+                f"{cls.__name__}.look={look!r} is not a MethodStyle; write MethodStyle(colour, dash, symbol) with a "
+                f"dash of {', '.join(DASHES)}"
             )
 
     def __str__(self) -> str:
@@ -159,17 +159,17 @@ class Method(Spec, metaclass=_ByName):
 
     @classmethod
     def heading(cls) -> str:
-        """Name of the method in lists."""
+        """Return the method's name as lists show it."""
         return cls.name
 
     @classmethod
     def base_class(cls) -> type[Method]:
-        """The base class of the method's kind, such as `LRSchedule`."""
+        """Return the base class of the method's kind, such as `LRSchedule`."""
         return next(base for base in cls.__mro__ if Method in base.__bases__ and base is not _Unloaded)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Every setting with its value."""
+        """All settings and their values."""
         return {field: getattr(self, field) for field in type(self).model_fields}
 
     @property
@@ -190,7 +190,7 @@ class Method(Spec, metaclass=_ByName):
 
     @property
     def is_here(self) -> bool:
-        """Whether its code is loaded, and not only its name and settings."""
+        """Whether the method's code is loaded, rather than only its name and settings."""
         return True
 
     def require_here(self) -> None:
@@ -212,7 +212,7 @@ class Method(Spec, metaclass=_ByName):
 
     @classmethod
     def code_digest(cls) -> str | None:
-        """A digest of the code of a user-defined class, equal for equal source; None for other methods.
+        """Return the digest of a user-defined class's code, equal for equal source; None for other methods.
 
         It covers the class's settings and functions, but not the code that these call.
         """
@@ -227,13 +227,13 @@ class Method(Spec, metaclass=_ByName):
         return {"name": self.name, **write_fields(self), **self._origin()}
 
     def _origin(self) -> dict[str, str]:
-        """Additional JSON keys of a method that is not built in."""
+        """Return the additional JSON keys of a method that is not built in."""
         found = {"code": self.code_digest(), "package": registry.package_of(type(self))}
         return {key: text for key, text in found.items() if text is not None}
 
 
 def methods_in(place: str, value: Any) -> Iterator[tuple[str, Method]]:
-    """The method in a field, if there is one, and those in its settings, each with its path: ``strategy.schedule``."""
+    """Yield the method in a field and the methods in its settings, each with its path: ``strategy.schedule``."""
     if isinstance(value, Method):
         yield place, value
         for setting, each in value.settings.items():
@@ -241,7 +241,7 @@ def methods_in(place: str, value: Any) -> Iterator[tuple[str, Method]]:
 
 
 class _Unloaded(Method):
-    """Stand-in for a user's or package's method whose code is not loaded: its name and settings can be read."""
+    """Stand-in for a user's or package's method whose code is not loaded; it has only the name and settings."""
 
     _from: dict[str, str] = PrivateAttr()
 
@@ -262,8 +262,8 @@ class _Unloaded(Method):
     def require_here(self) -> None:
         if "observed" in self._from:
             raise SpecError(
-                f"{self.kind}={self.name!r} is what ss.observe saw in a training script, and cannot be launched; give "
-                f"one such as {registry.names(self.base_class())[0]!r}"
+                f"{self.kind}={self.name!r} was observed in a training script by ss.observe and cannot be launched; "
+                f"use for example {registry.names(self.base_class())[0]!r}"
             )
         if "package" in self._from:
             raise registry.why_not_here(self.base_class(), self.name, self._from["package"])
@@ -278,7 +278,7 @@ class _Unloaded(Method):
 
 
 def _stand_in(kind: type[Method], name: str, origin: dict[str, str], settings: dict[str, Any]) -> Any:
-    """A stand-in of this `kind`, whose required members raise an error."""
+    """Return a stand-in of this `kind` whose required members raise an error."""
     made: Any = _stand_in_class(kind, name)(**settings)
     made._from = origin  # noqa: SLF001 - of this module
     return made
@@ -305,7 +305,7 @@ def _at_defaults(method: type[Method]) -> Any:
 
 
 def _no_setting(method: type[Method], setting: str, value: Any) -> SpecError:
-    """The error for a setting that the method does not have; it names the methods that have it."""
+    """Return the error for a setting that the method does not have; it lists the methods that have it."""
     takers = " or ".join(registry.having(method.base_class(), setting))
     if not takers:
         return unknown_name(f"setting of {method.name}", setting, method.model_fields)

@@ -1,7 +1,7 @@
 """The models that a job can name: their shapes and exact parameter counts, without torch.
 
 `MODELS` maps each name to a frozen config; `shardscope.training.models.build_model` builds its module.
-None has batch normalisation or dropout: with either, results would depend on how a batch is split over ranks.
+No model has batch normalisation or dropout, because either makes results depend on how a batch is split over ranks.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class MLPConfig(Spec):
 
     kind: Literal["mlp"] = "mlp"
     inputs: Count = 64
-    """Pixels of one image, over all its channels."""
+    """Number of pixel values in one image, over all channels."""
     hidden: Count = 128
     layers: Count = 3
-    """Hidden layers."""
+    """Number of hidden layers."""
     classes: Count = 10
 
     @property
@@ -83,7 +83,7 @@ class CNNConfig(Spec):
     def _check(self) -> Self:
         if not self.channels:
             raise SpecError(
-                "channels=() makes a model of no layers; give at least one width, as in channels=(16,)"
+                "channels=() makes a model without layers; give at least one width, as in channels=(16,)"
             )
         for width in self.channels:
             _require_divides("groups", self.groups, "channels", width)
@@ -164,7 +164,7 @@ class GPTConfig(Spec):
     """Attention heads; must divide `hidden`."""
     vocab: Count = 256
     seq: Count = 64
-    """Sequence length in training, which is also the longest possible one, in tokens."""
+    """Sequence length in tokens, in training and at most."""
     ffn: Count | None = None
     """Inner width of the feed-forward part; None means `4 * hidden`."""
 
@@ -195,7 +195,7 @@ class GPTConfig(Spec):
         return embeddings + self.layers * self._layer_params() + _norm(self.hidden)
 
     def transformer(self, name: str) -> Transformer:
-        """The same model as the `Transformer` that layouts and calculators take, under this name.
+        """Return the same model as a `Transformer` with this name, for layouts and calculators.
 
         Example:
             >>> MODELS["gpt-124m"].transformer("gpt-124m").num_params
@@ -231,10 +231,10 @@ MODELS: dict[str, ModelConfig] = {
 
 
 def model_config(name: str) -> ModelConfig:
-    """The config of the model called `name`.
+    """Return the config of the model called `name`.
 
     Raises:
-        SpecError: There is no such model; the message names the nearest one.
+        SpecError: There is no such model; the message suggests the closest name.
     """
     if name not in MODELS:
         raise unknown_name("model", name, MODELS)

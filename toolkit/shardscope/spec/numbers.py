@@ -1,7 +1,7 @@
-"""The ranges of the numbers in specs: finite, and small enough for the code that computes with them.
+"""Valid ranges of numbers in specs: finite, and small enough for the code that computes with them.
 
-Counts stay below 2**31, which torch and every file format support. So a typing error alone cannot make a loop over a
-count, or over its square root, excessively long.
+Counts stay below 2**31, which torch and every file format support. A mistyped count therefore cannot make a loop over
+it, or over its square root, excessively long.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A training loop of the user's own that `ss.observe` recorded: the fields of a job, as far as they are known."""
+"""A user's own training loop, as recorded by `ss.observe`: the fields of a job, as far as they are known."""
 
 from __future__ import annotations
 
@@ -14,61 +14,62 @@ from shardscope.spec.numbers import Count, CountOrZero, Total
 from shardscope.spec.user_code import UserCode
 
 Wrapper = Literal["none", "DDP", "FSDP2", "FSDP1"]
-"""How torch shares the work between the ranks: `DistributedDataParallel`, `fully_shard`, `FullyShardedDataParallel`."""
+"""How torch distributes the work over the ranks: `DistributedDataParallel`, `fully_shard`,
+`FullyShardedDataParallel`."""
 
 
 class ShardedUnit(Spec):
     """One module that `fully_shard` (FSDP2) gathers and reduces as a whole."""
 
     gathered_element_bytes: Count
-    """Bytes of one gathered weight."""
+    """Bytes per element of gathered weights."""
     reduced_element_bytes: Count
-    """Bytes of one reduced gradient element."""
+    """Bytes per element of reduced gradients."""
     gathers: Literal[1, 2]
-    """All-gathers for one forward and backward pass: 2 if parameters are freed after the forward pass."""
+    """Number of all-gathers in one forward and backward pass: 2 if parameters are freed after the forward pass."""
 
 
 class ObservedJob(Job):
-    """What is known of an observed training loop, in the terms of a job.
+    """What is known about an observed training loop, as the fields of a job.
 
     It can be read, listed, shown and predicted like any job, but not launched: the script that it describes is not part
     of it. Its JSON holds only the fields that are known; all others are at their defaults.
     """
 
     steps: CountOrZero = 0
-    """Steps that the loop took; 0 while it trains."""
+    """Number of steps that the loop took; 0 while it is training."""
     observed: bool = True
     """Marks the JSON of an observed training loop."""
     wrapper: Wrapper = "none"
-    """How the ranks share the work; ``none`` for one process, or for collectives that the script calls itself."""
+    """How the work is distributed; ``none`` for one process, or if the script calls the collectives itself."""
     backend: str = "none"
     """Backend of the collectives, ``gloo`` or ``nccl``; ``none`` without a process group."""
     parameters: tuple[ParameterRow, ...] = ()
-    """The model's parameters, whole, in the module's order; `unit` is the index in `units`."""
+    """The model's parameters with their unsharded shapes, in the module's order; `unit` is the index in `units`."""
     units: tuple[ShardedUnit, ...] = ()
     """FSDP2's units; empty under other wrappers."""
     weight_bytes: CountOrZero = 0
-    """Bytes of one weight; 0 if the model mixes formats, or has no parameters."""
+    """Bytes of one weight; 0 if the model mixes dtypes, or has no parameters."""
     buffer_bytes: Total = 0
     """Bytes of the model's buffers."""
     broadcast_bytes: Total = 0
     """Bytes of buffers that DDP broadcasts before a forward pass."""
     replicas: Count = 1
-    """Groups of ranks that each hold the whole model in shards (HSDP)."""
+    """Number of groups of ranks, each of which holds the whole model in shards (HSDP)."""
     forwards: Count = 1
-    """Forward and backward passes of a rank in its first step."""
+    """Number of forward and backward passes that a rank runs in its first step."""
     exchanges: Annotated[int, Field(ge=0)] = 1
-    """Those of the first step after whose backward pass gradients were exchanged."""
+    """Number of those passes after which gradients were exchanged."""
 
     @model_validator(mode="before")
     @classmethod
     def _suited_to_the_strategy(cls, fields: Any) -> Any:
-        """Leave fields that are not known at their defaults, in place of the job's own suggestions."""
+        """Keep unknown fields at their defaults, instead of filling in a job's suggested values."""
         return {**fields, "observed": True} if isinstance(fields, dict) else fields  # also written to JSON
 
     @property
     def num_micro_batches(self) -> int:
-        """Forward and backward passes of a rank in one step."""
+        """Number of forward and backward passes that a rank runs in one step."""
         return self.forwards
 
     @property
@@ -98,5 +99,5 @@ class ObservedJob(Job):
         )
 
     def _fields(self) -> dict[str, Any]:
-        """The fields that are written to JSON: those that are known."""
+        """Return the fields that are written to JSON: those that are known."""
         return self.model_dump(mode="json", exclude_unset=True)

@@ -17,25 +17,25 @@ Off = Literal["off"]
 
 
 class OptimizerStates(NamedTuple):
-    """Optimizer state in addition to the weights and their gradients: the terms of the memory formulas."""
+    """Size of the optimizer state, not counting weights and gradients: the terms of the memory formulas."""
 
     tensors: float = 2
-    """State tensors of the parameter's shape, per parameter: 1 for a momentum, 2 for both of Adam's moments."""
+    """State tensors per parameter with the parameter's shape: 1 for momentum, 2 for Adam's two moments."""
     counter_bytes: int = 0
     """Bytes per parameter tensor, independent of its size: 4 for a float32 step counter."""
     per_factor: float = 0
-    """State elements per row and per column of a matrix, as in Adafactor, which keeps sums of them."""
+    """State elements per row and per column of a matrix, as in Adafactor, which keeps row and column sums."""
     outside_hidden: float = 0
-    """Additional state tensors of embeddings, the output projection and vectors, if another rule updates them."""
+    """Additional state tensors for embeddings, the output projection and vectors, if another rule updates those."""
     element_bytes: float | None = None
-    """Bytes per element of the state, scales included; None for those of the precision, usually 4."""
+    """Bytes per state element, including scales; None for the element size of the precision, usually 4."""
     buffers_updates: bool = False
-    """Whether updates wait in a buffer for the norms of their tensors, as in our layer-wise optimizers."""
+    """Whether updates wait in a buffer until the norms of their tensors are known, as in our layer-wise optimizers."""
     orthogonalizes: bool = False
     """Whether updates of hidden matrices go through five Newton-Schulz steps, whose matrix products take time."""
 
     def bytes_per_param(self, element_bytes: float = 4) -> float:
-        """Bytes of the state `tensors` per parameter; `element_bytes` is that of the precision."""
+        """Return the bytes of state `tensors` per parameter; `element_bytes` is the element size of the precision."""
         return self.tensors * (self.element_bytes or element_bytes)
 
 
@@ -48,7 +48,7 @@ class Parameters(Protocol):
 
     @property
     def reduce_grad_square(self) -> Any:
-        """A function that sums the squared gradient norm over ranks with distinct gradients; None if one has all."""
+        """A function that sums the squared gradient norm over ranks with distinct gradients; None if not needed."""
 
     @property
     def duplicate_grad_params(self) -> Any:
@@ -63,11 +63,11 @@ class Parameters(Protocol):
         """Whether torch has fused optimizer kernels for all of these parameters."""
 
     def groups(self, exclude: str = "none", **instead: Any) -> list[dict[str, Any]]:
-        """Named parameter groups as `torch.optim.Optimizer` takes them.
+        """Return named parameter groups for `torch.optim.Optimizer`.
 
         Args:
             exclude: ``1d`` puts tensors of at most one dimension into a separate group; ``none`` makes one group.
-            instead: Settings of that separate group, in place of the optimizer's, such as ``weight_decay=0.0``.
+            instead: Settings that override the optimizer's in that separate group, such as ``weight_decay=0.0``.
         """
 
 
@@ -99,20 +99,20 @@ class Optimizer(Method):
     needs_code = ("states",)
 
     lr: Positive = 1e-3
-    """Learning rate before the schedule, above 0."""
+    """Learning rate before the schedule is applied; above 0."""
 
     usual_rates: ClassVar[tuple[float, float] | None] = None
-    """Lowest and highest learning rate of the default search; None searches a decade either side of the default."""
+    """Lowest and highest learning rate to search by default; None for a decade on either side of the default `lr`."""
     scaling: ClassVar[Literal["linear", "sqrt"]] = "sqrt"
     """How the learning rate scales with the batch size, by the rules of `analytic.large_batch.scaled_lr`."""
     takes_sparse: ClassVar[bool] = False
-    """Whether it accepts sparse gradients, which hold only the rows that an embedding has looked up."""
+    """Whether the optimizer accepts sparse gradients, which contain only the rows that an embedding looked up."""
     without_ratios: ClassVar[tuple[str, float] | None] = None
-    """For a layer-wise optimizer: its rule for layers without a trust ratio, and that rule's usual learning rate."""
+    """For a layer-wise optimizer: the update rule without trust ratios, and that rule's usual learning rate."""
     advice: ClassVar[Mapping[str, str]] = {}
     """For a layer-wise optimizer: advice for trust ratios that are clipped at a bound, by bound."""
     look: ClassVar[MethodStyle] = YOUR_OWN
-    """Colour, dash and marker in figures."""
+    """Colour, dash and marker in plots."""
 
     if TYPE_CHECKING:
 
@@ -120,7 +120,7 @@ class Optimizer(Method):
 
     @property
     def states(self) -> OptimizerStates:
-        """Its states under these settings, for memory predictions; by default two tensors per parameter.
+        """Size of the optimizer state with these settings, for memory predictions; by default 2 tensors per parameter.
 
         Example:
             >>> Optimizer("sgd").states.tensors, Optimizer("sgd", momentum=0.9).states.tensors
@@ -130,7 +130,7 @@ class Optimizer(Method):
 
     @property
     def carries(self) -> str:
-        """A short description of its state. Only an optimizer with the same description can resume from that state.
+        """A short description of the optimizer state. Only optimizers with equal descriptions can resume from it.
 
         Example:
             >>> Optimizer("adamw").carries == Optimizer("lamb").carries
@@ -139,7 +139,7 @@ class Optimizer(Method):
         return f"{self.name} state"
 
     def norm_sums(self, dimensions: Sequence[int]) -> NormSums:  # noqa: ARG002
-        """The sums of squares that ranks with shards all-reduce in an update, to compute the norms of whole tensors.
+        """Return how many sums of squares ranks with shards all-reduce in an update, to compute norms of whole tensors.
 
         Args:
             dimensions: Number of dimensions of each trained tensor.
@@ -147,7 +147,7 @@ class Optimizer(Method):
         return NormSums()
 
     def buffered(self, dimensions: Sequence[int]) -> list[list[int]]:
-        """Groups of tensors whose updates wait in a buffer for norms, by index; each group is batched separately.
+        """Return groups of tensor indices whose updates wait in a buffer for norms; each group is batched separately.
 
         Args:
             dimensions: Number of dimensions of each trained tensor.
@@ -165,12 +165,12 @@ class Optimizer(Method):
 
     @classmethod
     def is_layerwise(cls) -> bool:
-        """Whether it is a layer-wise optimizer, whose layers have trust ratios."""
+        """Whether the optimizer is layer-wise: it computes a trust ratio for each layer."""
         return cls.without_ratios is not None
 
     @classmethod
     def rates(cls) -> tuple[float, float]:
-        """Learning rates to search by default: lowest and highest."""
+        """Return the lowest and highest learning rate to search by default."""
         usual = float(cls.model_fields["lr"].default)
         return cls.usual_rates or (usual / 10, usual * 10)
 

@@ -1,8 +1,8 @@
-"""Partition of a sequence of layers into pipeline stages: the exact optimal contiguous partition.
+"""Partition of a sequence of layers into pipeline stages: the optimal contiguous partition, computed exactly.
 
-The slowest stage limits the speed of a pipeline, and the fullest one its memory. So the best partition minimises the
-cost of its largest stage. Dynamic programming finds it (the linear partition problem: Skiena, The Algorithm Design
-Manual, section 10.7).
+The slowest stage limits the speed of a pipeline, and the stage with most memory limits its size. The best partition
+therefore minimises the cost of the most expensive stage. Dynamic programming finds it (the linear partition problem:
+Skiena, The Algorithm Design Manual, section 10.7).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from shardscope.errors import SpecError
 
 
 def optimal_split(costs: Sequence[float], num_stages: int) -> tuple[int, ...]:
-    """Number of layers in each stage that minimises the cost of the most expensive stage; no stage is empty.
+    """Return the number of layers in each stage that minimises the cost of the most expensive stage; none is empty.
 
-    Among the partitions with this minimum it returns one with the least sum of squared stage costs, which also balances
-    the other stages. Time O(stages * layers**2).
+    Among the partitions with this minimum, it returns one with the smallest sum of squared stage costs, which also
+    balances the other stages. Time O(stages * layers**2).
 
     Args:
         costs: Cost of each layer, in order; at least 0, in any unit.
@@ -39,7 +39,7 @@ def optimal_split(costs: Sequence[float], num_stages: int) -> tuple[int, ...]:
 
 
 def even_split(num_layers: int, num_stages: int) -> tuple[int, ...]:
-    """Number of layers in each stage, as equal as possible; the first stages take the remainder.
+    """Return the number of layers in each stage, as equal as possible; the first stages get the remainder.
 
     Raises:
         SpecError: There are fewer layers than stages.
@@ -69,7 +69,7 @@ def _cut(
     join: Callable[[float, float], float],
     cost: Callable[[float], float],
 ) -> tuple[list[int], float]:
-    """Ends of the stages that minimise the joined cost of all stages, and that cost."""
+    """Return the stage ends that minimise the total cost (stage costs combined by `join`), and that cost."""
     num_layers = len(sums) - 1
     best = [cost(total) for total in sums]  # of the first i layers in one stage
     starts: list[list[int]] = []

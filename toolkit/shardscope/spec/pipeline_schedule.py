@@ -14,29 +14,29 @@ from shardscope.spec import registry
 from shardscope.spec.method import Method, required
 
 Operation = tuple[str, int, int]
-"""Kind, stage and micro-batch. The kinds are ``F``, a forward pass; ``B``, a backward pass; and ``I`` and ``W``, its
-two parts, for the inputs and for the weights."""
+"""Kind, stage and micro-batch. The kinds are ``F``, a forward pass; ``B``, a backward pass; and ``I`` and ``W``, the
+two parts of a backward pass, for the gradients of inputs and of weights."""
 
 
 class HeldTerms(NamedTuple):
-    """Most micro-batches that a rank holds, as coefficients that a search evaluates for a million layouts at once."""
+    """Peak number of micro-batches that a rank holds, as coefficients of a formula over arrays of many layouts."""
 
     of_left: float
     """Coefficient of the number of ranks from this one to the last."""
     of_all: float
-    """Coefficient of the number of all ranks."""
+    """Coefficient of the total number of ranks."""
     constant: float = 0.0
     is_rounded: bool = False
-    """Whether the sum is rounded down, as in V-shaped schedules of building blocks, which hold whole micro-batches."""
+    """Whether the sum is rounded down, as for V-shaped schedules of building blocks, which hold whole micro-batches."""
     in_thirds: bool = False
-    """Whether every third rank holds one micro-batch less if the number of ranks is 2 modulo 3."""
+    """Whether every third rank holds one micro-batch fewer if the number of ranks is 2 modulo 3."""
 
 
 class PipelineSchedule(Method):
     """The order of operations on each rank of a pipeline.
 
     Derive your own schedule from this class: it needs a `name` and `order`. Its bubble and its micro-batches in flight
-    are then counted from its table, and torch's pipeline runtime carries it out.
+    are then counted from its table, and torch's pipeline runtime executes it.
 
     Example:
         >>> PipelineSchedule("zbv").stage_ranks(3, held=2)
@@ -47,24 +47,24 @@ class PipelineSchedule(Method):
     folder = "pipeline_schedules"
 
     title: ClassVar[str] = ""
-    """Title in figures; empty for its name."""
+    """Title in plots; if empty, the name is used."""
     source: ClassVar[str] = ""
-    """Its publication."""
+    """Publication that describes the schedule."""
     year: ClassVar[int] = 9999
-    """Year of publication; lists are in this order."""
+    """Year of publication, by which lists are sorted."""
     default_stages: ClassVar[int] = 1
-    """Stages that each rank holds by default."""
+    """Number of stages on each rank by default."""
     least_stages: ClassVar[int] = 1
     most_stages: ClassVar[int | None] = 1
-    """Stages that each rank may hold; None for any number."""
+    """Largest number of stages that each rank may hold; None for any number."""
     v_shaped: ClassVar[bool] = False
     """Whether the stages run down the ranks and back up, so that the first rank holds the first and the last stage."""
     splits_backward: ClassVar[bool] = False
     """Whether gradients of inputs and of weights are computed separately."""
     least_per_rank: ClassVar[int] = 0
-    """Fewest micro-batches per rank that it needs."""
+    """Smallest number of micro-batches per rank that the schedule needs."""
     held_terms: ClassVar[HeldTerms | None] = None
-    """Micro-batches that a rank holds, in closed form for large layouts; None keeps the schedule out of layouts."""
+    """Micro-batches that a rank holds, in closed form for large layouts; if None, layouts cannot use the schedule."""
     torch_class: ClassVar[str | None] = None
     """The class in `torch.distributed.pipelining.schedules` that runs it; None if torch's runtime runs its `order`."""
 
@@ -107,34 +107,34 @@ class PipelineSchedule(Method):
 
     @classmethod
     def heading(cls) -> str:
-        """Title of the schedule in figures."""
+        """Return the title of the schedule in plots."""
         return cls.title or cls.name
 
     @classmethod
     def about(cls) -> str:
-        """One-line description: the first line of its docstring."""
+        """Return a one-line description: the first line of the class's docstring."""
         return (cls.__doc__ or "").strip().partition("\n")[0]
 
     @required
     def order(self, rank: int, ranks: int, microbatches: int, held: int) -> Sequence[Operation]:
-        """The operations of one rank, in order.
+        """Return the operations of one rank, in execution order.
 
         Args:
             rank: Rank number, from 0.
             ranks: Number of ranks in the pipeline.
             microbatches: Number of micro-batches in one step.
-            held: Stages that each rank holds; they are numbered along the pipeline (see `stage_ranks`).
+            held: Number of stages on each rank. Stages are numbered along the pipeline (see `stage_ranks`).
         """
         raise NotImplementedError
 
     def stage_ranks(self, ranks: int, held: int) -> tuple[int, ...]:
-        """The rank that holds each stage, in the order of the stages."""
+        """Return the rank that holds each stage, in stage order."""
         if self.v_shaped:
             return (*range(ranks), *reversed(range(ranks)))
         return tuple(range(ranks)) * held
 
     def stages_of(self, virtual_stages: int) -> int:
-        """Stages that each rank holds: `virtual_stages` if the schedule allows any number, else its own number."""
+        """Return the stages per rank: `virtual_stages` if the schedule allows any number, else its default."""
         return max(self.least_stages, virtual_stages) if self.most_stages is None else self.default_stages
 
     def check_stages(self, held: int) -> None:
@@ -153,28 +153,28 @@ class PipelineSchedule(Method):
             )
 
     def accepts(self, microbatches: int, ranks: int) -> bool:
-        """Whether it supports this number of micro-batches in one step."""
+        """Whether the schedule supports this number of micro-batches in one step."""
         return microbatches >= self.least_per_rank * ranks
 
     def needs(self, ranks: int) -> str:
-        """The numbers of micro-batches that it supports, in words."""
+        """Describe the supported numbers of micro-batches in words."""
         if type(self).accepts is PipelineSchedule.accepts:
             return f"at least {max(1, self.least_per_rank * ranks)}"
         taken = [count for count in range(1, 8 * ranks + 1) if self.accepts(count, ranks)]
         return f"a number such as {', '.join(map(str, taken[:3])) or 'none up to ' + str(8 * ranks)}"
 
-    # Closed forms over arrays that broadcast. Without a closed form, values are counted from the table.
+    # Closed forms; arguments follow NumPy broadcasting. Without a closed form, values are counted from the table.
 
     def in_flight(self, rank: Any, ranks: Any, microbatches: Any, held: Any) -> Any:  # noqa: ARG002
-        """Peak activations of a rank, in units of one micro-batch on a whole rank; None if they are counted."""
+        """Peak activations of a rank, in units of one micro-batch's activations on it; None without a closed form."""
         return None
 
     def bubble(self, case: Any) -> Any:  # noqa: ARG002
-        """Idle time of the rank that waits most, for a `shardscope.analytic.schedules.paths.Case`; None if counted."""
+        """Idle time of the rank that waits longest, for an `analytic.schedules.paths.Case`; None if not known."""
         return None
 
     def ramp(self, case: Any) -> Any:  # noqa: ARG002
-        """Least time lost if all ranks synchronise between steps; None if it does not exceed the bubble."""
+        """Minimum time lost if all ranks synchronise between steps; None if it does not exceed the bubble."""
         return None
 
 
@@ -183,7 +183,7 @@ AnyPipelineSchedule = Annotated[SerializeAsAny[PipelineSchedule], BeforeValidato
 
 
 def schedules() -> tuple[PipelineSchedule, ...]:
-    """All known schedules at their defaults: built-in ones in the order of their years, then others."""
+    """Return all known schedules with default settings: built-in ones by year, then others."""
     return _in_order(registry.all_of(PipelineSchedule))
 
 

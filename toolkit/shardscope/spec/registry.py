@@ -1,9 +1,9 @@
 """The registry of methods, by kind and name: built-in, from installed packages, and user-defined.
 
-Built-in methods are the folders of `shardscope.methods`, one per method. A package adds methods by entry points of the
-group ``shardscope.methods``, each of which names a class. A user-defined class is registered by `register`, or when it
-is passed to a job. If it is defined again, as when a notebook cell is run again, it replaces the earlier one. All of
-them pass the same checks. Methods are imported when they are first needed.
+Built-in methods are the folders of `shardscope.methods`, one per method. A package adds methods through entry points in
+the group ``shardscope.methods``, each of which names a class. A user-defined class is registered by `register`, or when
+it is passed to a job. If a class is defined again, for example because a notebook cell is run again, it replaces the
+earlier one. All methods pass the same checks. They are imported when first needed.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ AnyMethod = TypeVar("AnyMethod", bound="type[Method]")
 Kind = TypeVar("Kind", bound="Method")
 
 GROUP = "shardscope.methods"
-"""The entry-point group in which packages name their methods; also the package of the built-in ones."""
+"""The entry-point group in which packages list their methods; also the package with the built-in methods."""
 _NAME = re.compile("(?=.*[a-z])[a-z0-9]+(-[a-z0-9]+)*")
 _TAKEN = {"name", "kind", "folder", "code", "package", "settings", "changed", "label"}
-"""Reserved names, which settings cannot have."""
+"""Reserved names that settings must not use."""
 
 _of_users: dict[tuple[str, str], type[Method]] = {}
 _replaced: WeakSet[type[Method]] = WeakSet()
-"""User-defined classes that a later definition has replaced."""
+"""User-defined classes that have been replaced by a later definition."""
 _loading = local()
 """Thread-local flag: whether this thread is loading the methods of packages."""
 
@@ -63,7 +63,7 @@ class _Plugins(NamedTuple):
 
 
 _loaded: list[_Plugins] = []
-"""Empty until the packages have been imported, then one item."""
+"""Empty until the packages have been imported, then a single item."""
 
 
 def register(cls: AnyMethod) -> AnyMethod:
@@ -117,7 +117,7 @@ def register_loaded(cls: type[Method]) -> None:
 
 
 def names(kind: type[Method]) -> tuple[str, ...]:
-    """The names of all methods of a kind: built-in, installed, then user-defined."""
+    """Return the names of all methods of a kind: built-in, then installed, then user-defined."""
     found = [
         *_built_in(kind.folder),
         *(name for of, name in _plugins().found if of == kind.kind),
@@ -127,7 +127,7 @@ def names(kind: type[Method]) -> tuple[str, ...]:
 
 
 def find(kind: type[Kind], name: str) -> type[Kind] | None:
-    """The class of a method; None if there is no method of this name."""
+    """Return the class of a method; None if there is no method with this name."""
     module = _built_in(kind.folder).get(name)
     if module is not None:
         return cast("type[Kind]", _class_in(module, kind))
@@ -136,10 +136,10 @@ def find(kind: type[Kind], name: str) -> type[Kind] | None:
 
 
 def require_known(kind: type[Kind], name: Any) -> type[Kind]:
-    """The class of a method.
+    """Return the class of a method.
 
     Raises:
-        SpecError: There is no method of this name; the message suggests the nearest.
+        SpecError: There is no method with this name; the message suggests the closest name.
     """
     found = find(kind, name) if isinstance(name, str) else None
     if found is None:
@@ -148,7 +148,7 @@ def require_known(kind: type[Kind], name: Any) -> type[Kind]:
 
 
 def all_of(kind: type[Kind]) -> tuple[type[Kind], ...]:
-    """The classes of all methods of a kind, in the order of `names`."""
+    """Return the classes of all methods of a kind, in the order of `names`."""
     return _all_of(kind, (*_plugins().packages, *_of_users.values()))
 
 
@@ -159,19 +159,19 @@ def _all_of(kind: type[Kind], _not_built_in: tuple[type[Method], ...]) -> tuple[
 
 
 def having(kind: type[Method], setting: str) -> Iterator[str]:
-    """The names of the methods of a kind that have this setting."""
+    """Yield the names of the methods of a kind that have this setting."""
     return (name for name in names(kind) if setting in require_known(kind, name).model_fields)
 
 
 def origin(cls: type[Method]) -> str:
-    """Origin of a method: ``built-in``, ``installed`` or ``user``."""
+    """Return the origin of a method: ``built-in``, ``installed`` or ``user``."""
     if cls.__module__.startswith(f"{GROUP}."):
         return "built-in"
     return "user" if package_of(cls) is None else "installed"
 
 
 def package_of(cls: type[Method]) -> str | None:
-    """The installed package with an entry point for a method; None for built-in and user-defined methods."""
+    """Return the name of the installed package that provides a method; None for built-in and user-defined methods."""
     if cls.__module__.partition(".")[0] not in _modules_of_packages():
         return None  # avoids importing the packages
     by_place = _packages().get(f"{cls.__module__}:{cls.__qualname__}")
@@ -179,18 +179,18 @@ def package_of(cls: type[Method]) -> str | None:
 
 
 def torch_part(cls: type[Method]) -> str | None:
-    """The module of a built-in method with its code that runs on the ranks; None if it has no such module."""
+    """Return the name of the module with a built-in method's rank code; None if it has no such module."""
     module = f"{cls.__module__}._torch"
     return module if origin(cls) == "built-in" and find_spec(module) else None
 
 
 def broken_plugins() -> dict[str, str]:
-    """Reasons why methods of installed packages cannot be used, by package and entry point."""
+    """Return the reason why each broken method of an installed package cannot be used, by package and entry point."""
     return {f"{each.package}: {each.point}": each.why for each in _plugins().broken}
 
 
 def why_not_here(kind: type[Method], name: str, package: str) -> SpecError:
-    """The error for a saved method of a package that is not available in this process."""
+    """Return the error for a saved method whose package is not available in this process."""
     broken = _broken_error(kind, name)
     if broken is not None:
         return broken
@@ -200,7 +200,7 @@ def why_not_here(kind: type[Method], name: str, package: str) -> SpecError:
 
 
 def _broken_error(kind: type[Method], name: Any) -> SpecError | None:
-    """The error for a package's broken method of this kind and name; None if there is no such method."""
+    """Return the error for a package's broken method of this kind and name; None if there is no such method."""
     for each in _plugins().broken:
         if name in (each.name, each.point) and each.kind in (kind.kind, None):
             return SpecError(
@@ -229,19 +229,19 @@ def check(cls: Any) -> None:
     for field, info in method.model_fields.items():
         if info.is_required():
             raise SpecError(
-                f"{title}.{field} has no default, so {method.name!r} alone would not do; give it one"
+                f"{title}.{field} has no default, so {method.name!r} cannot be used by name alone; give it one"
             )
     try:
         hash(method())
     except TypeError as error:
         raise SpecError(
-            f"{title}() makes no fixed value ({error}); give settings such as tuples instead of lists"
+            f"{title}() is not hashable ({error}); give settings such as tuples instead of lists"
         ) from None
     except SpecError:
         raise
     except Exception as error:  # noqa: BLE001 - a user's class may raise anything
         raise SpecError(
-            f"{title}() cannot be made ({error}); it must be constructible without arguments"
+            f"{title}() raised an error ({error}); it must be constructible without arguments"
         ) from None
 
 
@@ -257,12 +257,12 @@ def _check_names(cls: type[Method]) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         what = "lacks a name" if name is None else f"has name={quoted(name)}"
         raise SpecError(
-            f"{title} {what}; give it one of small letters, digits and hyphens, such as name = 'my-own'"
+            f"{title} {what}; give it one of lower-case letters, digits and hyphens, such as name = 'my-own'"
         )
 
 
 def _check_arguments(cls: type[Method]) -> None:
-    """Check that the required members of the kind take the arguments that they are called with."""
+    """Check that the class's required members accept the arguments that they will be called with."""
     kind = cls.base_class()
     for name in sorted(getattr(kind, "__abstractmethods__", ())):
         asked, given = getattr(kind, name), getattr(cls, name)
@@ -287,27 +287,27 @@ def _check_free(cls: type[Method], others: Mapping[tuple[str, str], type[Method]
 
 
 def _arguments(cls: type, name: str) -> str:
-    """The arguments of a function as text, such as ``(step, steps)``."""
+    """Return the arguments of a function as text, such as ``(step, steps)``."""
     member = getattr(cls, name)
     return "" if isinstance(member, property) else f"({', '.join(list(signature(member).parameters)[1:])})"
 
 
 @cache
 def _built_in(folder: str) -> dict[str, str]:
-    """The module of each built-in method, by name; none is imported."""
+    """Return the module of each built-in method, by method name, without importing it."""
     package = import_module(f"{GROUP}.{folder}")
     found = (module.name for module in iter_modules(package.__path__) if module.ispkg)
     return {_name_of(name): f"{GROUP}.{folder}.{name}" for name in found}
 
 
 def _name_of(folder: str) -> str:
-    """A method's name from its folder, which begins with an underscore if the name begins with a digit."""
+    """Return the method name for a folder, which begins with an underscore if the name begins with a digit."""
     return folder.removeprefix("_").replace("_", "-")
 
 
 @cache
 def _class_in(module: str, kind: type[Any]) -> Any:
-    """The one method class that a built-in folder defines."""
+    """Return the one method class that a built-in folder defines."""
     found = [
         value
         for value in vars(import_module(module)).values()
@@ -320,14 +320,14 @@ def _class_in(module: str, kind: type[Any]) -> Any:
     check(cls)
     if cls.name != _name_of(module.rpartition(".")[2]):
         raise SpecError(
-            f"{cls.__name__}.name={cls.name!r} is not that of its folder {module}; let them agree"
+            f"{cls.__name__}.name={cls.name!r} does not match its folder {module}; make them match"
         )
     return cls
 
 
 @cache
 def _packages() -> dict[str, str]:
-    """The installed packages with methods, by the location ``module:class`` of each method; none is imported."""
+    """Return the installed package of each method, by its location ``module:class``, without importing it."""
     return {point.value: _package(point) for point in entry_points(group=GROUP)}
 
 
@@ -341,7 +341,7 @@ def _package(point: EntryPoint) -> str:
 
 
 def _plugins() -> _Plugins:
-    """The packages' methods, usable and broken; empty while the packages are being imported."""
+    """Return the packages' methods, usable and broken; empty while the packages are being imported."""
     if _loaded:
         return _loaded[0]
     return _Plugins({}, {}, ()) if _is_importing() else _load()

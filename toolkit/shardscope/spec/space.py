@@ -1,7 +1,7 @@
-"""Search spaces: the settings of a job that a study may change, and their ranges.
+"""Search spaces: the settings of a job that a study searches over, and their ranges.
 
 A space maps names of settings to ranges. A name is a path into the job. If a setting belongs to one of several choices,
-the choice is written in brackets, and the setting is only drawn when that choice is drawn:
+the choice is written in brackets, and the setting is sampled only when that choice is sampled:
 
     Space({
         "optimizer": ["adamw", "lamb"],
@@ -13,7 +13,7 @@ the choice is written in brackets, and the setting is only drawn when that choic
         "warmup": (0.0, 0.3),
     })
 
-The study's parameters have the same names, so each branch has its own parameter and no distribution ever changes.
+The study's parameters have the same names. Each branch thus has its own parameters, and distributions never change.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _KINDS: Mapping[str, type[Method]] = {
     "optimizer": Optimizer, "compression": Compression, "lr_schedule": LRSchedule,
 }  # fmt: skip
 BRANCHES = tuple(_KINDS)
-"""Settings whose choices have settings themselves."""
+"""Settings whose choices have settings of their own."""
 PLAIN = (
     "batch", "lr_rule", "warmup", "strategy", "precision", "recompute", "clip_norm", "world_size", "seed",
 )  # fmt: skip
-"""Settings without nested settings. ``warmup`` is a share of the steps. ``lr_rule`` scales the learning rate, which is
-given for the job's own batch, to the batch of the trial: ``none``, ``linear`` or ``sqrt``."""
+"""Settings without nested settings. ``warmup`` is a fraction of the steps. ``lr_rule`` (``none``, ``linear`` or
+``sqrt``) scales the learning rate from the job's own batch size to the trial's batch size."""
 FORMER_NAMES = {"schedule": "lr_schedule"}
-"""Names of settings in studies of earlier versions, and their present names."""
+"""Current name for each setting that studies of earlier versions name differently."""
 LR_RULES = ("none", "linear", "sqrt")
 _NAME = re.compile(r"(?P<owner>[a-z_]+)(\[(?P<branch>[a-z0-9-]+)\])?(\.(?P<setting>[a-z_0-9]+))?")
 
@@ -60,16 +60,16 @@ class Choices(Spec):
 
     kind: Literal["choices"] = "choices"
     values: tuple[Value, ...] = Field(min_length=1)
-    """At least one value; no duplicates."""
+    """The values to choose from: at least one, without duplicates."""
 
     @model_validator(mode="after")
     def _none_twice(self) -> Self:
         if len({(type(value), value) for value in self.values}) < len(self.values):
-            raise SpecError(f"values={quoted(list(self.values))} name a choice twice; name each once")
+            raise SpecError(f"values={quoted(list(self.values))} list a choice twice; list each once")
         return self
 
     def ends(self) -> tuple[Value, ...]:
-        """Values for which the job is validated before anything runs: all of them."""
+        """Return the values for which the job is validated before anything runs: all of them."""
         return self.values
 
 
@@ -79,9 +79,9 @@ class Between(Spec):
     kind: Literal["between"] = "between"
     low: Number
     high: Number
-    """Above `low`. If both are integers, only integers are drawn."""
+    """Upper end, above `low`. If both ends are integers, only integers are sampled."""
     log: bool = False
-    """Draw the logarithm uniformly. Needs `low` above 0."""
+    """Whether to sample the logarithm uniformly; requires `low` above 0."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
@@ -95,7 +95,7 @@ class Between(Spec):
 
     @property
     def is_whole(self) -> bool:
-        """Whether only integers are drawn."""
+        """Whether only integers are sampled."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     def ends(self) -> tuple[Value, ...]:
@@ -104,7 +104,7 @@ class Between(Spec):
 
 
 class PowersOfTwo(Spec):
-    """A power of two between two others; a study draws its exponent."""
+    """A power of two between two others; a study samples its exponent."""
 
     kind: Literal["powers-of-two"] = "powers-of-two"
     low: Count
@@ -124,7 +124,7 @@ class PowersOfTwo(Spec):
                 near = 2 ** round(math.log2(value))
                 raise SpecError(f"{name}={value} is not a power of two; use for example {near}")
         if self.low > self.high:
-            raise SpecError(f"low={self.low} is above high={self.high}; turn them round")
+            raise SpecError(f"low={self.low} is above high={self.high}; swap them")
         return self
 
     @property
@@ -183,7 +183,7 @@ def parse_name(name: str) -> Name:
     """Split a parameter's name into its parts.
 
     Raises:
-        SpecError: It names nothing that a study can change.
+        SpecError: It does not name a setting that a study can change.
 
     Example:
         >>> parse_name("compression[topk].ratio")
@@ -217,7 +217,7 @@ def _check_setting(name: str, parts: Name) -> None:
         raise unknown_name(f"space: setting of {parts.branch or parts.owner}", parts.setting, valid)
     if parts.setting == "betas":
         raise SpecError(
-            f"space: {name!r} is a pair of numbers, which a study does not draw; set it in the job"
+            f"space: {name!r} is a pair of numbers, which a study cannot sample; set it in the job"
         )
 
 
@@ -227,7 +227,7 @@ def _table(owner: str) -> Mapping[str, Mapping[str, Any]]:
 
 
 def settings_of(owner: str, branch: str) -> Mapping[str, Any]:
-    """The settings of one choice (`branch`) of an `owner` in `BRANCHES`, with their defaults.
+    """Return the settings of one choice (`branch`) of an `owner` in `BRANCHES`, with their defaults.
 
     Raises:
         SpecError: There is no such choice.
@@ -237,7 +237,7 @@ def settings_of(owner: str, branch: str) -> Mapping[str, Any]:
 
 
 def _readable(name: str, value: Any) -> Any:
-    """The parameter from its given value, with floats instead of integers if the setting takes fractions."""
+    """Convert a given value to a parameter, with float ends instead of integers if the setting takes fractions."""
     parts = parse_name(name)
     try:
         parameter = _parameter(value)
@@ -245,7 +245,7 @@ def _readable(name: str, value: Any) -> Any:
         raise SpecError(f"space[{name!r}]: {error}") from None
     if isinstance(parameter, Between) and name == "batch":
         raise SpecError(
-            f"space['batch'] is drawn among numbers that ranks can share; write ({parameter.low}, "
+            f"space['batch'] takes batch sizes that can be divided over the ranks; write ({parameter.low}, "
             f"{parameter.high}, 'log2') with powers of two, or a list such as [48, 96]"
         )
     if isinstance(parameter, Between) and parameter.is_whole and _takes_fractions(parts):
@@ -254,7 +254,7 @@ def _readable(name: str, value: Any) -> Any:
 
 
 def _takes_fractions(parts: Name) -> bool:
-    """Whether a setting takes fractions, so that (0, 1) is a real interval and not only the integers 0 and 1."""
+    """Whether a setting takes fractions, so that (0, 1) means an interval of floats and not the integers 0 and 1."""
     if parts.setting is None:
         return parts.owner in ("warmup", "clip_norm")
     table = _table(parts.owner)
@@ -263,7 +263,7 @@ def _takes_fractions(parts: Name) -> bool:
 
 
 class Space(Spec):
-    """The settings of a job that a study may change, with their ranges.
+    """The settings of a job that a study searches over, with their ranges.
 
     Example:
         >>> space = Space({"optimizer.lr": (1e-4, 1e-2, "log"), "batch": PowersOfTwo(32, 128)})
@@ -320,7 +320,7 @@ class Space(Spec):
             raise SpecError(f"space['lr_rule'] takes choices among {', '.join(LR_RULES)}, got {parameter!r}")
 
     def methods(self) -> Iterator[tuple[str, Method]]:
-        """The methods that the space may choose, with the setting that chooses them; nested methods as in `Job`."""
+        """Yield the methods that the space may choose, each with its field path as in `Job.methods`."""
         kinds: dict[str, type[Method]] = {**_KINDS, "strategy": Strategy}
         for axis, kind in kinds.items():
             parameter = self.parameters.get(axis)
@@ -328,11 +328,11 @@ class Space(Spec):
                 yield from methods_in(axis, kind.resolve(value))
 
     def active(self, chosen: Mapping[str, Value], defaults: Mapping[str, str]) -> Iterator[str]:
-        """The names of the parameters to draw; choices of branches come before the settings that depend on them.
+        """Yield the names of the parameters to sample; a choice comes before the settings that depend on it.
 
         Args:
-            chosen: Values drawn so far; the caller may add to it during the iteration.
-            defaults: The job's own choice for each branch that the space does not choose.
+            chosen: Values sampled so far; the caller may add to it during the iteration.
+            defaults: The job's own choice for each setting in `BRANCHES` that the space does not search.
         """
         order = sorted(self.parameters, key=lambda name: parse_name(name).setting is not None)
         for name in order:

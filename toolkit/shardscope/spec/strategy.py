@@ -1,4 +1,4 @@
-"""Strategies: how the ranks share the work."""
+"""Strategies: how the work is distributed over the ranks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FORMER_NAME = "kind"
 
 
 class Work(NamedTuple):
-    """Time of one rank in a step, relative to computing its samples on a whole model."""
+    """Time that one rank spends in a step, relative to the time to compute its samples on a whole model."""
 
     computing: float = 1.0
     waiting: float = 0.0
@@ -34,7 +34,7 @@ class Work(NamedTuple):
 
 
 class Strategy(Method):
-    """A way in which the ranks share the work, with its settings.
+    """A way to distribute the work over the ranks, with its settings.
 
     A short string is accepted in place of a strategy: ``"ring"`` is ``Ring()``. The text after a colon sets the field
     that the class names in `variant`: ``"ring:2"`` is ``Ring(directions=2)``.
@@ -51,20 +51,20 @@ class Strategy(Method):
     folder = "strategies"
 
     variant: ClassVar[str | None] = None
-    """The setting that follows a colon in the short string; None if there is none."""
+    """Name of the setting that follows a colon in the short string; None if there is none."""
     family: ClassVar[str] = "Your own"
-    """Its heading in lists: one of `FAMILIES`, or a new one, which is added to them."""
+    """Heading under which lists show the strategy: one of `FAMILIES`, or a new one."""
     look: ClassVar[MethodStyle] = YOUR_OWN
-    """Colour, dash and marker in figures."""
+    """Colour, dash and marker in plots."""
     min_ranks: ClassVar[int] = 2
     max_ranks: ClassVar[int | None] = None
     carries: ClassVar[frozenset[Carriage]] = frozenset()
     """Kinds of gradient compression that this strategy supports."""
     has_exchanges: ClassVar[bool] = False
-    """Whether packets can be exchanged in more than one way, by the compression's setting `exchange`. Otherwise packets
-    go straight to the rank that unpacks them."""
+    """Whether the compression's setting `exchange` can select how packets are exchanged. Otherwise packets go straight
+    to the rank that unpacks them."""
     zero_stage: ClassVar[int | None] = None
-    """The ZeRO stage whose memory formulas describe a rank, 0 for whole replicas; None if no stage does."""
+    """The ZeRO stage whose memory formulas apply to a rank, 0 for whole replicas; None if none applies."""
 
     if TYPE_CHECKING:
 
@@ -72,15 +72,15 @@ class Strategy(Method):
 
     @classmethod
     def by_name(cls, /, *args: Any, **fields: Any) -> Any:
-        """As for every method, but the name may be a short string such as ``ring:2``."""
+        """Return the strategy, as for every kind of method; the name may be a short string such as ``ring:2``."""
         fields = cls._with_positional(args, fields) if args else fields
         name = fields.get("name")
         if isinstance(name, str) and ":" in name:
             said = cls._of_short_string(name)
             for setting in said.keys() & fields.keys() - {"name"}:
                 raise SpecError(
-                    f"strategy={quoted(name)} says its {setting}, which is given as {quoted(fields[setting])} besides; "
-                    "give it once"
+                    f"strategy={quoted(name)} already sets {setting}, which is also given as "
+                    f"{quoted(fields[setting])}; give it once"
                 )
             fields = {**fields, **said}
         return super().by_name(**fields)
@@ -124,33 +124,33 @@ class Strategy(Method):
         return self.name
 
     def num_data_ranks(self, world_size: int) -> int:
-        """Ranks that the global batch is divided over: all, unless some hold no data or all process the same data."""
+        """Return over how many ranks the global batch is divided: all, unless some get no data or the same data."""
         return world_size
 
     def role(self, rank: int, world_size: int) -> str | None:  # noqa: ARG002
-        """Role of a rank in this strategy, in a word or two, such as ``stage 2``; None if all ranks are equal."""
+        """Role of a rank in this strategy, in a word or two, such as ``stage 2``; None if all roles are equal."""
         return None
 
     @property
     def differs_because(self) -> str | None:
-        """Why this strategy may end at other parameters than one process, as a clause; None if it cannot."""
+        """Why this strategy may end with different parameters than one process, as a clause; None if it cannot."""
         return None
 
     @property
     def hides_noise_because(self) -> str | None:
-        """Why the gradient noise scale cannot be measured under this strategy, as a clause; None if it can."""
+        """Why the gradient noise scale cannot be measured with this strategy, as a clause; None if it can."""
         return None
 
     def drift(self, world_size: int) -> int | None:  # noqa: ARG002
-        """Most steps by which another rank can be ahead of rank 0: 0 if each step waits for it, None if unbounded."""
+        """Maximum number of steps that a rank can be ahead of rank 0: 0 if they stay in step; None if unbounded."""
         return 0
 
     def suggested_micro_batch(self, global_batch: int, world_size: int) -> int | None:  # noqa: ARG002
-        """A suitable micro-batch for this strategy; None if a rank should process its whole share at once."""
+        """Return a suitable micro-batch size; None if a rank should process its whole share at once."""
         return None
 
     def degrees(self, world_size: int) -> Mapping[str, Any] | None:  # noqa: ARG002
-        """The fields of the `Layout` that corresponds to this strategy; None if no layout does.
+        """Return the fields of the `Layout` that corresponds to this strategy; None if there is none.
 
         Example:
             >>> Strategy("zero-3", replicas=2).degrees(8)
@@ -159,7 +159,7 @@ class Strategy(Method):
         return None
 
     def check(self, job: Job) -> None:
-        """Refuse a job that cannot work with this strategy, before any process starts.
+        """Refuse a job that cannot run with this strategy, before any process starts.
 
         Raises:
             SpecError: States the field, the value and a remedy.
@@ -169,11 +169,11 @@ class Strategy(Method):
 
     @property
     def ranks_meet(self) -> bool:
-        """Whether all ranks take part in each communication of a step, in the same order."""
+        """Whether all ranks take part in every communication of a step, in the same order."""
         return True
 
     def ring_size(self, collective: str, world_size: int) -> int:  # noqa: ARG002
-        """Number of ranks in the ring that carries out this collective."""
+        """Number of ranks in the ring that runs this collective."""
         return world_size
 
     def exchanged_bytes(
@@ -183,22 +183,22 @@ class Strategy(Method):
         *,
         micro_batches: int = 1,  # noqa: ARG002
     ) -> float | None:
-        """Bytes of gradients and parameters that all ranks together send in a step, uncompressed.
+        """Total bytes of gradients and parameters that all ranks send in a step, uncompressed.
 
-        The textbook totals, without headers, norms and padding: the baseline that compressed runs are compared with.
+        This is the textbook total, without headers, norms and padding, to which compressed runs are compared.
 
         Args:
-            gradient_bytes: S, bytes of one whole uncompressed gradient.
+            gradient_bytes: S, bytes of one complete uncompressed gradient.
             world_size: W, the number of ranks.
             micro_batches: Forward and backward passes per step.
 
         Returns:
-            None if gradients are not exchanged, or the total is unknown.
+            The number of bytes; None if gradients are not exchanged, or if the total is unknown.
         """
         return None
 
     def traffic(self, step: Any) -> Any:  # noqa: ARG002
-        """Traffic that each rank sends in one step, by the names under which a run counts it.
+        """Return the traffic that each rank sends in one step, by the names under which a run counts it.
 
         Args:
             step: The `shardscope.analytic.job_step.JobStep` of a job with this strategy.
@@ -209,7 +209,7 @@ class Strategy(Method):
         return None
 
     def states(self, step: Any) -> Any:  # noqa: ARG002
-        """Memory of each rank for parameters, gradients, optimizer state and buffers in one step, as a run measures it.
+        """Return each rank's memory for parameters, gradients, optimizer state and buffers in one step.
 
         Args:
             step: The `shardscope.analytic.job_step.JobStep` of a job with this strategy.
@@ -228,7 +228,7 @@ class Strategy(Method):
         return None if step.saved_bytes is None else [step.saved_bytes] * step.world_size
 
     def work(self, step: Any) -> list[Work]:
-        """Compute time of each rank, and its waits for the schedule.
+        """Return the compute time of each rank, and the idle time that the schedule causes.
 
         Args:
             step: The `shardscope.analytic.job_step.JobStep` of a job with this strategy.
@@ -247,7 +247,7 @@ class Strategy(Method):
 
 
 def strategies() -> dict[str, type[Strategy]]:
-    """All known strategies by name, sorted by family."""
+    """Return all known strategies by name, sorted by family."""
     known = registry.all_of(Strategy)
     families = dict.fromkeys([*FAMILIES, *(method.family for method in known)])
     order = {family: place for place, family in enumerate(families)}
@@ -255,7 +255,7 @@ def strategies() -> dict[str, type[Strategy]]:
 
 
 def strategies_where(is_so: Callable[[Any], bool]) -> list[str]:
-    """The names of the strategies for which a predicate is true at their defaults."""
+    """Return the names of the strategies that satisfy a predicate at their default settings."""
     return [name for name, method in strategies().items() if is_so(method())]
 
 

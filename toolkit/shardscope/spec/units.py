@@ -1,9 +1,9 @@
-"""Quantities with units: parsed from text without guessing, and formatted as text.
+"""Quantities with units: parsed strictly from text, and formatted as text.
 
-A number is in the base unit of its field (bytes, bytes per second, FLOP/s, seconds, watts).
-A text must state its unit: ``"80 GiB"``, ``"200 Gbit/s"``, ``"25 GB/s"``, ``"312 TFLOP/s"``, ``"5 us"``. Only zero
-needs no unit.
-``kB``, ``MB``, ``GB`` are powers of 1000 and ``KiB``, ``MiB``, ``GiB`` of 1024; a byte has 8 bits.
+A plain number is in the base unit of its field (bytes, bytes per second, FLOP/s, seconds, watts).
+A string must state its unit: ``"80 GiB"``, ``"200 Gbit/s"``, ``"25 GB/s"``, ``"312 TFLOP/s"``, ``"5 us"``. Only zero
+needs no unit. ``kB``, ``MB``, ``GB`` are powers of 1000, and ``KiB``, ``MiB``, ``GiB`` are powers of 1024; a byte has
+8 bits.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _EXAMPLES: Mapping[Kind, str] = {
 }
 _BASE: Mapping[Kind, str] = {
     "bytes": "bytes",
-    "bytes/s": "bytes a second",
-    "FLOP/s": "FLOP a second",
+    "bytes/s": "bytes per second",
+    "FLOP/s": "FLOP per second",
     "s": "seconds",
     "W": "watts",
 }
@@ -50,7 +50,7 @@ _QUANTITY = re.compile(r"\s*([-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(
 
 
 def parse(text: str, kind: Kind, *, field: str = "value") -> float:
-    """Parse a text with a unit to a number in the base unit of its kind.
+    """Parse a string with a unit and return the number in the base unit of its kind.
 
     Args:
         text: For example ``"200 Gbit/s"``.
@@ -84,7 +84,7 @@ def parse(text: str, kind: Kind, *, field: str = "value") -> float:
 
 
 def quantity(value: object, kind: Kind, *, field: str) -> float:
-    """The value of an argument, given in the base unit or as a text with its unit: finite, and not below zero.
+    """Return the value of an argument, given in the base unit or as a string with a unit; it must be finite and >= 0.
 
     Raises:
         SpecError: The value is not a quantity, or it is negative or infinite.
@@ -115,7 +115,7 @@ def positive(value: float, *, field: str, given: object) -> float:
 
 
 def _complaint(unit: str, kind: Kind) -> str:
-    """The reason why a unit is refused, and the unit to write instead."""
+    """Return why a unit is refused, and which unit to write instead."""
     if kind == "bytes/s" and unit in _SIZES:
         return f"is a size, not a rate; write {unit}/s"
     if kind == "bytes" and unit in _UNITS["bytes/s"]:
@@ -138,7 +138,7 @@ def _reader(kind: Kind) -> Callable[[object, ValidationInfo], object]:
 
 
 _FINITE = AllowInfNan(False)
-"""No quantity is infinite, since JSON cannot store it; an ideal link has a very large bandwidth instead."""
+"""Quantities must be finite, because JSON cannot store infinity; give an ideal link a very large bandwidth instead."""
 
 Bytes = Annotated[PositiveFloat, _FINITE, BeforeValidator(_reader("bytes"))]
 BytesOrNone = Annotated[NonNegativeFloat, _FINITE, BeforeValidator(_reader("bytes"))]
@@ -151,7 +151,7 @@ Watts = Annotated[PositiveFloat, _FINITE, BeforeValidator(_reader("W"))]
 
 
 def gib_text(num_bytes: float) -> str:
-    """Text of a number of bytes in powers of 1024, as for memory: ``79.2 GiB``."""
+    """Format a number of bytes with units of 1024, as for memory: ``79.2 GiB``."""
     size = float(num_bytes)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(size) < 1024 or unit == "TiB":
@@ -161,7 +161,7 @@ def gib_text(num_bytes: float) -> str:
 
 
 def bytes_text(num_bytes: float) -> str:
-    """Text of a number of bytes in powers of 1000, as for network traffic: ``1.5 MB``."""
+    """Format a number of bytes with units of 1000, as for network traffic: ``1.5 MB``."""
     size = float(num_bytes)
     for unit in ("B", "kB", "MB", "GB"):
         if size < 1000:
@@ -171,12 +171,12 @@ def bytes_text(num_bytes: float) -> str:
 
 
 def bit_rate_text(bytes_per_s: float) -> str:
-    """Text of bytes per second as bits per second, as networks are specified: ``100 Mbit/s``."""
+    """Format bytes per second as bits per second, as for networks: ``100 Mbit/s``."""
     return _scaled(8 * bytes_per_s, "bit/s")
 
 
 def seconds_text(seconds: float) -> str:
-    """Text of seconds in a suitable unit: ``1.5 ms``."""
+    """Format seconds in a suitable unit: ``1.5 ms``."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if seconds >= size or not seconds:
             return f"{_digits(seconds / size)} {unit}"

@@ -12,7 +12,7 @@ from shardscope.spec._base import Spec
 
 
 class UserCode(Spec):
-    """A callable of which JSON holds only the name.
+    """A callable of which only the name is written to JSON.
 
     The code itself is saved by cloudpickle in a file of the run directory that is private to the user. A `job.json`
     that someone else sends you names the function but cannot run anything.
@@ -31,7 +31,7 @@ class UserCode(Spec):
 
     @property
     def is_here(self) -> bool:
-        """Whether the callable itself is loaded, and not only its name."""
+        """Whether the callable itself is loaded, rather than only its name."""
         return self._function is not None
 
     @property
@@ -60,5 +60,5 @@ Named = Annotated[str | UserCode, BeforeValidator(_wrap)]
 
 
 def label_of(value: str | UserCode) -> str:
-    """The printed name of a catalogue name or a callable."""
+    """Return the display name of a catalogue name or a callable."""
     return value.name if isinstance(value, UserCode) else value

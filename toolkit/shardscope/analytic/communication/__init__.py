@@ -1,9 +1,9 @@
-"""Communication by formula: exact bytes of the strategies that run here, and times of many more algorithms.
+"""Communication by formula: exact bytes for the strategies that run here, and times for many more algorithms.
 
-One module for each way of moving bytes counts them exactly, so that runs can be checked against them.
-`collective_time` and `collective_volume` are the textbook forms of these and of the other algorithms in `algorithms`.
+There is one module for each way of moving bytes. It counts them exactly, so that runs can be checked against it.
+`collective_time` and `collective_volume` are the textbook formulas for all algorithms in `algorithms`.
 `ring` times the collectives of a layout's groups, `crossover` finds where one algorithm overtakes another, and
-`compression` computes whether packing pays.
+`compression` computes whether compressing pays off.
 """
 
 from shardscope.analytic.communication.algorithms import ALGORITHMS, OPS

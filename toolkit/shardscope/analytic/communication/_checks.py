@@ -13,14 +13,14 @@ from shardscope.errors import SpecError, unknown_name
 
 
 def find_algorithm(name: str, op: str) -> Algorithm:
-    """Return the algorithm of this name; raise a `SpecError` if it is unknown or does not support the operation."""
+    """Return the algorithm with this name; raise a `SpecError` if it is unknown or does not support the operation."""
     if op not in OPS:
         raise unknown_name("op", op, OPS)
     if name not in ALGORITHMS:
         raise unknown_name("algorithm", name, ALGORITHMS)
     if op not in ALGORITHMS[name].costs:
         able = ", ".join(other for other, algorithm in ALGORITHMS.items() if op in algorithm.costs)
-        raise SpecError(f"algorithm={name!r} does no {op}; of those that do, take one of {able}")
+        raise SpecError(f"algorithm={name!r} does not support {op}; use one of {able}")
     return ALGORITHMS[name]
 
 
@@ -33,7 +33,7 @@ def numbers(
     is_whole: bool = False,
     is_open: bool = False,
 ) -> Floats:
-    """Return `value` as floats, after checking that all are at least `least`, and whole if `is_whole`."""
+    """Return `value` as floats, after checking that all are at least `least`, and integers if `is_whole`."""
     try:
         array = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError):
@@ -57,7 +57,7 @@ def _wanted(least: float, unit: str, is_whole: bool, is_open: bool) -> str:
 
 
 def check_options(name: str, algorithm: Algorithm, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the given options as arrays or booleans."""
+    """Check the given options and return them as arrays or bools."""
     unknown = [option for option in options if option not in algorithm.options]
     if unknown:
         known = ", ".join(algorithm.options) or "none"
@@ -72,7 +72,7 @@ def _option(field: str, option: Option, value: Any) -> Any:
         return None
     if isinstance(option.default, bool):
         if not isinstance(value, bool | np.bool_):
-            raise SpecError(f"{field}={value!r} is not a switch; give True or False")
+            raise SpecError(f"{field}={value!r} is not a bool; give True or False")
         return bool(value)
     return numbers(
         field, value, least=option.least, unit=option.help, is_whole=option.is_whole, is_open=option.is_open

@@ -1,4 +1,4 @@
-"""Bytes of the backend's own all-reduce."""
+"""Bytes sent by the backend's own all-reduce."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time and volume of a collective operation by any algorithm, and its time as a tree of terms."""
+"""Time and volume of a collective operation with any algorithm, and the time as a tree of terms."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def collective_time(
     reduce_bandwidth: npt.ArrayLike = np.inf,
     **options: Any,
 ) -> Any:
-    """Seconds that a collective operation takes in the alpha-beta-gamma model. All numbers broadcast.
+    """Time of a collective operation in the alpha-beta-gamma model, in seconds.
+
+    All numbers may be arrays and follow NumPy broadcasting.
 
     Args:
         op: ``"all_reduce"``, ``"reduce_scatter"``, ``"all_gather"``, ``"broadcast"``, ``"reduce"``, ``"all_to_all"`` or
@@ -38,7 +40,7 @@ def collective_time(
         workers: W, the number of workers.
         bandwidth: B, bytes per second that a worker sends while it receives at the same rate.
         latency: α, seconds per message.
-        reduce_bandwidth: γ, bytes per second that a worker adds up; infinite makes adding free.
+        reduce_bandwidth: γ, rate at which a worker adds, in bytes per second; if infinite, additions take no time.
         options: Options of the algorithm, for example ``servers=4`` or ``per_node=8, inner_bandwidth=300e9``.
 
     Raises:
@@ -55,7 +57,7 @@ def collective_time(
 
 
 class CollectiveCost(NamedTuple):
-    """A collective's time by kind, in seconds, and its volumes, in bytes; arrays that broadcast."""
+    """Time of a collective by kind, in seconds, and its volumes, in bytes. Arrays follow NumPy broadcasting."""
 
     latency_s: Floats
     bandwidth_s: Floats
@@ -63,7 +65,7 @@ class CollectiveCost(NamedTuple):
     sent_bytes: Floats
     """Bytes that the busiest worker sends over all its links."""
     carried_bytes: Floats
-    """Bytes that the busiest link carries one way."""
+    """Bytes that the busiest link carries in one direction."""
 
     @property
     def seconds(self) -> Floats:
@@ -83,7 +85,7 @@ def collective_outcome(
     reduce_bandwidth: npt.ArrayLike = np.inf,
     **options: Any,
 ) -> CollectiveCost:
-    """Compute `collective_time`, by kind, and `collective_volume` in one call, from the same arguments."""
+    """Return the time of a collective by kind, and its volumes. The arguments are those of `collective_time`."""
     asked = _asked(num_bytes, workers, bandwidth, latency, reduce_bandwidth)
     cost, rates = _work_out(op, algorithm, asked, options)
     return CollectiveCost(*_price(cost, rates), cost.sent, cost.carried)
@@ -98,10 +100,19 @@ def collective_volume(
     of: Literal["worker", "link"] = "worker",
     **options: Any,
 ) -> Any:
-    """Bytes that the busiest worker sends, or that the busiest link carries one way. All numbers broadcast.
+    """Bytes that the busiest worker sends, or that the busiest link carries in one direction.
 
-    If the number of segments is not given, it is that for a bandwidth of 1e10 bytes per second and a latency of 5 µs;
-    it does not change any volume.
+    All numbers may be arrays and follow NumPy broadcasting. The number of segments does not change any volume; if it
+    is not given, it is the optimum for 1e10 bytes per second and a latency of 5 µs.
+
+    Args:
+        op: Operation, as for `collective_time`.
+        algorithm: A name in `ALGORITHMS`.
+        num_bytes: S, bytes of the whole tensor.
+        workers: W, the number of workers.
+        of: ``"worker"`` for the bytes that the busiest worker sends, ``"link"`` for those that the busiest link
+            carries.
+        options: Options of the algorithm.
     """
     cost, _ = _work_out(op, algorithm, _asked(num_bytes, workers, 1e10, 5e-6, np.inf), options)
     volume = cost.sent if of == "worker" else cost.carried
@@ -120,7 +131,10 @@ def collective_term(
     reduce_bandwidth: float = np.inf,
     **options: Any,
 ) -> Term:
-    """The time of one collective in seconds as a tree of terms: phases, and for each its steps, bytes and additions."""
+    """Return the time of one collective, in seconds, as a tree of terms: phases with latency, bytes and additions.
+
+    The arguments are those of `collective_time`, but single numbers.
+    """
     asked = _asked(num_bytes, workers, bandwidth, latency, reduce_bandwidth)
     cost, rates = _work_out(op, algorithm, asked, options)
     found = find_algorithm(algorithm, op)
@@ -156,7 +170,7 @@ def _asked(*values: npt.ArrayLike) -> dict[str, npt.ArrayLike]:
 def _work_out(
     op: str, algorithm: str, link: dict[str, npt.ArrayLike], options: dict[str, Any]
 ) -> tuple[Cost, LinkRates]:
-    """Check all arguments, and turn the message into a cost and the links into rates."""
+    """Check all arguments, and return the cost of the message and the rates of the links."""
     found = find_algorithm(algorithm, op)
     message = CollectiveInput(
         numbers("num_bytes", link["num_bytes"], least=0, unit="bytes"),

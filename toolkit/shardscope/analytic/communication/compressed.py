@@ -31,12 +31,12 @@ def blocks_bytes(num_elements: int, block: int, bits: int) -> int:
 
 
 def kept_bytes(num_elements: int, ratio: float) -> int:
-    """Bytes of the float32 values if a share `ratio` of the elements is kept."""
+    """Bytes of the float32 values if a fraction `ratio` of the elements is kept."""
     return FLOAT_BYTES * int(kept_elements(num_elements, ratio))
 
 
 def placed_bytes(num_elements: int, ratio: float) -> int:
-    """Bytes of the float32 values and their indices if a share `ratio` of the elements is kept (Lin et al. 2018)."""
+    """Bytes of the float32 values and their indices if a fraction `ratio` of the elements is kept (Lin et al. 2018)."""
     kept = int(kept_elements(num_elements, ratio))
     return FLOAT_BYTES * kept + int(index_bytes(num_elements, kept))
 
@@ -47,12 +47,12 @@ def share_size(num_elements: int, world_size: int, align: int) -> int:
 
 
 def collective_bytes(collective: Collective, world_size: int, *, directions: int = 1) -> Ints:
-    """Bytes that each rank sends in one collective, with sums over the ring; shape `(W,)`, by rank.
+    """Bytes that each rank sends in one collective, if sums use the ring; shape `(W,)`, by rank.
 
     Args:
         collective: The collective and its size.
         world_size: W, the number of ranks.
-        directions: Directions of the ring, 1 or 2.
+        directions: Number of directions in which the ring sends, 1 or 2.
     """
     op, count, width = collective
     if op == "sum":
@@ -65,9 +65,9 @@ def low_rank_elements(
 ) -> tuple[int, int]:
     """Float32 elements of PowerSGD's two messages for one bucket (Vogels et al. 2019, algorithm 1).
 
-    A tensor of two or more dimensions is a matrix of its first dimension by all others, m x n. Its left factor, r m
-    elements, is in the first message, and its right factor, r n elements, in the second. If r (m + n) is at least m n,
-    the tensor is sent uncompressed with the first message, as are tensors of one dimension.
+    A tensor with two or more dimensions is treated as an m x n matrix: the first dimension by all others. Its left
+    factor, r m elements, is in the first message, and its right factor, r n elements, in the second. If r (m + n) is at
+    least m n, the tensor is sent uncompressed with the first message, as are tensors of one dimension.
 
     Args:
         shapes: Shapes of the tensors in the bucket.

@@ -1,11 +1,11 @@
-"""Compressed gradients in a plan: their size, the time to pack them, and the bandwidth below which that pays.
+"""Compressed gradients in a plan: size, time to pack, and the bandwidth below which compression pays off.
 
 Only linear methods allow compressed gradients to be added: half-precision floats and PowerSGD's factors can be
-all-reduced. Integers take two phases: each worker unpacks and adds up its share of all gradients and packs the sum
-again for all, so that the volume is that of a packed all-reduce (Tang et al. 2021). Sparse gradients are all-gathered:
-each worker sends its part to all others and unpacks W parts. The volume grows with W, so beyond some number of workers
-the method loses at any ratio (Agarwal et al. 2022, "On the utility of gradient compression in distributed training
-systems").
+all-reduced. Integers take two phases: each worker unpacks and sums its share of all gradients, then packs the sum and
+sends it to all, so that the volume is that of a packed all-reduce (Tang et al. 2021). Sparse gradients are
+all-gathered: each worker sends its part to all others and unpacks W parts. The volume grows with W, so beyond some
+number of workers the method is slower at any ratio (Agarwal et al. 2022, "On the utility of gradient compression in
+distributed training systems").
 
 `compressed` counts the exact bytes of the methods that run; this module is for plans, over arrays.
 """
@@ -32,7 +32,7 @@ MATRIX_ROWS = 4096
 FEEDBACK_PASSES = 2.0
 """Memory passes of error feedback: the residual is added to the gradient, and the new residual is written back."""
 _LONG = 1 << 24
-"""Elements of a gradient whose packet has no partial block at its end."""
+"""Number of elements of a long gradient, chosen so that its packet has no partial block at the end."""
 
 
 class _Packet(NamedTuple):
@@ -52,7 +52,7 @@ def _packet(method: Compression, matrix_rows: int) -> _Packet:
 
 
 class CompressedCost(NamedTuple):
-    """Bytes and seconds of a compressed all-reduce; arrays that broadcast."""
+    """Bytes and time (in seconds) of a compressed all-reduce. Arrays follow NumPy broadcasting."""
 
     packed_bytes: Floats
     """Bytes of one worker's packed gradient."""
@@ -63,7 +63,7 @@ class CompressedCost(NamedTuple):
 
     @property
     def total_s(self) -> Floats:
-        """Total seconds of packing, sending and unpacking, without overlap."""
+        """Total time for packing, sending and unpacking, in seconds, without overlap."""
         seconds: Floats = self.wire_s + self.codec_s
         return seconds
 
@@ -75,7 +75,7 @@ def packed_bytes(
     element_bytes: float = 4,
     matrix_rows: float = MATRIX_ROWS,
 ) -> Floats:
-    """Bytes of one worker's packed gradient. Broadcasts over `num_elements`.
+    """Bytes of one worker's packed gradient; an array of the shape of `num_elements`.
 
     Low-rank methods send r (rows + columns) float32 values for each matrix: with square matrices of `matrix_rows`,
     2 r / rows per element. A matrix whose factors would be larger is sent uncompressed.
@@ -106,7 +106,9 @@ def compression_cost(
     element_bytes: float = 4,
     matrix_rows: float = MATRIX_ROWS,
 ) -> CompressedCost:
-    """Bytes and seconds of an all-reduce of compressed gradients over a ring. All numbers broadcast.
+    """Return the bytes and the time of an all-reduce of compressed gradients over a ring.
+
+    All numbers may be arrays and follow NumPy broadcasting.
 
     Args:
         method: A compression method that layouts support, or its name.
@@ -114,7 +116,8 @@ def compression_cost(
         workers: W, the number of workers.
         bandwidth: Bytes per second of the link, one way.
         latency: Seconds per message.
-        codec_bandwidth: Bytes per second that the codec reads and writes; near memory bandwidth for device kernels.
+        codec_bandwidth: Bytes per second that packing and unpacking read and write; near the memory bandwidth for
+            device kernels.
         element_bytes: Bytes of one uncompressed element.
         matrix_rows: Rows of the matrices that low-rank methods factor.
 
@@ -142,10 +145,10 @@ def compression_cost(
 
 
 def _codec_bytes(method: Compression, whole: Floats, packed: Floats, workers: Floats) -> Floats:
-    """Bytes read and written to pack once and to unpack what arrives; 0 for a single worker.
+    """Bytes read and written to pack once and to unpack all received packets; 0 for a single worker.
 
-    In a two-phase exchange, a share of every worker's gradient arrives first, whose sum is packed again, and then the
-    shares of all workers.
+    In a two-phase exchange, a worker first receives its share of every worker's gradient and packs the sum. It then
+    receives the packed sums of all other shares.
     """
     if not method.is_on:
         return np.zeros(np.broadcast_shapes(whole.shape, workers.shape))
@@ -171,7 +174,7 @@ def break_even_bandwidth(
     element_bytes: float = 4,
     matrix_rows: float = MATRIX_ROWS,
 ) -> Floats:
-    """Bandwidth in bytes per second below which compressing pays; 0 if it never does, infinite if it always does.
+    """Bandwidth in bytes per second below which compression saves time; 0 if it never does, infinite if it always does.
 
     Both times are a constant plus a volume over B, so `exchange.level_rate` gives the bandwidth at which they
     are equal.
@@ -188,7 +191,7 @@ def break_even_bandwidth(
     packing = layout_compression(method)
     if not packing.is_on:
         raise SpecError(
-            f"compression='none' has no break-even; take one of {', '.join(compression_names()[1:])}"
+            f"compression='none' has no break-even; use one of {', '.join(compression_names()[1:])}"
         )
     both = [
         compression_cost(

@@ -1,9 +1,8 @@
-"""Cost of a collective before it is converted to seconds: steps, bytes and additions on its critical path.
+"""Cost of a collective before it is converted to time: steps, bytes and additions on the critical path.
 
-A `CollectiveInput` states the data to move and the link. An algorithm turns it into a `Cost` of `Phase`s.
-`LinkRates.price` is the alpha-beta-gamma model: each step waits a latency α, bytes are sent at the bandwidth B and
-added at the rate γ (Hockney 1994; Thakur, Rabenseifner and Gropp 2005, section 3). All numbers are arrays that
-broadcast.
+A `CollectiveInput` describes the data to move and the link. An algorithm turns it into a `Cost` of `Phase`s.
+`LinkRates.price` is the alpha-beta-gamma model: each step takes a latency α, bytes are sent at bandwidth B and added
+at rate γ (Hockney 1994; Thakur, Rabenseifner and Gropp 2005, section 3). All arrays follow NumPy broadcasting.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ class CollectiveInput(NamedTuple):
     """Input of an algorithm: the tensor, the workers and the link."""
 
     num_bytes: Floats
-    """S, bytes of the whole tensor; how much of it each rank has before or after depends on the operation."""
+    """S, bytes of the whole tensor; which part of it each rank has before and after depends on the operation."""
     workers: Floats
-    """W, the number of workers; integers from 1."""
+    """W, the number of workers; an integer of at least 1."""
     bandwidth: Floats
     """B, bytes per second that one worker sends while it receives at the same rate."""
     latency: Floats
@@ -36,9 +35,9 @@ class Phase:
     Attributes:
         name: Description of the phase.
         steps: Number of consecutive messages.
-        num_bytes: Bytes on the critical path: those that the busiest link carries one way, over all steps.
-        reduced: Bytes that a worker adds to its own on the way.
-        inside: Whether the links are those inside a node instead of those between nodes.
+        num_bytes: Bytes on the critical path: those that the busiest link carries in one direction, over all steps.
+        reduced: Bytes that a worker adds to its own data during the phase.
+        inside: Whether the links are inside a node rather than between nodes.
         pause: Seconds of each step in addition to its latency, such as reconfiguring an optical switch.
     """
 
@@ -55,13 +54,14 @@ class Cost(NamedTuple):
 
     phases: tuple[Phase, ...]
     sent: Floats
-    """Bytes sent by the worker that sends most, over all its links."""
+    """Bytes sent by the worker that sends the most, over all its links."""
     carried: Floats
-    """Bytes one way over the link that carries most: a server's, a parent's, or that of any worker if all are equal."""
+    """Bytes that the busiest link carries in one direction: a server's, a parent's, or any worker's if all are
+    equal."""
 
 
 class Price(NamedTuple):
-    """Seconds of one phase, by kind."""
+    """Time of one phase by kind, in seconds."""
 
     latency: Floats
     bandwidth: Floats
@@ -75,7 +75,7 @@ class Price(NamedTuple):
 
 
 class LinkRates(NamedTuple):
-    """Rates of links and addition: α in seconds, B and γ in bytes per second."""
+    """Rates of links and additions: α in seconds, B and γ in bytes per second."""
 
     bandwidth: Floats
     latency: Floats
@@ -84,7 +84,7 @@ class LinkRates(NamedTuple):
     inner_latency: Floats
 
     def price(self, phase: Phase) -> Price:
-        """Return the seconds of a phase."""
+        """Return the time of a phase, in seconds."""
         bandwidth = self.inner_bandwidth if phase.inside else self.bandwidth
         latency = self.inner_latency if phase.inside else self.latency
         reduction: Floats = phase.reduced / self.reduce_bandwidth

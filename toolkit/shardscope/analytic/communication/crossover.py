@@ -25,12 +25,12 @@ class Crossing(NamedTuple):
     """A point at which the fastest algorithm changes."""
 
     value: float
-    """Value of the varied quantity; for workers, the first number at which `above` is faster."""
+    """Value of the varied quantity; for workers, the smallest number at which `above` is faster."""
     below: str
-    """Algorithm that is fastest just below `value`."""
+    """Name of the fastest algorithm just below `value`."""
     above: str
     seconds: float
-    """Seconds that `above` takes at `value`."""
+    """Time of `above` at `value`, in seconds."""
 
 
 def crossover(
@@ -40,7 +40,7 @@ def crossover(
     over: Literal["num_bytes", "workers", "bandwidth"],
     **how: Any,
 ) -> tuple[Crossing, ...]:
-    """All points at which one of two algorithms overtakes the other, from low to high: a `frontier` of two.
+    """Return all points at which one of two algorithms overtakes the other, in ascending order.
 
     Args:
         algorithm_a: A name, or a name and options: ``("hierarchical", {"per_node": 8})``.
@@ -66,19 +66,19 @@ def frontier(
     points: npt.ArrayLike | None = None,
     **fixed: Any,
 ) -> tuple[Crossing, ...]:
-    """All points between `low` and `high` at which the fastest of several algorithms changes, from low to high.
+    """Return all points from `low` to `high` at which the fastest of several algorithms changes, in ascending order.
 
-    A logarithmic grid of `POINTS` finds where the fastest algorithm changes, and each point is then refined to machine
-    precision. For workers, every integer is tried. In a tie, the algorithm that led before still leads. An algorithm
-    that is fastest only between two points of the grid is not found.
+    A logarithmic grid of `POINTS` values locates each change, which is then refined to machine precision. For workers,
+    every integer is tried. In a tie, the previous leader stays ahead. An algorithm that is fastest only between two
+    neighbouring grid points is not found.
 
     Args:
         algorithms: Names, or pairs of a name and options.
         over: Quantity to vary.
-        op: Operation of all algorithms.
-        low: Lower end; None takes that of `RANGES`.
-        high: Upper end; None takes that of `RANGES`.
-        points: Values to try instead, from low to high, for algorithms that need, say, multiples of 8 workers.
+        op: Collective operation, as for `collective_time`.
+        low: Lower end of the range; None for that in `RANGES`.
+        high: Upper end of the range; None for that in `RANGES`.
+        points: Values to try instead of the grid, in ascending order; for example multiples of 8 workers.
         fixed: The other arguments of `collective_time`: `num_bytes`, `workers`, `bandwidth`, `latency`, ...
 
     Raises:
@@ -103,10 +103,10 @@ class _Race(NamedTuple):
 
     names: list[str]
     seconds: list[Callable[[Floats], Floats]]
-    """For each algorithm, the function from values to seconds."""
+    """For each algorithm, a function from values of the varied quantity to the time in seconds."""
 
     def changes(self, grid: Floats, is_whole: bool) -> list[Crossing]:
-        """Find where the fastest algorithm on the grid changes, refined unless values are integers."""
+        """Find where the fastest algorithm on the grid changes; refine each value unless values are integers."""
         leaders = _leaders(np.array([seconds(grid) for seconds in self.seconds]))
         found = []
         for left in np.flatnonzero(np.diff(leaders)):
@@ -117,7 +117,7 @@ class _Race(NamedTuple):
         return found
 
     def _narrow(self, low: float, high: float, below: int, above: int) -> float:
-        """Find where `above` overtakes `below`, by repeatedly laying a grid over the gap."""
+        """Find where `above` overtakes `below`, by repeatedly refining the grid between `low` and `high`."""
         while high / low - 1 > 1e-13:
             values = np.geomspace(low, high, 65)
             ahead = self.seconds[above](values) < self.seconds[below](values)
@@ -162,20 +162,20 @@ def scaling_efficiency(
     overlap: npt.ArrayLike = 0.0,
     **options: Any,
 ) -> Any:
-    """Share of the ideal speed-up that W workers reach if each step ends in an all-reduce of gradients.
+    """Fraction of the ideal speed-up that W workers reach if each step ends with an all-reduce of gradients.
 
-    Weak scaling keeps the batch per worker: c / (c + e). Strong scaling keeps the global batch, so that a worker
-    computes for c/W: (c/W) / (c/W + e). Here e is the exposed time of the all-reduce.
+    Weak scaling keeps the batch per worker: c / (c + e). Strong scaling keeps the global batch, so that each worker
+    computes for c/W seconds: (c/W) / (c/W + e). Here e is the exposed time of the all-reduce.
 
     Args:
-        compute_s: c, seconds that a single worker computes in a step.
+        compute_s: c, compute time of a step on a single worker, in seconds.
         num_bytes: Bytes of all gradients.
         workers: W, the number of workers.
         algorithm: Algorithm of the all-reduce.
         bandwidth: Bytes per second, one way.
         latency: Seconds per message.
         scaling: ``"weak"`` or ``"strong"``.
-        overlap: Share of a worker's computation, 0 to 1, that can hide communication; 2/3 for the backward pass.
+        overlap: Fraction of a worker's computation, 0 to 1, that can hide communication; 2/3 for the backward pass.
         options: Further arguments of `collective_time`.
     """
     if scaling not in {"weak", "strong"}:

@@ -1,4 +1,4 @@
-"""Whether compression pays on a link: a step's exchange by formula, and the bandwidth at which two exchanges tie.
+"""Whether compression saves time on a link: the cost of a step's exchange, and the bandwidth at which two costs tie.
 
 Every exchange is described by three numbers: the bytes that the busiest rank sends, the number of consecutive messages,
 and the seconds of packing and unpacking. Buckets of gradients are exchanged one after the other, each with its own
@@ -6,7 +6,7 @@ padding and messages, and their costs add up. On a link of bandwidth B and laten
 
     T(B) = codec + rounds a + bytes / B
 
-so two exchanges take equally long at B = (bytes - bytes') / (rest' - rest), where the rest is codec time and latencies.
+so two exchanges take equally long at B = (bytes - bytes') / (rest' - rest), where rest is codec time plus latencies.
 This generalises eq. 1 of Agarwal et al. 2022, "On the utility of gradient compression in distributed training systems",
 to any method.
 """
@@ -28,14 +28,14 @@ _FLOAT_BYTES = 4
 
 
 class Exchange(NamedTuple):
-    """Cost of giving all ranks the mean of one step's gradients."""
+    """Cost of averaging one step's gradients over all ranks."""
 
     sent_bytes: float
-    """Bytes sent by the rank that sends most."""
+    """Bytes sent by the rank that sends the most."""
     rounds: int
     """Number of consecutive messages."""
     codec_s: float = 0.0
-    """Seconds of packing and unpacking on one rank."""
+    """Time for packing and unpacking on one rank, in seconds."""
 
 
 def exchange_of(
@@ -47,15 +47,15 @@ def exchange_of(
     element_bytes: int = _FLOAT_BYTES,
     directions: int = 1,
 ) -> Exchange:
-    """The exchange of one step's gradients, bucket after bucket; sums go over Shardscope's ring.
+    """Return the cost of exchanging one step's gradients, bucket by bucket; sums use Shardscope's ring.
 
     Args:
-        compression: The method; ``none`` is the plain ring.
+        compression: The compression method; ``none`` for an uncompressed all-reduce over the ring.
         buckets: Shapes of the tensors of each bucket.
         world_size: W, the number of ranks.
-        codec_s: Seconds of packing and unpacking all buckets, measured or computed.
+        codec_s: Time for packing and unpacking all buckets, in seconds, measured or computed.
         element_bytes: Bytes of one uncompressed gradient element.
-        directions: Directions of the ring, 1 or 2.
+        directions: Number of directions in which the ring sends, 1 or 2.
     """
     if world_size == 1:
         return Exchange(0.0, 0, 0.0)
@@ -73,7 +73,7 @@ def exchange_of(
 
 
 def exchange_time(exchange: Exchange, bandwidth: npt.ArrayLike, latency: npt.ArrayLike = 0.0) -> Floats:
-    """Seconds of an exchange on a link. Broadcasts.
+    """Time of one exchange on a link, in seconds; arguments follow NumPy broadcasting.
 
     Args:
         exchange: The exchange.
@@ -95,7 +95,7 @@ def level_bandwidth(plain: Exchange, packed: Exchange, latency: npt.ArrayLike = 
     Args:
         plain: The uncompressed exchange.
         packed: The compressed exchange.
-        latency: Seconds per message. Broadcasts.
+        latency: Seconds per message; a number or an array.
     """
     delay = numbers("latency", latency, least=0, unit="s")
     extra = (packed.codec_s + packed.rounds * delay) - (plain.codec_s + plain.rounds * delay)
@@ -103,13 +103,13 @@ def level_bandwidth(plain: Exchange, packed: Exchange, latency: npt.ArrayLike = 
 
 
 def level_rate(saved_bytes: npt.ArrayLike, extra_s: npt.ArrayLike) -> Floats:
-    """Bandwidth in bytes per second at which the time saved by sending less equals the extra time.
+    """Bandwidth in bytes per second at which the time saved by sending fewer bytes equals the extra time.
 
     It is 0 if no bytes are saved, and infinite if there is no extra time.
 
     Args:
-        saved_bytes: Bytes that the compressed exchange saves. Broadcasts.
-        extra_s: Extra seconds of the compressed exchange, sending excluded.
+        saved_bytes: Bytes that the compressed exchange saves; follows NumPy broadcasting with `extra_s`.
+        extra_s: Additional time of the compressed exchange, in seconds, not counting the sending of bytes.
     """
     saved, extra = np.asarray(saved_bytes, dtype=np.float64), np.asarray(extra_s, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):

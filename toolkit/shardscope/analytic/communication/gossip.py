@@ -1,4 +1,4 @@
-"""Gossip with ring neighbours, by formula: its bytes, and how fast the ranks reach consensus."""
+"""Gossip averaging with ring neighbours, by formula: the bytes sent, and how fast the ranks reach consensus."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shardscope.analytic.communication.traffic import MIB, Sent, Traffic, by_bac
 
 
 def gossip_mix_bytes(num_bytes: int, world_size: int) -> int:
-    """Bytes that each rank sends in one averaging of `num_bytes` of parameters: all of them to each neighbour."""
+    """Bytes that each rank sends in one averaging step for `num_bytes` of parameters: all of them to each neighbour."""
     return num_bytes * min(2, world_size - 1)
 
 
@@ -20,14 +20,14 @@ def mix_traffic(
     packet_bytes: int | None = None,
     slice_mb: float = 4.0,
 ) -> Traffic:
-    """Traffic of each rank in one averaging: all its parameters to each neighbour, in slices, or one packet.
+    """Traffic of each rank in one averaging step: all its parameters to each neighbour, in slices or as one packet.
 
     Args:
         num_elements: Elements of all parameters.
         element_bytes: Bytes of one element.
         world_size: W, the number of ranks.
         packet_bytes: Bytes of the packed difference, if it is compressed.
-        slice_mb: Longest slice in MiB.
+        slice_mb: Maximum size of a slice in MiB.
     """
     size = num_elements * element_bytes if packet_bytes is None else packet_bytes
     slices = -(-num_elements // max(1, int(slice_mb * MIB) // element_bytes)) if packet_bytes is None else 1
@@ -38,17 +38,17 @@ def mix_traffic(
 
 
 def consensus_traffic(num_bytes: int, world_size: int) -> Traffic:
-    """Traffic of each rank to measure the distance between ranks: the sum of the parameters, and that of one number."""
+    """Traffic of each rank to measure the ranks' distance: an all-reduce of the parameters and one of a number."""
     sums = (by_backend("all_reduce", size, world_size)["all_reduce"] for size in (num_bytes, 8))
     return together({"consensus": sent} for sent in sums)
 
 
 def gossip_contraction(world_size: int) -> float:
-    """Upper bound of the factor by which one averaging scales the ranks' distance from their mean: |lambda_2|.
+    """Upper bound on the factor by which one averaging step scales the ranks' distance from their mean: |lambda_2|.
 
-    The second largest absolute eigenvalue of the mixing matrix, a circulant: (1 + 2 cos(2 pi k / W)) / 3, k = 1 .. W-1,
-    with weights of 1/3; two or three ranks reach the mean in one averaging (Lian et al. 2017, assumption 1; Xiao and
-    Boyd 2004).
+    It is the second largest absolute eigenvalue of the mixing matrix, which is circulant: (1 + 2 cos(2 pi k / W)) / 3,
+    k = 1 .. W-1, with weights of 1/3; two or three ranks reach the mean in one step (Lian et al. 2017, assumption
+    1; Xiao and Boyd 2004).
 
     Example:
         >>> [round(gossip_contraction(world_size), 3) for world_size in (2, 3, 4, 8)]

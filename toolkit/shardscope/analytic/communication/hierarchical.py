@@ -1,4 +1,4 @@
-"""Bytes that rings inside and across nodes send, by formula."""
+"""Bytes sent by a hierarchical all-reduce, with rings inside and across nodes, by formula."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class HierarchicalBytes(NamedTuple):
     reduce_scatter: Ints
     """Bytes of the reduce-scatter inside the node."""
     across: Ints
-    """Bytes to the rank of the same position in the next node."""
+    """Bytes sent to the rank with the same position in the next node."""
     all_gather: Ints
     """Bytes of the all-gather inside the node."""
 

@@ -9,7 +9,7 @@ from shardscope.analytic.communication.ring import Floats
 
 
 def exposed_time(communication: npt.ArrayLike, overlappable: npt.ArrayLike) -> Floats:
-    """Seconds of exposed communication: max(0, communication - overlappable). Broadcasts.
+    """Exposed communication time in seconds: max(0, communication - overlappable). Follows NumPy broadcasting.
 
     Args:
         communication: Seconds of communication.

@@ -1,8 +1,9 @@
-"""Bytes that a parameter server and its workers send, by formula; all traffic of a server passes its one link.
+"""Bytes that parameter servers and their workers send, by formula. All traffic of a server uses its single link.
 
 Ranks 0 to k-1 each serve one shard. A worker pushes gradients to every server and pulls parameters from every server; a
-worker on a server's own rank does so in memory. With one server that shares its rank with a worker, 2(W-1) S passes its
-link in a step (Li et al. 2014, section 2). A ring sends 2(W-1)/W S per rank (Patarasuk and Yuan 2009).
+worker reaches a server on its own rank through memory. With one server that shares its rank with a worker, 2(W-1) S
+passes through the server's link in a step (Li et al. 2014, section 2). A ring sends 2(W-1)/W S per rank (Patarasuk and
+Yuan 2009).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def parameter_server_push_bytes(
     """Bytes of gradients that each rank sends in a step; shape `(W,)`, by rank.
 
     Args:
-        shard_bytes: Bytes of the parameters that each server holds; their number is the number of servers.
+        shard_bytes: Bytes of the parameters on each server, one value per server.
         world_size: W, the number of ranks, servers included.
         dedicated: Whether the servers' ranks compute no gradients.
     """
@@ -46,10 +47,11 @@ def parameter_server_pull_bytes(
 
 
 def even_server_bytes(num_bytes: Floats, workers: Floats, servers: Floats, *, dedicated: bool) -> Floats:
-    """Bytes that a server receives, and sends, with k shards of equal size: R/k S for R workers on other ranks.
+    """Bytes that a server receives, and also sends, if k shards have equal sizes: R/k S for R workers on other ranks.
 
-    Broadcasts over integers. The exact forms above equal this if k divides the tensor. Dedicated servers are additional
-    to `workers`; other servers each share a rank with a worker, which reaches its own server in memory.
+    Arguments follow NumPy broadcasting. The exact functions above give the same result if k divides the tensor.
+    Dedicated servers are additional to `workers`; other servers share a rank with a worker, which reaches its own
+    server through memory.
     """
     remote = workers - (0.0 if dedicated else 1.0)
     return num_bytes * remote / servers
@@ -58,13 +60,13 @@ def even_server_bytes(num_bytes: Floats, workers: Floats, servers: Floats, *, de
 def parameter_server_control_bytes(
     servers: int, world_size: int, *, dedicated: bool = False, sums: int = 0
 ) -> Ints:
-    """Control bytes that each rank sends in a step: headers, and squares summed between servers; shape `(W,)`, by rank.
+    """Control bytes that each rank sends in a step, shape `(W,)`: headers, and sums of squares between servers.
 
     Args:
         servers: Number of servers.
         world_size: W, the number of ranks, servers included.
         dedicated: Whether the servers' ranks compute no gradients.
-        sums: Number of norms of the whole gradient in an update: one for clipping, one for LAMB's own clipping.
+        sums: Number of norms of the whole gradient that an update needs: one for clipping, one for LAMB's own clipping.
     """
     remote = _remote_workers(servers, world_size, dedicated=dedicated)
     messages = remote.sum(axis=0)
@@ -111,7 +113,7 @@ def parameter_server_traffic(
 
 
 def _remote_workers(servers: int, world_size: int, *, dedicated: bool) -> Ints:
-    """1 if a worker (column) is on another rank than a server (row), else 0; shape `(k, W)`."""
+    """Return 1 where a worker (column) is on a different rank than a server (row), else 0; shape `(k, W)`."""
     remote = 1 - np.eye(servers, world_size, dtype=np.int64)
     if dedicated:
         remote[:, :servers] = 0

@@ -1,4 +1,4 @@
-"""Bytes of a pipeline: activations that cross a boundary between ranks, their gradients, and shared parameters."""
+"""Bytes that a pipeline sends between ranks: activations, their gradients, and gradients of shared parameters."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from shardscope.analytic.communication.traffic import Sent, Traffic, by_ring
 def pipeline_bytes(boundary_bytes: Sequence[int], stage_ranks: Sequence[int], microbatches: int) -> Ints:
     """Bytes that each rank sends in a step: shape `(W,)`, by rank.
 
-    Every micro-batch crosses every boundary once as activations and once, in the other direction, as gradients of the
-    same size. A boundary between two stages of the same rank sends nothing.
+    Every micro-batch sends activations across every boundary once, and gradients of the same size back. A boundary
+    between two stages of the same rank sends nothing.
 
     Args:
         boundary_bytes: Bytes of one micro-batch's output activations, for each stage except the last.
@@ -57,7 +57,7 @@ def pipeline_traffic(
         boundary_bytes: As for `pipeline_bytes`.
         stage_ranks: The rank that holds each stage.
         microbatches: Number of micro-batches in a step.
-        bounds: Fewest and most bytes that cross a boundary, if the boundaries are not known beforehand.
+        bounds: Minimum and maximum bytes that cross a boundary, if the exact boundaries are not known in advance.
     """
     sent = pipeline_bytes(boundary_bytes, stage_ranks, microbatches)
     messages = pipeline_bytes([1] * len(boundary_bytes), stage_ranks, microbatches)
@@ -66,7 +66,7 @@ def pipeline_traffic(
 
 
 def tied_traffic(num_elements: int, element_bytes: int, holders: Sequence[int], world_size: int) -> Traffic:
-    """Traffic of each rank to sum the gradients of one parameter that several ranks hold."""
+    """Traffic of each rank for summing the gradients of one parameter that several ranks hold."""
     ring = by_ring("all_reduce", num_elements, element_bytes, len(holders))["ring_all_reduce"]
     messages = np.zeros(world_size, dtype=np.int64)
     messages[list(holders)] = ring.messages

@@ -1,7 +1,8 @@
-"""Rings: bytes that each rank sends, the link that a group of ranks spans, and the time of a ring over it.
+"""Rings: the bytes that each rank sends, the link available to a group of ranks, and the time of a ring over it.
 
-All functions take arrays, for millions of groups at once. Ranks are numbered with tensor innermost, then context, data
-and pipeline, so that the heaviest traffic stays on the fastest links. A group is `group_size` ranks, `stride` apart.
+All functions accept arrays, for millions of groups at once. Rank numbers vary fastest along the tensor-parallel axis,
+then context, data and pipeline, so that the heaviest traffic stays on the fastest links. A group is `group_size` ranks,
+`stride` apart.
 
 Example:
     >>> strides = group_strides(tensor=8, context=1, data=16)
@@ -22,11 +23,14 @@ from shardscope.spec.cluster import Cluster
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 RING_PASSES = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "all_to_all": 1}
-"""Number of passes over the ring of every byte except a rank's own share."""
+"""How many times each byte travels around the ring, not counting a rank's own share."""
 
 
 def even_share_bytes(num_bytes: npt.ArrayLike, workers: npt.ArrayLike) -> Floats:
-    """Bytes that each of W ranks sends in a reduce-scatter or all-gather with equal chunks: (W-1)/W S. Broadcasts."""
+    """Bytes that each of W ranks sends in a reduce-scatter or all-gather with equal chunks: (W-1)/W S.
+
+    Arguments follow NumPy broadcasting.
+    """
     size, count = np.asarray(num_bytes, dtype=np.float64), np.asarray(workers, dtype=np.float64)
     share: Floats = size * ((count - 1) / count)
     return share
@@ -83,7 +87,7 @@ class Strides(NamedTuple):
 
 
 class Spanned(NamedTuple):
-    """Link of one rank in the ring of its group; arrays broadcast over the given groups."""
+    """Link of one rank in its group's ring, as arrays over the given groups."""
 
     bandwidth: Floats
     """Bytes per second, one way."""
@@ -92,7 +96,7 @@ class Spanned(NamedTuple):
 
 
 def group_strides(*, tensor: npt.ArrayLike, context: npt.ArrayLike, data: npt.ArrayLike) -> Strides:
-    """Return the strides of a layout's groups; degrees broadcast.
+    """Return the strides of a layout's groups; the degrees follow NumPy broadcasting.
 
     Expert groups and ZeRO's shard groups are taken from data x context and so have the stride of `context`.
     """
@@ -119,11 +123,11 @@ def is_inside_node(
 
 
 def spanning_link(cluster: Cluster, group_size: npt.ArrayLike, stride: npt.ArrayLike) -> Spanned:
-    """Bandwidth and latency of one rank in a ring over its group; arguments broadcast.
+    """Return the bandwidth and latency of one rank in its group's ring; arguments follow NumPy broadcasting.
 
-    Inside a node this is the node's link. Across nodes, a ring with r members per node leaves the node over r devices'
-    shares of the network, as NCCL builds one ring per network card. The bandwidth is at most that inside the node,
-    min(B_intra, r B_inter), and every step waits for the slower latency.
+    Inside a node this is the node's link. Across nodes, a group with r members per node uses r devices' shares of the
+    network, as NCCL builds one ring per network card. The bandwidth is limited by that inside the node, min(B_intra, r
+    B_inter), and every step takes the longer of the two latencies.
     """
     inside = is_inside_node(cluster, group_size, stride)
     rails = members_per_node(cluster, group_size, stride)
@@ -141,14 +145,14 @@ def ring_time(
     bandwidth: npt.ArrayLike,
     latency: npt.ArrayLike,
 ) -> Floats:
-    """Seconds of a ring (all-to-all: pairwise) over W ranks; arguments broadcast.
+    """Time of a ring collective (pairwise for all-to-all) over W ranks, in seconds; follows NumPy broadcasting.
 
-    k ((W-1) α + (W-1)/W S/B), k = 2 for an all-reduce, else 1 (Thakur et al. 2005). ``"send_recv"`` is one message,
-    α + S/B, and nothing where W = 1.
+    The time is k ((W-1) α + (W-1)/W S/B), with k = 2 for an all-reduce, else 1 (Thakur et al. 2005). ``"send_recv"`` is
+    one message, α + S/B, or 0 if W = 1.
 
     Args:
         op: ``"all_reduce"``, ``"reduce_scatter"``, ``"all_gather"``, ``"all_to_all"`` or ``"send_recv"``.
-        num_bytes: S, bytes of the whole tensor, after gathering or before scattering.
+        num_bytes: S, bytes of the whole tensor, that is, after gathering or before scattering.
         group_size: W, the number of ranks in the group.
         bandwidth: B, bytes per second that one rank sends while it receives at the same rate.
         latency: α, seconds per message.

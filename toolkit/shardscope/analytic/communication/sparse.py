@@ -21,15 +21,15 @@ def kept_elements(num_elements: npt.ArrayLike, ratio: npt.ArrayLike) -> Ints:
 
 
 def index_bytes(num_elements: npt.ArrayLike, kept: npt.ArrayLike) -> Ints:
-    """Bytes that encode which `kept` of `num_elements` elements are sent; arrays broadcast.
+    """Bytes that encode which `kept` of `num_elements` elements are sent; arguments follow NumPy broadcasting.
 
-    The shortest of three encodings. Elias-Fano splits ascending indices into low bits, stored verbatim, and high bits
-    in unary, which take ``k + n/2**low`` bits, at the best number of low bits (Elias 1974, "Efficient storage and
-    retrieval by content and address of static files"; Fano 1971). The others are a bitmap, and nothing if all elements
-    are sent.
+    This is the shortest of three encodings. Elias-Fano splits ascending indices into low bits, stored verbatim, and
+    high bits in unary, which take ``k + n/2**low`` bits, at the best number of low bits (Elias 1974, "Efficient storage
+    and retrieval by content and address of static files"; Fano 1971). The other two are a bitmap, and an empty encoding
+    if all elements are sent.
 
     Example:
-        >>> 8 * int(index_bytes(25_000_000, 250_000)) / 250_000  # bits an element sent
+        >>> 8 * int(index_bytes(25_000_000, 250_000)) / 250_000  # bits per sent element
         8.56
     """
     n, k = (np.asarray(given, dtype=np.int64)[..., None] for given in (num_elements, kept))
@@ -40,7 +40,7 @@ def index_bytes(num_elements: npt.ArrayLike, kept: npt.ArrayLike) -> Ints:
 
 
 def least_index_bits(num_elements: npt.ArrayLike, kept: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Least bits per sent element of any fixed-length format: log2 of the binomial (n over k), divided by k.
+    """Minimum bits per sent element for any fixed-length encoding: log2 of the binomial coefficient (n over k), over k.
 
     Uses Stirling's series; accurate within 1e-4 bits from ten elements up.
     """

@@ -1,4 +1,4 @@
-"""Bytes of one step of a job on Shardscope's ring, for every compression method and phase of it."""
+"""Bytes sent in one step of a job on Shardscope's ring, for every compression method and each of its phases."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def stepwise_bytes(
 ) -> Ints:
     """Bytes that each rank sends in one step; shape `(W,)`, by rank.
 
-    A 1-bit method sends 2 (W-1)/W S at each warm-up step and about 1/32 of that afterwards (Tang et al. 2021, section
-    5). PowerSGD sends the same while it warms up, and then its factors (Vogels et al. 2019). Local SGD sends
+    A 1-bit method sends 2 (W-1)/W S in each warm-up step and about 1/32 of that afterwards (Tang et al. 2021, section
+    5). PowerSGD sends as much during its warm-up, and then only its factors (Vogels et al. 2019). Local SGD sends
     2 (W-1)/W S of parameters as one tensor at every `every`-th step, and nothing at the others (Stich 2019, Algorithm
-    1). An evaluation or checkpoint between these steps costs the same amount once more.
+    1). An evaluation or checkpoint between these steps sends the same amount again.
 
     Args:
         compression: The method with its settings.
@@ -37,7 +37,7 @@ def stepwise_bytes(
         step: Number of the step, from 1.
         steps: Number of steps of the job.
         element_bytes: Bytes of one gradient or parameter element.
-        directions: Directions of the ring, 1 or 2.
+        directions: Number of directions in which the ring sends, 1 or 2.
         warmup_ended: The last warm-up step of a 1-bit method in a resumed run, from its ``resume`` event: frozen state
             stays frozen, even if the job's length has changed. None for a run from the start, which uses the job's
             warm-up.

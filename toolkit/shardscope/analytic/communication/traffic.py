@@ -1,8 +1,8 @@
-"""Traffic of each rank in one step, collective by collective: bytes and messages, by formula.
+"""Traffic of each rank in one step, by collective: bytes and messages, by formula.
 
-The names are those under which a run counts its traffic. For Shardscope's own collectives, bytes and messages are
-exact, slice by slice. For the backend's collectives, bytes are each rank's even share of what the algorithm sends.
-Their messages are unknown and count as 0, as in a run.
+Collectives have the names under which a run counts its traffic. For Shardscope's own collectives, bytes and messages
+are exact, slice by slice. For the backend's collectives, bytes are each rank's equal share of the bytes that the
+algorithm sends. Their messages are unknown and count as 0, as in a run.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from shardscope.analytic.communication.tree import tree_all_reduce_bytes
 
 MIB = 2**20
 _PASSES = {"all_reduce": 2, "reduce_scatter": 1}
-"""Bytes that a backend sends over all ranks, in units of (W - 1) times the payload; 1 if not listed."""
+"""Total bytes that a backend sends on all ranks, in units of (W - 1) times the payload; 1 if not listed."""
 _PASSES_GLOO = {**_PASSES, "reduce_scatter": 2}
-"""Passes of gloo, which runs an all-reduce inside its reduce-scatter."""
+"""The same for gloo, which implements reduce-scatter with an all-reduce."""
 
 
 class Sent(NamedTuple):
@@ -35,7 +35,7 @@ class Sent(NamedTuple):
     bytes: Ints
     messages: Ints
     bounds: tuple[Ints, Ints] | None = None
-    """Fewest and most bytes, if they depend on something not known beforehand; None if `bytes` is exact."""
+    """Minimum and maximum bytes, if they depend on something not known in advance; None if `bytes` is exact."""
 
     @property
     def is_exact(self) -> bool:
@@ -66,7 +66,7 @@ Traffic = Mapping[str, Sent]
 
 
 def together(parts: Iterable[Traffic]) -> dict[str, Sent]:
-    """Return the sum of several parts of a step's traffic."""
+    """Add up several parts of a step's traffic and return the total."""
     total: dict[str, Sent] = {}
     for part in parts:
         for name, sent in part.items():
@@ -75,13 +75,13 @@ def together(parts: Iterable[Traffic]) -> dict[str, Sent]:
 
 
 def sent_bytes(traffic: Traffic) -> Ints:
-    """Bytes that each rank sends in all collectives together; shape `(W,)`, by rank."""
+    """Total bytes that each rank sends in all collectives; shape `(W,)`, by rank."""
     total: Ints = sum((sent.bytes for sent in traffic.values()), np.zeros(1, dtype=np.int64))
     return total
 
 
 def between(least: Traffic, expected: Traffic, most: Traffic) -> Traffic:
-    """Traffic with bounds `least` and `most`, and the expected bytes clipped to them; all of the same collectives."""
+    """Return the expected traffic, clipped to the bounds `least` and `most`; all three have the same collectives."""
     return {
         name: Sent(
             np.clip(expected[name].bytes, least[name].bytes, sent.bytes),
@@ -93,7 +93,7 @@ def between(least: Traffic, expected: Traffic, most: Traffic) -> Traffic:
 
 
 def repeated(traffic: Traffic, groups: int) -> Traffic:
-    """Repeat the traffic for several groups of N ranks; rank r is member r mod N of group r div N."""
+    """Repeat a group's traffic for several groups of N ranks; rank r is member r mod N of group r div N."""
     return {name: sent.each(lambda column: np.tile(column, groups)) for name, sent in traffic.items()}
 
 
@@ -129,7 +129,7 @@ def by_ring(
         element_bytes: Bytes of one element.
         world_size: W, the number of ranks.
         directions: Directions of an all-reduce; with 2, the second half goes the other way around.
-        slice_mb: Longest message in MiB.
+        slice_mb: Maximum size of a message in MiB.
     """
     if op == "all_reduce":
         num_bytes = ring_all_reduce_bytes(num_elements, element_bytes, world_size, directions=directions)
@@ -149,7 +149,7 @@ def by_ring(
 
 
 def _ring_messages(op: str, num_elements: int, slices: int, world_size: int, *, step: int) -> Ints:
-    """Messages of each rank: it scatters every chunk except its own and gathers every chunk except its successor's."""
+    """Messages sent by each rank: it scatters all chunks except its own and gathers all except its successor's."""
     each = np.minimum(chunk_sizes(num_elements, world_size), slices)
     scattered, gathered = each.sum() - each, each.sum() - np.roll(each, -step)
     messages: Ints = {"reduce_scatter": scattered, "all_gather": gathered}.get(op, scattered + gathered)
@@ -187,7 +187,7 @@ def by_hierarchy(
 
 
 def packets(name: str, packet_bytes: int, world_size: int) -> Traffic:
-    """Traffic if each rank sends one packet to each other rank; nothing if packets are empty."""
+    """Traffic if each rank sends one packet to every other rank; zero if packets are empty."""
     each = world_size - 1 if packet_bytes else 0
     return {name: Sent(np.full(world_size, each * packet_bytes), np.full(world_size, each))}
 

@@ -25,9 +25,9 @@ def tree_all_reduce_bytes(num_elements: int, element_bytes: int, world_size: int
 
 
 def busiest_tree_messages(workers: npt.ArrayLike) -> Floats:
-    """Times that the worker with the most neighbours sends the whole tensor in a tree all-reduce. Broadcasts.
+    """Number of times that the busiest worker sends the whole tensor in a tree all-reduce; same shape as `workers`.
 
-    That worker is the root or its first child: no rank further down has more children.
+    The busiest worker is the root or its first child: no rank further down has more children.
     """
     count = np.asarray(workers, dtype=np.int64)
     second = np.where(count > 1, _messages(np.int64(1), count), 0)

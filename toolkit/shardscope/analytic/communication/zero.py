@@ -1,9 +1,9 @@
-"""Bytes that ranks send under ZeRO's three stages, by formula (Rajbhandari et al., arXiv 1910.02054, section 7).
+"""Bytes that ranks send with ZeRO's three stages, by formula (Rajbhandari et al., arXiv 1910.02054, section 7).
 
 Stages 1 and 2 send the same bytes as a ring all-reduce, 2(W-1)/W S per rank and step: gradients are reduce-scattered,
-parameters all-gathered. Stage 3 gathers parameters twice, for the forward and for the backward pass, and so sends 1.5
-times as much. FSDP2 adds padding (`shardscope.analytic.sharding.padded_elements`), which these forms count. Compressed
-gradients are reduce-scattered as packets, one for each rank's share; parameters are gathered uncompressed.
+parameters all-gathered. Stage 3 gathers parameters twice, for the forward and the backward pass, and therefore sends
+1.5 times as much. FSDP2 adds padding (`shardscope.analytic.sharding.padded_elements`), which these formulas include.
+Compressed gradients are reduce-scattered as packets, one for each rank's share; parameters are gathered uncompressed.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ _DIGEST_BYTES = 8
 
 
 class ShareableCompression(Protocol):
-    """A compression method that works element by element, so that a share of a bucket can be a packet."""
+    """A compression method that works element by element, so that each share of a bucket can be packed separately."""
 
     def share_collective(self, share: int, world_size: int) -> Collective:
-        """The collective that gives each rank its share of the mean of one bucket."""
+        """Return the collective that gives each rank its share of the mean of one bucket."""
 
 
 @dataclass(frozen=True)
 class ShardCollectives:
-    """Settings of the reduce-scatters and all-gathers of shards.
+    """Settings for the reduce-scatters and all-gathers of shards.
 
     Attributes:
         element_bytes: Bytes of one element.
-        compression: Compression of the gradients; None for none.
+        compression: Compression of the gradients; None for uncompressed gradients.
         backend: ``gloo`` or ``nccl`` for the backend's collectives; None for Shardscope's ring.
     """
 
@@ -57,7 +57,7 @@ class ShardCollectives:
         return by_backend(op, num_elements * width, world_size, backend=self.backend)
 
     def reduced(self, num_elements: int, world_size: int) -> Traffic:
-        """Traffic of reduce-scattering gradients, in equal shares if they are compressed."""
+        """Traffic for reduce-scattering gradients, in equal shares if they are compressed."""
         if self.compression is None:
             return self.carried("reduce_scatter", num_elements, world_size)
         op, count, width = self.compression.share_collective(num_elements // world_size, world_size)
@@ -66,12 +66,12 @@ class ShardCollectives:
         return packets("packet_all_to_all", count * width, world_size)
 
     def gathered(self, num_elements: int, world_size: int) -> Traffic:
-        """Traffic of all-gathering parameters."""
+        """Traffic for all-gathering parameters."""
         return self.carried("all_gather", num_elements, world_size)
 
 
 def zero_1_traffic(bucket_elements: Sequence[int], world_size: int, collectives: ShardCollectives) -> Traffic:
-    """Traffic of a step of ZeRO-1, for any number of micro-batches.
+    """Traffic of one step with ZeRO-1, which does not depend on the number of micro-batches.
 
     Buckets are padded to equal shares if gradients are compressed or the backend runs the collectives.
 
@@ -91,7 +91,7 @@ def zero_1_traffic(bucket_elements: Sequence[int], world_size: int, collectives:
 
 
 def agreement_traffic(meetings: int, world_size: int) -> Traffic:
-    """Traffic of the digests by which ranks check, under ZeRO-2 and ZeRO-3, that all have run the same layers.
+    """Traffic of the digests with which ranks check, for ZeRO-2 and ZeRO-3, that all have run the same layers.
 
     Args:
         meetings: Number of checks in a step: one at its end, one before each collective of the backend, and with
@@ -113,7 +113,7 @@ def fully_sharded_traffic(
     reduced: Sequence[Sequence[Shape]] | None = None,
     idle: Collection[int] = (),
 ) -> Traffic:
-    """Traffic of a step of ZeRO-2 or ZeRO-3 under FSDP2, padding and agreement checks included.
+    """Traffic of one step with ZeRO-2 or ZeRO-3 in FSDP2, including padding and agreement checks.
 
     With N = W / replicas, P the padded elements and m micro-batches, a rank sends (N-1)/N P for each collective of its
     shard group: m reduce-scatters, and the all-gathers. With replicas, the backend all-reduces the gradient shards
@@ -123,11 +123,11 @@ def fully_sharded_traffic(
         units: Shapes of the parameters of each FSDP unit.
         world_size: W, the number of ranks.
         collectives: Settings of the collectives.
-        gathers: All-gathers of each unit in a step: 1 in stage 2, 2m in stage 3.
-        replicas: Number of groups that each hold the whole model in shards (HSDP); divides `world_size`.
+        gathers: Number of all-gathers of each unit in a step: 1 in stage 2, 2m in stage 3.
+        replicas: Number of groups, each of which holds the whole model in shards (HSDP); divides `world_size`.
         micro_batches: m, the forward and backward passes of a step.
         reduced: For each unit, the shapes that get gradients; None for all of them.
-        idle: Indices of the units that no forward pass reaches; they are prefetched all the same.
+        idle: Indices of the units that no forward pass reaches; they are prefetched nevertheless.
     """
     num_shards = world_size // replicas
     taught = units if reduced is None else reduced
@@ -169,7 +169,7 @@ def unit_traffic(
         reduced: Traffic of one reduce-scatter of its gradients; empty if it has none.
         gathers: All-gathers in a step.
         reductions: Reduce-scatters in a step.
-        num_shards: N, the ranks of a group, which together hold one copy of the model.
+        num_shards: N, the number of ranks in a group, which together hold one copy of the model.
         replicas: Number of groups (HSDP).
         shard_bytes: Bytes of one rank's shard of the gradients, which replicas all-reduce once.
     """
@@ -180,7 +180,7 @@ def unit_traffic(
 
 
 def times(traffic: Traffic, count: int) -> Traffic:
-    """Return the traffic of `count` such parts of a step."""
+    """Return the traffic multiplied by `count`."""
     return {name: sent.times(count) for name, sent in traffic.items()}
 
 

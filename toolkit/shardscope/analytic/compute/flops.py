@@ -1,4 +1,4 @@
-"""FLOPs of a step: exact from the matrix products, and the closed forms that papers print."""
+"""FLOPs per step: exact, from the matrix products, and by the closed forms given in papers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Numbers = npt.ArrayLike
 
 
 def products(model: Transformer) -> tuple[tuple[Matmul, float], ...]:
-    """Every matrix product of one sequence's forward pass, and how many times the model runs it."""
+    """Return every matrix product in one sequence's forward pass, and how many times the model runs it."""
     one = Split.of()
     routed = model.num_mixture_layers
     every = (*work.projections(model, one), *work.attention_core(model, one))
@@ -31,21 +31,26 @@ def products(model: Transformer) -> tuple[tuple[Matmul, float], ...]:
 
 
 def forward_flops(model: Transformer) -> float:
-    """FLOPs of one sequence's forward pass; attention counted over all seq x seq scores, as the papers count it."""
+    """FLOPs of one sequence's forward pass; attention counts all seq x seq scores, as in the papers."""
     return float(sum(product.flops * times for product, times in products(model)))
 
 
 def model_flops(model: Transformer, sequences: Numbers) -> Floats:
-    """FLOPs that a step needs: forward, plus twice as many backward. The numerator of MFU."""
+    """FLOPs that a step needs, the numerator of MFU: the forward pass, plus twice as many for the backward pass.
+
+    Args:
+        model: The model.
+        sequences: Sequences in the global batch.
+    """
     return np.asarray(3.0 * forward_flops(model) * np.asarray(sequences, float))
 
 
 def hardware_flops(model: Transformer, sequences: Numbers, *, recompute: str = "none") -> Floats:
-    """FLOPs that a step executes, recomputation included. The numerator of HFU.
+    """FLOPs that a step executes, including recomputation: the numerator of HFU.
 
     Args:
         model: The model.
-        sequences: Sequences of the global batch.
+        sequences: Number of sequences in the global batch.
         recompute: ``"none"``, ``"selective"`` (core attention again) or ``"full"`` (every block again).
     """
     again = {"none": 0.0, "selective": _core(model), "full": _blocks(model)}[recompute]

@@ -1,12 +1,12 @@
-"""Work of a transformer block: its matrix products with their seconds, and the bytes that other operations move.
+"""Work of a transformer block: its matrix products with their times, and the bytes that other operations move.
 
 A device reaches its peak only on large matrices. The time of ``count`` products of (m x k) by (k x n) is
 
     t = count 2mnk / (peak e) * (1 + w (1/m + 1/n + 1/k))
 
-Here e is the share of the peak that very large matrices reach, and w the size at which moving the operands takes as
-long as multiplying them. Both are constants of `spec.Calibration`. The bytes / FLOPs of a product are proportional to
-1/m + 1/n + 1/k, so this is the roofline (Williams et al., CACM 2009) with a smooth corner.
+Here e is the fraction of the peak that very large matrices reach, and w the size at which moving the operands takes
+as long as multiplying them. Both are constants of `spec.Calibration`. The bytes / FLOPs of a product are proportional
+to 1/m + 1/n + 1/k, so this is the roofline (Williams et al., CACM 2009) with a smooth corner.
 
 Bytes of other operations are those that each operator reads and writes in the forward pass, in the order of Korthikanti
 et al. 2022 (arXiv 2205.05198, section 4.1), with 2-byte elements and 1-byte masks: two norms (read and write), two
@@ -44,13 +44,13 @@ class Matmul(NamedTuple):
         return np.asarray(2.0 * self.m * self.n * self.k * self.times)
 
     def seconds(self, rate: float, half_size: float) -> Floats:
-        """Seconds at `rate` FLOP/s for very large matrices, times a slowdown of 1 + half_size (1/m + 1/n + 1/k)."""
+        """Time of the products in seconds, at `rate` FLOP/s times a slowdown of 1 + half_size (1/m + 1/n + 1/k)."""
         slowdown = 1.0 + half_size * (1.0 / self.m + 1.0 / self.n + 1.0 / self.k)
         return np.asarray(self.flops / rate * slowdown)
 
 
 class Split(NamedTuple):
-    """How one micro-batch is split over devices; arrays of one shape."""
+    """How one micro-batch is split over devices; all arrays have the same shape."""
 
     tensor: Floats
     micro_batch: Floats
@@ -73,17 +73,17 @@ class Split(NamedTuple):
         return cls(*parts)
 
     def tokens(self, seq: int) -> Floats:
-        """Tokens of a micro-batch on one device."""
+        """Return the number of tokens of a micro-batch on one device."""
         return self.micro_batch * seq / self.context
 
 
 def key_value_width(model: Transformer, split: Split) -> Floats:
-    """Elements of a token's keys and values on one rank: at least one head, of which further ranks hold copies."""
+    """Elements of a token's keys and values on one rank: at least one head, which is replicated on additional ranks."""
     return np.asarray(2.0 * np.maximum(model.kv_heads / split.tensor, 1.0) * model.head_size)
 
 
 def projections(model: Transformer, split: Split) -> tuple[Matmul, ...]:
-    """Attention's linear layers: query, key, value and output projections; for latent attention the narrow ones too."""
+    """Linear layers of attention: query, key, value and output projections, and low-rank ones of latent attention."""
     tokens, one = split.tokens(model.seq), np.ones_like(split.tensor)
     hidden, heads = one * model.hidden, model.heads / split.tensor
     if model.latent is None:
@@ -139,7 +139,7 @@ def feed_forward(
 
 
 def experts(model: Transformer, split: Split) -> tuple[Matmul, ...]:
-    """Router, routed experts under even load, and shared experts, which every token visits."""
+    """Products of the router, of routed experts with balanced load, and of shared experts, which process all tokens."""
     mixture = model.mixture
     assert mixture is not None
     tokens, one = split.tokens(model.seq), np.ones_like(split.tensor)
@@ -164,7 +164,7 @@ class LinearWork(NamedTuple):
     dense: tuple[Matmul, ...]
     """Products of the feed-forward layer, in layers without experts."""
     shared: tuple[Matmul, ...]
-    """Products of the router and the shared experts, which every token visits, in layers with experts."""
+    """Products of the router and of the shared experts, which process every token, in layers with experts."""
     routed: tuple[Matmul, ...]
     """Products of the routed experts on this rank."""
 
@@ -181,7 +181,7 @@ def weights(model: Transformer, split: Split) -> LinearWork:
 
 
 def head(model: Transformer, split: Split) -> Matmul:
-    """The output projection onto the vocabulary, split over the tensor ranks."""
+    """The output projection onto the vocabulary, sharded over the tensor-parallel ranks."""
     one = np.ones_like(split.tensor)
     return Matmul("head", split.tokens(model.seq), model.vocab / split.tensor, one * model.hidden, one)
 
@@ -225,16 +225,16 @@ def activation_bytes(model: Transformer, split: Split, width: float) -> Floats:
 
 
 def routing_bytes(model: Transformer, split: Split) -> Floats:
-    """Bytes moved to sort tokens to experts and back: one read and one write each way for every visit of an expert."""
+    """Bytes moved to sort tokens to experts and back: one read and one write per routed token and direction."""
     assert model.mixture is not None
     return np.asarray(split.tokens(model.seq) * model.mixture.active * 8.0 * model.hidden)
 
 
 def score_bytes(model: Transformer, split: Split) -> Floats:
-    """Bytes that softmax and dropout move if attention is not one fused kernel."""
+    """Bytes that softmax and dropout move if attention is not a single fused kernel."""
     return np.asarray(SCORE_BYTES * split.tokens(model.seq) * model.seq * model.heads / split.tensor)
 
 
 def logit_bytes(model: Transformer, split: Split) -> Floats:
-    """Bytes that the cross-entropy moves in both passes."""
+    """Bytes that the cross-entropy loss moves in the forward and backward passes."""
     return np.asarray(LOGIT_BYTES * split.tokens(model.seq) * model.vocab / split.tensor)

@@ -1,9 +1,9 @@
 """The gradient noise scale: the batch size beyond which larger batches improve gradients less than proportionally.
 
 Let G be the gradient over all data and Sigma the covariance of a single sample's gradient. The mean of B samples'
-gradients then has ``E|g_B|^2 = |G|^2 + tr(Sigma) / B``. Two batch sizes give two equations, so the two norms that a
-data-parallel step has anyway, of a rank's own gradient and of the mean, determine both |G|^2 and tr(Sigma). Their ratio
-``tr(Sigma) / |G|^2`` is the simple noise scale, an estimate of the critical batch size.
+gradients then has ``E|g_B|^2 = |G|^2 + tr(Sigma) / B``. Two batch sizes give two equations. The two norms that a
+data-parallel step provides anyway, of a rank's own gradient and of the mean gradient, therefore determine both |G|^2
+and tr(Sigma). Their ratio ``tr(Sigma) / |G|^2`` is the simple noise scale, an estimate of the critical batch size.
 
 McCandlish, Kaplan, Amodei et al. 2018, An empirical model of large-batch training (arXiv 1812.06162), appendix A.1.
 """
@@ -37,7 +37,7 @@ def _check_batches(small_batch: ArrayLike, large_batch: ArrayLike) -> tuple[Floa
 def gradient_square(
     small_square: ArrayLike, large_square: ArrayLike, *, small_batch: ArrayLike, large_batch: ArrayLike
 ) -> Floats:
-    """``(B L - b s) / (B - b)``: unbiased estimate of |G|^2 (A.1 there), the gradient over all data. May be negative.
+    """``(B L - b s) / (B - b)``: unbiased estimate of |G|^2, with G over all data (A.1 there); may be negative.
 
     Args:
         small_square: ``s``, the squared norm of a gradient over `small_batch` samples.
@@ -46,7 +46,7 @@ def gradient_square(
         large_batch: ``B``, in samples, above `small_batch`.
 
     Raises:
-        SpecError: A batch is not above 0, or the two are not in this order.
+        SpecError: A batch is not above 0, or `small_batch` is not below `large_batch`.
     """
     small, large = _check_batches(small_batch, large_batch)
     return np.asarray((large * np.asarray(large_square) - small * np.asarray(small_square)) / (large - small))
@@ -66,14 +66,14 @@ def gradient_trace(
 
 @dataclass(frozen=True)
 class NoiseEstimate:
-    """Estimate of the noise scale: one from many steps, or one at each step from the steps up to it.
+    """Estimate of the noise scale: one for many steps together, or one at each step from all steps up to it.
 
     Attributes:
         gradient_square: |G|^2, averaged.
         trace: tr(Sigma), averaged.
         critical_batch: tr(Sigma) / |G|^2, the simple noise scale in samples; infinite if the mean |G|^2 is not above 0.
-        low: Lower end of its 95 % interval, in samples.
-        high: Upper end, in samples; infinite if |G|^2 does not differ significantly from 0.
+        low: Lower end of the 95 % confidence interval of `critical_batch`, in samples.
+        high: Upper end of that interval, in samples; infinite if |G|^2 does not differ significantly from 0.
     """
 
     gradient_square: Floats
@@ -91,7 +91,7 @@ def estimate(
     large_batch: float,
     blocks: int = 20,
 ) -> NoiseEstimate:
-    """Estimate the noise scale from all steps (the last axis), for a model that is constant or nearly so.
+    """Estimate the noise scale from all steps (the last axis), for a model that hardly changes during them.
 
     |G|^2 and tr(Sigma) are averaged separately and then divided: a mean of ratios would be biased, as |G|^2 of single
     steps is close to 0 or even negative (A.1 there). The interval treats means over blocks of consecutive steps as
@@ -130,15 +130,15 @@ def track(
 ) -> NoiseEstimate:
     """Estimate the noise scale at every step (the last axis), from exponential moving averages of the steps up to it.
 
-    The averages have no start-up bias: those of the first steps are plain means. For its variance and its interval,
-    which uses Fieller's theorem (1954), an average with weights w counts as ``(sum w)^2 / sum w^2`` steps.
+    The averages have no start-up bias: over the first steps they are plain means. An average with weights w counts as
+    ``(sum w)^2 / sum w^2`` steps for its variance and for the confidence interval, which uses Fieller's theorem (1954).
 
     Args:
         small_square: Squared norms over `small_batch` samples, step by step.
         large_square: Squared norms over `large_batch` samples, step by step.
         small_batch: Smaller batch, in samples.
         large_batch: Larger batch, in samples.
-        smoothing: Factor on a step's weight per later step, 0 < value < 1; 0.99 averages over about 100 steps.
+        smoothing: Decay of a step's weight with each later step, 0 < value < 1; 0.99 averages over about 100 steps.
 
     Raises:
         SpecError: As for `gradient_square`, or `smoothing` is out of range.
@@ -166,7 +166,7 @@ class _Moments(NamedTuple):
 
 
 def _moving(x: Floats, y: Floats, keep: float) -> Floats:
-    """Moments of moving averages along the first axis, as the rows of `_Moments`.
+    """Compute the fields of `_Moments`, as rows, from moving averages along the first axis.
 
     West 1979: means and squares of deviations are updated together, so there is no cancellation.
     """
@@ -190,7 +190,7 @@ def _moving(x: Floats, y: Floats, keep: float) -> Floats:
 
 
 def _ratio(moments: _Moments) -> NoiseEstimate:
-    """Return ``trace / square`` with its interval.
+    """Return ``trace / square`` with its confidence interval.
 
     The roots are those of the inverse ratio, whose denominator, unlike |G|^2, is never near 0.
     """
@@ -209,7 +209,7 @@ def _ratio(moments: _Moments) -> NoiseEstimate:
 
 
 def _quantile(freedom: Floats) -> Floats:
-    """Quantile of Student's t distribution for a 95 % interval.
+    """Quantile of Student's t distribution for a 95 % confidence interval.
 
     Abramowitz and Stegun 26.7.5; accurate within 1 % from 3 degrees of freedom.
     """
@@ -219,11 +219,11 @@ def _quantile(freedom: Floats) -> Floats:
     return np.asarray(z + first / nu + second / nu**2 + third / nu**3)
 
 
-# Cost of a batch size: the hyperbola of steps and examples.
+# Cost of a batch size: the hyperbola that relates steps and examples.
 
 
 def steps_to_target(batch: ArrayLike, *, min_steps: ArrayLike, critical_batch: ArrayLike) -> Floats:
-    """``min_steps (1 + critical_batch / batch)``: number of steps to a given loss (equation 2.11 with E = B S there).
+    """``min_steps (1 + critical_batch / batch)``: steps to reach a given loss (equation 2.11 with E = B S there).
 
     Args:
         batch: Batch size, in samples.
@@ -238,7 +238,7 @@ def steps_to_target(batch: ArrayLike, *, min_steps: ArrayLike, critical_batch: A
 
 
 def examples_to_target(batch: ArrayLike, *, min_examples: ArrayLike, critical_batch: ArrayLike) -> Floats:
-    """``min_examples (1 + batch / critical_batch)``: number of samples to a given loss.
+    """``min_examples (1 + batch / critical_batch)``: number of samples to reach a given loss.
 
     Args:
         batch: Batch size, in samples.
@@ -253,7 +253,7 @@ def examples_to_target(batch: ArrayLike, *, min_examples: ArrayLike, critical_ba
 
 
 def examples_at(steps: ArrayLike, *, min_steps: ArrayLike, min_examples: ArrayLike) -> Floats:
-    """Number of samples E for S steps to a given loss: ``(S/S_min - 1) (E/E_min - 1) = 1`` (equation 2.11 there).
+    """Samples E needed to reach a given loss in S steps: ``(S/S_min - 1) (E/E_min - 1) = 1`` (equation 2.11 there).
 
     The critical batch size of this hyperbola is ``min_examples / min_steps``, where both are twice their minimum.
 

@@ -1,4 +1,4 @@
-"""The gradient noise scale of a run as a batch size, from measurements averaged over ranks and steps."""
+"""The gradient noise scale of a run, expressed as a batch size, from measurements averaged over ranks and steps."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ Values = tuple[float, ...]
 class NoiseScale:
     """Critical batch size at a run's steps; empty until a step has been measured.
 
-    Up to about this size, a larger batch saves steps in proportion; far beyond it, it saves none. It is an order of
-    magnitude: the simple noise scale of McCandlish et al. 2018 (arXiv 1812.06162), which ignores curvature.
+    Up to about this size, a larger batch saves steps in proportion; far beyond it, it saves none. It is an
+    order-of-magnitude estimate: the simple noise scale of McCandlish et al. 2018 (arXiv 1812.06162), which ignores
+    curvature.
 
     Attributes:
         batch: The run's global batch size, in samples.
-        small_batch: Samples in each of the gradients that were compared with the mean of all.
+        small_batch: Number of samples in each gradient that was compared with the mean gradient.
         smoothing: Decay factor of the moving averages.
         steps: Steps that were measured.
         gradient_square: Squared norm of the gradient over all data, a moving average.
         trace: Trace of the covariance of a single sample's gradient, a moving average.
         critical_batch: Ratio of `trace` to `gradient_square`, in samples; infinite if no gradient signal is detectable.
-        low: Lower end of the 95 % interval of the critical batch size, in samples.
-        high: Upper end, in samples; infinite if the gradient is indistinguishable from noise.
+        low: Lower end of the 95 % confidence interval of the critical batch size, in samples.
+        high: Upper end of that interval, in samples; infinite if the gradient is indistinguishable from noise.
     """
 
     batch: int
@@ -50,12 +51,12 @@ class NoiseScale:
 
     @property
     def latest(self) -> float | None:
-        """Critical batch size at the last measured step, in samples; None before any."""
+        """Critical batch size at the last measured step, in samples; None until a step has been measured."""
         return self.critical_batch[-1] if self.steps else None
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """95 % interval of `latest`, in samples; None before any step was measured."""
+        """95 % confidence interval of `latest`, in samples; None until a step has been measured."""
         return (self.low[-1], self.high[-1]) if self.steps else None
 
     @property

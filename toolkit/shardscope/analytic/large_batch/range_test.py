@@ -1,4 +1,4 @@
-"""Evaluation of a learning-rate range test: loss against a rate that rises exponentially from step to step."""
+"""Evaluation of a learning-rate range test: the loss while the learning rate rises exponentially over the steps."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class RateSuggestions:
 def smoothed_loss(loss: ArrayLike, *, width: float | None = None) -> Floats:
     """Smooth losses with Gaussian weights.
 
-    The window is symmetric, so the smoothed curve does not lag behind, as a moving average would, which would shift
-    every suggested rate upwards.
+    The window is symmetric, so that the smoothed curve does not lag. A moving average would lag, and shift every
+    suggested rate upwards.
 
     Args:
         loss: Finite losses, step by step.

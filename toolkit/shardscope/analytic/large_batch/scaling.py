@@ -1,4 +1,4 @@
-"""The learning rate at another batch size, by published rules."""
+"""Scaling of the learning rate to another batch size, by published rules."""
 
 from __future__ import annotations
 
@@ -80,14 +80,14 @@ def lr_for_noise(batch: ArrayLike, *, max_lr: ArrayLike, noise_scale: ArrayLike)
 
 @dataclass(frozen=True)
 class LambRecipe:
-    """Untuned scaling of the LAMB paper: the rate grows with the square root of the batch, warm-up with the batch.
+    """Untuned scaling from the LAMB paper: learning rate with the square root of the batch, warm-up with the batch.
 
     You et al. 2020 (arXiv 1904.00962), the tables of untuned LAMB. The samples seen during warm-up grow linearly with
     the batch (linear-epoch warm-up), and so does the warm-up's share of the steps at a fixed number of epochs.
 
     Attributes:
         lr: Learning rate at `base_batch`.
-        warmup_ratio: Share of warm-up steps, at `base_batch`.
+        warmup_ratio: Fraction of warm-up steps, at `base_batch`.
         base_batch: Base batch size, in samples.
     """
 
@@ -104,7 +104,7 @@ class LambRecipe:
         return scaled_lr(batch, lr=self.lr, base_batch=self.base_batch, rule="sqrt")
 
     def warmup_ratio_at(self, batch: ArrayLike) -> Floats:
-        """Return the share of warm-up steps at these batch sizes.
+        """Return the fraction of warm-up steps at these batch sizes.
 
         Raises:
             SpecError: A batch is not above 0, or so large that warm-up would exceed all steps.
@@ -119,6 +119,6 @@ class LambRecipe:
 
 
 LAMB_BERT = LambRecipe(lr=5 / (2**3 * 1000), warmup_ratio=1 / 320, base_batch=512)
-"""Recipe of the first phase of BERT-Large."""
+"""Recipe for the first phase of BERT-Large."""
 LAMB_RESNET50 = LambRecipe(lr=4 / (2**3 * 100), warmup_ratio=0.3125 / 90, base_batch=512)
-"""Recipe of ResNet-50 in 90 epochs."""
+"""Recipe for ResNet-50 in 90 epochs."""

@@ -1,8 +1,8 @@
 """Bytes on a device, by formula: model states, saved activations, buffers, and offloaded bytes.
 
-`model_states` is the arithmetic of ZeRO for a number of parameters. `device_memory` adds activations and buffers for a
-transformer under any layout, `stage_memory` does so stage by stage, and `memory_term` gives the same figure as a tree
-of terms. The differences between frameworks are data: `FRAMEWORKS`.
+`model_states` applies the ZeRO formulas to a number of parameters. `device_memory` adds activations and buffers for a
+transformer with any layout, `stage_memory` does so for each stage, and `memory_term` returns the same total as a tree
+of terms. The differences between frameworks are in a table, `FRAMEWORKS`.
 """
 
 from shardscope.analytic.memory.activations import activation_bytes_per_layer

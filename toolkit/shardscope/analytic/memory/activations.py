@@ -1,6 +1,7 @@
-"""Bytes of activations: those that a layer saves for its backward pass, and the working memory at a step's peaks.
+"""Bytes of activations: what a layer saves for its backward pass, and the working memory at the peaks of a step.
 
-Saved activations are counted in bytes per token and layer, in parts that tensor parallelism divides or leaves whole.
+Saved activations are counted in bytes per token and layer, separately for parts that tensor parallelism shards and
+parts that it replicates.
 
 Korthikanti et al. 2022 (arXiv 2205.05198), equations 1 to 6, with s tokens, b sequences, h hidden, a heads, t ranks:
 
@@ -12,7 +13,7 @@ Korthikanti et al. 2022 (arXiv 2205.05198), equations 1 to 6, with s tokens, b s
 
 They are special cases of the count here, which adds up what each operation saves: norms, linear layers, core attention
 and the activation function. It also covers grouped queries, gated layers, latent attention, mixtures of experts, flash
-attention (a float32 log-sum-exp of each row in place of the 5as/h), other number formats and jobs without dropout.
+attention (a float32 log-sum-exp of each row in place of the 5as/h), other dtypes and jobs without dropout.
 
 The peak of a step is at one of two moments, both counted on top of all saved activations: the loss on the last stage
 (`at_the_loss`), and the backward pass through a layer (`in_a_layer`) while most activations are saved.
@@ -40,13 +41,14 @@ class PerToken(NamedTuple):
     """Bytes of one token in one layer."""
 
     whole: float
-    """Bytes that are whole on every tensor rank, unless the sequence is split over them."""
+    """Bytes that are replicated on every tensor-parallel rank, unless the sequence is split over these ranks."""
     split: float
-    """Bytes that the tensor degree divides."""
+    """Bytes that tensor parallelism shards."""
     whole_always: float = 0.0
-    """Bytes that are whole on every tensor rank in any case: tokens sent to experts."""
+    """Bytes that are always replicated on every tensor-parallel rank: tokens sent to experts."""
     keys: float = 0.0
-    """Bytes that the tensor degree divides, at most by the number of key-value heads: further ranks hold copies."""
+    """Bytes that tensor parallelism shards over at most as many ranks as there are key-value heads; others hold
+    copies."""
 
     def plus(self, other: PerToken) -> PerToken:
         """Return the sum, part by part."""
@@ -55,7 +57,7 @@ class PerToken(NamedTuple):
 
 @lru_cache(maxsize=256)
 def attention_per_token(model: Transformer, recipe: ElementBytes, framework: Framework) -> PerToken:
-    """Bytes that norm, attention and residual save, without core attention."""
+    """Bytes per token that norm, attention and residual save, without core attention."""
     act, product, hidden = recipe.activation, recipe.product, model.hidden
     whole = hidden * (
         act + product + framework.dropout
@@ -74,7 +76,7 @@ def attention_per_token(model: Transformer, recipe: ElementBytes, framework: Fra
 def feed_forward_per_token(
     model: Transformer, recipe: ElementBytes, framework: Framework, *, mixed: bool
 ) -> PerToken:
-    """Bytes that norm, feed-forward layer or mixture, and residual save."""
+    """Bytes per token that norm, feed-forward layer or mixture, and residual save."""
     act, product, hidden = recipe.activation, recipe.product, model.hidden
     whole = hidden * (act + product + framework.dropout)
     inner = inner_per_width(model, recipe, framework)
@@ -90,7 +92,7 @@ def feed_forward_per_token(
 
 
 def outside_core(model: Transformer, recipe: ElementBytes, framework: Framework, *, mixed: bool) -> PerToken:
-    """Bytes that one layer saves, without core attention."""
+    """Bytes per token that one layer saves, without core attention."""
     attention = attention_per_token(model, recipe, framework)
     return attention.plus(feed_forward_per_token(model, recipe, framework, mixed=mixed))
 
@@ -110,7 +112,7 @@ def inner_per_width(model: Transformer, recipe: ElementBytes, framework: Framewo
 def core_per_token(
     model: Transformer, recipe: ElementBytes, framework: Framework, *, flash: bool
 ) -> tuple[float, float]:
-    """Bytes that core attention saves per token, and per pair of tokens; tensor parallelism divides both."""
+    """Bytes that core attention saves per token, and per pair of tokens; tensor parallelism shards both."""
     act, heads = recipe.activation, model.heads
     if flash:
         return float(LOGSUMEXP_BYTES * heads), 0.0
@@ -134,8 +136,8 @@ def per_layer(
         core: Result of `core_per_token`; zeros if core attention is recomputed.
         tokens: Tokens of one micro-batch on one context rank.
         span: Tokens that each token attends to on one context rank.
-        tensor: t, the tensor degree.
-        divided: t if the sequence is split over the tensor ranks, else 1.
+        tensor: t, the tensor-parallel degree.
+        divided: t if the sequence is split over the tensor-parallel ranks, else 1.
         key_heads: Number of key-value heads.
     """
     split = (part.split + core[0] + core[1] * span) / tensor + part.keys / np.minimum(tensor, key_heads)
@@ -178,14 +180,14 @@ def activation_bytes_per_layer(
     recipe: ElementBytes,
     framework: Framework,
 ) -> Floats:
-    """Bytes that one layer saves of one micro-batch, on one rank; arrays broadcast.
+    """Bytes that one layer saves for one micro-batch, on one rank; arguments follow NumPy broadcasting.
 
     Args:
         model: The model.
         micro_batch: b, sequences per micro-batch.
-        tensor: t, the tensor degree.
+        tensor: t, the tensor-parallel degree.
         context: Context-parallel degree.
-        sequence_parallel: Whether activations that tensor parallelism leaves whole are split along the sequence.
+        sequence_parallel: Whether activations that tensor parallelism replicates are sharded along the sequence.
         recompute: ``none``, ``selective`` (core attention) or ``full`` (everything except the layer's input).
         flash_attention: Whether attention scores are never stored.
         mixed: Whether the layer has a mixture of experts.
@@ -220,8 +222,8 @@ def at_the_loss(
 ) -> Floats:
     """Bytes during the output projection's backward pass: logits, the final norm's input and output, and gradients.
 
-    With the sequence split over tensor ranks, the projection's input and its gradient are whole during it (Korthikanti
-    et al. 2022, section 4.2.2). Logits are divided by the tensor degree (vocabulary parallel).
+    With sequence parallelism, the projection's input and its gradient are gathered meanwhile (Korthikanti et al. 2022,
+    section 4.2.2). Logits are sharded over the tensor-parallel ranks (vocabulary parallel).
     """
     logits = framework.logits_bytes * model.vocab * tokens / tensor
     hidden = recipe.activation * model.hidden * tokens

@@ -1,4 +1,4 @@
-"""Bytes on the devices of a layout, or of a million layouts at once."""
+"""Bytes on the devices of one layout, or of a million layouts at once."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
 
 ROWS_AT_ONCE = 16384
-"""Number of layouts whose arrays together fit a core's cache."""
+"""Number of layouts whose arrays together fit in a core's cache."""
 
 
 class MemoryParts(NamedTuple):
-    """Bytes by kind: five kinds on the device, and its offloaded bytes in host memory and on drives."""
+    """Bytes by kind: five kinds on the device, and the bytes offloaded to host memory and to drives."""
 
     parameters: Floats
     gradients: Floats
@@ -42,7 +42,7 @@ class MemoryParts(NamedTuple):
 
     @property
     def drive_share(self) -> Floats:
-        """Share of the offloaded bytes that does not fit the host's memory; 0 if nothing is offloaded."""
+        """Fraction of the offloaded bytes that does not fit in host memory; 0 if nothing is offloaded."""
         return np.asarray(self.nvme / np.maximum(self.host + self.nvme, 1.0))
 
 
@@ -53,7 +53,7 @@ def device_memory(
     framework: str | Framework = "megatron-core",
     host_capacity: float = np.inf,
 ) -> MemoryParts:
-    """Bytes on the fullest device of each layout.
+    """Bytes on the device of each layout that needs the most memory.
 
     Args:
         model: The model.
@@ -96,11 +96,11 @@ def _in_cache(layouts: Layouts) -> Iterator[Layouts]:
 def _fullest(
     model: Transformer, layouts: Layouts, framework: str | Framework, host_capacity: float
 ) -> MemoryParts:
-    """Bytes on the fullest rank, out of the ranks that can be the fullest.
+    """Bytes on the rank that needs the most memory, among the ranks that may.
 
     These are the first, the last, and the first rank whose layers all have experts. In a V-shaped schedule with few
-    micro-batches, where later ranks hold more of them, the last rank with an extra layer is another. Offloaded bytes
-    are the maximum over these ranks, which need not be at the fullest.
+    micro-batches, later ranks hold more of them, so the last rank with an extra layer is a further candidate. Offloaded
+    bytes are the maximum over all candidates, which may be on another rank.
     """
     rows = rows_of(model, layouts, framework)
     last = rows.pipeline.ranks - 1
@@ -158,7 +158,7 @@ def stage_memory(
     framework: str | Framework = "megatron-core",
     host_capacity: float = np.inf,
 ) -> MemoryParts:
-    """Bytes on one device of every pipeline stage of a layout; arrays by stage.
+    """Bytes on one device of each pipeline stage of a layout, as arrays by stage.
 
     Example:
         >>> from shardscope.spec.model import Model

@@ -35,7 +35,7 @@ Inputs = dict[str, float | str]
 
 
 class _Stages(NamedTuple):
-    """Inputs and blocks of all stages of a layout; arrays by stage."""
+    """Inputs and blocks of all stages of a layout, as arrays by stage."""
 
     rows: LayoutRows
     layout: Layout
@@ -51,7 +51,7 @@ def memory_term(
     *,
     framework: str | Framework = "megatron-core",
 ) -> Term:
-    """Bytes on the fullest device of a layout: the largest of its stages, each the sum of its kinds.
+    """Bytes on the device that needs the most memory: the maximum over stages, each of which is a sum over kinds.
 
     Args:
         model: The model.
@@ -90,7 +90,7 @@ def _stage(stages: _Stages, place: int) -> Term:
 
 
 At = Callable[[Any], float]
-"""Function that picks one stage's value from an array of all stages."""
+"""Function that selects one stage's value from an array over all stages."""
 
 
 def _states(stages: _Stages, at: At) -> tuple[Term, ...]:
@@ -143,7 +143,7 @@ def _copies(rows: LayoutRows, value: float) -> Term:
 
 
 def _away(term: Term, layout: Layout) -> Term:
-    """Return the term with 0 bytes on the device, as it is in the host's memory."""
+    """Return the term with 0 bytes on the device, because its data is in host memory."""
     formula = f"in the host's memory (offload={layout.offload!r})"
     return Term(term.name, 0.0, "bytes", formula, term.inputs, term.source)
 

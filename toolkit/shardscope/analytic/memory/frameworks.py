@@ -1,6 +1,6 @@
-"""Differences between frameworks that change memory, as data, with the source of each.
+"""Differences between frameworks that affect memory, as data, with the source of each.
 
-Three figures are inferred from measured peaks of Megatron-LM on B200 GPUs (SimuMax's, 11 rows), not from code:
+Three values are inferred from measured peaks of Megatron-LM on B200 GPUs (SimuMax's, 11 rows), not from code:
 `ring_copies` from the one row with context parallelism, `routed_copies` from the one with experts, and
 `workspace_bytes` from a remainder of 52 MiB in the dense rows. ``fsdp2`` and ``deepspeed`` follow their documentation
 and are not checked against a measured peak.
@@ -13,17 +13,17 @@ from typing import NamedTuple
 
 
 class Framework(NamedTuple):
-    """Conventions of a framework that change memory."""
+    """Conventions of a framework that affect memory."""
 
     name: str
     source: str
     main_gradients: bool = False
-    """Whether a mixed recipe accumulates gradients in float32 instead of the short format."""
+    """Whether mixed precision accumulates gradients in float32 instead of the 16-bit dtype."""
     dropout: bool = False
     """Whether every dropout saves a mask of one byte per element."""
     gated_tensors: int = 3
     """Number of tensors of the inner width that a gated feed-forward layer saves: gate, input and product if SwiGLU is
-    one operation, and the activated gate too if it is two."""
+    one operation; also the activated gate if it is two operations."""
     logits_bytes: int = 10
     """Bytes per logit at the peak of the loss."""
     reused_gradient: bool = False
@@ -31,10 +31,11 @@ class Framework(NamedTuple):
     ring_copies: int = 1
     """Number of extra copies of the attention output that context parallelism keeps."""
     routed_copies: int = 5
-    """Number of copies of the tokens of experts while a mixture runs: sorted, received, the experts' results, these in
-    the senders' order, and returned. Without expert parallelism nothing is sent, and two copies are left."""
+    """Number of copies of the routed tokens while a mixture runs: tokens sorted by expert, tokens received, results of
+    the experts, results in the senders' order, and results returned. Without expert parallelism nothing is sent, and
+    there are two copies."""
     prefetched: int = 1
-    """Number of layers that are prefetched."""
+    """Number of layers whose parameters are prefetched."""
     workspace_bytes: float = 64 * 2**20
     """Bytes of workspace for matrix products."""
 

@@ -1,4 +1,4 @@
-"""Bytes that FSDP2 holds for a module's units in addition to their shards, at each moment of a step (torch 2.13).
+"""Bytes that FSDP2 holds for a module's units, in addition to shards, at each moment of a step (torch 2.13).
 
 The rules are those of ``torch/distributed/fsdp/_fully_shard`` with the next unit prefetched in the forward pass
 (`set_modules_to_forward_prefetch`), as `shardscope.training.strategies` sets it up. With G bytes of a unit's
@@ -31,7 +31,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class Units(NamedTuple):
-    """Bytes of each unit's parameters with padding, unit 0 first; shape `(units,)`."""
+    """Bytes of each unit's parameters, including padding, unit 0 first; shape `(units,)`."""
 
     gathered: Floats
     reduced: Floats
@@ -73,7 +73,7 @@ def gathered_peak(step: StepTrace, *, stage: int, ranks: int, element_bytes: int
     Args:
         step: A traced step.
         stage: ZeRO stage, 2 or 3.
-        ranks: N, the number of ranks that a unit is sharded over.
+        ranks: N, the number of ranks over which a unit is sharded.
         element_bytes: Bytes of one parameter.
     """
     root, *others = units_of(step, ranks, element_bytes).gathered.tolist()
@@ -108,13 +108,13 @@ def _own(moments: Moments, sizes: Floats) -> Floats:
 
 
 def _asked_for(moments: Moments, sizes: Floats) -> Floats:
-    """Bytes of the prefetched unit's flat buffer in the forward pass; at entry to a unit, of its own buffer."""
+    """Bytes of the prefetched unit's flat buffer in the forward pass; on entry to a unit, of the unit's own buffer."""
     following = np.minimum(moments.done + 1 + (moments.unit > 0), len(sizes))
     return np.where(moments.phase == "enter", sizes[moments.unit], np.append(sizes, 0.0)[following])
 
 
 def _gradients(moments: Moments, sizes: Floats, ranks: int) -> Floats:
-    """Bytes of whole gradients of unfinished units, gradient shards of finished units, and the reduction buffers."""
+    """Bytes of full gradients of unfinished units, gradient shards of finished units, and reduction buffers."""
     unit, done, leaves = moments.unit, moments.done, moments.phase == "leave"
     shards = np.cumsum(np.append(0.0, sizes[:0:-1])) / ranks
     last_done = np.where(done > 0, sizes[len(sizes) - np.maximum(done, 1)], 0.0)

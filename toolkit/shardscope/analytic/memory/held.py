@@ -1,4 +1,4 @@
-"""Bytes of a module that a rank holds throughout a step: parameters or shards, optimizer state, and work buffers.
+"""Bytes that a rank holds for a module throughout a step: parameters or shards, optimizer state, and work buffers.
 
 Sharding follows `shardscope.training.strategies`. Stage 1 splits flat buckets element by element and keeps whole
 parameters and gradients. Stages 2 and 3 are FSDP2's, which splits each tensor along its first dimension and keeps
@@ -36,7 +36,7 @@ from shardscope.spec.optimizer import OptimizerStates
 
 Ints = npt.NDArray[np.int64]
 CACHE_ELEMENTS = 1 << 21
-"""Elements of a batch of tensors; a larger tensor is a batch by itself."""
+"""Maximum number of elements in a batch of tensors; a larger tensor is a batch by itself."""
 MIB = 2**20
 RECEIVED_AHEAD = 2
 """Number of receives that a ring posts ahead."""
@@ -60,7 +60,7 @@ class Sharding(NamedTuple):
 
     @property
     def keeps_gradients(self) -> bool:
-        """Whether whole gradients are in buckets that persist from step to step."""
+        """Whether full gradients are kept in buckets that persist from step to step."""
         return self.stage == 1 or (self.stage == 0 and self.ranks > 1)
 
 
@@ -78,7 +78,7 @@ class HeldBytes(NamedTuple):
 
 
 def held_of(table: LayerTable, optimizer: AnyStates, sharding: Sharding) -> HeldBytes:
-    """Bytes of the module described by `table` that a rank holds throughout a step.
+    """Bytes that a rank holds throughout a step for the module described by `table`.
 
     Raises:
         SpecError: The optimizer is unknown, or shards are requested of a table that was not traced.
@@ -105,19 +105,22 @@ def optimizer_bytes(
     num_tensors: npt.ArrayLike,
     element_bytes: int = ELEMENT_BYTES,
 ) -> npt.NDArray[np.float64]:
-    """Bytes that an optimizer keeps for the given numbers of elements and of (whole or partial) tensors; broadcasts."""
+    """Bytes of optimizer state for the given numbers of elements and of (whole or partial) tensors.
+
+    Arguments follow NumPy broadcasting.
+    """
     moments = kept.bytes_per_param(element_bytes) * np.asarray(num_elements)
     return np.asarray(moments + kept.counter_bytes * np.asarray(num_tensors), dtype=np.float64)
 
 
 def _untraced(table: LayerTable) -> StepTrace:
-    """Stand-in for a traced step, with a layer's row for each tensor."""
+    """Build a stand-in for a traced step, in which each layer is one parameter tensor."""
     rows = tuple(ParameterRow(unit=0, shape=(layer.num_params,)) for layer in table.layers)
     return StepTrace(units=("",), parameters=rows, buffer_bytes=0, output_bytes=0, moments={})
 
 
 def not_traced(field: str) -> SpecError:
-    """The error for a table without a traced step if `field` needs one."""
+    """Return the error for a table without a traced step if `field` needs one."""
     return SpecError(
         f"{field} needs a traced step, which this table lacks; describe the module with "
         "Model.from_module(module, example, memory=True)"
@@ -149,7 +152,7 @@ def updated_elements(
 
 
 def weight_bytes(rows: Sequence[ParameterRow], sharding: Sharding) -> tuple[int, int]:
-    """Bytes of a rank's parameters and of its gradients, padding included; equal on all ranks."""
+    """Bytes of a rank's parameters and of its gradients, including padding; the same on all ranks."""
     trained = [row for row in rows if row.is_trained]
     padding = sum(-size % sharding.ranks for size in _buckets(trained, sharding)) if sharding.is_padded else 0
     whole, grads = (_elements(part, sharding) + padding for part in (rows, trained))
@@ -157,7 +160,7 @@ def weight_bytes(rows: Sequence[ParameterRow], sharding: Sharding) -> tuple[int,
 
 
 def _elements(rows: Sequence[ParameterRow], sharding: Sharding) -> int:
-    """Number of elements of whole tensors, or of a rank's shards of them with padding."""
+    """Number of elements of whole tensors, or of a rank's shards of these tensors with padding."""
     if sharding.stage < 2:
         return sum(row.num_elements for row in rows)
     return sum(padded_elements(row.shape, sharding.ranks) for row in rows) // sharding.ranks
@@ -173,7 +176,7 @@ def _capacity(sharding: Sharding) -> int:
 
 
 def largest_batch(sizes: Sequence[int]) -> int:
-    """Elements of the largest batch of consecutive tensors, as `LayerwiseOptimizer` packs them to fit the cache."""
+    """Elements in the largest batch of consecutive tensors, as `LayerwiseOptimizer` packs them to fit in the cache."""
     batches = [0]
     for size in sizes:
         if batches[-1] and batches[-1] + size > CACHE_ELEMENTS:
@@ -200,8 +203,8 @@ def ring_room(sums: Sums, members: int, *, directions: int = 1, slice_mb: float 
     Args:
         sums: The tensors.
         members: Number of ranks in the ring.
-        directions: 2 if half of each tensor goes the other way around.
-        slice_mb: Longest message in MiB.
+        directions: 2 if half of each tensor is sent the other way around, else 1.
+        slice_mb: Maximum size of a message in MiB.
     """
 
     def room(size: int, width: int) -> int:
@@ -239,17 +242,17 @@ class RankStates(NamedTuple):
     """Maximum bytes that each rank holds in one step; int64 arrays of shape `(W,)`, by rank."""
 
     parameters: Ints
-    """Bytes of the rank's parameters or shards of them, and of the model's buffers."""
+    """Bytes of the rank's parameters, or of its shards of them, and of the model's buffers."""
     gradients: Ints
     """Bytes of the gradients; if these are views of communication buckets, bytes of the buckets."""
     optimizer: Ints
-    """Bytes of state that the optimizer keeps from step to step, counters included, if no update has been skipped."""
+    """Bytes of optimizer state kept from step to step, including step counters, if no update has been skipped."""
     buffers: Ints | None = None
     """Bytes of work buffers: receive buffers, waiting updates, a server's messages, residuals and other state of
     compression. None if unknown: on GPUs, with adaptive compression, and for user-defined methods."""
     is_exact: bool = True
-    """Whether a run holds exactly these bytes. Otherwise they depend on something not known beforehand, or the
-    optimizer keeps sums of rows and columns or treats some tensors separately, which is not counted."""
+    """Whether a run holds exactly these bytes. If not, they depend on something not known in advance, or the optimizer
+    keeps row and column sums or treats some tensors separately, which is not counted."""
 
     def repeated(self, groups: int) -> RankStates:
         """Repeat the states for several groups of ranks, one group after another."""
@@ -258,7 +261,7 @@ class RankStates(NamedTuple):
         return self._replace(parameters=parameters, gradients=gradients, optimizer=optimizer, buffers=buffers)
 
     def working_in(self, step: JobStep, room: Callable[[], int | Ints | None]) -> RankStates:
-        """Return a copy with the result of `room` as work buffers, by rank or equal on all, if known in this step."""
+        """Return a copy with the result of `room`, by rank or one for all, as work buffers; unchanged if unknown."""
         found = room() if step.backend == "gloo" else None
         if found is None:
             return self
@@ -273,13 +276,13 @@ def spread_states(
     bucket_mb: float = 1.0,
     is_padded: bool = False,
 ) -> RankStates:
-    """States of ranks that hold the whole model, or shards of it.
+    """Return the states of ranks that hold the whole model, or shards of it.
 
     Args:
         step: A step of a job.
         stage: ZeRO stage; 0 for whole replicas.
         ranks: Number of ranks that share one copy of the model; None for all.
-        bucket_mb: Size of a flat bucket in MiB, under stage 1.
+        bucket_mb: Size of a flat bucket in MiB, in stage 1.
         is_padded: Whether stage 1 pads its buckets to equal shares.
     """
     cut = Sharding(stage, ranks or step.world_size, 0, bucket_mb, step.element_bytes, is_padded)
@@ -292,7 +295,7 @@ def spread_states(
 
 
 def placed_states(step: JobStep, placed: Sequence[Sequence[ParameterRow]]) -> RankStates:
-    """States of ranks that each hold some whole tensors, with their gradients and optimizer state.
+    """Return the states of ranks that each hold some whole tensors, with their gradients and optimizer state.
 
     Args:
         step: A step of a job.
@@ -306,7 +309,7 @@ def placed_states(step: JobStep, placed: Sequence[Sequence[ParameterRow]]) -> Ra
 
 
 def _goes_by_element(step: JobStep) -> bool:
-    """Whether the optimizer's state follows from the numbers of elements and of tensors alone."""
+    """Whether the size of the optimizer state follows from the numbers of elements and tensors alone."""
     return not (step.kept.per_factor or step.kept.outside_hidden)
 
 

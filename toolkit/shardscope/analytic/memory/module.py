@@ -1,7 +1,7 @@
-"""Peak memory of one training step of a module, on one of the devices that replicate or shard it.
+"""Peak memory of one training step of a module, on one of the devices over which it is replicated or sharded.
 
-A traced step lists the moments that can be its peak, with the bytes alive at each. To each moment are added the bytes
-held throughout the step (`analytic.memory.held`) and those that the strategy holds at that moment; the largest sum is
+A traced step lists the moments at which memory may peak, with the bytes alive at each. The bytes held throughout the
+step (`analytic.memory.held`) and those that the strategy holds at that moment are added to each; the largest sum is
 the peak. With N ranks:
 
 - one process holds gradients as the backward pass makes them (``zero_grad(set_to_none=True)``);
@@ -50,7 +50,7 @@ SINGLE_OPERATION_TENSORS = 2
 
 
 class Moments(NamedTuple):
-    """The moments of a step, one row each, with the bytes alive; activations for one sample. Columns as in `Moment`."""
+    """The moments of a step as columns, named as in `Moment`; activations are for one sample."""
 
     phase: npt.NDArray[np.str_]
     unit: Ints
@@ -64,7 +64,7 @@ class Moments(NamedTuple):
 
     @property
     def in_place(self) -> Floats:
-        """Bytes of the gradients at each moment, if nothing is reduced during the backward pass."""
+        """Bytes of the gradients at each moment, if no gradients are reduced during the backward pass."""
         last = np.cumsum(np.concatenate([[0.0], self.unit_gradients[:0:-1]]))
         is_backward = np.isin(self.phase, ("turn", "backward", "leave"))
         whole: Floats = self.own + self.around + np.where(is_backward, last[self.done], 0.0)
@@ -134,16 +134,16 @@ def _by_rule(layers: Sequence[LayerRow]) -> Moments:
 LOSS_BYTES = 8
 """Bytes of the loss and of the number of rows that it averages over, during its backward pass."""
 AT_THE_LOSS = 3
-"""Number of tensors of the scores' size: their log-softmax, and the gradients of both."""
+"""Number of tensors with the size of the scores: their log-softmax, and the gradients of scores and log-softmax."""
 
 
 class ModuleMemory(NamedTuple):
     """Bytes on one device, by kind."""
 
     parameters: float
-    """Bytes of whole parameters, or of the shards with padding."""
+    """Bytes of the full parameters, or of the shards with padding."""
     gradients: float
-    """Bytes of the gradients after all have been computed; whole, or the shards with padding."""
+    """Bytes of the gradients after all have been computed: full gradients, or shards with padding."""
     optimizer: float
     work: float
     """Bytes of work buffers of the optimizer and of the ring."""
@@ -160,7 +160,7 @@ class ModuleMemory(NamedTuple):
 
     @property
     def peak(self) -> float:
-        """Peak of the step in bytes, all kinds together."""
+        """Peak memory of the step in bytes, over all kinds."""
         held = self.parameters + self.optimizer + self.work + self.buffers + self.data
         return held + self.alive + self.moving
 
@@ -182,9 +182,9 @@ def module_memory(
 ) -> ModuleMemory:
     """Memory of one training step, on one of `data_parallel` devices.
 
-    Recomputation and shards need a traced step; without one, the layers' own figures are used. Bytes that do not grow
-    with the batch (BatchNorm's statistics, positions) are scaled with it nevertheless; if that matters, trace on
-    `batch` samples.
+    Recomputation and shards need a traced step; without one, the values in the table's layers are used. Bytes that do
+    not grow with the batch (BatchNorm's statistics, positions) are scaled with it nevertheless. If that matters, trace
+    with `batch` samples.
 
     Args:
         table: Traced by `Model.from_module`, with ``memory=True`` for its step.
@@ -195,8 +195,8 @@ def module_memory(
         recompute: ``none``, ``selective`` or ``full``, as in a job.
         zero_stage: 0 to 3; 1 to 3 as in the strategies ``zero-1``, ``zero-2`` and ``zero-3`` with the ring.
         data_parallel: N, the number of devices that replicate or shard the model.
-        rank: Rank of the device; the first ranks hold most if sharding is uneven.
-        bucket_mb: MiB of a gradient bucket under stage 1.
+        rank: Rank of the device; the first ranks hold the most if sharding is uneven.
+        bucket_mb: Size of a gradient bucket in MiB, in stage 1.
         accumulates: Whether gradients of an earlier micro-batch exist from the start.
         element_bytes: Bytes of one weight, of one gradient element and of one optimizer moment: 8 in fp64.
 
@@ -247,7 +247,7 @@ def _of_parameters(table: LayerTable, moments: Moments, sharding: Sharding, *, a
 def _scores_bytes(table: LayerTable) -> float:
     if table.step is None:
         raise SpecError(
-            "scores_bytes=None: nobody has traced a step of this table; give the bytes of the model's output for one "
-            "sample"
+            "scores_bytes=None needs a traced step, which this table lacks; give the bytes of the "
+            "model's output for one sample"
         )
     return table.step.output_bytes

@@ -1,4 +1,4 @@
-"""Offloading: bytes on the host and its drives instead of the device, and bytes moved in every step."""
+"""Offloading: bytes kept on the host and its drives instead of the device, and bytes moved in each step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OFFLOADS_ACTIVATIONS = np.array([name in ("activations", "all") for name in OFFL
 
 
 class HostTraffic(NamedTuple):
-    """Traffic between one device and its host, in each direction: bytes, or their seconds."""
+    """Traffic between one device and its host, by direction, in bytes or in seconds."""
 
     to_host: Floats
     to_device: Floats
@@ -30,13 +30,13 @@ class HostTraffic(NamedTuple):
         return HostTraffic(self.to_host + other.to_host, self.to_device + other.to_device)
 
     def times(self, factor: npt.ArrayLike) -> HostTraffic:
-        """Return this traffic times a number."""
+        """Return this traffic multiplied by a number."""
         count = np.asarray(factor)
         return HostTraffic(np.asarray(self.to_host * count), np.asarray(self.to_device * count))
 
 
 class StepTraffic(NamedTuple):
-    """Traffic of each micro-batch's forward pass, of its backward pass, and of the update, once per step."""
+    """Traffic of one micro-batch's forward pass, of its backward pass, and of the update (once per step)."""
 
     forward: HostTraffic
     backward: HostTraffic
@@ -44,37 +44,37 @@ class StepTraffic(NamedTuple):
 
 
 class Away(NamedTuple):
-    """Data that a rank may keep on its host: bytes, or the seconds to move them there or back once."""
+    """Data that a rank may offload to its host, in bytes, or in seconds to move it once in one direction."""
 
     weights: Floats
-    """Weights that the rank keeps: all that it computes with, or under ZeRO 3 its partition."""
+    """Weights that the rank keeps: all that it computes with, or with ZeRO-3 its partition."""
     gradients: Floats
-    """Gradients that the rank keeps: all of them, or under ZeRO 2 and 3 its partition."""
+    """Gradients that the rank keeps: all of them, or with ZeRO-2 and ZeRO-3 its partition."""
     owned_weights: Floats
-    """Weights of the part that the rank updates."""
+    """Weights that the rank updates."""
     owned_gradients: Floats
     saved: Floats
-    """Activations that its layers save of one micro-batch."""
+    """Activations that the rank's layers save for one micro-batch."""
 
 
 def tiers(offloaded: Floats, host_capacity: npt.ArrayLike) -> tuple[Floats, Floats]:
-    """Offloaded bytes of a rank in the host's memory, and the bytes beyond `host_capacity`, which go to its drives."""
+    """Split a rank's offloaded bytes into those in host memory and those beyond `host_capacity`, which go to drives."""
     host = np.minimum(offloaded, host_capacity)
     return host, offloaded - host
 
 
 def drive_room(cluster: Cluster) -> float:
-    """Capacity in bytes of a device's share of its node's drives; 0 if their bandwidth is unknown (0)."""
+    """Bytes of drive capacity per device; 0 if the drives' bandwidth is unknown (0)."""
     return cluster.nvme_bytes / cluster.per_node if cluster.nvme_bandwidth else 0.0
 
 
 def host_room(cluster: Cluster) -> float:
-    """Capacity in bytes of a device's share of its host's memory."""
+    """Bytes of host memory per device."""
     return cluster.host_memory_bytes / cluster.per_node
 
 
 def step_traffic(offload: npt.ArrayLike, recompute: npt.ArrayLike, away: Away) -> StepTraffic:
-    """Host traffic of an offloaded layout, in each direction, by part of the step. Broadcasts.
+    """Host traffic of an offloaded layout by part of the step and direction; arguments follow NumPy broadcasting.
 
     The optimizer's update on the host receives the gradients of the rank's partition and returns its weights
     (ZeRO-Offload, Ren et al. 2021, arXiv 2101.06840, section 4.1: 2M + 2M bytes for M parameters). Offloaded weights
@@ -109,13 +109,13 @@ def offload_traffic(
     saved: Floats,
     gradients: Floats | None = None,
 ) -> HostTraffic:
-    """Bytes that one device sends to its host and fetches from it in one step: `step_traffic` of all micro-batches.
+    """Bytes that one device sends to its host and fetches from it in one step: `step_traffic` over all micro-batches.
 
     Args:
         layouts: The layouts.
-        parameters: Elements of the weights that the rank keeps: all it computes with, or under ZeRO 3 its partition.
+        parameters: Elements of the weights that the rank keeps: all it computes with, or with ZeRO-3 its partition.
         owned: Elements that the rank updates.
-        saved: Bytes that its layers save of one micro-batch.
+        saved: Bytes that the rank's layers save for one micro-batch.
         gradients: Elements of the gradients that the rank keeps; None if as many as the weights.
     """
     recipe = known_recipe(layouts.precision)

@@ -1,4 +1,4 @@
-"""Values of each layout that all its stages share: weights, pipeline, sizes; computed once for a table."""
+"""Values of each layout that are the same for all its stages: weights, pipeline, sizes; computed once per table."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ class Shape(NamedTuple):
     """Tokens that one token attends to on one context rank."""
     tensor: Floats
     divided: Floats
-    """Number of tensor ranks over which sequence parallelism splits the activations left whole; 1 without it."""
+    """Number of tensor-parallel ranks over which sequence parallelism shards the otherwise replicated activations; 1
+    without sequence parallelism."""
 
 
 class LayerSaved(NamedTuple):
-    """Bytes that one layer saves of one micro-batch."""
+    """Bytes that one layer saves for one micro-batch."""
 
     kept: Floats
     again: Floats
@@ -39,7 +40,7 @@ class LayerSaved(NamedTuple):
 
 
 class LayoutRows(NamedTuple):
-    """A table of layouts for one model under one framework."""
+    """A table of layouts for one model and one framework."""
 
     model: Transformer
     layouts: Layouts
@@ -49,12 +50,12 @@ class LayoutRows(NamedTuple):
     pipeline: PipelineColumns
     shape: Shape
     zero_ranks: Floats
-    """Number of ranks that ZeRO partitions over."""
+    """Number of ranks over which ZeRO partitions."""
     expert_ranks: Floats
-    """Number of ranks that ZeRO partitions experts over: those that hold the same experts."""
+    """Number of ranks over which ZeRO partitions experts: those that hold the same experts."""
     borrowed: dict[int, tuple[Floats, Floats]]
-    """By ZeRO stage from which the running layer is whole: the share of it that other ranks own, for dense weights and
-    for experts."""
+    """Fractions of the running layer that other ranks own, for dense weights and for experts. Keys are the ZeRO stages
+    from which on the running layer's gradients (2) or parameters (3) must be held beyond the rank's own part."""
     dense: LayerSaved
     mixed: LayerSaved
     in_dense: Floats
@@ -111,7 +112,7 @@ def _known_framework(framework: str | Framework) -> Framework:
 def _borrowed(
     layouts: Layouts, stage: int, zero_ranks: Floats, expert_ranks: Floats
 ) -> tuple[Floats, Floats]:
-    """Shares of the running layer that other ranks own; if all states are offloaded, it is whole at every stage."""
+    """Fractions of the running layer that other ranks own; 1 at every stage if all states are offloaded."""
     away, is_on = OFFLOADS_STATES[layouts.offload], layouts.zero >= stage
     dense = np.where(away, 1.0, is_on * (1 - 1 / zero_ranks))
     if expert_ranks is zero_ranks:
@@ -170,13 +171,13 @@ class PipelineColumns(NamedTuple):
     rounded: npt.NDArray[np.bool_]
     """Whether the schedule is a V of building blocks, which hold whole micro-batches."""
     in_thirds: npt.NDArray[np.bool_]
-    """Whether ranks 0, 3, 6, ... hold one micro-batch less if the number of ranks modulo 3 is 2."""
+    """Whether ranks 0, 3, 6, ... hold one micro-batch fewer if the number of ranks modulo 3 is 2."""
     head_at: Floats
-    """Place of the output projection: a V-shaped schedule brings it back to the first rank."""
+    """Rank with the output projection: the last, or the first in a V-shaped schedule."""
     layers: Floats
     """Number of layers on each rank."""
     rest: Floats
-    """Number of remaining layers: one more for each of the first ranks."""
+    """Number of remaining layers, which are assigned to the first ranks, one each."""
     of_left: Floats
     of_all: Floats
     constant: Floats
@@ -193,7 +194,7 @@ class Holding(NamedTuple):
     head: Floats
     """1 on the rank that holds the output projection, else 0."""
     in_flight: Floats
-    """Micro-batches whose activations the rank keeps, in activations of one micro-batch on the whole rank."""
+    """Activations that the rank keeps, in units of one micro-batch's activations on the whole rank."""
 
 
 def pipeline_of(layouts: Layouts, layers: int) -> PipelineColumns:
@@ -219,7 +220,7 @@ def pipeline_of(layouts: Layouts, layers: int) -> PipelineColumns:
 
 
 def held_by(place: Floats, pipeline: PipelineColumns, *, dense: int | None) -> Holding:
-    """Layers and micro-batches that the rank at `place` holds.
+    """Return the layers and micro-batches that the rank at `place` holds.
 
     Args:
         place: Place of the rank in the pipeline, from 0, one for each layout.
@@ -241,7 +242,7 @@ def held_by(place: Floats, pipeline: PipelineColumns, *, dense: int | None) -> H
 
 
 def _in_flight(place: Floats, pipeline: PipelineColumns) -> Floats:
-    """Micro-batches in flight on the rank at `place`, in activations of one micro-batch on the whole rank.
+    """Activations in flight on the rank at `place`, in units of one micro-batch's activations on the whole rank.
 
     Interleaved: Korthikanti et al. 2022, section 4.2.3, p (1 + (p-1)/(pv)) on the first rank.
     """
@@ -270,46 +271,46 @@ class WeightShapes(NamedTuple):
     """Matrix shapes and element counts of a model's weights, per layer unless stated otherwise."""
 
     attention: tuple[Matrix, ...]
-    """Linear layers that tensor parallelism divides."""
+    """Linear layers that tensor parallelism shards."""
     dense: tuple[Matrix, ...]
     """Linear layers of the feed-forward layer, in layers without a mixture."""
     shared: tuple[Matrix, ...]
-    """Linear layers of the shared experts, which every token visits."""
+    """Linear layers of the shared experts, which process every token."""
     expert: tuple[Matrix, ...]
     """Linear layers of one routed expert."""
     expert_params: int
     """Elements of all routed experts."""
     key_params: int
-    """Elements of `attention` that make keys and values; 0 with latent attention, all of whose heads are divided."""
+    """Elements of `attention` for keys and values; 0 with latent attention, whose heads are all sharded."""
     key_heads: int
-    """Number of key-value heads; further tensor ranks hold copies of them, as in Megatron-Core."""
+    """Number of key-value heads; additional tensor-parallel ranks hold copies, as in Megatron-Core."""
     whole: int
-    """Elements that are whole on every tensor rank: norms, biases, narrow projections."""
+    """Elements that are replicated on every tensor-parallel rank: norms, biases, low-rank projections."""
     whole_mixed: int
-    """Elements that are whole on every tensor rank in a layer with experts, its router included."""
+    """Elements that are replicated on every tensor-parallel rank in a layer with experts, including its router."""
     table: int
     """Elements of the word embedding, in the whole model."""
     head: int
     """Elements of the output projection, in the whole model; if it is tied, those of `table`."""
     before: int
-    """Elements before the first layer, whole on every tensor rank: positions; in the whole model."""
+    """Elements before the first layer that are replicated on every tensor-parallel rank: positions."""
     behind: int
-    """Elements after the last layer, whole on every tensor rank: the final norm; in the whole model."""
+    """Elements after the last layer that are replicated on every tensor-parallel rank: the final norm."""
     tied: bool
 
     @property
     def attention_params(self) -> int:
-        """Elements of `attention`, which the tensor degree divides."""
+        """Number of elements of `attention`, which tensor parallelism shards."""
         return _size(self.attention)
 
     @property
     def dense_params(self) -> int:
-        """Elements of `dense`, which the tensor degree divides."""
+        """Number of elements of `dense`, which tensor parallelism shards."""
         return _size(self.dense)
 
     @property
     def shared_params(self) -> int:
-        """Elements of `shared`, which the tensor degree divides."""
+        """Number of elements of `shared`, which tensor parallelism shards."""
         return _size(self.shared)
 
     def repeated_keys(self, tensor: Floats) -> Floats:
@@ -317,7 +318,7 @@ class WeightShapes(NamedTuple):
         return self.key_params * (1 / np.minimum(tensor, self.key_heads) - 1 / tensor)
 
     def factors(self, *, mixed: bool, experts: int) -> int:
-        """Number of rows and columns of one layer's matrices: of its experts, or of all others."""
+        """Total number of rows and columns of one layer's matrices: of its experts if `mixed`, else of all others."""
         if mixed:
             return experts * sum(map(sum, self.expert))
         return sum(map(sum, (*self.attention, *(self.shared or self.dense))))
@@ -360,7 +361,7 @@ def _feed_forward(model: Transformer, inner: int) -> tuple[Matrix, ...]:
 
 
 def _attention(model: Transformer) -> tuple[Matrix, ...]:
-    """Matrices that tensor parallelism divides: all of them, or with latent attention those that widen."""
+    """Matrices that tensor parallelism shards: all of them, or with latent attention only the up-projections."""
     latent, hidden, heads = model.latent, model.hidden, model.heads
     if latent is None:
         width = heads * model.head_size

@@ -1,8 +1,8 @@
 """Bytes that ranks hold with a parameter server: a copy of the model on every rank, and its shard on each server.
 
-A server's tensors are flat in the message in which workers pull them, header included. On a GPU they are separate, and
-the message, in host memory, is a work buffer. A server adds up gradients in one tensor, and on a GPU in a second one;
-both count as gradients.
+A server's tensors are stored flat in the message that workers pull, including its header. On a GPU they are stored
+separately, and the message, in host memory, is a work buffer. A server sums gradients in one tensor, and on a GPU in a
+second one; both count as gradients.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from shardscope.analytic.memory.work_space import compression_state_bytes, updat
 from shardscope.spec.model.step import ParameterRow
 
 Shards = Sequence[Sequence[ParameterRow]]
-"""The tensors of each server, which are the lowest ranks."""
+"""The tensors of each server; the servers are the lowest ranks."""
 
 
 def server_states(
     step: JobStep, shards: Shards, *, dedicated: bool = False, pack: Callable[[int], int] | None = None
 ) -> RankStates:
-    """States that servers and workers hold in a step.
+    """Return the states that servers and workers hold in a step.
 
     Args:
         step: A step of a job.
@@ -51,10 +51,10 @@ def server_states(
 def _room(
     step: JobStep, shards: Shards, *, dedicated: bool, pack: Callable[[int], int] | None
 ) -> Ints | None:
-    """Bytes of a rank's message buffers: a worker's to and from servers, and a server's from workers.
+    """Bytes of each rank's message buffers: of workers, to and from servers; of servers, from workers.
 
-    A worker on a server's rank passes its gradient in a message, but needs no buffer for the reply. The worker lays out
-    gradients to be packed in float32, and a server whose elements have another width unpacks them in float32.
+    A worker on a server's rank passes its gradient in a message, but needs no buffer for the reply. Before packing, a
+    worker copies gradients to float32; a server with elements of another width unpacks them to float32.
     """
     counts = [sum(row.num_elements for row in rows) for rows in shards]
     pulled = [HEADER_BYTES + step.element_bytes * count for count in counts]

@@ -23,9 +23,9 @@ class Blocks(NamedTuple):
     copies: Floats
     """Low-precision copies of weights."""
     saved: Floats
-    """Activations that layers save for later backward passes, of all micro-batches in flight."""
+    """Activations that layers save for later backward passes, for all micro-batches in flight."""
     saved_once: Floats
-    """Activations that layers save of one micro-batch."""
+    """Activations that layers save for one micro-batch."""
     kept: Floats
     """Saved activations that stay on the device if the rest is offloaded."""
     embedding_mask: Floats
@@ -36,7 +36,7 @@ class Blocks(NamedTuple):
     gathered: Floats
     """Gathered parameters of other ranks."""
     bucket: Floats
-    """Gradients of a layer that are being reduced to the ranks that own them."""
+    """Gradients of a layer while they are being reduced to the ranks that own them."""
     placeholders: Floats
     workspace: Floats
 
@@ -56,7 +56,7 @@ class Elements(NamedTuple):
 
     @property
     def matrices(self) -> Elements:
-        """Return only those that are copied in a short format: without embedding tables and vectors."""
+        """Return only the parameters that have low-precision copies: without embedding tables and vectors."""
         dense = self.dense - self.aside
         layer = np.minimum(self.layer, dense)
         return self._replace(dense=dense, layer=layer, vocabulary=np.zeros_like(dense))
@@ -88,7 +88,7 @@ def blocks_of(rows: LayoutRows, place: Floats) -> Blocks:
 
 
 def elements_of(rows: LayoutRows, held: Holding) -> Elements:
-    """Number of the model's parameters that a rank holds, by kind."""
+    """Return the number of parameters that a rank holds, by kind."""
     table, tensor = rows.weights, rows.shape.tensor
     layer: Floats | int = table.attention_params + table.dense_params
     repeated = table.repeated_keys(tensor) if table.key_heads < rows.model.heads else 0.0
@@ -146,9 +146,9 @@ def _factors(rows: LayoutRows, *, mixed: bool) -> int:
 
 
 def _gathered(rows: LayoutRows, own: Elements, width: int, prefetched: int, stage: int) -> Floats:
-    """Bytes of layers that ZeRO gathers, or whose gradients it has not reduced yet, without the rank's own part.
+    """Bytes of layers that ZeRO has gathered, or whose gradients it has not reduced yet, without the rank's own part.
 
-    At most what the rank would hold without ZeRO.
+    This is at most what the rank would hold without ZeRO.
     """
     if not width:
         return NONE
@@ -161,7 +161,7 @@ def _gathered(rows: LayoutRows, own: Elements, width: int, prefetched: int, stag
 
 
 def _saved(rows: LayoutRows, held: Holding) -> tuple[Floats, Floats]:
-    """Bytes that the rank's layers save of one micro-batch, and the working bytes of one layer."""
+    """Bytes that the rank's layers save for one micro-batch, and the working bytes of one layer."""
     if held.mixed is None:
         return held.layers * rows.dense.kept, rows.in_dense + rows.dense.again
     once = (held.layers - held.mixed) * rows.dense.kept + held.mixed * rows.mixed.kept
@@ -189,7 +189,7 @@ def _placeholders(rows: LayoutRows, held: Holding) -> Floats:
 
 
 def _reused_gradients(table: WeightShapes, recipe: ElementBytes, *, dense: bool, mixed: bool) -> float:
-    """Bytes of one placeholder for each shape of weight in a rank's layers, before division by the tensor degree.
+    """Bytes of one placeholder per weight shape in a rank's layers, before tensor parallelism shards it.
 
     TransformerEngine 2.x `get_dummy_wgrad`: if the gradient is added to ``main_grad`` inside the matrix product,
     autograd receives a placeholder of the weight's shape, which is kept and reused for all weights of that shape.

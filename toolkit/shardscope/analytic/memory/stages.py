@@ -1,4 +1,4 @@
-"""States that the ranks of a pipeline hold: each its own layers, with gradients and optimizer state."""
+"""States that the ranks of a pipeline hold: each rank has its own layers, with gradients and optimizer state."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from shardscope.analytic.memory.work_space import updates_of
 from shardscope.spec.model.step import ParameterRow, PipelinePiece
 
 _PLACEHOLDER = ParameterRow(unit=0, shape=(1,))
-"""A scalar parameter for a rank whose layers have none to train, so that it has an optimizer like all others."""
+"""A scalar parameter for a rank whose layers have no trained parameters, so that every rank has an optimizer."""
 
 
 def pipeline_states(step: JobStep, stages: Sequence[tuple[int, Sequence[PipelinePiece]]]) -> RankStates:
-    """States that each rank holds in a step.
+    """Return the states that each rank holds in a step.
 
     Args:
         step: A step of a job.
@@ -36,7 +36,7 @@ def pipeline_states(step: JobStep, stages: Sequence[tuple[int, Sequence[Pipeline
 
 
 def _rows(step: JobStep, held: Sequence[PipelinePiece]) -> list[ParameterRow]:
-    """The parameters of some layers, without duplicates."""
+    """Return the parameters of some layers, without duplicates."""
     places = {place for piece in held for place in piece.parameters}
     rows = [step.rows[place] for place in sorted(places)]
     return rows if any(row.is_trained for row in rows) else [*rows, _PLACEHOLDER]

@@ -1,14 +1,14 @@
 """Bytes of model states, by formula: parameters, gradients and optimizer state, whole or partitioned.
 
-With Ψ parameters, p bytes per parameter, g per gradient and K for the optimizer state of each, a rank holds
-(p + g + K) Ψ. ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054, section 3) partitions first the optimizer state over N
-ranks, then also the gradients, then also the parameters:
+With Ψ parameters, and per parameter p bytes for itself, g for its gradient and K for its optimizer state, a rank holds
+(p + g + K) Ψ bytes. ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054, section 3) partitions first the optimizer state
+over N ranks, then also the gradients, then also the parameters:
 
     stage 1    (p + g) Ψ + K Ψ / N          the paper's 4Ψ + KΨ/N
     stage 2    p Ψ + (g + K) Ψ / N          2Ψ + (2+K)Ψ/N
     stage 3    (p + g + K) Ψ / N            (4+K)Ψ/N
 
-`RECIPES` gives p, g and the bytes of a state and of a master copy for each precision. ``fp32``,
+For each precision, `RECIPES` gives p, g and the bytes of a state element and of a master copy. ``fp32``,
 ``bf16-autocast`` and ``fp16-autocast`` keep weights, gradients and states in 4 bytes, as Shardscope's own jobs do;
 ``fp16-mixed`` and ``bf16-mixed`` are the paper's: weights and gradients in 2 bytes, and a master copy of the weights
 among the states. ``fp8-mixed`` is TransformerEngine's: the same, plus two 1-byte copies of each weight for the matrix
@@ -44,7 +44,8 @@ class ElementBytes(NamedTuple):
     product: int = 4
     """Bytes of an element of a saved matrix-product input."""
     copies: int = 0
-    """Bytes of short copies of a weight: autocast's, or TransformerEngine's fp8 weight and its transpose (2.x)."""
+    """Bytes of low-precision copies of a weight: autocast's, or the fp8 weight and its transpose (TransformerEngine
+    2.x)."""
 
 
 RECIPES: MappingProxyType[str, ElementBytes] = MappingProxyType(
@@ -86,7 +87,7 @@ def model_states(
     num_aside: npt.ArrayLike = 0,
     gradient_bytes: int = 0,
 ) -> ModelStates:
-    """Bytes that one rank holds for parameters, gradients and optimizer state.
+    """Return the bytes that one rank holds for parameters, gradients and optimizer state.
 
     Shards are assumed to be even; a strategy's padding or uneven shards are not included.
 
@@ -150,7 +151,7 @@ def optimizer_bytes(
     aside: npt.ArrayLike,
     factors: npt.ArrayLike,
 ) -> Floats:
-    """Bytes that an optimizer keeps for `elements` parameters, with the master copy and without step counters.
+    """Bytes of optimizer state for `elements` parameters, including the master copy but not the step counters.
 
     Args:
         kept: States of the optimizer.
@@ -177,7 +178,7 @@ def model_state_bytes(
     precision: str = "fp32",
     num_tensors: npt.ArrayLike = 0,
 ) -> Floats:
-    """Bytes that one rank holds as model states; arguments as for `model_states`, arrays broadcast.
+    """Total bytes of model states on one rank. The arguments are those of `model_states`.
 
     Example:
         >>> float(model_state_bytes(7.5e9, zero_stage=[0, 2], data_parallel=64, precision="fp16-mixed")[0])

@@ -1,7 +1,7 @@
 """Work buffers of ranks in addition to their states: receive buffers, and updates that wait for their norms.
 
-Rings, trees and neighbours receive into buffers that they keep from call to call. These hold twice the longest message
-so far, as receives are posted ahead. Layer-wise optimizers on a CPU keep a buffer for updates: for everything that a
+Rings, trees and gossip receive into buffers that are kept from call to call. They hold twice the longest message so
+far, because receives are posted ahead. Layer-wise optimizers on a CPU keep a buffer for updates: for everything that a
 rank updates if norms are summed over ranks, else for a batch of tensors that fits the cache.
 """
 
@@ -77,7 +77,7 @@ def compression_state_bytes(
 
 
 def gossip_room(step: JobStep, *, slice_mb: float, has_mixed: bool) -> int:
-    """Bytes of a flat copy of the trained parameters and, after the first averaging, of both neighbours' slices.
+    """Bytes for a flat copy of the trained parameters and, after the first averaging step, for both neighbours' slices.
 
     With compression, public copies in float32 replace the slices: the rank's own and its neighbours'.
     """
@@ -89,7 +89,7 @@ def gossip_room(step: JobStep, *, slice_mb: float, has_mixed: bool) -> int:
 
 
 def unit_elements(step: JobStep, ranks: int, *, trained: bool) -> list[int]:
-    """Elements of FSDP2's flat gather buffers, or of its reduce buffers if `trained`, padding included."""
+    """Elements of FSDP2's flat gather buffers, or of its reduce buffers if `trained`, including padding."""
     units = [0] * len(step.trace.units)
     for row in step.rows:
         if row.shape and (row.is_trained or not trained):
@@ -105,7 +105,7 @@ def updates_of(rows: Sequence[ParameterRow], step: JobStep) -> int:
 def updates_of_shards(
     step: JobStep, stage: int, *, ranks: int | None = None, bucket_mb: float = 1.0, is_padded: bool = False
 ) -> Ints:
-    """Bytes of the updates of each rank's shards, all of which wait for the norms of the whole; shape `(N,)`.
+    """Bytes of the updates of each rank's shards, which wait until the norms of whole tensors are known; shape `(N,)`.
 
     The arguments are those of `spread_states`.
     """

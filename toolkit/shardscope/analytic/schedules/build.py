@@ -1,4 +1,4 @@
-"""Builds the table of a schedule."""
+"""Build the table of a schedule."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def build(
         virtual_stages: Number of stages per rank; None for the schedule's own default.
 
     Raises:
-        SpecError: The name is unknown, the schedule does not support the numbers, or its order deadlocks.
+        SpecError: The name is unknown, the schedule does not support these sizes, or its order deadlocks.
 
     Example:
         >>> build("gpipe", stages=4, microbatches=8).bubble_fraction == 3 / 11
@@ -69,7 +69,7 @@ def _check(schedule: PipelineSchedule, stages: int, microbatches: int, held: int
 
 
 def _check_table(schedule: PipelineSchedule, table: ScheduleTable, microbatches: int) -> None:
-    """Raise an error if the table omits or repeats a pass, or has it on the wrong rank.
+    """Raise an error if the table omits or repeats a pass, or puts it on the wrong rank.
 
     Raises:
         SpecError: The table is wrong; the message names the pass.

@@ -16,19 +16,25 @@ from functools import lru_cache
 from shardscope.analytic.schedules.table import ScheduledOp
 
 PERIOD = 6
-"""Slots of one micro-batch on a rank: a forward and two gradients of each of its two stages."""
+"""Slots that one micro-batch needs on a rank: one forward and two gradients for each of its two stages."""
 
 Block = Callable[[int, int], tuple[int, int, int, int]]
 """Function from (rank, ranks) to the rank's slots of micro-batch 0: forward down and up, input gradient up and down."""
 
 
 def v_half(rank: int, ranks: int, microbatches: int, held: int) -> list[ScheduledOp]:  # noqa: ARG001
-    """V-Half: half the activations of 1F1B; forwards on the way down and gradients on the way up run at half pace."""
+    """Return one rank's order under V-Half, which holds half the activations of 1F1B.
+
+    Forwards on the way down and gradients on the way up run at half pace.
+    """
     return _squeezed(_half_block, ranks, microbatches)[rank]
 
 
 def v_min(rank: int, ranks: int, microbatches: int, held: int) -> list[ScheduledOp]:  # noqa: ARG001
-    """V-Min: a third of the activations of 1F1B; a micro-batch passes through without a pause."""
+    """Return one rank's order under V-Min, which holds a third of the activations of 1F1B.
+
+    Each micro-batch passes through the stages without a pause.
+    """
     return _squeezed(_min_block, ranks, microbatches)[rank]
 
 
@@ -48,7 +54,7 @@ def _min_block(rank: int, ranks: int) -> tuple[int, int, int, int]:
 
 @lru_cache(maxsize=64)
 def _squeezed(block: Block, ranks: int, microbatches: int) -> tuple[list[ScheduledOp], ...]:
-    """Fill slot by slot: each rank runs its next operation if it is ready and fits, else a weight gradient."""
+    """Fill the slots in order: each rank runs its next operation if that is ready and fits, else a weight gradient."""
     rows = [_RankState(block, rank, ranks, microbatches) for rank in range(ranks)]
     done: set[tuple[str, int, int]] = set()
     while any(row.unfinished for row in rows):
@@ -98,7 +104,7 @@ class _RankState:
 def _repeated(
     slots: tuple[int, int, int, int], stages: tuple[int, int], microbatches: int
 ) -> list[ScheduledOp]:
-    """Forwards and input gradients of all micro-batches in the order of their slots."""
+    """Return the forwards and input gradients of all micro-batches, in slot order."""
     down, up = stages
     life = list(zip(slots, "FFII", (down, up, up, down), strict=True))
     placed = [

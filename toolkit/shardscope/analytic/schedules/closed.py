@@ -1,8 +1,8 @@
 """Bubble and memory of every schedule as closed forms over arrays, to search millions of layouts.
 
-A schedule is given by its index into `spec.pipeline_schedule.schedules`; everything broadcasts. Times are those of one
-micro-batch on a whole rank, that is, through all stages of the rank, so they do not depend on the number of virtual
-stages. Memory is counted in activations of one micro-batch on a whole rank too. Sending takes no time here.
+A schedule is given by its index into `spec.pipeline_schedule.schedules`; arguments follow NumPy broadcasting. Times are
+for one micro-batch on a whole rank, that is, through all stages of the rank, so they do not depend on the number of
+virtual stages. Memory is in units of one micro-batch's activations on a whole rank. Sending takes no time here.
 
 Accuracy against the counted tables (tests/analytic/test_schedules_closed.py):
     equal durations                 bubble and memory exact, every schedule, any number of micro-batches it accepts
@@ -43,7 +43,7 @@ class ScheduleColumns(NamedTuple):
 
 
 def columns() -> ScheduleColumns:
-    """Columns of all registered schedules; the terms are those of `HeldTerms`, 0 if a schedule has none."""
+    """Return the columns of all registered schedules, with the terms of `HeldTerms`, 0 if a schedule has none."""
     return _columns_of(registry.all_of(PipelineSchedule))
 
 
@@ -70,7 +70,7 @@ def bubble_time(  # noqa: PLR0917
     *,
     ranks_meet: bool = False,
 ) -> Floats:
-    """Idle seconds in a step, between its first and its last operation, of the rank that waits most.
+    """Idle time in a step, in seconds, of the rank that waits longest, between its first and its last operation.
 
     Args:
         schedule: Index into `schedules`.
@@ -112,7 +112,7 @@ def bubble_time(  # noqa: PLR0917
 def in_flight(
     schedule: Numbers, stage: Numbers, stages: Numbers, microbatches: Numbers, virtual_stages: Numbers
 ) -> Floats:
-    """Peak activations that a rank holds, in activations of one micro-batch on a whole rank.
+    """Peak activations that a rank holds, in units of one micro-batch's activations on a whole rank.
 
     Args:
         schedule: Index into `schedules`.
@@ -140,7 +140,7 @@ def in_flight(
 
 
 def _held(schedule: PipelineSchedule, given: Floats) -> Floats | float:
-    """Number of stages per rank: as given if the schedule allows a choice, else the schedule's."""
+    """Number of stages per rank: the given number if the schedule allows a choice, else the schedule's own."""
     return given if schedule.most_stages is None else float(schedule.default_stages)
 
 

@@ -12,7 +12,7 @@ from shardscope.spec.pipeline_schedule import PipelineSchedule
 
 
 def in_flight(schedule: PipelineSchedule, rank: Any, ranks: Any, microbatches: Any, held: Any) -> Floats:
-    """Count `PipelineSchedule.in_flight` from one table for each case."""
+    """Count the value of `PipelineSchedule.in_flight`, building one table for each case."""
 
     def count(at: float, p: float, m: float, v: float) -> float:
         return build(schedule, int(p), int(m), int(v)).peak_activation()[int(at)]
@@ -21,9 +21,9 @@ def in_flight(schedule: PipelineSchedule, rank: Any, ranks: Any, microbatches: A
 
 
 def bubble(schedule: PipelineSchedule, case: Case, held: Any, *, ranks_meet: bool) -> Floats:
-    """Count `PipelineSchedule.bubble` from one table for each case.
+    """Count the value of `PipelineSchedule.bubble`, building one table for each case.
 
-    If ranks meet between steps, the bubble is the whole step minus the rank's work.
+    If ranks synchronise between steps, the bubble is the whole step minus the rank's work.
     """
 
     def count(*asked: float) -> float:

@@ -13,10 +13,12 @@ from shardscope.analytic.schedules.table import ScheduledOp
 
 
 def interleaved(rank: int, ranks: int, microbatches: int, held: int) -> list[ScheduledOp]:
-    """Narayanan et al., Efficient large-scale language model training on GPU clusters, 2021, section 2.2.
+    """Return one rank's order under interleaved 1F1B.
 
-    Two more warm-up forwards for each hop to the last rank, then forwards and backwards alternately. A round has p
-    micro-batches, or evenly more if their number is not a multiple of p.
+    Narayanan et al., Efficient large-scale language model training on GPU clusters, 2021, section 2.2.
+
+    Each rank runs two more warm-up forwards per hop to the last rank, then alternates forwards and backwards. A round
+    has p micro-batches, or evenly more if their number is not a multiple of p.
     """
     forwards, backwards, warmup = _lanes(rank, ranks, microbatches, held, hop=2)
     ops = [ScheduledOp("F", *item) for item in forwards[:warmup]]
@@ -26,10 +28,10 @@ def interleaved(rank: int, ranks: int, microbatches: int, held: int) -> list[Sch
 
 
 def zero_bubble(rank: int, ranks: int, microbatches: int, held: int) -> list[ScheduledOp]:
-    """Qi et al., Zero bubble pipeline parallelism, 2023, ZB-H1 (section 2.3) on interleaved stages.
+    """Return one rank's order under interleaved ZB-H1: Qi et al., Zero bubble pipeline parallelism, 2023, section 2.3.
 
     Only the input gradient alternates with forwards, so that it is sent early and one warm-up forward per hop is
-    enough. Weight gradients follow `rank` backwards later and fill the bubble at the end.
+    enough. Weight gradients follow after `rank` further backwards and fill the bubble at the end.
     """
     forwards, backwards, warmup = _lanes(rank, ranks, microbatches, held, hop=1)
     weights = iter(backwards)
@@ -48,7 +50,7 @@ Lane = list[tuple[int, int]]
 
 
 def _lanes(rank: int, ranks: int, microbatches: int, held: int, *, hop: int) -> tuple[Lane, Lane, int]:
-    """(Stage, micro-batch) of the forwards and of the backwards in order, and the number of warm-up forwards."""
+    """Return (stage, micro-batch) of all forwards and all backwards in order, and the number of warm-up forwards."""
     per_round = microbatches // max(1, microbatches // ranks)
     forwards = list(_in_rounds([rank + ranks * i for i in range(held)], microbatches, per_round))
     backwards = list(_in_rounds([rank + ranks * i for i in reversed(range(held))], microbatches, per_round))

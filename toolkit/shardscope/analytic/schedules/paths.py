@@ -3,9 +3,9 @@
 A rank idles because some chain of dependent operations is longer than the rank's own work. For given numbers of ranks
 and micro-batches each chain is a sum of forwards, input and weight gradients, so the bubble is the maximum of a few
 sums. Every function here takes a `Case` of p ranks, m micro-batches and the durations f, i and w of one *stage*. It
-returns the idle time between a rank's first and last operation, for the rank that idles most. The papers print the sum
-that is the maximum for equal durations. The other sums were derived from the tables; the tests check all of them
-against the counted tables.
+returns the idle time between a rank's first and last operation, for the rank that idles longest. The papers give only
+the sum that is the maximum for equal durations. The other sums were derived from the tables; the tests check all of
+them against the counted tables.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class Case(NamedTuple):
-    """Numbers of ranks and micro-batches, and the duration of each operation of one stage; arrays that broadcast."""
+    """Numbers of ranks and micro-batches, and durations of one stage's operations, as arrays (NumPy broadcasting)."""
 
     p: Floats
     m: Floats
@@ -206,14 +206,14 @@ def interleaved_ramp(case: Case) -> Floats:
 
 
 def zb_h2_ramp(case: Case) -> Floats:
-    """Ramp of ZB-H2: as `interleaved_ramp`, but with few micro-batches the last rank also waits."""
+    """Ramp of ZB-H2: like `interleaved_ramp`, but with few micro-batches the last rank also waits."""
     p, m, f, i, _ = case
     late = np.minimum(2 * (p - 1), m - 1)
     return np.asarray((p - 1) * f + (p - 1 - (late + 1) // 2) * i)
 
 
 def zbv_ramp(case: Case) -> Floats:
-    """Ramp of ZBV: on a V, the ranks also end one after another."""
+    """Ramp of ZBV: in a V, the ranks also finish one after another."""
     p, m, f, i, w = case
     q = p - 1
     sums = longest(

@@ -1,6 +1,6 @@
 """One stage per rank with a split backward pass: ZB-H1 and ZB-H2.
 
-The input gradient is sent at once; weight gradients are deferred and fill the bubble.
+Input gradients are sent immediately; weight gradients are deferred and fill the bubble.
 """
 
 from __future__ import annotations
@@ -9,12 +9,15 @@ from shardscope.analytic.schedules.table import ScheduledOp
 
 
 def zb_h1(rank: int, ranks: int, microbatches: int, held: int) -> list[ScheduledOp]:  # noqa: ARG001
-    """Qi et al., Zero bubble pipeline parallelism, 2023, section 2.1 and figure 3 (top): no more memory than 1F1B."""
+    """Return one rank's order under ZB-H1, which needs no more memory than 1F1B.
+
+    Qi et al., Zero bubble pipeline parallelism, 2023, section 2.1 and figure 3 (top).
+    """
     return _with_weights_late(rank, microbatches, warmup=ranks - rank, late=rank)
 
 
 def zb_h2(rank: int, ranks: int, microbatches: int, held: int) -> list[ScheduledOp]:  # noqa: ARG001
-    """Qi et al., Zero bubble pipeline parallelism, 2023, section 2.2 and figure 3 (bottom).
+    """Return one rank's order under ZB-H2: Qi et al., Zero bubble pipeline parallelism, 2023, section 2.2 and figure 3.
 
     There are about twice as many warm-up forwards as in ZB-H1, so that no rank waits for the first gradient.
     """
@@ -22,7 +25,7 @@ def zb_h2(rank: int, ranks: int, microbatches: int, held: int) -> list[Scheduled
 
 
 def _with_weights_late(rank: int, microbatches: int, *, warmup: int, late: int) -> list[ScheduledOp]:
-    """Warm-up forwards, then one operation of each kind in turn, the weight gradient `late` micro-batches later."""
+    """Return warm-up forwards, then each kind of operation in turn, weight gradients `late` micro-batches later."""
     ahead = min(warmup, microbatches)
     ops = [ScheduledOp("F", rank, i) for i in range(ahead)]
     for i in range(microbatches):

@@ -20,9 +20,9 @@ class Order(NamedTuple):
 
     sequence: tuple[int, ...]
     before: tuple[int, ...]
-    """For each operation, the preceding one on its rank; -1 for the first."""
+    """For each operation, the preceding operation on the same rank; -1 for the first."""
     needs: tuple[int, ...]
-    """For each operation, the one on a neighbouring stage whose result it needs; -1 for none."""
+    """For each operation, the operation on a neighbouring stage whose result it needs; -1 if there is none."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class ScheduleTable:
         stage_cost: Sequence[float] | None = None,
         send: float = 0.0,
     ) -> Timeline:
-        """Start every operation as early as possible: after its rank's previous one and after its dependencies.
+        """Schedule every operation as early as possible: after the previous one on its rank and after its dependencies.
 
         Args:
             durations: Duration of each kind of operation on one stage, in any unit of time; default `DURATIONS`.
@@ -76,7 +76,7 @@ class ScheduleTable:
         stage_cost: Sequence[float] | None = None,
         send: float = 0.0,
     ) -> tuple[tuple[Timed, ...], ...]:
-        """Return the rows of `timeline`: by rank, every operation with its start and end."""
+        """Return the rows of `timeline`: for each rank, all operations with their start and end."""
         return self.timeline(durations, stage_cost=stage_cost, send=send).rows
 
     @cached_property
@@ -119,7 +119,7 @@ class ScheduleTable:
 
     @cached_property
     def bubble_fraction(self) -> float:
-        """Share of all ranks' time, from the first operation to the last, that is idle.
+        """Fraction of all ranks' time, from the first operation to the last, that is idle.
 
         Uses the durations of `DURATIONS`. GPipe and 1F1B have (p-1) / (m+p-1) for p stages and m micro-batches (Huang
         et al. 2019, section 2.3; Narayanan et al. 2021, section 2.2, state it as a share of the work, (p-1)/m).
@@ -130,7 +130,8 @@ class ScheduleTable:
     def peak_in_flight(self) -> tuple[int, ...]:
         """Peak number of micro-batches whose activations each stage holds, by stage.
 
-        The forward pass stores them and the backward pass frees them; if it is split, the pass for the weights does.
+        The forward pass stores activations and the backward pass frees them; if it is split, the pass for the weights
+        does.
         """
         held = [0] * self.num_stages
         peak = [0] * self.num_stages
@@ -142,7 +143,7 @@ class ScheduleTable:
     def peak_activation(
         self, *, freed_by_input: float = 0.0, stage_sizes: Sequence[float] | None = None
     ) -> tuple[float, ...]:
-        """Peak activations of each rank, in activations of one micro-batch on a whole rank.
+        """Peak activations of each rank, in units of one micro-batch's activations on a whole rank.
 
         Args:
             freed_by_input: Share of a stage's activations, 0 to 1, that the backward pass for the input already frees
@@ -156,7 +157,7 @@ class ScheduleTable:
     def held(
         self, *, freed_by_input: float = 0.0, stage_sizes: Sequence[float] | None = None
     ) -> tuple[tuple[tuple[int, float], ...], ...]:
-        """By rank, the index into `ops` of each operation that stores or frees, and the activations held while it runs.
+        """Return, by rank, (index into `ops`, activations held while it runs) for each operation.
 
         Activations count from the start of their forward pass to the end of the pass that frees them. Arguments as
         for `peak_activation`.
@@ -178,7 +179,7 @@ DEADLOCK = "the schedule deadlocks: every rank waits for another"
 
 
 def _result(op: ScheduledOp) -> str:
-    """Result of an operation; G stands for the gradient of a stage's input."""
+    """Kind of result of an operation; ``G`` is the gradient of a stage's input."""
     return "G" if op.op in "BI" else op.op
 
 
@@ -196,7 +197,7 @@ def _running(
 def _interleave(
     firsts: Sequence[int], needs: Sequence[int], feeds: Sequence[int], rank_of: Sequence[int]
 ) -> list[int]:
-    """Merge the ranks' orders: each rank runs until a dependency is missing, and resumes when it is done."""
+    """Merge the ranks' orders: each rank runs until a dependency is missing, and resumes when that is done."""
     at, done, sequence = list(firsts[:-1]), bytearray(len(needs)), []
     ready = deque(range(len(at)))
     while ready:

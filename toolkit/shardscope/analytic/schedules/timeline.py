@@ -44,7 +44,7 @@ class Timeline:
 
     @classmethod
     def of(cls, table: ScheduleTable, costs: Sequence[float], send: float) -> Timeline:
-        """Start every operation as early as possible, in one pass over the operations."""
+        """Build the timeline in which every operation starts as early as possible, in one pass over the operations."""
         order, ranks = table.order, [table.stage_ranks[op.stage] for op in table.ops]
         starts, ends = (
             [0.0] * len(costs),
@@ -91,12 +91,12 @@ class Timeline:
 
     @property
     def bubble_fraction(self) -> float:
-        """Share of all ranks' time, from the first operation of any rank to the last of any, that is idle."""
+        """Fraction of all ranks' time, from the first operation on any rank to the last on any rank, that is idle."""
         return 1 - sum(self.busy) / (self.end * len(self.bounds)) if self.end else 0.0
 
     @property
     def step_time(self) -> float:
-        """Time of a step if ranks do not synchronise between steps: the longest span of any rank.
+        """Time of a step if ranks do not synchronise between steps: the longest span of any rank's operations.
 
         The zero-bubble papers count this (Qi et al. 2023, section 4: the optimizer is checked afterwards). If ranks
         synchronise at each step, as for clipping gradients, the time is `end`.

@@ -14,7 +14,7 @@ from shardscope.analytic.schedules.table import ScheduledOp
 
 @dataclass
 class _Rank:
-    """Builds one rank's operations; the micro-batches of each stage come in order."""
+    """Builds the operations of one rank; each stage processes its micro-batches in order."""
 
     down: int
     up: int
@@ -53,9 +53,9 @@ class _Rank:
 
 
 def zbv(rank: int, ranks: int, microbatches: int, held: int) -> list[ScheduledOp]:  # noqa: ARG001
-    """Qi et al., Zero bubble pipeline parallelism, 2023, section 6 and figure 7.
+    """Return one rank's order under ZBV: Qi et al., Zero bubble pipeline parallelism, 2023, section 6 and figure 7.
 
-    The order is that for at least 2p-1 micro-batches; if there are fewer, the missing ones are left out.
+    The order is built for at least 2p-1 micro-batches; if there are fewer, operations of the missing ones are dropped.
     """
     total = max(2 * ranks - 1, microbatches)
     row = _Rank(rank, 2 * ranks - 1 - rank)
@@ -90,7 +90,7 @@ def zbv(rank: int, ranks: int, microbatches: int, held: int) -> list[ScheduledOp
 
 
 def dualpipev(rank: int, ranks: int, microbatches: int, held: int) -> list[ScheduledOp]:  # noqa: ARG001
-    """DualPipeV: DeepSeek-AI, DeepSeek-V3 technical report, 2024, section 3.2.1, halved into a V.
+    """Return one rank's order under DualPipeV: DeepSeek-V3 technical report, 2024, section 3.2.1, folded into a V.
 
     In the steady state a forward of one stage is paired with a backward of the other, so that the communication of one
     overlaps the computation of the other. The eight steps are those of the authors' description.

@@ -1,8 +1,8 @@
-"""Published figures as data: devices, links, nodes, prices, models, each with its source.
+"""Published specifications as data: devices, links, nodes, prices and models, each with its source.
 
-One JSON file per table maps names to entries. Quantities are texts with units (`shardscope.spec.units`).
-``recalled`` lists the figures of an entry that were confirmed neither in its source nor on a page that reproduces the
-source.
+One JSON file per table maps names to entries. Quantities are strings with units (`shardscope.spec.units`).
+``recalled`` lists the fields of an entry whose values were confirmed neither in its source nor on a page that
+reproduces the source.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Table = Literal["devices", "links", "nodes", "prices", "models"]
 
 @cache
 def table(name: Table) -> Mapping[str, Mapping[str, Any]]:
-    """A whole table: entries by name."""
+    """Return a whole table: entries by name."""
     text = files(__name__).joinpath(f"{name}.json").read_text(encoding="utf-8")
     return cast("Mapping[str, Mapping[str, Any]]", json.loads(text))
 
 
 @cache
 def _names(name: Table) -> Mapping[str, str]:
-    """Entry names by all their spellings, which are normalised by `_folded`."""
+    """Map every spelling of an entry, normalised by `_folded`, to the entry's name."""
     found: dict[str, str] = {}
     for entry, fields in table(name).items():
         for spelling in (entry, *fields.get("aliases", ())):
@@ -38,7 +38,7 @@ def _names(name: Table) -> Mapping[str, str]:
 
 
 def _folded(name: str) -> str:
-    """The name in lower case without spaces, underscores and hyphens, so that ``A100 80GB`` equals ``a100-80gb``."""
+    """Return the name in lower case without spaces, underscores and hyphens: ``A100 80GB`` equals ``a100-80gb``."""
     return re.sub(r"[\s_-]+", "", name).lower()
 
 
@@ -48,21 +48,25 @@ def has(name: Table, entry: str) -> bool:
 
 
 def unknown(field: str, entry: object, names: Iterable[str]) -> SpecError:
-    """The error for an unknown name: it lists the entries that begin with the name, or else the nearest and all."""
+    """Return the error for an unknown name.
+
+    The message lists the entries that start with that name. If there are none, it suggests the closest entry and lists
+    all of them.
+    """
     known = list(names)
     begun = [name for name in known if isinstance(entry, str) and _folded(name).startswith(_folded(entry))]
     if entry and begun:
         return SpecError(
-            f"{field}={quoted(entry)} is not one entry of the catalogue; name {' or '.join(begun)}"
+            f"{field}={quoted(entry)} is not the full name of an entry; use {' or '.join(begun)}"
         )
     return unknown_name(field, entry, known)
 
 
 def lookup(name: Table, entry: str, *, field: str) -> tuple[str, dict[str, Any]]:
-    """The canonical name and the fields of an entry, without its aliases.
+    """Return the canonical name of an entry and its fields, without its aliases.
 
     Raises:
-        SpecError: There is no entry of this name.
+        SpecError: There is no entry with this name.
     """
     proper = _names(name).get(_folded(entry)) if isinstance(entry, str) else None
     if proper is None:

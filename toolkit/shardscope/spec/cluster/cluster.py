@@ -1,4 +1,4 @@
-"""A cluster: nodes of equal devices, with a link inside a node and one between nodes; or groups of such nodes."""
+"""A cluster: nodes of identical devices, linked inside a node and between nodes; or groups of such nodes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OF_THE_HOST = ("host_memory_bytes", "nvme_bytes", "nvme_bandwidth")
 
 
 class Cluster(Spec):
-    """Nodes of equal devices. `Cluster.of` makes one from the catalogue, `Cluster.mixed` joins unequal ones."""
+    """Nodes of identical devices. `Cluster.of` builds one from the catalogue, `Cluster.mixed` joins different ones."""
 
     name: str
     device: Device
@@ -29,7 +29,7 @@ class Cluster(Spec):
     intra: Link
     """Link between the devices of one node."""
     inter: Link
-    """Link between nodes, as one device's share of its node's network cards."""
+    """Link between nodes, with the bandwidth that one device gets of its node's network cards."""
     host_memory_bytes: Bytes = 1e12
     """Host memory of one node, in bytes."""
     nvme_bytes: BytesOrNone = 0.0
@@ -40,11 +40,11 @@ class Cluster(Spec):
     """Price in US dollars per device and hour; None if unknown."""
     price_source: str = ""
     groups: tuple[Cluster, ...] = ()
-    """The parts of a mixed cluster, in the order of its pipeline; empty where all nodes are equal."""
+    """The parts of a mixed cluster, in pipeline order; empty if all nodes are identical."""
 
     @property
     def num_devices(self) -> int:
-        """Number of devices of all nodes."""
+        """Number of devices in all nodes."""
         if self.groups:
             return sum(group.num_devices for group in self.groups)
         return self.nodes * self.per_node
@@ -61,20 +61,20 @@ class Cluster(Spec):
         ports: int | None = None,
         price: float | None = None,
     ) -> Cluster:
-        """A cluster of devices (``"a100-80gb"``) or of nodes (``"p4d.24xlarge"``) from the catalogue.
+        """Build a cluster from a device (``"a100-80gb"``) or node type (``"p4d.24xlarge"``) in the catalogue.
 
         Args:
-            name: A device, which implies the links of its usual node, or a type of node.
+            name: A device, which implies the links of its usual node, or a node type.
             nodes: Number of nodes.
             per_node: Devices per node; None for the number in the usual node.
             intra: Link inside a node; None for the usual one. A name in the catalogue, a rate ("300 GB/s",
                 with the usual link's latency) or a Link.
-            inter: Link between nodes, given in the same ways; one port per device unless `ports` is given.
+            inter: Link between nodes, specified like `intra`; one port per device unless `ports` is given.
             ports: Number of network ports, each with the bandwidth of `inter`, that the devices of a node share.
             price: US dollars per device and hour; None for the catalogue's price, which may be unknown.
 
         Raises:
-            SpecError: Unknown names, counts below 1, rates without a unit.
+            SpecError: A name is unknown, a count is below 1, or a rate has no unit.
 
         Example:
             >>> cluster = Cluster.of("a100-80gb", nodes=128)
@@ -99,15 +99,16 @@ class Cluster(Spec):
 
     @classmethod
     def mixed(cls, *groups: Cluster, inter: str | Link | None = None) -> Cluster:
-        """A cluster of unequal groups of nodes, for a pipeline whose stages differ.
+        """Build a cluster from groups of different nodes, for a pipeline whose stages run on different devices.
 
         `groups` keeps the parts. The other fields are lower bounds over all parts: the smallest memory, the slowest
-        rate of each kind, the formats that all devices support, the fewest devices per node, the least host memory.
-        `num_devices` counts all devices; the price is their mean.
+        rate of each kind, the dtypes that all devices support, the fewest devices per node, the least host memory.
+        `num_devices` counts all devices; the price is the mean over all devices.
 
         Args:
             groups: Clusters, in the order in which the pipeline runs through them; mixed ones are flattened.
-            inter: Link between groups, as one device's share; None for the slowest of the groups' own links.
+            inter: Link between groups, with the bandwidth that one device gets; None for the slowest of the groups'
+                links.
         """
         parts = tuple(part for group in groups for part in group.groups or (group,))
         if not parts:
@@ -131,12 +132,12 @@ class Cluster(Spec):
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Names that `of` accepts: devices, then types of node."""
+        """Return the names that `of` accepts: devices, then node types."""
         return (*Device.names(), *catalogue.table("nodes"))
 
 
 def _mean_price(parts: Sequence[Cluster]) -> float | None:
-    """US dollars per device and hour over all devices; None if the price of any is unknown."""
+    """Mean price per device and hour over all devices, in US dollars; None if any device's price is unknown."""
     total = 0.0
     for part in parts:
         if part.price_per_device_hour is None:

@@ -10,10 +10,12 @@ from shardscope.spec.link import Link
 
 
 def slowest_device(devices: Sequence[Device]) -> Device:
-    """A device with the smallest value of every figure, for the formats that all support, and the largest power.
+    """Return a device with the worst value of every specification: lowest memory and rates, highest power limit.
+
+    It has the dtypes that all devices support. Its power is None if any device's power is unknown.
 
     Raises:
-        SpecError: The devices have no format in common.
+        SpecError: The devices have no dtype in common.
     """
     if len({device.name for device in devices}) == 1:
         return devices[0]
@@ -29,11 +31,11 @@ def slowest_device(devices: Sequence[Device]) -> Device:
         memory_bandwidth=min(device.memory_bandwidth for device in devices),
         power_w=None if None in powers else max(power for power in powers if power is not None),
         host_bandwidth=min(device.host_bandwidth for device in devices),
-        source="the smallest figure of each kind of " + names,
+        source="the smallest value of each specification of " + names,
         recalled=tuple(sorted({field for device in devices for field in device.recalled})),
     )
 
 
 def slowest_link(links: Sequence[Link]) -> Link:
-    """The link with the least bandwidth; among equals, the one with the greatest latency."""
+    """Return the link with the lowest bandwidth; in a tie, the one with the highest latency."""
     return min(links, key=lambda link: (link.bandwidth, -link.latency_s))

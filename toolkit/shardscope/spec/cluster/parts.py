@@ -10,13 +10,13 @@ from shardscope.spec.units import Bandwidth, Bytes, Flops, Watts
 
 
 class Device(Spec):
-    """An accelerator, or a CPU that stands in for one. Quantities may be texts with units: ``"80 GiB"``."""
+    """An accelerator, or a CPU used as one. Quantities may be strings with units: ``"80 GiB"``."""
 
     name: str
     memory_bytes: Bytes
-    """Bytes that one process can allocate: the driver's figure where it is known, else the marketed one."""
+    """Bytes that one process can allocate: as reported by the driver where known, otherwise the marketed size."""
     peak_flops: dict[str, Flops]
-    """FLOP/s of dense matrix products by format: ``fp32``, ``tf32``, ``fp16``, ``bf16``, ``fp8``."""
+    """Peak FLOP/s of dense matrix products, by dtype: ``fp32``, ``tf32``, ``fp16``, ``bf16``, ``fp8``."""
     memory_bandwidth: Bandwidth
     """Bytes per second between the device and its own memory."""
     power_w: Watts | None = None
@@ -24,13 +24,13 @@ class Device(Spec):
     host_bandwidth: Bandwidth = 25e9
     """Bytes per second to the host's memory, each way (PCIe or NVLink-C2C)."""
     source: str = Field(min_length=1)
-    """Where the figures come from."""
+    """Source of the values."""
     recalled: tuple[str, ...] = ()
-    """Fields whose figures were written from memory and not confirmed in the source."""
+    """Fields whose values were written from memory and not confirmed in the source."""
 
     @classmethod
     def of(cls, name: str) -> Device:
-        """A device from the catalogue; `Device.names` lists them.
+        """Return a device from the catalogue; `Device.names` lists them.
 
         Example:
             >>> Device.of("a100-80gb").peak_flops["bf16"]
@@ -41,5 +41,5 @@ class Device(Spec):
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Names in the catalogue."""
+        """Return the names in the catalogue."""
         return tuple(catalogue.table("devices"))

@@ -12,7 +12,7 @@ from shardscope.spec.link import Link, is_rate
 
 
 def device_and_node(name: str | Device) -> tuple[Device, Mapping[str, Any]]:
-    """A device from the catalogue and its usual node, or a type of node and its device.
+    """Return a device from the catalogue with its usual node, or the device of a node type with that node.
 
     A user-defined device has no usual node, and therefore no defaults.
 
@@ -36,12 +36,12 @@ def _node_of(device: str) -> Mapping[str, Any]:
 
 
 def intra_link(link: str | Link | None, node: Mapping[str, Any]) -> Link:
-    """The link inside a node: the given one, or else the node's."""
+    """Return the link inside a node: the given one, or else the node's."""
     return link_of(link, "intra", Link.of(node["intra"]) if node else None)
 
 
 def inter_link(link: str | Link | None, ports: int | None, per_node: int, node: Mapping[str, Any]) -> Link:
-    """The link between nodes as one device's share: the given one, or else the node's.
+    """Return the link between nodes, with the bandwidth that one device gets: the given link, or else the node's.
 
     The node's own ports are shared by all of its devices, even if only some are used.
     """
@@ -52,7 +52,7 @@ def inter_link(link: str | Link | None, ports: int | None, per_node: int, node: 
 
 
 def link_of(link: str | Link | None, field: str, usual: Link | None) -> Link:
-    """A link by its name or rate. A rate has the latency of the usual link; None is the usual link itself."""
+    """Return a link by name or rate. A rate takes the latency of the usual link; None returns the usual link."""
     if isinstance(link, Link):
         return link
     if link is None:
@@ -69,7 +69,7 @@ def link_of(link: str | Link | None, field: str, usual: Link | None) -> Link:
 
 
 def usual_price(device: str) -> tuple[float | None, str]:
-    """US dollars per device and hour, and their source with its date; None if the catalogue has no price."""
+    """Return the price per device and hour in US dollars (None if unknown), and its source with the date."""
     if not catalogue.has("prices", device):
         return None, ""
     entry = catalogue.lookup("prices", device, field="device")[1]

@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
 
 class Model(Spec):
-    """The description of a model; nothing is built. `Model.of`, `Model.transformer` and similar methods make one."""
+    """A model's description, without the model itself. `Model.of`, `Model.transformer` and others create one."""
 
     name: str = "model"
-    """Name of the model in tables and figures."""
+    """Name of the model in tables and plots."""
     source: str = ""
     """Source of its sizes; empty for a user's own model."""
 
     @classmethod
     def of(cls, name: str) -> Transformer | LayerTable:
-        """A published model by its name (`Model.names` lists them), or the model of a ``config.json`` by its path.
+        """Return a published model by name (`Model.names` lists them), or the model of a ``config.json`` by path.
 
-        A name with a slash or the suffix ``.json`` is a path.
+        A name that contains a slash or ends in ``.json`` is treated as a path.
 
         Raises:
-            SpecError: The catalogue has no model of this name, or the file cannot be described.
+            SpecError: The catalogue has no model of this name, or the file's model is not supported.
 
         Example:
             >>> Model.of("gpt2-xl").num_params
@@ -40,14 +40,14 @@ class Model(Spec):
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Names of the models in the catalogue."""
+        """Return the names of the models in the catalogue."""
         from shardscope.spec.catalogue import table
 
         return tuple(table("models"))
 
     @classmethod
     def transformer(cls, **sizes: Any) -> Transformer:
-        """A transformer with the given sizes; fields as in `Transformer`.
+        """Return a transformer with the given sizes; the fields are those of `Transformer`.
 
         Example:
             >>> Model.transformer(layers=2, hidden=64, heads=4, vocab=256, seq=128).num_params
@@ -61,12 +61,12 @@ class Model(Spec):
     def from_module(
         cls, module: Any, example: Any, *, name: str | None = None, memory: bool = False
     ) -> LayerTable:
-        """The table of layers of a `torch.nn.Module`, traced on shapes alone.
+        """Trace a `torch.nn.Module` with shapes only, and return its table of layers.
 
         Args:
             module: The module; it is not changed, and none of its data is copied.
             example: Its input: a tensor, or a tuple of arguments. The first dimension counts samples.
-            name: Name in tables and figures; None for the name of the module's class.
+            name: Name in tables and plots; None for the name of the module's class.
             memory: Also trace the live tensors of a training step, which `analytic.memory.module_memory` needs for
                 recomputation and shards. The backward pass must then run on shapes too.
 
@@ -81,7 +81,7 @@ class Model(Spec):
 
     @classmethod
     def from_hf(cls, path: str | Path) -> Transformer:
-        """The transformer that a Hugging Face ``config.json`` describes; nothing is downloaded.
+        """Return the transformer that a Hugging Face ``config.json`` describes; nothing is downloaded.
 
         Args:
             path: The file, or the folder that holds it.

@@ -25,7 +25,7 @@ class _Config:
         self.keys, self.path = keys, path
 
     def size(self, key: str, default: int | None = None) -> int:
-        """The integer value of a key; a key without a default is required."""
+        """Return the integer value of a key; a key without a default is required."""
         value = self.keys.get(key)
         if value is None and default is not None:
             return default
@@ -44,7 +44,7 @@ class _Config:
         return default if value is None else value
 
     def nothing_but(self, key: str, allowed: Any) -> None:
-        """Refuse any other value than the one that the description implies."""
+        """Refuse any value of `key` other than `allowed`, the only one that a `Transformer` can describe."""
         if self.keys.get(key) not in (None, allowed):
             raise self.refuse(key, self.keys[key], repr(allowed))
 
@@ -55,7 +55,7 @@ class _Config:
 
 
 def from_hf(path: str | Path) -> Transformer:
-    """The transformer that a ``config.json`` describes.
+    """Return the transformer that a ``config.json`` describes.
 
     Args:
         path: The file, or the folder that holds it.
@@ -162,13 +162,13 @@ def _sizes(config: _Config) -> Fields:
 
 
 def _attention_bias(config: _Config, *, default: bool = False) -> Fields:
-    """Biases of all four projections of attention."""
+    """Return the fields for the biases of all four attention projections."""
     biased = config.flag("attention_bias", default=default)
     return {"qkv_bias": biased, "out_bias": biased}
 
 
 def _llama_like(config: _Config) -> Fields:
-    """Common fields of Llama-like models: rotary positions, RMSNorm, a gated feed-forward layer, no biases."""
+    """Return the fields that Llama-like models share: rotary positions, RMSNorm, gated feed-forward, no biases."""
     return {
         **_sizes(config),
         "ffn": config.size("intermediate_size"),
@@ -181,7 +181,7 @@ def _llama_like(config: _Config) -> Fields:
 
 
 def _grouped(config: _Config) -> Fields:
-    """Llama-like fields with grouped-query attention.
+    """Return Llama-like fields with grouped-query attention.
 
     transformers has a different default of ``num_key_value_heads`` for each type, so all types but llama must give it.
     """

@@ -11,7 +11,7 @@ from shardscope.spec.model.transformer import Transformer
 
 
 def preset(name: str) -> Transformer | LayerTable:
-    """The model of this name, in any spelling or by an alias.
+    """Return the model with this name, in any spelling, or with this alias.
 
     Raises:
         SpecError: The catalogue has no model of this name.

@@ -1,4 +1,4 @@
-"""Memory of a module over one training step, as the list of moments that can be its peak.
+"""Memory of a module over one training step: the list of moments at which it may peak.
 
 A module is divided into *units*: its blocks, which a sharded strategy gathers and reduces one at a time, and the root
 unit around them, unit 0. A step is traced once per recomputation mode; each trace is a list of `Moment`s. The live
@@ -23,7 +23,7 @@ RECOMPUTE_MODES: tuple[Literal["none", "selective", "full"], ...] = ("none", "se
 
 
 class Moment(Spec):
-    """Live bytes at one moment, without parameters, inputs and optimizer state."""
+    """Live bytes at one moment, not counting parameters, inputs and optimizer state."""
 
     phase: Phase
     unit: Total
@@ -54,7 +54,7 @@ class ParameterRow(Spec):
 
 
 class PipelinePiece(Spec):
-    """One of the layers between which a pipeline can split the module."""
+    """One layer of a module that a pipeline can split before and after it."""
 
     output_bytes: NonNegativeFloat
     """Bytes of its output, for one sample."""
@@ -69,7 +69,7 @@ class PipelinePiece(Spec):
 
 
 class StepTrace(Spec):
-    """The trace of one training step of a module with a loss. `Model.from_module(..., memory=True)` makes one."""
+    """The trace of one training step of a module with a loss, as created by `Model.from_module(..., memory=True)`."""
 
     units: tuple[str, ...]
     """Names of the units in execution order; the first is unit 0, the module around them."""
@@ -90,11 +90,11 @@ class StepTrace(Spec):
     """Moments by recomputation mode: ``none``, ``selective``, ``full``."""
     saved_bytes: dict[str, NonNegativeFloat] = Field(default_factory=dict)
     """Peak bytes saved for the backward pass, for one sample, by recomputation mode. Empty if the loss was not traced;
-    the moments then hold only the model."""
+    the moments then cover the model without its loss."""
     loss_bytes: NonNegativeFloat = 0.0
     """Part of `saved_bytes` that the loss saves without recomputation, for one sample."""
     num_operations: Total = 0
-    """Number of operations in the step, views left out."""
+    """Number of operations in the step, not counting views."""
     moved_bytes: NonNegativeFloat = 0.0
     """Bytes that operations other than matrix products read and write, for one sample."""
     forward_operations: Total = 0
@@ -104,7 +104,7 @@ class StepTrace(Spec):
 
     @property
     def running(self) -> set[int]:
-        """The units that the forward pass runs, and unit 0."""
+        """Indices of the units that the forward pass runs, including unit 0."""
         return {0, *(moment.unit for moment in self.moments.get("none", ()))}
 
     @model_validator(mode="after")

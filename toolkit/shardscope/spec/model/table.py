@@ -1,4 +1,4 @@
-"""Any model as a table of its layers: parameters, FLOP, bytes saved for the backward pass, and output of each."""
+"""Any model as a table of layers: each layer's parameters, FLOP, bytes saved for the backward pass, and output."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ class LayerRow(Spec):
 
     name: str
     num_params: Total
-    """Trainable parameters; a tensor that several layers share counts for the first one."""
+    """Number of trainable parameters; a tensor shared by several layers counts for the first one."""
     num_tensors: Total
-    """Trainable parameter tensors."""
+    """Number of trainable parameter tensors."""
     flops: NonNegativeFloat
     """FLOP of the forward pass in matrix products and convolutions; a multiply-add counts as two."""
     saved_bytes: NonNegativeFloat
-    """Bytes that the forward pass saves for the backward pass, without parameters and the model's inputs."""
+    """Bytes that the forward pass saves for the backward pass, not counting parameters and the model's inputs."""
     output_bytes: NonNegativeFloat
     """Bytes of the layer's output."""
 
 
 class LayerTable(Model):
-    """A model as its layers in execution order. `Model.from_module` makes one."""
+    """A model as a table of its layers in execution order, as created by `Model.from_module`."""
 
     kind: Literal["table"] = "table"
     layers: tuple[LayerRow, ...]
@@ -40,17 +40,17 @@ class LayerTable(Model):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if not self.layers:
-            raise SpecError("layers=() describes a model of no layers; give at least one")
+            raise SpecError("layers=() describes a model without layers; give at least one")
         return self
 
     @property
     def num_params(self) -> int:
-        """Trainable parameters of all layers."""
+        """Number of trainable parameters in all layers."""
         return sum(layer.num_params for layer in self.layers)
 
     @property
     def num_tensors(self) -> int:
-        """Trainable parameter tensors of all layers."""
+        """Number of trainable parameter tensors in all layers."""
         return sum(layer.num_tensors for layer in self.layers)
 
     @property

@@ -1,4 +1,4 @@
-"""Transformers by their sizes: dense, grouped-query, gated, mixtures of experts, latent attention."""
+"""Transformers described by their sizes: dense, grouped-query, gated, mixture of experts, latent attention."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ class Mixture(Spec):
     """A mixture of experts in place of the feed-forward layer."""
 
     experts: Count
-    """Routed experts in a layer."""
+    """Number of routed experts in a layer."""
     active: Count
-    """Routed experts that each token visits (top-k)."""
+    """Number of routed experts that process each token (top-k)."""
     ffn: Count
     """Inner width of one routed expert."""
     shared_ffn: CountOrZero = 0
-    """Inner width of the experts that every token visits, taken together; 0 for none."""
+    """Total inner width of the shared experts, which process every token; 0 for none."""
     dense_layers: CountOrZero = 0
-    """Layers, counted from the first, that keep the dense feed-forward layer."""
+    """Number of layers at the start of the model that keep the dense feed-forward layer."""
     router_bias: bool = False
-    """A bias per expert that is added to its score (DeepSeek-V3). It is set by a rule and not trained, but published
+    """Whether a bias per expert is added to its score (DeepSeek-V3). It is not trained by gradients, but published
     parameter counts include it."""
     shared_gate: bool = False
-    """A gate in front of the shared experts (Qwen2-MoE)."""
+    """Whether there is a gate in front of the shared experts (Qwen2-MoE)."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -43,43 +43,43 @@ class Mixture(Spec):
 
 
 class LatentAttention(Spec):
-    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): queries and keys through narrow projections."""
+    """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): low-rank projections of queries, keys and values."""
 
     query_rank: CountOrZero
     """Width of the compressed query; 0 projects queries directly."""
     kv_rank: Count
     """Width of the compressed key and value."""
     rope_size: Count
-    """Part of a head's query and key that carries the rotary position."""
+    """Width of the part of a head's query and key with a rotary position."""
     nope_size: Count
-    """Part of a head's query and key that does not."""
+    """Width of the part of a head's query and key without a rotary position."""
     value_size: Count
     """Width of a head's value."""
 
 
 class Transformer(Model):
-    """A decoder (or BERT-like encoder) of equal layers. `kv_heads`, `head_size` and `ffn` have computed defaults."""
+    """A decoder (or BERT-like encoder) of identical layers. `kv_heads`, `head_size`, `ffn` have computed defaults."""
 
     kind: Literal["transformer"] = "transformer"
     layers: Count
     hidden: Count
     heads: Count
     kv_heads: Count = 0
-    """Heads of keys and values (grouped-query attention); None, or left out, for `heads`."""
+    """Number of key-value heads (grouped-query attention); `heads` if None or not given."""
     head_size: Count = 0
-    """Width of one head; None, or left out, for hidden / heads."""
+    """Width of one head; hidden / heads if None or not given."""
     ffn: Count = 0
-    """Inner width of the feed-forward layer; None, or left out, for 4 x hidden."""
+    """Inner width of the feed-forward layer; 4 x hidden if None or not given."""
     vocab: Count
     seq: Count
-    """Tokens of one sequence."""
+    """Number of tokens in one sequence."""
     gated: bool = False
-    """Three matrices in the feed-forward layer (SwiGLU) instead of two."""
+    """Whether the feed-forward layer has three matrices (SwiGLU) instead of two."""
     tied: bool = True
-    """The output projection is the embedding matrix."""
+    """Whether the output projection shares the embedding matrix."""
     positions: Literal["learned", "rotary", "alibi", "none"] = "learned"
     num_positions: CountOrZero = 0
-    """Rows of the learned position embedding; 0, or left out, for `seq`."""
+    """Rows of the learned position embedding; `seq` if 0 or not given."""
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     bias: bool = True
     """Whether the linear layers inside the blocks have biases."""
@@ -90,21 +90,21 @@ class Transformer(Model):
     norm_bias: bool = True
     """Whether layer norms have biases; RMSNorm has none."""
     qk_norm: bool = False
-    """A norm over each head of queries and of keys (Qwen3)."""
+    """Whether each head's queries and keys are normalised (Qwen3)."""
     final_norm: bool = True
-    """A norm before the head; encoders such as BERT have none."""
+    """Whether there is a norm before the output head; encoders such as BERT have none."""
     embedding_norm: bool = False
-    """A norm after the embeddings (BERT)."""
+    """Whether there is a norm after the embeddings (BERT)."""
     token_types: CountOrZero = 0
     """Rows of BERT's segment embedding."""
     pooler: bool = False
-    """BERT's dense layer over the first token."""
+    """Whether there is a dense layer over the first token (BERT's pooler)."""
     head_bias: bool = False
     """Whether the output projection has a bias (BERT's masked-language head)."""
     lm_head: bool = True
     """Whether there is an output projection to the vocabulary at all."""
     head_transform: bool = False
-    """A dense layer and a norm before the output projection (BERT's masked-language head)."""
+    """Whether there are a dense layer and a norm before the output projection (BERT's masked-language head)."""
     mixture: Mixture | None = None
     latent: LatentAttention | None = None
 
@@ -118,7 +118,7 @@ class Transformer(Model):
 
     @model_validator(mode="after")
     def _fill_in(self) -> Self:
-        """Fill in sizes that follow from others, after the validation of these, so that they are plain integers."""
+        """Fill in sizes that are derived from others, once those are validated, so that all are plain integers."""
         if not self.head_size and self.latent is None and self.hidden % self.heads:
             raise SpecError(
                 f"heads={self.heads} does not divide hidden={self.hidden}; give head_size=... or other heads"
@@ -147,14 +147,14 @@ class Transformer(Model):
             )
         return self
 
-    # Exact numbers of trainable parameters. A norm has a weight, and also a bias if it is a LayerNorm with `norm_bias`.
+    # Exact trainable parameter counts. A norm has a weight, and also a bias if it is a LayerNorm with `norm_bias`.
 
     def _norm(self, width: int) -> int:
         return width * (2 if self.norm == "layernorm" and self.norm_bias else 1)
 
     @property
     def attention_params(self) -> int:
-        """Parameters of the attention of one layer, without its norm."""
+        """Number of attention parameters in one layer, without the norm."""
         if self.latent is not None:
             return _latent_params(self, self.latent)
         queries, keys = self.heads * self.head_size, 2 * self.kv_heads * self.head_size
@@ -171,7 +171,7 @@ class Transformer(Model):
 
     @property
     def ffn_params(self) -> int:
-        """Parameters of the dense feed-forward part of one layer, without its norm."""
+        """Number of parameters in the dense feed-forward part of one layer, without the norm."""
         return self._mlp_params(self.ffn)
 
     @property
@@ -194,7 +194,7 @@ class Transformer(Model):
 
     @property
     def shared_expert_params(self) -> int:
-        """Parameters of the shared experts of one mixture layer, which every token visits."""
+        """Parameters of the shared experts in one mixture layer, which process every token."""
         width = 0 if self.mixture is None else self.mixture.shared_ffn
         return self._mlp_params(width) if width else 0
 
@@ -247,7 +247,7 @@ class Transformer(Model):
 
     @property
     def num_active_params(self) -> int:
-        """Parameters that one token uses: routed experts that it does not visit are left out."""
+        """Number of parameters used for one token, not counting routed experts that do not process it."""
         if self.mixture is None:
             return self.num_params
         idle = (self.mixture.experts - self.mixture.active) * self._mlp_params(self.mixture.ffn)

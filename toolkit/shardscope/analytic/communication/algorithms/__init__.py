@@ -1,6 +1,6 @@
 """Collective algorithms by name. Each is an `Algorithm` with its formulas, options and source.
 
-To add one, write a function from a `Message` to its `Cost` in a module here and list it below.
+To add one, write a function from a `CollectiveInput` to its `Cost` in a module here and list it below.
 """
 
 from shardscope.analytic.communication.algorithms._algorithm import OPS, Algorithm, Option
@@ -33,6 +33,6 @@ ALGORITHMS: dict[str, Algorithm] = {
     "bruck": BRUCK,
     "direct": DIRECT,
 }
-"""All algorithms, in the order of a legend."""
+"""All algorithms, in the order in which legends show them."""
 
 __all__ = ["ALGORITHMS", "OPS", "Algorithm", "Option"]

@@ -21,15 +21,15 @@ OPS = (
 
 @dataclass(frozen=True)
 class Option:
-    """A setting of an algorithm in addition to the message and the link.
+    """An option of an algorithm, in addition to the message and the link.
 
     Attributes:
         default: Default value; None lets the algorithm choose.
         help: Description, with the unit.
         least: Smallest value allowed.
-        is_whole: Whether it is a count.
+        is_whole: Whether the value must be an integer.
         is_open: Whether `least` itself is excluded.
-        is_price: Whether it changes the time of a phase rather than the bytes that it moves.
+        is_price: Whether it changes only the time of a phase, not the bytes that the phase moves.
     """
 
     default: float | bool | None
@@ -49,8 +49,8 @@ class Algorithm:
         since: Year of first use or publication.
         source: Source of its formulas.
         about: Which worker sends what to which, in a sentence or two.
-        costs: Function from a `Message` and the options to a `Cost`, by operation.
-        formulas: Time as in a paper, by operation: S bytes, W workers, α latency, B bandwidth, γ additions.
+        costs: Function from a `CollectiveInput` and the options to a `Cost`, by operation.
+        formulas: Formula for the time, by operation: S bytes, W workers, α latency, B bandwidth, γ rate of additions.
         options: Options by name.
     """
 

@@ -13,9 +13,9 @@ _THAKUR = "Thakur, Rabenseifner and Gropp 2005, section 4"
 
 
 def _is_odd_one_out(workers: Floats) -> Floats:
-    """1 if W is not a power of two, else 0.
+    """Return 1 if W is not a power of two, else 0.
 
-    If it is not, the extra ranks first send their data to a neighbour and get the result last.
+    In that case, each extra rank first sends its data to a neighbour, and receives the result at the end.
     """
     extra: Floats = np.where(log2_floor(workers) == log2_ceil(workers), 0.0, 1.0)
     return extra
@@ -62,7 +62,7 @@ HALVING_DOUBLING = Algorithm(
     since=2004,
     source=f"Rabenseifner 2004; {_THAKUR}, which for other than powers of two counts p where 2^⌊lg p⌋ ranks "
     "exchange, and so a little too much",
-    about="Partners exchange halves, then quarters, ...: a reduce-scatter in log2 W rounds; and back the same way.",
+    about="Partners exchange halves, then quarters, ...: a reduce-scatter in log2 W rounds, then back.",
     costs={"all_reduce": _halve_and_double, "reduce_scatter": _halve},
     formulas={
         "all_reduce": "2⌊log₂W⌋α + 2(W−1)/W · S/B + (W−1)/W · S/γ; no power of two: + 2α + 2 S/B + S/γ",

@@ -1,4 +1,4 @@
-"""Reduction inside the network: by its switches, and over switched optical wavelengths."""
+"""Reduction inside the network: by switches, and over switched optical wavelengths."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class Levels(NamedTuple):
     top: Floats
     """Members of the last group; 1 if there is no level."""
     added: Floats
-    """Number of tensors that the worker that leads on all levels adds to its own."""
+    """Number of tensors that the root, which leads its group on every level, adds to its own."""
 
 
 def group_levels(workers: Floats, group: Floats) -> Levels:
-    """⌈log_m W⌉ levels in integer arithmetic, and the members of the last level."""
+    """Return the ⌈log_m W⌉ levels, computed in integer arithmetic, and the size of the last group."""
     left, size = np.broadcast_arrays(
         np.asarray(workers, dtype=np.float64), np.asarray(group, dtype=np.float64)
     )
@@ -36,11 +36,11 @@ def group_levels(workers: Floats, group: Floats) -> Levels:
 
 
 def optical_steps(workers: Floats, wavelengths: Floats) -> Floats:
-    """Steps of WRHT: 2⌈log_m W⌉ with m = 2w+1, one less if the last representatives can exchange all to all.
+    """Number of steps of WRHT: 2⌈log_m W⌉ with m = 2w+1, one fewer if the last representatives can exchange all to all.
 
     The m-1 other members of a group, w on each side, reach the middle one in one step if each has its own wavelength;
-    adjacent groups reuse the same wavelengths. The m* representatives that are left exchange in one step if there are
-    ⌈m*²/8⌉ wavelengths.
+    adjacent groups reuse the same wavelengths. The m* remaining representatives exchange in one step if there are at
+    least ⌈m*²/8⌉ wavelengths.
     """
     levels = group_levels(workers, 2 * wavelengths + 1)
     at_once = (np.ceil(levels.top**2 / 8) <= wavelengths) & (levels.depth > 0)
@@ -73,19 +73,19 @@ OPTICAL_RING = Algorithm(
     since=2022,
     source="Dai et al. 2022 (WRHT, arXiv 2207.10982); steps recounted by moving light through the ring",
     about="Workers sit on a ring of fibre with w wavelengths each way. Groups of 2w+1 reach their middle in one step, "
-    "the middles form groups in turn, and the sum comes back the same way. B is that of one wavelength.",
+    "the middles form groups in turn, and the sum returns the same way. B is the bandwidth of one wavelength.",
     costs={"all_reduce": _optical},
     formulas={"all_reduce": "θ(α + δ + S/B) + c · S/γ,  θ = 2⌈log_m W⌉ or one less,  m = 2w+1"},
     options={
         "wavelengths": Option(64, "w, on each fibre", 1),
-        "reconfiguration": Option(25e-6, "δ: seconds until the switches have turned", 0, is_whole=False),
+        "reconfiguration": Option(25e-6, "δ: seconds to reconfigure the switches", 0, is_whole=False),
     },
 )
 SHARP = Algorithm(
     title="in-network (SHARP)",
     since=2016,
     source="Graham et al. 2016 (SHARP, COMHPC)",
-    about="Switches add what comes from below, pass the sum up and send the total back down as it arrives.",
+    about="Each switch adds up what it receives from below and passes the sum up; the total then flows back down.",
     costs={"all_reduce": _switches},
     formulas={"all_reduce": "2⌈log_r W⌉α + S/B"},
     options={"radix": Option(64, "r: links below each switch", 2)},
@@ -94,7 +94,7 @@ NVLS = Algorithm(
     title="in-network (NVLink SHARP)",
     since=2022,
     source="nccl-tests pull request 239 (S. Jeaugey, 2024: W+1 of W shares pass each link)",
-    about="Each worker has the switch add up one W-th of the tensor from all and write it back to all.",
+    about="Each worker lets the switch sum one W-th of the tensor over all workers and write the result to all.",
     costs={"all_reduce": _shares},
     formulas={"all_reduce": "2α + (W+1)/W · S/B"},
 )

@@ -25,7 +25,7 @@ def _bruck_all_gather(message: CollectiveInput) -> Cost:
 
 
 def _set_bits(workers: Floats) -> Floats:
-    """Number of 1 bits in all numbers below W: a block d ranks from its target moves once for each 1 bit of d."""
+    """Number of 1 bits in all numbers below W: a block at distance d from its target moves once for each 1 bit in d."""
     count = np.asarray(workers, dtype=np.int64)
     total = np.zeros(count.shape, dtype=np.int64)
     for bit in range(int(count.max()).bit_length()):
@@ -59,7 +59,7 @@ BRUCK = Algorithm(
     title="Bruck",
     since=1997,
     source=f"Bruck et al. 1997; {_THAKUR}",
-    about="Blocks hop 1, 2, 4, ... ranks on: few rounds, but in an all-to-all each block travels several times.",
+    about="Blocks move on by 1, 2, 4, ... ranks: few rounds, but in an all-to-all each block is sent several times.",
     costs={"all_to_all": _bruck_all_to_all, "all_gather": _bruck_all_gather},
     formulas={
         "all_to_all": "⌈log₂W⌉α + b/W · S/B,  b = ones in the binary numbers below W (W/2 · log₂W for a power of two)",
@@ -78,7 +78,7 @@ SCATTER_GATHER = Algorithm(
     title="scatter and all-gather",
     since=1994,
     source=f"van de Geijn 1994; {_THAKUR}",
-    about="The root deals out a W-th to each worker, then all gather: good for long messages.",
+    about="The root scatters a W-th of the tensor to each worker, then all workers all-gather: good for long messages.",
     costs={"broadcast": _scatter_gather},
     formulas={"broadcast": "(⌈log₂W⌉ + W−1)α + 2(W−1)/W · S/B"},
 )

@@ -1,4 +1,4 @@
-"""The ring in one and two directions, and the chain, its form for a broadcast."""
+"""The ring in one and two directions, and the chain for broadcast and reduce."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ _SOURCE = "Patarasuk and Yuan 2009 (JPDC 69); Thakur, Rabenseifner and Gropp 200
 
 
 def best_segments(num_bytes: Floats, hops: Floats, latency: Floats, seconds_per_byte: Floats) -> Floats:
-    """Number m of segments that makes a pipeline of `hops` + m - 1 steps fastest: sqrt((hops - 1) S / (α B)), rounded.
+    """Return m, the number of segments that minimises the time of a pipeline with `hops` + m - 1 steps.
 
-    At least one segment, and at least one byte per segment.
+    The optimum is sqrt((hops - 1) S / (α B)), rounded to the better of the two nearest integers.
+
+    There is at least one segment, and at least one byte per segment.
     """
     filling = np.maximum(hops - 1, 0.0) * num_bytes * seconds_per_byte
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -64,7 +66,7 @@ RING = Algorithm(
     title="ring",
     since=2009,
     source=_SOURCE,
-    about="Every worker passes a W-th of the tensor on to its neighbour: W-1 times to add up, W-1 times to spread.",
+    about="Every worker passes a W-th of the tensor to its neighbour: W-1 times to sum, W-1 times to distribute.",
     costs={op: _around(op, 1) for op in ("all_reduce", "reduce_scatter", "all_gather")},
     formulas={
         "all_reduce": "2(W−1)α + 2(W−1)/W · S/B + (W−1)/W · S/γ",
@@ -82,14 +84,14 @@ CHAIN = Algorithm(
         "broadcast": "(W−2+m)(α + S/(mB))",
         "reduce": "(W−2+m)(α + S/(mB) + S/(mγ))",
     },
-    options={"segments": Option(None, "pieces that the tensor is cut into; None takes the best number", 1)},
+    options={"segments": Option(None, "number of pieces of the tensor; None for the optimal number", 1)},
 )
 BIDIRECTIONAL_RING = Algorithm(
     title="ring, both ways",
     since=2009,
     source=_SOURCE + "; Jouppi et al. 2020 (TPU links carry both directions at once)",
-    about="Half of the tensor goes each way around. It takes half the time where each neighbour has a link of its own, "
-    "as on a torus; bandwidth is then that of one link. Workers with a single card gain nothing.",
+    about="Half of the tensor goes each way around. It takes half the time if each neighbour has its own link, "
+    "as on a torus; bandwidth is then that of one link. Workers with a single network card gain nothing.",
     costs={op: _around(op, 2) for op in ("all_reduce", "reduce_scatter", "all_gather")},
     formulas={
         "all_reduce": "2(W−1)α + (W−1)/W · S/B + (W−1)/W · S/γ",

@@ -1,4 +1,4 @@
-"""Parameter servers: one or more servers, and BytePS's optimal division of the bytes among CPU and GPU machines."""
+"""Parameter servers: one or more servers, and BytePS's optimal distribution of bytes over CPU and GPU machines."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _serve(message: CollectiveInput, *, servers: Floats, dedicated: bool, overla
         )
     several = np.where(count > 1, 1.0, 0.0)
     share = several * even_server_bytes(size, count, servers, dedicated=dedicated)
-    # a worker sends its whole tensor, or if it is a server too, the other servers' shards
+    # a worker sends its whole tensor or, if it is also a server, the other servers' shards
     own = several * size * (1.0 if dedicated else (servers - 1) / servers)
     busiest = np.maximum(share, own) if dedicated else share + own
     moved = busiest if overlap else 2 * np.maximum(share, own)
@@ -31,17 +31,17 @@ def _serve(message: CollectiveInput, *, servers: Floats, dedicated: bool, overla
 
 
 class BytePsSplit(NamedTuple):
-    """Shares of the tensor that each machine sums up; k `of_cpu` plus n `of_gpu` is 1."""
+    """Fraction of the tensor that each machine sums; k times `of_cpu` plus n times `of_gpu` is 1."""
 
     of_cpu: Floats
     of_gpu: Floats
 
 
 def byteps_split(workers: Floats, servers: Floats) -> BytePsSplit:
-    """The division that keeps all links equally busy (Jiang et al. 2020, OSDI).
+    """Return the distribution of summation work that keeps all links equally busy (Jiang et al. 2020, OSDI).
 
-    Each of n machines with GPUs sums (n-k)/(n²+kn-2k) of the tensor in addition to its work. Each of k CPU-only
-    machines sums 2(n-1)/(n²+kn-2k). CPU machines beyond k = n do not help.
+    Each of the n GPU machines sums (n-k)/(n²+kn-2k) of the tensor in addition to its own work. Each of the k CPU-only
+    machines sums 2(n-1)/(n²+kn-2k). More than k = n CPU machines do not help.
     """
     n, k = workers, np.minimum(servers, workers)
     whole = np.maximum(n * n + k * n - 2 * k, 1.0)  # 0 for one machine and one server, which exchange nothing
@@ -61,7 +61,7 @@ PARAMETER_SERVER = Algorithm(
     title="parameter server",
     since=2010,
     source="Smola and Narayanamurthy 2010; Li et al. 2014 (OSDI); all of it through a server's one link",
-    about="Workers push gradients to k servers, which hold a k-th of the parameters each, and pull what comes of them.",
+    about="Workers push gradients to k servers, each with a k-th of the parameters, and pull the updated parameters.",
     costs={"all_reduce": _serve},
     formulas={
         "all_reduce": "2α + 2R/k · S/B + (W−1)/k · S/γ,  R = W−1 beside the workers, W if dedicated (then R/k ≥ 1); "
@@ -69,7 +69,7 @@ PARAMETER_SERVER = Algorithm(
     },
     options={
         "servers": Option(1, "k, each with a k-th of the tensor", 1),
-        "dedicated": Option(False, "whether servers are machines of their own, on top of the workers"),
+        "dedicated": Option(False, "whether servers are separate machines, in addition to the workers"),
         "overlap": Option(False, "whether parts are pulled while others are still pushed"),
     },
 )
@@ -80,5 +80,5 @@ BYTEPS = Algorithm(
     about="CPU machines and the GPU machines' own CPUs share the summing so that every link is busy both ways.",
     costs={"all_reduce": _byteps},
     formulas={"all_reduce": "2α + 2W(W−1)/(W²+kW−2k) · S/B + (W−1) max(2(W−1), W−k)/(W²+kW−2k) · S/γ"},
-    options={"servers": Option(0, "k: CPU machines besides; more than W do not help", 0)},
+    options={"servers": Option(0, "k: additional CPU machines; more than W do not help", 0)},
 )

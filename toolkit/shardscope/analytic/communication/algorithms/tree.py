@@ -66,7 +66,7 @@ TREE = Algorithm(
     title="tree",
     since=2005,
     source="Thakur, Rabenseifner and Gropp 2005, section 4 (binomial tree)",
-    about="Workers pair up, then pairs, then fours: the whole tensor climbs in log2 W rounds and comes back down.",
+    about="Workers are merged in pairs, then fours, ...: the whole tensor moves up in log2 W rounds and back down.",
     costs={op: _binomial(op) for op in _PASSES},
     formulas={
         "all_reduce": "2⌈log₂W⌉(α + S/B) + ⌈log₂W⌉ · S/γ",
@@ -78,20 +78,20 @@ PIPELINED_TREE = Algorithm(
     title="pipelined tree",
     since=2009,
     source="Sanders, Speck and Träff 2009 (Parallel Computing 35); Shardscope's own tree runs so",
-    about="A binary tree whose parents pass segments on while later ones arrive; a worker with two children sends 3 S.",
+    about="In a binary tree, parents pass on segments while later ones arrive; a worker with two children sends 3 S.",
     costs={op: _pipelined(op) for op in _PASSES},
     formulas={
         "all_reduce": "(4⌊log₂W⌋ + 3(m−1))(α + S/(mB)) + 2(⌊log₂W⌋ + m−1) · S/(mγ)",
         "broadcast": "2(⌊log₂W⌋ + m−1)(α + S/(mB))",
         "reduce": "2(⌊log₂W⌋ + m−1)(α + S/(mB) + S/(mγ))",
     },
-    options={"segments": Option(None, "pieces that the tensor is cut into; None takes the best number", 1)},
+    options={"segments": Option(None, "number of pieces of the tensor; None for the optimal number", 1)},
 )
 DOUBLE_TREE = Algorithm(
     title="double binary tree",
     since=2009,
     source="Sanders, Speck and Träff 2009; NCCL 2.4 (2019). The limit of many segments",
-    about="Two trees, each with half the tensor; whoever is a parent in one is a leaf in the other, so all send alike.",
+    about="Two trees, each with half the tensor; a parent in one is a leaf in the other, so all send equally much.",
     costs={op: _double(op) for op in _PASSES},
     formulas={
         "all_reduce": "a · 2⌈log₂W⌉α + b · 2(W−1)/W · S/B + (W−1)/W · S/γ",
@@ -99,7 +99,9 @@ DOUBLE_TREE = Algorithm(
         "reduce": "a · ⌈log₂W⌉α + b · S/B + S/γ",
     },
     options={
-        "latency_factor": Option(1.0, "a, over the ideal (mlsysim 0.3 takes 1.2)", 1, is_whole=False),
-        "bandwidth_factor": Option(1.0, "b, over the ideal (mlsysim 0.3 takes 1.05)", 1, is_whole=False),
+        "latency_factor": Option(1.0, "a, relative to the ideal (mlsysim 0.3 uses 1.2)", 1, is_whole=False),
+        "bandwidth_factor": Option(
+            1.0, "b, relative to the ideal (mlsysim 0.3 uses 1.05)", 1, is_whole=False
+        ),
     },
 )

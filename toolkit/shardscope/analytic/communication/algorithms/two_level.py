@@ -18,7 +18,7 @@ _SCATTERS, _GATHERS = ("all_reduce", "reduce_scatter"), ("all_reduce", "all_gath
 def _levels(
     op: str, message: CollectiveInput, inner: Floats, *, inside: bool, names: tuple[str, str]
 ) -> Cost:
-    """A ring over `inner` workers, then one over W / inner workers on each part of the tensor, then the inner ring."""
+    """Cost of rings over `inner` workers, then over W / inner workers for each part, then over `inner` again."""
     one = message._replace(workers=inner)
     other = message._replace(num_bytes=message.num_bytes / inner, workers=message.workers / inner)
     phases, sent = [], np.zeros(())
@@ -58,7 +58,7 @@ def _torus(op: str) -> Callable[..., Cost]:
 
 
 def check_divides(field: str, parts: Floats, workers: Floats) -> None:
-    """Raise a `SpecError` if `parts` does not divide some number of workers."""
+    """Raise a `SpecError` if any number of workers is not divisible by `parts`."""
     parts, workers = np.broadcast_arrays(parts, workers)
     bad = workers % parts != 0
     if bad.any():
@@ -68,7 +68,7 @@ def check_divides(field: str, parts: Floats, workers: Floats) -> None:
 
 
 def squarest_columns(workers: Floats) -> Floats:
-    """The largest divisor of W that is no larger than its square root."""
+    """Return the largest divisor of W that does not exceed the square root of W."""
     unique, where = np.unique(workers, return_inverse=True)
     best = [_largest_divisor(int(count)) for count in unique]
     columns: Floats = np.array(best, dtype=np.float64)[where].reshape(np.shape(workers))
@@ -84,8 +84,8 @@ HIERARCHICAL = Algorithm(
     title="hierarchical",
     since=2017,
     source="Cho et al. 2017 (PowerAI DDL); Jia et al. 2018; Shardscope's own runs so",
-    about="A ring inside each node leaves a g-th of the sum with each worker; rings across nodes add those; "
-    "rings inside nodes spread the result. The slow links carry a g-th of what a flat ring sends over them.",
+    about="A ring inside each node leaves a g-th of the sum with each worker; rings across nodes add these parts; "
+    "rings inside nodes distribute the result. Slow links carry a g-th of what a flat ring sends over them.",
     costs={op: _hierarchical(op) for op in ("all_reduce", "reduce_scatter", "all_gather")},
     formulas={
         "all_reduce": "2[(g−1)αᵢ + (g−1)/g · S/Bᵢ] + 2(n−1)α + 2(n−1)/n · S/(gB) + (W−1)/W · S/γ,  n = W/g",
@@ -93,7 +93,7 @@ HIERARCHICAL = Algorithm(
         "all_gather": "(n−1)α + (n−1)/n · S/(gB) + (g−1)αᵢ + (g−1)/g · S/Bᵢ,  n = W/g",
     },
     options={
-        "per_node": Option(8, "g: workers a node; with fewer workers, all are in one", 1),
+        "per_node": Option(8, "g: workers per node; with fewer workers, all are in one node", 1),
         "inner_bandwidth": Option(
             None,
             "Bᵢ inside a node, bytes/s; None: as outside",
@@ -119,5 +119,5 @@ TORUS = Algorithm(
         "reduce_scatter": "(c−1+r−1)α + (W−1)/W · S/B + (W−1)/W · S/γ,  W = c·r",
         "all_gather": "(c−1+r−1)α + (W−1)/W · S/B,  W = c·r",
     },
-    options={"columns": Option(None, "c: workers in a row; None makes the torus as square as it goes", 1)},
+    options={"columns": Option(None, "c: workers in a row; None makes the torus as square as possible", 1)},
 )
