@@ -131,7 +131,7 @@ def test_an_objective_of_ones_own_that_is_not_a_number_fails_its_trial_alone() -
         StudySession.open(name="own")
     records = StudySession.open(JOB, RATES, objectives={"loss": None, "mine": mine}, name="own").records()
     assert [record.state for record in records] == ["failed", "complete"]
-    assert "objective 'mine' came to nan" in str(records[0].reason)
+    assert "objective 'mine' is nan" in str(records[0].reason)
 
 
 @pytest.mark.slow
