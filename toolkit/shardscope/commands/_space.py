@@ -15,10 +15,6 @@ def read_space(options: Sequence[str]) -> dict[str, Any] | None:
     Raises:
         SpecError: An option has another form, or a name is given twice.
 
-
-    Raises:
-        SpecError: An option has another form, or a name is given twice.
-
     Example:
         >>> read_space(["optimizer=adamw,lamb", "optimizer.lr=1e-4:1e-1:log"])
         {'optimizer': ['adamw', 'lamb'], 'optimizer.lr': (0.0001, 0.1, 'log')}

@@ -48,7 +48,6 @@ def whole(field: str, value: object, least: int) -> int:
         value: The value to check.
         least: Smallest valid value.
 
-
     Raises:
         SpecError: The value is not an integer, or it is too small.
     """

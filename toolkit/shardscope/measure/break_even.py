@@ -75,10 +75,6 @@ class BreakEven:
             workers: One of the numbers in `workers`.
             bandwidth: Bandwidth of the link, in bytes per second or as text with a unit, such as ``"1 Gbit/s"``.
 
-        Args:
-            workers: One of the numbers in `workers`.
-            bandwidth: Bandwidth of the link, in bytes per second or as a text with its unit: ``"1 Gbit/s"``.
-
         Raises:
             SpecError: The number is not in `workers`, or the bandwidth is not valid.
         """

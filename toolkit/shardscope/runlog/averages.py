@@ -65,17 +65,6 @@ def per_step(
     Returns:
         The average; None if no step has a value, or if a kind of step that occurs has no value.
 
-    Args:
-        steps: Numbers of the finished steps, ascending from 1.
-        values: The figure at each step; NaN where it is not known.
-        kinds: How the steps differ.
-        average: How steps of the same kind are averaged.
-        until: Last step to weight the kinds by, such as the last of a job that is still running; None takes the last
-            of `steps`.
-
-    Returns:
-        The average; None if no step has a value, or a kind of step that occurs has none.
-
     Example:
         >>> per_step([1, 2, 3, 4, 5, 6, 7], [9, 9, 0, 80, 0, 0, 0], StepKinds(period=4))
         20.0

@@ -40,17 +40,6 @@ def check(
         SpecError: The job already runs on one process, or `steps` is not valid for it.
         RunFailed: A rank of one of the runs failed (the message names rank, step and strategy), or a run was stopped.
 
-    Args:
-        job: Job to check; its number of steps is replaced by `steps`, and it writes no checkpoints.
-        steps: Optimizer steps of both runs. At least 1.
-        root: Folder of the two run directories; None means ``$SHARDSCOPE_RUNS`` or ``./runs``.
-        on_step: Called about ten times a second during a run; an exception from it stops the run and the check.
-
-    Raises:
-        SpecError: The job already runs on one process, or `steps` is not valid for it.
-        RunFailed: A rank of one of the two runs failed (names the rank, the step and the strategy), or one of the runs
-            was stopped.
-
     Example:
         >>> import shardscope as ss
         >>> ss.check(ss.Job(model="mlp", data="digits", strategy="ring"))  # doctest: +SKIP
@@ -68,8 +57,6 @@ def both_jobs(job: Job, steps: int) -> tuple[Job, Job]:
     """Return the job shortened to `steps`, and the same job on one process with the same samples per step.
 
     The job on one process uses the micro-batch of one rank, so its forward pass takes no more memory than that rank's.
-
-    The job on one process uses the micro-batch of one rank, so its forward pass takes no more memory than a rank's.
 
     Raises:
         SpecError: The job already runs on one process, or `steps` is not valid for it.

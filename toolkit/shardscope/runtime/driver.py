@@ -62,23 +62,6 @@ def launch(
             earlier launch. A job with a model, data or loss function of your own is not checked. False starts the job
             at once.
 
-    Args:
-        job: The job to train.
-        root: Folder for the run directory; None means ``$SHARDSCOPE_RUNS`` or ``./runs``.
-        resume: A run, or its name or path, to resume from its newest checkpoint that is not damaged; or the path of one
-            checkpoint (``.../checkpoints/step-20``). With the same job and number of ranks, a resumed run is
-            bit-identical to an uninterrupted one. The exceptions are asynchronous and bounded-staleness parameter
-            servers, whose order of updates depends on timing.
-        allow_pickle: With `resume`: read a checkpoint of an earlier version, which is a pickle and can run code when it
-            is read. Use it only for files of people you trust.
-        detach: Let the run outlive this process. Otherwise it is stopped when this process ends.
-        gated: Whether you decide after each evaluation if the run continues, by `Run.stop` or `Run.approve`. Ranks wait
-            for the decision, but no longer than a step takes, and not at all after two consecutive late decisions.
-            Ranks that are not synchronous (asynchronous parameter servers, gossip) never wait.
-        preflight: Whether to refuse a job whose ranks would not fit in this machine's memory, by formula. This traces
-            one step of each new model, in a few tenths of a second if torch is loaded in this process or by an earlier
-            launch. A job with a model, data or loss function of your own is not checked. False starts the job at once.
-
     Raises:
         LaunchError: The job does not fit in memory, the run directory cannot be written, or the user's code cannot be
             sent to the ranks.

@@ -34,23 +34,6 @@ def load_job(where: Run | str | Path, *, trust_code: bool = False, root: str | P
         LaunchError: Its code cannot be loaded in this process.
         SpecError: The run is an observed training loop, whose script is not part of it.
 
-    A job that names models, data and losses of the catalogue carries no code and is simply read. User functions are
-    code: without `trust_code` they are loaded only if this process itself wrote exactly that file when it launched the
-    job. Any other file, even of a run you launched yesterday, may have been changed or put there by somebody else, and
-    requires ``trust_code=True``. Otherwise only the ranks of a run load code from its directory.
-
-    Args:
-        where: A run, its name or path, or the path of a job file.
-        trust_code: Whether to load functions from a file that this process did not write. This runs the code in it.
-        root: Folder of the runs; None means ``$SHARDSCOPE_RUNS`` or ``./runs``.
-
-    Raises:
-        RunNotFound: The run or file does not exist.
-        RunUnreadable: It cannot be read.
-        UntrustedCode: The job carries code, and `trust_code` is not set.
-        LaunchError: Its code cannot be loaded in this process.
-        SpecError: The run is an observed training loop, whose script is not part of it.
-
     Example:
         >>> ss.launch(ss.load_job("20260102-030405-mine", trust_code=True))  # doctest: +SKIP
     """

@@ -421,15 +421,6 @@ class Run:
         Raises:
             SpecError: There is no such format, its library is not installed, or the run has no data for it.
 
-        Args:
-            path: File or folder to write; for ``mlflow`` also the URI of a tracking server.
-            format: ``"parquet"`` (a folder of tables: steps, spans, traffic), ``"chrome-trace"`` (a JSON file of all
-                spans, for ui.perfetto.dev), ``"tensorboard"``, ``"wandb"`` (offline unless WANDB_MODE says otherwise)
-                or ``"mlflow"``. All but the Chrome trace need their own library.
-
-        Raises:
-            SpecError: There is no such format, its library is not installed, or the run has nothing to write in it.
-
         Example:
             >>> run.export("run.json", format="chrome-trace")  # doctest: +SKIP
         """

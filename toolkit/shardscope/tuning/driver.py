@@ -136,7 +136,6 @@ class TrialDriver:
         choose: May fix some settings of a new trial before the others are sampled.
         seed: Called before any trial runs; queues the settings that are to be run first.
         retry: Retry policy for an unreachable storage.
-        live: The running trials of this driver, by number.
     """
 
     study: optuna.Study

@@ -106,7 +106,6 @@ def write_mlflow(run: Run, path: str | Path) -> str:
         run: The run.
         path: URI of a tracking server, or a folder, in which a database is created.
 
-
     Raises:
         SpecError: mlflow is not installed.
     """

@@ -31,14 +31,6 @@ class Conditional(Ranges):
     Raises:
         SpecError: A setting cannot change during training, or has a value that no job allows.
 
-
-    Args:
-        space: Space as of a study.
-        job: Job that the settings belong to.
-
-    Raises:
-        SpecError: A setting cannot change during training, or has a value that is invalid for every job.
-
     Example:
         >>> space = Space({"optimizer": ["adamw", "lars"], "optimizer[lars].momentum": (0.5, 0.95)})
         >>> job = Job(model="mlp", data="digits")

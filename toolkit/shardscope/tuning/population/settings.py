@@ -40,7 +40,6 @@ def with_settings(job: Job, settings: Settings) -> Job:
         job: The job to change.
         settings: New values by dotted path.
 
-
     Raises:
         SpecError: The settings are invalid for the job.
 

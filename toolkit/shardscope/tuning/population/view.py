@@ -40,7 +40,6 @@ class Population:
     Raises:
         RunNotFound: The folder holds no population.
 
-
     Example:
         >>> population = Population("runs/20261121-190000-population-ring-mlp")  # doctest: +SKIP
         >>> population.best.move.settings  # doctest: +SKIP

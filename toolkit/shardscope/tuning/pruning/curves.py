@@ -60,7 +60,6 @@ def curve_of(measured: TrialMetrics, objective: str, steps: int) -> list[Point]:
 def at(curve: Sequence[Point], share: float) -> float | None:
     """Return the quality at the last evaluation up to `share`; None if there was none.
 
-
     Example:
         >>> at([(0.25, 2.0), (0.5, 1.5), (1.0, 1.0)], 0.6)
         1.5

@@ -29,7 +29,6 @@ _ANY_SIZE = 1_000_000
 def is_steady(compression: Compression) -> bool:
     """Return whether all steps send the same bytes and take the same time, so that some of them represent all.
 
-
     Example:
         >>> is_steady(Compression("topk")), is_steady(Compression("onebit-adam"))
         (True, False)
