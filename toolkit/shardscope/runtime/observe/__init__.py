@@ -52,7 +52,6 @@ def observe(
         A context manager that yields the run. If `torch.distributed` is initialised only inside the block, ranks other
         than 0 know the run's directory from the first step on.
 
-
     Raises:
         SpecError: The model or optimizer is not one of torch's, or a training loop is already being observed.
         LaunchError: The run directory cannot be written.
