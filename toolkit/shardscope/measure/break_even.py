@@ -209,7 +209,7 @@ def gradient_shapes(job: Job) -> list[tuple[int, ...]]:
 def gradient_buckets(job: Job) -> Sequence[Shapes]:
     """Return the shapes of the trained parameters by bucket, as the strategies ``ring`` and ``all-reduce`` send them.
 
-    The job's strategy must be one of these.
+    The job's strategy must exchange gradients in buckets.
     """
     assert isinstance(job.strategy, BucketedStrategy)
     return replica_buckets(

@@ -28,7 +28,7 @@ class Summary:
         steps: Number of optimizer steps that all ranks finished in this run.
         last_step: Number of the last of them; a resumed run does not start at 1.
         loss: Mean training loss over all ranks at the last step.
-        samples_per_s: Samples of all ranks per second, at the step time below.
+        samples_per_s: Samples of all ranks per second, at `step_time_s`.
         tokens_per_s: Tokens of all ranks per second; None if the model does not read tokens.
         test_loss: Loss on the test split, which is evaluated once, after the job's last step. Runs from earlier
             versions also evaluated it during training and have no validation split; for them, this is the last
