@@ -1,7 +1,7 @@
 """Averages per step, without warm-up and weighted by the kinds of steps.
 
-Most steps of a run are similar, so their mean or median is representative. Some are not: with local SGD, only the last
-step of every `period` communicates with the other ranks, and some compressors send the first steps uncompressed. A
+Most steps of a run are similar, so their mean or median is representative. Some are not: with local SGD, only every
+`period`-th step communicates with the other ranks, and some compressors send the first steps uncompressed. A
 median over all steps would report one kind only. So each kind is averaged separately and weighted by how often it
 occurs, whichever steps were recorded.
 """
@@ -28,7 +28,7 @@ class StepKinds(NamedTuple):
     """How the steps of a job differ.
 
     Attributes:
-        period: Only the last step of every `period` communicates (local SGD); 1 if all steps are alike.
+        period: Only every `period`-th step communicates (local SGD); 1 if all steps communicate.
         uncompressed: Number of steps at the start whose gradients are sent uncompressed.
     """
 

@@ -55,7 +55,7 @@ class SafeJournal(JournalFileBackend):
             raise StorageInternalError(f"{self._journal} cannot be written: {error.strerror}") from error
 
     def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
-        """Yield the logs after a line number; all of them are read before the first is yielded."""
+        """Yield the logs from a line number on; all of them are read before the first is yielded."""
         with self._locked(fcntl.LOCK_SH):
             logs = list(super().read_logs(log_number_from))
         yield from logs

@@ -35,7 +35,7 @@ _RUNGS = "rungs"
 
 @dataclass(frozen=True)
 class Rungs:
-    """Rungs at which trials pause: at a fraction `least` of their samples, and at `eta` times as many for each further rung.
+    """Rungs at which trials pause: at a fraction `least` of their samples, then at `eta` times as many at each rung.
 
     Args:
         eta: Reduction factor, an integer of at least 2: one in `eta` trials is promoted at each rung.
