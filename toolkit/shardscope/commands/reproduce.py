@@ -50,6 +50,6 @@ def carry_out(arguments: argparse.Namespace) -> int:
         told = {"id": run.id, "path": str(run.path), "first_difference": step, "environment": found}
         print(json.dumps(told, indent=2))
     else:
-        print("the losses are equal to the bit" if step is None else f"the losses differ from step {step} on")
+        print("the losses are bit-identical" if step is None else f"the losses differ from step {step} on")
         print(run.path)
     return 0 if step is None else 1

@@ -78,7 +78,7 @@ def _file_of(where: Run | str | Path, root: str | Path | None) -> Path:
 def _question(file: Path, code: Path, job: Job, size: int) -> str:
     names = ", ".join(f"{field}={value.name!r}" for field, value in job.user_code.items())
     return (
-        f"{printable(str(file))} carries code: {names} in {code.name} beside it ({size:,} bytes), and loading it runs "
-        "whatever is in it; if you trust it, say trust_code=True (--trust-code in a shell), or give the functions "
+        f"{printable(str(file))} carries code: {names} in {code.name} next to it ({size:,} bytes), and loading it runs "
+        "any code in it; if you trust it, pass trust_code=True (--trust-code in a shell), or give the functions "
         "again with job.replace(...)"
     )

@@ -45,7 +45,7 @@ def reproduce(
 
     Example:
         >>> again = ss.reproduce("20260102-030405-mine").wait()  # doctest: +SKIP
-        >>> ss.first_difference("20260102-030405-mine", again)  # None: equal to the bit  # doctest: +SKIP
+        >>> ss.first_difference("20260102-030405-mine", again)  # None: bit-identical  # doctest: +SKIP
     """
     earlier = run if isinstance(run, Run) else Run.attach(run, root)
     job = load_job(earlier, trust_code=trust_code)
@@ -58,12 +58,12 @@ def differences(run: Run) -> Iterator[str]:
     """Yield a sentence for each difference to the run's environment that may change its losses."""
     then = run.provenance
     if then is None:
-        yield "it does not say in what environment it ran, as runs of earlier versions"
+        yield "its environment was not recorded, as in runs from earlier versions"
     else:
         yield from then.differences(Provenance.here(command=sys.orig_argv))
     resumed = next(iter(run.events("resume", rank=0)), None)
     if resumed is not None:
-        yield f"it went on from step {resumed['step']} of another run, and is launched again from its first step"
+        yield f"it resumed from step {resumed['step']} of another run, and is launched again from its first step"
 
 
 def first_difference(run: Run | str | Path, other: Run | str | Path) -> int | None:
