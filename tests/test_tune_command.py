@@ -72,10 +72,10 @@ class TestMistakes:
             ([*RATES, "--trials", "0"], "trials=0"),
             ([*RATES, "--timeout", "-1"], "timeout_s=-1.0 is not a time limit; give seconds above 0"),
             ([*RATES, "--timeout", "nan"], "timeout_s=nan is not a time limit"),
-            ([*RATES, "--promote", "1"], "use a whole number of at least 2"),
+            ([*RATES, "--promote", "1"], "use an integer of at least 2"),
             ([*RATES, "--seed", "-1"], "seed=-1 is not valid"),
             ([*RATES, "--storage", "nonsense"], "storage="),
-            (["--resume", "nothing"], "--model describes a study, and --resume names one that has begun"),
+            (["--resume", "nothing"], "--model describes a new study, and --resume names an existing one"),
         ],
     )
     def test_they_are_one_line_with_a_way_out_and_status_two(
@@ -115,7 +115,7 @@ class TestMistakes:
         assert cli.main(["tune", *JOB, *link, "--name", "late", "--timeout", "0.1"]) == 2
         doing, error = capsys.readouterr().err.splitlines()
         assert doing.startswith("Measuring the gradient noise scale over 4 steps")
-        assert error.startswith("shardscope: stopped before the study began")
+        assert error.startswith("shardscope: stopped while the noise scale was measured")
 
 
 def test_help_says_what_every_objective_is_and_in_which_unit(capsys: pytest.CaptureFixture[str]) -> None:
@@ -258,7 +258,7 @@ class TestRealStudies:
         os.kill(process.pid, signal.SIGINT)
         _, err = process.communicate(timeout=120)
         assert process.returncode == 130, err
-        again = err.splitlines()[-1].partition("Go on with: ")[2]
+        again = err.splitlines()[-1].partition("Resume with: ")[2]
         assert shlex.split(again)[:4] == ["shardscope", "tune", "--resume", "stopped"]
         assert cli.main([*shlex.split(again)[1:], "--json"]) == 0
         told = json.loads(capsys.readouterr().out)

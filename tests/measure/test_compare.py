@@ -171,7 +171,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path, ran: Run) -> None:
     empty: Any = SimpleNamespace(id="too-early", job=ran.job, events=list)
     with pytest.raises(ss.RunUnreadable, match="too-early has nothing to compare.*wait for one"):
         compare(empty)
-    with pytest.raises(ss.SpecError, match=r"prediction is of 1 ranks.*ss.predict"):
+    with pytest.raises(ss.SpecError, match=r"prediction is for 1 ranks.*ss.predict"):
         compare(ran, prediction=ss.predict(ss.Job(model="mlp", data="digits", strategy="single")))
 
 
@@ -223,7 +223,7 @@ def test_steps_before_compression_begins_are_left_out_and_noted(pool: RankPool, 
     run_on(pool, job, tmp_path)
     found = compare(Run(RunDir(tmp_path), job))
     assert 1 < first < job.steps
-    assert f"Times are of step {first} and later, which are compressed." in found.notes
+    assert f"Times are from step {first} on, where steps are compressed." in found.notes
     assert found.disagreeing == ()
     assert {row.term for row in found.rows if row.group == "bytes"} == {
         "packet_all_to_all", "packet_all_gather", "all collectives",

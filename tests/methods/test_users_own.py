@@ -324,12 +324,12 @@ class TestStudiesOfOtherCode:
         ss.register(run_cell(0.8))
         with pytest.raises(
             ss.StudyError,
-            match="study 'mine' was begun otherwise: lr_schedule='sawtooth' had other code; go on",
+            match="study 'mine' was created with other arguments: lr_schedule='sawtooth' had other code; resume",
         ):
             tuned(2, job=job_of(**changes), space=space)
         with pytest.raises(
             ss.StudyError,
-            match="'mine' was begun with other code of lr_schedule='sawtooth'; define it as it was",
+            match="'mine' was created with different code for lr_schedule='sawtooth'; define it as it was",
         ):
             tuned(2)
         ss.register(run_cell(0.5))

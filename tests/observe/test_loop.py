@@ -167,7 +167,7 @@ def test_what_is_observed_cannot_be_launched_stopped_or_observed_twice(tmp_path:
     with ss.observe(model, optimizer, root=tmp_path, name="mine") as run:
         with pytest.raises(ss.SpecError, match="end the script"):
             run.stop()
-        with pytest.raises(ss.SpecError, match="already observed"), ss.observe(model, optimizer):
+        with pytest.raises(ss.SpecError, match="already being observed"), ss.observe(model, optimizer):
             pass
     for attempt in (lambda: ss.launch(run.job), lambda: ss.load_job(run)):
         with pytest.raises(

@@ -48,7 +48,7 @@ def test_a_tight_clamp_pins_ratios_and_a_study_keeps_the_alarm():
     assert (alarm.kind, alarm.value) == ("pinned", 1.0)
     assert "head.weight" in alarm.layers
     assert "blocks.0.1.bias" not in alarm.layers  # starts from zeros
-    assert "is held at a bound by clamp at 100% of the steps looked at" in alarm.text
+    assert "is held at a bound by clamp at 100% of the sampled steps" in alarm.text
     assert alarm.text.endswith("raise optimizer.clamp, or set it to 'off'")
     measured = TrialReader(run).poll()
     assert measured.alarms == (alarm.text,)
@@ -108,7 +108,7 @@ def test_runs_with_nothing_to_tell_say_so():
     assert run.events("layers") == []
     blind = ss.launch(small_job(steps=2, optimizer="lars", record=ss.Record(layers_every=0))).wait(60)
     with pytest.raises(
-        SpecError, match=r"does not look at its layers; launch it with record=Record\(layers_every"
+        SpecError, match=r"does not record its layers; launch it with record=Record\(layers_every"
     ):
         blind.layers()
     assert repr(Layers("lamb", (), ())) == "<Layers: no step has been sampled yet>"

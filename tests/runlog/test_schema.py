@@ -107,4 +107,4 @@ def test_a_version_that_is_no_number_is_damage(version: Any, runs_root: Path) ->
     restate(path, version)
     run = ss.Run.attach(path)
     assert [event["rank"] for event in first_events(path)] == [0]
-    assert run.problems == ("1 line of its logs hold no event that can be read",)
+    assert run.problems == ("1 line of its logs contain no readable event",)

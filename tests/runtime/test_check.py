@@ -56,7 +56,7 @@ class TestReport:
         job = small_job(precision="fp16-mixed")
         report = compare(job, ("ours", "theirs"), losses, (arrays, arrays), skipped=job.steps)
         assert report.passed is None
-        assert "was not tried: the gradients of all 10 steps overflowed in fp16-mixed" in report.verdict
+        assert "was not tested: the gradients of all 10 steps overflowed in fp16-mixed" in report.verdict
         assert "not tried" in report._repr_html_()
         assert compare(job, ("ours", "theirs"), losses, (arrays, arrays), skipped=job.steps - 1).passed
 
@@ -75,7 +75,7 @@ class TestReport:
     def test_a_loss_apart_fails_with_its_step(self):
         report = report_of({"w": [1.0]}, {"w": [1.0]}, losses=({1: 2.0, 2: 1.1}, {1: 2.0, 2: 1.0}))
         assert not report.passed
-        assert "the first loss to differ is that of step 2" in report.verdict
+        assert "the first loss to differ is from step 2" in report.verdict
 
     @pytest.mark.parametrize("value", [math.nan, math.inf])
     def test_what_is_no_number_fails(self, value):

@@ -214,7 +214,7 @@ def test_options_make_a_compression_and_change_that_of_a_file(tmp_path: Any) -> 
             "is not NAME=VALUE; write for example ratio=0.01",
         ),
         (("--compression", "int8", "--compression-set", "ratio=0.1"), "has no effect on int8"),
-        (("--compression-set", "name=int8"), "sets no setting but the method; use --compression int8"),
+        (("--compression-set", "name=int8"), "names the method, not a setting of it; use --compression int8"),
         (("--compression", "powersgd", "--compression-set", "rank=true"), "rank=True is a bool"),
     ]:
         with pytest.raises(SpecError, match=message):

@@ -153,7 +153,7 @@ def test_a_run_says_what_of_its_logs_could_not_be_read(bad: Path) -> None:
     (bad / "rank-0.jsonl").unlink()
     (bad / "rank-0.jsonl").mkdir()
     run = ss.Run.attach(bad)
-    problems = ("rank-0.jsonl is a folder, not a file", "2 lines of its logs hold no event that can be read")
+    problems = ("rank-0.jsonl is a folder, not a file", "2 lines of its logs contain no readable event")
     assert run.problems == problems
     assert all(problem in run._repr_html_() for problem in problems)
 

@@ -173,7 +173,7 @@ def test_ranks_that_see_no_file_of_rank_0_stop_after_the_same_step(run: RunDir, 
 
 def test_a_rank_that_rank_0_does_not_answer_says_so(run: RunDir) -> None:
     with pytest.raises(
-        NoVerdictError, match="rank 0 has said nothing for 0 s after the evaluation at step 5; raise"
+        NoVerdictError, match="rank 0 has not reported for 0 s after the evaluation at step 5; raise"
     ):
         StopControl(run, 1, 2, timeout_s=0.1).evaluated(5, 0.1)
 

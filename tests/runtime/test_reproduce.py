@@ -54,7 +54,7 @@ def test_a_run_launched_again_has_the_same_losses_to_the_bit_and_nothing_is_warn
 def test_the_command_says_from_which_step_on_losses_differ(capsys: pytest.CaptureFixture[str]) -> None:
     run = ss.launch(small_job(steps=3)).wait(100)
     assert cli.main(["reproduce", run.id]) == 0
-    assert "the losses are equal to the bit" in capsys.readouterr().out
+    assert "the losses are bit-identical" in capsys.readouterr().out
 
     def change(event: dict[str, Any]) -> None:
         if event["event"] == "step" and event["step"] > 1:
@@ -72,7 +72,7 @@ def test_each_difference_of_the_environment_is_warned_of_in_a_line(
     launched: list[ss.Job] = []
     monkeypatch.setattr(reproduce, "launch", lambda job, **_: launched.append(job))
     run = ss.Run.attach(recorded_run(runs_root))
-    with pytest.warns(reproduce.EnvironmentDiffers, match="does not say in what environment it ran"):
+    with pytest.warns(reproduce.EnvironmentDiffers, match="its environment was not recorded"):
         ss.reproduce(run)
     here = reproduce.Provenance.here(command=[])
     then = {
@@ -97,7 +97,7 @@ def test_a_run_that_went_on_from_a_checkpoint_says_that_it_begins_anew(runs_root
     with (path / "rank-0.jsonl").open("a") as log:
         log.write(f"{json.dumps(resumed)}\n")
     told = list(reproduce.differences(ss.Run.attach(path)))
-    assert told[-1] == "it went on from step 3 of another run, and is launched again from its first step"
+    assert told[-1] == "it resumed from step 3 of another run, and is launched again from its first step"
 
 
 def test_losses_that_are_not_finite_are_equal_to_themselves(runs_root: Path) -> None:

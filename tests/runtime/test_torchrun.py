@@ -76,6 +76,6 @@ def test_a_run_directory_that_is_taken_is_refused(tmp_path: Path) -> None:
     port = free_port()
     agents = [start_agent(node, port, tmp_path / "job.json", done.path) for node in range(2)]
     outputs = [agent.communicate(timeout=240)[0] for agent in agents]
-    assert "already holds a run" in "".join(outputs)
+    assert "already contains a run" in "".join(outputs)
     assert all(agent.returncode for agent in agents)
     assert ss.Run.attach(done.path).state == "completed"

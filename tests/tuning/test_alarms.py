@@ -30,4 +30,4 @@ def test_the_alarms_of_a_trial_are_in_its_record_and_in_the_report() -> None:
     many = replace(session.report(), alarms=tuple((number, f"alarm {number}") for number in range(7, -1, -1)))
     told = str(many).splitlines()[-(report._MOST_ALARMS + 1) :]
     assert told[0] == "Alarm in trial 0: alarm 0."
-    assert told[-1] == "And 3 more, in Report.alarms."
+    assert told[-1] == "And 3 more, in StudyReport.alarms."

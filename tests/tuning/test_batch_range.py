@@ -79,7 +79,7 @@ def test_what_is_said_of_a_range_names_its_centre_or_why_there_is_none() -> None
         "Batches of 16 to 256, around the critical batch of 84.6 samples (61.2 to any number) by the gradient noise "
         "scale of 32 steps."
     )
-    assert "as near as can be to" in figure.sentence(ss.PowersOfTwo(16, 64))
+    assert "as close as possible to" in figure.sentence(ss.PowersOfTwo(16, 64))
     assert (
         BatchRange(own=64).sentence(ss.PowersOfTwo(16, 64))
         == "Batches of 16 to 64, around the job's own of 64."
@@ -151,7 +151,7 @@ def test_it_is_given_up_when_asked_to_stop_and_leaves_no_run_behind(tmp_path: Pa
     stopping = threading.Event()
     stopping.set()
     with pytest.raises(
-        StudyError, match="stopped before the study began, while its noise scale was measured"
+        StudyError, match="stopped while the noise scale was measured, before the study was created"
     ):
         measured(JOB.replace(steps=100_000), tmp_path, stopping)
     assert [run.is_alive for run in runs(tmp_path)] == [False]
@@ -159,7 +159,7 @@ def test_it_is_given_up_when_asked_to_stop_and_leaves_no_run_behind(tmp_path: Pa
 
 def test_the_time_of_a_study_counts_from_before_it_is_measured() -> None:
     began = time.monotonic()
-    with pytest.raises(StudyError, match="stopped before the study began"):
+    with pytest.raises(StudyError, match="stopped while the noise scale was measured"):
         ss.tune(
             JOB.replace(steps=100_000, link=ss.Link(bandwidth="1 Gbit/s", latency="50 ms")),
             name="late",
@@ -228,7 +228,7 @@ def test_one_that_finds_the_study_begun_once_it_has_measured_takes_its_range(
 def test_a_study_that_something_else_began_is_refused_before_anything_is_measured() -> None:
     study = create_study(storage=open_storage(None, "foreign"), study_name="foreign", directions=["minimize"])
     study.add_trial(create_trial(value=1.0))
-    with pytest.raises(StudyError, match="something else began it"):
+    with pytest.raises(StudyError, match="another program created it"):
         StudySession.open(JOB, name="foreign")
     assert not runs(folder_of("foreign") / "probe")
 

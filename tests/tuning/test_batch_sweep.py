@@ -104,7 +104,7 @@ def test_a_run_of_a_sweep_that_is_stopped_or_interrupted_is_no_result(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(ss.Run, "wait", stopped)
-    with pytest.raises(StudyError, match="was stopped; call it again"):
+    with pytest.raises(StudyError, match="was stopped; call the sweep again"):
         ss.batch_sweep(JOB.replace(steps=4000), name="stopped", **asked)  # type: ignore[arg-type]
     monkeypatch.setattr(ss.Run, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):

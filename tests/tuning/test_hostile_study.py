@@ -139,7 +139,7 @@ def test_no_message_shows_a_password(url: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"trials": 10**30}, "trials=1.* is not valid; use a whole number from 1 to 1000000"),
+        ({"trials": 10**30}, "trials=1.* is not valid; use an integer from 1 to 1000000"),
         ({"parallel": 10**9}, "parallel=1000000000 is not valid"),
         ({"memory_limit": -1}, "memory_limit=-1 is not valid"),
         ({"memory_limit": 0}, "memory_limit=0 is not valid"),

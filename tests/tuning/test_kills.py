@@ -246,7 +246,7 @@ def test_what_a_storage_refuses_is_said_at_once() -> None:
             "INSERT", {}, ValueError("value too long")
         )
 
-    with pytest.raises(ss.errors.StudyError, match=r"refuses what it is told: .*value too long"):
+    with pytest.raises(ss.errors.StudyError, match=r"rejects the call: .*value too long"):
         storage.StorageRetry(60.0)(call)
 
 
@@ -300,7 +300,7 @@ def test_two_drivers_begin_the_last_trial_at_the_same_moment(
     assert faults_of(records, 1) == []
     over_budget = [r for r in records if not r.counted]
     assert over_budget
-    assert {r.reason for r in over_budget} == {"other drivers had begun the last trials at the same moment"}
+    assert {r.reason for r in over_budget} == {"other drivers started the last trials at the same moment"}
 
 
 def test_a_lost_trial_keeps_its_place_from_a_driver_that_looks_at_the_wrong_moment(
@@ -370,6 +370,8 @@ def test_a_study_of_this_name_that_something_else_began_is_refused(tmp_path: Pat
     theirs = optuna.create_study(storage=url, study_name="theirs")
     theirs.optimize(lambda trial: trial.suggest_float("x", 0, 1), n_trials=2)
     for given in ({}, {"job": JOB, "space": SPACE}):
-        with pytest.raises(ss.errors.StudyError, match="something else began it; give yours another name"):
+        with pytest.raises(
+            ss.errors.StudyError, match="another program created it; give your study another name"
+        ):
             ss.tune(**given, name="theirs", storage=url)  # type: ignore[arg-type]
     assert len(theirs.trials) == 2

@@ -150,7 +150,7 @@ def test_memory_that_will_not_fit_costs_no_run() -> None:
     peak = predicted_peak(JOB)
     assert peak is not None
     assert MemoryLimit(peak).fault(JOB) is None
-    assert "a rank would hold" in str(MemoryLimit(peak - 1).fault(JOB))
+    assert "a rank would need" in str(MemoryLimit(peak - 1).fault(JOB))
     assert predicted_peak(JOB.replace(batch=128)) > peak
     assert predicted_peak(JOB.replace(precision="bf16-mixed")) is not None
     ss.tune(JOB, {"batch": [64, 1024]}, trials=1, name="memory", memory_limit=peak, sampler="random", seed=1)

@@ -135,4 +135,4 @@ def test_the_report_says_who_drew_what_and_seeds_are_nobodys() -> None:
     assert given
     assert all((record.sampler is None) == (record.number in given) for record in session.records())
     assert session.report().samplers == (("tpe", 4 - len(given)),)
-    assert f"Drawn by tpe: {4 - len(given)}." in str(session.report())
+    assert f"Sampled by tpe: {4 - len(given)}." in str(session.report())

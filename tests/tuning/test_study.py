@@ -53,7 +53,7 @@ def test_every_trial_is_a_run_and_its_values_are_those_of_the_run() -> None:
     report = session.report()
     loss, _ = session.record(report.rows[0].number).measured.test
     assert (
-        f"On the test split, by which nothing was chosen, trial {report.rows[0].number} has loss {loss:.4g}"
+        f"On the test split, on which no choice was based, trial {report.rows[0].number} has loss {loss:.4g}"
         in str(report)
     )
 
@@ -127,11 +127,11 @@ def test_an_objective_of_ones_own_that_is_not_a_number_fails_its_trial_alone() -
         return next(values)
 
     ss.tune(JOB, RATES, trials=2, objectives={"loss": None, "mine": mine}, name="own")
-    with pytest.raises(StudyError, match="by functions of yours; give them again"):
+    with pytest.raises(StudyError, match="by functions of yours; pass them again"):
         StudySession.open(name="own")
     records = StudySession.open(JOB, RATES, objectives={"loss": None, "mine": mine}, name="own").records()
     assert [record.state for record in records] == ["failed", "complete"]
-    assert "objective 'mine' came to nan" in str(records[0].reason)
+    assert "objective 'mine' is nan" in str(records[0].reason)
 
 
 @pytest.mark.slow
@@ -163,7 +163,7 @@ def test_a_study_that_has_changed_is_refused_and_says_in_what() -> None:
         ({"equal": "steps"}, "equal was 'samples'"),
         ({"job": JOB, "space": RATES, "baselines": False}, "baselines was True"),
     ]:
-        with pytest.raises(StudyError, match=f"was begun otherwise: {said}") as caught:
+        with pytest.raises(StudyError, match=f"was created with other arguments: {said}") as caught:
             StudySession.open(name="changed", **given)  # type: ignore[arg-type]
         assert "\n" not in str(caught.value)
     assert StudySession.open(name="changed", space=RATES, objectives=["loss", "seconds", "bytes"]).records()
@@ -199,10 +199,10 @@ def test_trials_that_others_queue_or_add_are_taken_as_far_as_they_go(
     records = session.records()
     assert [record.state for record in records] == ["complete", *["impossible"] * 4, *["complete"] * 5]
     assert [str(r.reason) for r in records[1:5]] == [
-        "it was queued with optimizer.lr=5.0, which the space does not hold",
-        "it was queued with optimizer='lion', which the space does not hold",
-        "it was queued with optimizer.lr='fast', which the space does not hold",
-        "it was queued with colour='red', which the space does not hold",
+        "it was queued with optimizer.lr=5.0, which is outside the space",
+        "it was queued with optimizer='lion', which is outside the space",
+        "it was queued with optimizer.lr='fast', which is outside the space",
+        "it was queued with colour='red', which is outside the space",
     ]
     assert sum(record.counted for record in records) == 6
     assert "6 complete" in str(session.report())
@@ -225,9 +225,7 @@ def test_a_trial_of_another_kind_that_others_add_is_said(
     session.study.add_trial(
         optuna.create_trial(params={"optimizer.lr": "slow"}, distributions={"optimizer.lr": kind}, value=1.0)
     )
-    with pytest.raises(
-        StudyError, match="something else has added, whose 'optimizer.lr' is of another kind"
-    ) as caught:
+    with pytest.raises(StudyError, match="another program, whose 'optimizer.lr' has another type") as caught:
         session.run()
     assert "\n" not in str(caught.value)
 
@@ -260,17 +258,17 @@ def test_two_studies_share_one_storage(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"trials": 0}, "trials=0 is not valid; use a whole number from 1"),
+        ({"trials": 0}, "trials=0 is not valid; use an integer from 1"),
         ({"trials": True}, "trials=True is not valid"),
         ({"parallel": 1.5}, "parallel=1.5 is not valid"),
         ({"seed": True}, "seed=True is not valid"),
-        ({"seed": -1}, "seed=-1 is not valid; use a whole number from 0 to 4294967295"),
-        ({"objectives": ["seconds"]}, "say nothing of quality"),
+        ({"seed": -1}, "seed=-1 is not valid; use an integer from 0 to 4294967295"),
+        ({"objectives": ["seconds"]}, "contain no measure of quality"),
         ({"objectives": ["lss"]}, "did you mean 'loss'"),
         ({"objectives": ["loss", "loss"]}, "name one twice"),
         ({"sampler": "tpp"}, "did you mean 'tpe'"),
         ({"sampler": "cma-es"}, "minimises one objective, got 3"),
-        ({"name": "../up"}, "is not a name for a study"),
+        ({"name": "../up"}, "is not a valid name for a study"),
     ],
 )
 def test_a_study_that_cannot_be_is_refused_in_one_sentence(given: dict[str, object], said: str) -> None:

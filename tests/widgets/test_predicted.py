@@ -87,7 +87,7 @@ class TestOutcome:
         outcome.wait(10)
         assert asked == ["a"]
         assert outcome.found is not None
-        assert "a beside its prediction" in outcome.table.value
+        assert "a compared with its prediction" in outcome.table.value
         assert outcome.figure.layout.display is None
         assert [bar["name"] for bar in outcome.figure.traces][:2] == ["predicted", "measured"]
 

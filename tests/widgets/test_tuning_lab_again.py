@@ -90,9 +90,9 @@ def test_a_trial_in_pieces_is_read_from_the_first_to_the_newest(make_tuning_lab)
 def test_a_name_that_no_study_can_have_is_said_beside_the_button(make_tuning_lab, runs_root, name):
     lab = make_tuning_lab(JOB, SPACE)
     lab.name = name
-    assert "is not a name for a study; use letters" in lab.screen.plan.value
+    assert "is not a valid name for a study; use letters" in lab.screen.plan.value
     assert lab.screen.start.disabled
-    with pytest.raises(SpecError, match="is not a name for a study"):
+    with pytest.raises(SpecError, match="is not a valid name for a study"):
         lab.start()
     assert not runs_root.exists()
 
@@ -104,13 +104,11 @@ def test_a_storage_that_is_gone_is_one_sentence_for_every_act(make_tuning_lab):
     lab.chosen = 0
     shutil.rmtree(lab.session.folder)
     for act in (lab.pin, lab.apply, lab.open_run, lab.again):
-        with pytest.raises(
-            StudyError, match="is gone, and with it its study; put it back or begin the study anew"
-        ):
+        with pytest.raises(StudyError, match="of the study is gone; restore it or create the study again"):
             act()
     lab.problem = ""
     lab.refresh()
-    assert "is gone, and with it its study" in lab.problem
+    assert "of the study is gone" in lab.problem
 
 
 def test_looking_for_a_study_leaves_nothing_behind(runs_root):

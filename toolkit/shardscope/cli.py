@@ -39,7 +39,7 @@ COMMANDS = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Carry out one command; returns its exit status."""
+    """Run one command and return its exit status."""
     arguments = build_parser().parse_args(argv)
     try:
         status: int = arguments.carry_out(arguments)
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The parser of every command and option."""
+    """Return the parser for all commands and options."""
     parser = argparse.ArgumentParser(
         prog="shardscope", description="A laboratory for distributed training.", epilog=_exit_statuses()
     )

@@ -93,7 +93,7 @@ def test_what_makes_no_job_is_not_drawn() -> None:
     job = JOB.replace(optimizer=ss.Optimizer("adamw", betas=(0.9, 0.99)))
     space = Ranges({"optimizer.name": ["lars", "adamw"]}, job)
     assert {space.draw(job, Random(seed))["optimizer.name"] for seed in range(20)} == {"adamw"}
-    with pytest.raises(ss.SpecError, match="next to no job that can exist: optimizer.betas"):
+    with pytest.raises(ss.SpecError, match="hardly any valid job: optimizer.betas"):
         Ranges({"optimizer.name": ["lars"]}, job).draw(job, Random(0))
 
 

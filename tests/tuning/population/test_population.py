@@ -304,11 +304,11 @@ def test_stops_when_asked_and_goes_on_later(tmp_path: Path) -> None:
     assert trained[0].state == "stopped"
     assert not any(run.is_alive for home in folder.glob("runs/*/*") for run in ss.runs(home))
     with pytest.raises(
-        ss.PopulationError, match="was begun with members=2, not 3; go on with what it was begun with"
+        ss.PopulationError, match="was created with members=2, not 3; resume with the original value"
     ):
         short(folder, members=3, intervals=2)
     space = {"optimizer.lr": (1e-5, 1.0, "log"), "batch": (16, 64, "log2")}
-    with pytest.raises(ss.PopulationError, match=r"was begun with space\['optimizer.lr'\]="):
+    with pytest.raises(ss.PopulationError, match=r"was created with space\['optimizer.lr'\]="):
         short(folder, members=2, intervals=2, space=space)
     assert short(folder, members=2, intervals=2).state == "completed"
 
@@ -378,13 +378,13 @@ def test_any_space_that_can_be_explored_will_do(tmp_path: Path, monkeypatch: pyt
         ({"members": 1}, "members=1 is too few; use at least 2"),
         ({"objectives": "speed"}, "objective='speed' is not known"),
         ({"objectives": ()}, "names none"),
-        ({"objectives": "seconds"}, "say nothing of quality"),
+        ({"objectives": "seconds"}, "contain no measure of quality"),
         ({"objectives": ("loss", "loss")}, "name one twice"),
         ({"space": {"seed": [1, 2]}}, "cannot change while a member trains"),
         ({"space": {"optimizer[lion].lr": (0.1, 1.0)}}, "'lion' is not known"),
-        ({"quantile": 0.9}, "quantile=0.9 is not a valid share"),
+        ({"quantile": 0.9}, "quantile=0.9 is not a valid fraction"),
         ({"resample": 2.0}, "resample=2.0 is not a probability"),
-        ({"intervals": 50}, "leaves no step to an interval"),
+        ({"intervals": 50}, "leaves no steps for an interval"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_made(

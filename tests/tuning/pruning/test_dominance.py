@@ -82,12 +82,12 @@ GOOD = [finished(number, [loss / 2 for loss in SLOW], 1.0, 8e6) for number in ra
 def test_what_is_beaten_whatever_it_does_is_stopped_with_the_trial_and_the_figures() -> None:
     said = PRUNER.judge(run_of([2.3] * 8, 1.3, 9e6, until=2), JOB, GOOD)
     assert said == (
-        "trial 0 beats what this one may come to, judged at 25% of its samples by how the best so far improved: "
-        "loss 0.4 against 1.8, seconds 1 s against 1.3 s, bytes 8 MB against 9 MB"
+        "trial 0 beats the best that this one may still reach, estimated at 25% of its samples from the best "
+        "improvement so far: loss 0.4 versus 1.8, seconds 1 s versus 1.3 s, bytes 8 MB versus 9 MB"
     )
     by_chance = PRUNER.judge(run_of([2.3] * 8, 0.95, 9e6, until=2), JOB, GOOD)
     assert by_chance is not None
-    assert "seconds 1 s against 950 ms, which is within noise" in by_chance
+    assert "seconds 1 s versus 950 ms, which is within noise" in by_chance
     assert PRUNER.judge(run_of([2.3] * 8, 0.85, 9e6, until=2), JOB, GOOD) is None  # quicker than all
     doubtful = replace(PRUNER, quicker_by=-0.5)
     assert doubtful.judge(run_of([2.3] * 8, 1.4, 9e6, until=2), JOB, GOOD) is None
@@ -159,7 +159,7 @@ def test_an_objective_of_ones_own_is_refused() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"objectives": ["loss", "bytes"]}, "beats what this one may come to"),
+        ({"objectives": ["loss", "bytes"]}, "beats the best that this one may still reach"),
         ({"objectives": ["error"]}, "the pruner 'median' stopped it"),
     ],
 )
@@ -192,11 +192,11 @@ def test_a_real_trial_that_learns_nothing_is_stopped_early_and_says_why(
     ("given", "said"),
     [
         ({"pruner": "medain"}, "pruner='medain' is not known; did you mean 'median'?"),
-        ({"pruner": "median"}, "pruner='median' judges one objective, got loss, seconds, bytes"),
-        ({"pruner": "hyperband", "objectives": {"mine": len}}, "'mine' is known when a run has ended"),
+        ({"pruner": "median"}, "pruner='median' needs one objective, got loss, seconds, bytes"),
+        ({"pruner": "hyperband", "objectives": {"mine": len}}, "'mine' is known only when a run has ended"),
         (
             {"pruner": __import__("optuna").pruners.ThresholdPruner(upper=1.0)},
-            "pruner=ThresholdPruner judges one",
+            "pruner=ThresholdPruner needs one",
         ),
     ],
 )

@@ -130,8 +130,8 @@ def test_rungs_lie_at_growing_shares() -> None:
     ("promote", "said"),
     [
         (1, "eta=1 is not a reduction factor"),
-        (2.5, "whole number of at least 2"),
-        ((3, 1.5), "least=1.5 is not a valid share"),
+        (2.5, "integer of at least 2"),
+        ((3, 1.5), "least=1.5 is not a valid fraction"),
         (True, "eta=True"),
     ],
 )

@@ -1,1 +1,1 @@
-"""The `shardscope` commands, one module per command. Each module adds its arguments and carries out its command."""
+"""The `shardscope` commands, one module per command. Each module adds its arguments and runs its command."""

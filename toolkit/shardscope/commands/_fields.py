@@ -1,4 +1,4 @@
-"""Command options generated from the fields of a spec, so that every new field has its option and help."""
+"""Command options generated from the fields of a spec, so that every new field has an option with help."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardscope.spec.method import Method
 
 
 def flag_of(place: str) -> str:
-    """The option of a field, or of a nested field: ``--checkpoint-every`` for ``checkpoint.every``."""
+    """Return the option of a field or a nested field, such as ``--checkpoint-every`` for ``checkpoint.every``."""
     return "--" + re.sub("[._]", "-", place)
 
 
@@ -30,17 +30,17 @@ def add_field(
 ) -> None:
     """Add the option of one field; its value is stored under `place`, and is None if the option is not given.
 
-    Values are validated by the spec and not here; its errors state the remedy.
+    Values are validated later by the spec, whose errors state the remedy.
 
     Args:
-        parser: The parser that the option is added to.
+        parser: The parser to which the option is added.
         spec: The spec with the field.
-        place: Name of the field, or path of a nested field: ``checkpoint.every``.
+        place: Name of the field, or path of a nested field, such as ``checkpoint.every``.
         flags: Names of the option, if they differ from that of the field.
         about: Help text, if it is not the first sentence of the field's docstring.
-        default: Text of the default in the help, if it is not the field's own.
-        names: Names to choose from, if the field's type does not list them. The names of methods, which are many and
-            may have settings, are listed in the help.
+        default: Text for the default in the help, if it is not the field's own.
+        names: Names to choose from, if the field's type does not list them. Names of methods are listed in the help
+            instead, since there are many and a method may be given with settings.
     """
     field = spec.model_fields[place.rpartition(".")[2]]
     kind, known = _type_of(field.annotation)
@@ -65,7 +65,7 @@ def add_field(
 
 
 def parts_of(spec: type[Spec]) -> Iterator[tuple[str, type[Spec]]]:
-    """The fields that are nested specs but not methods, with their types."""
+    """Yield the name and type of each field that is a nested spec but not a method."""
     for name, field in spec.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, Spec) and not issubclass(kind, Method):
@@ -73,26 +73,26 @@ def parts_of(spec: type[Spec]) -> Iterator[tuple[str, type[Spec]]]:
 
 
 def methods_of(spec: type[Spec]) -> Iterator[tuple[str, type[Method]]]:
-    """The fields that are methods, with their kinds."""
+    """Yield the name and base class of each field that is a method."""
     for name, field in spec.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Method):
             yield name, field.annotation
 
 
 def _methods_in(annotation: Any) -> list[type[Method]]:
-    """The kinds of methods that a field accepts."""
+    """Return the base classes of the methods that a field accepts."""
     return [each for each in members_of(annotation) if isinstance(each, type) and issubclass(each, Method)]
 
 
 def given_fields(arguments: argparse.Namespace, spec: type[Spec], part: str = "") -> dict[str, Any]:
-    """The values of the options that were given, by field of a spec, or of its nested spec `part`."""
+    """Return the values of the options that were given, by field of a spec or of its nested spec `part`."""
     values = vars(arguments)
     places = {name: f"{part}.{name}" if part else name for name in spec.model_fields}
     return {name: values[place] for name, place in places.items() if values.get(place) is not None}
 
 
 def _type_of(annotation: Any) -> tuple[type, tuple[str, ...]]:
-    """The type that an option's text is parsed as, and the names or numbers to choose from, if the type lists them."""
+    """Return the type as which an option's text is parsed, and the choices if the type lists them."""
     members = tuple(members_of(annotation))
     kinds = {member if isinstance(member, type) else type(member) for member in members}
     known = tuple(str(member) for member in members if not isinstance(member, type))
@@ -106,7 +106,7 @@ def _as_in_a_terminal(sentence: str) -> str:
 
 
 def _default_text(value: Any) -> str:
-    """Text of a field's default; empty if it is None or False."""
+    """Return the text for a field's default; empty if it is None or False."""
     if isinstance(value, Method):
         return value.name
     if isinstance(value, bool) or value is None:

@@ -25,21 +25,21 @@ _ABOUT = {
     "data": "data by name, or a path",
     "strategy": "strategy, perhaps with its setting, as in pipeline:gpipe",
     "optimizer": "update rule",
-    "lr_schedule": "how the learning rate moves",
+    "lr_schedule": "learning-rate schedule",
     "compression": "how gradients are compressed",
     "loss": "cross-entropy or mse",
 }
-"""Help of fields whose docstrings describe values that only Python can give."""
+"""Help texts for fields whose docstrings describe values that only Python can give."""
 _DEFAULTS = {"model": "gpt-nano", "data": "what the model reads"}
 """Defaults of options, if they differ from those of the fields."""
 _EXAMPLES = {"optimizer": "weight_decay=0.1", "lr_schedule": "warmup_steps=10", "compression": "ratio=0.01"}
-"""An example setting for each kind of method."""
+"""An example setting for each field that holds a method."""
 _BY_HAND = ("link", "name")
-"""Fields whose options are not generated: the two figures of a link, and the name of a run or a study."""
+"""Fields whose options are not generated: bandwidth and latency of a link, and the name of a run or a study."""
 
 
 def add_job_options(parser: argparse.ArgumentParser, *, steps: int = 100) -> None:
-    """Add the options that `build_job` reads, one per field; `steps` is the default that the help states."""
+    """Add the options that `build_job` reads, one per field; `steps` is the default number of steps in the help."""
     parser.add_argument(
         "--job", type=Path, help="a job.json, such as a run directory holds; options change it"
     )
@@ -72,18 +72,20 @@ def add_job_options(parser: argparse.ArgumentParser, *, steps: int = 100) -> Non
             parser.add_argument("--lr", type=float, help="learning rate (default: the optimizer's own)")
     parser.add_argument(
         "--link-bandwidth",
-        help='what each rank may send and receive, such as "100 Mbit/s"; needs --link-latency too',
+        help='bandwidth at which each rank sends and receives, such as "100 Mbit/s"; needs --link-latency too',
     )
-    parser.add_argument("--link-latency", help='how long every message takes besides, such as "1 ms", or 0')
+    parser.add_argument(
+        "--link-latency", help='additional time that every message takes, such as "1 ms", or 0'
+    )
 
 
 def job_flag(place: str) -> str:
-    """The option that sets a field of a job."""
+    """Return the option that sets a field of a job."""
     return _FLAGS.get(place, (flag_of(place),))[0]
 
 
 def build_job(arguments: argparse.Namespace) -> Job:
-    """Build the job from the options alone, or from a job file that the options change.
+    """Build the job from the options alone, or from a job file with the options as changes.
 
     Raises:
         SpecError: The file cannot be read, or the job is not valid.
@@ -110,12 +112,12 @@ def build_job(arguments: argparse.Namespace) -> Job:
 
 
 def _settable() -> tuple[str, ...]:
-    """The kinds of methods whose settings have an option; those of a strategy are in its short string."""
+    """Return the method fields whose settings have an option; a strategy's settings are part of its short string."""
     return tuple(name for name, _ in methods_of(Job) if name != "strategy")
 
 
 def _link(base: Link | None, arguments: argparse.Namespace) -> Link | None:
-    """The link from the options, on top of the job file's link; None if no option of the link is given."""
+    """Return the link from the options, on top of the job file's link; None if no link option is given."""
     bandwidth, latency = arguments.link_bandwidth, arguments.link_latency
     given = {}
     if bandwidth is not None:
@@ -129,7 +131,10 @@ def _link(base: Link | None, arguments: argparse.Namespace) -> Link | None:
 
 
 def _method(kind: str, arguments: argparse.Namespace, base: Job | None) -> Method | None:
-    """The job file's method with changed settings if the name is the same, else a new one; None without options."""
+    """Return the method that the options select for a field; None without such options.
+
+    If its name is that of the job file's method, it is that method with changed settings, else a new one.
+    """
     name, given = getattr(arguments, kind), getattr(arguments, f"{kind}_set") or []
     settings = dict(_setting(kind, text) for text in given)
     if kind == "optimizer" and arguments.lr is not None:
@@ -144,7 +149,7 @@ def _method(kind: str, arguments: argparse.Namespace, base: Job | None) -> Metho
 
 
 def _setting(kind: str, text: str) -> tuple[str, Any]:
-    """Parse ``ratio=0.01`` to a name and a JSON value, or a string if the value is not JSON.
+    """Parse text such as ``ratio=0.01`` to a name and a JSON value, or a string if the value is not JSON.
 
     Raises:
         SpecError: The text is not NAME=VALUE, or sets the name of the method.
@@ -152,7 +157,7 @@ def _setting(kind: str, text: str) -> tuple[str, Any]:
     name, equals, value = text.partition("=")
     option = flag_of(kind)
     if equals and name == "name":
-        raise SpecError(f"{option}-set {text!r} sets no setting but the method; use {option} {value}")
+        raise SpecError(f"{option}-set {text!r} names the method, not a setting of it; use {option} {value}")
     if not equals or not name:
         raise SpecError(
             f"{option}-set {text!r} is not NAME=VALUE; write for example {_EXAMPLES.get(kind, kind)}"
@@ -171,7 +176,7 @@ def _read_job(path: Path, *, trust_code: bool) -> Job:
             raise SpecError(
                 f"job={str(path)!r} is a pipe that might never be written to; name a job.json, or /dev/stdin"
             )
-        with path.open("rb") as file:  # reads at most this much, even of a sparse file of a terabyte
+        with path.open("rb") as file:  # reads at most this much, even from a sparse file of a terabyte
             job = Job.from_json(file.read(_MOST_BYTES).decode())
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
@@ -180,7 +185,11 @@ def _read_job(path: Path, *, trust_code: bool) -> Job:
 
 
 def with_code(job: Job, path: Path, *, trust_code: bool) -> Job:
-    """Add the functions saved next to the job's file; at a terminal, prompt whether to trust them."""
+    """Add the functions saved next to the job's file; at a terminal, ask whether to trust them.
+
+    Raises:
+        UntrustedCode: There are such functions, and they are not trusted.
+    """
     from shardscope.runtime.load_job import add_code
 
     try:

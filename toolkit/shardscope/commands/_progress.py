@@ -1,4 +1,4 @@
-"""One line of progress during a run, and a table at its end. Depends on events and figures, but not on runs."""
+"""One line of progress during a run, and a table at its end. Depends on events and metrics, but not on runs."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """Progress line of the latest step that every rank has finished.
+    """Progress line for the latest step that all ranks have finished.
 
-    It is rewritten in place on a terminal, and printed every tenth of the run elsewhere.
+    On a terminal it is rewritten in place; elsewhere it is printed every tenth of the run.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Progress:
         self._printed_tenth = -1
 
     def feed(self, events: Iterable[Mapping[str, Any]]) -> None:
-        """Process new events, and draw if they complete a step."""
+        """Process new events, and update the line if they complete a step."""
         before = self.last_step
         self._log.feed(events)
         if self.last_step > before and not self._quiet:
@@ -38,11 +38,11 @@ class Progress:
 
     @property
     def last_step(self) -> int:
-        """Number of the last step that every rank has finished; 0 before the first."""
+        """Number of the last step that all ranks have finished; 0 before the first."""
         return self._log.last_step
 
     def line(self) -> str:
-        """The current progress line."""
+        """Return the current progress line."""
         step = self._log.steps[-1]
         figures = (
             f"loss {step.loss:.4f}  {step.step_time_s * 1e3:.1f} ms/step  {step.samples_per_s:,.0f} samples/s"
@@ -65,7 +65,7 @@ class Progress:
 
 
 def table(summary: Summary) -> str:
-    """The summary of a run as a table: a header and one row."""
+    """Return the summary of a run as a table: a header and one row."""
     tokens = summary.tokens_per_s is not None
     rate = summary.tokens_per_s if tokens else summary.samples_per_s
     columns = {
@@ -87,7 +87,7 @@ def table(summary: Summary) -> str:
 
 
 def _compression(summary: Summary) -> dict[str, str]:
-    """Cells of a compressed run: uncompressed bytes per step, compression ratio, and codec time per step."""
+    """Return the cells of a compressed run: uncompressed bytes per step, compression ratio, and codec time per step."""
     if summary.compression is None:
         return {}
     ratio = summary.bytes_ratio

@@ -10,12 +10,12 @@ from typing import NoReturn
 
 
 class Terminated(KeyboardInterrupt):
-    """Raised on SIGTERM, which stops a run as Ctrl-C does."""
+    """Raised on SIGTERM; it stops a run in the same way as Ctrl-C."""
 
 
 @contextmanager
 def sigterm_interrupts() -> Iterator[None]:
-    """Context manager in which SIGTERM raises `Terminated` in the main thread."""
+    """Raise `Terminated` in the main thread if SIGTERM arrives within this context."""
 
     def interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
         raise Terminated

@@ -10,7 +10,7 @@ from shardscope.errors import SpecError
 
 
 def read_space(options: Sequence[str]) -> dict[str, Any] | None:
-    """Parse the options ``--space NAME=RANGE`` to parameters of a `Space`; None if there are no options.
+    """Parse options ``--space NAME=RANGE`` to the parameters of a `Space`; return None if there are no options.
 
     Raises:
         SpecError: An option has another form, or a name is given twice.
@@ -34,12 +34,15 @@ def read_space(options: Sequence[str]) -> dict[str, Any] | None:
 
 
 def _parameter(name: str, text: str, option: str) -> Any:
-    """Parse a range: an interval if it has a colon, else choices. Strategies, whose names have colons, are choices."""
+    """Parse a range: an interval if it has a colon, else choices.
+
+    Strategies are always choices, as their names may have colons.
+    """
     if ":" not in text or name == "strategy":
         values = [_value(part) for part in text.split(",")]
         if len(values) < 2:
             raise SpecError(
-                f"--space {option!r} leaves nothing to search; write {name}=LOW:HIGH, or choices with a comma between"
+                f"--space {option!r} leaves nothing to search; write {name}=LOW:HIGH, or choices separated by commas"
             )
         return values
     low, high, *log = text.split(":")

@@ -1,4 +1,4 @@
-"""Output of a finished study: the front as a table and the report, or both as JSON."""
+"""Output of a finished study: the Pareto front as a table and the report, or both as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def as_text(session: StudySession, records: Sequence[TrialRecord]) -> str:
-    """The front as a table, the report, and the location of the study."""
+    """Return the Pareto front as a table, the report, and the location of the study."""
     report = session.report()
     names, front = session.definition.objectives, report.front
     rows = [
@@ -29,7 +29,7 @@ def as_text(session: StudySession, records: Sequence[TrialRecord]) -> str:
 
 
 def as_json(session: StudySession, records: Sequence[TrialRecord]) -> dict[str, Any]:
-    """The study, its front and its trials as a JSON object."""
+    """Return the study, its Pareto front and its trials as a JSON object."""
     report = session.report()
     front = {record.number for record in report.front}
     return {

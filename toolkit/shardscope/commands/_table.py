@@ -8,7 +8,7 @@ from shardscope.spec.units import bytes_text
 
 
 def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A header and rows with columns aligned left, two spaces apart."""
+    """Return a header and rows as text, with columns aligned left, two spaces apart."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
@@ -18,5 +18,5 @@ def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def human_bytes(count: float | None) -> str:
-    """A number of bytes with a decimal unit, for example ``1.5 MB``; a dash for None."""
+    """Return a number of bytes with a decimal unit, such as ``1.5 MB``; a dash for None."""
     return "-" if count is None else bytes_text(count)

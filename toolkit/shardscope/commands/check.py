@@ -34,7 +34,7 @@ def add_to(commands: Any) -> None:
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
-    """Run the check, print the verdict and the parameters that differ most; 1 if they do not agree."""
+    """Run the check, print the verdict and the parameters that differ most; return 1 if the results do not agree."""
     steps, arguments.steps = arguments.steps, None  # a job file may have more steps than the check
     job = build_job(arguments)
 
@@ -51,19 +51,19 @@ def carry_out(arguments: argparse.Namespace) -> int:
 
 
 def text(report: CheckReport) -> str:
-    """The parameters that differ most as a table, and the verdict."""
+    """Return the parameters that differ most as a table, and the verdict."""
     rows = [
         (row.tensor, "x".join(map(str, row.shape)), f"{row.relative_difference:.1e}", f"{row.share:.0%}")
         for row in report.tensors[:ROWS]
     ]
     left = len(report.tensors) - len(rows)
-    more = [f"and {left} more, none further apart (--json has them all)"] if left > 0 else []
+    more = [f"and {left} more, none with a larger difference (--json lists all)"] if left > 0 else []
     table = aligned(["parameter", "shape", "relative difference", "share"], rows)
     return "\n".join([table, *more, "", report.verdict])
 
 
 class _Announcer:
-    """Prints the current run on stderr, once per run."""
+    """Prints on stderr which run is in progress, once per run."""
 
     def __init__(self) -> None:
         self._run = ""

@@ -1,4 +1,4 @@
-"""`shardscope compare`: a run beside its prediction, term by term."""
+"""`shardscope compare`: compare a run with its prediction, term by term."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def add_to(commands: Any) -> None:
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
-    """Print the comparison; 1 if a term that is predicted exactly, or within bounds, differs."""
+    """Print the comparison; return 1 if a term that is predicted exactly, or within bounds, differs."""
     from shardscope.measure.compare.of_run import compare
     from shardscope.runtime import Run
 

@@ -20,6 +20,6 @@ def add_to(commands: Any) -> None:
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
-    """Run the demo, which is in the widgets package since it draws figures."""
+    """Run the demo, which is in the widgets package since it draws plots."""
     demo = importlib.import_module("shardscope_widgets.demo")
     return demo.main(arguments.rest) or 0

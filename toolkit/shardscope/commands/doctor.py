@@ -8,13 +8,13 @@ from typing import Any
 
 def add_to(commands: Any) -> None:
     """Add this command to the parser's commands."""
-    parser = commands.add_parser("doctor", help="tell what this machine can do and what is missing")
+    parser = commands.add_parser("doctor", help="report what this machine can do and what is missing")
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.set_defaults(carry_out=carry_out)
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
-    """Print the report; 1 if this machine cannot run jobs."""
+    """Print the report; return 1 if this machine cannot run jobs."""
     from shardscope.runtime.doctor import doctor
 
     report = doctor()

@@ -1,4 +1,4 @@
-"""`shardscope export`: write a run in the format of another tool."""
+"""`shardscope export`: write a run in the file format of another tool."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def add_to(commands: Any) -> None:
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
-    """Write the run, and print where it is."""
+    """Write the run, and print the path that was written."""
     from shardscope.runtime import Run
 
     run = Run.attach(arguments.run, arguments.root)

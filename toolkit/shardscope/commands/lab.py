@@ -32,7 +32,7 @@ def add_to(commands: Any) -> None:
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
-    """Replace this process by JupyterLab, so that signals reach it and no process is left when it ends."""
+    """Replace this process with JupyterLab, so that signals reach it and no process is left when it ends."""
     if arguments.port is not None and not 0 <= arguments.port < 2**16:
         raise SpecError(
             f"--port {arguments.port} is not a port; give one from 1 to 65535, or 0 for any that is free"
@@ -44,10 +44,10 @@ def carry_out(arguments: argparse.Namespace) -> int:
 
 
 def prepare(folder: Path | None) -> Path:
-    """The folder to open: that of the checkout, or one to which the packaged notebooks are copied.
+    """Return the folder to open: that of the checkout, or one to which the packaged notebooks are copied.
 
     Raises:
-        LaunchError: The notebooks are not installed, or the folder cannot be written.
+        LaunchError: The notebooks are not installed, or the folder cannot be written to.
     """
     own = CHECKOUT / "notebooks"
     if folder is None and (own / TOUR).is_file():
@@ -66,10 +66,10 @@ def prepare(folder: Path | None) -> Path:
 
 
 def lab_command(folder: Path, *, port: int | None, browser: bool) -> list[str]:
-    """The command that serves `folder` on this machine only, opened on the tour."""
+    """Return the command that serves `folder` on this machine only, and opens the tour."""
     command = [
         sys.executable,
-        "-P",  # does not import modules from the current folder
+        "-P",  # do not import modules from the current folder
         "-m",
         "jupyterlab",
         "--ServerApp.ip=127.0.0.1",
@@ -81,7 +81,7 @@ def lab_command(folder: Path, *, port: int | None, browser: bool) -> list[str]:
     if not browser:
         command += ["--no-browser"]
     if _is_root():
-        command += ["--allow-root"]  # as in a container; the server listens on loopback only
+        command += ["--allow-root"]  # needed in a container; the server listens on loopback only
     return command
 
 
@@ -90,7 +90,7 @@ def _packaged() -> list[Path]:
         if (folder / TOUR).is_file():
             return sorted(folder.glob("*.ipynb"))
     raise LaunchError(
-        "the notebooks are not installed; install shardscope anew: pip install --force-reinstall shardscope"
+        "the notebooks are not installed; reinstall shardscope: pip install --force-reinstall shardscope"
     )
 
 

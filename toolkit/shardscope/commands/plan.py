@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 _OF_A_LAYOUT = ("precision", "optimizer")
-"""Fields of a layout that are not searched; `--fix` fixes the searched ones."""
+"""Fields of a layout that are not searched; the searched ones are fixed by `--fix` instead."""
 
 
 def add_to(commands: Any) -> None:
@@ -26,11 +26,13 @@ def add_to(commands: Any) -> None:
         "plan", help="search every layout of a model on a cluster and rank those that fit"
     )
     parser.add_argument(
-        "--model", required=True, help="a model of the catalogue, for example gpt3-175b, or a config.json"
+        "--model", required=True, help="a model from the catalogue, for example gpt3-175b, or a config.json"
     )
-    parser.add_argument("--device", default="a100-80gb", help="of the catalogue (default: a100-80gb)")
-    parser.add_argument("--devices", type=int, default=8, help="how many (default: 8)")
-    parser.add_argument("--per-node", type=int, default=8, help="devices in a node (default: 8)")
+    parser.add_argument(
+        "--device", default="a100-80gb", help="device from the catalogue (default: a100-80gb)"
+    )
+    parser.add_argument("--devices", type=int, default=8, help="number of devices (default: 8)")
+    parser.add_argument("--per-node", type=int, default=8, help="devices per node (default: 8)")
     add_field(parser, Layout, "global_batch", default="about 4 million tokens")
     parser.add_argument(
         "--objective", default="time", metavar="NAME or NAME=WEIGHT,...",
@@ -51,7 +53,7 @@ def add_to(commands: Any) -> None:
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
-    """Print the table, and why the first plan beats the second; 1 if no layout fits."""
+    """Print the table, and why the first plan beats the second; return 1 if no layout fits."""
     plans = _search(arguments)
     if arguments.json:
         print(json.dumps(plans.to_dict(), indent=2))
@@ -69,7 +71,7 @@ def _search(arguments: argparse.Namespace) -> Plans:
     if arguments.devices < 1 or arguments.per_node < 1:
         raise SpecError(
             f"--devices {arguments.devices} in nodes of --per-node {arguments.per_node} is not a cluster; "
-            "both are 1 or more"
+            "both must be 1 or more"
         )
     per_node = min(arguments.per_node, arguments.devices)
     if arguments.devices % per_node:

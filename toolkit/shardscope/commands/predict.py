@@ -24,11 +24,11 @@ def add_to(commands: Any) -> None:
         help="predict step time and memory of one layout, part by part",
         description="Predict step time and memory of one layout of a model on a cluster, part by part.",
     )
-    parser.add_argument("model", help="a model of the catalogue, or the path of a Hugging Face config.json")
-    parser.add_argument("cluster", help="a device or a node of the catalogue, for example a100-80gb")
-    parser.add_argument("--nodes", type=int, default=1, help="nodes (default: 1)")
-    parser.add_argument("--per-node", type=int, help="devices of a node (default: the usual node's)")
-    parser.add_argument("--seq", type=int, help="tokens of a sequence (default: the model's)")
+    parser.add_argument("model", help="a model from the catalogue, or the path of a Hugging Face config.json")
+    parser.add_argument("cluster", help="a device or a node from the catalogue, for example a100-80gb")
+    parser.add_argument("--nodes", type=int, default=1, help="number of nodes (default: 1)")
+    parser.add_argument("--per-node", type=int, help="devices per node (default: the standard node's)")
+    parser.add_argument("--seq", type=int, help="tokens per sequence (default: the model's)")
     parser.add_argument("--calibration", help="name of a calibration (default: the device's)")
     parser.add_argument(
         "--tokens", type=float, help="also predict hours and dollars to train on this many tokens"
@@ -40,12 +40,12 @@ def add_to(commands: Any) -> None:
     }
     for name in Layout.model_fields:
         add_field(parser, Layout, name, names=names.get(name, ()))
-    parser.add_argument("--json", action="store_true", help="print the figures and their terms as JSON")
+    parser.add_argument("--json", action="store_true", help="print the values and their terms as JSON")
     parser.set_defaults(carry_out=carry_out)
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
-    """Print the prediction; 1 if it does not fit in memory."""
+    """Print the prediction; return 1 if the layout does not fit in memory."""
     from shardscope.prediction.layout import predict_layout
     from shardscope.spec.calibration import Calibration
     from shardscope.spec.cluster import Cluster
@@ -64,7 +64,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
 
 
 def for_tokens(found: Budgeted, tokens: float | None) -> dict[str, float]:
-    """Hours to train on a number of tokens, and dollars if the cluster has a price."""
+    """Return the hours to train on a number of tokens, and the dollars if the cluster has a price."""
     if tokens is None:
         return {}
     figures = {"hours": found.time_to_train(tokens) / 3600}

@@ -1,4 +1,4 @@
-"""`shardscope reproduce`: train the job of a run again, and compare the losses to the bit."""
+"""`shardscope reproduce`: train the job of a run again, and compare the losses bit by bit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "reproduce",
         help="train the job of a run again, and compare the losses",
-        description="Train the job of a run again and compare the losses to the bit. Exit status 1 if they differ.",
+        description="Train the job of a run again and compare the losses bit by bit. Exit status 1 if they differ.",
     )
     parser.add_argument("run", help="a run's id, as `shardscope runs` lists it, or its path")
     parser.add_argument("--root", type=Path, help="folder of the runs (default: $SHARDSCOPE_RUNS or ./runs)")
@@ -29,7 +29,10 @@ def add_to(commands: Any) -> None:
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
-    """Launch the job, show its progress to the end, print from which step on the losses differ."""
+    """Launch the job, show its progress to the end, and print the step from which the losses differ.
+
+    Returns 1 if they differ.
+    """
     from shardscope.runtime import Run, launch
     from shardscope.runtime.reproduce import differences, first_difference
 
@@ -47,6 +50,6 @@ def carry_out(arguments: argparse.Namespace) -> int:
         told = {"id": run.id, "path": str(run.path), "first_difference": step, "environment": found}
         print(json.dumps(told, indent=2))
     else:
-        print("the losses are equal to the bit" if step is None else f"the losses differ from step {step} on")
+        print("the losses are bit-identical" if step is None else f"the losses differ from step {step} on")
         print(run.path)
     return 0 if step is None else 1

@@ -33,24 +33,24 @@ def add_to(commands: Any) -> None:
     parser.add_argument("--name", help="name of the run directory")
     parser.add_argument("--root", type=Path, help="folder of the runs (default: $SHARDSCOPE_RUNS or ./runs)")
     parser.add_argument(
-        "--resume", help="run whose newest checkpoint to go on from, or the path of a checkpoint"
+        "--resume", help="run whose newest checkpoint to resume from, or the path of a checkpoint"
     )
     parser.add_argument(
         "--allow-pickle", action="store_true",
-        help="read a checkpoint of an earlier version, which can run code: only if you trust whoever made it",
+        help="read a checkpoint from an earlier version, which can run code: only if you trust whoever made it",
     )  # fmt: skip
     parser.add_argument(
         "--predict",
         action="store_true",
-        help="predict what ranks send and hold and how long it takes; train nothing",
+        help="predict what ranks send, how much memory they need and how long it takes; train nothing",
     )
     parser.add_argument(
         "--cluster",
-        help="with --predict: a device or a node of the catalogue, for example h100 (default: this machine)",
+        help="with --predict: a device or a node from the catalogue, for example h100 (default: this machine)",
     )
-    parser.add_argument("--nodes", type=int, help="with --cluster: nodes (default: 1)")
+    parser.add_argument("--nodes", type=int, help="with --cluster: number of nodes (default: 1)")
     parser.add_argument(
-        "--per-node", type=int, help="with --cluster: devices of a node (default: the usual node's)"
+        "--per-node", type=int, help="with --cluster: devices per node (default: the standard node's)"
     )
     parser.add_argument(
         "--tokens", type=float, help="with --predict: also hours and dollars to train on this many tokens"
@@ -58,14 +58,14 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--anyway",
         action="store_true",
-        help="train even if it will not fit in this machine's memory, by formula",
+        help="train even if the job is predicted not to fit in this machine's memory",
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON and no progress")
     parser.set_defaults(carry_out=carry_out)
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
-    """Launch the job, show its progress to the end, print the table."""
+    """Launch the job, show its progress to the end, and print the table."""
     job = build_job(arguments)  # reports errors before the slow imports
     if arguments.predict:
         return _predict(job, arguments)
@@ -98,7 +98,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
 
 
 def follow(run: Run, *, quiet: bool) -> int | None:
-    """Show a run's progress to its end; None, or the exit status if an interrupt stopped it.
+    """Show a run's progress to its end; return None, or the exit status if an interrupt stopped it.
 
     Raises:
         RunFailed: A rank failed.
@@ -115,7 +115,7 @@ def follow(run: Run, *, quiet: bool) -> int | None:
 
 
 def _predict(job: Job, arguments: argparse.Namespace) -> int:
-    """Print the prediction; 1 if it does not fit in memory."""
+    """Print the prediction; return 1 if the job does not fit in memory."""
     from shardscope.commands.predict import for_tokens
     from shardscope.prediction.job import predict_job
     from shardscope.spec.cluster import Cluster

@@ -44,7 +44,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
 
 
 def describe(run: Run) -> dict[str, Any]:
-    """A few plain values that describe a run."""
+    """Return a few plain values that describe a run."""
     job = run.job
     return {
         "id": run.id, "path": str(run.path), "state": run.state, "strategy": job.strategy.label,

@@ -37,7 +37,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
 
 
 def text(lines: list[Line]) -> str:
-    """The scores as a table: MAPE, worst error and rank correlation, and the scores of both trivial formulas."""
+    """Return the scores as a table: MAPE, worst error and rank correlation, and the scores of both trivial formulas."""
     header = [
         "data set",
         "rows",

@@ -1,4 +1,4 @@
-"""`shardscope stop`: end a run that was started anywhere on this machine."""
+"""`shardscope stop`: stop a run that was started anywhere on this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardscope.errors import SpecError
 
 def add_to(commands: Any) -> None:
     """Add this command to the parser's commands."""
-    parser = commands.add_parser("stop", help="stop a run at its next step; what it recorded stays")
+    parser = commands.add_parser("stop", help="stop a run at its next step; all that it recorded is kept")
     parser.add_argument("run", help="a run's id, as `shardscope runs` lists it, or its path")
     parser.add_argument("--root", type=Path, help="folder of the runs (default: $SHARDSCOPE_RUNS or ./runs)")
     parser.add_argument("--grace-s", type=float, default=5.0, help="seconds until it is killed (default: 5)")

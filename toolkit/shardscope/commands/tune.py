@@ -31,7 +31,7 @@ def add_to(commands: Any) -> None:
         "tune",
         help="search the settings of a job by real runs",
         description="Search the settings of a job; every trial is a real run.\n"
-        "Ctrl-C stops it and loses nothing: --resume NAME goes on.",
+        "Ctrl-C stops it without losing anything: --resume NAME resumes it.",
         epilog=_objectives_text(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -42,49 +42,53 @@ def add_to(commands: Any) -> None:
 
 
 def _objectives_text() -> str:
-    """Descriptions of all objectives, one per line."""
+    """Return descriptions of all objectives, one per line."""
     rows = [f"    {name:9} {about}" for name, about in OBJECTIVES.items()]
-    return "\n".join(["objectives, all measured, the less the better:", *rows])
+    return "\n".join(["objectives, all measured, lower is better:", *rows])
 
 
 def _add_study_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--space", action="append", metavar="NAME=RANGE",
-        help="what may change: lr is optimizer.lr=1e-4:1e-1:log, a choice optimizer=adamw,lamb, a setting of one "
-        "'compression[topk].ratio=0.01:0.1', a batch batch=32:256; several times (default: what suits the job)",
+        help="a setting to search: lr is optimizer.lr=1e-4:1e-1:log, a choice optimizer=adamw,lamb, a setting of one "
+        "'compression[topk].ratio=0.01:0.1', a batch batch=32:256; several times (default: a space for the job)",
     )  # fmt: skip
-    parser.add_argument("--trials", type=int, help="trials that the study is to have in all (default: 40)")
+    parser.add_argument("--trials", type=int, help="total number of trials of the study (default: 40)")
     parser.add_argument(
         "--objective", action="append", metavar="NAME",
-        help=f"what to minimise, of those below; several times (default: {', '.join(DEFAULT_OBJECTIVES)})",
+        help=f"what to minimise, from the list below; several times (default: {', '.join(DEFAULT_OBJECTIVES)})",
     )  # fmt: skip
     parser.add_argument("--name", help="name of the study (default: model and strategy)")
     parser.add_argument("--storage", help="URL of an Optuna storage (default: a journal beside the runs)")
     parser.add_argument("--sampler", default="auto", help="auto, tpe, gp, qmc, nsga, cma-es, random")
     parser.add_argument(
         "--pruner",
-        help="dominance, none; for one objective also median, hyperband, ... (default: what suits)",
+        help="dominance, none; for one objective also median, hyperband, ... (default: depends on the objectives)",
     )
     parser.add_argument(
         "--promote",
         type=int,
         metavar="N",
-        help="train all a little, and the best 1 in N on from a checkpoint",
+        help="train all trials a little, and only the best 1 in N further, from their checkpoints",
     )
-    parser.add_argument("--parallel", type=int, default=1, help="trials at once (default: 1)")
-    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="stop then; --resume goes on")
+    parser.add_argument("--parallel", type=int, default=1, help="trials at the same time (default: 1)")
+    parser.add_argument(
+        "--timeout", type=float, metavar="SECONDS", help="time limit; --resume resumes the study"
+    )
     parser.add_argument(
         "--batch-range", choices=("noise", "job"),
         help="without --space, centre the batches on the measured noise scale or the job's own (default: noise)",
     )  # fmt: skip
     parser.add_argument("--root", type=Path, help="folder of the runs (default: $SHARDSCOPE_RUNS or ./runs)")
     known = parser.add_mutually_exclusive_group()
-    known.add_argument("--resume", metavar="NAME", help="go on with the study of this name, as it was begun")
-    known.add_argument("--report", metavar="NAME", help="only print what the study of this name has found")
+    known.add_argument(
+        "--resume", metavar="NAME", help="resume the study with this name, with its own arguments"
+    )
+    known.add_argument("--report", metavar="NAME", help="only print the results of the study with this name")
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
-    """Open the study, run its trials, print the front."""
+    """Open the study, run its trials, and print the front."""
     name = arguments.resume or arguments.report
     if name is not None:
         _check_nothing_new(arguments)
@@ -109,7 +113,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
             if arguments.report is None:
                 _run(session, arguments, began)
     except KeyboardInterrupt as interrupt:
-        print(f"\nstopped; nothing is lost. Go on with: {_again(session, arguments)}", file=sys.stderr)
+        print(f"\nstopped; nothing is lost. Resume with: {_again(session, arguments)}", file=sys.stderr)
         return 143 if isinstance(interrupt, Terminated) else 130
     return _tell(session, arguments)
 
@@ -125,7 +129,7 @@ def _run(session: StudySession, arguments: argparse.Namespace, began: float) -> 
 
 
 def _tell(session: StudySession, arguments: argparse.Namespace) -> int:
-    """Print the outcome; 1 if trials have ended but none was completed."""
+    """Print the results; return 1 if trials have ended but none was completed."""
     from shardscope.tuning.records import NOT_BEGUN
 
     records = session.records()
@@ -133,7 +137,7 @@ def _tell(session: StudySession, arguments: argparse.Namespace) -> int:
     counted = [record for record in records if record.counted and record.state not in (*NOT_BEGUN, "running")]
     if arguments.report is None and len(counted) < session.driver.trials:
         print(
-            f"stopped after {arguments.timeout:g} s; go on with: {_again(session, arguments)}",
+            f"stopped after {arguments.timeout:g} s; resume with: {_again(session, arguments)}",
             file=sys.stderr,
         )
     if counted and not any(record.values for record in records):
@@ -143,9 +147,9 @@ def _tell(session: StudySession, arguments: argparse.Namespace) -> int:
 
 
 def _again(session: StudySession | None, arguments: argparse.Namespace) -> str:
-    """The command that resumes the study, with its storage and root."""
+    """Return the command that resumes the study, with its storage and root."""
     if session is None:
-        return "the same command; no trial had begun"
+        return "the same command; no trial had started"
     parts = ["shardscope", "tune", "--resume", session.study.study_name]
     if arguments.storage is not None:
         parts += ["--storage", session.where]
@@ -155,7 +159,7 @@ def _again(session: StudySession | None, arguments: argparse.Namespace) -> str:
 
 
 def _check_nothing_new(arguments: argparse.Namespace) -> None:
-    """Refuse options that cannot change an existing study.
+    """Reject options that cannot change an existing study.
 
     Raises:
         SpecError: An option that describes a new study was given.
@@ -168,6 +172,6 @@ def _check_nothing_new(arguments: argparse.Namespace) -> None:
     if given:
         option = job_flag(given[0])
         raise SpecError(
-            f"{option} describes a study, and --{'resume' if arguments.resume else 'report'} names one that has "
-            f"begun; leave {option} out, or begin another"
+            f"{option} describes a new study, and --{'resume' if arguments.resume else 'report'} names an existing "
+            f"one; leave {option} out, or create another study"
         )

@@ -1,1 +1,1 @@
-"""Comparison of predictions with measurements: published ones, and those of this machine."""
+"""Comparison of predictions with measurements, both published ones and those made on this machine."""

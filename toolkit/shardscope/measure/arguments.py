@@ -1,4 +1,4 @@
-"""Arguments of `break_even` and `compression_speedup`: one value or several, as numbers or texts with units."""
+"""Arguments of `break_even` and `compression_speedup`: one value or several, as numbers or as text with units."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardscope.spec.units import positive, quantity
 
 
 def methods_of(methods: Iterable[Compression | str] | Compression | str) -> tuple[Compression, ...]:
-    """One compression method or several, by their names or with their settings.
+    """Return one or several compression methods, given by name or with their settings.
 
     Raises:
         SpecError: The list is empty, or an item is not a compression method.
@@ -31,7 +31,7 @@ def _method(method: object) -> Compression:
 
 
 def workers_of(workers: Iterable[int] | int) -> tuple[int, ...]:
-    """One number of workers or several, each 2 or more.
+    """Return one or several numbers of workers, each 2 or more.
 
     Raises:
         SpecError: The list is empty, or an item is not an integer of 2 or more.
@@ -41,21 +41,26 @@ def workers_of(workers: Iterable[int] | int) -> tuple[int, ...]:
 
 
 def whole(field: str, value: object, least: int) -> int:
-    """An integer of at least `least`.
+    """Return `value` as an integer of at least `least`.
+
+    Args:
+        field: Name of the argument, for the message.
+        value: The value to check.
+        least: Smallest valid value.
 
     Raises:
         SpecError: The value is not an integer, or it is too small.
     """
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise SpecError(f"{field}={value!r} is not valid: it should be a whole number of {least} or more")
+        raise SpecError(f"{field}={value!r} is not valid: it should be an integer of {least} or more")
     return int(value)
 
 
 def link_of(link: Link | str | None) -> Link | None:
-    """A link, or a link from the catalogue by its name.
+    """Return the link that is given, or the link with the given name from the catalogue; None stays None.
 
     Raises:
-        SpecError: There is no link of that name, or the text is a rate, which needs a latency.
+        SpecError: There is no link with that name, or the text is a bandwidth, which lacks a latency.
     """
     if link is None or isinstance(link, Link):
         return link
@@ -67,12 +72,12 @@ def link_of(link: Link | str | None) -> Link | None:
 
 
 def latency_of(latency: float | str) -> float:
-    """A latency in seconds; 0 or more."""
+    """Return a latency in seconds, 0 or more, from a number of seconds or a text with a unit."""
     return quantity(latency, "s", field="latency_s")
 
 
 def bandwidth_of(bandwidth: float | str) -> float:
-    """A bandwidth in bytes per second; above 0.
+    """Return a bandwidth in bytes per second, above 0, from such a number or a text with a unit.
 
     Raises:
         SpecError: The value is not a bandwidth, or it is 0.
@@ -83,5 +88,5 @@ def bandwidth_of(bandwidth: float | str) -> float:
 def _several(field: str, given: object, example: str) -> list[object]:
     found = [] if isinstance(given, str) or not isinstance(given, Iterable) else list(given)
     if not found:
-        raise SpecError(f"{field}={given!r} names nothing to look at; give for example {field}=[{example}]")
+        raise SpecError(f"{field}={given!r} is empty or not a list; give for example {field}=[{example}]")
     return found

@@ -1,8 +1,8 @@
-"""Break-even bandwidth: the link speed below which each compression method pays, for a job's model and n workers.
+"""Break-even bandwidth: the link speed below which each compression method pays off, for a job's model and n workers.
 
 Gradients are divided into the job's buckets. Bytes come from formulas. Packing and unpacking times are measured on this
-machine: each method's code is run on gradients of the model's shapes. Each worker is assumed to have its own machine,
-as fast as this one.
+machine, by running each method's code on gradients of the model's shapes. Each worker is assumed to have its own
+machine, as fast as this one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 USUAL = tuple(
     Compression(name) for name in ("bf16", "int8", "int4", "qsgd", "sign", "topk", "randomblock", "powersgd")
 )
-"""Default methods: one of each kind."""
+"""Default methods: one of each type."""
 WORKERS = (2, 4, 8, 16, 32, 64)
 
 
@@ -38,9 +38,9 @@ class MethodWorth:
 
     Attributes:
         compression: The method.
-        exchanges: The exchange of one step for each number of workers.
-        bandwidths: Break-even bandwidth in bytes per second for each number of workers: on slower links the method is
-            faster than sending uncompressed gradients. 0 if it never is, infinite if it always is.
+        exchanges: The exchange of one step, for each number of workers.
+        bandwidths: Break-even bandwidth in bytes per second, for each number of workers: on slower links the method is
+            faster than sending uncompressed gradients. 0 if it is never faster, infinite if it always is.
     """
 
     compression: Compression
@@ -54,10 +54,10 @@ class BreakEven:
 
     Attributes:
         label: Name of the model.
-        num_params: Elements of its gradient.
+        num_params: Number of elements of the model's gradient.
         workers: Numbers of workers.
         latency_s: Latency of a message in seconds, as given.
-        plain: The uncompressed exchange for each number of workers.
+        plain: The uncompressed exchange, for each number of workers.
         methods: One entry per method.
     """
 
@@ -69,11 +69,11 @@ class BreakEven:
     methods: tuple[MethodWorth, ...]
 
     def best(self, workers: int, bandwidth: float | str) -> tuple[Compression, float]:
-        """The fastest method on a link (or no compression), and its speed-up over uncompressed gradients.
+        """Return the fastest method on a link (which may be no compression) and its speed-up over no compression.
 
         Args:
             workers: One of the numbers in `workers`.
-            bandwidth: Bandwidth of the link, in bytes per second or as a text with its unit: ``"1 Gbit/s"``.
+            bandwidth: Bandwidth of the link, in bytes per second or as text with a unit, such as ``"1 Gbit/s"``.
 
         Raises:
             SpecError: The number is not in `workers`, or the bandwidth is not valid.
@@ -81,7 +81,7 @@ class BreakEven:
         rate = bandwidth_of(bandwidth)
         if workers not in self.workers:
             raise SpecError(
-                f"workers={workers} was not looked at; take one of {', '.join(map(str, self.workers))}"
+                f"workers={workers} was not computed; use one of {', '.join(map(str, self.workers))}"
             )
         column = self.workers.index(workers)
         plain = float(exchange_time(self.plain[column], rate, self.latency_s))
@@ -93,7 +93,10 @@ class BreakEven:
         return quickest, plain / seconds
 
     def to_frame(self) -> pd.DataFrame:
-        """A data frame, one row per method and number of workers: bytes sent, codec seconds, break-even in bit/s."""
+        """Return a data frame with one row per method and number of workers.
+
+        Columns: method, workers, sent_bytes, codec_s, pays_below_bit_per_s (the break-even bandwidth).
+        """
         import pandas as pd
 
         return pd.DataFrame(
@@ -116,15 +119,15 @@ def break_even(
     latency_s: float | str = 0.0,
     repeats: int = 3,
 ) -> BreakEven:
-    """Compute the break-even bandwidth of each method for the model of `job`. Takes a few seconds, mostly packing.
+    """Compute the break-even bandwidth of each method for the model of `job`. Takes a few seconds, mostly for packing.
 
     Args:
         job: Its model, precision, optimizer, seed, threads and bucket size are used. If its strategy has no bucket
             size, that of ``ring`` is used.
-        methods: Names, or methods with their settings; one or several.
-        workers: Numbers of workers, each 2 or more; one or several.
-        latency_s: Latency of a message on the link, in seconds or as a text with its unit: ``"1 ms"``.
-        repeats: Steps that are timed for each method and number of workers, at least 1.
+        methods: One or several methods, given by name or with their settings.
+        workers: One or several numbers of workers, each 2 or more.
+        latency_s: Latency of a message on the link, in seconds or as text with a unit, such as ``"1 ms"``.
+        repeats: Number of steps to time for each method and number of workers, at least 1.
 
     Raises:
         SpecError: A number is too small, or a method is unknown or incompatible with the job.
@@ -148,7 +151,14 @@ def break_even(
 
 
 def exchange(job: Job, buckets: Sequence[Shapes], workers: int, *, codec_s: float = 0.0) -> Exchange:
-    """The exchange of one step of a job, with the job's gradient precision and ring directions."""
+    """Return the exchange of one step of a job, with the job's gradient precision and ring directions.
+
+    Args:
+        job: The job.
+        buckets: Shapes of the gradients in each bucket.
+        workers: Number of workers.
+        codec_s: Time of packing and unpacking in the step, in seconds.
+    """
     return exchange_of(
         job.compression, buckets, workers, codec_s=codec_s, element_bytes=job.element_bytes,
         directions=getattr(job.strategy, "ring_directions", None) or 1,
@@ -156,35 +166,35 @@ def exchange(job: Job, buckets: Sequence[Shapes], workers: int, *, codec_s: floa
 
 
 def _packed(job: Job, buckets: Sequence[Shapes], workers: int, repeats: int) -> Exchange:
-    """The exchange of one step, with the packing time measured."""
+    """Return the exchange of one step, with measured packing time."""
     from shardscope.measure.codecs import (
         codec_seconds,
-    )  # imported here, since figures alone do not need torch
+    )  # imported here, since predictions without packing times do not need torch
 
     codec_s = codec_seconds(job, buckets, world_size=workers, repeats=repeats)
     return exchange(job, buckets, workers, codec_s=codec_s)
 
 
 def refuse_unsteady(compression: Compression) -> None:
-    """Refuse a method whose exchange changes between steps, since no single step represents all.
+    """Reject a method whose exchange differs between steps, since no single step represents all of them.
 
     Raises:
-        SpecError: Its exchange changes between steps.
+        SpecError: The exchange differs between steps.
     """
     if not compression.is_fixed:
         raise SpecError(
-            f"compression={compression.name!r} exchanges different things at different steps, so no one step can be "
-            f"predicted; take for example {', '.join(method.name for method in USUAL)}"
+            f"compression={compression.name!r} sends different data in different steps, so no single step can be "
+            f"predicted; use for example {', '.join(method.name for method in USUAL)}"
         )
     if compression.at_step(1) != compression:
         raise SpecError(
-            f"compression={compression.label!r} sends something else while it warms up, so no one step can be "
-            "predicted; take warmup_steps=0, which is what it sends afterwards"
+            f"compression={compression.label!r} sends different data while it warms up, so no single step can be "
+            "predicted; use warmup_steps=0, which is what it sends afterwards"
         )
 
 
 def gradient_shapes(job: Job) -> list[tuple[int, ...]]:
-    """Shapes of the trained parameters of a job's model, in order."""
+    """Return the shapes of the trained parameters of a job's model, in order."""
     import torch
 
     from shardscope.training.models import build_model
@@ -197,7 +207,10 @@ def gradient_shapes(job: Job) -> list[tuple[int, ...]]:
 
 
 def gradient_buckets(job: Job) -> Sequence[Shapes]:
-    """Shapes of the trained parameters by bucket, as the strategies ``ring`` and ``all-reduce`` send them."""
+    """Return the shapes of the trained parameters by bucket, as the strategies ``ring`` and ``all-reduce`` send them.
+
+    The job's strategy must exchange gradients in buckets.
+    """
     assert isinstance(job.strategy, BucketedStrategy)
     return replica_buckets(
         gradient_shapes(job)[::-1], job.strategy.bucket_mb, element_bytes=job.element_bytes

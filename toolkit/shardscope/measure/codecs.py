@@ -1,10 +1,10 @@
 """Packing and unpacking times on this machine: each method's own code, run without a network.
 
-A compressor runs as in a job, but with simulated peers: its own packets are returned, once per rank, after a short
-sleep that is not counted. The sleep matters, because a thread that has waited finds its core idle and its caches cold:
-packing a small bucket is then two to three times slower than packing consecutive ones. Gradients are packed bucket by
-bucket, since each bucket has a fixed cost. So the seconds are those of the real code, error feedback included, for any
-number of ranks.
+A compressor runs as in a job, but with simulated peers: every rank appears to send the compressor's own packet, after a
+short sleep that is not counted. The sleep matters, because a thread that has waited finds its core idle and its caches
+cold: packing a small bucket then takes two to three times as long as packing consecutive ones. Gradients are packed
+bucket by bucket, since each bucket has a fixed cost. So the times are those of the real code, including error feedback,
+for any number of ranks.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from shardscope.training.meter import Meter
 from shardscope.training.precision import Precision
 
 LARGEST_SAMPLE = 16_000_000
-"""Most elements that are actually packed; the time for a larger model is extrapolated."""
+"""Maximum number of elements that are actually packed; the time for a larger model is extrapolated."""
 MOST_BUCKETS = 32
-"""Most buckets that are actually packed, each with its waits."""
+"""Maximum number of buckets that are actually packed, each with its waits."""
 _WARM_UP = 2
 _MOMENT_S = 1e-3
-"""Seconds of one simulated exchange, in which the packing thread sleeps."""
+"""Time of one simulated exchange, during which the packing thread sleeps, in seconds."""
 
 
 class _Alone(Packets):
-    """Exchange of packets with simulated ranks, each of which returns the packet that it was sent.
+    """Exchange of packets with simulated ranks, each of which sends the packet of this rank.
 
     Attributes:
-        waited_s: Seconds spent waiting so far.
+        waited_s: Time spent waiting so far, in seconds.
     """
 
     def __init__(self, world_size: int) -> None:
@@ -68,13 +68,13 @@ class _Alone(Packets):
 def codec_seconds(
     job: Job, buckets: Sequence[Shapes], *, world_size: int | None = None, repeats: int = 5
 ) -> float:
-    """Seconds per step that one rank packs and unpacks, on its own core.
+    """Return the time per step that one rank spends on packing and unpacking, on its own core, in seconds.
 
     Args:
         job: Its compression, precision, optimizer and threads are used.
-        buckets: Shapes of the tensors of each bucket.
-        world_size: Number of ranks; None for the job's.
-        repeats: Steps timed after two warm-up steps; the result is their median.
+        buckets: Shapes of the tensors in each bucket.
+        world_size: Number of ranks; None takes the job's.
+        repeats: Number of steps to time after two warm-up steps; the result is their median.
     """
     if not job.compression.is_on:
         return 0.0
@@ -89,7 +89,7 @@ def codec_seconds(
 
 
 def _timed(job: Job, buckets: Sequence[Shapes], others: _Alone, steps: int) -> list[float]:
-    """Seconds of packing and unpacking of each step."""
+    """Return the time of packing and unpacking in each step, in seconds."""
     compressor, carrier = build_compressor(job), Carrier(others.sum_, others, Meter(), job.seed)
     assert compressor is not None
     dtype = Precision(job.precision, torch.device("cpu")).weight_dtype
@@ -118,7 +118,10 @@ def _elements(buckets: Sequence[Shapes]) -> int:
 
 
 def _sample(buckets: Sequence[Shapes]) -> list[list[tuple[int, ...]]]:
-    """The first tensors, at least one, by bucket, up to `LARGEST_SAMPLE` elements and `MOST_BUCKETS` buckets."""
+    """Return the first tensors by bucket, at most `LARGEST_SAMPLE` elements (but at least one tensor).
+
+    At most `MOST_BUCKETS` buckets are taken.
+    """
     taken: list[list[tuple[int, ...]]] = []
     filled = 0
     for shapes in buckets[:MOST_BUCKETS]:

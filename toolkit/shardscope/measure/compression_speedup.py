@@ -1,15 +1,16 @@
-"""Prediction of whether compression pays for a job on a link, from a short probe and formulas.
+"""Prediction of whether compression pays off for a job on a link, from a short probe and formulas.
 
 The probe is a few uncompressed steps of the job on its real ranks. It measures the compute time of a step, and the time
-to copy and add one byte. The software overhead of a message is measured by `messages`, and packing for each method by
-`codecs`. Rounds and bytes on the wire come from formulas. A step is
+to copy and add one byte. The software overhead of a message is measured by `messages`, and the packing time of each
+method by `codecs`. Rounds and bytes on the wire come from formulas. The time of a step is
 
     T = compute + codec c + rounds (a + s) + bytes (1 / B + b)
 
-with c the crowding, which is compute threads of all ranks over cores of the machine, at least 1; a the latency and B
-the bandwidth of the link; s the software overhead of a message and b that of a byte. Packing, rounds and bytes are
+with the crowding c, which is the compute threads of all ranks over the cores of the machine, at least 1; the latency a
+and the bandwidth B of the link; the software overhead s of a message and b of a byte. Packing, rounds and bytes are
 those of the job's own buckets, which one thread per rank exchanges one after the other. No communication is assumed to
-be hidden behind the backward pass: the last bucket, which is most of a model that fits a laptop, never is.
+be hidden behind the backward pass: that of the last bucket never is, and in a model that fits a laptop the last bucket
+holds most of the parameters.
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MARGIN = 1.15
-"""Predicted speed-up from which compression is said to pay: predictions are accurate to 15 %."""
+"""Predicted speed-up from which compression counts as worthwhile: predictions are accurate to 15 %."""
 
 
 @dataclass(frozen=True)
 class PredictedStep:
-    """Predicted seconds of one method's step: computing, packing and unpacking, the wire, and the software overhead.
+    """Predicted time of one method's step, in seconds: computing, packing and unpacking, the wire, software overhead.
 
-    The software overhead covers handing over every message, and copying and adding every byte. On the machine's own
-    link the copying counts as wire time instead.
+    The software overhead is the time to hand over every message, and to copy and add every byte. On the machine's own
+    link, copying and adding count as wire time instead.
     """
 
     compression: Compression
@@ -55,7 +56,7 @@ class PredictedStep:
 
     @property
     def step_s(self) -> float:
-        """Seconds of the whole step."""
+        """Time of the whole step, in seconds."""
         return self.compute_s + self.codec_s + self.wire_s + self.software_s
 
 
@@ -83,27 +84,31 @@ class Worth:
 
     @property
     def pays(self) -> bool:
-        """Whether the best step is faster than the uncompressed one by more than the prediction error."""
+        """Whether the fastest step is faster than the uncompressed one by more than the prediction error."""
         return self.plain.step_s >= MARGIN * self.best.step_s
 
     @property
     def verdict(self) -> str:
-        """Whether compressing pays, in a sentence."""
+        """Sentence on whether compression pays off."""
         best, plain = self.best, self.plain
         if not best.compression.is_on:
-            step = f"the uncompressed step of {plain.step_s:.3g} s is the quickest"
+            step = f"the uncompressed step of {plain.step_s:.3g} s is the fastest"
             return f"On {self.link} compressing does not pay: {step}."
         times = plain.step_s / best.step_s
         if not self.pays:
-            gain = f"{best.compression.label} would be {100 * (times - 1):.0f} % quicker, less than predictions err by"
+            gain = f"{best.compression.label} would be {100 * (times - 1):.0f} % faster, less than the prediction error"
             return f"On {self.link} compressing does not pay: {gain}."
         return (
             f"On {self.link} compressing pays: with {best.compression.label} a step takes {best.step_s:.3g} s instead "
-            f"of {plain.step_s:.3g} s, {times:.3g} times as fast; what it does to the loss is not weighed."
+            f"of {plain.step_s:.3g} s, {times:.3g} times as fast; the effect on the loss is not considered."
         )
 
     def to_frame(self) -> pd.DataFrame:
-        """A data frame with one row per method, fastest first."""
+        """Return a data frame with one row per method, fastest first.
+
+        Columns: method, step_s, compute_s, codec_s, wire_s, software_s, sent_bytes, and speed (the speed-up over the
+        uncompressed step).
+        """
         import pandas as pd
 
         rows = [
@@ -131,16 +136,17 @@ def compression_speedup(
     link: Link | str | None = None,
     probe: Run | None = None,
 ) -> Worth:
-    """Predict a job's step under each compression method, before any of them runs.
+    """Predict a job's step time under each compression method, before any of them runs.
 
-    Runs a probe of the job, unless one is given, and a second short run of small messages.
+    Runs a probe of the job, unless one is given, and a second short run that sends small messages.
 
     Args:
         job: A job with the strategy ``ring`` or ``all-reduce``. Its own compression is ignored.
-        methods: Names, or methods with their settings; one or several.
+        methods: One or several methods, given by name or with their settings.
         link: The emulated link of each rank, or its name in the catalogue; None takes the job's link, or the machine's
             own if the job has none.
-        probe: A finished uncompressed, unpaced run of the same job with more than 2 steps; None runs one of 8 steps.
+        probe: A finished run of the same job with more than 2 steps, uncompressed and without an emulated link; None
+            runs one with 8 steps.
 
     Raises:
         SpecError: The job has another strategy or only one rank, or a method is incompatible with it. Also if the probe
@@ -149,7 +155,7 @@ def compression_speedup(
     if not _in_a_ring(job.strategy) or job.world_size == 1:
         rings = strategies_where(_in_a_ring)
         raise SpecError(
-            f"strategy={job.strategy.name!r} on world_size={job.world_size} is not one whose compression is predicted; "
+            f"compression is not predicted for strategy={job.strategy.name!r} on world_size={job.world_size}; "
             f"use strategy={' or '.join(map(repr, rings))} on 2 ranks or more"
         )
     link = job.link if link is None else link_of(link)
@@ -182,5 +188,8 @@ def compression_speedup(
 
 
 def _byte_seconds(probe: Probed, handed_s: float) -> float:
-    """Seconds to copy and add one byte: the communication time beyond handing over its messages, per byte."""
+    """Return the time to copy and add one byte, in seconds.
+
+    It is the communication time that remains after handing over all messages, per byte.
+    """
     return max(0.0, probe.talking_s - handed_s) / probe.sent_bytes

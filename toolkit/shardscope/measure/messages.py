@@ -1,8 +1,8 @@
 """Software overhead per message on this machine, measured by a short run of real ranks that send very small messages.
 
-The overhead is the hand-over to the sending thread, to the pacer of a link and to the backend, and waking up the
-receiver. It is some hundred microseconds per message, and more with more ranks than cores. For large messages on slow
-links it is negligible; for many small messages it is a large part of the step.
+The overhead consists of handing the message to the sending thread, to the pacer of a link and to the backend, and of
+waking up the receiver. It is some hundred microseconds per message, and more if there are more ranks than cores. For
+large messages on slow links it is negligible; for many small messages it is a large part of the step.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ _LATENCY_S = 5e-3
 _BANDWIDTH = 1e12
 """Bandwidth of the link in the measurement, in bytes per second: so high that the bytes take no time."""
 _BUCKET_MB = 0.02
-"""Bucket size, which gives the model three buckets of some ten kilobytes."""
+"""Bucket size in MiB; it gives the model three buckets of some ten kilobytes each."""
 _STEPS = 24
-"""Enough steps that a disturbance of half a second does not change the median."""
+"""Number of steps, large enough that a disturbance of half a second does not change the median."""
 
 
 def message_seconds(job: Job, link: Link | None) -> float:
-    """Seconds that a round of messages takes beyond its latency, with the job's numbers of ranks and threads.
+    """Return the time of one round of messages beyond its latency, in seconds.
 
     Args:
         job: Its numbers of ranks and threads are used.
-        link: The emulated link; pacing and its latency affect the overhead. None for the machine's own link.
+        link: The emulated link; its pacing and latency affect the overhead. None for the machine's own link.
 
     Raises:
         SpecError: The run has no step with the spans of all ranks.
@@ -49,6 +49,6 @@ def message_seconds(job: Job, link: Link | None) -> float:
 
 
 def _took(row: list[Event]) -> Iterator[float]:
-    """Seconds of each bucket of one step, from the start of the last rank to the end of the last rank."""
+    """Yield the time of each bucket in one step, in seconds, from the last rank's start to the last rank's end."""
     for together in zip(*(lane_of(event, "communication") for event in row), strict=True):
         yield max(end for _, end in together) - max(start for start, _ in together)

@@ -15,7 +15,7 @@ from shardscope.spec.job_parts import Record
 
 PROBE_STEPS = 8
 _OPEN = frozenset({"compression", "link", "steps", "name", "lr_schedule", "record"})
-"""Fields in which a probe's job may differ: they affect only the traffic, or do not affect the step time."""
+"""Fields in which a probe's job may differ: they only affect the traffic, or do not affect the step time."""
 
 _PLAIN = "give an uncompressed run without a link, or none"
 
@@ -26,7 +26,7 @@ def probe_of(job: Job) -> Run:
 
 
 def plain_job(job: Job) -> Job:
-    """The job of the probe: a few uncompressed steps without a link."""
+    """Return the job of the probe: a few uncompressed steps without a link."""
     return job.replace(
         compression=Compression("none"), link=None, steps=PROBE_STEPS, name="probe", lr_schedule=LRSchedule("constant"),
         record=Record(),
@@ -37,19 +37,23 @@ class Probed(NamedTuple):
     """Measurements of one step from a probe; medians over its steps."""
 
     compute_s: float
-    """Seconds of the step without exposed communication, on the rank that computes longest."""
+    """Time of the step without exposed communication, in seconds, on the rank that computes longest."""
     sent_bytes: float
     """Bytes sent by the rank that sends most."""
     talking_s: float
-    """Seconds of communication on the rank that communicates least, since that rank does not wait for others."""
+    """Communication time in seconds on the rank with the least of it, since that rank does not wait for others."""
 
 
 def probed(job: Job, run: Run) -> Probed:
     """Evaluate a finished probe of a job.
 
+    Args:
+        job: The job.
+        run: The finished probe.
+
     Raises:
-        SpecError: The run is not an uncompressed, unpaced run of this job, or it has no step after the warm-up with the
-            spans of all ranks.
+        SpecError: The run is not an uncompressed run of this job without a link, or it has no step after the warm-up
+            with the spans of all ranks.
     """
     _refuse_another(job, run)
     steps = steps_with_spans(run)
@@ -80,7 +84,7 @@ def _refuse_another(job: Job, run: Run) -> None:
 
 
 def steps_with_spans(run: Run) -> list[list[Event]]:
-    """The step events of each step after the warm-up for which every rank has recorded its spans."""
+    """Return the step events of each step after the warm-up for which every rank has recorded its spans."""
     rows = finished_with_spans(run.events(), run.job.world_size)
     whole = [row for row in rows if row[0]["step"] > WARM_UP_STEPS]
     if not whole:
@@ -95,6 +99,9 @@ def _talking(event: Event) -> float:
 
 
 def _alone(event: Event) -> float:
-    """Seconds of a step without exposed communication: time in which this rank communicates and does not compute."""
+    """Return the time of a step without exposed communication, in seconds.
+
+    Communication is exposed while this rank communicates and does not compute.
+    """
     both = covered(lane_of(event, "compute") + lane_of(event, "communication"))
     return float(event["step_time_s"]) - both + covered(lane_of(event, "compute"))

@@ -1,4 +1,4 @@
-"""Projection of a finished run to another link: computing and packing as measured, messages by formula.
+"""Projection of a finished run to another link: computing and packing as measured, communication by formula.
 
 project(run, ss.Link(bandwidth="100 Mbit/s", latency="1 ms")).step_s
 """
@@ -26,15 +26,15 @@ from shardscope.training.meter import Span
 
 @dataclass(frozen=True)
 class Projection:
-    """Times of one step on a link, in seconds; medians over the run's steps with recorded spans.
+    """Times of one step on a link, in seconds; medians over those of the run's steps whose spans were recorded.
 
     Attributes:
         step_s: Step time of the slowest rank.
-        compute_s: Compute time of the rank that computes most, as measured.
+        compute_s: Compute time of the rank that computes longest, as measured.
         codec_s: Packing and unpacking time of the rank with the most of it, as measured.
-        wire_s: All communications, by the formulas for their patterns.
+        wire_s: Time of all communications, from the formulas for their patterns.
         software_s: Measured time of the communications beyond the formulas: handing over, copying, adding.
-        exposed_s: Part of the step that is not hidden by computing.
+        exposed_s: Time of the step that is not hidden behind computing.
     """
 
     step_s: float
@@ -49,7 +49,7 @@ def project(run: Run, link: Link | None) -> Projection:
     """Project the step time of a run to another link.
 
     Args:
-        run: A run with at least one step with recorded spans, on any link or on the machine's own.
+        run: A run with recorded spans for at least one step, on any link or on the machine's own.
         link: The link of each rank; None for the machine's own, which the run must then have used.
 
     Raises:
@@ -96,11 +96,11 @@ class Projector:
         return Projection(step, compute, codec, moving, sum(self._handling), exposed_s=step - compute)
 
     def step_on(self, bandwidth: ArrayLike, latency_s: ArrayLike) -> NDArray[np.float64]:
-        """Seconds of a step on many links at once, each equal to `step_s` of `on`.
+        """Return the step time on many links at once, in seconds; each value equals `step_s` of `on`.
 
         Args:
-            bandwidth: Bytes per second, of any shape.
-            latency_s: Seconds per message; broadcasts with `bandwidth`.
+            bandwidth: Bandwidths in bytes per second, of any shape.
+            latency_s: Latencies per message in seconds. Arguments follow NumPy broadcasting.
         """
         pairs = np.broadcast_arrays(np.asarray(bandwidth, float), np.asarray(latency_s, float))
         links = Links(*(np.ascontiguousarray(each) for each in pairs))
@@ -116,26 +116,26 @@ def _refuse(run: Run) -> None:
     strategy = run.job.strategy
     if not strategy.ranks_meet:
         raise SpecError(
-            f"a run of strategy={strategy.label!r} cannot be projected step by step, for its ranks are not all in the "
-            "same communications; run it on the link instead"
+            f"a run of strategy={strategy.label!r} cannot be projected step by step, as its ranks do not all take part "
+            "in the same communications; run it on the link instead"
         )
     if not run.job.compression.steps_are_alike:
         raise SpecError(
-            f"a run with compression={run.job.compression.label!r} cannot be projected step by step, for its steps are "
-            "not alike; run it on the link instead"
+            f"a run with compression={run.job.compression.label!r} cannot be projected step by step, as its steps "
+            "differ; run it on the link instead"
         )
 
 
 def _refuse_link(run: Run, link: Link | None) -> None:
     if link is None and run.job.link is not None:
         raise SpecError(
-            f"run {run.id} was on a link ({run.job.link.label}) and does not tell what the machine's own is like; "
-            "name a link, or run the job without one"
+            f"run {run.id} was on a link ({run.job.link.label}) and cannot be projected to the machine's own link; "
+            "give a link, or run the job without one"
         )
 
 
 def _measured(events: Iterable[Event], world_size: int) -> Iterator[tuple[list[Rank], list[Event]]]:
-    """Steps with the recorded spans of all ranks; warm-up steps are left out if there are others."""
+    """Yield the steps with the recorded spans of all ranks; warm-up steps are left out if there are others."""
     rows = finished_with_spans(events, world_size)
     own = {rank: _by_step([e for row in rows for e in row if e["rank"] == rank]) for rank in _ranks(rows)}
     for row in rows[WARM_UP_STEPS:] or rows:
@@ -156,7 +156,7 @@ def _ranks(rows: list[list[Event]]) -> set[int]:
 
 
 def _by_step(events: list[Event]) -> dict[int, list[Span]]:
-    """A rank's spans by the step in which they began; a span that ends with its step is recorded with the next one."""
+    """Return a rank's spans by the step in which they started; one that ends with it is recorded with the next."""
     spans = sorted(
         (Span(*row) for event in events for row in event["spans"]), key=lambda span: (span.start, span.end)
     )
@@ -170,10 +170,10 @@ def _by_step(events: list[Event]) -> dict[int, list[Span]]:
 
 
 def _handling(steps: Sequence[tuple[list[Rank], list[Event]]], wire: Wire, link: Link | None) -> list[float]:
-    """Least seconds over all steps that each communication of a step took beyond its formula.
+    """Return the software overhead of each communication of a step, in seconds: its least time beyond the formula.
 
-    The minimum leaves out the delay of communications that overlap computing on a busy machine. That delay does not
-    occur on a slower link, on which ranks wait.
+    Taking the minimum over all steps excludes the delay of communications that overlap computing on a busy machine.
+    That delay does not occur on a slower link, on which ranks wait.
     """
     found = []
     for ranks, rows in steps:

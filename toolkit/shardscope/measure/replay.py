@@ -5,8 +5,8 @@ starts when every rank has reached it; the measured gap to each rank's previous 
 the measured time beyond the formula for its own link (the software overhead) plus the formula for the other link.
 
 A computation that directly follows a communication, without another computation in between, waited for it and waits
-again. A communication inside a computation delays it. The exception is the reduction of gradients, for which a backward
-pass does not wait.
+again. A communication inside a computation delays that computation. The exception is the reduction of gradients, for
+which a backward pass does not wait.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _LEFT_BEHIND = (
     "reduce",
     "packet",
     "gossip",
-)  # parts of the names of spans that a backward pass does not wait for
-_ON_THREADS_OF_THEIR_OWN = ("server_update",)  # part of the exchange that these spans respond to
+)  # parts of the names of spans for which a backward pass does not wait
+_ON_THREADS_OF_THEIR_OWN = ("server_update",)  # these spans are part of the exchange that they respond to
 
 Time = Any
-"""A new time in seconds: a float, or an array with one value per link if the step is replayed on several at once."""
+"""A new time in seconds: a float, or an array with one value per link if the step is replayed on several links."""
 
 
 def latest(times: Sequence[Time]) -> Time:
-    """The latest time, element-wise over links."""
+    """Return the latest time, element-wise over links."""
     if any(isinstance(time, np.ndarray) for time in times):
         return reduce(np.maximum, times)
     return max(times)
@@ -47,17 +47,17 @@ class Rank:
     """The step of one rank.
 
     Attributes:
-        computed: Spans on the first lane, in order, none inside another; the last one marks the end of the step.
+        computed: Spans on the first lane, in order and not nested; the last one marks the end of the step.
         sent: Communication and codec spans, in order.
     """
 
     computed: list[Span]
     sent: list[Span]
     starts: list[Time] = field(default_factory=list)
-    """New starts of `computed`, as far as computed yet."""
+    """New start times of `computed`, as far as they are known yet."""
     ends: list[Time] = field(default_factory=list)
     moved: dict[int, Time] = field(default_factory=dict)
-    """New ends of `sent` by index, as far as computed yet."""
+    """New end times of `sent` by index, as far as they are known yet."""
 
     def fresh(self) -> Rank:
         """Return the same step before its replay."""
@@ -65,12 +65,12 @@ class Rank:
 
     @property
     def communications(self) -> list[int]:
-        """Indices in `sent` of the communications, in which all ranks take part."""
+        """Indices in `sent` of the communications; all ranks take part in these."""
         return [i for i, span in enumerate(self.sent) if span.lane == "communication"]
 
     @property
     def compute_s(self) -> float:
-        """Seconds of computing, without the communications that delayed a computation from inside."""
+        """Compute time in seconds, without the communications inside a computation that delayed it."""
         waited = sum(
             span.seconds
             for inside in self.computed
@@ -80,7 +80,7 @@ class Rank:
         return sum(span.seconds for span in self.computed) - waited
 
     def began(self, index: int) -> Time:
-        """The new start of `sent[index]` without waiting for other ranks; all earlier ends must be computed."""
+        """Return the new start of `sent[index]` if it need not wait for other ranks; all earlier ends must be known."""
         span = self.sent[index]
         if index and span.start - self.sent[index - 1].end < _AT_ONCE_S:
             return self.moved[index - 1] + max(0.0, span.start - self.sent[index - 1].end)
@@ -101,7 +101,7 @@ class Rank:
         return latest([ready, self.moved.get(index - 1, 0.0)])
 
     def finish(self) -> Time:
-        """The new end of the step, after all ends of `sent` are computed."""
+        """Return the new end of the step, once all ends of `sent` are known."""
         self._compute_up_to(len(self.computed) - 1)
         return self.starts[-1]
 
@@ -109,7 +109,7 @@ class Rank:
         return [(i, span) for i, span in enumerate(self.sent) if _holds_up(span, self.computed[place])]
 
     def _end(self, place: int, known: int) -> None:
-        """Set the new end of a computation after the ends of the communications inside it are computed."""
+        """Set the new end of a computation, once the ends of the communications inside it are known."""
         if len(self.ends) > place:
             return
         span = self.computed[place]
@@ -132,13 +132,13 @@ class Rank:
 
 
 def _holds_up(span: Span, inside: Span) -> bool:
-    """Whether a communication lies inside this computation and delayed it."""
+    """Return whether a communication lies inside this computation and delayed it."""
     within = inside.start <= span.start and span.end <= inside.end
     return within and not (inside.name == "backward" and any(part in span.name for part in _LEFT_BEHIND))
 
 
 def step_of(spans: Sequence[Span], seconds: float) -> Rank:
-    """Build the step of a rank from its spans; `seconds` is its duration from the first span."""
+    """Return the step of a rank, built from its spans; `seconds` is its duration from the first span."""
     computed: list[Span] = []
     for span in sorted((s for s in spans if s.lane == "compute"), key=lambda s: (s.start, -s.end)):
         nested = computed and span.end <= computed[-1].end
@@ -150,7 +150,7 @@ def step_of(spans: Sequence[Span], seconds: float) -> Rank:
 
 
 def replay(ranks: Sequence[Rank], takes: Callable[[Span, float], Time]) -> Time:
-    """Replay a step; returns the seconds that it takes on the slowest rank.
+    """Replay a step and return its time on the slowest rank, in seconds.
 
     Args:
         ranks: The steps of all ranks. Those that communicate must share the same sequence of communications.
@@ -168,12 +168,12 @@ def replay(ranks: Sequence[Rank], takes: Callable[[Span, float], Time]) -> Time:
         for rank, i, span in zip(takers, together, spans, strict=True):
             rank.moved[i] = latest(
                 [start, end - (ended - span.end)]
-            )  # a rank that finished earlier does so again
+            )  # a rank that finished earlier than others does so again
     return latest([_to_the_end(rank) - rank.starts[0] for rank in ranks])
 
 
 def _up_to(rank: Rank, index: int) -> Time:
-    """Replay the packing before a communication; returns the time at which this rank reaches it."""
+    """Replay the packing before a communication, and return the time at which this rank reaches it."""
     for i in range(len(rank.moved), index):
         rank.moved[i] = rank.began(i) + rank.sent[i].seconds
     return rank.began(index)

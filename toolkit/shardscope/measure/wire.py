@@ -1,4 +1,4 @@
-"""Seconds of each communication of a run on a link, by the formulas for its pattern and its counted bytes."""
+"""Time of each communication of a run on a link, by the formula for its pattern and its counted bytes."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _AT_ONCE = ("packet_all_to_all", "packet_all_gather", "agreement")
 
 @dataclass(frozen=True)
 class Counted:
-    """Traffic under one name in a step: the maximum over ranks."""
+    """Traffic of one communication pattern in a step, by its name: the maximum over ranks."""
 
     num_bytes: int = 0
-    """Bytes in one direction, the larger of sent and received."""
+    """Bytes in one direction: the larger of sent and received."""
     messages: int = 0
     calls: int = 1
 
 
 def busiest(events: Iterable[Event]) -> dict[str, Counted]:
-    """Largest counted traffic over ranks, by name, from the events of one step (one event per rank)."""
+    """Return the largest counted traffic over ranks, by name, from the events of one step (one event per rank)."""
     found: dict[str, Counted] = {}
     for event in events:
         for name, row in event["traffic"].items():
@@ -53,7 +53,7 @@ def busiest(events: Iterable[Event]) -> dict[str, Counted]:
 
 
 class Links(NamedTuple):
-    """Several links at once."""
+    """Several links at once; arrays of equal shape."""
 
     bandwidth: NDArray[np.float64]
     """Bytes per second, one value per link."""
@@ -61,7 +61,7 @@ class Links(NamedTuple):
 
 
 class Wire:
-    """Seconds that the communications of one job take on any link.
+    """Computes the time that the communications of one job take on any link.
 
     Args:
         job: The job of the run.
@@ -75,10 +75,12 @@ class Wire:
     def seconds(
         self, name: str, payload: int, link: Link | Links | None, counted: Mapping[str, Counted]
     ) -> Any:
-        """Seconds of one communication on a link; 0 on the machine's own link (None), whose time is the measured one.
+        """Return the time of one communication on a link, in seconds.
+
+        It is 0 on the machine's own link (None), where the measured time applies.
 
         Args:
-            name: Name of its span.
+            name: Name of the communication's span.
             payload: Bytes of its span.
             link: The link; for several links at once the result is an array.
             counted: The result of `busiest` for its step.
@@ -125,7 +127,7 @@ class Wire:
 
 
 def _served(counted: Mapping[str, Counted], link: Link | Links) -> Any:
-    """Seconds of a push and a pull, with their headers, on the link of the rank with the most traffic."""
+    """Return the time of a push and a pull with their headers, in seconds, on the rank with the most traffic."""
     parts = [
         counted.get(name, Counted()).num_bytes for name in ("server_push", "server_pull", "server_control")
     ]
@@ -133,5 +135,5 @@ def _served(counted: Mapping[str, Counted], link: Link | Links) -> Any:
 
 
 def _by_counts(counted: Counted, link: Link | Links) -> Any:
-    """Seconds of one call: an equal share of all traffic under this name, with all messages sent consecutively."""
+    """Return the time of one call, in seconds: an equal share of all traffic under this name, sent consecutively."""
     return (counted.num_bytes / link.bandwidth + counted.messages * link.latency_s) / max(1, counted.calls)

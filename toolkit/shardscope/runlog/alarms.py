@@ -1,8 +1,9 @@
 """Alarms about a run's layers: rules over the series of trust ratios and error-feedback residuals.
 
 Each rule is a pure function that returns one `Alarm` or None. The alarm is about the worst layer; others are counted.
-The reason for each threshold is stated with it. "Measured" there means 20 runs of `mlp` on `digits` and of `gpt-nano`
-on text (80 to 400 steps, 2 ranks, seed 0), with LAMB and LARS of several variants and twelve compression methods.
+The reason for each threshold is given with it. "Measured" there refers to 20 runs of `mlp` on `digits` and of
+`gpt-nano` on text (80 to 400 steps, 2 ranks, seed 0), with several variants of LAMB and LARS and twelve compression
+methods.
 """
 
 from __future__ import annotations
@@ -19,27 +20,28 @@ if TYPE_CHECKING:
     from shardscope.runlog.layers import RatioSeries, ResidualSeries
 
 PINNED_SHARE = 0.5
-"""Share of steps with a clipped ratio beyond which the bound, not the layer, determines the ratio."""
+"""Fraction of steps with a clipped ratio beyond which the bound, not the layer, determines the ratio."""
 FEWEST_LOOKS = 4
-"""Fewest sampled steps for which a share of them is meaningful."""
+"""Minimum number of sampled steps for which a fraction of them is meaningful."""
 BARE_RATE = 10.0
-"""A layer of zeros has trust ratio 1, so its step is unscaled, at a learning rate meant for scaled steps. Ten times the
-default rate of the optimizer without ratios (AdamW 1e-3, SGD 0.1) is far above the rates used with it."""
+"""Multiple of the default rate of the optimizer without ratios (AdamW 1e-3, SGD 0.1) above which an unscaled step is
+reported. A layer of zeros has trust ratio 1, so its step is unscaled, at a learning rate meant for scaled steps. Ten
+times the default rate is far above the rates used with that optimizer."""
 DRIFT = 100.0
-"""Factor by which a ratio grows or shrinks from the first quarter of the run to the last. In the healthy runs measured
-it grew by a factor of 0.8 to 21, under 1-bit LAMB up to 51."""
+"""Factor by which a ratio grows or shrinks from the first quarter of the run to the last. In healthy measured runs it
+grew by a factor of 0.8 to 21, and with 1-bit LAMB by up to 51."""
 FEWEST_QUARTERS = 8
-"""Fewest sampled steps for which quarters are compared."""
+"""Minimum number of sampled steps for which quarters are compared."""
 LATE = 10.0
-"""Residual of a layer, in gradients of one step, in the last quarter of the run; it is about the age in steps of the
-values sent. Of the runs measured, seven were above, and five of these ended ten points of accuracy or more below the
-uncompressed run; one of the others did."""
+"""Residual of a layer in the last quarter of the run, as a multiple of one step's gradient. It is about the age, in
+steps, of the values sent. Of the measured runs, seven were above this threshold, and five of these ended ten points of
+accuracy or more below the uncompressed run. Of the other runs, one did."""
 PILES_UP = 2.0
 """Factor by which a layer's residual grows from the second quarter to the last, if it also rises in between and ends
-above one gradient. Error feedback that keeps up settles: its residual grew by at most 1.4. If nothing is ever sent, the
-residual grows linearly with the steps, by 2.3. In two runs that diverged it grew by 16 and 18."""
+above one gradient. If error feedback keeps up, the residual settles: it grew by at most 1.4. If nothing is ever sent,
+it grows linearly with the steps, by 2.3. In two runs that diverged it grew by factors of 16 and 18."""
 CARRIES = 0.1
-"""Share of the norm of all gradients. Layers below it, mostly biases, can be sent late with little harm."""
+"""Fraction of the norm of all gradients. Layers below it, mostly biases, can be sent late with little harm."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,7 @@ class Alarm:
         kind: ``not finite``, ``not adapted``, ``exploding``, ``vanishing``, ``bare step``, ``pinned``, ``late`` or
             ``piling up``.
         layers: Layers concerned, the worst first; empty if all are.
-        value: The value beyond the threshold, for the worst layer.
+        value: Value of the worst layer that exceeds the threshold.
         text: One sentence with a remedy.
     """
 
@@ -66,7 +68,13 @@ class Alarm:
 def alarms_of(
     optimizer: Optimizer | None, ratios: Sequence[RatioSeries], residuals: Sequence[ResidualSeries]
 ) -> tuple[Alarm, ...]:
-    """Return all alarms for these series, the most severe kinds first."""
+    """Return all alarms for these series, the most severe kinds first.
+
+    Args:
+        optimizer: Optimizer of the run; None if it is not known.
+        ratios: Trust ratios of the layers.
+        residuals: Error-feedback residuals of the layers.
+    """
     found = [
         not_finite(ratios, residuals), not_adapted(optimizer, ratios), drifted(ratios, grows=True),
         drifted(ratios, grows=False), bare_step(optimizer, ratios), pinned(optimizer, ratios), late(residuals),
@@ -120,7 +128,7 @@ def not_adapted(optimizer: Optimizer | None, ratios: Sequence[RatioSeries]) -> A
 
 
 def drifted(ratios: Sequence[RatioSeries], *, grows: bool) -> Alarm | None:
-    """Alarm if a ratio has grown, or shrunk, by more than `DRIFT`. Steps from zero weights are ignored."""
+    """Alarm if a ratio has grown, or shrunk, by more than `DRIFT`. Steps at which the weights are zero are ignored."""
     found = []
     for series in ratios:
         own = [
@@ -192,7 +200,7 @@ def pinned(optimizer: Optimizer | None, ratios: Sequence[RatioSeries]) -> Alarm 
     bound = str(series.bound[last])
     return Alarm(
         "pinned", layers, share,
-        f"the trust ratio of {_named(layers)} is held at a bound by {bound} at {share:.0%} of the steps looked at, "
+        f"the trust ratio of {_named(layers)} is held at a bound by {bound} at {share:.0%} of the sampled steps, "
         f"{series.ratio[last]:.3g} at step {series.steps[last]}; {_advice(optimizer, bound)}",
     )  # fmt: skip
 
@@ -202,7 +210,7 @@ def _advice(optimizer: Optimizer | None, bound: str) -> str:
 
 
 def late(residuals: Sequence[ResidualSeries]) -> Alarm | None:
-    """Alarm if the residual of a layer that carries gradient exceeds `LATE` gradients of one step."""
+    """Alarm if the residual of a layer with a large gradient exceeds `LATE` times the gradient of one step."""
     found = [
         (_quarters(relative)[-1], series.layer, series.kind)
         for series in _carrying(residuals)
@@ -220,7 +228,7 @@ def late(residuals: Sequence[ResidualSeries]) -> Alarm | None:
 
 
 def piling_up(residuals: Sequence[ResidualSeries]) -> Alarm | None:
-    """Alarm if the residual of a layer that carries gradient keeps growing."""
+    """Alarm if the residual of a layer with a large gradient keeps growing."""
     found = []
     for series in _carrying(residuals):
         relative = [value for value in series.relative if value is not None]
@@ -240,7 +248,7 @@ def piling_up(residuals: Sequence[ResidualSeries]) -> Alarm | None:
 
 
 def _carrying(residuals: Sequence[ResidualSeries]) -> list[ResidualSeries]:
-    """The series whose mean gradient norm over steps is at least `CARRIES` of that of all series of their kind."""
+    """Return the series whose mean gradient norm is at least `CARRIES` times that of all series of their kind."""
     totals: dict[str, float] = {}
     for series in residuals:
         totals[series.kind] = math.hypot(totals.get(series.kind, 0.0), fmean(series.gradient))
@@ -248,7 +256,7 @@ def _carrying(residuals: Sequence[ResidualSeries]) -> list[ResidualSeries]:
 
 
 def _quarters(values: Sequence[float]) -> list[float]:
-    """Medians of the four quarters; the last quarter includes the remainder."""
+    """Return the medians of the four quarters; the last quarter includes the remainder."""
     size = len(values) // 4
     return [median(values[i * size : (i + 1) * size if i < 3 else None]) for i in range(4)]
 
@@ -256,7 +264,10 @@ def _quarters(values: Sequence[float]) -> list[float]:
 def _beyond(
     found: Iterable[tuple[Any, ...]], threshold: float
 ) -> tuple[tuple[Any, ...] | None, tuple[str, ...]]:
-    """Return the row farthest beyond the threshold and all layers beyond it. Rows start with a size and a layer."""
+    """Return the row farthest beyond the threshold, and all layers beyond it.
+
+    Rows start with the value to compare and the layer.
+    """
     rows = sorted((row for row in found if row[0] > threshold), key=lambda row: -row[0])
     return (rows[0] if rows else None), tuple(dict.fromkeys(row[1] for row in rows))
 

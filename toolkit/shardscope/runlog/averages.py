@@ -1,8 +1,8 @@
-"""Averages of a figure per step, without warm-up and weighted by the kinds of steps.
+"""Averages per step, without warm-up and weighted by the kinds of steps.
 
-Most steps of a run are similar, so their mean or median is representative. Some are not: under local SGD, only the
-last step of every `period` communicates with the other ranks, and some compressors send the first steps uncompressed.
-A median over all steps would report one kind only. So each kind is averaged by itself and weighted by how often it
+Most steps of a run are similar, so their mean or median is representative. Some are not: with local SGD, only every
+`period`-th step communicates with the other ranks, and some compressors send the first steps uncompressed. A
+median over all steps would report one kind only. So each kind is averaged separately and weighted by how often it
 occurs, whichever steps were recorded.
 """
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from shardscope.spec import Job
 
 WARM_UP_STEPS = 2
-"""Steps excluded at the start of each kind, when buckets are built and memory is first touched."""
+"""Number of steps excluded at the start of each kind, when buckets are built and memory is first touched."""
 
 Average = Literal["mean", "median"]
 """Average over steps of the same kind: mean for additive quantities such as bytes, median for times (outliers)."""
@@ -28,8 +28,8 @@ class StepKinds(NamedTuple):
     """How the steps of a job differ.
 
     Attributes:
-        period: Only the last step of every `period` communicates (local SGD); 1 if all steps are alike.
-        uncompressed: Number of steps at the start that are sent uncompressed.
+        period: Only every `period`-th step communicates (local SGD); 1 if all steps communicate.
+        uncompressed: Number of steps at the start whose gradients are sent uncompressed.
     """
 
     period: int = 1
@@ -52,18 +52,18 @@ def per_step(
     average: Average = "mean",
     until: int | None = None,
 ) -> float | None:
-    """Return the average of a figure per step, from the first of these steps to `until`.
+    """Return the average of a quantity per step, from the first of these steps to `until`.
 
     Args:
         steps: Numbers of the finished steps, ascending from 1.
-        values: The figure at each step; NaN where it is not known.
+        values: The quantity at each step; NaN where it is not known.
         kinds: How the steps differ.
         average: How steps of the same kind are averaged.
-        until: Last step to weight the kinds by, such as the last of a job that is still running; None takes the last
-            of `steps`.
+        until: Last step up to which kinds are counted for their weights, such as the last step of a job that is still
+            running; None takes the last of `steps`.
 
     Returns:
-        The average; None if no step has a value, or a kind of step that occurs has none.
+        The average; None if no step has a value, or if a kind of step that occurs has no value.
 
     Example:
         >>> per_step([1, 2, 3, 4, 5, 6, 7], [9, 9, 0, 80, 0, 0, 0], StepKinds(period=4))
@@ -88,7 +88,7 @@ def per_step(
 
 
 def _alike(numbers: npt.NDArray[np.int64], figures: Floats, period: int, average: Average) -> float | None:
-    """Average over whole periods of steps; None before the first."""
+    """Return the average over whole periods of steps; None until a period has ended."""
     mean = np.mean if average == "mean" else np.median
     for first in (WARM_UP_STEPS, 0):
         if period == 1 and len(figures) > first:

@@ -1,8 +1,8 @@
 """Read and replace the files of a run directory, which may be damaged, another user's, or malicious.
 
 A file is read only if it is a regular file of bounded size in the directory itself. A link, a pipe, a device or a
-folder in its place is refused before it can block, or lead out of the directory. A file is replaced atomically, and
-never through a link: neither the file itself nor its folder may be one.
+folder in its place is rejected before opening it can block or lead out of the directory. A file is replaced atomically,
+and never through a link: neither the file itself nor its folder may be one.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _KINDS = (
 
 
 class OutOfReach(RunUnreadable):
-    """A file that may be intact but cannot be opened at the moment (out of descriptors, a failing disk)."""
+    """A file that may be intact but cannot be opened at the moment (no free file descriptors, a failing disk)."""
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[int]:
-    """Open a regular file for reading; yields its file descriptor.
+    """Open a regular file for reading, and yield its file descriptor.
 
     Raises:
         FileNotFoundError: The file does not exist.
@@ -44,7 +44,7 @@ def opened(path: Path) -> Iterator[int]:
         descriptor = os.open(path, _READ)
     except FileNotFoundError:
         raise
-    except (OSError, ValueError) as error:  # a name with a null byte is a ValueError
+    except (OSError, ValueError) as error:  # a name with a null byte raises ValueError
         raise _unopened(path, error) from None
     try:
         kind = _kind(os.fstat(descriptor).st_mode)
@@ -82,7 +82,10 @@ def read_range(descriptor: int, start: int, most: int) -> bytes:
 
 
 def read_tail(path: Path, *, most: int = MOST_BYTES) -> str:
-    """Return the end of a text file, at most `most` bytes; empty if the file does not exist."""
+    """Return the end of a text file, at most `most` bytes; empty if the file does not exist.
+
+    If the file cannot be read, the reason is returned in brackets.
+    """
     try:
         with opened(path) as descriptor:
             size = os.fstat(descriptor).st_size
@@ -140,7 +143,7 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 
 
 def replace_whole(path: Path, content: bytes, *, within: Path) -> None:
-    """Replace a small file atomically: readers see the old content or the new, never a part.
+    """Replace a small file atomically: readers see the old content or the new, never a mixture.
 
     Args:
         path: The file, in the folder `within` or one folder below it.
@@ -180,12 +183,12 @@ def _discard(name: str, folder: int) -> None:
 
 
 def _kind(mode: int) -> str | None:
-    """What the file is if it is not a regular file; None if it is one."""
+    """Return what the file is if it is not a regular file; None if it is one."""
     return next((name for test, name in _KINDS if test(mode)), None)
 
 
 def _unopened(path: Path, error: Exception) -> RunUnreadable:
-    """The error for a file that cannot be opened."""
+    """Return the error for a file that cannot be opened."""
     try:
         kind = _kind(path.lstat().st_mode)
     except (OSError, ValueError):

@@ -1,8 +1,8 @@
 """Statistics of a run's layers: trust ratios, norms, and the residuals of compression with error feedback.
 
-Samples are kept in bounded memory while the run continues. As their number grows, every second, fourth, ... is kept,
-evenly over the whole run. The first sample, the newest, and the first with a NaN or infinite value are always kept, so
-that `runlog.alarms` finds the same alarms as over all samples.
+Samples are kept in bounded memory while the run continues. As their number grows, only every second, then every fourth
+and so on is kept, evenly over the whole run. The first sample, the newest, and the first with a NaN or infinite value
+are always kept, so that `runlog.alarms` finds the same alarms as with all samples.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ Known = tuple[float | None, ...]
 
 @dataclass(frozen=True)
 class RatioSeries:
-    """Trust ratios and norms of one layer under a layer-wise optimizer, by step.
+    """Trust ratios and norms of one layer with a layer-wise optimizer, by step.
 
     Attributes:
         layer: Name of the parameter.
-        steps: Steps that were sampled.
-        lr: Learning rate.
+        steps: Numbers of the sampled steps.
+        lr: Learning rate at each of them.
         ratio: Trust ratio; None where the layer is not adapted.
         weight_norm: Norm of the weights before the step; None where the optimizer did not compute it.
         update_norm: Norm in the ratio's denominator: of LAMB's update, or of LARS's gradient with weight decay.
@@ -54,9 +54,10 @@ class ResidualSeries:
 
     Attributes:
         layer: Name of the tensor or unit.
-        kind: ``residual`` of ranks' own gradients, ``share`` of the mean, ``unsent`` under deep gradient compression.
-        steps: Steps that were sampled.
-        norm: Norm of the residual, which is still to be sent after the step.
+        kind: ``residual`` (of the ranks' own gradients), ``share`` (of the mean), or ``unsent`` (deep gradient
+            compression).
+        steps: Numbers of the sampled steps.
+        norm: Norm of the residual that is left to be sent after the step.
         gradient: Norm of the gradient that the step added, in the same units.
     """
 
@@ -68,7 +69,7 @@ class ResidualSeries:
 
     @property
     def relative(self) -> Known:
-        """Residual norm relative to the gradient norm of the step; None where the gradient is zero."""
+        """Residual norm divided by the gradient norm of the step; None where the gradient is zero."""
         pairs = zip(self.norm, self.gradient, strict=True)
         return tuple(norm / gradient if gradient else None for norm, gradient in pairs)
 
@@ -83,7 +84,7 @@ _RATIO_COLUMNS = ("ratio", "weight_norm", "update_norm")
 
 @dataclass(frozen=True)
 class Layers:
-    """Layer statistics of a run at the sampled steps; empty before the first.
+    """Layer statistics of a run at the sampled steps; empty until a step has been sampled.
 
     Attributes:
         optimizer: The run's optimizer.
@@ -103,12 +104,12 @@ class Layers:
 
     @property
     def frame(self) -> pd.DataFrame:
-        """One row for each layer and step: layer, step, lr, ratio, weight_norm, update_norm, bound."""
+        """Data frame with one row for each layer and step: layer, step, lr, ratio, weight_norm, update_norm, bound."""
         return _frame(("layer", "steps", "lr", *_RATIO_COLUMNS, "bound"), self.ratios)
 
     @property
     def residual_frame(self) -> pd.DataFrame:
-        """One row for each layer, kind and step: layer, kind, step, norm, gradient, relative."""
+        """Data frame with one row for each layer, kind and step: layer, kind, step, norm, gradient, relative."""
         return _frame(("layer", "kind", "steps", "norm", "gradient", "relative"), self.residuals)
 
     def __repr__(self) -> str:
@@ -133,20 +134,25 @@ def _frame(columns: tuple[str, ...], series: Iterable[Any]) -> pd.DataFrame:
 
 
 def reports_layers(job: Job) -> bool:
-    """Whether the job has layer statistics: a layer-wise optimizer, or compression with residuals."""
+    """Return whether the job has layer statistics: a layer-wise optimizer, or compression with residuals."""
     return job.optimizer.is_layerwise() or keeps_residuals(job)
 
 
 def keeps_residuals(job: Job) -> bool:
-    """Whether the job's compression keeps a residual of what it has not sent."""
+    """Return whether the job's compression keeps a residual of what it has not sent."""
     return job.compression.remembers
 
 
 def layers_of(events: Iterable[Event], optimizer: Optimizer | None) -> Layers:
-    """Return the layer statistics from a run's events; events of other kinds are ignored.
+    """Return the layer statistics from a run's events; other kinds of events are ignored.
 
     If each rank has its own weights (gossip, local SGD), ratios and norms are means over ranks, and a ratio counts as
-    clipped if it is on any rank. Residuals and gradients of all ranks are each combined into one norm.
+    clipped if it was clipped on any rank. The norms of residuals and of gradients are each combined over all ranks into
+    one norm.
+
+    Args:
+        events: Events of the run.
+        optimizer: The run's optimizer; None if it is not known.
     """
     newest = {(event["step"], event["rank"]): event for event in events if event["event"] == "layers"}
     by_step: dict[int, list[Event]] = {}
@@ -191,7 +197,7 @@ def _residuals(by_step: Mapping[int, list[Event]]) -> tuple[ResidualSeries, ...]
 
 
 MOST_SAMPLES = 240
-"""Largest number of samples kept at a time."""
+"""Maximum number of samples kept at a time."""
 
 
 @dataclass
@@ -199,8 +205,8 @@ class LayerSamples:
     """Layer events of all ranks, thinned as they arrive.
 
     Attributes:
-        num_samples: Steps sampled so far, kept or not.
-        num_events: Events received so far.
+        num_samples: Number of steps sampled so far, kept or not.
+        num_events: Number of events received so far.
     """
 
     num_samples: int = 0
@@ -225,7 +231,7 @@ class LayerSamples:
             self._broken = step
 
     def layers(self, optimizer: Optimizer | None) -> Layers:
-        """Return the layer statistics from the samples kept."""
+        """Return the layer statistics from the samples that are kept."""
         return layers_of((event for ranks in self._kept.values() for event in ranks.values()), optimizer)
 
     def _begin(self, step: int) -> None:

@@ -1,8 +1,8 @@
-"""The reducer of the run log: a run's events, taken in as they arrive, become the columns and totals of all readers.
+"""The reducer of the run log: it turns a run's events, as they arrive, into the columns and totals that readers use.
 
-A `RunLog` depends on neither files nor torch. A run, the tuner, a lab, a report and a test feed it the same events, in
-order for each rank, and read the same figures. Taking in events costs the same however many came before; averages are
-computed when they are asked for.
+A `RunLog` depends neither on files nor on torch. A run, the tuner, a lab, a report and a test feed it the same events,
+in order for each rank, and read the same values. The cost of adding an event does not depend on how many came before;
+averages are computed on access.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ class RunLog:
 
     Attributes:
         world_size: Number of ranks; a step has finished when all of them have reported it.
-        kinds: How the job's steps differ, which decides the averages per step.
+        kinds: How the job's steps differ; averages per step are weighted accordingly.
         steps: The finished steps, in columns.
         starts: Start event of each rank, by rank.
-        evaluations: Evaluations during training, in order: on the validation split, in runs of earlier versions on the
-            test split.
-        final: Evaluation on the test split after the last step; None before, and in runs of earlier versions.
-        peak_memory: Peak bytes of each rank, by rank.
-        held: Bytes by kind that each rank held, from its newest memory event.
+        evaluations: Evaluations during training, in order, on the validation split; in runs from earlier versions, on
+            the test split.
+        final: Evaluation on the test split after the last step; None before it, and in runs from earlier versions.
+        peak_memory: Peak memory of each rank in bytes, by rank.
+        held: Memory of each rank by kind, in bytes, from its newest memory event.
         noise: Squared gradient norms by step, where gradient noise was measured: the mean over the small batches, and
             that of the mean gradient.
-        looks: Trust ratios and residuals of the layers, thinned.
+        layer_samples: Trust ratios and residuals of the layers, thinned.
         collectives: Training bytes that all ranks sent, by collective.
-        observing: Bytes that all ranks sent to measure, evaluate and save, by purpose.
-        last_t: When the newest event was written, in Unix seconds.
+        observing: Bytes that all ranks sent for measurements, evaluations and checkpoints, by purpose.
+        last_t: Time when the newest event was written, in Unix seconds.
 
     Example:
         >>> log = RunLog(world_size=1)
@@ -84,7 +84,7 @@ class RunLog:
         return cls(world_size=job.world_size, kinds=StepKinds.of(job))
 
     def feed(self, events: Iterable[Event]) -> bool:
-        """Take in new events, in order for each rank; return whether any of them is of a kind that is reduced."""
+        """Add new events, in order for each rank; return whether any of them is of a kind that is reduced."""
         return sum(self._take(event) for event in events) > 0
 
     def _take(self, event: Event) -> bool:
@@ -101,7 +101,7 @@ class RunLog:
         rank = event["rank"]
         self.starts[rank] = event
         for row in self._open.values():
-            row.pop(rank, None)  # a rank that starts again takes these steps again
+            row.pop(rank, None)  # a rank that restarts repeats these steps
 
     def _on_step(self, event: Event) -> None:
         number = event["step"]
@@ -111,9 +111,9 @@ class RunLog:
             self._finish(number, [row[rank] for rank in sorted(row)])
 
     def _on_traffic(self, event: Event) -> None:
-        """Add traffic that a rank's server sent for a step after the rank had finished it."""
+        """Add traffic that a rank's server sent for a step after the rank had finished that step."""
         number = event["step"]
-        if number in self._open or number > self.last_step:  # clocks may have put it before the step
+        if number in self._open or number > self.last_step:  # clocks may have ordered it before the step
             self._late.setdefault(number, []).append(event)
         else:
             late = self._sent([event])
@@ -133,7 +133,7 @@ class RunLog:
             self.noise[number] = fmean(small), fmean(large)
 
     def _sent(self, events: Iterable[Event]) -> Moved:
-        """Return the training traffic of these events, and count it, with what they sent for measurements apart."""
+        """Count the traffic of these events and return the training part; traffic for measurements is kept apart."""
         moved = Moved()
         for event in events:
             for name, row in event["traffic"].items():
@@ -159,7 +159,7 @@ class RunLog:
         self.layer_samples.take(event)
 
     def last_on(self, split: str) -> Evaluation | None:
-        """Return the newest evaluation on a split, ``"validation"`` or ``"test"``; None where there is none."""
+        """Return the newest evaluation on a split, ``"validation"`` or ``"test"``; None if there is none."""
         if split == "test" and self.final is not None:
             return self.final
         return next((each for each in reversed(self.evaluations) if each.split == split), None)
@@ -172,7 +172,16 @@ class RunLog:
         until: int | None = None,
         kinds: StepKinds | None = None,
     ) -> float | None:
-        """Return the average per step of a field of `Step` (see `per_step`); None before each kind has a step."""
+        """Return the average of a field of `Step` per step; None until each kind of step has occurred.
+
+        See `averages.per_step`.
+
+        Args:
+            figure: Name of the field.
+            average: How steps of the same kind are averaged.
+            until: Last step up to which kinds are counted for their weights; None takes the last finished step.
+            kinds: How the steps differ; None takes the job's kinds.
+        """
         numbers, values = self.steps.column("number"), self.steps.column(figure)
         return per_step(numbers, values, self.kinds if kinds is None else kinds, average=average, until=until)
 
@@ -183,22 +192,22 @@ class RunLog:
 
     @property
     def step_time_s(self) -> float | None:
-        """Seconds of a step on the slowest rank: the median, without warm-up."""
+        """Median time of a step on the slowest rank, in seconds, without warm-up."""
         return self.per_step("step_time_s", average="median")
 
     @property
     def bytes_per_step(self) -> float | None:
-        """Training bytes that all ranks send in a step: the mean, without warm-up."""
+        """Mean number of training bytes that all ranks send in a step, without warm-up."""
         return self.per_step("sent_bytes")
 
     @property
     def peak_memory_bytes(self) -> int | None:
-        """Peak memory of the rank that held most; None before the first step."""
+        """Peak memory in bytes of the rank that used most; None until a step has finished."""
         return max(self.peak_memory.values(), default=None)
 
 
 def _step(number: int, row: list[Event], moved: Moved) -> Step:
-    """The step from what all ranks report of it; one loop, for speed: it runs for every step of every log."""
+    """Return the step from the reports of all ranks. One loop, for speed: it runs for every step of every log."""
     t = seconds = loss = codec = compute = 0.0
     samples = tokens = memory = peak = num_losses = 0
     lr, norm, skipped = row[0]["lr"], math.nan, False
@@ -208,7 +217,7 @@ def _step(number: int, row: list[Event], moved: Moved) -> Step:
             lr = event["lr"] if not num_losses else lr
             loss, num_losses = loss + float(event["loss"]), num_losses + 1
         if event["grad_norm"] is not None:
-            norm = max(float(event["grad_norm"]), norm)  # the first one also replaces NaN
+            norm = max(float(event["grad_norm"]), norm)  # the first norm also replaces NaN
         samples, tokens = samples + event["samples"], tokens + (event["tokens"] or 0)
         memory, peak = max(memory, event["memory_bytes"]), max(peak, event["peak_memory_bytes"])
         codec = max(codec, event.get("codec_s", 0.0))
@@ -230,5 +239,5 @@ def _evaluation(event: Event, split: str) -> Evaluation:
 
 
 def _number(value: Any) -> float:
-    """A number of an event; NaN for None. Non-finite ones are stored as ``"nan"``, ``"inf"`` and ``"-inf"``."""
+    """Return an event's number; NaN for None. Non-finite numbers are stored as ``"nan"``, ``"inf"``, ``"-inf"``."""
     return math.nan if value is None else float(value)

@@ -1,8 +1,8 @@
 """Schema of a run's events: the fields of each kind of event and their types.
 
-Logs are external data: they may be truncated, damaged or written by another version. An event that lacks a field, or
-has a value of the wrong type in it, is dropped when the log is read, so later readers need no checks. Fields and kinds
-that are not listed are passed on unchanged.
+Logs are external data: they may be truncated, damaged or written by another version. An event is dropped when the log
+is read if it lacks a field or if a field's value has the wrong type, so later readers need no checks. Unlisted fields
+and kinds are passed on unchanged.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from shardscope.errors import RunUnreadable
 
 SCHEMA = 1
 """Version of the events that this version writes, and the newest that it reads. Each log states it in the field
-`schema` of its first event. Version 0 is the format of logs without that field, which is otherwise the same."""
+`schema` of its first event. Version 0 denotes logs without that field, which are otherwise the same."""
 Check = Callable[[Any], bool]
 MOST = 2**53
 """Largest integer that every reader represents exactly."""
@@ -23,26 +23,26 @@ MOST_RANKS = 1024
 _NOT_FINITE = frozenset({"nan", "inf", "-inf"})
 _LONGEST_NAME = 1000
 _LATEST_S = 1e12
-"""Latest valid time in unix seconds, about 30,000 years from now."""
+"""Latest valid time in Unix seconds, about 30,000 years from now."""
 
 
 def is_whole(value: Any, most: int = MOST) -> bool:
-    """Whether a value is an integer from 0 to `most`."""
+    """Return whether a value is an integer from 0 to `most`."""
     return type(value) is int and 0 <= value <= most
 
 
 def is_real(value: Any) -> bool:
-    """Whether a value is a finite number."""
+    """Return whether a value is a finite number."""
     return math.isfinite(value) if type(value) is float else type(value) is int and -MOST <= value <= MOST
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a value is a finite number, or the name of a non-finite one (see `runlog.writer`)."""
+    """Return whether a value is a finite number, or the name of a non-finite one (see `runlog.writer`)."""
     return is_real(value) or (type(value) is str and value in _NOT_FINITE)
 
 
 def is_time(value: Any) -> bool:
-    """Whether a value is a time in unix seconds."""
+    """Return whether a value is a time in Unix seconds."""
     return type(value) in (float, int) and 0 <= value <= _LATEST_S
 
 
@@ -76,7 +76,7 @@ def _list_of(check: Check) -> Check:
 
 
 def _row(*checks: Check) -> Check:
-    """Check for a list with one value for each of `checks`."""
+    """Return a check for a list with one value for each of `checks`."""
 
     def matches(value: Any) -> bool:
         return (
@@ -89,7 +89,7 @@ def _row(*checks: Check) -> Check:
 
 
 def _fields(required: Mapping[str, Check], optional: Mapping[str, Check] | None = None) -> Check:
-    """Check for an object with these fields; optional ones are checked only if present."""
+    """Return a check for an object with these fields; optional ones are checked only if present."""
     needed, allowed = tuple(required.items()), tuple((optional or {}).items())
 
     def matches(value: Any) -> bool:
@@ -113,7 +113,7 @@ def _dict_of(check: Check) -> Check:
 
 
 def _are_columns(event: dict[str, Any]) -> bool:
-    """Whether all columns of a layers event have one value for each layer."""
+    """Return whether all columns of a layers event have one value for each layer."""
     return len({len(event[name]) for name in ("layer", *_LAYER_COLUMNS, "bound")}) == 1
 
 
@@ -184,7 +184,11 @@ _KINDS: Mapping[str, Check] = {
 
 
 def refuse_newer(event: Any, log: str) -> None:
-    """Refuse a log whose events are of a newer version, given one of its events.
+    """Reject a log with events from a newer version, given one of its events.
+
+    Args:
+        event: One event of the log.
+        log: Name of the log, for the message.
 
     Raises:
         RunUnreadable: The version is newer than `SCHEMA`.
@@ -198,7 +202,7 @@ def refuse_newer(event: Any, log: str) -> None:
 
 
 def is_readable(event: Any) -> bool:
-    """Whether an event is valid, so that readers can rely on its fields."""
+    """Return whether an event is valid, so that readers can rely on its fields."""
     if not isinstance(event, dict):
         return False
     kind, rank = event.get("event"), event.get("rank")

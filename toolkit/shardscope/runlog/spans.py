@@ -11,7 +11,12 @@ _COUNTS = ("payload_bytes", "sent_bytes", "received_bytes", "messages", "calls")
 
 
 def lane_of(event: Event, lane: str) -> list[Interval]:
-    """Return start and end of a rank's spans in one lane of a step, ``compute``, ``communication`` or ``codec``."""
+    """Return start and end of each of a rank's spans in one lane of a step, in seconds, sorted.
+
+    Args:
+        event: Step event of the rank.
+        lane: ``compute``, ``communication`` or ``codec``.
+    """
     return sorted((start, end) for name, _, start, end, _ in event["spans"] if name == lane)
 
 
@@ -27,14 +32,14 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def covered(intervals: Iterable[Interval]) -> float:
-    """Return the length that is covered by at least one of the intervals."""
+    """Return the total length that is covered by at least one of the intervals."""
     return sum(end - start for start, end in union(intervals))
 
 
 def finished_steps(events: Iterable[Event], world_size: int) -> dict[int, list[Event]]:
-    """Return the step events of each step that all ranks have finished, by step and rank, with late traffic added.
+    """Return the events of each step that all ranks have finished, as lists sorted by rank, keyed by step.
 
-    Late traffic is what a rank's server sent for a step after the rank had finished it.
+    Late traffic, which a rank's server sent for a step after the rank had finished it, is added to the rank's event.
     """
     steps: dict[int, dict[int, Event]] = {}
     for event in events:
@@ -50,7 +55,7 @@ def finished_steps(events: Iterable[Event], world_size: int) -> dict[int, list[E
 
 
 def finished_with_spans(events: Iterable[Event], world_size: int) -> list[list[Event]]:
-    """Return the step events of each step in which all ranks recorded spans, as `finished_steps` does."""
+    """Return the events of each step that all ranks have finished with recorded spans; see `finished_steps`."""
     rows = finished_steps(events, world_size).values()
     return [row for row in rows if all(event.get("spans") for event in row)]
 

@@ -1,4 +1,4 @@
-"""The finished steps of a run, stored in columns: about 130 bytes a step, so that a run of days fits in memory."""
+"""The finished steps of a run, stored in columns: about 130 bytes per step, so that a run of days fits in memory."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ class Step(NamedTuple):
     """One step that all ranks have finished.
 
     Attributes:
-        number: Number of the step; counts from 1.
-        t: When the last rank finished it, in Unix seconds.
+        number: Number of the step, from 1.
+        t: Time when the last rank finished it, in Unix seconds.
         loss: Mean over the ranks that computed one; NaN if none did.
-        step_time_s: Seconds of the slowest rank.
-        samples: Samples of all ranks.
-        tokens: Tokens of all ranks; 0 if the model reads none.
+        step_time_s: Time on the slowest rank, in seconds.
+        samples: Number of samples on all ranks.
+        tokens: Number of tokens on all ranks; 0 if the model does not read tokens.
         lr: Learning rate of the ranks that computed a loss.
         grad_norm: Largest gradient norm of any rank; NaN if it was not computed.
-        sent_bytes: Training bytes that all ranks sent, late traffic of servers included.
+        sent_bytes: Training bytes that all ranks sent, including late traffic of servers.
         messages: Training messages that all ranks sent.
-        memory_bytes: Memory of the rank that held most when it finished.
-        peak_memory_bytes: Peak memory, up to this step, of the rank that held most.
-        codec_s: Seconds of packing and unpacking on the rank with most; 0 without compression.
-        compute_s: Seconds of computing on the rank with most; NaN without recorded spans.
+        memory_bytes: Memory at the end of the step, in bytes, of the rank that used most.
+        peak_memory_bytes: Peak memory up to this step, in bytes, of the rank that used most.
+        codec_s: Time of packing and unpacking, in seconds, on the rank with most of it; 0 without compression.
+        compute_s: Compute time, in seconds, on the rank with most of it; NaN without recorded spans.
         skipped: 1 if a rank skipped its update, for example after an overflow; otherwise 0.
     """
 
@@ -53,7 +53,7 @@ class Step(NamedTuple):
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens of all ranks per second; None if the model reads none."""
+        """Tokens of all ranks per second; None if the model does not read tokens."""
         return self.tokens / self.step_time_s if self.tokens else None
 
 
@@ -78,7 +78,7 @@ class Steps:
             self.append(step)
 
     def append(self, step: Step) -> None:
-        """Add the newest step. It replaces steps from its number on, which a restarted run has taken again."""
+        """Add the newest step. It replaces all steps from its number on, which a restarted run repeats."""
         while self and self._columns[0][-1] >= step.number:
             for column in self._columns:
                 column.pop()
@@ -86,7 +86,7 @@ class Steps:
             column.append(value)
 
     def column(self, name: str, every: int = 1) -> array[Any]:
-        """A copy of one field or rate of every `every`-th step."""
+        """Return a copy of one field or rate, taking every `every`-th step."""
         if name in _RATES:
             amounts, seconds = self.column(_RATES[name], every), self.column("step_time_s", every)
             return array("d", (amount / each for amount, each in zip(amounts, seconds, strict=True)))

@@ -19,30 +19,36 @@ _TOO_FAST = (
 
 @dataclass(frozen=True)
 class Summary:
-    """Summary of a run. A field is None where the run did not get that far, or where it does not apply.
+    """Summary of a run. A field is None if the run did not get that far, or if the field does not apply.
 
     Attributes:
-        steps: Optimizer steps that all ranks finished in this run.
+        state: State of the run.
+        strategy: Name of the strategy.
+        world_size: Number of ranks that have started.
+        steps: Number of optimizer steps that all ranks finished in this run.
         last_step: Number of the last of them; a resumed run does not start at 1.
         loss: Mean training loss over all ranks at the last step.
-        test_loss: Loss on the test split, which is evaluated once, after the job's last step. Runs of earlier versions
-            evaluated it during training too, and have no validation split; this is then their last evaluation.
-        test_accuracy: Share of right answers on the test split; None for regressions.
-        validation_loss: Loss of the last evaluation on the validation split, on which studies choose.
-        validation_accuracy: Share of right answers on the validation split; None for regressions.
-        step_time_s: Median over steps of the slowest rank's time in seconds, excluding warm-up. Where steps differ
-            (local SGD, an uncompressed start), the medians of each kind, weighted by frequency; None before each kind
-            has occurred.
-        bytes_per_step: Bytes sent by all ranks together per step: the mean, excluding warm-up, weighted as the step
+        samples_per_s: Samples of all ranks per second, at `step_time_s`.
+        tokens_per_s: Tokens of all ranks per second; None if the model does not read tokens.
+        test_loss: Loss on the test split, which is evaluated once, after the job's last step. Runs from earlier
+            versions also evaluated it during training and have no validation split; for them, this is the last
+            evaluation.
+        test_accuracy: Fraction of correct answers on the test split; None for regressions.
+        validation_loss: Loss of the last evaluation on the validation split, on which studies base their choices.
+        validation_accuracy: Fraction of correct answers on the validation split; None for regressions.
+        step_time_s: Time of a step on the slowest rank, in seconds: the median over steps, without warm-up. If steps
+            differ (local SGD, an uncompressed start), the medians of all kinds, weighted by frequency; None until each
+            kind has occurred.
+        bytes_per_step: Bytes sent by all ranks together per step: the mean, without warm-up, weighted as the step
             time. Here and in every other field, bytes are training traffic; `observing_bytes` is counted separately.
-        peak_memory_bytes: Peak memory of the rank that held most.
-        wall_s: Seconds from the first rank's start to the last event.
+        peak_memory_bytes: Peak memory of the rank that used most.
+        wall_s: Time from the first rank's start to the last event, in seconds.
         link: Emulated link between the ranks; None for the machine's own.
-        link_note: Why the figures for this link are unreliable; None where they are reliable.
+        link_note: Sentence on why measurements on this link are unreliable; None if they are reliable.
         compression: Compression of the gradients; this field and the next two are None without compression.
         uncompressed_bytes_per_step: Bytes that all ranks together would send per step without compression, by formula.
-        codec_s_per_step: Seconds of encoding and decoding on the slowest rank (mean, as for bytes). Part of the step
-            time, or overlapped with the backward pass.
+        codec_s_per_step: Time of packing and unpacking on the slowest rank, in seconds (mean, as for bytes). It is part
+            of the step time, or overlaps the backward pass.
         observing_bytes: Bytes sent by all ranks in the whole run for evaluations, checkpoints and measurements
             (gradient noise scale, consensus distance of gossip). Older runs did not count checkpoint traffic.
     """
@@ -84,7 +90,7 @@ def summarise(log: RunLog, state: str, job: Job | None = None) -> Summary:
     Args:
         log: The run's events so far, reduced.
         state: The state of the run.
-        job: The run's job; None leaves out the figures of compression.
+        job: The run's job; None leaves out the fields on compression.
     """
     starts = log.starts
     start = starts[min(starts)] if starts else {}
@@ -111,7 +117,7 @@ def summarise(log: RunLog, state: str, job: Job | None = None) -> Summary:
 
 
 def _quality(log: RunLog, split: str) -> dict[str, Any]:
-    """The fields of a split: loss and accuracy of its last evaluation."""
+    """Return the fields of a split: loss and accuracy of its last evaluation."""
     last = log.last_on(split)
     if last is None:
         return {}
@@ -127,7 +133,7 @@ def _link(start: Event) -> dict[str, Any]:
 
 
 def _compression(log: RunLog, start: Event, job: Job) -> dict[str, Any]:
-    """The compression fields of the summary; the time is None if no step has finished."""
+    """Return the compression fields of the summary; the time is None if no step has finished."""
     return {
         "compression": job.compression.label,
         "uncompressed_bytes_per_step": job.strategy.exchanged_bytes(

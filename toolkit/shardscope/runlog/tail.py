@@ -1,4 +1,4 @@
-"""Read events while they are written: complete lines only, each once, ordered by time."""
+"""Read events while they are being written: complete lines only, each once, ordered by time."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from shardscope.runlog.schema import is_readable, refuse_newer
 Event = dict[str, Any]
 _LOG = re.compile(r"rank-(0|[1-9][0-9]{0,3})\.jsonl")
 LONGEST_LINE = 64 * 2**20
-"""Largest event, in bytes. The rest of a log after a longer line, such as a hole in a sparse file, is not read."""
+"""Largest event, in bytes. After a longer line, such as a hole in a sparse file, the rest of the log is not read."""
 _FIRST_LINE = 4096
 
 
 def is_log(name: str) -> bool:
-    """Whether this is the file name of a rank's event log."""
+    """Return whether this is the file name of a rank's event log."""
     return _LOG.fullmatch(name) is not None
 
 
@@ -42,8 +42,8 @@ class Tail:
 
     Attributes:
         folder: The run directory.
-        num_unreadable: Lines so far without a valid event; a killed rank may leave one.
-        problems: Why a log cannot be read, or not to its end, by the name of the log.
+        num_unreadable: Number of lines so far without a valid event; a killed rank may leave one.
+        problems: Sentences on why a log cannot be read, or not to its end, by the name of the log.
     """
 
     folder: Path
@@ -56,7 +56,7 @@ class Tail:
         """Return the events written since the last call, ordered by time.
 
         Raises:
-            RunUnreadable: The events are of a newer schema than this version reads.
+            RunUnreadable: The events have a newer schema than this version reads.
         """
         new = [event for path in log_files(self.folder) for event in self._new_in(path)]
         new.sort(key=lambda event: event["t"])
@@ -82,7 +82,7 @@ class Tail:
                     yield event
                 elif line:
                     self.num_unreadable += 1
-        except RunUnreadable:  # of a newer schema, which every poll refuses
+        except RunUnreadable:  # a newer schema, which every poll rejects
             del self._offsets[path]
             raise
 
@@ -122,10 +122,10 @@ def _whole_lines(descriptor: int, start: int) -> tuple[list[bytes], int]:
 
 
 def _parse(line: bytes, log: str) -> Event | None:
-    """Parse a line as an event; None if the line is truncated (by a killed rank) or its event is not valid.
+    """Parse a line as an event; return None if it is truncated (by a killed rank) or its event is not valid.
 
     Raises:
-        RunUnreadable: The event is of a newer schema.
+        RunUnreadable: The event has a newer schema than this version reads.
     """
     try:
         event = parse_json(line)
@@ -140,7 +140,7 @@ def _parse(line: bytes, log: str) -> Event | None:
 
 
 def read_events(folder: Path, kind: str | None = None, rank: int | None = None) -> list[Event]:
-    """Return all events of a run so far, ordered by time; only one kind or one rank if given."""
+    """Return all events of a run so far, ordered by time, or only those of one kind or one rank."""
     return select(Tail(folder).poll(), kind, rank)
 
 
@@ -148,7 +148,7 @@ def first_events(folder: Path) -> list[Event]:
     """Return the first event of each rank, without reading the rest of its log.
 
     Raises:
-        RunUnreadable: The events are of a newer schema than this version reads.
+        RunUnreadable: The events have a newer schema than this version reads.
     """
     found = []
     for path in log_files(folder):

@@ -1,4 +1,4 @@
-"""Traffic in events: what training sends, and apart from it what a step sends only for measurements."""
+"""Traffic in events: what is sent for training, separate from what a step sends only for measurements."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, Self
 
 Event = Mapping[str, Any]
 OBSERVING = frozenset({"noise_scale", "consensus"})
-"""Names under which traffic is counted that a step sends only for measurements."""
+"""Names under which events count traffic that a step sends only for measurements."""
 
 
 @dataclass(slots=True)
 class Moved:
-    """Training traffic of one rank, or of all."""
+    """Training traffic of one rank, or of several ranks together."""
 
     sent_bytes: int = 0
     received_bytes: int = 0
@@ -29,7 +29,7 @@ class Moved:
         return moved
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Add the traffic of one collective, in the form that events carry."""
+        """Add the traffic of one collective, in the form that events contain."""
         self.sent_bytes += row["sent_bytes"]
         self.received_bytes += row["received_bytes"]
         self.messages += row.get("messages", 0)

@@ -1,7 +1,7 @@
-"""The event log of one rank: one JSON object per line, only whole lines, safe against `kill -9` at any byte.
+"""The event log of one rank: one JSON object per line, only complete lines, safe against `kill -9` at any byte.
 
-A line is written by a single `write` to a file opened for appending, so a killed rank leaves at most one torn line at
-the end, which readers skip. Nothing is buffered in the process: each event is passed to the system as it happens.
+A line is written by a single `write` to a file opened for appending, so a killed rank leaves at most one partial line
+at the end, which readers skip. Nothing is buffered in the process: each event is passed to the system as it happens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def _finite(value: Any) -> Any:
-    """Replace non-finite numbers, which JSON lacks, by the strings ``"nan"``, ``"inf"``, ``"-inf"``."""
+    """Replace non-finite numbers, which JSON lacks, with the strings ``"nan"``, ``"inf"``, ``"-inf"``."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
@@ -44,8 +44,8 @@ class EventWriter:
     """Appends events to ``rank-N.jsonl``. Safe to use from several threads.
 
     Args:
-        path: The file; created private to the user.
-        rank: Rank that every event contains.
+        path: The log file; if it is new, it is readable and writable by the user only.
+        rank: Rank that is written into every event.
     """
 
     def __init__(self, path: Path, rank: int) -> None:
@@ -54,10 +54,14 @@ class EventWriter:
         self._file = os.open(path, _APPEND, 0o600)
         self._lock = threading.Lock()
         self._preamble: dict[str, Any] = {"schema": SCHEMA}
-        self._torn = os.fstat(self._file).st_size > 0  # perhaps, after an earlier kill
+        self._torn = os.fstat(self._file).st_size > 0  # an earlier process may have been killed in mid-line
 
     def emit(self, event: str, **fields: Any) -> None:
-        """Write one event; the first also states the version of the schema.
+        """Write one event; the first one also states the version of the schema.
+
+        Args:
+            event: Kind of the event.
+            **fields: Fields of the event.
 
         Raises:
             OSError: The disk is full or unavailable.
@@ -78,7 +82,7 @@ class EventWriter:
             self._torn = False
 
     def close(self) -> None:
-        """Close the file; later events raise."""
+        """Close the file; writing an event after that raises an error."""
         os.close(self._file)
 
     def __enter__(self) -> Self:

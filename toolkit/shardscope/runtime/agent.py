@@ -1,8 +1,9 @@
-"""The agent of one run: a separate process that starts the ranks through PyTorch elastic and waits for their end.
+"""The agent of one run: a separate process that starts the ranks through PyTorch elastic and waits until they end.
 
-It is forked from the launch server with torch already imported, starts a forkserver before it has any thread, and lets
-elastic start, watch and end the ranks through it. A watcher thread carries out stop requests, and ends the run when
-the server or the run directory is gone. In every case, the last thing the agent does is to write the final status.
+It is forked from the launch server with torch already imported, and starts a forkserver before it has any thread.
+Elastic starts, watches and ends the ranks through this forkserver. A watcher thread carries out stop requests, and ends
+the run when the server has died or the run directory is missing. In every case, the last thing the agent does is to
+write the final status.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ from shardscope.runtime.status import Cause
 from shardscope.spec import Job
 
 _POLL_S = 0.05
-_PROVENANCE_S = 2.0  # that the end of a run waits for its provenance
-_PATIENCE_S = 3.0  # seconds that elastic may take to return after the ranks have been killed
+_PROVENANCE_S = 2.0  # time that the end of a run waits for its provenance, in seconds
+_PATIENCE_S = 3.0  # time that elastic has to return after the ranks have been killed, in seconds
 
 
 def main(request: dict[str, Any], lifeline: int) -> int:
-    """Run one job to its end. Returns the exit code: 0 unless the run failed."""
+    """Run one job to its end and return the exit code: 0 unless the run failed."""
     run = RunDir(Path(request["run"]))
     _move_in(run, request)
     return Agent(run, lifeline, request).run_job()
@@ -88,7 +89,7 @@ class Agent:
         self._recorder = threading.Thread(target=self._record_provenance, name="provenance", daemon=True)
 
     def run_job(self) -> int:
-        """Start the ranks, wait for them, and write how the run ended. Returns the exit code."""
+        """Start the ranks, wait for them, and write how the run ended. Return the exit code."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if self.run.stop_request.exists():
             self._leave(Ending("stopped", "asked to stop before it had started", cause=Cause.REQUESTED))
@@ -99,7 +100,7 @@ class Agent:
         ending = self._run_ranks()
         self._over.set()
         if ending.state == "failed" and self._is_lost():
-            ending = self._lost()  # the ranks' own errors are only a consequence
+            ending = self._lost()  # the errors of the ranks are only a consequence
         self._leave(ending)
         return 1 if ending.state == "failed" else 0
 
@@ -107,7 +108,7 @@ class Agent:
         """End all processes of the run and write the final status into the run directory, even if it was moved."""
         if self._recorder.ident is not None:
             self._recorder.join(_PROVENANCE_S)
-        end_processes_of(os.getpid())  # first: readers of a final status rely on the ranks being gone
+        end_processes_of(os.getpid())  # first: readers of a final status rely on the ranks having ended
         os.fchdir(self._folder)
         run = RunDir(Path())
         Path("control", "forkserver").unlink(missing_ok=True)
@@ -119,7 +120,7 @@ class Agent:
             run.write_status(**asdict(ending), **self._me)
 
     def _record_provenance(self) -> None:
-        with contextlib.suppress(OSError, ShardscopeError):  # a run on a full disk is still a run
+        with contextlib.suppress(OSError, ShardscopeError):  # a full disk must not end the run
             provenance.record(self.run, command=self.request["command"], seed=self.run.read_job().seed)
 
     def _run_ranks(self) -> Ending:
@@ -153,12 +154,12 @@ class Agent:
         return Ending("completed")
 
     def _without_forkserver(self, job: Job) -> Ending | None:
-        """The ending of the run if the forkserver of the ranks has ended; None if it is alive."""
+        """Return the ending of the run if the forkserver of the ranks has ended; None if it is alive."""
         ended = ended_forkserver()
         return None if ended is None else describe_lost_forkserver(self.run, job, *ended)
 
     def _exit_codes(self) -> dict[int, int]:
-        """Exit codes of the rank processes by pid; elastic itself reports only those that it saw first."""
+        """Return the exit codes of the rank processes by pid; elastic reports only those that it noticed first."""
         self._ranks |= started_processes()
         codes = {process.pid: process.exitcode for process in self._ranks}
         return {pid: code for pid, code in codes.items() if pid is not None and code is not None}
@@ -173,7 +174,7 @@ class Agent:
         )  # fmt: skip
 
     def _watch(self) -> None:
-        """Watch the run until it is over; end it if the server or directory is gone, or the grace period is over."""
+        """Watch the run until it ends; end it if the server or directory is gone, or the grace period has expired."""
         deadline: float | None = None
         while not self._over.wait(_POLL_S):
             self._ranks |= started_processes()
@@ -192,9 +193,10 @@ class Agent:
                 return
 
     def _grace_s(self) -> float | None:
-        """Grace period of a stop request, in seconds; None without a request, 0 if the request is damaged.
+        """Return the grace period of a stop request, in seconds; None without a request, 0 if it is damaged.
 
-        A request that cannot be opened at the moment is retried later: running out of descriptors must not end a run.
+        A request that cannot be opened at the moment is retried later: running out of file descriptors must not end a
+        run.
         """
         try:
             grace = self.run.read_json("control/stop")
@@ -207,7 +209,7 @@ class Agent:
         return float(grace) if isinstance(grace, int | float) else 0.0
 
     def _left_alone(self) -> Ending:
-        """The ending of a run after its pipe from the server became readable.
+        """Return the ending of a run after its pipe from the server became readable.
 
         The server writes `DRIVER_ENDED` to the pipe if the driver has ended; otherwise the server itself has died.
         """
@@ -220,20 +222,20 @@ class Agent:
         return Ending("failed", error={"message": message}, cause=Cause.KILLED)
 
     def _is_lost(self) -> bool:
-        """Whether the run directory was deleted, moved, or replaced by another."""
+        """Return whether the run directory was deleted, moved, or replaced by another one."""
         try:
             return not os.path.samestat(self.run.path.stat(), os.fstat(self._folder))
         except (FileNotFoundError, NotADirectoryError):
             return True
         except OSError:
-            return False  # unreachable at the moment, which does not mean gone
+            return False  # unreachable at the moment, but not necessarily deleted
 
     def _lost(self) -> Ending:
         error = {"message": self.run.is_gone_message()}
         return Ending("failed", error=error, cause=Cause.DIRECTORY_GONE)
 
     def _end(self, ending: Ending) -> None:
-        """Kill the ranks, including those being started, and exit; waits at most `_PATIENCE_S` seconds for elastic."""
+        """Kill the ranks, including those being started, and exit; wait at most `_PATIENCE_S` seconds for elastic."""
         self._cut = ending
         deadline = time.monotonic() + _PATIENCE_S
         while not self._over.is_set() and time.monotonic() < deadline:

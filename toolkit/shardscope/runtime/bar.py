@@ -1,4 +1,4 @@
-"""A text progress bar for runs and studies, and a check whether it can be rewritten in place."""
+"""A text progress bar for runs and studies, and a check whether a stream can rewrite it in place."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ WIDTH = 24
 
 
 def is_terminal(stream: object) -> bool:
-    """Whether a stream is a terminal, whose lines can be rewritten; false if it is None, closed or lacks `isatty`."""
+    """Return whether a stream is a terminal with rewritable lines; false if it is None, closed or lacks `isatty`."""
     try:
         return bool(stream.isatty())  # type: ignore[attr-defined]
     except (AttributeError, ValueError):
@@ -14,7 +14,7 @@ def is_terminal(stream: object) -> bool:
 
 
 def bar(share: float) -> str:
-    """Return the bar at a share of the whole, which may exceed 1.
+    """Return the text of the bar for a fraction of the whole; values above 1 count as 1.
 
     Example:
         >>> bar(0.5)

@@ -1,7 +1,7 @@
 """Check a job: run it sharded and on one process, and compare losses and parameters.
 
 Distributing the work must not change the result of training. `check` tests this for any job, with the user's own model
-and data: both runs are real, see the same global batches in the same order, and write all parameters at the end.
+and data: both runs are real, process the same global batches in the same order, and write all parameters at the end.
 """
 
 from __future__ import annotations
@@ -28,18 +28,17 @@ _POLL_S = 0.1
 def check(
     job: Job, steps: int = 8, *, root: str | Path | None = None, on_step: OnStep | None = None
 ) -> CheckReport:
-    """Run a job sharded and on one process, and compare every loss and every parameter. Returns when both have ended.
+    """Run a job sharded and on one process, and compare every loss and every parameter. Return when both have ended.
 
     Args:
         job: Job to check; its number of steps is replaced by `steps`, and it writes no checkpoints.
-        steps: Optimizer steps of both runs. At least 1.
-        root: Folder of the two run directories; None means ``$SHARDSCOPE_RUNS`` or ``./runs``.
+        steps: Number of optimizer steps of both runs, at least 1.
+        root: Folder of the two run directories; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
         on_step: Called about ten times a second during a run; an exception from it stops the run and the check.
 
     Raises:
         SpecError: The job already runs on one process, or `steps` is not valid for it.
-        RunFailed: A rank of one of the two runs failed (names the rank, the step and the strategy), or one of the runs
-            was stopped.
+        RunFailed: A rank of one of the runs failed (the message names rank, step and strategy), or a run was stopped.
 
     Example:
         >>> import shardscope as ss
@@ -57,16 +56,14 @@ def check(
 def both_jobs(job: Job, steps: int) -> tuple[Job, Job]:
     """Return the job shortened to `steps`, and the same job on one process with the same samples per step.
 
-    The job on one process uses the micro-batch of one rank, so its forward pass takes no more memory than a rank's.
+    The job on one process uses the micro-batch of one rank, so its forward pass takes no more memory than that rank's.
 
     Raises:
         SpecError: The job already runs on one process, or `steps` is not valid for it.
     """
     require(job, Job, by="check", write="ss.check(ss.Job(...))")
     if job.world_size == 1:
-        raise SpecError(
-            "strategy='single' is what others are checked against; check a strategy such as 'ring'"
-        )
+        raise SpecError("strategy='single' is the reference of the check; check a strategy such as 'ring'")
     lr_schedule = job.lr_schedule.replace(warmup_steps=min(job.lr_schedule.warmup_steps, steps))
     sharded = job.replace(
         steps=steps, lr_schedule=lr_schedule, checkpoint=Checkpoint(), eval_every=None,
@@ -101,7 +98,7 @@ def _carry_out(job: Job, root: str | Path | None, on_step: OnStep | None) -> Run
 
 
 def _losses(run: Run) -> dict[int, float]:
-    """Return the mean loss over ranks by step."""
+    """Return the mean loss over ranks, by step."""
     return {step.number: step.loss for step in run.reduced().steps if not math.isnan(step.loss)}
 
 

@@ -18,17 +18,18 @@ if TYPE_CHECKING:
     import pandas as pd
 
 BOUNDS = {"fp64": 1e-9, "fp32": 1e-5, "bf16-mixed": 2e-2, "fp16-mixed": 2e-2}
-"""Largest relative difference attributed to rounding, by the job's precision."""
+"""Largest relative difference that is attributed to rounding, by the job's precision."""
 _ROWS_SHOWN = 6
 _NOISE = (
-    "A tensor whose gradient is rounding noise alone, such as the bias of attention keys, can differ by more."
+    "A tensor whose gradient is only rounding noise, such as the bias of attention keys, can differ by more."
 )
 
 
 class TensorDifference(NamedTuple):
-    """Difference of one parameter: |sharded - single| / |single| in the Euclidean norm, and its share, 0 to 1.
+    """Difference of one parameter between the two runs.
 
-    The share is that of the squared difference of all parameters as one vector.
+    `relative_difference` is |sharded - single| / |single| in the Euclidean norm. `share` is the fraction, 0 to 1, that
+    the parameter contributes to the squared difference of all parameters as one vector.
     """
 
     tensor: str
@@ -53,13 +54,13 @@ class CheckReport:
     Attributes:
         strategy: The strategy's label; `world_size`, `model`, `precision` and `steps` are the job's.
         bound: Largest relative difference of a loss, and of all parameters as one vector, that counts as equal.
-        because: Why the sharded run differs from one process by design; None where the two must be equal.
+        because: Why the sharded run differs from one process by design; None if the two must be equal.
         difference: Relative difference of all parameters as one vector.
         tensors: All parameters, the one with the largest relative difference first.
         losses: Losses of all steps.
         only_in_one: Parameters that only one of the runs has, or that differ in shape.
         runs: Ids of the two runs, the sharded one first.
-        skipped: Steps of the sharded run that updated nothing because their gradients overflowed in fp16.
+        skipped: Number of steps in which the sharded run updated nothing because its gradients overflowed in fp16.
     """
 
     strategy: str
@@ -98,7 +99,7 @@ class CheckReport:
 
     @property
     def verdict(self) -> str:
-        """The result of the check, in a sentence or two."""
+        """The result of the check, in one or two sentences."""
         who = f"{self.strategy} on {self.world_size} ranks"
         apart = f"all parameters together differ by {self.difference:.1e}"
         losses = f"the losses by at most {self.loss_difference:.1e}"
@@ -109,8 +110,8 @@ class CheckReport:
             )
         if not self.was_tried:
             return (
-                f"{who} was not tried: the gradients of all {self.steps} steps overflowed in {self.precision}, so "
-                "nothing was updated; check more steps, for the loss scale halves with each, or use "
+                f"{who} was not tested: the gradients of all {self.steps} steps overflowed in {self.precision}, so "
+                "nothing was updated; check more steps, as the loss scale halves with each, or use "
                 "precision='bf16-mixed'."
             )
         bound = f"{self.bound:.0e} for {self.precision}"
@@ -121,9 +122,9 @@ class CheckReport:
 
     def _fault(self, apart: str) -> str:
         if self.only_in_one:
-            return f"only one of the runs has {', '.join(self.only_in_one)}, or in another shape"
+            return f"only one of the runs has {', '.join(self.only_in_one)}, or the shapes differ"
         first = next((pair.step for pair in self.losses if not pair.relative_difference <= self.bound), None)
-        when = "" if first is None else f"; the first loss to differ is that of step {first}"
+        when = "" if first is None else f"; the first loss to differ is from step {first}"
         worst = self.tensors[0]
         return (
             f"after {self.steps} steps {apart}, most of all {worst.tensor} by {worst.relative_difference:.1e}{when}; "
@@ -132,7 +133,7 @@ class CheckReport:
 
     @property
     def table(self) -> pd.DataFrame:
-        """One row a parameter, the largest relative difference first: tensor, shape, relative_difference, share."""
+        """One row per parameter, the largest relative difference first: tensor, shape, relative_difference, share."""
         import pandas as pd
 
         return pd.DataFrame(self.tensors, columns=list(TensorDifference._fields))
@@ -158,7 +159,11 @@ class CheckReport:
         mark, colour = _MARKS[self.passed] if self.was_tried or self.because else _NOT_TRIED
         rows = "".join(_html_row(row) for row in self.tensors[:_ROWS_SHOWN])
         left = len(self.tensors) - _ROWS_SHOWN
-        more = f"<div>and {left} more, none further apart; all are in .table</div>" if left > 0 else ""
+        more = (
+            f"<div>and {left} more, none with a larger difference; all are in .table</div>"
+            if left > 0
+            else ""
+        )
         head = "".join(f"<th style='text-align:{side}'>{name}</th>" for name, side in _HEAD)
         edge = f"border-left:6px solid {colour};padding-left:7px"
         return (
@@ -190,9 +195,14 @@ def compare(
     values: tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]],
     skipped: int = 0,
 ) -> CheckReport:
-    """Return the report of two runs of `job`, given losses by step and parameters by name; the sharded run comes first.
+    """Return the report on two runs of `job`; in each pair of arguments, the sharded run comes first.
 
-    `skipped` is the number of steps that the sharded run skipped.
+    Args:
+        job: The sharded job.
+        runs: Ids of the two runs.
+        losses: Loss by step of each run.
+        values: Parameters by name of each run, after the last step.
+        skipped: Number of steps that the sharded run skipped.
     """
     ours, theirs = values
     both = [name for name in theirs if name in ours and ours[name].shape == theirs[name].shape]
@@ -215,7 +225,7 @@ def compare(
 
 
 def _because(job: Job) -> str | None:
-    """Why the job may differ from one process: because of its strategy, its compression, or both."""
+    """Return why the job may differ from one process (its strategy, its compression, or both); None if it may not."""
     reasons = [reason for reason in (job.strategy.differs_because, job.compression.differs_because) if reason]
     return ", and ".join(reasons) or None
 
@@ -234,7 +244,7 @@ def _norm(values: np.ndarray | Sequence[float]) -> float:
 
 
 def _relative(difference: float, size: float) -> float:
-    """The difference relative to `size`: 0 if the difference is 0, infinite if it is not finite or `size` is 0."""
+    """Return the difference relative to `size`: 0 if it is 0; infinite if it is not finite or `size` is 0."""
     if difference == 0:
         return 0.0
     return difference / size if math.isfinite(difference) and size > 0 else math.inf

@@ -1,9 +1,10 @@
 """The file that holds a job's own functions, and the rules for loading it.
 
-A job whose model, data or loss is a user function consists of a `job.json` that names it and a `user_code.pkl` that
-holds it (cloudpickle). Unpickling that file runs whatever is in it, and imports the modules that its functions come
-from. So it is unpickled in two places only: by the ranks of a run, which receive the digest of the file from the
-launch, and by `load_job`, if this process wrote exactly this content or the user states that it is trusted.
+A job whose model, data or loss is a user function consists of a `job.json` that names the function and a
+`user_code.pkl` that contains it (cloudpickle). Unpickling that file runs any code in it, and imports the modules from
+which its functions come. So it is unpickled in two places only: by the ranks of a run, which receive the digest of the
+file from the launch, and by `load_job`, if this process wrote exactly this content or the user states that it is
+trusted.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from shardscope.spec import Job, UserCode
 
 CODE_FILE = "user_code.pkl"
 _MOST_BYTES = 16 * 2**30
-"""Largest code file, in bytes. Functions may carry arrays, which make them large."""
+"""Largest code file, in bytes. Functions may contain arrays, which make the file large."""
 _written_here: set[str] = set()
-"""Digests of the code that this process has written."""
+"""Digests of the code files that this process has written."""
 
 
 def pack(code: Mapping[str, UserCode]) -> bytes:
-    """Pickle the functions of a job; returns the content of its code file.
+    """Pickle the functions of a job and return the content of its code file.
 
     Raises:
         LaunchError: The functions cannot be pickled.
@@ -61,7 +62,7 @@ def digest_of(content: bytes) -> str:
 
 
 def is_of_this_process(content: bytes) -> bool:
-    """Whether this process has written exactly this code."""
+    """Return whether this process has written exactly this code."""
     return digest_of(content) in _written_here
 
 
@@ -90,12 +91,17 @@ def _are_functions(value: Any, job: Job) -> bool:
 
 
 def load_for_ranks(job: Job, path: Path, digest: str) -> Job:
-    """Return the job with its functions, on a rank of the run that they were launched with.
+    """Return the job with its functions, on a rank of the run with which they were launched.
+
+    Args:
+        job: The job as read from the run directory.
+        path: Its code file.
+        digest: Digest of the code file at the launch.
 
     Raises:
         LaunchError: The file has changed since the launch, or cannot be loaded.
     """
     content = read_code(path)
     if digest_of(content) != digest:
-        raise LaunchError(f"{path} has changed since the launch; nothing in it was run, launch again")
+        raise LaunchError(f"{path} has changed since the launch; nothing in it was run: launch the job again")
     return with_code(job, content, path)

@@ -1,18 +1,19 @@
 """Stop all ranks after the same step. The only cost per step is one check of the file system.
 
 A stop request is a file in the run directory. Rank 0 sees it before some step, writes a note that this step is the
-last, and only then takes part in it. A synchronous step cannot end on any rank before rank 0 has taken part in it, so
-every other rank finds the note before the next step. If other ranks can be up to n steps ahead, the last step is n
-steps later. If they can be any number of steps ahead, each stops as soon as it sees the request; such a strategy
+last, and only then takes part in the step. A synchronous step cannot end on any rank before rank 0 has taken part in
+it, so every other rank finds the note before the next step. If other ranks can be up to n steps ahead, the last step is
+n steps later. If they can be any number of steps ahead, each stops as soon as it sees the request; such a strategy
 synchronises its ranks afterwards.
 
 On one machine the note is a file. Ranks on several machines share the directory over a network, whose clients may cache
 that a file does not exist, so there the note goes through the process group's store.
 
-A gated run (one that may be stopped after each evaluation) would waste a step or more before a verdict reached it that
-way. So after an evaluation, synchronous ranks wait for the verdict: rank 0 for the judge, the others for rank 0. They
-wait no longer than a step takes, and not at all after two consecutive late verdicts. In the worst case a judge that is
-just in time makes every evaluation one step longer; one that does not respond costs two steps.
+A gated run, which may be stopped after each evaluation, would in this way waste one or more steps before a decision
+reached it. So after an evaluation, synchronous ranks wait for the decision: rank 0 for the process that decides, the
+others for rank 0. They wait no longer than a step takes, and not at all after two consecutive late decisions. In the
+worst case, if every decision arrives just in time, every evaluation takes one step longer; if no decision arrives, the
+run loses two steps in total.
 """
 
 from __future__ import annotations
@@ -28,26 +29,26 @@ from shardscope.runlog.files import OutOfReach, read_text
 from shardscope.runtime.rundir import RunDir
 
 _MOST_LATE = 2
-"""Consecutive late verdicts after which ranks stop waiting."""
+"""Number of consecutive late decisions after which ranks stop waiting."""
 _SOON_S, _SOON_EVERY_S, _LATER_EVERY_S = 20e-3, 3e-4, 2e-3
-"""Polling: the initial period, the interval in it, and the interval afterwards, in seconds. Ranks continue up to one
-interval apart, and the early ones wait for the others in the next step."""
+"""Polling: the initial period, the interval in it, and the interval afterwards, in seconds. Ranks may continue up to
+one interval apart; the early ones wait for the others in the next step."""
 _PATIENCE_S = 5.0
-"""Seconds to retry a file that exists but cannot be opened."""
+"""Time for which a file that exists but cannot be opened is retried, in seconds."""
 
 
 class NoVerdictError(ShardscopeError):
-    """Rank 0 has not answered whether to continue after an evaluation."""
+    """Rank 0 has not reported whether to continue after an evaluation."""
 
 
 class Notes(Protocol):
     """Step numbers that rank 0 leaves for the other ranks, each under the path of a file in the run directory."""
 
     def read(self, path: Path) -> int | None:
-        """Return the step; None if rank 0 has left none yet."""
+        """Return the step number; None if rank 0 has not left one yet."""
 
     def write(self, path: Path, step: int) -> None:
-        """Leave a step, which every later `read` on any rank returns."""
+        """Leave a step number, which every later `read` on any rank returns."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class FileNotes:
 
 @dataclass(frozen=True)
 class StoreNotes:
-    """Notes in a `torch.distributed.Store`, for ranks on several machines. A read is a message to its server."""
+    """Notes in a `torch.distributed.Store`, for ranks on several machines. Each read sends a message to its server."""
 
     store: Any
 
@@ -81,9 +82,12 @@ class StopControl:
     """One rank's view of external requests: to stop the run, or to continue after an evaluation.
 
     Attributes:
-        drift: Steps that another rank can be ahead of rank 0; None if unbounded.
-        timeout_s: Seconds that the other ranks wait for rank 0, beyond its own waiting time.
-        notes: How rank 0 tells the other ranks; None for files in the run directory.
+        run: The run directory.
+        rank: This rank.
+        world_size: Number of ranks.
+        drift: Maximum number of steps by which another rank can be ahead of rank 0; None if unbounded.
+        timeout_s: Time that the other ranks wait for rank 0 beyond its own waiting time, in seconds.
+        notes: How rank 0 passes step numbers to the other ranks; None uses files in the run directory.
     """
 
     run: RunDir
@@ -100,7 +104,7 @@ class StopControl:
         self._is_gated = self.drift == 0 and self.run.approval.exists()
 
     def should_stop(self, step: int) -> bool:
-        """Whether to stop before `step`. Called by every rank before every step."""
+        """Return whether to stop before `step`. Called by every rank before every step."""
         if self.drift is None:
             return self.run.stop_request.exists()
         last = self._notes.read(self.run.stop_at)
@@ -113,14 +117,14 @@ class StopControl:
         return False
 
     def evaluated(self, step: int, patience_s: float) -> None:
-        """Wait for the verdict on an evaluation, if the run is gated. Called by every rank after every evaluation.
+        """Wait for the decision on an evaluation, if the run is gated. Called by every rank after every evaluation.
 
         Args:
             step: The step of the evaluation.
-            patience_s: Maximum time to wait for the judge, in seconds.
+            patience_s: Maximum time to wait for the decision, in seconds.
 
         Raises:
-            NoVerdictError: Rank 0 did not answer in time.
+            NoVerdictError: Rank 0 did not pass on a decision in time.
         """
         if not self._is_gated:
             return
@@ -128,12 +132,12 @@ class StopControl:
             self._hear(step, patience_s if self._late < _MOST_LATE else 0.0)
         elif not _wait(lambda: self._is_answered(step), patience_s + self.timeout_s):
             raise NoVerdictError(
-                f"rank 0 has said nothing for {patience_s + self.timeout_s:.0f} s after the evaluation at step {step}; "
+                f"rank 0 has not reported for {patience_s + self.timeout_s:.0f} s after the evaluation at step {step}; "
                 f"raise timeout_s={self.timeout_s:g} if it may take that long"
             )
 
     def _hear(self, step: int, patience_s: float) -> None:
-        """Rank 0's part: wait for the judge, and write the answer for the other ranks."""
+        """On rank 0, wait for the decision and pass it on to the other ranks."""
         is_told = _wait(lambda: self._is_told(step), patience_s)
         self._late = 0 if is_told else self._late + 1
         answer = self.run.stop_at if self.run.stop_request.exists() else self.run.decision
@@ -149,7 +153,7 @@ class StopControl:
 
 
 def _wait(condition: Callable[[], bool], patience_s: float) -> bool:
-    """Wait until the condition holds, up to `patience_s` seconds. Returns whether it does."""
+    """Wait until the condition holds, up to `patience_s` seconds. Return whether it holds."""
     began = time.monotonic()
     while not condition():
         waited = time.monotonic() - began
@@ -160,9 +164,9 @@ def _wait(condition: Callable[[], bool], patience_s: float) -> bool:
 
 
 def _step_in(path: Path) -> int | None:
-    """The step number in a file; None if the file does not exist, or does not contain one.
+    """Return the step number in a file; None if the file does not exist, or does not contain one.
 
-    A file that cannot be opened is retried: a rank that took it for absent would continue alone.
+    A file that cannot be opened is retried: a rank that mistook it for missing would continue alone.
 
     Raises:
         OutOfReach: The file cannot be opened for `_PATIENCE_S` seconds.

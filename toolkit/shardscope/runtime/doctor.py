@@ -1,7 +1,7 @@
-"""Diagnosis of this machine, and the consequence of each missing piece: `shardscope doctor`, or `ss.doctor()`.
+"""Diagnosis of this machine, and the consequence of each missing feature: `shardscope doctor`, or `ss.doctor()`.
 
 `doctor` probes the machine with `shardscope.machine`, evaluates each result, and returns a `DoctorReport` of plain
-values. Nothing is changed or downloaded. The report is not `ok` only if something is missing that every run requires.
+values. Nothing is changed or downloaded. The report is `ok` unless something is missing that every run requires.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class Finding:
     value: Any = None
     """Machine-readable result: a number, a version, a list; None if nothing was found."""
     cost: str = ""
-    """Consequence of its absence, in one sentence; empty when nothing is missing."""
+    """Consequence of its absence, in one sentence; empty if it is present."""
     remedy: str = ""
-    """How to fix it; empty when nothing can or need be done."""
+    """How to fix it; empty if nothing can or need be done."""
     required: bool = False
     """Whether no run is possible without it."""
 
     @property
     def mark(self) -> str:
-        """✓ found, – missing but bearable, ✗ missing and required."""
+        """✓ if present, – if missing but optional, ✗ if missing and required."""
         return "✓" if self.ok else "✗" if self.required else "–"
 
 
@@ -59,7 +59,7 @@ class DoctorReport:
         return all(finding.ok or not finding.required for finding in self.findings)
 
     def __getitem__(self, name: str) -> Finding:
-        """The finding of that name, for example ``report["cores"].value``."""
+        """Return the finding with this name, for example ``report["cores"].value``."""
         return next(finding for finding in self.findings if finding.name == name)
 
     def to_text(self) -> str:
@@ -91,7 +91,7 @@ class DoctorReport:
 
     def _verdict(self) -> str:
         if not self.ok:
-            return "Runs are not possible here until what is marked ✗ is mended."
+            return "Runs are not possible here until what is marked ✗ is fixed."
         missing = len(self._missing())
         return (
             f"Ready to run; {missing} optional thing{'s' if missing != 1 else ''} missing."
@@ -111,7 +111,7 @@ def doctor() -> DoctorReport:
 def _judge(
     group: str, name: str, text: str, *, ok: bool, cost: str = "", remedy: str = "", **rest: Any
 ) -> Finding:
-    """Return a finding that states cost and remedy only if `ok` is false."""
+    """Return a finding that includes cost and remedy only if `ok` is false."""
     cost, remedy = ("", "") if ok else (cost, remedy)
     return Finding(group=group, name=name, text=text, ok=ok, cost=cost, remedy=remedy, **rest)
 
@@ -127,7 +127,7 @@ def _software(torch: dict[str, Any]) -> Iterator[Finding]:
         value=torch.get("version"),
         required=True,
         cost="No job can run; only what needs no torch works.",
-        remedy="Install it anew: pip install 'torch>=2.11,<2.14'",
+        remedy="Reinstall it: pip install 'torch>=2.11,<2.14'",
     )
     yield from map(_package, PACKAGES)
     if "error" not in torch:
@@ -135,7 +135,7 @@ def _software(torch: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _codecs(route: str) -> Finding:
-    """Finding that states whether compression runs compiled."""
+    """Return a finding on whether compression uses compiled code."""
     texts = {"numba": f"compiled by numba {_version_of('numba')}", "torch": "plain torch"}
     asked = os.environ.get("SHARDSCOPE_CODECS")
     return _judge(
@@ -238,7 +238,7 @@ def _accelerators(torch: dict[str, Any]) -> Iterator[Finding]:
         nccl or "not in use",
         ok=bool(nccl),
         value=nccl,
-        cost="Ranks talk through gloo, over the CPU.",
+        cost="Ranks communicate through gloo, over the CPU.",
         remedy="Install torch's CUDA build, which brings NCCL." if gpus else "",
     )
 
@@ -250,7 +250,7 @@ def _network(torch: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _needed(name: str, *, ok: bool, remedy: str) -> Finding:
-    cost = "Ranks cannot talk to each other, so no job runs."
+    cost = "Ranks cannot communicate, so no job runs."
     text = "works" if ok else "does not work"
     return _judge("Network", name, text, ok=ok, value=ok, required=True, cost=cost, remedy=remedy)
 
@@ -278,7 +278,7 @@ def _extras() -> Iterator[Finding]:
 
 
 def _methods() -> Iterator[Finding]:
-    """Findings for methods of installed packages that cannot be loaded."""
+    """Yield findings for methods of installed packages that cannot be loaded."""
     for point, why in sorted(registry.broken_plugins().items()):
         yield _judge(
             "Methods of packages",
@@ -286,5 +286,5 @@ def _methods() -> Iterator[Finding]:
             why,
             ok=False,
             cost="Jobs cannot name this method; everything else works.",
-            remedy="Mend the package, or uninstall it.",
+            remedy="Fix the package, or uninstall it.",
         )

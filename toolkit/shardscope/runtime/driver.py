@@ -42,24 +42,25 @@ def launch(
     gated: bool = False,
     preflight: bool = True,
 ) -> Run:
-    """Start a job on real ranks of this machine. Returns without waiting for them.
+    """Start a job on real ranks of this machine, and return without waiting for them.
 
     Args:
         job: The job to train.
-        root: Folder for the run directory; None means ``$SHARDSCOPE_RUNS`` or ``./runs``.
-        resume: A run, or its name or path, to resume from its newest checkpoint that is not damaged; or the path of one
+        root: Folder for the run directory; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
+        resume: A run, or its name or path, to resume from its newest undamaged checkpoint; or the path of one
             checkpoint (``.../checkpoints/step-20``). With the same job and number of ranks, a resumed run is
             bit-identical to an uninterrupted one. The exceptions are asynchronous and bounded-staleness parameter
             servers, whose order of updates depends on timing.
-        allow_pickle: With `resume`: read a checkpoint of an earlier version, which is a pickle and can run code when it
-            is read. Use it only for files of people you trust.
-        detach: Let the run outlive this process. Otherwise it is stopped when this process ends.
+        allow_pickle: With `resume`: whether to read a checkpoint from an earlier version, which is a pickle and can run
+            code when it is read. Use it only for files from people you trust.
+        detach: Whether the run outlives this process. Otherwise it is stopped when this process ends.
         gated: Whether you decide after each evaluation if the run continues, by `Run.stop` or `Run.approve`. Ranks wait
             for the decision, but no longer than a step takes, and not at all after two consecutive late decisions.
             Ranks that are not synchronous (asynchronous parameter servers, gossip) never wait.
-        preflight: Whether to refuse a job whose ranks would not fit in this machine's memory, by formula. This traces
-            one step of each new model, in a few tenths of a second if torch is loaded in this process or by an earlier
-            launch. A job with a model, data or loss function of your own is not checked. False starts the job at once.
+        preflight: Whether to reject a job whose ranks are predicted not to fit in this machine's memory. This traces
+            one step of each new model, in a few tenths of a second if torch is already loaded, in this process or by an
+            earlier launch. A job with a model, data or loss function of your own is not checked. False starts the job
+            at once.
 
     Raises:
         LaunchError: The job does not fit in memory, the run directory cannot be written, or the user's code cannot be
@@ -89,13 +90,15 @@ def launch(
     if preflight and not job.user_functions:  # only ranks may call user functions
         from shardscope.runtime.preflight import preflight as look_at
 
-        look_at(job, timed=False).require_fits("launch it all the same with preflight=False")
+        look_at(job, timed=False).require_fits("launch it anyway with preflight=False")
     earlier = None if resume is None else _source(resume, root)
     run = RunDir.create(job, runs_root(root), gated=gated)
     try:
         _hand_over(run, _request(run, job, earlier, detach=detach, allow_pickle=allow_pickle))
-    except BaseException as error:  # interrupts too, so that no run stays in state "starting" for ever
-        details = {"message": f"the launch was cut short ({type(error).__name__}: {error}); launch it again"}
+    except BaseException as error:  # interrupts too, so that no run stays in state "starting" forever
+        details = {
+            "message": f"the launch was interrupted ({type(error).__name__}: {error}); launch it again"
+        }
         started = process_started()
         run.write_status(
             "failed", pid=os.getpid(), process_started=started, error=details, cause=Cause.NOT_STARTED
@@ -105,7 +108,7 @@ def launch(
 
 
 def _hand_over(run: RunDir, request: dict[str, object]) -> None:
-    """Send the run to the launch server. If that server is killed meanwhile, try another one."""
+    """Send the run to the launch server. If that server is killed in the meantime, try another one."""
     for _ in range(_SERVERS):
         server = driver.server(run.path / "logs" / "server.log")
         started = process_started(server.pid)

@@ -1,4 +1,4 @@
-"""The driver's side of its launch server, which is started on first use, and restarted if it has ended."""
+"""The driver's side of its launch server, which is started on first use and restarted if it has ended."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _START_SERVER = "from shardscope.runtime.server import main; main()"
 
 
 class LaunchServer:
-    """Handle of this process's launch server, which is started on first use, and restarted if it has ended."""
+    """Handle of this process's launch server, which is started on first use and restarted if it has ended."""
 
     def __init__(self) -> None:
         self._server: subprocess.Popen[bytes] | None = None
@@ -39,7 +39,7 @@ class LaunchServer:
             return self._server
 
     def request(self, server: subprocess.Popen[bytes], line: bytes) -> bool:
-        """Send one complete request. Returns False if the server is gone; `server` then starts another one."""
+        """Send one complete request. Return False if the server has died; `server` then starts another one."""
         assert server.stdin is not None
         with self._lock:
             try:
@@ -80,7 +80,7 @@ atexit.register(driver.close)
 
 
 def trace_on_server(asked: str) -> str:
-    """Trace the job in this JSON in a child of the launch server, which has imported torch. Returns JSON.
+    """Trace a job, given as JSON, in a child of the launch server, which has imported torch. Return the result as JSON.
 
     Raises:
         SpecError: The model cannot be traced on shapes alone.

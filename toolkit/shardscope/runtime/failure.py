@@ -1,4 +1,4 @@
-"""Find the rank that failed first, and why: a dead rank makes its peers fail too, but only the first has the cause."""
+"""Find the rank that failed first, and why: when a rank dies, its peers fail too, but only the first has the cause."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def describe_failure(run: RunDir, job: Job, failed: ChildFailedError, exit_codes
         run: Directory of the run, whose events are read.
         job: The job of the run.
         failed: The error from elastic, with the ranks that had failed when it first checked.
-        exit_codes: Exit code of each process by pid, as far as known.
+        exit_codes: Exit codes of the processes by pid, as far as known.
     """
     errors = sorted(read_events(run.path, kind="error"), key=lambda event: event["t"])
     causes = [event for event in errors if not is_secondary_failure(event)]
@@ -75,7 +75,14 @@ def _from_exit(run: RunDir, job: Job, rank: int, exitcode: int) -> Ending:
 
 
 def describe_lost_forkserver(run: RunDir, job: Job, pid: int, exitcode: int) -> Ending:
-    """Return the ending of a run whose ranks ended because the forkserver that they were forked from ended."""
+    """Return the ending of a run whose ranks ended because their forkserver ended.
+
+    Args:
+        run: Directory of the run.
+        job: The job of the run.
+        pid: Process id of the forkserver.
+        exitcode: Its exit code; negative for a signal.
+    """
     step = _last_step(run)
     message = (
         f"the forkserver of run {run.path.name} (process {pid}) {_how(exitcode, step, 'the')}; "

@@ -1,7 +1,7 @@
 """The runs in a folder: those that can be read, and the reasons why others cannot.
 
-A folder of runs may be shared with other users, and may hold copies, leftovers and damaged runs. One bad run directory
-never hides a good one: unreadable runs are skipped, counted and listed with the reason.
+A folder of runs may be shared with other users, and may contain copies, leftovers and damaged runs. One bad run
+directory never hides a good one: unreadable runs are skipped, counted and listed with the reason.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from shardscope.runtime.status import printable
 from shardscope.spec import Job
 
 _NAMED = 3
-"""Skipped runs that the note names; it only counts the rest."""
+"""Maximum number of skipped runs that the note names; the others are only counted."""
 _LONGEST_REASON = 160
 """Longest reason in the note, in characters."""
 
 
 class Skipped(NamedTuple):
-    """A run that cannot be read, and why."""
+    """A run that cannot be read, and the reason."""
 
     name: str
     reason: str
@@ -45,7 +45,7 @@ class Runs(list[Run]):
 
     @property
     def note(self) -> str:
-        """One line about the runs that could not be read; empty if all could."""
+        """One line about the runs that could not be read; empty if all could be read."""
         return note_on(self.skipped)
 
     def __repr__(self) -> str:
@@ -75,12 +75,12 @@ def runs(root: str | Path | None = None) -> Runs:
 
 
 def _name(name: str) -> str:
-    """A folder's name on one line."""
+    """Return a folder's name on one line."""
     return " ".join(printable(name).split())
 
 
 def _reason(error: RunUnreadable, path: Path) -> str:
-    """Why a run is skipped, without the run's name, which the note shows first."""
+    """Return why a run is skipped, without the run's name, which the note shows first."""
     name = printable(path.name)
     return str(error).removeprefix(f"run {name} cannot be read: ").removeprefix(f"{printable(str(path))} is ")
 
@@ -97,7 +97,7 @@ def note_on(skipped: Iterable[Skipped]) -> str:
 
 
 def _entries(folder: Path, skipped: list[Skipped]) -> Iterator[Path]:
-    """The folders in the root, and links to folders."""
+    """Yield the folders in the root, and links to folders."""
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
@@ -117,7 +117,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _read(path: Path) -> tuple[Run, float]:
-    """Return a run and the modification time of its job file, in unix seconds.
+    """Return a run and the modification time of its job file, in Unix seconds.
 
     Raises:
         RunUnreadable: The run is damaged, or its name is not printable.

@@ -17,20 +17,20 @@ from shardscope.spec.observed import ObservedJob
 def load_job(where: Run | str | Path, *, trust_code: bool = False, root: str | Path | None = None) -> Job:
     """Return the job of a run or a job file, with the user functions stored next to it.
 
-    A job that names models, data and losses of the catalogue carries no code and is simply read. User functions are
-    code: without `trust_code` they are loaded only if this process itself wrote exactly that file when it launched the
-    job. Any other file, even of a run you launched yesterday, may have been changed or put there by somebody else, and
-    requires ``trust_code=True``. Otherwise only the ranks of a run load code from its directory.
+    A job whose model, data and loss come from the catalogue has no code and is simply read. User functions are code:
+    without `trust_code` they are loaded only if this process itself wrote exactly that file when it launched the job.
+    Any other file, even from a run that you launched yesterday, may have been changed or put there by somebody else,
+    and requires ``trust_code=True``. Apart from this function, only the ranks of a run load code from its directory.
 
     Args:
         where: A run, its name or path, or the path of a job file.
         trust_code: Whether to load functions from a file that this process did not write. This runs the code in it.
-        root: Folder of the runs; None means ``$SHARDSCOPE_RUNS`` or ``./runs``.
+        root: Folder of the runs; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
 
     Raises:
         RunNotFound: The run or file does not exist.
         RunUnreadable: It cannot be read.
-        UntrustedCode: The job carries code, and `trust_code` is not set.
+        UntrustedCode: The job has code, and `trust_code` is not set.
         LaunchError: Its code cannot be loaded in this process.
         SpecError: The run is an observed training loop, whose script is not part of it.
 
@@ -47,6 +47,11 @@ def load_job(where: Run | str | Path, *, trust_code: bool = False, root: str | P
 def add_code(job: Job, file: Path, *, trust_code: bool) -> Job:
     """Return a job from a file with the functions stored next to the file; unchanged if there are none.
 
+    Args:
+        job: The job as read from the file.
+        file: The job file.
+        trust_code: Whether to load functions that this process did not write.
+
     Raises:
         UntrustedCode: This process did not write the functions, and `trust_code` is not set.
         LaunchError: They cannot be loaded in this process.
@@ -56,7 +61,7 @@ def add_code(job: Job, file: Path, *, trust_code: bool) -> Job:
     code = file.with_name(CODE_FILE)
     try:
         content = read_code(code)
-    except FileNotFoundError:  # they must be given before a launch
+    except FileNotFoundError:  # the user must give the functions before a launch
         return job
     if not (trust_code or is_of_this_process(content)):
         raise UntrustedCode(_question(file, code, job, len(content)))
@@ -73,7 +78,7 @@ def _file_of(where: Run | str | Path, root: str | Path | None) -> Path:
 def _question(file: Path, code: Path, job: Job, size: int) -> str:
     names = ", ".join(f"{field}={value.name!r}" for field, value in job.user_code.items())
     return (
-        f"{printable(str(file))} carries code: {names} in {code.name} beside it ({size:,} bytes), and loading it runs "
-        "whatever is in it; if you trust it, say trust_code=True (--trust-code in a shell), or give the functions "
+        f"{printable(str(file))} carries code: {names} in {code.name} next to it ({size:,} bytes), and loading it runs "
+        "any code in it; if you trust it, pass trust_code=True (--trust-code in a shell), or give the functions "
         "again with job.replace(...)"
     )

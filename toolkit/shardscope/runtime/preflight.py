@@ -18,25 +18,25 @@ class Preflight:
     """Prediction for a job before it starts."""
 
     prediction: JobPrediction | None
-    """The prediction; None if none could be made."""
+    """The prediction; None if the job could not be predicted."""
     run_time_s: float | None = None
-    """Time of all steps in seconds, without start, evaluations and checkpoints; None if not predicted."""
+    """Time of all steps in seconds, without startup, evaluations and checkpoints; None if not predicted."""
 
     @property
     def refusal(self) -> str | None:
-        """Why the job will not fit in this machine's memory, as a clause; None if it does or nothing is known."""
+        """Clause on why the job will not fit in this machine's memory; None if it fits or nothing is known."""
         found = self.prediction
         if found is None or found.machine_bytes is None or found.fits:
             return None
         room, whole = figure(usable_memory_bytes(), "bytes"), figure(found.machine_bytes, "bytes")
         others = "" if found.job.world_size == 1 else ", fewer ranks or a higher ZeRO stage"
         return (
-            f"it would take {whole} of the {room} that this machine has for it; use a smaller batch or smaller "
+            f"it would take {whole} of the {room} that this machine has available; use a smaller batch or smaller "
             f"micro-batches{others}"
         )
 
     def require_fits(self, way_out: str) -> None:
-        """Refuse a job that does not fit; `way_out` states how to start it anyway.
+        """Reject a job that does not fit; `way_out` is a clause on how to start it anyway.
 
         Raises:
             LaunchError: The job does not fit in this machine's memory.
@@ -58,7 +58,7 @@ class Preflight:
 
 
 def preflight(job: Job, *, timed: bool = True) -> Preflight:
-    """Predict a job before it starts. Refuses nothing; a job that cannot be predicted gets an empty `Preflight`.
+    """Predict a job before it starts. Rejects nothing; a job that cannot be predicted gets an empty `Preflight`.
 
     Args:
         job: The job.
@@ -70,7 +70,7 @@ def preflight(job: Job, *, timed: bool = True) -> Preflight:
         found = predict_job(job, trace=_trace)
         _ = found.fits  # computed inside the try block, since a user's method may fail
         return Preflight(found, found.run_time_s if timed else None)
-    except Exception:  # noqa: BLE001 - any error of the user's code; its ranks will report it
+    except Exception:  # noqa: BLE001 - any error in the user's code; its ranks will report it
         return Preflight(None)
 
 
@@ -79,14 +79,14 @@ def _trace(job: Job) -> Traced:
 
 
 def _is_predictable(job: Job) -> bool:
-    """Whether the job runs on CPUs and has no user functions, which may do anything and are called only on ranks."""
+    """Return whether the job runs on CPUs and has no user functions; those may do anything and run on ranks only."""
     if job.user_functions:
         return False
     return job.device == "cpu" or (job.device == "auto" and not nvml_works())
 
 
 def _about(seconds: float) -> str:
-    """Return a rounded time: ``about 40 s``, ``about 3 min``, ``about 2 h``."""
+    """Return a rounded time, such as ``about 40 s``, ``about 3 min`` or ``about 2 h``."""
     for size, unit in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
         if seconds >= 1.5 * size:
             return f"about {seconds / size:.2g} {unit}"

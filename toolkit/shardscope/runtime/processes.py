@@ -1,4 +1,4 @@
-"""Process identities, and means to end processes together, so that no process outlives the run it belongs to."""
+"""Process identities, and ways to end groups of processes, so that no process outlives the run to which it belongs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _OF_A_RUN = ("shardscope.runtime", "multiprocessing.")
 _POLL_S = 0.005
 _LONGEST_POLL_S = 0.1
 _DYING_S = 5.0
-"""Seconds that a killed process may take to disappear: the system frees its memory first."""
+"""Time that a killed process may take to disappear, in seconds: the system frees its memory first."""
 
 ProcessStart = str | float
 """Start time of a process, which together with its pid identifies it uniquely. On Linux it is the boot id and the clock
-ticks since boot, ``"BOOT/TICKS"``, which do not depend on the wall clock. On other systems, and in files of older
-versions, it is unix seconds."""
+ticks since boot, ``"BOOT/TICKS"``, which do not depend on the wall clock. On other systems, and in files from older
+versions, it is in Unix seconds."""
 
 
 Identity = tuple[int, ProcessStart]
@@ -46,7 +46,7 @@ def process_started(pid: int | None = None) -> ProcessStart:
 
 
 def is_alive(pid: int, started: ProcessStart) -> bool:
-    """Whether the process with this pid and start time still runs."""
+    """Return whether the process with this pid and start time is still running."""
     try:
         return _is_same(pid, started) and _runs(psutil.Process(pid))
     except psutil.NoSuchProcess:
@@ -67,7 +67,7 @@ def _runs(process: psutil.Process) -> bool:
 
 
 def _stat(pid: int) -> list[str]:
-    """Fields 3 and following of ``/proc/PID/stat`` (proc(5)); the name before them may contain spaces and brackets."""
+    """Return fields 3 and following of ``/proc/PID/stat`` (proc(5)); the name before them may contain any character."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -75,7 +75,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def is_of_shardscope(pid: int) -> bool:
-    """Whether a process is an agent or a rank. An untrusted `status.json` may name any process of the user."""
+    """Return whether a process is an agent or a rank. An untrusted `status.json` may name any process of the user."""
     try:
         return any("shardscope.runtime" in part for part in psutil.Process(pid).cmdline())
     except psutil.Error:
@@ -83,7 +83,7 @@ def is_of_shardscope(pid: int) -> bool:
 
 
 def kill_descendants(pid: int) -> list[psutil.Process]:
-    """Send SIGKILL to all descendants of `pid`, but not to `pid` itself. Returns the processes killed.
+    """Send SIGKILL to all descendants of `pid`, but not to `pid` itself. Return the processes killed.
 
     Resource trackers of the standard library are not killed: each ends by itself when no process uses it any more, and
     removes the semaphores of the killed processes.
@@ -107,16 +107,16 @@ def _kill(processes: list[psutil.Process]) -> list[psutil.Process]:
 
 
 def end_processes_of(agent: int) -> None:
-    """Kill all processes of an agent's run except the agent, and wait until they are gone.
+    """Kill all processes of an agent's run except the agent, and wait until they have disappeared.
 
-    A killed process exists until the system has ended it. It may by then no longer be a descendant of the agent, if its
+    A killed process exists until the system has ended it. By then it may no longer be a descendant of the agent, if its
     parent ended first.
     """
     killed: set[psutil.Process] = set()
 
     def are_gone() -> bool:
         nonlocal killed
-        # again each time: one may have started another just before it was killed
+        # repeated each time: a process may have started another one just before it was killed
         killed |= {*kill_descendants(agent), *_kill(_session_of(agent))}
         return not any(map(_runs, killed))
 
@@ -124,15 +124,15 @@ def end_processes_of(agent: int) -> None:
 
 
 def end_run(agent: Identity, ranks: Iterable[Identity], patience_s: float) -> None:
-    """Wait until an agent and its ranks are gone, and kill those that outlive it.
+    """Wait until an agent and its ranks have ended, and kill those that outlive `patience_s`.
 
-    A process is identified by its pid and its start time. A process that was given the same pid later is left alone, as
-    is every process that is not an agent or a rank, programs that the user's code has started included.
+    A process is identified by its pid and its start time. So a process that later got the same pid is not touched.
+    Neither is any process that is not an agent or a rank, including programs that the user's code has started.
 
     Args:
         agent: The run's agent.
         ranks: Its ranks.
-        patience_s: Seconds after which an agent that still runs is killed, with all processes below it.
+        patience_s: Time in seconds after which an agent that is still running is killed, with all its descendants.
     """
     deadline = time.monotonic() + patience_s
     killed: set[psutil.Process] = set()
@@ -158,7 +158,7 @@ def _wait_until(condition: Callable[[], bool], timeout_s: float) -> None:
 
 
 def _of_a_run(known: Iterable[Identity]) -> list[psutil.Process]:
-    """Those of the processes that still run, and are an agent or a rank."""
+    """Return those of the processes that are still running, and are an agent or a rank."""
     found = []
     for pid, started in known:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -171,7 +171,7 @@ def _of_a_run(known: Iterable[Identity]) -> list[psutil.Process]:
 
 
 def _session_of(leader: int) -> list[psutil.Process]:
-    """The processes of a run in its agent's session, except the agent."""
+    """Return the processes of a run in its agent's session, except the agent."""
     found = []
     for pid in psutil.pids():
         with contextlib.suppress(OSError, psutil.Error):
@@ -185,10 +185,10 @@ def _session_of(leader: int) -> list[psutil.Process]:
 
 
 def _is_ending(process: psutil.Process) -> bool:
-    """Whether the system is ending a process: it has freed its memory, and with it the command line."""
+    """Return whether the system is ending a process: then its memory, and so its command line, has been freed."""
     try:
         return not process.cmdline()
-    except psutil.AccessDenied:  # macOS, at that moment
+    except psutil.AccessDenied:  # raised by macOS at that moment
         return True
 
 
@@ -198,13 +198,13 @@ def ignore_interrupts() -> None:
 
 
 def die_with_parent() -> None:
-    """Have the system kill this process as soon as its parent process is gone (Linux)."""
+    """Make the system kill this process as soon as its parent process has ended (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def watch(wait: Callable[[], object], then: Callable[[], object]) -> None:
-    """Call `wait` on a new thread, and `then` after it returns."""
+    """Call `wait` on a new thread, and call `then` after it returns."""
 
     def run() -> None:
         wait()
@@ -214,7 +214,7 @@ def watch(wait: Callable[[], object], then: Callable[[], object]) -> None:
 
 
 def exit_with_agent() -> None:
-    """End this rank at once when the agent that started it is gone, on any system."""
+    """End this rank immediately when the agent that started it has ended, on any system."""
     die_with_parent()
     agent = parent_process()
     if agent is not None:

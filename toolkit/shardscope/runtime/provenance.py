@@ -1,8 +1,8 @@
-"""Where a run came from: versions, machine, git state and command line, recorded in ``provenance.json`` at its launch.
+"""Origin of a run: versions, machine, git state and command line, recorded in ``provenance.json`` at its launch.
 
-The agent records it in a thread while the ranks start, so a launch does not wait for it. What does not change between
-the launches of a process is looked up once, in the launch server, from which agents are forked. Git is asked in a
-process of its own that is given up after a while: a repository may be huge, or on a disk that does not answer.
+The agent records it in a thread while the ranks start, so a launch does not wait for it. What stays the same for all
+launches of a process is looked up once, in the launch server, from which agents are forked. Git runs in a separate
+process with a time limit: a repository may be huge, or on a disk that does not respond.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class Provenance:
     """The environment of a run at its launch.
 
     Attributes:
-        time: Time of the launch, in unix seconds.
+        time: Time of the launch, in Unix seconds.
         command: Command line of the process that launched it.
         directory: Working directory of that process.
         seed: The job's seed.
         versions: Versions by name: shardscope, python and installed packages.
         machine: ``host``, ``platform``, ``cpu`` (model), ``cores`` and ``memory_bytes`` (what the process may use) and
             ``gpus`` (models).
-        commit: Git commit of the working directory; None where there is no repository, or git did not answer.
+        commit: Git commit of the working directory; None if there is no repository, or git did not respond.
         is_dirty: Whether tracked files differed from that commit; None if unknown.
     """
 
@@ -66,7 +66,7 @@ class Provenance:
 
     @classmethod
     def of(cls, value: Any) -> Self | None:
-        """Return the provenance in a JSON value; None if it is not one. Fields of other versions are ignored."""
+        """Return the provenance in a JSON value; None if it is invalid. Fields from other versions are ignored."""
         if not isinstance(value, dict) or not isinstance(value.get("time"), int | float):
             return None
         versions, about = (
@@ -95,7 +95,7 @@ class Provenance:
         return ", ".join(told)
 
     def differences(self, other: Self) -> Iterator[str]:
-        """Yield a sentence for each difference to another environment that may change what a run does."""
+        """Yield a sentence for each difference to another environment that may change the results of a run."""
         for name in {**self.versions, **other.versions}:
             if self.versions.get(name) != other.versions.get(name):
                 yield _sentence(name, self.versions.get(name), other.versions.get(name))
@@ -112,15 +112,20 @@ class Provenance:
 def record(run: RunDir, *, command: Sequence[str], seed: int | None) -> None:
     """Write the environment of this process into a run directory.
 
+    Args:
+        run: The run directory.
+        command: Command line of the process that launched the run.
+        seed: The job's seed.
+
     Raises:
-        OSError: The disk is full, for example. The run's reserve is left to its final status.
+        OSError: The disk is full, for example. The run's reserve file is kept for its final status.
     """
     content = json.dumps(asdict(Provenance.here(command=command, seed=seed)), indent=2)
     run.write_whole(run.path / FILE, content.encode())
 
 
 def read(run: RunDir) -> Provenance | None:
-    """Return the provenance of a run; None if it has none, as runs of earlier versions, or it is damaged."""
+    """Return the provenance of a run; None if it has none, as in runs from earlier versions, or it is damaged."""
     try:
         return Provenance.of(run.read_json(FILE))
     except (OSError, RunUnreadable):
@@ -128,7 +133,7 @@ def read(run: RunDir) -> Provenance | None:
 
 
 def look_up() -> None:
-    """Look up versions and machine, so that processes forked from this one need not."""
+    """Look up versions and machine, so that processes forked from this one need not do so."""
     _versions()
     _machine()
 
@@ -153,7 +158,7 @@ def _machine() -> dict[str, Any]:
 
 
 def _cpu_model() -> str:
-    """Model of the processor; its architecture where the system does not tell."""
+    """Return the model of the processor, or its architecture if the system does not state the model."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -163,7 +168,7 @@ def _cpu_model() -> str:
 
 
 def _gpus() -> list[str]:
-    """Models of this machine's NVIDIA GPUs, from their driver's files: opening a CUDA context would take seconds."""
+    """Return the models of this machine's NVIDIA GPUs, from driver files: opening a CUDA context would take seconds."""
     try:
         files = sorted(_GPUS.glob("*/information"))
         lines = [line for file in files for line in file.read_text().splitlines()]
@@ -173,7 +178,7 @@ def _gpus() -> list[str]:
 
 
 def _git_state(folder: Path) -> tuple[str | None, bool | None]:
-    """Commit of a folder's repository, and whether its tracked files differ from it; None where git does not say."""
+    """Return a repository's commit, and whether tracked files differ from it; None for what git does not report."""
     if not any((parent / ".git").exists() for parent in (folder, *folder.parents)):
         return None, None  # starting git takes milliseconds
     commit = _git(folder, "rev-parse", "--verify", "--quiet", "HEAD")
@@ -182,7 +187,7 @@ def _git_state(folder: Path) -> tuple[str | None, bool | None]:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """Output of a git command that reads; None if it fails. It runs no hooks and takes no locks."""
+    """Return the output of a read-only git command; None if it fails. It runs no hooks and takes no locks."""
     command = ["git", "-c", "core.fsmonitor=false", *arguments]
     quiet = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
     try:

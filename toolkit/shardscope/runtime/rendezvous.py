@@ -70,7 +70,7 @@ def _loopback_store() -> dist.TCPStore:
 
 
 def register() -> None:
-    """Register the backend with elastic, unless it is registered already."""
+    """Register the backend with elastic, unless it is already registered."""
 
     def create(parameters: RendezvousParameters) -> RendezvousHandler:
         return LoopbackRendezvous(parameters.run_id)

@@ -1,4 +1,4 @@
-"""Launch the job of an earlier run again, and see whether its losses are the same to the bit."""
+"""Launch the job of an earlier run again, and compare the losses of the two runs bit by bit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardscope.runtime.run import Run
 
 
 class EnvironmentDiffers(UserWarning):
-    """A run is reproduced in another environment than it was launched in, so its losses may differ."""
+    """A run is reproduced in an environment other than the one in which it was launched, so its losses may differ."""
 
 
 def reproduce(
@@ -24,28 +24,28 @@ def reproduce(
     root: str | Path | None = None,
     preflight: bool = True,
 ) -> Run:
-    """Launch the job of a run again: the same seeds, data order and code. Returns without waiting for it.
+    """Launch the job of a run again, with the same seeds, data order and code. Return without waiting for it.
 
-    On the same machine with the same versions, losses are equal to the bit. The exceptions are asynchronous and
-    bounded-staleness parameter servers, and GPU kernels that sum in no fixed order. Each difference between the
-    environment of the run and this one is warned about in a line.
+    On the same machine with the same versions, losses are bit-identical. The exceptions are asynchronous and
+    bounded-staleness parameter servers, and GPU kernels that sum in no fixed order. A warning is issued for each
+    difference between the environment of the run and this one.
 
     Args:
         run: A run, or its name or path.
         trust_code: Whether to load the user's own functions from a file that this process did not write, which runs the
             code in it (see `load_job`).
-        root: Folder of the runs; None means ``$SHARDSCOPE_RUNS`` or ``./runs``.
-        preflight: Whether to refuse a job that would not fit in this machine's memory (see `launch`).
+        root: Folder of the runs; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
+        preflight: Whether to reject a job that would not fit in this machine's memory (see `launch`).
 
     Raises:
         RunNotFound: The run does not exist.
         RunUnreadable: It cannot be read.
-        UntrustedCode: The job carries code, and `trust_code` is not set.
+        UntrustedCode: The job has code, and `trust_code` is not set.
         LaunchError: The job cannot be launched here.
 
     Example:
         >>> again = ss.reproduce("20260102-030405-mine").wait()  # doctest: +SKIP
-        >>> ss.first_difference("20260102-030405-mine", again)  # None: equal to the bit  # doctest: +SKIP
+        >>> ss.first_difference("20260102-030405-mine", again)  # None: bit-identical  # doctest: +SKIP
     """
     earlier = run if isinstance(run, Run) else Run.attach(run, root)
     job = load_job(earlier, trust_code=trust_code)
@@ -58,18 +58,22 @@ def differences(run: Run) -> Iterator[str]:
     """Yield a sentence for each difference to the run's environment that may change its losses."""
     then = run.provenance
     if then is None:
-        yield "it does not say in what environment it ran, as runs of earlier versions"
+        yield "its environment was not recorded, as in runs from earlier versions"
     else:
         yield from then.differences(Provenance.here(command=sys.orig_argv))
     resumed = next(iter(run.events("resume", rank=0)), None)
     if resumed is not None:
-        yield f"it went on from step {resumed['step']} of another run, and is launched again from its first step"
+        yield f"it resumed from step {resumed['step']} of another run, and is launched again from its first step"
 
 
 def first_difference(run: Run | str | Path, other: Run | str | Path) -> int | None:
-    """Return the first step at which the losses of two runs differ on a rank; None if they are equal to the bit.
+    """Return the first step at which the losses of two runs differ on any rank; None if they are bit-identical.
 
     Steps that only one of the runs has taken are not compared.
+
+    Args:
+        run: A run, or its name or path.
+        other: The run to compare it with, or its name or path.
 
     Raises:
         RunNotFound: A run does not exist.
@@ -82,5 +86,5 @@ def first_difference(run: Run | str | Path, other: Run | str | Path) -> int | No
 
 
 def _losses(run: Run) -> dict[tuple[int, int], object]:
-    """Losses by step and rank; those that are not finite as their names, which are equal to themselves."""
+    """Return losses by step and rank; non-finite losses are strings, so that NaN compares equal."""
     return {(event["step"], event["rank"]): event["loss"] for event in run.events("step")}

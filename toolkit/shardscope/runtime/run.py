@@ -1,4 +1,4 @@
-"""A run, as the driver sees it: all its data are read from the run directory.
+"""A run, as seen by the driver: all its data are read from the run directory.
 
 A `Run` does not depend on the process that launched it. After a page reload, in another kernel, or years later,
 `Run.attach` returns an equivalent object with the whole history, and `stop` works from any process.
@@ -34,8 +34,10 @@ if TYPE_CHECKING:
     from shardscope.runtime.provenance import Provenance
 
 _POLL_S = 0.02
-_START_S = 120.0  # how long `stop` waits for a run that is still starting
-_KILL_AFTER_S = 10.0  # how long an agent may take to write the final status after the grace period
+_START_S = 120.0  # time that `stop` waits for a run that is still starting, in seconds
+_KILL_AFTER_S = (
+    10.0  # time that an agent may take to write the final status after the grace period, in seconds
+)
 
 
 class Run:
@@ -52,7 +54,7 @@ class Run:
 
     @classmethod
     def attach(cls, id_or_path: str | Path, root: str | Path | None = None) -> Self:
-        """Return the run in this directory, or of this name below the runs' root, whether it has ended or not.
+        """Return the run in this directory, or with this name below the runs' root, whether it has ended or not.
 
         Raises:
             RunNotFound: No such run exists.
@@ -87,7 +89,7 @@ class Run:
 
     @property
     def provenance(self) -> Provenance | None:
-        """Versions, machine, git state and command line at its launch; None for runs of earlier versions.
+        """Versions, machine, git state and command line at its launch; None for runs from earlier versions.
 
         It is written within a fraction of a second after the launch.
         """
@@ -107,7 +109,7 @@ class Run:
 
     @property
     def error(self) -> RunFailed | None:
-        """Error that the run failed with; None if it did not fail."""
+        """The error with which the run failed; None if it did not fail."""
         details = self._status().error
         if details is None:
             return None
@@ -123,9 +125,9 @@ class Run:
 
     @property
     def cause(self) -> Cause | None:
-        """What ended it before its last step: ``"requested"``, ``"killed"``, ``"not-started"``, ``"terminated"`` (its
-        agent received SIGTERM), ``"driver-ended"`` or ``"directory-gone"``. None for an error in a rank, and for runs
-        of versions that did not record it.
+        """What ended the run before its last step: ``"requested"``, ``"killed"``, ``"not-started"``, ``"terminated"``
+        (its agent received SIGTERM), ``"driver-ended"`` or ``"directory-gone"``. None for an error in a rank, and for
+        runs from versions that did not record the cause.
         """
         return self._status().cause
 
@@ -144,7 +146,7 @@ class Run:
         return status if status.state in FINAL_STATES else self._record_lost_agent(status)
 
     def _read_status(self) -> tuple[Status | None, str]:
-        """The content of `status.json`; or None, with the reason why it cannot be read."""
+        """Return the content of `status.json`; or None, with the reason why it cannot be read."""
         try:
             return self._dir.read_status(), "it has no status.json"
         except RunUnreadable as error:
@@ -157,7 +159,7 @@ class Run:
             return False  # private to another user, but it exists
 
     def _without_directory(self) -> Status:
-        """Status of a run whose directory was deleted or moved. The run is over after its agent has ended the ranks."""
+        """Return the status of a run whose directory was deleted or moved: over once its agent has ended the ranks."""
         last = self._last_status
         if last is not None and (last.state in FINAL_STATES or (last.state == "running" and _lives(last))):
             return last
@@ -165,7 +167,7 @@ class Run:
         return Status("failed", 0, 0.0, t=time.time(), error=error, cause=Cause.DIRECTORY_GONE)
 
     def _without_status(self, why: str) -> Status:
-        """Status of a run without a readable `status.json`: from its events, else failed for an unknown reason."""
+        """Return the status of a run without a readable `status.json`: from its events, else failed."""
         ends = {event["state"] for event in self.events("end")}
         if len(ends) == 1:
             return Status(ends.pop(), 0, 0.0, t=time.time())
@@ -173,7 +175,7 @@ class Run:
         return Status("failed", 0, 0.0, t=time.time(), error=self._first_error() or unknown)
 
     def _first_error(self, *, causes_only: bool = False) -> dict[str, Any] | None:
-        """The first error of any rank, preferring root causes to errors that only report a lost peer.
+        """Return the first error of any rank, preferring root causes to errors that only report a lost peer.
 
         With `causes_only`, errors that only report a lost peer are ignored. None if no error is left.
         """
@@ -207,7 +209,7 @@ class Run:
         lost = replace(status, state="failed", error=error, cause=None if own else cause)
         if not own and self._dir.stop_request.exists():
             lost = replace(status, state="stopped", reason="asked to stop", cause=Cause.REQUESTED)
-        with contextlib.suppress(OSError):  # a directory that can only be read still tells how the run ended
+        with contextlib.suppress(OSError):  # in a read-only directory, the result is still returned
             self._dir.write_json("status.json", asdict(lost))
         return lost
 
@@ -226,14 +228,14 @@ class Run:
             timeout: Seconds to wait; None waits indefinitely.
 
         Raises:
-            RunFailed: A rank failed; names the rank, the step and the strategy, with the rank's traceback.
+            RunFailed: A rank failed; the message names rank, step and strategy and includes the rank's traceback.
             TimeoutError: The run has not ended in time; it keeps running.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while self.is_alive:
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError(
-                    f"run {self.id} has not ended within {timeout:g} s; it goes on, run.stop() ends it"
+                    f"run {self.id} has not ended within {timeout:g} s; it keeps running, and run.stop() ends it"
                 )
             time.sleep(_POLL_S)
         error = self.error
@@ -244,17 +246,17 @@ class Run:
     def stop(self, grace_s: float = 5.0) -> Self:
         """Stop the run at the end of the current step, or kill it after `grace_s` seconds.
 
-        Returns when it has ended and neither its agent nor its ranks run on this machine. If it had ended already, only
-        ranks that outlived it are killed. Two kinds of run may still be going when this returns, and stop once they see
-        the request: one on another machine that has not stopped ten seconds after `grace_s`, and one whose agent has
-        not started within two minutes.
+        Returns when the run has ended and neither its agent nor its ranks are running on this machine. If it had
+        already ended, only ranks that outlived it are killed. Two kinds of run may still be running when this returns,
+        and stop once they see the request: a run on another machine that has not stopped within ten seconds after
+        `grace_s`, and a run whose agent has not started within two minutes.
 
         Raises:
             SpecError: The run is an observed training loop, which only its own script can end.
         """
         if self.is_alive and isinstance(self.job, ObservedJob):
             raise SpecError(
-                f"run {self.id} is a training script's own (ss.observe), so it cannot be stopped from here; end the "
+                f"run {self.id} records a training script (ss.observe), so it cannot be stopped from here; end the "
                 "script"
             )
         if self.is_alive:
@@ -266,13 +268,13 @@ class Run:
         """Write the stop request and wait until the run has ended, but no longer than its agent may take."""
         with contextlib.suppress(
             OSError
-        ):  # the run is then killed; if its directory is gone, the agent ends it without a request
+        ):  # then the run is killed later; if its directory is missing, the agent ends it without a request
             self._dir.request_stop(grace_s)
         deadline = time.monotonic() + grace_s + _KILL_AFTER_S
         while self.is_alive and (time.monotonic() < deadline + _START_S * (self.state == "starting")):
             time.sleep(
                 _POLL_S
-            )  # while the run is starting there is no agent yet; it will find the request when it starts
+            )  # while the run is starting there is no agent yet; it will find the request once it has started
 
     def approve(self, step: int) -> None:
         """Let a run launched with ``gated=True`` continue past its evaluation at `step`.
@@ -285,23 +287,28 @@ class Run:
         self._dir.approve(index(step))
 
     def _see_out(self, patience_s: float) -> None:
-        """Wait until the run's processes are gone; an agent still alive after `patience_s` is killed with them."""
+        """Wait until the run's processes have ended; after `patience_s` seconds, kill a live agent and all of them."""
         status = self._last_status
         if status is None or status.host != this_host():
             return  # the run's processes are on another machine
         if status.state == "starting" or status.cause is Cause.NOT_STARTED:
-            return  # the process on record is the launch server
+            return  # the recorded process is the launch server
         ranks = [(event["pid"], event["started"]) for event in first_events(self.path) if "started" in event]
         end_run((status.pid, status.process_started), ranks, patience_s)
 
     # Data of the run.
 
     def events(self, kind: str | None = None, rank: int | None = None) -> list[Event]:
-        """Return all events so far by time; only one kind (``"step"``, ``"eval"``, ...) or one rank if given."""
+        """Return all events so far, ordered by time.
+
+        Args:
+            kind: Only events of this kind, such as ``"step"`` or ``"eval"``; None returns all kinds.
+            rank: Only events of this rank; None returns all ranks.
+        """
         return select(self._read(), kind, rank)
 
     def reduced(self) -> RunLog:
-        """Return the run's events so far, reduced to columns and totals; a later call takes in only newer events."""
+        """Return the run's events so far, reduced to columns and totals; a later call adds only newer events."""
         events = self._read()
         if self._log is None:
             self._log = RunLog.of(self.job)
@@ -315,10 +322,10 @@ class Run:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Parts of the run's logs that could not be read, as messages. A killed rank may leave one truncated line."""
+        """Messages about parts of the run's logs that could not be read. A killed rank may leave one truncated line."""
         self._read()
         lines = self._tail.num_unreadable
-        told = f"{lines} line{'s' * (lines > 1)} of its logs hold no event that can be read"
+        told = f"{lines} line{'s' * (lines > 1)} of its logs contain no readable event"
         newer = f"job.json has fields of a newer version, which are left out: {', '.join(self.job.left_out)}"
         return (
             *self._tail.problems.values(),
@@ -331,9 +338,9 @@ class Run:
         return Tail(self.path)
 
     def metrics(self) -> pd.DataFrame:
-        """Return one row for each step that all ranks have finished.
+        """Return a data frame with one row for each step that all ranks have finished.
 
-        Columns: step, t (unix seconds), loss (mean over ranks), step_time_s (slowest rank), samples_per_s,
+        Columns: step, t (Unix seconds), loss (mean over ranks), step_time_s (slowest rank), samples_per_s,
         tokens_per_s, lr, grad_norm, sent_bytes (all ranks), memory_bytes and peak_memory_bytes (the rank with most).
         """
         from shardscope.runlog.frames import metrics_frame
@@ -341,17 +348,21 @@ class Run:
         return metrics_frame(self.reduced())
 
     def timeline(self) -> pd.DataFrame:
-        """Return one row for each span: rank, step, lane, name, start_s and end_s (from the first span), bytes."""
+        """Return a data frame with one row for each span.
+
+        Columns: rank, step, lane, name, start_s and end_s (in seconds since the first span), bytes.
+        """
         from shardscope.runlog.frames import timeline_frame
 
         return timeline_frame(self.events("step"))
 
     def memory(self) -> pd.DataFrame:
-        """Return one row for each rank and each step at which memory was measured by kind (see `Record.memory_first`).
+        """Return a data frame with one row for each rank and step in which memory was measured by kind.
 
-        Columns: rank, step, and the rank's peak bytes in that step of parameters (its own or its shards, with the
-        model's buffers), gradients, optimizer (state), activations (saved for the backward pass), gathered
-        (parameters of other ranks) and buffers (for communication, padding and scratch). Peaks need not coincide.
+        See `Record.memory_first`. Columns: rank, step, and the rank's peak memory in that step, in bytes, of
+        parameters (its own or its shards, with the model's buffers), gradients, optimizer (state), activations (saved
+        for the backward pass), gathered (parameters of other ranks) and buffers (for communication, padding and
+        scratch). The peaks of different kinds need not coincide.
         """
         from shardscope.runlog.frames import memory_frame
 
@@ -390,7 +401,7 @@ class Run:
             )
         if not job.record.layers_every:
             raise SpecError(
-                f"run {self.id} does not look at its layers; launch it with record=Record(layers_every=10)"
+                f"run {self.id} does not record its layers; launch it with record=Record(layers_every=10)"
             )
         return layers_of(self.events("layers"), job.optimizer)
 
@@ -399,7 +410,7 @@ class Run:
         return summarise(self.reduced(), self.state, self.job)
 
     def export(self, path: str | Path, *, format: str) -> str:  # noqa: A002 - as in pandas and PIL
-        """Write the run for another tool; returns where it is.
+        """Write the run for another tool, and return the path or address of the result.
 
         Args:
             path: File or folder to write; for ``mlflow`` also the URI of a tracking server.
@@ -408,7 +419,7 @@ class Run:
                 or ``"mlflow"``. All but the Chrome trace need their own library.
 
         Raises:
-            SpecError: There is no such format, its library is not installed, or the run has nothing to write in it.
+            SpecError: There is no such format, its library is not installed, or the run has no data for it.
 
         Example:
             >>> run.export("run.json", format="chrome-trace")  # doctest: +SKIP
@@ -418,7 +429,7 @@ class Run:
         return export_run(self, path, format=format)
 
     def logs(self, rank: int | None = None) -> str:
-        """Return the stdout and stderr of a rank; without a rank, those of the agent."""
+        """Return the stdout and stderr of a rank; if `rank` is None, those of the agent."""
         if rank is None:
             files = [self.path / "logs" / "agent.log"]
         else:
@@ -438,5 +449,5 @@ class Run:
 
 
 def _lives(status: Status) -> bool:
-    """Whether the process in charge of a run is alive; assumed so on another machine, where it cannot be checked."""
+    """Return whether the process in charge of a run is alive; assumed if it is on another machine."""
     return status.host != this_host() or is_alive(status.pid, status.process_started)

@@ -1,6 +1,6 @@
-"""The run directory: all files of a run, from launch on; it outlives every process of the run.
+"""The run directory: all files of a run, from its launch on; it outlives every process of the run.
 
-    job.json        the job, with the version of its format; `Job.from_json` reads it
+    job.json        the job, with the version of its schema; `Job.from_json` reads it
     user_code.pkl   the user's own functions, if the job has any (see `code_file` for who may load it)
     provenance.json versions, machine, git state and command line at the launch; see `provenance`
     status.json     state, the agent's process, the error; replaced atomically
@@ -56,7 +56,7 @@ def this_host() -> str:
 
 @dataclass(frozen=True)
 class RunDir:
-    """Paths of one run, with methods to read and write its small files."""
+    """The directory of one run: paths of its files, with methods to read and write the small ones."""
 
     path: Path
     code: str | None = None
@@ -64,7 +64,7 @@ class RunDir:
 
     @classmethod
     def create(cls, job: Job, root: Path, *, gated: bool = False) -> Self:
-        """Create the directory of a new run, and write the job to it and whether the run is gated.
+        """Create the directory of a new run, and write into it the job and whether the run is gated.
 
         Raises:
             LaunchError: The directory cannot be written, or the user's code cannot be pickled.
@@ -89,7 +89,7 @@ class RunDir:
         return run
 
     def write_job(self, job: Job) -> str | None:
-        """Write `job.json` and the user's code, and create the subfolders. Returns the digest of the code."""
+        """Write `job.json` and the user's code, and create the subfolders. Return the digest of the code."""
         for folder in ("control", "checkpoints", "logs"):
             (self.path / folder).mkdir(mode=0o700, exist_ok=True)
         code = pack(job.user_code) if job.user_code else None
@@ -104,7 +104,7 @@ class RunDir:
 
         Raises:
             LaunchError: The code has changed since the launch, or cannot be loaded.
-            RunUnreadable: `job.json` is missing or damaged, or the events are of a newer version.
+            RunUnreadable: `job.json` is missing or damaged, or the events are from a newer version.
         """
         called = f"run {printable(self.path.name)}"
         try:
@@ -119,16 +119,16 @@ class RunDir:
     # Small files that are replaced atomically.
 
     def write_whole(self, path: Path, content: bytes) -> None:
-        """Replace a small file atomically: readers see the old content or the new, never a part."""
+        """Replace a small file atomically: readers see the old content or the new, never a mixture."""
         replace_whole(path, content, within=self.path)
 
     def write_status(self, state: str, *, pid: int, process_started: ProcessStart, **fields: Any) -> None:
-        """Replace `status.json`. On a full disk the run's reserve file is deleted to make room."""
+        """Replace `status.json`. If the disk is full, the run's reserve file is deleted to make room."""
         status = Status(state, pid, process_started, t=time.time(), host=this_host(), **fields)
         self.write_json("status.json", asdict(status))
 
     def write_json(self, name: str, value: Any) -> None:
-        """Replace a JSON file. On a full disk the run's reserve file is deleted to make room."""
+        """Replace a JSON file. If the disk is full, the run's reserve file is deleted to make room."""
         content = json.dumps(value, indent=2).encode()
         try:
             self.write_whole(self.path / name, content)
@@ -137,7 +137,7 @@ class RunDir:
             self.write_whole(self.path / name, content)
 
     def write_summary(self, state: str) -> None:
-        """Write `summary.json` of a run that has ended in `state`."""
+        """Write `summary.json` for a run that has ended in `state`."""
         job = self.read_job()
         log = RunLog.of(job)
         log.feed(read_events(self.path))
@@ -173,26 +173,26 @@ class RunDir:
 
     @property
     def stop_request(self) -> Path:
-        """File that requests the run to stop; holds the grace period in seconds."""
+        """File that requests the run to stop; contains the grace period in seconds."""
         return self.path / "control" / "stop"
 
     @property
     def stop_at(self) -> Path:
-        """File in which rank 0 answers a stop request: the number of the last step."""
+        """File with rank 0's answer to a stop request: the number of the last step."""
         return self.path / "control" / "stop_at"
 
     @property
     def approval(self) -> Path:
-        """File that exists from the start of a gated run: the step of the latest approved evaluation, 0 before any."""
+        """File that exists from the start of a gated run: the step of the latest approved evaluation, or 0."""
         return self.path / "control" / "approved"
 
     @property
     def decision(self) -> Path:
-        """File that rank 0 writes after the verdict, or after a timeout: the step up to which no rank needs to wait."""
+        """File that rank 0 writes after a decision or a timeout: the step up to which no rank needs to wait."""
         return self.path / "control" / "decision"
 
     def request_stop(self, grace_s: float) -> None:
-        """Ask the ranks to stop at the next step boundary."""
+        """Request the ranks to stop at the end of a step; they are killed after `grace_s` seconds."""
         self.write_control(self.stop_request, json.dumps(grace_s))
 
     def approve(self, step: int) -> None:
@@ -203,7 +203,7 @@ class RunDir:
         """Replace a file in ``control/``. The folder is recreated if it was deleted; the run directory is not.
 
         Raises:
-            FileNotFoundError: The run directory is gone.
+            FileNotFoundError: The run directory is missing.
         """
         path.parent.mkdir(mode=0o700, exist_ok=True)
         self.write_whole(path, content.encode())
@@ -236,7 +236,7 @@ def find(id_or_path: str | Path, root: str | Path | None = None) -> RunDir:
 
 
 def holds_run(path: Path) -> bool:
-    """Whether a folder holds a run, damaged or not: a job, a status or an event log.
+    """Return whether a folder contains a run, damaged or not: a job, a status or an event log.
 
     Raises:
         RunUnreadable: The folder is private to another user.
@@ -245,7 +245,7 @@ def holds_run(path: Path) -> bool:
         names = os.listdir(path)
     except PermissionError:
         raise RunUnreadable(f"{printable(str(path))} is private to {_owner(path)}") from None
-    except (OSError, ValueError):  # absent, not a folder, or an invalid file name
+    except (OSError, ValueError):  # missing, not a folder, or an invalid file name
         return False
     return any(name in ("job.json", "status.json") or is_log(name) for name in names)
 
@@ -263,7 +263,7 @@ def read_job_file(file: Path, called: str) -> Job:
     Fields that a newer version has added are left out (`Job.left_out`).
 
     Raises:
-        RunUnreadable: The file is missing, damaged, or of a newer format.
+        RunUnreadable: The file is missing, damaged, or has a newer schema.
     """
     try:
         text = read_text(file)
@@ -283,7 +283,7 @@ def read_job_file(file: Path, called: str) -> Job:
 
 
 def find_resumable(id_or_path: str | Path, root: str | Path | None = None) -> Path:
-    """Return a run directory, looked up as by `find`, or a checkpoint, given its path.
+    """Return a run directory, looked up as by `find`, or the checkpoint at a path.
 
     Raises:
         RunNotFound: Neither exists.
@@ -293,7 +293,7 @@ def find_resumable(id_or_path: str | Path, root: str | Path | None = None) -> Pa
 
 
 def checkpoints_of(path: Path) -> Path:
-    """Return what to load from a path given by `find_resumable`: the checkpoint, or the run's checkpoint folder."""
+    """Return what to load for a path from `find_resumable`: the checkpoint, or the run's checkpoint folder."""
     return path if _is_checkpoint(path) else path / "checkpoints"
 
 

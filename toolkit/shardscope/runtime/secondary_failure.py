@@ -17,9 +17,9 @@ _CONSEQUENCES = (
 )
 
 _TYPES = {"RuntimeError", "DistBackendError", "DistNetworkError", "EvaluationError"}
-"""Types of errors that the loss of a peer raises; the last one names another of them in its message."""
+"""Types of errors that the loss of a peer raises; `EvaluationError` names another of these types in its message."""
 
 
 def is_secondary_failure(event: Mapping[str, Any]) -> bool:
-    """Whether an error event only reports the loss of another rank."""
+    """Return whether an error event only reports the loss of another rank."""
     return event["type"] in _TYPES and any(sign in event["message"] for sign in _CONSEQUENCES)

@@ -1,4 +1,4 @@
-"""The launch server: one process per driver that has imported torch, and from which every run's agent is forked.
+"""The launch server: one process per driver that has imported torch, and from which the agent of every run is forked.
 
 Importing torch takes seconds; forking a process that has imported it takes milliseconds. So the first launch of a
 driver (a notebook's kernel, a script, the command line) starts this server in a separate session, and each run is a
@@ -29,7 +29,7 @@ from typing import Any
 
 _NEEDED = ("numpy.ma", "torch._dynamo", "shardscope.runtime.agent", "shardscope.runtime.worker")
 _MOST_TRACE_S = 90
-"""Seconds after which a trace is ended; by then the driver no longer waits for it."""
+"""Time limit of a trace, in seconds; by then the driver no longer waits for it."""
 _TRACE = "shardscope.prediction._torch_trace"
 _LATER = (
     _TRACE,
@@ -50,12 +50,12 @@ class Server:
     lifelines: dict[int, int] = field(default_factory=dict)
     detached: set[int] = field(default_factory=set)
     tracing: dict[int, str] = field(default_factory=dict)
-    """Pids of tracing children, with the answer file that each has to write."""
+    """Pids of tracing children, with the answer file that each child must write."""
     later: list[str] = field(default_factory=lambda: list(_LATER))
     _pending: bytes = b""
 
     def serve(self) -> None:
-        """Serve requests until the driver is gone, then end its runs and wait for detached ones."""
+        """Serve requests until the driver has ended, then end its runs and wait for detached ones."""
         while self._driver_lives():
             self._reap()
         for pid in set(self.lifelines) - self.detached:
@@ -121,7 +121,7 @@ class Server:
 
                 answer(request["trace"], Path(request["answer"]))
                 code = 0
-            except BaseException:  # noqa: BLE001 - a child has nobody to raise it to
+            except BaseException:  # noqa: BLE001 - nothing above can handle it in a forked child
                 traceback.print_exc()
                 sys.stderr.flush()
             finally:

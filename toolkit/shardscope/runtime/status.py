@@ -1,4 +1,4 @@
-"""The status of a run, `status.json`: how the run stands and what ended it. Reading checks it: it may be damaged."""
+"""The status of a run, `status.json`: its state and what ended it. It is validated on reading: it may be damaged."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _MOST_PID = 2**31 - 1
 
 
 class Cause(StrEnum):
-    """Cause that ended a run before its last step, other than an error in one of its ranks."""
+    """What ended a run before its last step, other than an error in one of its ranks."""
 
     REQUESTED = "requested"
-    """The run was requested to stop."""
+    """A stop of the run was requested."""
     KILLED = "killed"
     """A signal ended one of its processes, or its agent or launch server."""
     NOT_STARTED = "not-started"
@@ -28,7 +28,7 @@ class Cause(StrEnum):
     TERMINATED = "terminated"
     """Its agent received SIGTERM."""
     DRIVER_ENDED = "driver-ended"
-    """The program that launched it ended."""
+    """The program that launched the run has ended."""
     DIRECTORY_GONE = "directory-gone"
     """Its directory was deleted or moved."""
 
@@ -37,7 +37,7 @@ class Cause(StrEnum):
 class Status:
     """Content of `status.json`. `pid` and `process_started` identify the process in charge of the run.
 
-    `cause` is None for a run that completed or failed by itself, and for runs of versions that did not record it.
+    `cause` is None for a run that completed or failed by itself, and for runs from versions that did not record it.
     """
 
     state: str
@@ -58,11 +58,11 @@ class Status:
             RunUnreadable: The value is not a valid status.
         """
         if not isinstance(value, dict) or value.get("state") not in [*STATES]:
-            raise RunUnreadable("status.json does not say how the run stands")
+            raise RunUnreadable("status.json does not contain a valid state")
         started = value.get("process_started")
         is_process = is_whole(value.get("pid"), _MOST_PID) and (isinstance(started, str) or is_real(started))
         if not is_process or not is_real(value.get("t")):
-            raise RunUnreadable("status.json does not say which process looks after the run")
+            raise RunUnreadable("status.json does not name the process in charge of the run")
         return cls(
             value["state"], value["pid"], value["process_started"], value["t"], _text(value.get("host")) or "",
             value.get("detached") is True, _text(value.get("reason")), _error(value.get("error")),
@@ -75,12 +75,12 @@ def _text(value: Any) -> str | None:
 
 
 def _cause(value: Any) -> Cause | None:
-    """The cause of that name; None if this version does not define it."""
+    """Return the cause with that name; None if this version does not define it."""
     return Cause(value) if value in [*Cause] else None
 
 
 def _error(value: Any) -> dict[str, Any] | None:
-    """The error of a failed run in the form that `RunFailed` takes; None for anything else."""
+    """Return the error of a failed run in the form that `RunFailed` takes; None for anything else."""
     if not isinstance(value, dict) or not isinstance(value.get("message"), str):
         return None
     numbers = {key: value[key] for key in ("rank", "step") if is_whole(value.get(key))}

@@ -1,9 +1,9 @@
 """Import the user's own modules from the notebook's folder, without shadowing library modules.
 
-A notebook, and an interpreter started by hand, look for modules in the current folder first, so a `queue.py` there
-shadows the standard library's. The launch server, the agents and the ranks do not search that folder, except that a
-rank that loads user functions searches it last. Modules that the driver itself has imported from that folder take
-precedence over any other module of the same name, since the user's functions refer to them.
+A notebook, or an interpreter started by hand, looks for modules in the current folder first, so a `queue.py` there
+shadows the standard library's. The launch server and the agents do not search that folder. A rank that loads user
+functions searches it last; other ranks do not search it. Modules that the driver itself has imported from that folder
+take precedence over any other module with the same name, since the user's functions refer to them.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import NamedTuple
 
 
 class UserModules(NamedTuple):
-    """The modules of the driver's current folder, as a rank needs them to import them.
+    """The modules in the driver's current folder, in the form in which a rank needs them for importing.
 
     Attributes:
         folder: The driver's current folder.
-        names: The modules that the driver has imported from there.
+        names: Names of the modules that the driver has imported from there.
     """
 
     folder: str
@@ -36,7 +36,7 @@ def beyond_current_folder(entries: Iterable[str]) -> list[str]:
 
 
 def of_current_folder() -> UserModules | None:
-    """Return the modules of the current folder; None if this process does not search that folder."""
+    """Return the modules in the current folder; None if this process does not search that folder."""
     here = Path.cwd().resolve()
     if not any(Path(entry).resolve() == here for entry in sys.path):
         return None
@@ -51,7 +51,7 @@ def make_importable(modules: UserModules) -> None:
 
 
 class _Imported(MetaPathFinder):
-    """Finder of the modules that the driver has imported, and of no others."""
+    """Finder for the modules that the driver has imported, and for no others."""
 
     def __init__(self, modules: UserModules) -> None:
         self._modules = modules
@@ -65,7 +65,7 @@ class _Imported(MetaPathFinder):
 
 
 def _home(module: ModuleType) -> Path | None:
-    """The folder that contains a module or a package."""
+    """Return the folder that contains a module or a package; None if it has no file."""
     spec = getattr(module, "__dict__", {}).get("__spec__")
     if spec is None or not spec.has_location or spec.origin is None:
         return None

@@ -34,8 +34,8 @@ from shardscope.training.disk import advice_on, takes_no_more
 from shardscope.training.trainer import EvaluationError, Trainer
 
 _COURTESY_S = 0.5
-"""Seconds that a rank that only lost a peer waits before it exits. After one rank has ended, the agent ends all, and
-the rank with the root cause may still have to write it."""
+"""Time that a rank waits before it exits, in seconds, if it failed only because it lost a peer. After one rank has
+ended, the agent ends all others, and the rank with the root cause may still have to write it."""
 
 _WRITERS = frozenset(
     {"shardscope.runlog.files", "shardscope.runlog.writer", "shardscope.training.parameters"}
@@ -44,7 +44,7 @@ _WRITERS = frozenset(
 
 
 class Resume(NamedTuple):
-    """Source to resume from: a run directory or a checkpoint in one, and whether it may be a pickle."""
+    """What to resume from: a run directory or a checkpoint in one, and whether the checkpoint may be a pickle."""
 
     source: Path
     allow_pickle: bool = False
@@ -57,14 +57,14 @@ def main(
     allow_pickle: bool = False,
     modules: tuple[str, tuple[str, ...]] | None = None,
 ) -> str:
-    """Train one rank of the run at `path`. Returns the state it ended in; never returns after a failure.
+    """Train one rank of the run at `path`. Return the state in which it ended; never return after a failure.
 
     Args:
         path: The run directory.
-        resume: Directory of a run to resume from its newest checkpoint, or a checkpoint.
+        resume: Directory of a run to resume from its newest checkpoint, or a checkpoint; None starts from scratch.
         code: Digest of the user's code, if the job has any.
         allow_pickle: Whether the checkpoint to resume from may be a pickle.
-        modules: Modules of the driver's current folder that the code may import, as the fields of `UserModules`; None
+        modules: Modules in the driver's current folder that the code may import, as the fields of `UserModules`; None
             if there are none.
     """
     ignore_interrupts()
@@ -79,10 +79,10 @@ def _work(run: RunDir, resume: Resume | None, job: Job | None = None) -> str:
     rank = int(os.environ["RANK"])
     try:
         with EventWriter(run.rank_file(rank), rank) as events:
-            # tells whose exit code is whose, also before training starts
+            # maps the pid of each process to its rank, even if training does not start
             events.emit("process", pid=os.getpid(), started=process_started())
             return _train(run, resume, events, job)
-    except BaseException:  # noqa: BLE001 - a rank has nobody to raise it to
+    except BaseException:  # noqa: BLE001 - nothing above can handle it on a rank
         traceback.print_exc()
         sys.stderr.flush()
         sys.stdout.flush()
@@ -114,7 +114,7 @@ def _train(run: RunDir, resume: Resume | None, events: EventWriter, job: Job | N
 
 
 def _notes_between_machines() -> StoreNotes | None:
-    """Notes in the store that the ranks were started with, by attempt; None if all ranks are on one machine."""
+    """Return notes in the store with which the ranks were started, one set per restart; None on a single machine."""
     world_size = os.environ["WORLD_SIZE"]
     if os.environ.get("LOCAL_WORLD_SIZE", world_size) == world_size:
         return None
@@ -137,7 +137,7 @@ def _describe(error: BaseException, trainer: Trainer | None, run: RunDir) -> dic
 
 
 def _is_of_run(error: BaseException, run: RunDir) -> bool:
-    """Whether an error is about the run directory, rather than about a file that the user's code uses."""
+    """Return whether an error is about the run directory, rather than about a file that the user's code uses."""
     name = getattr(error, "filename", None)
     if isinstance(name, str):
         return Path(name).absolute().is_relative_to(run.path)
@@ -151,16 +151,18 @@ def _under_torchrun() -> None:
     )
     parser.add_argument("--job", type=Path, required=True, help="job.json")
     parser.add_argument(
-        "--run-dir", type=Path, required=True, help="where events go; the same on every machine"
+        "--run-dir", type=Path, required=True, help="folder for events; the same on every machine"
     )
     parser.add_argument(
-        "--resume", type=Path, help="run directory whose newest checkpoint to go on from, or a checkpoint"
+        "--resume", type=Path, help="run directory whose newest checkpoint to resume from, or a checkpoint"
     )
     parser.add_argument(
         "--allow-pickle", action="store_true", help="read a pickled checkpoint, which can run code"
     )
     parser.add_argument(
-        "--trust-code", action="store_true", help="load the user's functions beside job.json, which runs them"
+        "--trust-code",
+        action="store_true",
+        help="load the user's functions next to job.json, which runs them",
     )
     options = parser.parse_args()
     die_with_parent()
@@ -171,7 +173,7 @@ def _under_torchrun() -> None:
         parser.error(str(error))
     if rank == 0 and run.read_status() is not None:
         parser.error(
-            f"--run-dir {run.path} already holds a run; give a new one (--resume goes on from an old one)"
+            f"--run-dir {run.path} already contains a run; give a new one (--resume resumes from an old one)"
         )
     if int(os.environ.get("LOCAL_RANK", "0")) == 0:
         run.path.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -1,1 +1,1 @@
-"""Search for settings by real runs: studies, populations, batch-size sweeps and learning-rate range tests."""
+"""Search for settings by running real training: studies, populations, batch-size sweeps, learning-rate range tests."""

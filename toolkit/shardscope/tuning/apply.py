@@ -1,6 +1,6 @@
-"""The job of a trial: the study's job with the drawn settings applied, and a check that it fits into memory.
+"""Build the job of a trial (the study's job with the sampled settings applied) and check that it fits into memory.
 
-The check uses formulas, before anything runs and without torch.
+The memory check uses formulas: it needs no torch and nothing is run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _AS_THEY_ARE = ("strategy", "precision", "recompute", "clip_norm", "world_size",
 
 
 def branches_of(job: Job) -> dict[str, str]:
-    """Return the job's own methods in the places where a space may branch."""
+    """Return the name of the job's own method for every field on which a space may branch, such as ``optimizer``."""
     return {owner: getattr(job, owner).name for owner in BRANCHES}
 
 
@@ -31,8 +31,9 @@ def apply(job: Job, params: Mapping[str, Value], *, equal: str = "samples") -> J
 
     Args:
         job: The study's job.
-        params: Settings by the names of a `Space`; ``batch`` is a number of samples.
-        equal: What a trial with another batch size keeps equal: ``samples`` (so its epochs), or ``steps``.
+        params: New values, keyed by the names of a `Space`; ``batch`` is the global batch size in samples.
+        equal: What stays equal to the job when the batch size changes: ``samples`` (so the number of epochs), or
+            ``steps``.
 
     Raises:
         SpecError: The settings are incompatible with each other or with the job.
@@ -57,7 +58,7 @@ def apply(job: Job, params: Mapping[str, Value], *, equal: str = "samples") -> J
 
 
 def _batch(job: Job, size: int) -> Batch:
-    """Return a batch of `size` samples; it keeps the job's micro-batch, and so its memory, if that divides `size`."""
+    """Return a batch of `size` samples, with the job's micro-batch (hence its memory) if that divides `size`."""
     micro = job.batch.micro_batch
     return Batch(
         global_batch=size, micro_batch=micro if micro and size % micro == 0 and micro <= size else None
@@ -92,7 +93,7 @@ def _compression(job: Job, params: Mapping[str, Value], parts: Mapping[str, Any]
 
 
 def _lr_schedule(job: Job, params: Mapping[str, Value], parts: Mapping[str, Any], steps: int) -> LRSchedule:
-    """Return the schedule of a trial; unless searched, the warm-up keeps its share of the steps."""
+    """Return the trial's schedule; unless the warm-up is searched, it keeps its fraction of the steps."""
     own = job.lr_schedule
     name = str(params.get("lr_schedule", own.name))
     share = params.get("warmup")
@@ -103,12 +104,12 @@ def _lr_schedule(job: Job, params: Mapping[str, Value], parts: Mapping[str, Any]
 
 
 def check(job: Job, space: Space, *, equal: str = "samples") -> None:
-    """Refuse a space with a value that no trial could run, before anything runs.
+    """Reject a space that contains a value with which no trial could run.
 
-    Each end of each range and each choice is tried in a separate job, with every choice of branch that it goes with.
+    Each choice and both ends of each range are tried in a separate job, combined with every branch they belong to.
 
     Raises:
-        SpecError: A value is impossible; the message names the parameter and the job's reason.
+        SpecError: A value is impossible, or a parameter has no effect; the message names the parameter and the reason.
     """
     for name, parameter in space.parameters.items():
         parts = parse_name(name)
@@ -154,11 +155,11 @@ def _fault(job: Job, params: dict[str, Value], equal: str) -> str | None:
 class MemoryLimit:
     """Detects trials that do not fit into the memory of a rank.
 
-    A job is refused only if `shardscope.runtime.preflight` can predict its memory; any other job runs.
+    Only jobs whose memory `shardscope.runtime.preflight` can predict are checked; any other job is accepted.
 
     Args:
-        bytes_per_rank: Bytes that a rank may hold, or a text such as ``"2 GiB"``; None is a rank's share of the
-            machine's free memory.
+        bytes_per_rank: Memory that each rank may use, in bytes or as text such as ``"2 GiB"``. None divides the
+            machine's free memory equally among the ranks.
 
     Raises:
         SpecError: The limit is not a number of bytes above 0.
@@ -176,7 +177,7 @@ class MemoryLimit:
         )
 
     def fault(self, job: Job) -> str | None:
-        """Return why a job does not fit, as a sentence; None if it fits or its memory cannot be predicted."""
+        """Return a sentence on why the job does not fit; None if it fits or its memory cannot be predicted."""
         needed = predicted_peak(job)
         if needed is None:
             return None
@@ -184,13 +185,13 @@ class MemoryLimit:
         if needed <= limit:
             return None
         return (
-            f"a rank would hold {gib_text(needed)} of the {gib_text(limit)} that it may; use a smaller batch, "
+            f"a rank would need {gib_text(needed)}, and may use {gib_text(limit)}; use a smaller batch, "
             "smaller micro-batches, or a higher ZeRO stage"
         )
 
 
 def predicted_peak(job: Job) -> float | None:
-    """Return the peak bytes of the rank that holds most; None if no formula describes the job."""
+    """Return the peak memory of the rank that needs most, in bytes; None if no formula describes the job."""
     found = preflight(job, timed=False).prediction
     return None if found is None else found.peak_bytes
 

@@ -1,4 +1,4 @@
-"""Default batch sizes of a study: powers of two around the critical batch size, or around the job's own."""
+"""Default batch sizes of a study: powers of two around the critical batch size, or around the job's batch size."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from shardscope.tuning.apply import apply
 _FACTOR = 4
 _FEWEST_STEPS = 8
 _MOST_TIMES = 8
-"""Most steps of a trial with equal samples, as a multiple of the job's; smaller batches take more steps."""
+"""Maximum number of steps of a trial with equal samples, as a multiple of the job's steps."""
 
 
 class BatchRange(Spec):
-    """Centre of a study's batch sizes, fixed when the study is created."""
+    """How the range of a study's batch sizes was chosen; fixed when the study is created."""
 
     own: int
-    """The job's batch size. It lies within the range, and is one of the batches if it is a power of two."""
+    """The job's batch size. It lies within the range, and is one of the sizes searched if it is a power of two."""
     critical: float | None = None
-    """Critical batch size by the gradient noise scale, in samples; None if not measured."""
+    """Critical batch size from the gradient noise scale, in samples; None if not measured."""
     low: float | None = None
-    """Lower end of its 95 % interval, in samples."""
+    """Lower end of the 95 % confidence interval of `critical`, in samples."""
     high: float | None = None
-    """Upper end; None if the gradient cannot be distinguished from noise."""
+    """Upper end of that interval, in samples; None if the gradient cannot be distinguished from noise."""
     steps: int = 0
-    """Number of steps over which it was measured."""
+    """Number of steps over which `critical` was measured."""
     run: str | None = None
-    """Path of the run that measured it, on the machine that ran it."""
+    """Path of the run that measured `critical`, on the machine where it ran."""
     why_not: str | None = None
-    """Clause on why it was not measured; None also if it was not requested."""
+    """Clause on why `critical` was not measured; None also if no measurement was requested."""
 
     def sentence(self, batches: PowersOfTwo) -> str:
-        """Return a sentence on which batch sizes are searched, and why."""
+        """Return a sentence on which batch sizes are searched and why."""
         said = f"Batches of {batches.low} to {batches.high}"
         if self.critical is None or self.low is None:
             return f"{said}, around the job's own of {self.own}{f', because {self.why_not}' if self.why_not else ''}."
         is_inside = batches.low <= self.critical <= batches.high
-        where = "around" if is_inside else "as near as can be to"
+        where = "around" if is_inside else "as close as possible to"
         end = "any number" if self.high is None else f"{self.high:.3g}"
         return (
             f"{said}, {where} the critical batch of {self.critical:.3g} samples ({self.low:.3g} to {end}) by the "
@@ -52,15 +52,15 @@ class BatchRange(Spec):
 def around(
     job: Job, centre: float | None = None, *, fits: Callable[[Job], bool] | None = None
 ) -> PowersOfTwo | None:
-    """Return powers of two from a quarter to four times a centre, extended to the job's own batch.
+    """Return the powers of two from a quarter to four times `centre`, extended to include the job's batch size.
 
-    None if fewer than two of them are possible, also around the job's own batch.
+    If fewer than two of them are possible, the range around the job's own batch size is tried; None if that fails too.
 
     Args:
-        job: The job. Batches must be valid for it and take at most 8 times its steps; those larger than its own must
+        job: The job. Batch sizes must be valid for it and take at most 8 times its steps; sizes above its own must
             leave at least 8 steps.
-        centre: Centre in samples; None is the job's own batch size.
-        fits: Returns whether a job with a larger batch can run here.
+        centre: Centre of the range, in samples; None takes the job's own batch size.
+        fits: Returns whether a job with a larger batch can run on this machine.
     """
     own = job.batch.global_batch
     middle = own if centre is None else 2 ** round(math.log2(centre))

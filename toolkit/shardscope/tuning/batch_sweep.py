@@ -3,11 +3,12 @@
     sweep = batch_sweep(job, batches=PowersOfTwo(32, 1024), target=0.1)
     sweep.largest("lamb")
 
-Every batch size gets the same number of samples, so larger batches take fewer steps. Each optimizer gets the same
-number of runs at each batch. A few rates around that of its scaling rule (linear for SGD and LARS, Goyal et al. 2017;
-the square root for AdamW and LAMB, You et al. 2020) are run with the first seed, and compared on the validation split.
-Then the best rate is run with the other seeds, whose median counts: the first seed's value is the least of several, so
-it would be too low. A sweep that was stopped resumes: completed runs are not repeated.
+All runs train on the same number of samples, so larger batches take fewer steps. Each optimizer gets the same number
+of runs at each batch size. First, a few learning rates around the one from the optimizer's scaling rule (linear for
+SGD and LARS, Goyal et al. 2017; square root for AdamW and LAMB, You et al. 2020) are run with the first seed and
+compared on the validation split. Then the best rate is run with the other seeds, and the median of those runs is the
+result. The first seed is excluded because its value is the minimum over several rates, which is biased low.
+A sweep that was stopped can be resumed: completed runs are not repeated.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from shardscope.tuning.storage import folder_of
 
 OPTIMIZERS = ("sgd", "adamw", "lars", "lamb")
 FACTORS = (0.25, 1.0, 4.0)
-"""Rates to try, as multiples of the rate of the scaling rule, which is only a starting point."""
+"""Learning rates to try, as multiples of the rate from the scaling rule, which is only a starting point."""
 _WARMUP = 0.1
 _LEEWAY = 1.25
 _MOMENTUM = 0.9
@@ -44,7 +45,7 @@ _MOMENTUM = 0.9
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a sweep; `value` is None if the run failed, for example diverged."""
+    """One run of a sweep; `value` is None if the run failed, for example because it diverged."""
 
     optimizer: str
     batch: int
@@ -57,9 +58,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """One optimizer at one batch size: its best rate, and that rate's value for each seed that did not fail.
+    """One optimizer at one batch size: the best learning rate, and its value with each seed that did not fail.
 
-    The seed that chose the rate is not among them, unless there was only one rate to choose from.
+    The seed used to choose the rate is excluded, unless there was only one rate to choose from.
     """
 
     optimizer: str
@@ -71,7 +72,7 @@ class SweepPoint:
 
     @property
     def median(self) -> float:
-        """Median value over all seeds; infinite if most of them failed."""
+        """Median value over all seeds; infinite if too many of them failed."""
         failed = self.num_seeds - len(self.values)
         return median([*self.values, *[math.inf] * failed])
 
@@ -82,7 +83,7 @@ class SweepPoint:
 
 @dataclass(frozen=True)
 class BatchSweep:
-    """Result of a sweep."""
+    """Result of a batch-size sweep."""
 
     job: Job
     quality: str
@@ -90,7 +91,7 @@ class BatchSweep:
     points: tuple[SweepPoint, ...]
 
     def largest(self, optimizer: str) -> int | None:
-        """Return the largest batch up to which every batch reaches the target; None if the smallest misses it."""
+        """Return the largest batch size up to which all sizes reach the target; None if the smallest misses it."""
         largest = None
         for point in sorted((p for p in self.points if p.optimizer == optimizer), key=lambda p: p.batch):
             if not point.reaches(self.target):
@@ -123,24 +124,24 @@ def batch_sweep(
     """Find the largest batch at which each optimizer still reaches a target in the same number of epochs.
 
     Args:
-        job: What to train. Every run gets as many samples as the job; `rates` apply at the job's batch size.
+        job: What to train. Every run trains on as many samples as this job.
         batches: Batch sizes to try.
-        target: Value to reach on the validation split. None takes the worst median of the optimizers at the smallest
-            batch (those that train at all), times 1.25: seeds alone differ by a tenth or more.
-        quality: ``loss``, or ``error``, the share of wrong answers.
+        target: Value to reach on the validation split. None takes the worst (highest) finite median among the
+            optimizers at the smallest batch size, times 1.25: seeds alone change the value by a tenth or more.
+        quality: ``loss``, or ``error`` (the fraction of wrong answers).
         optimizers: Names of the optimizers to compare.
-        rates: Learning rates by optimizer, at the job's batch size; None takes the default rates.
-        factors: Rates to try at each batch size, as multiples of the rate of the scaling rule.
-        seeds: Seeds of the runs: the first one chooses the rate, and the median is of the others. With a single rate
-            in `factors` nothing is chosen, and all count.
-        name: Name of the sweep, under which completed runs are found; derived from the arguments by default.
+        rates: Learning rates by optimizer name, for the job's batch size; None takes each optimizer's default rate.
+        factors: Learning rates to try at each batch size, as multiples of the rate from the scaling rule.
+        seeds: Seeds of the runs. The first one chooses the rate and the others give the median. If `factors` has only
+            one entry, there is nothing to choose and all seeds count.
+        name: Name of the sweep, under which completed runs are found again; derived from the arguments by default.
         root: Folder of the runs; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
-        on_cell: Called after each run with its `Cell`.
+        on_cell: Called with the `Cell` of each run after it ends.
 
     Raises:
         SpecError: A batch size is impossible or leaves fewer than 2 steps, or no seed is left for the median.
-        StudyError: The sweep of this name has other arguments or is of an earlier version, or one of its runs was
-            stopped by hand.
+        StudyError: A sweep with this name exists with other arguments or from an earlier version, or one of its runs
+            was stopped by the user.
     """
     if quality not in QUALITIES:
         raise SpecError(f"quality={quality!r} is not measured; use 'loss' or 'error'")
@@ -169,7 +170,7 @@ def _reached_by_all(points: Sequence[SweepPoint]) -> float:
 
 @dataclass(frozen=True)
 class _Plan:
-    """The runs of one optimizer at one batch."""
+    """The runs of one optimizer at one batch size."""
 
     job: Job
     optimizer: str
@@ -207,11 +208,11 @@ class _Plan:
 
 
 def _to_its_end(job: Job, folder: Path) -> Run:
-    """Return a run that completed or failed by itself. An interrupt stops the run.
+    """Launch a run, wait until it completes or fails by itself, and return it. An interrupt stops the run.
 
     Raises:
         RunFailed: The run was killed at each of `MOST_ATTEMPTS` attempts.
-        StudyError: The run was stopped by hand.
+        StudyError: The run was stopped by the user.
     """
     for attempt in range(MOST_ATTEMPTS):
         run = launch(job, root=folder)
@@ -229,7 +230,7 @@ def _to_its_end(job: Job, folder: Path) -> Run:
             return run
         if run.state == "stopped":
             raise StudyError(
-                f"run {run.id} of the sweep was stopped; call it again, and it goes on with that run"
+                f"run {run.id} of the sweep was stopped; call the sweep again to resume with that run"
             )
     raise AssertionError
 
@@ -273,7 +274,7 @@ def _digest(job: Job, rates: Mapping[str, float], quality: str) -> str:
 
 
 def _claim(path: Path, asked: str, name: str | None) -> None:
-    """Refuse the folder of a sweep with other arguments."""
+    """Raise `StudyError` if the folder holds a sweep with other arguments; else record this sweep's digest in it."""
     if path.exists() and path.read_text() != asked:
         raise StudyError(
             f"name={name!r} is a sweep of another job, quality or other rates, or of a version that compared rates on "
@@ -283,7 +284,7 @@ def _claim(path: Path, asked: str, name: str | None) -> None:
 
 
 def _append(path: Path, cell: Cell) -> None:
-    line = f"\n{json.dumps(asdict(cell))}\n"  # the line break before it ends a torn line of a killed sweep
+    line = f"\n{json.dumps(asdict(cell))}\n"  # the leading newline ends a partial line left by a killed sweep
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "w") as file:
         file.write(line)
 
@@ -296,7 +297,7 @@ def _load(path: Path) -> dict[tuple[str, int, float, int], Cell]:
 
 
 def _cells(path: Path) -> Iterator[Cell]:
-    """Yield the cells of whole lines; the run of a torn line is repeated."""
+    """Yield the cells of all complete lines; a partial line is skipped, so its run is repeated."""
     for line in path.read_text().splitlines() if path.exists() else ():
         try:
             yield Cell(**json.loads(line))

@@ -1,4 +1,4 @@
-"""Definition of a study: stored when the study is created, and compared with the request when it is resumed."""
+"""Definition of a study: stored when the study is created, and compared with the arguments when it is resumed."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from shardscope.tuning.objectives import OBJECTIVES, QUALITIES
 class Definition(Spec):
     """A study: a job, its search space and its objectives.
 
-    `own` names the objectives that are user-defined functions. Only the names are stored, so the functions must be
-    given again to resume.
+    `own` lists the names of user-defined objectives. Only the names are stored, so the functions themselves must be
+    passed again when the study is resumed.
     """
 
     job: Annotated[Job, BeforeValidator(lambda job: Job.from_fields(job) if isinstance(job, dict) else job)]
@@ -29,22 +29,22 @@ class Definition(Spec):
     objectives: tuple[str, ...] = Field(min_length=1)
     own: tuple[str, ...] = ()
     equal: Literal["samples", "steps"] = "samples"
-    """What trials with another batch size keep equal to the job."""
+    """Whether a trial with another batch size trains on as many samples as the job, or for as many steps."""
     batch_range: BatchRange | None = None
-    """Centre of the batch sizes, if the study chose their range."""
+    """How the range of batch sizes was chosen; None if the study did not choose it."""
     baselines: bool | None = None
     """Whether baseline optimizers are included and settings from the literature are run first.
 
-    None if the study does not record it; it is then not compared.
+    None if the study does not record this; it is then not compared.
     """
     split: Literal["validation", "test"] = "validation"
-    """The split on which its trials are compared. Studies of earlier versions used the test split."""
+    """The split on which trials are compared. Studies from earlier versions used the test split."""
     code: dict[str, str] | None = None
-    """Digests from `code_of` of the user-defined methods in job and space; None if not recorded."""
+    """Digests from `code_of` for the user-defined methods in `job` and `space`; None if not recorded."""
 
     @classmethod
     def from_fields(cls, fields: Any) -> Self:
-        """Build a definition from JSON; one that does not name its split is of an earlier version."""
+        """Build a definition from JSON; if it does not name a split, it is from an earlier version."""
         return super().from_fields({"split": "test", **fields} if isinstance(fields, dict) else fields)
 
     @model_validator(mode="after")
@@ -55,19 +55,19 @@ class Definition(Spec):
 
     @property
     def quality(self) -> str | None:
-        """First objective that is ``loss`` or ``error``; None if only the user's own function measures quality."""
+        """First objective that is ``loss`` or ``error``; None if only user-defined functions measure quality."""
         return next((name for name in self.objectives if name in QUALITIES), None)
 
     @property
     def batches(self) -> str | None:
-        """Sentence on which batch sizes are searched and why; None if the user chose them or none are searched."""
+        """Sentence on which batch sizes are searched and why; None if none are, or if the user chose them."""
         batches = self.space.parameters.get("batch")
         if self.batch_range is None or not isinstance(batches, PowersOfTwo):
             return None
         return self.batch_range.sentence(batches)
 
     def in_words(self) -> dict[str, str]:
-        """Return the texts that a dashboard shows about the study, by attribute."""
+        """Return the texts that a dashboard shows about the study: ``job`` and, if known, ``batches``."""
         job = self.job
         words = (
             f"{label_of(job.model)} on {label_of(job.data)}: {job.strategy.label}, {job.world_size} ranks, "
@@ -76,28 +76,28 @@ class Definition(Spec):
         return {"job": words, **({} if self.batches is None else {"batches": self.batches})}
 
     def require_code(self, *, study: str) -> None:
-        """Refuse to run trials if the user's own methods have changed since the study was created.
+        """Reject the study for new trials if the user's own methods have changed since it was created.
 
         Args:
             study: Name of the study, for the message.
 
         Raises:
-            StudyError: The code of a user-defined method differs.
-            SpecError: A user-defined method does not exist here.
+            StudyError: The code of a user-defined method has changed.
+            SpecError: A user-defined method is not defined in this process.
         """
         changed = _changed(self.code or {}, {**(self.code or {}), **code_of(self.job, self.space)})
         if changed:
             raise StudyError(
-                f"study {study!r} was begun with other code of {changed}; define it as it was then, or begin a "
-                "study of another name"
+                f"study {study!r} was created with different code for {changed}; define it as it was then, or create a "
+                "study with another name"
             )
         self.job.require_code()
 
     def require_validation(self, *, study: str) -> None:
-        """Refuse to run trials of a study whose earlier trials were compared on the test split.
+        """Reject the study for new trials if its earlier trials were compared on the test split.
 
         Raises:
-            StudyError: The values of new trials, on the validation split, could not be compared with its own.
+            StudyError: New trials use the validation split and cannot be compared with the earlier ones.
         """
         if self.split == "test" and self.quality is not None:
             raise StudyError(
@@ -107,19 +107,19 @@ class Definition(Spec):
             )
 
     def with_batches_of(self, begun: Definition) -> Definition:
-        """Return the definition with the batch range of `begun`, if neither definition has a user-given range."""
+        """Return this definition with the batch range of `begun`, if the study chose the range in both definitions."""
         if self.batch_range is None or begun.batch_range is None:
             return self
         return self.centred(begun.space.parameters.get("batch"), begun.batch_range)
 
     def centred(self, batches: Parameter | None, found: BatchRange) -> Definition:
-        """Return the definition with other batch sizes (None removes them) and the centre that was found for them."""
+        """Return the definition with `batches` as its batch sizes (None removes them) and `found` as their centre."""
         others = {name: held for name, held in self.space.parameters.items() if name != "batch"}
         parameters = others if batches is None else {**others, "batch": batches}
         return self.replace(space=Space(parameters=parameters), batch_range=found)
 
     def difference(self, other: Definition) -> str | None:
-        """Return a clause on the first difference between the two definitions; None if there is none."""
+        """Return a clause on the first difference between the two definitions; None if they are equal."""
         known = {key: text for key, text in (other.code or {}).items() if key in (self.code or {})}
         recoded = _changed(known, self.code or {})
         if recoded:
@@ -142,14 +142,14 @@ class Definition(Spec):
 
 
 def check_objectives(names: Sequence[str], own: Collection[str] = ()) -> None:
-    """Refuse names that nothing measures, and sets of them by which nothing can be chosen.
+    """Reject objectives that cannot be measured, and sets of objectives without a measure of quality.
 
     Args:
         names: Names of the objectives.
         own: Names of the user-defined objectives.
 
     Raises:
-        SpecError: An objective is unknown or given twice, or none measures quality.
+        SpecError: An objective is unknown or given twice, or none of them measures quality.
     """
     for name in names:
         if name not in OBJECTIVES and name not in own:
@@ -158,7 +158,7 @@ def check_objectives(names: Sequence[str], own: Collection[str] = ()) -> None:
         raise SpecError(f"objectives={list(names)} name one twice; name each once")
     if not set(names) & {*QUALITIES, *own}:
         raise SpecError(
-            f"objectives={list(names)} say nothing of quality, which the fewest steps would then win; add 'loss' or "
+            f"objectives={list(names)} contain no measure of quality, so the fewest steps would win; add 'loss' or "
             "'error'"
         )
 
@@ -166,7 +166,7 @@ def check_objectives(names: Sequence[str], own: Collection[str] = ()) -> None:
 def code_of(job: Job, space: Space) -> dict[str, str]:
     """Return digests of the current code of the user-defined methods in a job and a space.
 
-    Keys are place and name, as in ``lr_schedule='sawtooth'``.
+    Keys combine the field and the method's name, as in ``lr_schedule='sawtooth'``.
     """
     found = {}
     for place, method in (*job.methods(), *space.methods()):

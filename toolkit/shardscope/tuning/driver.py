@@ -1,11 +1,11 @@
-"""The driver of a study: it asks for settings, launches a real run for each, watches the runs and records the results.
+"""The driver of a study: it samples settings, launches a real run for each, watches the runs and records the results.
 
     driver = TrialDriver(study, writer, definition, trials=40)
     while driver.tick():        never blocks on training; its docstring lists what it may block on
         time.sleep(0.05)
 
-All state is in the study's storage and in run directories. After a driver is killed, any other driver can take over its
-trials (see `recovery`). Any number of drivers may work on one study.
+All state is kept in the study's storage and in run directories. If a driver is killed, any other driver can take over
+its trials (see `recovery`). Any number of drivers may work on one study.
 """
 
 from __future__ import annotations
@@ -49,23 +49,23 @@ from shardscope.tuning.storage import StorageRetry, within
 _RECOVER_EVERY_S = 5.0
 _GRACE_S = 1.0
 _LOOK_EVERY_S = 0.5
-"""Seconds between two queries of the storage by a driver that has nothing to start."""
+"""Time between two reads of the storage by a driver that has nothing to start, in seconds."""
 _GIVING_WAY_S = 1.0
 TOLD_WITHIN_S = 5.0
-"""Seconds that a stop waits for the storage to record the stopped trials."""
+"""Time that `TrialDriver.stop` waits for the storage to record the stopped trials, in seconds."""
 MOST_ATTEMPTS = 3
-"""Most attempts at a trial whose run is killed from outside; running out of memory looks the same."""
+"""Maximum number of attempts at a trial whose run is killed from outside, for example for lack of memory."""
 _MOST_IMPOSSIBLE = 20
-"""Number of consecutive impossible trials after which the space itself is at fault."""
+"""Number of consecutive impossible trials after which the driver gives up and blames the space."""
 
 
 class Pruner(Protocol):
     """Decides whether a running trial is worth its remaining steps."""
 
     def reason(self, live: Live, trials: list[FrozenTrial], /) -> str | None:
-        """Return why to stop the trial, as a sentence; None to continue. Called after each evaluation.
+        """Return a sentence on why to stop the trial, or None to continue. Called after each evaluation.
 
-        The trial waits for the answer, but no longer than one of its steps takes.
+        The trial waits for the decision, but no longer than one of its steps takes.
         """
         ...
 
@@ -75,7 +75,7 @@ class Reporting(Protocol):
     """A pruner that reports intermediate values of a trial to the study."""
 
     def report(self, live: Live, /) -> None:
-        """Report new points of the curve. Also called before a trial ends, which may happen between two looks."""
+        """Report new points of the curve. Also called before a trial ends, as it may end between two ticks."""
         ...
 
 
@@ -88,7 +88,7 @@ class Feasibility(Protocol):
 
 
 class Choose(Protocol):
-    """May fix some settings of the next trial before the others are drawn."""
+    """May fix some settings of the next trial before the others are sampled."""
 
     def before_asking(self, study: optuna.Study, trials: list[FrozenTrial]) -> None:
         """Add a trial to the study's queue, or do nothing."""
@@ -97,7 +97,7 @@ class Choose(Protocol):
 
 @dataclass
 class Live:
-    """A trial that this driver runs."""
+    """A trial whose run this driver is watching."""
 
     trial: optuna.Trial
     params: Mapping[str, Value]
@@ -115,24 +115,27 @@ class Live:
 
     @property
     def measured(self) -> TrialMetrics:
-        """Figures of the events read so far from the run; computed on access."""
+        """Metrics from the events read so far from the run; computed on access."""
         return self.meter.measured()
 
 
 @dataclass
 class TrialDriver:
-    """Runs trials until the study has the requested number.
+    """Runs trials until the study has the requested number of them.
 
     Args:
-        study: Study to ask for trials.
-        writer: Writer of trials' results.
+        study: Optuna study that suggests the settings of trials.
+        writer: Writer of the results of trials.
         definition: Definition of the study.
         trials: Total number of trials over all drivers; impossible and retried trials are not counted.
         folder: Folder for the run directories of the trials.
         own: User-defined objectives by name.
         parallel: Number of trials to run at the same time.
+        pruner: Decides after each evaluation whether a trial is stopped early; None prunes nothing.
+        feasibility: Decides before launch whether a trial can run on this machine; None launches every valid job.
+        choose: May fix some settings of a new trial before the others are sampled.
         seed: Called before any trial runs; queues the settings that are to be run first.
-        retry: Retry policy for a storage that is unreachable.
+        retry: Retry policy for an unreachable storage.
     """
 
     study: optuna.Study
@@ -153,7 +156,7 @@ class TrialDriver:
         self._me = recovery.enrol(self)
         self._watch = recovery.Watch()
         self._recovered_at = self._looked_at = -math.inf
-        self._begun: int | None = None  # number of a trial that was asked for and has no run yet
+        self._begun: int | None = None  # number of a trial that exists in the study and has no run yet
         self._unsettled: tuple[optuna.Trial, float] | None = None
         self._is_over = False
         self._impossible = 0
@@ -162,17 +165,17 @@ class TrialDriver:
     # The loop.
 
     def tick(self) -> bool:
-        """Do the work that is due now; returns whether more will follow.
+        """Do the work that is due now; return whether more work will follow.
 
-        More follows until the study has all its trials, also while other drivers run the last of them.
+        True until the study has all its trials, even if other drivers are running the last of them.
 
-        A tick may block, so user interfaces call it on a separate thread. On an unreachable storage it waits up to
-        `retry.seconds` (ten minutes unless set) per call, or until `retry.given_up` is set. On a pruned run it
-        waits for the stop: a step or a second, up to 16 seconds if its agent is stuck. Before a trial of a new model it
-        may trace that model, and it calls the user's own objectives.
+        A tick may block, so user interfaces call it on a separate thread. If the storage is unreachable, each call to
+        it waits up to `retry.seconds` (ten minutes by default), or until `retry.given_up` is set. Pruning a run waits
+        until the run stops: one step or one second, and up to 16 seconds if its agent hangs. Before the first trial
+        of a new model, a tick may trace that model. It also calls the user-defined objectives.
 
         Raises:
-            StudyError: The storage does not answer, or hardly any settings in the space can be run.
+            StudyError: The storage is unreachable, or hardly any settings in the space can be run.
         """
         if self.seed is not None:
             self.retry(self.seed)
@@ -192,7 +195,7 @@ class TrialDriver:
     def stop(self) -> None:
         """Stop the runs; their trials are rerun first when the study is resumed.
 
-        Returns even if the storage is unreachable: the driver that resumes the study finds the interrupted trials.
+        Returns even if the storage is unreachable: the next driver of the study detects the interrupted trials.
         """
         self._stopping = True
         self.retry.given_up.set()
@@ -212,23 +215,23 @@ class TrialDriver:
             self._set_aside(number, "the study was stopped")
 
     def can_prune(self, number: int) -> bool:
-        """Return whether this driver can stop the trial."""
+        """Return whether this driver is running the trial, so that `prune` can stop it."""
         return number in self.live
 
     def prune(self, number: int, reason: str = "pruned by hand") -> None:
         """Stop a trial of this driver and count it as pruned.
 
         Raises:
-            StudyError: The trial does not run here.
+            StudyError: This driver is not running the trial.
         """
         if number not in self.live:
-            raise StudyError(f"trial {number} does not run here; running are {sorted(self.live) or 'none'}")
+            raise StudyError(f"trial {number} is not running here; running are {sorted(self.live) or 'none'}")
         self._cut(self.live[number], reason)
 
     # Starting.
 
     def _start(self) -> bool:
-        """Start a trial, or continue to start one that is unsettled; False if nothing can be started now."""
+        """Start a trial, or try again to start the unsettled one; return False if nothing can be started now."""
         trials = self.retry(self._looked)
         self._is_over = recovery.ended(trials) >= self.trials
         try:
@@ -252,7 +255,7 @@ class TrialDriver:
         return trials
 
     def _next(self, trials: list[FrozenTrial]) -> optuna.Trial | None:
-        """Return a trial to retry, else one requested by hand, else a new one; None if all places are taken."""
+        """Return a trial to retry, else one that the user asked to rerun, else a new one; None if no place is left."""
         is_full = len(recovery.places(trials)) >= self.trials
         for number in [*recovery.retries(trials), *([] if is_full else recovery.asked_again(trials))]:
             held = self.retry(self.writer.take, number)
@@ -265,9 +268,9 @@ class TrialDriver:
         return self.retry(self.study.ask)
 
     def _settle(self, trial: optuna.Trial, deadline: float) -> bool:
-        """Run a trial, or give it up if other drivers started too many at once; False if that is undecided.
+        """Launch a trial, or cancel it if other drivers started too many at once; return False while undecided.
 
-        The later of two trials gives way. Until the deadline, later ticks check again.
+        Of two excess trials the later one is cancelled. Until `deadline`, later ticks check again.
         """
         trials = self.retry(self.study.get_trials, deepcopy=False)
         reason, is_sure = recovery.over_budget(trial.number, trials, self.trials)
@@ -281,7 +284,7 @@ class TrialDriver:
         return True
 
     def _begin(self, trial: optuna.Trial) -> None:
-        """Draw the settings of a trial and start its run."""
+        """Sample the settings of a trial and start its run."""
         try:
             params = self._draw(trial)
             job = self._job(trial, params)
@@ -292,7 +295,7 @@ class TrialDriver:
         self._launch(trial, params, job)
 
     def _draw(self, trial: optuna.Trial) -> dict[str, Value]:
-        """Return the settings of a trial as stored.
+        """Return the sampled settings of a trial, as they are stored.
 
         Raises:
             SpecError: The trial was queued with a value outside the space.
@@ -300,7 +303,7 @@ class TrialDriver:
         asked = [trial]
 
         def draw() -> dict[str, Value]:
-            if not asked:  # the storage failed, and may hold an answer that never arrived
+            if not asked:  # a retry: the storage failed, and may hold values whose reply never arrived
                 asked.append(optuna.Trial(self.study, self.writer.id_of(trial.number)))
             return suggest(asked.pop(), self.definition)
 
@@ -345,7 +348,7 @@ class TrialDriver:
     # Watching.
 
     def _follow(self, live: Live) -> None:
-        alive = live.run.is_alive  # checked before reading, so that the last events are read
+        alive = live.run.is_alive  # checked before reading, so that the last events are not missed
         live.meter.read()
         if not alive:
             self._finish(live)
@@ -362,14 +365,14 @@ class TrialDriver:
             trials = self.retry(self.study.get_trials, deepcopy=False)
             reason = self.retry(self.pruner.reason, live, trials)
             if reason is None:
-                # The run waits no longer than a step takes, so failing here (full disk, missing folder) is harmless.
+                # The run waits at most as long as a step takes, so failing here (full disk, no folder) is harmless.
                 with suppress(OSError, SpecError):
                     live.run.approve(live.measured.curve[-1][0])
             else:
                 self._cut(live, reason)
 
     def _write(self, live: Live, name: str, value: Any) -> None:
-        """Set an attribute of a running trial; stop its run if another driver has taken the trial over."""
+        """Set an attribute of a running trial; stop its run if another driver has taken over the trial."""
         try:
             self.retry(live.trial.set_user_attr, name, value)
         except UpdateFinishedTrialError:
@@ -419,7 +422,9 @@ class TrialDriver:
 
     def _report(self, live: Live) -> None:
         if isinstance(self.pruner, Reporting):
-            with suppress(UpdateFinishedTrialError):  # another driver has taken it over; nothing here counts
+            with suppress(
+                UpdateFinishedTrialError
+            ):  # another driver has taken over the trial, so its result counts
                 self.retry(self.pruner.report, live)
 
     def _tell(
@@ -436,17 +441,17 @@ class TrialDriver:
         recovery.replace_lost(self.study, self.study.get_trials(deepcopy=False))
 
     def _recover(self) -> None:
-        """Take over the trials of drivers that are gone."""
+        """Take over the trials of drivers that no longer run."""
         trials = self.study.get_trials(deepcopy=False)
         for trial in self._watch.gone([trial for trial in trials if trial.number not in self.live]):
             self._adopt(trial, trials)
         recovery.replace_lost(self.study, self.study.get_trials(deepcopy=False))
 
     def _adopt(self, trial: FrozenTrial, trials: list[FrozenTrial]) -> None:
-        """Record the figures if the run completed without its driver, else set the trial aside for a retry."""
+        """Record the metrics if the run completed without its driver, else mark the trial for a retry."""
         run = self._run_of(trial)
         excess = None if trial.params else recovery.over_budget(trial.number, trials, self.trials)[0]
-        if excess is not None:  # its driver died before it checked
+        if excess is not None:  # the driver died before it could cancel this excess trial
             self.writer.end(
                 trial.number, TrialState.FAIL, None, {REASON: excess, NOT_COUNTED: recovery.OVER_BUDGET}
             )
@@ -459,7 +464,7 @@ class TrialDriver:
         else:
             recovery.mark_for_retry(self.writer, trial.number, "its driver ended before the run did")
             if run is not None:
-                RunDir(run.path).request_stop(_GRACE_S)  # the driver may be gone while its process lives
+                RunDir(run.path).request_stop(_GRACE_S)  # the driver may be dead while the run still lives
 
     def _measured_of(self, trial: FrozenTrial, run: Run) -> TrialMetrics:  # noqa: ARG002 - used by HalvingDriver
         return TrialReader(run).poll()
@@ -472,7 +477,7 @@ class TrialDriver:
         return self._attached(run) is not None
 
     def _attached(self, run: str) -> Run | None:
-        """Return the run at a path from the storage, if it lies in this driver's folder and can be read."""
+        """Return the run at a path read from the storage; None if it is unreadable or outside this driver's folder."""
         try:
             return Run.attach(run) if recovery.is_among(run, self.folder) else None
         except RunNotFound:
@@ -480,9 +485,9 @@ class TrialDriver:
 
 
 def not_launched(number: int, error: LaunchError) -> StudyError:
-    """Return the error that ends a driver on a machine that cannot launch runs, most often for a full disk."""
+    """Return the error that ends a driver because this machine cannot launch runs, often due to a full disk."""
     return StudyError(
-        f"trial {number} could not be launched: {error}; it is the first to be run when the study goes on"
+        f"trial {number} could not be launched: {error}; it will run first when the study is resumed"
     )
 
 

@@ -1,4 +1,4 @@
-"""Checks of studies in storages that others can write to: trials are validated before they are used."""
+"""Checks of studies in storages that other programs can write to: trials are validated before they are used."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from shardscope.tuning.records import (
 
 
 def check_trials(trials: Iterable[FrozenTrial], space: Space, *, study: str) -> None:
-    """Refuse a study with a trial whose contents no driver of this toolkit could have written.
+    """Reject a study that contains a trial which no driver of this toolkit could have written.
 
     Args:
         trials: All trials in the storage.
@@ -59,7 +59,7 @@ def check_trials(trials: Iterable[FrozenTrial], space: Space, *, study: str) -> 
             name, value = wrong[0]
             raise StudyError(
                 f"study {study!r}: trial {trial.number} has {name}={quoted(value)}, which Shardscope does not write; "
-                "something else has changed this storage: begin a study of another name"
+                "something else has changed this storage: create a study with another name"
             )
 
 

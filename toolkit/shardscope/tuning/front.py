@@ -1,9 +1,9 @@
-"""The Pareto front of complete trials, without those that are on it only for noise in measured times.
+"""The Pareto front of complete trials, without those that are on it only because of noise in measured times.
 
-Of two identical runs one is always a little faster. With several objectives, that alone would keep it on the front
-next to a trial that is better in another objective and worse in none but this time. A rerun could reverse the order.
-Such trials are left out and listed in `Front.by_noise`. Every front of a study that is printed, drawn or returned is
-this one; Optuna's `study.best_trials` holds both kinds. A population's front leaves none out.
+Of two identical runs, one is always a little faster. With several objectives, this alone would keep a trial on the
+front although another trial is better or equal in every objective except time, and a rerun could reverse their order.
+Such trials are left out and listed in `Front.by_noise`. Every front of a study that is printed, plotted or returned
+follows this rule; Optuna's `study.best_trials` includes both groups. The front of a population leaves no trial out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from shardscope.analytic import pareto
 
 Values = Mapping[str, float]
 QUICKER_BY = 0.1
-"""Median steps of two identical runs, one after the other on a busy machine, differed by 3 to 10 %."""
+"""A relative difference in time that counts. The median step times of two identical runs, one after the other on a
+busy machine, differed by 3 to 10 %."""
 _TIME = "seconds"
 
 
@@ -26,7 +27,7 @@ class Front(NamedTuple):
 
     clear: tuple[int, ...]
     by_noise: tuple[int, ...]
-    """Trials whose only advantage over a trial in `clear` is a time that is lower by less than `QUICKER_BY`."""
+    """Trials whose only advantage over a trial in `clear` is a time lower by less than a fraction `QUICKER_BY`."""
 
     @property
     def note(self) -> str | None:
@@ -35,7 +36,10 @@ class Front(NamedTuple):
 
 
 def front_of(values: Mapping[int, Values]) -> Front:
-    """Return the front of trials by their objectives, all of which are minimised.
+    """Return the Pareto front of trials; all objectives are minimised.
+
+    Args:
+        values: Values of the objectives by name, for each trial number; all trials have the same objectives.
 
     Example:
         >>> front_of({0: {"loss": 0.5, "seconds": 1.0}, 1: {"loss": 0.6, "seconds": 0.97}}).by_noise
@@ -49,7 +53,7 @@ def front_of(values: Mapping[int, Values]) -> Front:
     time, rest = costs[:, is_time], costs[:, ~is_time]
     best = pareto.front(costs)
     clear: list[int] = []
-    for row in best[pareto.lexical_order(rest[best])]:  # a trial comes after all that dominate it
+    for row in best[pareto.lexical_order(rest[best])]:  # a trial comes after all trials that dominate it
         is_no_slower = (time[clear] * (1 - QUICKER_BY) < time[row]).any(axis=-1)
         if not (pareto.dominates(rest[clear], rest[row]) & is_no_slower).any():
             clear.append(row)
@@ -60,7 +64,7 @@ def front_of(values: Mapping[int, Values]) -> Front:
 
 
 def note_of(by_noise: tuple[int, ...]) -> str | None:
-    """Return a sentence on why trials are left out; None if none are."""
+    """Return a sentence on which trials are left out and why; None if none are."""
     if not by_noise:
         return None
     numbers = ", ".join(map(str, by_noise))
@@ -68,6 +72,6 @@ def note_of(by_noise: tuple[int, ...]) -> str | None:
         (f"Trial {numbers} is", "it has") if len(by_noise) == 1 else (f"Trials {numbers} are", "they have")
     )
     return (
-        f"{who} left out: all that {has} before what is on the front is less than {QUICKER_BY:.0%} of time, by which "
-        "runs alike differ."
+        f"{who} left out: the only advantage that {has} over the front is less than {QUICKER_BY:.0%} of time, and "
+        "identical runs differ by as much."
     )

@@ -1,4 +1,4 @@
-"""The learning-rate range test: one real run whose rate rises exponentially until the loss explodes.
+"""The learning-rate range test: one real run whose learning rate rises exponentially until the loss explodes.
 
 Smith 2015, Cyclical learning rates (arXiv 1506.01186), section 3.3; with an exponential rise and an early end as in
 fastai's ``lr_find``.
@@ -22,25 +22,25 @@ if TYPE_CHECKING:
     import pandas as pd
 
 EXPLODED = 4.0
-"""The test ends when the smoothed loss is this multiple of its minimum, as in fastai's ``lr_find``. A negative minimum
-must be exceeded by three times its absolute value."""
+"""The test ends when the smoothed loss is this multiple of its minimum, as in fastai's ``lr_find``. If the minimum is
+negative, the loss must exceed it by three times its absolute value."""
 FEWEST_STEPS = 10
 _NOT_A_NUMBER = ("TrainingError", "NotFinite")
-"""Types of the error event of a rank whose loss or gradients are not finite."""
+"""Types of the error event that a rank writes when its loss or gradients are not finite."""
 _POLL_S = 0.05
 
 
 @dataclass(frozen=True)
 class LrRange:
-    """Result of a range test, with one entry per step up to the first loss that is not finite.
+    """Result of a range test, with one entry per step before the first loss that is not finite.
 
     Attributes:
         lr: Learning rates, rising.
         loss: Loss of each step, averaged over ranks.
         smooth: `loss` smoothed over neighbouring steps.
-        rates: Rates that the curve suggests.
-        exploded: Whether the loss exploded, or became NaN, before the highest rate was reached; if not,
-            higher rates may do as well.
+        rates: Learning rates that the curve suggests.
+        exploded: Whether the loss exploded or became NaN before the highest rate was reached; if not,
+            higher rates may work as well.
         run_id: Id of the run.
     """
 
@@ -53,7 +53,7 @@ class LrRange:
 
     @property
     def suggested(self) -> float:
-        """Rate to start with: where the loss fell fastest (`RateSuggestions.steepest`)."""
+        """Suggested learning rate: the one at which the loss fell fastest (`RateSuggestions.steepest`)."""
         return self.rates.steepest
 
     @property
@@ -73,25 +73,25 @@ class LrRange:
 def lr_range_test(
     job: Job, *, low: float = 1e-6, high: float = 10.0, steps: int = 100, root: str | Path | None = None
 ) -> LrRange:
-    """Train `job` while its rate rises exponentially from `low` to `high`, and read off which rates are good.
+    """Train `job` while the learning rate rises exponentially from `low` to `high`, and suggest rates from the curve.
 
-    The test ignores the job's own rate and schedule and keeps the rest. It ends early when the loss explodes.
+    The test ignores the job's own learning rate and schedule. It ends early when the loss explodes.
 
     Args:
-        job: What to train, with the batch size, optimizer and compression that the rate is for.
-        low: Rate of the first step, above 0.
-        high: Rate of the last step, above `low`.
+        job: What to train; use the batch size, optimizer and compression of the planned training.
+        low: Learning rate of the first step, above 0.
+        high: Learning rate of the last step, above `low`.
         steps: Number of steps, at least 10.
         root: Folder of the runs; None takes the default folder.
 
     Raises:
-        SpecError: Rates or steps out of range, or a loss that never fell.
-        RunFailed: The run failed for another reason than an exploding loss.
+        SpecError: Rates or steps are out of range, or the loss never fell.
+        RunFailed: The run failed for a reason other than an exploding loss.
     """
     run = launch(range_job(job, low=low, high=high, steps=steps), root=root)
     try:
         exploded = _watch(run)
-    except BaseException:  # an interrupt, too: nobody would read the run
+    except BaseException:  # including an interrupt: nothing will read the run
         run.stop()
         raise
     lr, loss = _losses(run)
@@ -99,16 +99,16 @@ def lr_range_test(
 
 
 def range_job(job: Job, *, low: float, high: float, steps: int) -> Job:
-    """Return the job of a range test.
+    """Return the job of a range test; see `lr_range_test`.
 
     Raises:
-        SpecError: Rates or steps out of range.
+        SpecError: Rates or steps are out of range.
     """
     if not 0 < low < high < float("inf"):
         raise SpecError(f"low={low!r} and high={high!r} must be learning rates with 0 < low < high")
     if steps < FEWEST_STEPS:
         raise SpecError(f"steps={steps!r} are too few for a range test; use at least {FEWEST_STEPS}")
-    # a schedule reaches its final ratio one step past the last
+    # a schedule reaches its final ratio one step after the last one
     lr_schedule = LRSchedule("exponential", final_ratio=(high / low) ** (steps / (steps - 1)))
     return job.replace(
         optimizer=job.optimizer.replace(lr=low), lr_schedule=lr_schedule, steps=steps, eval_every=None,
@@ -117,7 +117,7 @@ def range_job(job: Job, *, low: float, high: float, steps: int) -> Job:
 
 
 def _watch(run: Run) -> bool:
-    """Wait for the run's end, and stop it when the loss explodes; return whether it did.
+    """Wait until the run ends, or stop it when the loss explodes; return whether the loss exploded.
 
     Raises:
         RunFailed: The run failed for another reason.
@@ -136,7 +136,7 @@ def _watch(run: Run) -> bool:
 
 
 def _losses(run: Run) -> tuple[list[float], list[float]]:
-    """Return rates and losses of the steps so far, up to the first whose loss is not finite."""
+    """Return learning rates and losses of the steps so far, up to the first loss that is not finite."""
     taken = [*takewhile(lambda step: isfinite(step.loss), run.reduced().steps)]
     return [step.lr for step in taken], [step.loss for step in taken]
 

@@ -1,4 +1,4 @@
-"""Figures of a run so far, counted and timed, never modelled; and the objective values of a completed run."""
+"""Metrics of a run so far, counted and timed but never modelled, and the objective values of a completed run."""
 
 from __future__ import annotations
 
@@ -21,28 +21,30 @@ if TYPE_CHECKING:
     from shardscope.tuning.definition import Definition
 
 _RARER = 4
-"""Alarms are computed again after the looks have grown by one in this many, and when the run has ended."""
+"""Alarms are recomputed when the number of layer samples has grown by a quarter, and when the run has ended."""
 
 
 @dataclass(frozen=True)
 class TrialMetrics:
-    """Figures of a run, in separate parts, so that its time on another link can be derived from them.
+    """Metrics of a run, kept as separate parts, so that the run's time on another link can be derived from them.
 
     Attributes:
         steps: Number of steps that all ranks have taken.
-        step_s: Median seconds per step of the slowest rank, without the first steps. If steps differ (local SGD, or
-            before and after an uncompressed warm-up), each kind is weighted by its share of the job's steps
-            (`runlog.averages`); None before there are steps of each kind.
-        compute_s: Median seconds of computation in a step, of the rank that computes most; None without spans.
-        codec_s: Mean seconds of packing and unpacking in a step, of the rank with most, weighted as `step_s`.
+        step_s: Median time of a step on the slowest rank, in seconds, without the first steps. If steps differ in kind
+            (local SGD, or an uncompressed warm-up), each kind is weighted by its share of the job's steps
+            (`runlog.averages`); None until there are steps of each kind.
+        compute_s: Median computation time of a step, in seconds, on the rank that computes longest; None without spans.
+        codec_s: Mean time of packing and unpacking in a step, in seconds, on the rank that spends most on it; weighted
+            as `step_s`.
         bytes: Training bytes sent by all ranks so far.
         messages: Training messages sent by all ranks so far.
-        memory: Peak bytes of any rank so far.
-        curve: Quality on the validation split by step: (step, loss, share of wrong answers).
-        alarms: Alarms about its layers when last computed, as sentences (`runlog.alarms`).
-        plain_s: Median seconds over all steps so far, of whatever kind; None before the first.
-        spent_s: Total seconds of the steps so far; None if recorded by an older version.
-        test: Loss and share of wrong answers on the test split, which no choice depends on; None before the last step.
+        memory: Highest peak memory of any rank so far, in bytes.
+        curve: Quality on the validation split: tuples (step, loss, fraction of wrong answers).
+        alarms: The latest alarms about the run's layers, as sentences (`runlog.alarms`).
+        plain_s: Median time over all steps so far, of any kind, in seconds; None until a step has been measured.
+        spent_s: Total time of the steps so far, in seconds; None if recorded by an older version.
+        test: Loss and fraction of wrong answers on the test split, on which no choice depends; None until
+            that evaluation after the last step.
     """
 
     steps: int
@@ -61,7 +63,7 @@ class TrialMetrics:
     def objective(self, name: str, steps: int) -> float | None:
         """Return the value of a named objective over `steps` steps; None if it is not known yet.
 
-        Time and bytes are known after a few steps, quality only at the end.
+        Time and bytes are extrapolated from the first steps; quality is known only after `steps` steps.
         """
         if name == "seconds":
             return None if self.step_s is None else self.step_s * steps
@@ -77,14 +79,14 @@ class TrialMetrics:
 
 @dataclass
 class TrialReader:
-    """Follows one run: `read` takes in new events, `measured` computes the figures from all events.
+    """Follows one run: `read` reads new events, `measured` computes the metrics from all events read so far.
 
-    The process that trains a trial shares its machine with the process that watches it. So the cost of `read`, which is
-    called many times a second, depends only on the number of new events; medians are left to `measured`. One thread may
-    read while others get the figures.
+    A trial trains on the same machine as the process that watches it. `read` is called many times a second, so its cost
+    depends only on the number of new events; medians are computed in `measured`. One thread may call `read` while
+    others call `measured`.
 
     Attributes:
-        is_piece: Whether the run trains only a part of its job, so that kinds of steps are weighted by how often they
+        is_piece: Whether the run trains only a part of its job. Kinds of steps are then weighted by how often they
             occurred, not by their share of the whole job.
         log: The events so far, reduced.
     """
@@ -98,28 +100,28 @@ class TrialReader:
     _alarms: tuple[str, ...] = ()
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _measured: TrialMetrics | None = None
-    """Cached figures of all events read; None after new events."""
+    """Cached metrics from all events read; None after new events."""
 
     def __post_init__(self) -> None:
         self._tail, self.log = self.run.tail(), RunLog.of(self.run.job)
 
     def continue_with(self, run: Run) -> None:
-        """Follow the run that resumes from this one's checkpoint; the figures keep accumulating."""
+        """Follow the run that resumes from this one's checkpoint; the metrics keep accumulating."""
         with self._lock:
             self.run, self._tail, self._measured = run, run.tail(), None
 
     @property
     def num_steps(self) -> int:
-        """Number of steps that all ranks had taken at the last read."""
+        """Number of steps that all ranks had completed at the last read."""
         return len(self.log.steps)
 
     @property
     def num_evaluations(self) -> int:
-        """Number of points of the curve at the last read."""
+        """Number of evaluations (points of the curve) at the last read."""
         return len(self.log.evaluations)
 
     def read(self) -> None:
-        """Take in new events."""
+        """Read new events."""
         with self._lock:
             events = self._tail.poll()
             if events:
@@ -130,14 +132,14 @@ class TrialReader:
                 self._measured = None
 
     def measured(self) -> TrialMetrics:
-        """Return the figures of all events read so far; cached until there are new events."""
+        """Return the metrics from all events read so far; cached until there are new events."""
         with self._lock:
             if self._measured is None:
                 self._measured = self._compute()
             return self._measured
 
     def poll(self) -> TrialMetrics:
-        """Take in new events and return the figures."""
+        """Read new events and return the metrics."""
         self.read()
         return self.measured()
 
@@ -163,7 +165,7 @@ class TrialReader:
         return self.log.layer_samples.num_samples >= self._alarm_at or not self.run.is_alive
 
     def _compute_alarms(self) -> None:
-        """Compute alarms from all looks; less often the more looks there are, as the cost grows with them."""
+        """Compute alarms from all layer samples; the more samples, the less often, as the cost grows with them."""
         layer_samples = self.log.layer_samples
         self._alarmed, num_samples = layer_samples.num_events, layer_samples.num_samples
         self._alarm_at = num_samples + max(1, num_samples // _RARER)
@@ -171,12 +173,12 @@ class TrialReader:
 
 
 def _quality(evaluation: Evaluation) -> tuple[float, float]:
-    """Loss and share of wrong answers."""
+    """Return the loss and the fraction of wrong answers."""
     return evaluation.loss, 1.0 - evaluation.accuracy
 
 
 def evaluated(job: Job, times: int = 8) -> Job:
-    """Return the job with `times` evaluations, unless it sets `eval_every`, and with enough looks at its layers."""
+    """Return the job with `times` evaluations, unless it sets `eval_every`, and with enough layer samples."""
     job = looked_into(job)
     if job.eval_every is not None:
         return job
@@ -184,7 +186,7 @@ def evaluated(job: Job, times: int = 8) -> Job:
 
 
 def looked_into(job: Job, times: int = 20) -> Job:
-    """Return the job with at least `times` looks at its layers, if there is something to see and it permits looks."""
+    """Return the job with its layers sampled at least `times` times, if they can be and the job records any."""
     every = min(job.record.layers_every, max(1, job.steps // times))
     if every == job.record.layers_every or not reports_layers(job):
         return job
@@ -198,14 +200,17 @@ Objective = Callable[[Run], float]
 def values_of(
     definition: Definition, run: Run, measured: TrialMetrics, own: Mapping[str, Objective]
 ) -> tuple[dict[str, float], str | None]:
-    """Return the objective values of a completed run, and a sentence on what is wrong with them, or None."""
+    """Return the objective values of a completed run, and a sentence on what is wrong with them (None if nothing)."""
     return _values(dict.fromkeys(definition.objectives, run.job.steps), run, measured, own)
 
 
 def interval_values(
     names: Sequence[str], run: Run, measured: TrialMetrics, own: Mapping[str, Objective]
 ) -> tuple[dict[str, float], str | None]:
-    """Return the objective values of a run over a part of its job: quality at its end, the others per step."""
+    """Return the objective values of a run over a part of its job: quality at its end, other objectives per step.
+
+    The second item is a sentence on what is wrong with the values; None if nothing is.
+    """
     return _values(
         {name: run.job.last_step if name in QUALITIES else 1 for name in names}, run, measured, own
     )
@@ -214,20 +219,20 @@ def interval_values(
 def _values(
     steps: Mapping[str, int], run: Run, measured: TrialMetrics, own: Mapping[str, Objective]
 ) -> tuple[dict[str, float], str | None]:
-    """Return the value of each objective over its number of steps, and a fault or None."""
+    """Return the value of each objective over its number of steps, and a sentence on a fault (None if none)."""
     values: dict[str, float] = {}
     for name, count in steps.items():
         value = _own_value(name, own[name], run) if name in own else measured.objective(name, count)
         if isinstance(value, str):
             return {}, value
         if value is None or not math.isfinite(value):
-            return {}, f"objective {name!r} came to {value}; a trial needs a finite number"
+            return {}, f"objective {name!r} is {value}; a trial needs a finite number"
         values[name] = float(value)
     return values, None
 
 
 def _own_value(name: str, objective: Objective, run: Run) -> float | str:
-    """Return the value, or a sentence on the exception of the user's function, which then fails this trial only."""
+    """Return the value, or a sentence on the exception that the user's function raised: only this trial fails."""
     try:
         return float(objective(run))
     except Exception as error:  # noqa: BLE001 - see the docstring

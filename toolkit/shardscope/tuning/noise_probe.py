@@ -1,7 +1,8 @@
 """The first run of a study without a given space: it measures the gradient noise scale, to centre the batch sizes.
 
-The run takes the job's first steps and is kept in ``<study>/probe``; it is not a trial. If the study is stopped before
-it is created, the next attempt reuses the run. A resumed study has the figure in its definition.
+The run takes the first steps of the job and is kept in ``<study>/probe``; it is not a trial. If the process stops
+before the study is created, the next attempt reuses the run. A resumed study reads the measured value from its
+definition.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ from shardscope.tuning.storage import answering, begun_as
 BatchesAround = Literal["noise", "job"]
 _MOST_STEPS, _LEAST_STEPS = 200, 20
 _SHARE = 0.5
-"""Share of the job's steps that are measured: the noise scale grows while the loss falls, fastest at first."""
+"""Fraction of the job's steps to measure: the noise scale grows while the loss falls, fastest at first."""
 _SMOOTHING = 0.95
-"""Smoothing factor, which averages over about 20 steps, for the same reason."""
+"""Factor of the exponential smoothing. It averages over only about 20 steps, because the noise scale grows."""
 _LOOK_EVERY_S = 0.05
 _GRACE_S = 1.0
 
 
 class NotMeasured(StudyError):
-    """A study was stopped before its noise scale was measured; it has not been created."""
+    """A study was stopped before its noise scale was measured; the study has not been created."""
 
 
 def resolve_batch_range(
@@ -50,11 +51,21 @@ def resolve_batch_range(
     stopping: threading.Event | None = None,
     on_probe: Callable[[Job], None] | None = None,
 ) -> Definition:
-    """Return a default definition with the batch range of the existing study, or with a new centre.
+    """Return a default definition with the batch range of the existing study, or with a newly chosen range.
+
+    Args:
+        definition: Definition with the default space; returned unchanged if it does not search batch sizes.
+        storage: Storage of the study.
+        name: Name of the study.
+        folder: Folder of the study; the measuring run goes into ``probe`` inside it.
+        around_what: ``noise`` measures the critical batch size for the centre; ``job`` takes the job's batch size.
+        limit: Memory limit that larger batches must respect.
+        stopping: Event that interrupts the measurement.
+        on_probe: Called with the job of the measuring run before it is launched.
 
     Raises:
         NotMeasured: `stopping` was set before the noise scale was measured.
-        StudyError: Another program created the study of this name; nothing is measured then.
+        StudyError: Another program created the study with this name; then nothing is measured.
     """
     if "batch" not in definition.space.parameters:
         return definition
@@ -65,7 +76,7 @@ def resolve_batch_range(
     if begun is None and around_what == "noise":
         found = measured(job, folder / "probe", stopping, on_probe)
         with answering(name):
-            begun = begun_as(storage, name)  # another driver may have created it meanwhile
+            begun = begun_as(storage, name)  # another driver may have created the study in the meantime
     if begun is None:
         batches = around(job, found.critical, fits=lambda other: limit.fault(other) is None)
         return definition.centred(batches, found)
@@ -80,12 +91,17 @@ def measured(
     stopping: threading.Event | None = None,
     on_probe: Callable[[Job], None] | None = None,
 ) -> BatchRange:
-    """Return the critical batch size of a job by the gradient noise scale of its first steps.
+    """Return the critical batch size of a job from the gradient noise scale of its first steps.
 
-    The scale is that of the gradient itself (McCandlish et al. 2018). With an optimizer that preconditions (AdamW,
-    LAMB), the batch beyond which larger ones save no steps depends on the noise of the preconditioned gradient instead.
-    So the figure is only a centre for the search. `on_probe` is called with the run's job, unless an earlier attempt
-    has left that run.
+    The scale is that of the plain gradient (McCandlish et al. 2018). With a preconditioning optimizer (AdamW, LAMB),
+    the critical batch size depends on the noise of the preconditioned gradient instead. So the result serves only as
+    the centre of a search.
+
+    Args:
+        job: The job to measure.
+        root: Folder of the measuring run.
+        stopping: Event that interrupts the measurement.
+        on_probe: Called with the job of the measuring run, unless an earlier attempt has already completed that run.
 
     Raises:
         NotMeasured: `stopping` was set before the run had ended.
@@ -106,7 +122,7 @@ def measured(
 
 
 def probe_of(job: Job) -> Job:
-    """Return the job's first steps, with the noise scale measured at each.
+    """Return a job that takes the first steps of `job` and measures the noise scale in every step.
 
     Raises:
         SpecError: The noise scale cannot be measured for this job.
@@ -119,7 +135,7 @@ def probe_of(job: Job) -> Job:
 
 
 def _finished(probe: Job, root: Path) -> Run | None:
-    """Return the completed run of this exact job from an earlier attempt; None if there is none."""
+    """Return the completed run of exactly this job from an earlier attempt; None if there is none."""
     asked = probe.model_dump_json()
     for run in runs(root) if root.is_dir() else ():
         if run.state == "completed" and run.job.model_dump_json() == asked:
@@ -137,8 +153,8 @@ def _run(
         while run.is_alive:
             if stopping is not None and stopping.is_set():
                 raise NotMeasured(
-                    "stopped before the study began, while its noise scale was measured; give it longer, or have its "
-                    "batches around the job's own (batch_range='job')"
+                    "stopped while the noise scale was measured, before the study was created; give it more time, or "
+                    "centre its batches on the job's own (batch_range='job')"
                 )
             time.sleep(_LOOK_EVERY_S)
     finally:

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 OBJECTIVES: Mapping[str, str] = {
     "loss": "loss on the validation split at the end of the run, in the loss's own unit (cross-entropy: nats)",
-    "error": "share of wrong answers on the validation split at the end, from 0 to 1; accuracy is 1 minus it",
-    "seconds": "seconds of training: the median step of the slowest rank, its first ones left out, times the steps",
+    "error": "fraction of wrong answers on the validation split at the end, from 0 to 1 (1 minus the accuracy)",
+    "seconds": "training time in seconds: median step of the slowest rank, without the first steps, times the steps",
     "bytes": "bytes that all ranks together sent over the whole run",
-    "memory": "most bytes that a rank held at a time, of the rank that held most",
+    "memory": "peak memory in bytes of the rank that needed most",
 }
-"""Objectives by name, with a description. All are measured, and lower is better."""
+"""Descriptions of the objectives by name. All are measured, and lower is better."""
 QUALITIES = ("loss", "error")
 DEFAULT_OBJECTIVES = ("loss", "seconds", "bytes")

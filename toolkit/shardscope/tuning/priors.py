@@ -1,13 +1,13 @@
 """Priors of a study: a default space for the job, settings worth trying first, and equal budgets for optimizers.
 
-Seeds are settings that run before any are drawn:
+Seeds are settings that run before any others are sampled:
 
 1. the job as it is,
-2. the baselines at their usual rates,
-3. compressors that could pay, from the gentlest to the strongest, so that the front starts at both ends,
-4. LAMB with rate and warm-up scaled with the batch size (You et al. 2020, section 4: the rate grows with the root of
-   the batch, the share of warm-up in proportion to it). The smallest batch, which takes the most steps, comes last: by
-   then a pruner has finished trials to compare with.
+2. the baseline optimizers at their usual learning rates,
+3. compressors that may pay off, from the mildest to the strongest, so that the front is explored from both ends,
+4. LAMB with learning rate and warm-up scaled with the batch size (You et al. 2020, section 4: the rate grows with the
+   square root of the batch size, the warm-up fraction in proportion to it). The smallest batch, which takes the most
+   steps, comes last: by then a pruner has finished trials to compare it with.
 
 All results are measured; predictions are never reported to the study as results.
 """
@@ -41,16 +41,16 @@ _STRENGTHS: Mapping[str, Any] = {
 }  # fmt: skip
 _LONGEST_WARMUP = 0.3
 _WORTH_A_TRIAL = 0.5
-"""A compressor is a seed if its exchange costs at most this share of the uncompressed one."""
+"""A compressor becomes a seed if its exchange costs at most this fraction of the uncompressed exchange."""
 _LEVELS = 3
-"""Number of compressors among the seeds, spread evenly over those that pay, by cost."""
+"""Number of compressors among the seeds; they are spread evenly over those that pay off, ordered by cost."""
 
 
 ORIGINS = ("default", "baseline", "prior")
 
 
 class Seed(NamedTuple):
-    """Settings to run before any are drawn."""
+    """Settings to run before any others are sampled."""
 
     params: Mapping[str, Value]
     origin: str
@@ -58,9 +58,9 @@ class Seed(NamedTuple):
 
 
 def default_space(job: Job) -> Space:
-    """Return a space of optimizer, rate, batch, warm-up, and the compression methods that the strategy supports.
+    """Return a space of optimizer, learning rate, batch size, warm-up and the compression that the strategy supports.
 
-    It always contains the job's own rate and methods.
+    It always contains the job's own learning rate and methods.
     """
     optimizers = list(dict.fromkeys([job.optimizer.name, *BASELINES, "lamb", "lars"]))
     parameters: dict[str, Any] = {
@@ -102,7 +102,7 @@ def _rates(optimizers: list[str]) -> dict[str, Any]:
 
 
 def _own_rate(job: Job) -> dict[str, Any]:
-    """Return the rate range of the job's own optimizer, widened to contain the job's rate."""
+    """Return the learning-rate range of the job's own optimizer, widened to contain the job's learning rate."""
     name, rate = job.optimizer.name, job.optimizer.lr
     low, high = _range(name)
     return {f"optimizer[{name}].lr": (min(low, rate), max(high, rate), "log")}
@@ -125,12 +125,13 @@ def _possible(job: Job, params: Mapping[str, Value]) -> bool:
 
 
 def seeds(job: Job, space: Space, objectives: Sequence[str] = ()) -> list[Seed]:
-    """Return settings worth trying first, without duplicates; settings that a seed omits are drawn.
+    """Return settings worth trying first, without duplicates; settings that a seed leaves open are sampled.
 
     Args:
         job: The study's job.
         space: The study's search space.
-        objectives: Objectives of the study; with ``bytes`` among them, compressors can pay without a link, too.
+        objectives: Objectives of the study. If they include ``bytes``, compressors can pay off even if the job does
+            not describe its link.
     """
     paying = _paying(job, space, objectives)
     found: list[Seed] = []
@@ -146,7 +147,7 @@ def seeds(job: Job, space: Space, objectives: Sequence[str] = ()) -> list[Seed]:
         if inside and not known and _possible(job, inside):
             found.append(
                 Seed(inside, "prior" if lost else seed.origin)
-            )  # a seed that is drawn in part is not a default
+            )  # a seed with settings left to be sampled is not the default
     return found
 
 
@@ -197,10 +198,10 @@ def _baselines(job: Job, space: Space) -> Iterator[Seed]:
 
 
 def _lamb_line(job: Job, space: Space, paying: Sequence[Mapping[str, Value]]) -> Iterator[Seed]:
-    """Yield LAMB seeds at the largest, the middle and the smallest batch.
+    """Yield LAMB seeds with the largest, the middle and the smallest batch size.
 
-    All except the last use the strongest paying compressor that has no strength setting. Quantizers hardly change the
-    final quality, so one trial shows the effect of the batch and of the bytes.
+    All except the last use the strongest paying compressor without a searched strength. Quantizers hardly change the
+    final quality, so one trial shows the effects of both the batch size and the saved bytes.
     """
     batches = space.parameters.get("batch")
     if not isinstance(batches, PowersOfTwo) or not isinstance(space.parameters.get("optimizer"), Choices):
@@ -222,11 +223,11 @@ def _lamb_line(job: Job, space: Space, paying: Sequence[Mapping[str, Value]]) ->
 
 
 def _compressors(job: Job, space: Space, paying: Sequence[Mapping[str, Value]]) -> Iterator[Seed]:
-    """Yield seeds for the gentlest compressor that pays, the strongest, and one between, with usual other settings.
+    """Yield seeds for the mildest paying compressor, the strongest one, and one in between.
 
-    The other settings are fixed, because a trial whose drawn rate fails shows nothing about the compressor. The
-    optimizer is alternately Nesterov momentum, for which error feedback is proven to compensate (Karimireddy et al.
-    2019), and the job's own.
+    Their other settings are fixed at usual values, because a trial whose sampled learning rate fails shows nothing
+    about the compressor. The optimizer alternates between Nesterov momentum, for which error feedback is proven to
+    compensate (Karimireddy et al. 2019), and the job's own.
     """
     optimizers = space.parameters.get("optimizer")
     has_momentum = isinstance(optimizers, Choices) and _MOMENTUM in optimizers.values
@@ -240,25 +241,25 @@ def _compressors(job: Job, space: Space, paying: Sequence[Mapping[str, Value]]) 
 
 
 def _spread(paying: Sequence[Mapping[str, Value]], count: int) -> list[Mapping[str, Value]]:
-    """Return `count` methods, evenly spaced from the first to the last."""
+    """Return `count` of the methods, evenly spaced from the first to the last; all of them if there are fewer."""
     if len(paying) <= count:
         return list(paying)
     return [paying[round(index * (len(paying) - 1) / (count - 1))] for index in range(count)]
 
 
 def _paying(job: Job, space: Space, objectives: Sequence[str]) -> list[Mapping[str, Value]]:
-    """Return the space's compressors at the ends and the middle of their strengths, by cost, most expensive first.
+    """Return the settings of the compressors that pay off, most expensive first.
 
-    The cost is the time of bytes and messages on the job's link; without a link it is the bytes, if they are an
-    objective. Packing time is left to measurement. Methods above half the cost of the uncompressed exchange are left
-    out.
+    Each method is tried at the lowest, the middle and the highest of its strengths. Its cost is the time for its bytes
+    and messages on the job's link; without a link it is the number of bytes, if ``bytes`` is an objective. Packing time
+    is not included. Settings that cost more than half of the uncompressed exchange are left out.
     """
     chosen = space.parameters.get("compression")
     by_bytes = job.link is None and "bytes" in objectives
     if not isinstance(chosen, Choices) or not isinstance(job.model, str) or not (job.link or by_bytes):
         return []
     side = math.isqrt(model_config(job.model).num_params)
-    buckets = [[(side, side)]]  # as one matrix; close enough to separate half from whole
+    buckets = [[(side, side)]]  # all parameters as one matrix; accurate enough for a threshold of one half
 
     def cost(compression: Compression) -> float:
         whole = compression.period > 1  # local SGD: an uncompressed exchange every `period` steps
@@ -281,7 +282,10 @@ def _paying(job: Job, space: Space, objectives: Sequence[str]) -> list[Mapping[s
 
 
 def _strengths(space: Space, method: str) -> list[dict[str, Value]]:
-    """Return low, middle and high of a method's strength if it is its one searched range; else one empty setting."""
+    """Return the lowest, middle and highest strength of a method, if it has exactly one searched range.
+
+    Otherwise return one empty setting.
+    """
     ranges = {
         name: parameter
         for name, parameter in space.parameters.items()
@@ -306,7 +310,7 @@ class EqualBudgets:
         self._held = study_name("optimizer", space) if self._names else ""
 
     def before_asking(self, study: optuna.Study, trials: list[FrozenTrial]) -> None:
-        """Fix the next trial's optimizer to the one with the fewest trials, unless a trial is waiting."""
+        """Fix the next trial's optimizer to the one with the fewest trials, unless a trial is waiting in the queue."""
         if len(self._names) < 2 or any(trial.state == TrialState.WAITING for trial in trials):
             return
         counted = [trial for trial in trials if not_counted(trial) in (None, IMPOSSIBLE)]

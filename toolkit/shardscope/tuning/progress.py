@@ -1,4 +1,4 @@
-"""Progress of a study: a line for each finished trial, and one for the running trials."""
+"""Progress of a study: one line for each finished trial, and one for the running trials."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _LOOK_EVERY_S = 0.5
 _LAST_LOOK_S = 2.0
-"""Seconds that an interrupted study waits for its storage, which may be unreachable."""
+"""Time that an interrupted study waits for its storage, which may be unreachable, in seconds."""
 _ENDED = ("complete", "pruned", "impossible", "failed")
 
 
@@ -29,14 +29,16 @@ def is_watched() -> bool:
 
 
 def measuring_text(probe: Job) -> str:
-    """Return the message for the noise-scale run before the first trial."""
-    return f"Measuring the gradient noise scale over {probe.last_step} steps, to centre the batches on it."
+    """Return the message for the run that measures the noise scale before the first trial."""
+    return (
+        f"Measuring the gradient noise scale over {probe.last_step} steps, to centre the batch sizes on it."
+    )
 
 
 class StudyProgress:
     """Prints each trial after it has ended; on a terminal, the last line shows the running trials.
 
-    As a context manager it is closed at the end, in haste if the study was interrupted or failed.
+    Leaving it as a context manager closes it, without a long wait if the study was interrupted or failed.
     """
 
     def __init__(self, session: StudySession, *, quiet: bool = False, stream: TextIO | None = None) -> None:
@@ -44,7 +46,7 @@ class StudyProgress:
         self._stream = stream or sys.stderr
         self._rewrite = is_terminal(self._stream)
         self._looked_at = 0.0
-        self._told: set[int] | None = None  # None until the storage has answered
+        self._told: set[int] | None = None  # None until the storage has been read
         self._done = 0
         if quiet:
             return
@@ -59,7 +61,7 @@ class StudyProgress:
         self.close(in_haste=kind is not None)
 
     def draw(self) -> None:
-        """Print what is new; may be called often, and looks twice a second at most."""
+        """Print what is new. May be called often; it reads the storage at most twice a second."""
         if self._quiet or time.monotonic() - self._looked_at < _LOOK_EVERY_S:
             return
         self._looked_at = time.monotonic()
@@ -78,7 +80,7 @@ class StudyProgress:
         return "  ".join([f"{bar(self._done / trials)} {self._done}/{trials} trials", *running])
 
     def close(self, *, in_haste: bool = False) -> None:
-        """Print what has ended since, and keep the last line; in haste, do not wait long for the storage."""
+        """Print the trials that have ended since and keep the last line; in haste, hardly wait for the storage."""
         if self._quiet:
             return
         self._say_ended(self._records_soon() if in_haste else self._records())
@@ -95,7 +97,7 @@ class StudyProgress:
         return None
 
     def _records_soon(self) -> list[TrialRecord] | None:
-        """Return the trials; None also if the storage does not answer within `_LAST_LOOK_S`."""
+        """Return the trials; None also if the storage has not answered within `_LAST_LOOK_S`."""
         from shardscope.tuning.storage import within
 
         found: list[list[TrialRecord] | None] = []
@@ -103,13 +105,13 @@ class StudyProgress:
         return found[0] if is_done else None
 
     def _say_ended(self, records: list[TrialRecord] | None) -> None:
-        """Print the trials that have ended since the last look."""
+        """Print the trials that have ended since the last read."""
         start = "\r\x1b[K" if self._rewrite else ""
         for record in self._take(records):
             self._stream.write(f"{start}{trial_line(record)}\n")
 
     def _take(self, records: list[TrialRecord] | None) -> list[TrialRecord]:
-        """Return the trials that have ended since the last look; none at the first look."""
+        """Return the trials that have ended since the last read; none at the first read."""
         if records is None:
             return []
         ended = [record for record in records if record.state in _ENDED]
@@ -120,7 +122,7 @@ class StudyProgress:
 
 
 def trial_line(record: TrialRecord) -> str:
-    """Return the line of a trial that has ended."""
+    """Return the text line for a trial that has ended."""
     values = [f"{name} {value_text(name, value)}" for name, value in (record.values or {}).items()]
     why = [record.reason] if record.reason and not values else []
     state = record.state if record.counted or record.state == "impossible" else "to be run again"
@@ -128,7 +130,7 @@ def trial_line(record: TrialRecord) -> str:
 
 
 def settings_text(params: Mapping[str, Any]) -> str:
-    """Return settings as ``name=value``, floats to three digits."""
+    """Return settings as ``name=value`` pairs, floats with three significant digits."""
     return " ".join(
         f"{name}={value:.3g}" if isinstance(value, float) else f"{name}={value}"
         for name, value in params.items()

@@ -1,4 +1,4 @@
-"""Records of a study's trials, readable from any machine at any time, and a writer of trials by number."""
+"""Records of a study's trials, readable from any machine at any time, and a writer that addresses trials by number."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ ORIGIN, DRIVER, RUN, REASON, MEASURED, RETRY_OF, NOT_COUNTED, PINNED, PAUSED, SA
     "origin", "driver", "run", "reason", "measured", "retry_of", "not_counted", "pinned", "paused", "sampler", "seed",
 )  # fmt: skip
 AGAIN = "again"
-"""Origin of trials that are requested by hand; they run before other queued trials."""
+"""Origin of trials that the user asked to rerun; they run before other queued trials."""
 _LOG2 = "log2({})"
 
 
 def study_name(name: str, space: Space) -> str:
-    """Return the name of a parameter in its study; a power of two is drawn by its exponent."""
+    """Return the name under which the study stores a parameter; for a power of two, the study samples the exponent."""
     return _LOG2.format(name) if isinstance(space.parameters[name], PowersOfTwo) else name
 
 
 def to_study(params: Mapping[str, Value], space: Space) -> dict[str, Any]:
-    """Return settings in the form that the study stores."""
+    """Return settings with the names and values under which the study stores them."""
     return {
         study_name(name, space): int(str(value)).bit_length() - 1
         if isinstance(space.parameters[name], PowersOfTwo)
@@ -40,7 +40,7 @@ def to_study(params: Mapping[str, Value], space: Space) -> dict[str, Any]:
 
 
 def from_study(params: Mapping[str, Any], space: Space) -> dict[str, Value]:
-    """Return settings by the names of the space."""
+    """Return stored settings with the names and values of the space."""
     names = {study_name(name, space): name for name in space.parameters}
     return {
         names[held]: 2 ** int(value) if isinstance(space.parameters[names[held]], PowersOfTwo) else value
@@ -55,17 +55,19 @@ class TrialRecord:
 
     Attributes:
         state: ``waiting``, ``running``, ``paused`` (at a rung, with its checkpoint), ``complete``, ``pruned``,
-            ``impossible`` (it cost no run), ``failed``, or ``unused`` (the study had all its trials before its turn
-            came; it is run first if more are asked for).
-        params: Settings by the names of the space.
-        values: Values by objective; None unless complete.
-        reason: Why it was pruned, impossible or failed, as one sentence.
-        origin: ``drawn``, ``default``, ``baseline``, ``prior``, or ``again`` (requested by hand).
+            ``impossible`` (rejected before launch), ``failed``, or ``unused`` (the study reached its number of trials
+            first; if more trials are requested, it runs first).
+        params: Settings, keyed by the names of the space.
+        values: Values of the objectives by name; None unless complete.
+        reason: One sentence on why it was pruned, impossible or failed.
+        origin: ``drawn``, ``default``, ``baseline``, ``prior``, or ``again`` (a rerun requested by the user).
         run: Path of its run directory on the machine that ran it; the newest one if it was trained in pieces.
-        measured: Figures of the run.
-        retry_of: Number of the trial that it replaces.
+        host: Machine whose driver started the trial.
+        measured: Metrics of the run.
+        retry_of: Number of the trial that this one retries.
         counted: Whether it counts towards the study's number of trials.
-        sampler: Name of the sampler that drew the settings that were not given; None if all were given.
+        pinned: Whether a user has pinned it.
+        sampler: Name of the sampler that chose the settings that were not given; None if all were given.
         pieces: Paths of all its runs, in order; several if it paused at rungs.
     """
 
@@ -103,10 +105,10 @@ _ENDED = ("complete", "pruned", "failed")
 
 
 def not_counted(trial: FrozenTrial) -> str | None:
-    """Return why a trial does not count towards the study; None if it does.
+    """Return the reason why a trial does not count towards the study; None if it counts.
 
-    The mark is written before the trial is ended, and another driver may end it in between. So the mark is ignored
-    unless the final state agrees with it.
+    The mark is written before the trial is ended, and another driver may end the trial in between. So the mark is
+    ignored unless the final state agrees with it.
     """
     mark = trial.user_attrs.get(NOT_COUNTED)
     is_ended_so = trial.state == TrialState.FAIL or (trial.state == TrialState.PRUNED and mark == IMPOSSIBLE)
@@ -137,7 +139,7 @@ def _pieces(attrs: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def is_paused(trial: FrozenTrial) -> bool:
-    """Return whether a trial that Optuna sees as running is paused: its newest run is its last completed piece."""
+    """Return whether a trial that is running to Optuna is paused: its newest run is its last completed piece."""
     held = trial.user_attrs.get(PAUSED)
     return (
         held is not None
@@ -151,7 +153,7 @@ def records_of(
 ) -> list[TrialRecord]:
     """Return the records of all trials of a study, sorted by number.
 
-    After `wanted` trials have ended, waiting trials are ``unused``, except retries and those requested by hand.
+    Once `wanted` trials have ended, waiting trials are ``unused``, except retries and reruns requested by the user.
     """
     marks = study.user_attrs
     found = [
@@ -166,17 +168,17 @@ def records_of(
 
 
 def _unused(record: TrialRecord) -> TrialRecord:
-    reason = "the study had all its trials before its turn came"
+    reason = "the study reached its number of trials before this one started"
     return replace(record, state=UNUSED, counted=False, reason=reason)
 
 
 def measured_to(measured: TrialMetrics) -> dict[str, Any]:
-    """Return figures as an attribute of a trial."""
+    """Return metrics in the form in which a trial's attribute stores them."""
     return asdict(measured)
 
 
 def measured_from(value: Mapping[str, Any] | None) -> TrialMetrics | None:
-    """Return the figures that `measured_to` stored."""
+    """Return the metrics that `measured_to` stored."""
     if value is None:
         return None
     curve = tuple((int(s), float(a), float(b)) for s, a, b in value["curve"])
@@ -186,13 +188,18 @@ def measured_from(value: Mapping[str, Any] | None) -> TrialMetrics | None:
 
 
 def front(records: Sequence[TrialRecord]) -> Front:
-    """Return the front of a study's complete trials."""
+    """Return the Pareto front of a study's complete trials."""
     return front_of({record.number: record.values for record in records if record.values is not None})
 
 
 @dataclass
 class TrialWriter:
-    """The trials of one study in a storage."""
+    """Writes the trials of one study to its storage, by trial number.
+
+    Args:
+        storage: Optuna storage of the study.
+        name: Name of the study.
+    """
 
     storage: BaseStorage
     name: str
@@ -200,7 +207,7 @@ class TrialWriter:
     _ids: dict[int, int] = field(default_factory=dict)
 
     def id_of(self, number: int) -> int:
-        """Return the id of a trial in the storage."""
+        """Return the storage's id for a trial number."""
         if number not in self._ids:
             if self._study is None:
                 self._study = self.storage.get_study_id_from_name(self.name)
@@ -229,8 +236,8 @@ class TrialWriter:
     ) -> bool:
         """Write a trial's attributes and end it; return False, with the trial unchanged, if it had ended before.
 
-        The call can therefore be repeated after an outage that lost the answer. If several processes end a trial, one
-        of them succeeds.
+        So the call can be repeated after an outage in which its reply was lost. If several processes end a trial, only
+        one of them succeeds.
         """
         self.write(number, attrs)
         try:

@@ -1,15 +1,15 @@
-"""Recovery of trials whose driver is gone: none is lost, and none is counted twice.
+"""Recovery of trials whose driver is dead: no trial is lost, and none is counted twice.
 
-Every running trial names its driver (machine, process, driver within the process) and carries a heartbeat. A driver is
-gone if its process is gone, if it has left the study, or if its heartbeat stops: after a short silence on another
-machine, after a longer one if its process is known to live.
+Every running trial names its driver (machine, process, driver within the process) and carries a heartbeat. A driver
+counts as dead if its process has ended, if it has left the study, or if its heartbeat stops. If its process is known to
+be alive, the allowed silence is longer than for a driver on another machine.
 
-Any driver that notices takes the trial over, in two steps. The storage lets a trial be finished only once, so one of
-several drivers succeeds. If the run had completed, its figures are recorded. If not, the trial fails, and a successor
-with the same settings is queued. If the driver dies between the two steps, or two drivers add a successor each, the
-next look detects it: only the first successor of a trial counts.
+Any driver that detects this takes over the trial, in two steps. The storage lets a trial be finished only once, so only
+one of several drivers succeeds. If the run had completed, its metrics are recorded. If not, the trial fails, and a
+successor with the same settings is queued. If the driver dies between the two steps, or if two drivers each queue a
+successor, the next check detects it: only the first successor of a trial counts.
 
-A place is one of the study's slots for trials. It is opened by a drawn trial and passes along its line of successors.
+A place is one of the study's slots for trials. A sampled trial opens a place, and its successors inherit it.
 """
 
 from __future__ import annotations
@@ -45,37 +45,40 @@ from shardscope.tuning.records import (
 HEARTBEAT = "heartbeat"
 SILENCE_VARIABLE = "SHARDSCOPE_SILENCE_S"
 SILENCE_S = 75.0
-"""Default for the seconds without a heartbeat after which a driver on another machine counts as gone."""
+"""Default number of seconds without a heartbeat after which a driver on another machine counts as dead."""
 _BEATS = 5
-"""Heartbeats within `SILENCE_S`. A trial without a driver was dropped; it is taken over after one heartbeat."""
+"""Number of heartbeats within `SILENCE_S`. A running trial without a driver is taken over after one heartbeat."""
 _LIVING = 10
-"""Factor on the silence if the driver's process is known to live: a user-defined objective may be slow."""
+"""Factor on the allowed silence if the driver's process is alive, as a user-defined objective may be slow."""
 _LEFT = "left"
-"""Key in the name of a trial's driver: it has left the study, and any driver may resume its paused trials."""
+"""Key in a trial's driver entry: the driver has left the study, and any other may resume its paused trials."""
 LOST = "lost"
 OVER_BUDGET = "surplus"
 TAKEN = "another trial has taken the same place already"
 KILLED = "killed"
-"""Marks a trial whose run was killed. Only these count as attempts; stopping a study uses none up."""
+"""Marks a trial whose run was killed. Only these count as attempts; stopping a study does not count as one."""
 CARRIED = (PAUSED, MEASURED)
-"""Attributes that the successor of a trial trained in pieces takes over: its progress."""
+"""Attributes that the successor of a trial trained in pieces inherits: its progress."""
 
 _here: set[str] = set()
-"""Names of this process's drivers that have not left their study."""
+"""Names of the drivers in this process that have not left their study."""
 
 
 def silence_s() -> float:
-    """Return the seconds without a heartbeat after which a driver on another machine counts as gone."""
+    """Return the number of seconds without a heartbeat after which a driver on another machine counts as dead."""
     return float(os.environ.get(SILENCE_VARIABLE, SILENCE_S))
 
 
 def beat_s() -> float:
-    """Return the seconds between two heartbeats of a driver."""
+    """Return the time between two heartbeats of a driver, in seconds."""
     return silence_s() / _BEATS
 
 
 def enrol(driver: object) -> dict[str, Any]:
-    """Return a globally unique name for a driver of this process, valid until the driver resigns or is deleted."""
+    """Return a globally unique entry that names a driver of this process.
+
+    The driver counts as alive until it resigns or is deleted.
+    """
     name = uuid.uuid4().hex
     _here.add(name)
     weakref.finalize(driver, _here.discard, name)
@@ -83,28 +86,28 @@ def enrol(driver: object) -> dict[str, Any]:
 
 
 def resign(name: dict[str, Any]) -> None:
-    """Leave the study: any driver may take over the trials that still have this name."""
+    """Leave the study: any other driver may take over the trials that still carry this name."""
     _here.discard(name["driver"])
 
 
 def leave(writer: TrialWriter, numbers: list[int], name: dict[str, Any]) -> None:
-    """Release paused trials: any driver may take them over, though this driver's process may live on."""
+    """Release paused trials: any driver may take them over, even if this driver's process stays alive."""
     for number in numbers:
         writer.write(number, {DRIVER: {**name, _LEFT: True}})
 
 
 @dataclass
 class Watch:
-    """Heartbeats of other drivers as seen by one driver, timed by its own clock."""
+    """Heartbeats of other drivers as observed by one driver, timed by its own clock."""
 
     seen: dict[int, tuple[Any, float]] = field(default_factory=dict)
     looked_at: float = 0.0
 
     def gone(self, trials: list[FrozenTrial]) -> list[FrozenTrial]:
-        """Return the running trials among these whose driver is gone."""
+        """Return those of the running trials whose driver is dead."""
         now = time.monotonic()
         if now - self.looked_at > beat_s() * 2:
-            self.seen.clear()  # no heartbeat could arrive while the storage or this process stood still
+            self.seen.clear()  # no heartbeat could arrive while the storage or this process was blocked
         self.looked_at = now
         return [trial for trial in trials if trial.state == TrialState.RUNNING and self._is_gone(trial, now)]
 
@@ -136,7 +139,7 @@ def _lives(driver: dict[str, Any]) -> bool:
 
 
 def successors(trials: list[FrozenTrial]) -> dict[int, list[int]]:
-    """Return the successors of each replaced trial, by its number, in order."""
+    """Return the numbers of the successors of each retried trial, in order, keyed by the retried trial's number."""
     found: dict[int, list[int]] = {}
     for trial in trials:
         earlier = trial.user_attrs.get(RETRY_OF)
@@ -146,15 +149,15 @@ def successors(trials: list[FrozenTrial]) -> dict[int, list[int]]:
 
 
 def is_surplus(trial: FrozenTrial, trials: list[FrozenTrial]) -> bool:
-    """Return whether a trial replaces one that already has an earlier successor."""
+    """Return whether a trial retries one that already has an earlier successor."""
     earlier = trial.user_attrs.get(RETRY_OF)
     return earlier is not None and successors(trials)[earlier][0] != trial.number
 
 
 def places(trials: list[FrozenTrial]) -> dict[int, FrozenTrial]:
-    """Return the places of a study: the number of the trial that opened each, and the last of its successors.
+    """Return the places of a study: for the number of the trial that opened a place, the last of its successors.
 
-    A queued trial has no place yet. An impossible or surplus trial has given its place up.
+    A queued trial has no place yet. An impossible or surplus trial has given up its place.
     """
     following = {number: line[0] for number, line in successors(trials).items()}
     by_number = {trial.number: trial for trial in trials}
@@ -171,7 +174,7 @@ def places(trials: list[FrozenTrial]) -> dict[int, FrozenTrial]:
 
 
 def begun(trials: list[FrozenTrial]) -> int:
-    """Return the number of places whose trial runs or has ended."""
+    """Return the number of places whose trial is running or has ended, and counts."""
     return sum(_is_begun(last) for last in places(trials).values())
 
 
@@ -186,7 +189,7 @@ def retries(trials: list[FrozenTrial]) -> list[int]:
 
 
 def asked_again(trials: list[FrozenTrial]) -> list[int]:
-    """Return the numbers of the waiting trials that were requested by hand."""
+    """Return the numbers of the waiting trials that the user asked to rerun."""
     return [
         trial.number
         for trial in trials
@@ -197,11 +200,16 @@ def asked_again(trials: list[FrozenTrial]) -> list[int]:
 
 
 def over_budget(number: int, trials: list[FrozenTrial], wanted: int) -> tuple[str | None, bool]:
-    """Return why a newly started trial is to be given up (None to run it), and whether that is final.
+    """Return why a newly started trial must be cancelled (None to run it), and whether that decision is final.
 
-    Two drivers may start the last trial at the same moment; the one with the higher number gives way. But the lower one
-    may have come from the queue after the higher one was launched. If all places are still taken a moment later, the
-    lower one gives way.
+    Two drivers may start the last trial at the same moment; then the trial with the higher number is cancelled. But the
+    one with the lower number may come from the queue and have started after the other was launched. If all places are
+    still taken a moment later, the one with the lower number is cancelled.
+
+    Args:
+        number: Number of the new trial.
+        trials: All trials of the study.
+        wanted: Number of trials that the study is to have.
     """
     own = next(trial for trial in trials if trial.number == number)
     if is_surplus(own, trials) or _is_seed_again(own, trials):
@@ -211,12 +219,12 @@ def over_budget(number: int, trials: list[FrozenTrial], wanted: int) -> tuple[st
     others = [place for place in places(trials) if place != number]
     is_last = sum(place < number for place in others) >= wanted
     if is_last or ("fixed_params" in own.system_attrs and len(others) >= wanted):
-        return "other drivers had begun the last trials at the same moment", is_last
+        return "other drivers started the last trials at the same moment", is_last
     return None, True
 
 
 def _is_seed_again(trial: FrozenTrial, trials: list[FrozenTrial]) -> bool:
-    """Return whether another driver has queued the same seed earlier."""
+    """Return whether another driver queued the same seed earlier."""
     seed = trial.user_attrs.get(SEED)
     return seed is not None and any(
         other.number < trial.number and other.user_attrs.get(SEED) == seed for other in trials
@@ -228,7 +236,7 @@ def _is_begun(last: FrozenTrial) -> bool:
 
 
 def attempts(trials: list[FrozenTrial], number: int) -> int:
-    """Return the number of attempts at a trial: one, and one for each killed predecessor."""
+    """Return the number of attempts at a trial: 1, plus 1 for each killed predecessor."""
     by_number = {trial.number: trial for trial in trials}
     count, place = 1, by_number[number].user_attrs.get(RETRY_OF)
     while place is not None:
@@ -241,15 +249,16 @@ def attempts(trials: list[FrozenTrial], number: int) -> int:
 
 
 def is_among(run: str, folder: Path) -> bool:
-    """Return whether a run path from a storage lies in the folder of the driver's own trials.
+    """Return whether a run path read from a storage lies in the folder of the driver's own trials.
 
-    Anyone who can write to the storage can put any path there. Nothing outside the folder is read, resumed or deleted.
+    Anyone with write access to the storage can put any path there, so nothing outside the folder is read, resumed or
+    deleted.
     """
     return folder.resolve() in Path(run).resolve().parents
 
 
 def mark_for_retry(writer: TrialWriter, number: int, reason: str, *, was_killed: bool = False) -> bool:
-    """Fail a running trial that is to be retried; return False if another driver has ended it."""
+    """Fail a running trial that is to be retried; return False if another driver has already ended it."""
     attrs: dict[str, Any] = {REASON: reason, NOT_COUNTED: LOST}
     if was_killed:
         attrs[KILLED] = True
@@ -257,7 +266,7 @@ def mark_for_retry(writer: TrialWriter, number: int, reason: str, *, was_killed:
 
 
 def replace_lost(study: optuna.Study, trials: list[FrozenTrial]) -> int:
-    """Queue a successor for every trial that was set aside and has none; return the number added."""
+    """Queue a successor for every trial that is marked for a retry and has none; return the number queued."""
     known = successors(trials)
     missing = [
         trial

@@ -1,4 +1,4 @@
-"""Report of a study in words: which optimizer won at which budget, and what did not work."""
+"""Report of a study in words: which optimizer won with which budget, and what did not work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardscope.tuning.priors import BASELINES
 from shardscope.tuning.records import NOT_BEGUN, TrialRecord, front
 
 _MOST_ALARMS = 5
-"""Number of alarms that are printed; all are in `StudyReport.alarms`."""
+"""Maximum number of alarms that are printed; `StudyReport.alarms` has all of them."""
 
 
 @dataclass(frozen=True)
@@ -32,26 +32,26 @@ class OptimizerRow:
 
 @dataclass(frozen=True)
 class StudyReport:
-    """A study's outcome."""
+    """Results of a study; `str` gives them as text."""
 
     name: str
     objective: str
     rows: tuple[OptimizerRow, ...]
     """Rows sorted by best value, lowest first."""
     front: tuple[TrialRecord, ...]
-    """Pareto-optimal complete trials, without those of `by_noise`."""
+    """Pareto-optimal complete trials, except those in `by_noise`."""
     states: tuple[tuple[str, int], ...]
     verdict: str
     samplers: tuple[tuple[str, int], ...] = ()
-    """Number of trials that each sampler drew; trials whose settings were all given are not included."""
+    """Number of trials for which each sampler chose settings; trials whose settings were all given are not counted."""
     batches: str | None = None
-    """Sentence on which batch sizes are searched and why, if the study chose them."""
+    """Sentence on which batch sizes are searched and why; None if the study did not choose them."""
     alarms: tuple[tuple[int, str], ...] = ()
     """Alarms about layers, as (trial number, sentence)."""
     test: str | None = None
-    """Sentence on the best trial's figures on the test split, by which nothing was chosen; None if not known."""
+    """Sentence on the best trial's results on the test split, on which no choice was based; None if not known."""
     by_noise: tuple[int, ...] = ()
-    """Numbers of trials that are on the front only for a few per cent of measured time (`tuning.front`)."""
+    """Numbers of trials that are on the front only because of a small difference in measured time (`tuning.front`)."""
 
     def __str__(self) -> str:
         counts = ", ".join(f"{number} {state}" for state, number in self.states)
@@ -62,7 +62,7 @@ class StudyReport:
             lines.append(f"  {row.name:9} {best}, {row.trials} trials")
         numbers = ", ".join(str(record.number) for record in self.front) or "none yet"
         if self.samplers:
-            lines.append(f"Drawn by {', '.join(f'{name}: {count}' for name, count in self.samplers)}.")
+            lines.append(f"Sampled by {', '.join(f'{name}: {count}' for name, count in self.samplers)}.")
         note = note_of(self.by_noise)
         left_out = [text for text in (self.test, note) if text is not None]
         return "\n".join([
@@ -70,16 +70,22 @@ class StudyReport:
         ])  # fmt: skip
 
     def _alarm_lines(self) -> list[str]:
-        """Return a line for each alarm, trials on the front first, at most `_MOST_ALARMS` lines."""
+        """Return at most `_MOST_ALARMS` lines with one alarm each, trials on the front first, and the number left."""
         front = {record.number for record in self.front}
         rows = sorted(self.alarms, key=lambda row: (row[0] not in front, row[0]))
         lines = [f"Alarm in trial {number}: {text}." for number, text in rows[:_MOST_ALARMS]]
         more = len(rows) - len(lines)
-        return [*lines, f"And {more} more, in Report.alarms."] if more else lines
+        return [*lines, f"And {more} more, in StudyReport.alarms."] if more else lines
 
 
 def report_of(name: str, records: Sequence[TrialRecord], definition: Definition) -> StudyReport:
-    """Return the report of a study's trials so far."""
+    """Return the report on a study's trials so far.
+
+    Args:
+        name: Name of the study.
+        records: Records of its trials.
+        definition: Definition of the study.
+    """
     objective = definition.objectives[0]
     own = branches_of(definition.job)["optimizer"]
     rows = _rows(records, objective, own)
@@ -95,7 +101,7 @@ def report_of(name: str, records: Sequence[TrialRecord], definition: Definition)
 
 
 def _test(rows: Sequence[OptimizerRow], records: Sequence[TrialRecord], definition: Definition) -> str | None:
-    """Return a sentence on the test split, which is evaluated once in each trial, after its last step."""
+    """Return a sentence on the test split, which each trial evaluates once, after its last step."""
     if definition.split == "test":
         return "Its trials were compared on the test split, as earlier versions did."
     best = next((record for record in records if rows and record.number == rows[0].number), None)
@@ -103,7 +109,7 @@ def _test(rows: Sequence[OptimizerRow], records: Sequence[TrialRecord], definiti
         return None
     loss, error = best.measured.test
     wrong = "" if math.isnan(error) else f", error {error:.4g}"
-    return f"On the test split, by which nothing was chosen, trial {best.number} has loss {loss:.4g}{wrong}."
+    return f"On the test split, on which no choice was based, trial {best.number} has loss {loss:.4g}{wrong}."
 
 
 def _rows(records: Sequence[TrialRecord], objective: str, own: str) -> tuple[OptimizerRow, ...]:
@@ -127,14 +133,14 @@ def _is_layerwise(name: str) -> bool:
 
 
 def _verdict(rows: Sequence[OptimizerRow], objective: str) -> str:
-    """Return a sentence on whether a baseline won, against which optimizers, and with how many trials each."""
+    """Return a sentence on which optimizer won, against which others, and with how many trials each."""
     done = [row for row in rows if row.best is not None]
     if not done:
-        return "No trial is complete, so nothing has won."
+        return "No trial is complete, so no optimizer has won."
     best = done[0]
     if len(rows) < 2:
         return (
-            f"{best.name} alone was tried: its lowest {objective} is {best.best:.4g}, in trial {best.number}."
+            f"Only {best.name} was tried: its lowest {objective} is {best.best:.4g}, in trial {best.number}."
         )
     least, most = min(row.trials for row in rows), max(row.trials for row in rows)
     budget = (

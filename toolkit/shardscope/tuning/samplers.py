@@ -1,11 +1,12 @@
-"""Samplers that draw a trial's settings: Optuna's by short names, and one that chooses by the cost of trials.
+"""Samplers that choose a trial's settings: Optuna's, by short names, and `ByCost`.
 
 Each sampler is set up for a space with branches and for impossible trials. `ByCost` uses TPE while trials are cheap and
-a Gaussian process when they are expensive. The latter needs fewer trials but takes seconds of CPU time for each, which
-pays from about half a minute of training. The choice is made for every trial, from the finished trials in the storage.
-So a study that resumes after a restart, or on another machine, chooses as if it had never stopped.
+a Gaussian process when they are expensive. The Gaussian process needs fewer trials but several seconds of CPU time for
+each, which pays off if a trial takes about half a minute or more. The choice is made for every trial, from the finished
+trials in the storage. So a study that resumes after a restart, or on another machine, chooses as if it had never
+stopped.
 
-Queued settings are used as they are; the trial records which sampler drew the others.
+Queued settings are used as they are; the trial records which sampler chose the others.
 """
 
 from __future__ import annotations
@@ -38,21 +39,21 @@ from shardscope.tuning.records import (
 )
 
 EXPENSIVE_TRIAL_S = 30.0
-"""Seconds per trial from which a better draw is worth seconds of CPU time."""
+"""Time of a trial, in seconds, from which it is worth spending seconds of CPU time on choosing its settings."""
 _STARTUP = 10
-"""Complete trials that a Gaussian process needs to start with; Optuna's default."""
+"""Number of complete trials that a Gaussian process needs before it starts; Optuna's default."""
 
 
 class GaussianProcess(GPSampler):
     """Optuna's Gaussian process on one thread, so that it takes no cores from the ranks that are training.
 
-    Optuna limits torch to one thread. It limits BLAS by an environment variable, which BLAS reads only when it loads,
-    so that is too late.
+    Optuna limits torch to one thread. It limits BLAS by an environment variable, but BLAS reads it only when it is
+    loaded, which has already happened.
     """
 
     @classmethod
     def seeded(cls, seed: int) -> Self:
-        """Return a sampler that draws settings of branches by TPE, as a Gaussian process cannot model them."""
+        """Return a sampler that uses TPE for settings of branches, as a Gaussian process cannot model them."""
         return cls(
             seed=seed, n_startup_trials=_STARTUP, warn_independent_sampling=False,
             independent_sampler=TPESampler(seed=seed, multivariate=False),
@@ -61,19 +62,19 @@ class GaussianProcess(GPSampler):
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Draw the settings that every trial has, jointly."""
+        """Sample jointly the settings that all trials have."""
         with threadpool_limits(limits=1, user_api="blas"):
             return super().sample_relative(study, trial, search_space)
 
 
 class ByCost(BaseSampler):
-    """Draws each trial by one of two samplers.
+    """Samples each trial with one of two samplers.
 
     Args:
-        cheap: Sampler for cheap trials. It also draws before `_STARTUP` trials are complete, and after an impossible
-            trial: a Gaussian process ignores those and would draw the same settings again.
-        dear: Sampler for expensive trials.
-        dear_s: Median seconds of the finished trials from which trials count as expensive.
+        cheap: Sampler for cheap trials. It is also used until `_STARTUP` trials are complete, and after an impossible
+            trial: a Gaussian process ignores impossible trials and would propose the same settings again.
+        expensive: Sampler for expensive trials.
+        expensive_s: Median time of the finished trials, in seconds, from which trials count as expensive.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class ByCost(BaseSampler):
         self._used: dict[int, BaseSampler] = {}
 
     def used_for(self, number: int) -> BaseSampler:
-        """Return the sampler that drew a trial in this process."""
+        """Return the sampler that this process used for a trial."""
         return self._used.get(number, self.cheap)
 
     def choose(self, trials: Sequence[FrozenTrial]) -> BaseSampler:
@@ -98,7 +99,7 @@ class ByCost(BaseSampler):
     # Optuna's interface.
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
-        """Call the hook of both samplers."""
+        """Call this hook of both samplers."""
         self.cheap.before_trial(study, trial)
         self.expensive.before_trial(study, trial)
 
@@ -112,13 +113,13 @@ class ByCost(BaseSampler):
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Draw by the chosen sampler."""
+        """Sample with the chosen sampler."""
         return self.used_for(trial.number).sample_relative(study, trial, search_space)
 
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """Draw by the chosen sampler."""
+        """Sample with the chosen sampler."""
         return self.used_for(trial.number).sample_independent(study, trial, param_name, param_distribution)
 
     def reseed_rng(self) -> None:
@@ -128,7 +129,7 @@ class ByCost(BaseSampler):
 
 
 def median_seconds(trials: Sequence[FrozenTrial]) -> float | None:
-    """Return the median seconds of the finished trials, pruned ones included; None before one has ended."""
+    """Return the median time of the finished trials, including pruned ones, in seconds; None until one has ended."""
     seconds = [
         cost
         for trial in trials
@@ -140,7 +141,7 @@ def median_seconds(trials: Sequence[FrozenTrial]) -> float | None:
 
 
 def _seconds(trial: FrozenTrial) -> float | None:
-    """Return the seconds of a trial from start to end; for one that paused at rungs, of its steps only."""
+    """Return the time of a trial from start to end, in seconds; if it paused at rungs, the time of its steps only."""
     attrs: Mapping[str, Any] = trial.user_attrs
     if PAUSED not in attrs:
         return None if trial.duration is None else trial.duration.total_seconds()
@@ -170,7 +171,9 @@ def _random(seed: int) -> BaseSampler:
 
 def _qmc(seed: int) -> BaseSampler:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # `SAMPLERS` states it
+        warnings.simplefilter(
+            "ignore", optuna.exceptions.ExperimentalWarning
+        )  # the text in `SAMPLERS` says so
         return optuna.samplers.QMCSampler(seed=seed, scramble=True, warn_independent_sampling=False)
 
 
@@ -181,27 +184,35 @@ def _cma_es(seed: int) -> BaseSampler:
 
 
 SAMPLERS: Mapping[str, tuple[Callable[[int], BaseSampler], str]] = {
-    "auto": (_auto, "tpe, and gp as soon as a trial takes half a minute and more; the default"),
+    "auto": (_auto, "tpe, then gp once a trial takes half a minute or more; the default"),
     "tpe": (_tpe, "tree of Parzen estimators"),
     "gp": (
         _gp,
-        "Gaussian process; needs fewer trials, seconds of CPU each: for trials of half a minute and more",
+        "Gaussian process; needs fewer trials, but seconds of CPU for each: for trials of half a minute or more",
     ),
     "qmc": (_qmc, "a scrambled Sobol sequence, evenly spread; experimental in Optuna"),
     "nsga": (_nsga, "NSGA-II; for hundreds of trials"),
-    "cma-es": (_cma_es, "evolution of a covariance matrix; one objective, numbers only"),
-    "random": (_random, "the yardstick"),
+    "cma-es": (
+        _cma_es,
+        "covariance matrix adaptation evolution strategy; one objective, numeric parameters only",
+    ),
+    "random": (_random, "random search, as a baseline"),
 }
-"""Constructor (from a seed) and description of each sampler, by name."""
+"""A function from a seed to the sampler, and a description, by name."""
 _SHORT = {
     "TPESampler": "tpe", "GPSampler": "gp", "QMCSampler": "qmc", "NSGAIISampler": "nsga", "CmaEsSampler": "cma-es",
     "RandomSampler": "random",
 }  # fmt: skip
-"""Short names of Optuna's classes."""
+"""Short names of Optuna's sampler classes."""
 
 
 def sampler_of(sampler: str | BaseSampler, *, seed: int, num_objectives: int) -> BaseSampler:
-    """Return the sampler of this name, or the sampler given.
+    """Return the sampler to use.
+
+    Args:
+        sampler: Name of a sampler, or the sampler itself, which is returned as it is.
+        seed: Seed of a sampler given by name.
+        num_objectives: Number of objectives of the study.
 
     Raises:
         SpecError: The name is unknown, or the sampler does not support several objectives.
@@ -218,17 +229,17 @@ def sampler_of(sampler: str | BaseSampler, *, seed: int, num_objectives: int) ->
 
 
 def drawn_by(sampler: BaseSampler, number: int) -> str:
-    """Return the short name of the sampler that drew a trial; for the user's own sampler, its class name."""
+    """Return the short name of the sampler that sampled a trial; for the user's own sampler, its class name."""
     used = sampler.used_for(number) if isinstance(sampler, ByCost) else sampler
     names = [_SHORT[cls.__name__] for cls in type(used).__mro__ if cls.__name__ in _SHORT]
     return names[0] if names else type(used).__name__
 
 
 def check_storage(sampler: str | BaseSampler, storage: str | BaseStorage | None) -> None:
-    """Refuse a sampler that would run code from a storage that others can write to.
+    """Reject a sampler that would run code from a storage that others can write to.
 
-    Optuna's CMA-ES keeps its state in the trials as a pickle, and unpickling can run arbitrary code. The study's own
-    journal, which only the user can write to, and memory are safe.
+    Optuna's CMA-ES keeps its state in the trials as a pickle, and unpickling can run arbitrary code. Only memory and
+    the study's own journal, which nobody but the user can write to, are safe.
 
     Raises:
         SpecError: The sampler is CMA-ES and the storage is neither of these.
@@ -236,21 +247,21 @@ def check_storage(sampler: str | BaseSampler, storage: str | BaseStorage | None)
     is_cma_es = sampler == "cma-es" or isinstance(sampler, optuna.samplers.CmaEsSampler)
     if is_cma_es and not (storage is None or isinstance(storage, InMemoryStorage)):
         raise SpecError(
-            "sampler='cma-es' would unpickle what others may have written to this storage, and so run it; leave "
-            "storage out, which keeps the study in a journal of your own, or use 'tpe'"
+            "sampler='cma-es' would unpickle what others may have written to this storage, and so run their code; "
+            "leave storage out, which keeps the study in a journal of your own, or use 'tpe'"
         )
 
 
 POSSIBLE = "possible"
-"""Name of the constraint that every trial sets, for samplers to learn from."""
+"""Name of the constraint that every trial sets, from which samplers learn which settings are impossible."""
 
 
 def suggest(trial: optuna.Trial, definition: Definition) -> dict[str, Value]:
-    """Return the settings of a trial; settings that the storage already has are not drawn again.
+    """Return the settings of a trial; settings that are already in the storage are not sampled again.
 
     Raises:
         SpecError: The trial was queued with a value outside the space.
-        StudyError: The study holds a trial, added by another program, whose parameters are of another kind.
+        StudyError: The study contains a trial from another program whose parameters have another type.
     """
     space = definition.space
     chosen: dict[str, Value] = {}
@@ -262,8 +273,8 @@ def suggest(trial: optuna.Trial, definition: Definition) -> dict[str, Value]:
             chosen[name] = _suggested(trial, held, parameter)
         except ValueError as error:  # Optuna: the distribution is incompatible with an earlier one
             raise StudyError(
-                f"study {trial.study.study_name!r} holds a trial that something else has added, whose {held!r} is of "
-                f"another kind ({error}); give yours another name"
+                f"study {trial.study.study_name!r} contains a trial from another program, whose {held!r} has another "
+                f"type ({error}); give your study another name"
             ) from error
     if SAMPLER not in trial.user_attrs and not set(trial.params) <= set(queued):
         trial.set_user_attr(SAMPLER, drawn_by(trial.study.sampler, trial.number))
@@ -271,7 +282,7 @@ def suggest(trial: optuna.Trial, definition: Definition) -> dict[str, Value]:
 
 
 def constrain(trial: optuna.Trial, value: float) -> None:
-    """Set the constraint of a trial (0 possible, 1 impossible), unless the storage already has it."""
+    """Set the constraint of a trial (0 possible, 1 impossible), unless it is already stored."""
     if POSSIBLE not in trial.constraints:
         trial.set_constraint(POSSIBLE, value)
 
@@ -297,7 +308,7 @@ def _check_queued(queued: Mapping[str, Any], space: Space) -> None:
     known = {study_name(name, space): parameter for name, parameter in space.parameters.items()}
     for held, value in queued.items():
         if held not in known or not _holds(known[held], value):
-            raise SpecError(f"it was queued with {held}={value!r}, which the space does not hold")
+            raise SpecError(f"it was queued with {held}={value!r}, which is outside the space")
 
 
 def _holds(parameter: Choices | Between | PowersOfTwo, value: Any) -> bool:

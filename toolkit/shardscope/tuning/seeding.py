@@ -1,12 +1,12 @@
 """Queue a study's seeds exactly once, even if several drivers start the study together or some are killed.
 
-The driver that creates the study queues its seeds and marks the study as seeded. Other drivers wait for that before
-they run anything; sessions that only read the study do not wait. If the queue stops growing before the mark, the first
-driver is gone, and another continues with the first missing seed.
+The driver that creates the study queues its seeds and marks the study as seeded. Other drivers wait for the mark before
+they run anything; sessions that only read the study do not wait. If the queue stops growing before the mark is set, the
+first driver is presumed dead, and another one continues from the first missing seed.
 
-Every seed has a number, and the storage numbers trials in order. Of several trials with the same seed the first counts;
-the driver that queued a later one fails it and waits again. If it dies before that, the driver that starts the later
-one finds it surplus (`recovery.over_budget`) and does not run it.
+Every seed has a number, and the storage numbers trials in order. If several trials have the same seed number, the first
+one counts; the driver that queued a later one fails it and waits again. If that driver dies first, whichever driver
+starts the later trial sees that it is surplus (`recovery.over_budget`) and does not run it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from shardscope.tuning.records import NOT_COUNTED, ORIGIN, REASON, SEED, TrialWr
 from shardscope.tuning.recovery import OVER_BUDGET, TAKEN
 
 _SEEDED = "seeded"
-"""The study's attribute that marks that all its seeds are queued."""
+"""Attribute of the study that marks that all its seeds are queued."""
 _BY = "queued_by"
 _LOOK_EVERY_S = 0.05
 
@@ -33,14 +33,14 @@ _LOOK_EVERY_S = 0.05
 def queue_seeds(
     study: optuna.Study, writer: TrialWriter, seeds: Sequence[Seed], space: Space, *, is_maker: bool
 ) -> None:
-    """Return after all seeds are in the study's queue, each of them once.
+    """Return once every seed has been queued in the study exactly once.
 
     Args:
         study: A new study, or one that another driver created.
         writer: Writer of the study's trials.
         seeds: Seeds, the same in the same order for all drivers.
         space: The study's space.
-        is_maker: Whether this driver created the study. Other drivers wait for it first.
+        is_maker: Whether this driver created the study. Other drivers first wait for the creator.
     """
     is_mine = is_maker
     while not _is_seeded(study):
@@ -49,7 +49,7 @@ def queue_seeds(
 
 
 def _is_seeded(study: optuna.Study) -> bool:
-    """Return whether the study is marked as seeded, has started to draw, or is of a version without seed numbers."""
+    """Return whether the study is marked as seeded, has sampled trials, or is from a version without seed numbers."""
     return _SEEDED in study.user_attrs or any(
         SEED not in trial.user_attrs
         and (trial.state != TrialState.WAITING or trial.user_attrs.get(ORIGIN) in ORIGINS)
@@ -58,7 +58,7 @@ def _is_seeded(study: optuna.Study) -> bool:
 
 
 def _is_waited_for(study: optuna.Study) -> bool:
-    """Wait until another driver has finished; False if nothing was queued for `STATED_WITHIN_S`."""
+    """Wait until another driver has queued all seeds; return False if it queues nothing for `STATED_WITHIN_S`."""
     seen, since = -1, time.monotonic()
     while not _is_seeded(study):
         count = len(study.get_trials(deepcopy=False))
@@ -71,7 +71,7 @@ def _is_waited_for(study: optuna.Study) -> bool:
 
 
 def _queue_missing(study: optuna.Study, writer: TrialWriter, seeds: Sequence[Seed], space: Space) -> bool:
-    """Queue the missing seeds and mark the study; return False if another driver is found to do the same."""
+    """Queue the missing seeds and mark the study; return False if another driver turns out to do the same."""
     me = uuid.uuid4().hex
     for number, seed in enumerate(seeds):
         if _of(study, number):
@@ -88,5 +88,5 @@ def _queue_missing(study: optuna.Study, writer: TrialWriter, seeds: Sequence[See
 
 
 def _of(study: optuna.Study, number: int) -> list[FrozenTrial]:
-    """Return the trials with a seed number, in order; the first counts."""
+    """Return the trials with a seed number, in order; the first one counts."""
     return [trial for trial in study.get_trials(deepcopy=False) if trial.user_attrs.get(SEED) == number]

@@ -1,6 +1,6 @@
 """A study and its driver: widgets hold a session, and `tune` runs one to the end.
 
-session = Session.open(job, space, trials=40)      creates or resumes the study
+session = StudySession.open(job, space, trials=40) creates or resumes the study
 session.run()                                      runs all trials; or call `session.driver.tick()` yourself
 session.records(), session.front()                 results so far, at any time, also from another process
 """
@@ -61,7 +61,7 @@ from shardscope.tuning.storage import (
 _TICK_S = 0.02
 DEFAULT_TRIALS = 40
 _TRIALS = "trials"
-"""The study's attribute that holds its number of trials."""
+"""Attribute of the study that holds its number of trials."""
 _MOST_TRIALS = 1_000_000
 _MOST_PARALLEL = 1024
 _MOST_SEED = 2**32 - 1
@@ -100,7 +100,7 @@ class StudySession:
         stopping: threading.Event | None = None,
         on_probe: Callable[[Job], None] | None = None,
     ) -> Self:
-        """Create a study, or resume the one of this name; the arguments are those of `tune`.
+        """Create a study, or resume the one with this name; the arguments are those of `tune`.
 
         Without a space this blocks until the run that measures the noise scale has ended. `on_probe` is called with
         the job of that run when it starts. The run is stopped if `stopping` is set.
@@ -108,7 +108,7 @@ class StudySession:
         Raises:
             NotMeasured: `stopping` was set before the noise scale was measured; no study was created.
             SpecError: The space or an objective is invalid.
-            StudyError: The storage does not answer, or holds a different study of this name.
+            StudyError: The storage is unreachable, or holds a different study with this name.
         """
         trials = None if trials is None else _whole("trials", trials, 1, _MOST_TRIALS)
         parallel, seed = _whole("parallel", parallel, 1, _MOST_PARALLEL), _whole("seed", seed, 0, _MOST_SEED)
@@ -128,10 +128,10 @@ class StudySession:
                 job.require_code()
             definition = _define(job, space, objectives, own, equal, baselines=baselines)
             name = name or f"{label_of(job.model)}-{job.strategy.name}"
-        place_of(name, root)  # an invalid name is refused before anything is created
+        place_of(name, root)  # rejects an invalid name before anything is created
         chosen = sampler_of(sampler, seed=seed, num_objectives=len(definition.objectives))
         rungs = None if promote is None else rungs_of(promote, definition)
-        pruner_of(pruner, definition)  # an invalid pruner is refused before a study is created
+        pruner_of(pruner, definition)  # rejects an invalid pruner before a study is created
         if batch_range not in get_args(BatchesAround):
             raise unknown_name("batch_range", batch_range, get_args(BatchesAround))
         opened, limit = open_storage(storage, name, root), MemoryLimit(memory_limit)
@@ -150,14 +150,14 @@ class StudySession:
                     batch_range=begun.batch_range, split=begun.split
                 )
             if not is_new and isinstance(sampler, str):
-                study.sampler.reseed_rng()  # else it would repeat the previous driver's draws
+                study.sampler.reseed_rng()  # else it would repeat the samples of the previous driver
             seed_it = partial(_seed, study, TrialWriter(opened, name), definition, is_maker=is_new)
             if is_new:
-                seed_it()  # other drivers seed when they start to run trials: opening a study changes nothing
+                seed_it()  # other drivers queue seeds when they start to run trials: opening a study changes nothing
         missing = [n for n in definition.own if n not in own]
         if missing:
             raise StudyError(
-                f"study {name!r} minimises {', '.join(missing)} by functions of yours; give them again in objectives"
+                f"study {name!r} minimises {', '.join(missing)} by functions of yours; pass them again in objectives"
             )
         trials = _agreed_trials(study, trials)
         writer = TrialWriter(opened, name)
@@ -181,7 +181,7 @@ class StudySession:
     def run(
         self, *, timeout_s: float | None = None, on_tick: Callable[[StudySession], None] | None = None
     ) -> None:
-        """Run trials until the study is complete; an interrupt stops it, and nothing is lost.
+        """Run trials until the study is complete; an interrupt stops it, and it can be resumed without loss.
 
         Args:
             timeout_s: Stop after this many seconds; the study can be resumed later. None sets no limit.
@@ -205,11 +205,11 @@ class StudySession:
         """Return the records of all trials, sorted by number."""
         wanted = max(
             self.driver.trials, int(self.study.user_attrs.get(_TRIALS, 0))
-        )  # others may have asked for more
+        )  # another session may have requested more
         return rows.records_of(self.study, self.definition.space, self.definition.objectives, wanted=wanted)
 
     def front(self) -> list[TrialRecord]:
-        """Return the Pareto-optimal complete trials, without those that are there by timing noise alone."""
+        """Return the Pareto-optimal complete trials, except those that are so only because of timing noise."""
         records = self.records()
         clear = rows.front(records).clear
         return [record for record in records if record.number in clear]
@@ -222,7 +222,7 @@ class StudySession:
         """Return the record of one trial.
 
         Raises:
-            StudyError: The study has no trial of this number.
+            StudyError: The study has no trial with this number.
         """
         found = [record for record in self.records() if record.number == number]
         if not found:
@@ -230,7 +230,7 @@ class StudySession:
         return found[0]
 
     def job(self, number: int) -> Job:
-        """Return the job of a trial, to launch it again or to change it."""
+        """Return the job of a trial, for example to launch it again or to modify it."""
         return apply(self.definition.job, self.record(number).params, equal=self.definition.equal)
 
     def trial_run(self, number: int) -> Run:
@@ -265,23 +265,25 @@ class StudySession:
     def dashboard_command(self) -> str:
         """Return the command that opens the study in Optuna's dashboard (``pip install optuna-dashboard``).
 
-        It works while the study runs, too.
+        The dashboard also works while the study is running.
 
         Raises:
-            StudyError: The storage is an Optuna object, which has no name in a shell.
+            StudyError: The storage was given as an Optuna object, which a shell command cannot name.
         """
         if isinstance(self.storage, BaseStorage):
-            raise StudyError(f"{self.where} has no name in a shell; give the study a URL as its storage")
+            raise StudyError(f"{self.where} cannot be named in a shell; give the study a URL as its storage")
         return shlex.join(["optuna-dashboard", self.where])
 
     def pin(self, number: int, is_pinned: bool = True) -> None:
-        """Pin or unpin a trial in the storage, visible to everybody who opens the study."""
+        """Pin or unpin a trial in the storage; the pin is visible to everybody who opens the study."""
         self.record(number)
-        self.study.set_user_attr(f"{PINNED}:{number}", is_pinned)  # one each, so that none is overwritten
+        self.study.set_user_attr(
+            f"{PINNED}:{number}", is_pinned
+        )  # one attribute per trial, so none is overwritten
 
 
 def _go_on(definition: Definition, seed_it: Callable[[], None], *, study: optuna.Study, trials: int) -> None:
-    """Check code and split, and queue seeds, for a driver that resumes a study and starts to run trials."""
+    """Check code and split, and queue seeds, when a driver of a resumed study starts to run trials."""
     definition.require_code(study=study.study_name)
     if ended(study.get_trials(deepcopy=False)) < trials:
         definition.require_validation(study=study.study_name)
@@ -289,7 +291,7 @@ def _go_on(definition: Definition, seed_it: Callable[[], None], *, study: optuna
 
 
 def _seed(study: optuna.Study, writer: TrialWriter, definition: Definition, *, is_maker: bool) -> None:
-    """Queue the settings that the study is to run first."""
+    """Queue the settings that the study is to run first, if it includes baselines."""
     if definition.baselines:
         found = seeds(definition.job, definition.space, definition.objectives)
         queue_seeds(study, writer, found, definition.space, is_maker=is_maker)
@@ -307,14 +309,14 @@ def _whole(field: str, value: object, least: int, most: int) -> int:
     """Return `value` as an int; NumPy integers are accepted.
 
     Raises:
-        SpecError: It is not a whole number, or out of range.
+        SpecError: It is not an integer, or out of range.
     """
     try:
         number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         number = None
     if number is None or not least <= number <= most:
-        raise SpecError(f"{field}={quoted(value)} is not valid; use a whole number from {least} to {most}")
+        raise SpecError(f"{field}={quoted(value)} is not valid; use an integer from {least} to {most}")
     return number
 
 
@@ -328,7 +330,7 @@ def _define(
     baselines: bool | None,
     code: Mapping[str, str] | None = None,
 ) -> Definition:
-    """Return the requested definition; `code` holds the digests of a stored study, None computes them here."""
+    """Return the requested definition; `code` holds the digests of a stored study, and None computes them here."""
     if not isinstance(job, Job):
         raise SpecError(f"tune takes a Job, got {type(job).__name__}; write ss.tune(ss.Job(...))")
     if isinstance(objectives, str):
@@ -351,10 +353,10 @@ def _stored(
 ) -> tuple[Definition, str]:
     """Return the definition and the name of an existing study."""
     if name is None:
-        raise SpecError("tune needs a job, or the name of a study to go on with; write ss.tune(job)")
+        raise SpecError("tune needs a job, or the name of a study to resume; write ss.tune(job)")
     if storage is None and not journal_of(place_of(name, root)).is_file():
         raise StudyError(
-            f"there is no study {name!r} here; there is {', '.join(journals_of(root)) or 'none'}"
+            f"there is no study {name!r} here; existing studies: {', '.join(journals_of(root)) or 'none'}"
         )
     opened = open_storage(storage, name, root)
     try:
@@ -362,12 +364,12 @@ def _stored(
             return definition_of(opened, name), name
     except KeyError:
         known = ", ".join(optuna.get_all_study_names(opened)) or "none"
-        raise StudyError(f"there is no study {name!r} in this storage; it has {known}") from None
+        raise StudyError(f"there is no study {name!r} in this storage; it contains {known}") from None
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence Optuna's log line per trial on standard error; the study prints more itself."""
+    """Silence Optuna's log line for each trial; the study prints more itself."""
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(logging.WARNING)
     try:

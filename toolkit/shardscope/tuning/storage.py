@@ -3,11 +3,11 @@
 <runs>/studies/<name>/journal.log     the study, unless another storage is given
 <runs>/studies/<name>/trials/         the run directories of the trials that this machine ran
 
-The journal is Optuna's, made safe against a writer that is killed at any byte. Optuna's own lock is a link that a
-killed holder leaves behind, and a killed writer may leave half a line, which the next writer would continue. Here a
-second lock is held in the kernel and released when its holder dies, and each writer first cuts off a torn line. Nothing
-is lost: a line that was not written in full was never acknowledged. Readers share the lock, so no line is cut while
-they read. A full disk is treated as an outage. Optuna's dashboard can still open the file and write to it.
+The journal is Optuna's, made safe against a writer that is killed at any byte. Optuna's own lock is a link, which stays
+behind if its holder is killed. A killed writer may also leave a partial line, which the next writer would continue.
+Here a second lock is held in the kernel and released when its holder dies, and each writer first cuts off a partial
+line. No data is lost: a line that was not written completely was never acknowledged. Readers share the lock, so no line
+is cut while they read. A full disk is treated as an outage. Optuna's dashboard can still open the file and write to it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LEFT_BEHIND_S = 5
 
 
 class SafeJournal(JournalFileBackend):
-    """The journal file at `path`, made private to the user if it is new."""
+    """Optuna's journal file at `path`; a new file is readable and writable by the user only."""
 
     def __init__(self, path: Path) -> None:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
@@ -46,7 +46,7 @@ class SafeJournal(JournalFileBackend):
         super().__init__(str(path), lock_obj=JournalFileSymlinkLock(str(path), grace_period=_LEFT_BEHIND_S))
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Append whole lines after the last whole line."""
+        """Append complete lines after the last complete line."""
         try:
             with self._locked(fcntl.LOCK_EX):
                 _cut_torn_line(self._journal)
@@ -55,7 +55,7 @@ class SafeJournal(JournalFileBackend):
             raise StorageInternalError(f"{self._journal} cannot be written: {error.strerror}") from error
 
     def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
-        """Yield the logs after a line number; all are read before the first is yielded."""
+        """Yield the logs from a line number on; all of them are read before the first is yielded."""
         with self._locked(fcntl.LOCK_SH):
             logs = list(super().read_logs(log_number_from))
         yield from logs
@@ -66,9 +66,9 @@ class SafeJournal(JournalFileBackend):
             file = os.open(
                 self._journal.with_name(f".{self._journal.name}.alone"), os.O_RDWR | os.O_CREAT, 0o600
             )
-        except FileNotFoundError:  # unlike a full disk, this cannot be waited out
+        except FileNotFoundError:  # unlike a full disk, this does not go away by waiting
             raise StudyError(
-                f"the folder {self._journal.parent} is gone, and with it its study; put it back or begin the study anew"
+                f"the folder {self._journal.parent} of the study is gone; restore it or create the study again"
             ) from None
         try:
             fcntl.flock(file, how)
@@ -98,7 +98,7 @@ def _end_of_last_line(file: BinaryIO, end: int) -> int:
 
 Result = TypeVar("Result")
 DEFINITION = "shardscope"
-"""The study's attribute that holds its `Definition`: a system attribute, which dashboards do not show."""
+"""Attribute of the study that holds its `Definition`: a system attribute, which dashboards do not show."""
 _JOURNAL = "journal.log"
 _AGAIN_S = 0.5
 STATED_WITHIN_S = 5.0
@@ -108,14 +108,14 @@ _SECRET = re.compile(r"(?i)([?&][^=&\s]*(?:pass|pwd|secret|token|key)[^=&\s]*=)[
 
 
 def checked_name(name: str) -> str:
-    """Return the name if it is valid for a study, whose folder has the same name.
+    """Return the name if it is valid for a study; the study's folder has the same name.
 
     Raises:
         SpecError: The name is invalid.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}", name):
         raise SpecError(
-            f"name={name[:80]!r} is not a name for a study; use letters, digits, '.', '_' and '-', at most 80"
+            f"name={name[:80]!r} is not a valid name for a study; use letters, digits, '.', '_' and '-', at most 80"
         )
     return name
 
@@ -130,7 +130,7 @@ def place_of(name: str, root: str | Path | None = None) -> Path:
 
 
 def folder_of(name: str, root: str | Path | None = None) -> Path:
-    """Return the folder of a study on this machine; created if missing, readable by this user only.
+    """Return the folder of a study on this machine; it is created if missing, accessible to this user only.
 
     Raises:
         StudyError: The folder cannot be created.
@@ -158,10 +158,15 @@ def journals_of(root: str | Path | None = None) -> list[str]:
 
 
 def open_storage(storage: str | BaseStorage | None, name: str, root: str | Path | None = None) -> BaseStorage:
-    """Return the storage at a URL, the storage given, or the journal of the study of this name.
+    """Return the storage of a study.
+
+    Args:
+        storage: A storage, which is returned as it is, or its URL; None takes the study's journal file.
+        name: Name of the study.
+        root: Folder for runs and studies; None takes the default.
 
     Raises:
-        StudyError: The storage does not answer, is not a URL, or needs a driver that is not installed.
+        StudyError: The storage is unreachable, its URL is invalid, or it needs a driver that is not installed.
     """
     if isinstance(storage, BaseStorage):
         return storage
@@ -180,7 +185,7 @@ def open_storage(storage: str | BaseStorage | None, name: str, root: str | Path 
 
 
 def without_password(text: str) -> str:
-    """Return a URL, or a text that quotes one, with its passwords masked: notebooks with messages get shared.
+    """Return a URL, or a text that quotes one, with passwords masked, as messages end up in shared notebooks.
 
     Example:
         >>> without_password("postgresql://me:p@ss@host/db?password=hunter2&sslmode=require")
@@ -190,7 +195,7 @@ def without_password(text: str) -> str:
 
 
 def _without(url: str, text: str) -> str:
-    """Return a message about a URL without the password, or any part of it that was parsed as the host."""
+    """Return a message about a URL with the password masked, including parts of it that were parsed as the host."""
     found = re.search(r"://[^:/@\s]*:(\S*)@", url)
     for part in [] if found is None else found[1].split("@"):
         text = text.replace(part, "***") if part else text
@@ -198,7 +203,7 @@ def _without(url: str, text: str) -> str:
 
 
 def _connected(url: str) -> str | RDBStorage:
-    """Return the storage for a URL; PostgreSQL connections detect a restarted or unreachable server."""
+    """Return the storage for a URL, such that PostgreSQL connections detect a restarted or unreachable server."""
     if not url.startswith("postgresql"):
         return url
     options = {"connect_timeout": _CONNECT_WITHIN_S, "keepalives_idle": 30, "tcp_user_timeout": 30_000}
@@ -207,10 +212,10 @@ def _connected(url: str) -> str | RDBStorage:
 
 @contextmanager
 def answering(name: str) -> Iterator[None]:
-    """Raise at once if the storage is unreachable while a study is opened.
+    """Raise an error at once if the storage is unreachable while a study is opened.
 
     Raises:
-        StudyError: The storage does not answer.
+        StudyError: The storage is unreachable.
     """
     try:
         yield
@@ -221,12 +226,12 @@ def answering(name: str) -> Iterator[None]:
 def create_or_load(
     storage: BaseStorage, name: str, definition: Definition, sampler: optuna.samplers.BaseSampler | None
 ) -> tuple[optuna.Study, bool]:
-    """Return the study of this name, and whether it is new.
+    """Return the study with this name, and whether it is new.
 
     If several drivers create a study at the same time, one is first, and its automatic batch range applies to all.
 
     Raises:
-        StudyError: A study of this name has a different definition.
+        StudyError: A study with this name has a different definition.
     """
     directions = [optuna.study.StudyDirection.MINIMIZE] * len(definition.objectives)
     try:
@@ -239,19 +244,19 @@ def create_or_load(
     with warnings.catch_warnings():
         warnings.simplefilter(
             "ignore", ExperimentalWarning
-        )  # only dashboards read the names; ours are in `Definition`
+        )  # only dashboards read these names; `Definition` holds the names that count
         study.set_metric_names(list(definition.objectives))
     storage.set_study_system_attr(
         storage.get_study_id_from_name(name), DEFINITION, definition.model_dump_json()
     )
     for about, text in definition.in_words().items():
         study.set_user_attr(about, text)
-    _compare(storage, name, definition)  # another driver may have found it blank, too
+    _compare(storage, name, definition)  # another driver may also have found the study blank
     return study, True
 
 
 def _was_left_blank(storage: BaseStorage, study: optuna.Study, definition: Definition) -> bool:
-    """Return whether the study's creator was killed before it stored a definition, which may then be stored now."""
+    """Return whether the study's creator was killed before it stored a definition; then one may be stored now."""
     deadline = time.monotonic() + STATED_WITHIN_S
     while _stated(storage, study.study_name) is None and not (
         study.user_attrs or study.get_trials(deepcopy=False)
@@ -265,7 +270,7 @@ def _was_left_blank(storage: BaseStorage, study: optuna.Study, definition: Defin
 
 
 def definition_of(storage: BaseStorage, name: str) -> Definition:
-    """Return the definition of the study of this name.
+    """Return the definition of the study with this name.
 
     Raises:
         KeyError: There is no such study.
@@ -274,19 +279,19 @@ def definition_of(storage: BaseStorage, name: str) -> Definition:
     text = _stated(storage, name)
     if text is None:
         raise StudyError(
-            f"study {name!r} in this storage does not say what job it is about: something else began it; "
-            "give yours another name"
+            f"study {name!r} in this storage has no job: another program created it; "
+            "give your study another name"
         )
     try:
         return Definition.from_json(text)
     except SpecError as error:
         raise StudyError(
-            f"study {name!r} in this storage is damaged, or of another version: {error}; give yours another name"
+            f"study {name!r} in this storage is damaged or from another version: {error}; give your study another name"
         ) from error
 
 
 def begun_as(storage: BaseStorage, name: str) -> Definition | None:
-    """Return the definition of the study of this name; None if there is no such study or it is still blank.
+    """Return the definition of the study with this name; None if there is no such study or it is still blank.
 
     Raises:
         StudyError: Another program created the study, or its definition is damaged.
@@ -310,16 +315,20 @@ def _compare(storage: BaseStorage, name: str, definition: Definition) -> None:
     difference = begun.difference(definition.with_batches_of(begun))
     if difference is not None:
         raise StudyError(
-            f"study {name!r} was begun otherwise: {difference}; go on with what it was begun with, or "
+            f"study {name!r} was created with other arguments: {difference}; resume with the original arguments, or "
             "give the study another name"
         )
 
 
 class StorageRetry:
-    """Retries calls of a storage while it is unreachable.
+    """Retries storage calls while the storage is unreachable.
+
+    Args:
+        seconds: Time limit of each call, in seconds.
 
     Attributes:
-        waiting: Error message of the current outage; None while the storage answers.
+        waiting: Error message of the current outage; None while the storage is reachable.
+        given_up: Event that ends all waiting.
     """
 
     def __init__(self, seconds: float = 600.0) -> None:
@@ -328,10 +337,10 @@ class StorageRetry:
         self.given_up = threading.Event()
 
     def __call__(self, call: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
-        """Return the result of `call` after the storage has answered.
+        """Call `call` until the storage is reachable, and return its result.
 
         Raises:
-            StudyError: The storage did not answer in time, refused the call, or `given_up` was set.
+            StudyError: The storage was unreachable for too long, rejected the call, or `given_up` was set.
         """
         deadline = time.monotonic() + self.seconds
         while True:
@@ -339,14 +348,12 @@ class StorageRetry:
                 result = call(*args, **kwargs)
             except outages() as error:
                 if _is_refusal(error):
-                    raise StudyError(
-                        f"the study's storage refuses what it is told: {_cause(error)}"
-                    ) from error
+                    raise StudyError(f"the study's storage rejects the call: {_cause(error)}") from error
                 self.waiting = _cause(error)
                 if time.monotonic() > deadline or self.given_up.wait(_AGAIN_S):
                     raise StudyError(
-                        f"the study's storage does not answer ({self.waiting}); nothing that was told is lost: start "
-                        "the storage again and go on with the study"
+                        f"the study's storage is unreachable ({self.waiting}); all recorded results are kept: restart "
+                        "the storage and resume the study"
                     ) from error
             else:
                 self.waiting = None
@@ -354,7 +361,7 @@ class StorageRetry:
 
 
 def within(seconds: float, call: Callable[..., object], *args: Any) -> bool:
-    """Return whether a storage call succeeded in time; a call that hangs is left behind in its thread."""
+    """Return whether a storage call succeeded within `seconds`; a call that hangs is abandoned in its thread."""
     done = threading.Event()
 
     def run() -> None:
@@ -369,14 +376,14 @@ def within(seconds: float, call: Callable[..., object], *args: Any) -> bool:
 
 
 def outages() -> tuple[type[Exception], ...]:
-    """Return the exceptions that are raised while a storage is unreachable."""
+    """Return the exception types that are raised while a storage is unreachable."""
     errors = _sql_errors()
     lost = (errors.OperationalError, errors.InterfaceError, errors.PendingRollbackError, errors.TimeoutError)
     return (StorageInternalError, *lost, ConnectionError)
 
 
 def _is_refusal(error: BaseException) -> bool:
-    """Return whether a reachable storage refused the call; Optuna wraps every database error in the same class."""
+    """Return whether a reachable storage rejected the call; Optuna wraps every database error in the same class."""
     cause = error.__cause__
     is_wrapped = isinstance(error, StorageInternalError) and isinstance(cause, _sql_errors().SQLAlchemyError)
     return (
@@ -393,7 +400,7 @@ def _sql_errors() -> Any:
 
 
 def _cause(error: BaseException) -> str:
-    """Return the database's message if Optuna's error only wraps it."""
+    """Return the first line of the error, or of the database error that Optuna's error wraps."""
     origin = error.__cause__ if isinstance(error, StorageInternalError) and error.__cause__ else error
     return _first_line(error if isinstance(origin, OSError) else origin)
 

@@ -57,40 +57,42 @@ def tune(
         job: What to train; None resumes the study called `name` with its original job.
         space: Search space: the settings that may change, with their ranges; None takes a default space for the job.
         trials: Total number of trials of the study; None keeps the study's number, or takes 40 for a new study.
-        objectives: What to minimise: ``loss``, ``error``, ``seconds``, ``bytes``, ``memory`` (`tuning.objectives` has
-            meanings and units), or your own functions, as ``{"loss": None, "mine": f}`` where ``f(run)`` returns a
-            number, but not one of the test split. Loss, seconds and bytes by default.
+        objectives: What to minimise: ``loss``, ``error``, ``seconds``, ``bytes``, ``memory`` (meanings and units are in
+            `tuning.objectives`), or your own functions, as ``{"loss": None, "mine": f}`` where ``f(run)`` returns a
+            number that must not depend on the test split. Default: loss, seconds and bytes.
         name: Name of the study; model and strategy by default.
         storage: An Optuna storage or its URL, for several machines; None keeps a journal file next to the runs.
-        sampler: ``auto`` uses TPE, and a Gaussian process after trials take half a minute or more; each trial's
+        sampler: ``auto`` uses TPE, and a Gaussian process once trials take half a minute or more; each trial's
             attribute ``sampler`` and the report name the one used. Or ``tpe``, ``gp``, ``qmc``, ``nsga``, ``cma-es``
             (not in a shared storage), ``random``, or an Optuna sampler.
         pruner: ``dominance``, ``none``, or for one objective Optuna's ``median``, ``percentile``, ``hyperband``,
             ``successive-halving``, ``patient``, or an Optuna pruner; by default dominance for several objectives and
             median for one.
-        promote: Reduction factor of asynchronous successive halving. Every trial trains for a ninth of its samples.
-            One in `promote` resumes from its checkpoint and trains for `promote` times as many, up to the full run.
-            `Rungs` sets other shares.
+        promote: Reduction factor of asynchronous successive halving. Every trial trains on a ninth of its samples.
+            One in `promote` resumes from its checkpoint and trains on `promote` times as many, up to the full run.
+            `Rungs` sets other fractions.
         parallel: Number of trials that this process runs at the same time.
-        equal: What trials with another batch size keep equal: the job's ``samples`` (so its epochs) or its ``steps``.
+        equal: What trials with another batch size have in common with the job: the number of ``samples`` (so of
+            epochs) or of ``steps``.
         baselines: If the space contains optimizers, add AdamW and SGD with Nesterov momentum and give every optimizer
             the same number of trials. The unchanged job and settings from the literature are run first.
-        memory_limit: Bytes that a rank may hold; trials that are predicted to need more are not run. None is a rank's
-            share of the machine's free memory.
-        timeout_s: Stop after this many seconds; the study can be resumed later.
+        memory_limit: Memory that each rank may use, in bytes; trials that are predicted to need more are not run. None
+            divides the machine's free memory equally among the ranks.
+        timeout_s: Stop after this many seconds; the study can be resumed later. None sets no limit.
         seed: Seed of the sampler.
         root: Folder for runs and studies; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
-        batch_range: Centre of the batch sizes when `space` is omitted: the gradient ``noise`` scale, measured over the
-            job's first steps in a run before the first trial, or the ``job``'s own batch. The range always includes
-            the job's own batch. A resumed study keeps its range; its report states the range and the reason.
+        batch_range: Centre of the batch sizes if `space` is omitted. ``noise`` takes the critical batch size from the
+            gradient noise scale, which a run before the first trial measures over the job's first steps; ``job`` takes
+            the job's batch size. The range always includes the job's batch size. A resumed study keeps its range; its
+            report states the range and the reason.
         on_tick: Called with the session many times a second.
-        progress: Print a line for every finished trial, as ``shardscope tune`` does; False prints nothing. None prints
-            in a terminal and in a notebook only.
+        progress: Whether to print a line for every finished trial, as ``shardscope tune`` does. None prints in a
+            terminal and in a notebook only.
 
     Raises:
         SpecError: The space or an objective is invalid.
-        StudyError: The storage does not answer, or holds a different study of this name; or the time ran out before
-            the noise scale was measured, and no study was created.
+        StudyError: The storage is unreachable or holds a different study with this name, or the time ran out before
+            the noise scale was measured, so that no study was created.
 
     Example:
         >>> import shardscope as ss
@@ -122,7 +124,7 @@ def tune(
 
 @contextmanager
 def set_after(seconds: float | None) -> Iterator[threading.Event]:
-    """Yield an event that is set after `seconds`, unless the context has ended by then; None never sets it.
+    """Yield an event that is set after `seconds`, unless the context has exited by then; None never sets it.
 
     Raises:
         SpecError: `seconds` is not a time limit.

@@ -248,8 +248,8 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         difference = begun.difference(found) if begun else None
         if difference is not None:
             raise StudyError(
-                f"study {self.name!r} was begun otherwise: {difference}; go on with what it was begun with, or give "
-                "this one another name"
+                f"study {self.name!r} was created with other arguments: {difference}; resume with the original "
+                "arguments, or give this one another name"
             )
         lacking = missing(self.session, self._own)
         if lacking is not None:

@@ -1,1 +1,1 @@
-"""A run beside its prediction, term by term."""
+"""Comparison of a run with its prediction, term by term."""

@@ -1,4 +1,4 @@
-"""The result of comparing a run with its prediction: a row for each term, as data, text and HTML."""
+"""The result of comparing a run with its prediction: one row for each term, as data, text and HTML."""
 
 from __future__ import annotations
 
@@ -11,27 +11,30 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA = 1
-"""Version of the fields of `Comparison.to_dict`."""
+"""Version of the fields that `Comparison.to_dict` returns."""
 Group = Literal["bytes", "messages", "memory", "time"]
 COLUMNS = ("predicted", "simulated", "measured")
 
 
 @dataclass(frozen=True)
 class ComparedTerm:
-    """One term of a run: its figure by each way that there is.
+    """One term of a comparison: its predicted, measured and, if available, simulated value.
 
     Attributes:
-        group: ``bytes`` or ``messages`` of a collective in a step, ``memory`` of a kind, ``time`` of a part of a step.
+        group: ``bytes`` or ``messages`` of a collective per step, ``memory`` of one kind, or ``time`` of a part of a
+            step.
         term: Name of the term, the same in the run and in its prediction.
         unit: ``bytes``, ``messages`` or ``s``.
-        ranks: Ranks that the figures are of: ``all ranks`` (their sum), ``fullest rank``, ``slowest rank`` or one rank.
-        predicted: By the formulas, in `unit`.
-        measured: By the run, in `unit`.
-        simulated: By a simulation, in `unit`; None if there is none.
-        bounds: Fewest and most that the formulas allow; None for a single figure.
-        agrees: Whether each rank's measured figure is the predicted one, or within the bounds; None for an estimate.
-        by_rank: Predicted and measured figures of each rank; empty for times.
-        part_of: Term whose part this is, such as ``communication``; None for a term of the group itself.
+        ranks: Ranks to which the values apply: ``all ranks`` (their sum), ``fullest rank``, ``slowest rank`` or one
+            rank.
+        predicted: Value from the formulas, in `unit`.
+        measured: Value from the run, in `unit`.
+        simulated: Value from a simulation, in `unit`; None if there is none.
+        bounds: Lowest and highest value that the formulas allow; None if they give a single value.
+        agrees: Whether the measured value equals the predicted one or lies within the bounds, on each rank or in the
+            sum over ranks; None for an estimate.
+        by_rank: Predicted and measured value of each rank; empty for times.
+        part_of: Term of which this is a part, such as ``communication``; None for a term of the group itself.
     """
 
     group: Group
@@ -48,27 +51,27 @@ class ComparedTerm:
 
     @property
     def error(self) -> float | None:
-        """Predicted over measured, minus 1; None if nothing was measured, but something predicted."""
+        """Predicted over measured value, minus 1; None if the measured value is 0 and the predicted one is not."""
         if self.predicted == self.measured:
             return 0.0
         return self.predicted / self.measured - 1 if self.measured else None
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields that have a value, and the error, as plain values."""
+        """Return the fields that have a value, and the error, as plain values."""
         given = {field.name: getattr(self, field.name) for field in fields(self)} | {"error": self.error}
         return {name: value for name, value in given.items() if value not in (None, ())}
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """A run beside its prediction, made by `compare`. `frame` and `to_dict` return the rows as data.
+    """A run compared with its prediction, as returned by `compare`. `frame` and `to_dict` return the rows as data.
 
     Attributes:
         run_id: Name of the run directory.
         label: Name of the run.
-        where: What was predicted: ``this machine``, or the name of the cluster.
+        where: For which machine it was predicted: ``this machine``, or the name of the cluster.
         rows: The terms that both sides have, by group.
-        notes: Steps and ranks that the rows are of, and why terms are left out.
+        notes: Sentences on the steps and ranks behind the rows, and on why terms are left out.
     """
 
     run_id: str
@@ -78,7 +81,7 @@ class Comparison:
     notes: tuple[str, ...]
 
     def __getitem__(self, name: tuple[str, str]) -> ComparedTerm:
-        """Return a row by its group and its term."""
+        """Return the row with this group and term."""
         for row in self.rows:
             if (row.group, row.term) == name:
                 return row
@@ -86,23 +89,23 @@ class Comparison:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The ways by which there are figures, of ``predicted``, ``simulated`` and ``measured``."""
+        """Those of ``predicted``, ``simulated`` and ``measured`` for which there are values."""
         return tuple(name for name in COLUMNS if any(getattr(row, name) is not None for row in self.rows))
 
     @property
     def disagreeing(self) -> tuple[ComparedTerm, ...]:
-        """The rows whose prediction claims to be exact, or to have bounds, and is not."""
+        """The rows whose prediction is meant to be exact or bounded, but does not match the measurement."""
         return tuple(row for row in self.rows if row.agrees is False)
 
     @property
     def verdict(self) -> str:
-        """The result in a sentence or two."""
+        """The result in one or two sentences."""
         return view.verdict(self)
 
     def frame(self) -> pd.DataFrame:
-        """Return a row for each term; columns without any value, such as `simulated`, are left out.
+        """Return a data frame with one row for each term; columns without any value, such as `simulated`, are left out.
 
-        Columns: group, term, ranks, unit, the figures in `columns`, error (predicted over measured, minus 1), fewest
+        Columns: group, term, ranks, unit, the columns in `columns`, error (predicted over measured, minus 1), fewest
         and most (bounds), agrees.
         """
         import pandas as pd
@@ -117,7 +120,7 @@ class Comparison:
         return pd.DataFrame(rows).dropna(axis="columns", how="all")
 
     def to_dict(self) -> dict[str, Any]:
-        """The comparison as plain values, for JSON; a figure that there is not has no key."""
+        """Return the comparison as plain values, for JSON; missing values have no key."""
         return {
             "schema": SCHEMA, "run": self.run_id, "label": self.label, "where": self.where,
             "columns": list(self.columns), "rows": [row.to_dict() for row in self.rows], "notes": list(self.notes),

@@ -1,8 +1,8 @@
-"""What a run has measured, in the terms of its prediction: traffic, memory by kind, and the parts of a step.
+"""Measurements of a run, in the terms of its prediction: traffic, memory by kind, and the parts of a step.
 
-Each moment of a step counts for one part, so that the parts add up to the step. Where spans overlap, packing counts
-before the optimizer's update, the update before communication, and communication before the passes: a pass that waits
-for parameters is waiting, whichever span it is in. A rank that only waits to receive is idle.
+Each moment of a step counts towards one part, so that the parts add up to the step. Where spans overlap, packing takes
+precedence over the optimizer's update, the update over communication, and communication over the forward and backward
+passes: a pass that waits for parameters is waiting, whichever span it is in. A rank that only waits to receive is idle.
 """
 
 from __future__ import annotations
@@ -18,45 +18,45 @@ from shardscope.runlog.schema import MEMORY_KINDS
 from shardscope.runlog.traffic import Event
 
 Steps = Mapping[int, Sequence[Event]]
-"""The events of each finished step, one for each rank."""
+"""The events of each finished step, one per rank, by step number."""
 Ints = npt.NDArray[np.int64]
 COMMUNICATION, IDLE = "communication", "idle"
 PARTS = ("data", "forward", "backward", "optimizer", "codec", COMMUNICATION, IDLE)
 """Parts of a step, in the order of tables."""
 _OTHER_NAMES = {"server_update": "optimizer"}
-"""Parts of a step by the spans that have another name: a server's update is the optimizer's."""
+"""Parts of a step for spans with another name: a server's update counts as the optimizer's."""
 _WAITS = frozenset({"recv"})
 _PRECEDENCE = ("compute", "communication", "optimizer", "codec")
-"""What counts where spans overlap, last first."""
+"""Precedence where spans overlap, lowest first."""
 _MOST_STEPS = 50
-"""Newest steps with spans whose parts are computed."""
+"""Maximum number of steps with spans whose parts are computed; the newest are taken."""
 
 
 class CountedSteps(NamedTuple):
-    """Traffic of one collective in several steps, by rank; arrays of shape `(W,)`."""
+    """Traffic of one collective, summed over several steps, by rank; arrays of shape `(W,)`."""
 
     bytes: Ints
     messages: Ints
 
 
 class StepTime(NamedTuple):
-    """Seconds of a step on one rank, by part; medians over steps."""
+    """Time of a step on one rank by part, in seconds; medians over steps."""
 
     rank: int
     num_steps: int
     parts: Mapping[str, float]
-    """Seconds by part; those of `communication` are the sum of `collectives`."""
+    """Time by part, in seconds; that of `communication` is the sum of `collectives`."""
     collectives: Mapping[str, float]
 
 
 def warmed_up(steps: Steps) -> list[int]:
-    """Return the numbers of the steps after the warm-up of a run; of a shorter run, all."""
+    """Return the numbers of the steps after the run's warm-up; all steps if the run is shorter than that."""
     numbers = sorted(steps)
     return numbers[WARM_UP_STEPS:] or numbers
 
 
 def counted(steps: Iterable[Sequence[Event]], world_size: int) -> dict[str, CountedSteps]:
-    """Return the traffic of these steps together, by collective."""
+    """Return the traffic summed over these steps, by collective."""
     found: dict[str, CountedSteps] = {}
     for events in steps:
         for event in events:
@@ -111,7 +111,12 @@ def step_time(steps: Steps, period: int = 1) -> StepTime | None:
 
 
 def slowest_rank_s(steps: Steps, period: int = 1) -> float | None:
-    """Return the seconds of a step on the slowest rank, averaged as in `Summary`; None before a whole period."""
+    """Return the time of a step on the slowest rank, in seconds, averaged as in `Summary`; None before a period ends.
+
+    Args:
+        steps: The finished steps.
+        period: Period of the compression's traffic, in steps.
+    """
     seconds = [max(event["step_time_s"] for event in row) for row in steps.values()]
     return per_step(list(steps), seconds, StepKinds(period), average="median")
 
@@ -134,7 +139,7 @@ def _medians(
 
 
 def _seconds(event: Event) -> dict[tuple[str, str], float]:
-    """Seconds of one rank's step by lane and part, each moment counted once."""
+    """Return the time of one rank's step by lane and part, in seconds; each moment is counted once."""
     spans = [(*_part(lane, name), start, end) for lane, name, start, end, _ in event["spans"]]
     spans = [span for span in spans if span[1] not in _WAITS]
     names = list(dict.fromkeys((lane, name) for lane, name, *_ in spans))
@@ -153,7 +158,7 @@ def _part(lane: str, name: str) -> tuple[str, str]:
 
 
 def _precedence(span: tuple[str, str, float, float]) -> tuple[int, float]:
-    """Order in which spans are laid over each other; of two of a kind, the one that started first counts."""
+    """Sort key by which spans overwrite each other; of two spans of the same kind, the one that started first wins."""
     lane, name, start, _ = span
     kind = name if name in _PRECEDENCE else lane
     return (_PRECEDENCE.index(kind) if kind in _PRECEDENCE else 0), -start

@@ -21,13 +21,16 @@ _EXACT_KINDS = frozenset({"parameters", "gradients", "optimizer", "buffers"})
 def memory_rows(
     prediction: JobPrediction | ObservedPrediction, events: Sequence[Event], steps: Steps, notes: list[str]
 ) -> Iterator[ComparedTerm]:
-    """Yield the rows of each kind on the rank that holds most of it, and of the peak; note what is left out."""
+    """Yield one row for each kind of memory on the rank with most of it, and one for the peak.
+
+    Sentences on what is left out are added to `notes`.
+    """
     newest = held_by_kind(events, prediction.job.world_size)
     if newest is None:
         notes.append("Memory by kind is left out: no step has measured it (see Record.memory_first).")
     else:
         number, held = newest
-        notes.append(f"Memory by kind is of step {number}, each kind at its own peak.")
+        notes.append(f"Memory by kind is from step {number}, each kind at its own peak.")
         prediction = prediction.at_step(number)
         yield from _kinds(prediction, held, notes)
     if isinstance(prediction, ObservedPrediction):
@@ -39,7 +42,7 @@ def memory_rows(
     peaks = np.array([[event["peak_memory_bytes"] for event in row] for row in steps.values()]).max(axis=0)
     yield _row("peak", np.array([term.value for term in prediction.by_rank]), peaks, is_judged=False)
     if prediction.cluster is None:
-        notes.append("peak is predicted for tensors alone; the measured one is of the whole process.")
+        notes.append("peak is predicted for tensors only; the measured one covers the whole process.")
 
 
 def _kinds(

@@ -1,6 +1,6 @@
 """The comparison of a run with its prediction.
 
-Both sides have the same names and are of the same steps and ranks. A term that only one side has is left out, and the
+Both sides use the same names and cover the same steps and ranks. A term that only one side has is left out, and the
 notes say why.
 """
 
@@ -21,7 +21,8 @@ from shardscope.spec.cluster import Cluster
 from shardscope.spec.observed import ObservedJob
 
 _NOT_PREDICTED = (
-    "This run cannot be compared: its job cannot be predicted here, as for a model, data or loss of your own."
+    "This run cannot be compared: its job cannot be predicted here, for example because its model, data or loss is "
+    "your own."
 )
 
 
@@ -30,19 +31,19 @@ def compare(
 ) -> Comparison:
     """Compare a run with its prediction, term by term: traffic, memory by kind, and step time by part.
 
-    Bytes and messages are means of the newest steps after the warm-up, each of which is predicted by itself. Memory is
-    that of the newest step that measured it by kind. Times are medians. A run that is still going is compared as far as
-    it has got. Of a training loop that `ss.observe` recorded, bytes and model states are compared.
+    Bytes and messages are means over the newest steps after the warm-up, each of which is predicted separately. Memory
+    is from the newest step that measured it by kind. Times are medians. A run that is still running is compared up to
+    its newest step. For a training loop that `ss.observe` recorded, bytes and model states are compared.
 
     Args:
         run: A run with at least one finished step.
-        cluster: The cluster it ran on, one device per rank; None for this machine.
+        cluster: The cluster on which it ran, one device per rank; None for this machine.
         prediction: A prediction of the run's job, for example with a calibration; None predicts it now.
 
     Raises:
         RunUnreadable: No step has been finished by all ranks.
-        SpecError: The prediction is of a job on another number of ranks, or the job cannot be predicted: its model or
-            loss is a function that this process does not have, or cannot be traced on shapes.
+        SpecError: The prediction is for another number of ranks, or the job cannot be predicted: its model or loss is a
+            function that does not exist in this process, or cannot be traced on shapes.
 
     Example:
         >>> run = ss.launch(ss.Job(model="mlp", data="digits", strategy="ring", world_size=2)).wait()  # doctest: +SKIP
@@ -59,7 +60,7 @@ def compare(
         prediction = predict(run.job, cluster)
     if prediction.job.world_size != run.job.world_size:
         raise SpecError(
-            f"prediction is of {prediction.job.world_size} ranks, but run {run.id} has {run.job.world_size}; use "
+            f"prediction is for {prediction.job.world_size} ranks, but run {run.id} has {run.job.world_size}; use "
             "ss.predict(run.job)"
         )
     notes: list[str] = []
@@ -77,9 +78,9 @@ def compare(
 
 
 def comparison_or_reason(run: Run) -> Comparison | str:
-    """Return the comparison of a run that has ended with its prediction, or the reason why there is none.
+    """Return the comparison of a finished run with its prediction, or a sentence on why there is none.
 
-    The job is traced by the process that launches runs, as before it starts, so torch is not imported here.
+    The job is traced by the process that launches runs, as it is before a run starts, so torch is not imported here.
     """
     try:
         if isinstance(run.job, ObservedJob):

@@ -20,12 +20,12 @@ from shardscope.prediction.job import JobPrediction
 
 
 def time_rows(prediction: JobPrediction, steps: Steps, notes: list[str]) -> Iterator[ComparedTerm]:
-    """Yield the rows of the parts of a step, and of the whole step; add to `notes` what is left out."""
+    """Yield the rows for the parts of a step and for the whole step; add to `notes` what is left out."""
     period = prediction.job.compression.period
     trees = [prediction.at_step(number).time for number in compared_steps(prediction, steps)[-period:]]
     compressed = after_warm_up(prediction, steps)
     if len(compressed) < len(steps):
-        notes.append(f"Times are of step {min(compressed)} and later, which are compressed.")
+        notes.append(f"Times are from step {min(compressed)} on, where steps are compressed.")
     found, measured_s = step_time(compressed, period), slowest_rank_s(compressed, period)
     if found is None:
         notes.append(
@@ -47,7 +47,7 @@ def time_rows(prediction: JobPrediction, steps: Steps, notes: list[str]) -> Iter
 def _scope(found: StepTime) -> str:
     many = "one step" if found.num_steps == 1 else f"{found.num_steps} steps"
     where = f"rank {found.rank}, which computes longest"
-    return f"Parts of the step are medians of {many} on {where}. Medians need not add up."
+    return f"Parts of the step are medians over {many} on {where}. Medians need not add up."
 
 
 def _part_rows(
@@ -67,7 +67,7 @@ def _part_rows(
 
 
 def _parts_of(tree: Term) -> list[Term]:
-    """The parts of a step; those of a layout's computing, the passes, each by itself."""
+    """Return the parts of a step; the computation of a layout is split into its passes."""
     inside = {part.name: any(each.name in PARTS for each in part.parts) for part in tree.parts}
     return [each for part in tree.parts for each in (part.parts if inside[part.name] else (part,))]
 
@@ -75,9 +75,10 @@ def _parts_of(tree: Term) -> list[Term]:
 def _left_out(
     name: str, predicted: Mapping[str, float], measured: Mapping[str, float], *, is_complete: bool
 ) -> str | None:
-    """Why a part has no row; None if it has one.
+    """Return a sentence on why a part has no row; None if it has one.
 
-    The prediction for this machine is complete, but for packing: another part that it lacks takes no time in it.
+    The prediction for this machine is complete except for packing: any other part that it lacks is predicted to take no
+    time.
     """
     if name not in predicted and (name not in PARTS or name == "codec" or not is_complete):
         return f"{name} is left out: it took {figure(measured[name], 's')}, and the prediction has no term for it."
@@ -89,7 +90,7 @@ def _left_out(
 
 
 def _collective_rows(trees: Sequence[Term], found: StepTime, notes: list[str]) -> Iterator[ComparedTerm]:
-    """Yield the rows of single collectives, if the run times those that are predicted."""
+    """Yield one row for each collective, if the run times only collectives that are predicted."""
     parts = [next((part.parts for part in tree.parts if part.name == COMMUNICATION), ()) for tree in trees]
     predicted = _means(parts)
     if found.collectives.keys() <= predicted.keys():
@@ -98,7 +99,7 @@ def _collective_rows(trees: Sequence[Term], found: StepTime, notes: list[str]) -
     else:
         notes.append(
             f"Times of single collectives are left out: the run times {', '.join(found.collectives)}, and the "
-            f"prediction {', '.join(predicted) or 'none'}."
+            f"prediction has {', '.join(predicted) or 'none'}."
         )
 
 
@@ -109,7 +110,7 @@ def _row(
 
 
 def _means(trees: Sequence[Sequence[Term]]) -> dict[str, float]:
-    """Mean over several steps of each term; where a step lacks it, it counts as 0."""
+    """Return the mean of each term over several steps; a step without the term counts as 0."""
     names = dict.fromkeys(part.name for parts in trees for part in parts)
     return {
         name: _mean([sum(part.value for part in parts if part.name == name) for parts in trees])

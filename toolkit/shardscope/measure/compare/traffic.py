@@ -14,18 +14,18 @@ from shardscope.prediction.job import JobPrediction
 from shardscope.prediction.observed import ObservedPrediction
 
 _MOST_STEPS = 50
-"""Newest steps whose traffic is compared; each is predicted by itself."""
+"""Maximum number of steps whose traffic is compared, newest first; each is predicted separately."""
 
 
 def after_warm_up(prediction: JobPrediction | ObservedPrediction, steps: Steps) -> Steps:
-    """Return the steps after the compression's own warm-up; all steps of a run that did not get that far."""
+    """Return the steps after the compression's own warm-up; all steps if the run is shorter than that."""
     job = prediction.job
     last = job.compression.uncompressed(job.steps)
     return {number: row for number, row in steps.items() if number > last} or steps
 
 
 def compared_steps(prediction: JobPrediction | ObservedPrediction, steps: Steps) -> list[int]:
-    """Return the newest steps after the warm-up, in whole periods of the compression if there is one."""
+    """Return the numbers of the newest steps after the warm-up, in whole periods of the compression if possible."""
     numbers, period = warmed_up(after_warm_up(prediction, steps)), prediction.job.compression.period
     most = max(_MOST_STEPS // period, 1) * period
     return numbers[-(min(most, len(numbers) // period * period) or len(numbers)) :]
@@ -34,7 +34,7 @@ def compared_steps(prediction: JobPrediction | ObservedPrediction, steps: Steps)
 def traffic_rows(
     prediction: JobPrediction | ObservedPrediction, steps: Steps, notes: list[str]
 ) -> Iterator[ComparedTerm]:
-    """Yield the rows of all collectives, bytes first, each group with its sum; add to `notes` what is left out."""
+    """Yield the rows of all collectives, bytes first, each group with its total; add to `notes` what is left out."""
     numbers = compared_steps(prediction, steps)
     predicted = _predicted(prediction, numbers)
     if predicted is None:
@@ -47,7 +47,7 @@ def traffic_rows(
     groups: tuple[Group, ...] = ("bytes", "messages")
     is_by_rank = isinstance(
         prediction, JobPrediction
-    )  # of DDP's own buckets, only the sum over ranks is exact
+    )  # for DDP's own buckets, only the sum over ranks is exact
     for group in groups:
         found = [
             _row(
@@ -62,7 +62,7 @@ def traffic_rows(
 
 
 def _predicted(prediction: JobPrediction | ObservedPrediction, numbers: Sequence[int]) -> Traffic | None:
-    """Traffic of several steps together; None if it is unknown."""
+    """Return the predicted traffic summed over several steps; None if it is unknown."""
     each = [prediction.at_step(number).traffic for number in numbers]
     known = [traffic for traffic in each if traffic is not None]
     return together(known) if len(known) == len(each) else None
@@ -79,7 +79,7 @@ def _note(
         which = (
             f"step {numbers[0]}" if len(numbers) == 1 else f"steps {numbers[0]} to {numbers[-1]}, per step"
         )
-        notes.append(f"Bytes and messages are of {which}, the sum over all ranks.")
+        notes.append(f"Bytes and messages are from {which}, summed over all ranks.")
     unknown = [name for name in names if predicted[name].bytes.any() and not predicted[name].messages.any()]
     if unknown:
         notes.append(f"Messages of {', '.join(unknown)} are left out: the backend does not report them.")
@@ -91,9 +91,9 @@ def _note(
 def _row(
     group: Group, name: str, sent: Sent, found: CountedSteps, num_steps: int, *, is_by_rank: bool
 ) -> ComparedTerm:
-    """The row of one collective from the totals of several steps, judged on each rank or on their sum.
+    """Return the row of one collective from totals over several steps, checked on each rank or on the sum.
 
-    Messages are not judged where only bounds of the bytes are known.
+    Messages are not checked if only bounds on the bytes are known.
     """
     predicted: Ints = getattr(sent, group)
     measured: Ints = getattr(found, group)
@@ -115,7 +115,7 @@ def _is_within(measured: Ints, low: Ints, high: Ints, *, is_by_rank: bool) -> bo
 
 
 def _total(group: Group, rows: Sequence[ComparedTerm]) -> ComparedTerm:
-    """The sum of the rows of a group."""
+    """Return the row with the sums over the rows of a group."""
     ends = [row.bounds or (row.predicted, row.predicted) for row in rows]
     by_rank = tuple(
         (sum(predicted for predicted, _ in pairs), sum(measured for _, measured in pairs))

@@ -1,4 +1,4 @@
-"""A comparison of a run with its prediction in words, as a table of text, and as HTML that follows the page's theme."""
+"""A comparison of a run with its prediction: as sentences, as a text table, and as HTML in the page's theme."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ HEADINGS = {
 }  # fmt: skip
 """Headings of the groups of rows."""
 _MANY = 10.0
-"""Ratio from which on an error is written as a multiple."""
+"""Ratio of predicted to measured value from which the error is written as a multiple."""
 _SHARE = 0.2
-"""Part of the step's difference from which on a term is named."""
+"""Fraction of the step's deviation from which a term is named as a cause."""
 _FEW_PERCENT = 0.095
 """Error below which one decimal is written."""
 _ALMOST_NONE = 0.001
 _AS_PREDICTED = 0.1
-"""Error of the step up to which no cause is named."""
+"""Error of the step time up to which no cause is named."""
 
 
 def value_text(value: float | None, unit: str) -> str:
-    """Format a figure with its unit: ``93.98 KiB``, ``1.216 ms``; messages as a plain number."""
+    """Format a value with its unit, such as ``93.98 KiB`` or ``1.216 ms``; messages as a plain number."""
     if value is None:
         return "-"
     return f"{value:,.6g}" if unit == "messages" else figure(value, unit)
 
 
 def error_text(row: ComparedTerm) -> str:
-    """Format how far a prediction is off: ``exact``, ``within bounds``, ``+6.2 %``, ``12 ×``."""
+    """Format the error of a prediction, such as ``exact``, ``within bounds``, ``+6.2 %`` or ``12 ×``."""
     if row.agrees:
         return "exact" if row.bounds is None else "within bounds"
     if row.error is None:
@@ -48,7 +48,7 @@ def error_text(row: ComparedTerm) -> str:
 
 
 def verdict(comparison: Comparison) -> str:
-    """Summarise a comparison: whether exact terms agree, and what makes the step slower or faster than predicted."""
+    """Return sentences on whether exact terms agree, and on what makes the step slower or faster than predicted."""
     return " ".join(filter(None, (_on_exact(comparison), _on_time(comparison))))
 
 
@@ -96,9 +96,9 @@ _STATES = ("parameters", "gradients", "optimizer", "buffers")
 
 
 def overview(comparisons: Iterable[Comparison]) -> list[list[str]]:
-    """Return a row of text for each comparison, with the columns of `OVERVIEW`.
+    """Return one row of text for each comparison, with the columns of `OVERVIEW`.
 
-    They are the errors of four groups of terms, the predicted and the measured time of a step, and its error.
+    The columns are the errors of four groups of terms, the predicted and the measured step time, and its error.
     """
     return [_overview_row(comparison) for comparison in comparisons]
 
@@ -115,7 +115,7 @@ def _overview_row(comparison: Comparison) -> list[str]:
 
 
 def _worst(rows: Sequence[ComparedTerm]) -> str:
-    """The error of the row that is furthest off; a dash without rows."""
+    """Return the error of the row with the largest error; a dash if there are no rows."""
     if not rows:
         return "-"
     return error_text(max(rows, key=lambda row: (not row.agrees, row.error is None or abs(row.error))))
@@ -126,7 +126,7 @@ def _cells(row: ComparedTerm, columns: tuple[str, ...]) -> list[str]:
 
 
 def _groups(comparison: Comparison) -> list[tuple[str, list[ComparedTerm]]]:
-    """Rows by group and by the ranks that they are of, each under its heading."""
+    """Return the rows under their headings, grouped by group and by the ranks to which they apply."""
     keyed = groupby(comparison.rows, key=lambda row: (row.group, row.ranks if row.group != "time" else ""))
     return [(_heading(found := list(rows)), found) for _, rows in keyed]
 
@@ -137,11 +137,11 @@ def _heading(rows: list[ComparedTerm]) -> str:
 
 
 def _title(comparison: Comparison) -> str:
-    return f"{comparison.label} beside its prediction for {comparison.where}"
+    return f"{comparison.label} compared with its prediction for {comparison.where}"
 
 
 def as_text(comparison: Comparison) -> str:
-    """The comparison as aligned text."""
+    """Return the comparison as aligned text."""
     header = ["", *comparison.columns, "error"]
     lines: list[list[str]] = []
     for heading, rows in _groups(comparison):
@@ -166,11 +166,11 @@ _LEFT = "text-align:left;padding:.18em 0"
 
 
 def as_html(comparison: Comparison, *, title: bool = True) -> str:
-    """The comparison as HTML; the notes are collapsed.
+    """Return the comparison as HTML; the notes are collapsed.
 
     Args:
         comparison: The comparison.
-        title: Whether to begin with the names of the run and of the cluster.
+        title: Whether to start with the names of the run and of the cluster.
     """
     head = f"<strong>{escape(_title(comparison))}</strong>" if title else ""
     notes = "".join(f"<div>{escape(note)}</div>" for note in comparison.notes)
@@ -182,7 +182,7 @@ def as_html(comparison: Comparison, *, title: bool = True) -> str:
 
 
 def table_html(comparison: Comparison) -> str:
-    """The rows as an HTML table."""
+    """Return the rows as an HTML table."""
     columns = (*comparison.columns, "error")
     head = "".join(f'<th scope="col" style="{_RIGHT};opacity:.7">{name}</th>' for name in columns)
     body = "".join(

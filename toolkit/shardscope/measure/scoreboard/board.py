@@ -1,4 +1,4 @@
-"""The scoreboard: errors on the held-out rows of every data set, and those of two trivial formulas."""
+"""The scoreboard: prediction errors on the held-out rows of every data set, and those of two trivial formulas."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CALIBRATIONS: Mapping[str, str] = {
     "Megatron SC21, table 2, ZeRO-3": "a100-megatron",
     "Korthikanti, table 5": "a100-megatron",
 }
-"""The calibration for a data set's machine and software; for other data sets it follows from the row's device."""
+"""The calibration for a data set's hardware and software; for other data sets the row's device selects it."""
 
 
 class Line(NamedTuple):
@@ -38,13 +38,14 @@ class Line(NamedTuple):
     calibrations: tuple[str, ...]
     score: Score
     plain: Score
-    """Score of the plain formula: 96 B s L h² FLOPs or the like at one fraction of the peak, bubble (p - 1) / m."""
+    """Score of the plain formula: FLOPs with recomputation at one fraction of the peak, times the pipeline bubble
+    1 + (p - 1) / m; see `score.plain_seconds`."""
     constant_mfu: Score
-    """Score of the model's FLOPs at one fraction of the peak."""
+    """Score of the formula that takes the model's FLOPs at one fraction of the peak."""
 
 
 def board(datasets: Mapping[str, Sequence[Row]], *, fitted: bool = False) -> list[Line]:
-    """One line per data set; with `fitted`, another one for the rows that the constants were fitted to."""
+    """Return one line per data set; with `fitted`, also one for the rows to which the constants were fitted."""
     lines = []
     for name, rows in datasets.items():
         seen = [row for row in rows if row.key in _calibration(name, row).fitted]

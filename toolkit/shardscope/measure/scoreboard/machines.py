@@ -1,7 +1,7 @@
-"""The machines of the published rows: devices and links from the catalogue, networks as their authors describe them.
+"""The machines of the published rows: devices and links from the catalogue, networks as described by the authors.
 
-The authors state the rate of a node's network cards, which may differ from that of the usual node in the catalogue.
-None states the latency, so the catalogue's latency of InfiniBand is used.
+The authors state the bandwidth of a node's network cards, which may differ from that of the standard node in the
+catalogue. None of them states the latency, so the catalogue's latency for InfiniBand is used.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ NVLINK3, NVLINK4 = Link.of("nvlink-3"), Link.of("nvlink-4")
 
 
 def network(gbit_per_s: float, source: str) -> Link:
-    """The link of one device's share of its node's network cards, from its rate in Gbit/s."""
+    """Return the link of one device: its share of its node's network cards, in Gbit/s."""
     latency = Link.of("infiniband-hdr").latency_s
     return Link(
         name=f"{gbit_per_s:g} Gbit/s", bandwidth=gbit_per_s * 1e9 / 8, latency_s=latency, source=source
@@ -21,7 +21,7 @@ def network(gbit_per_s: float, source: str) -> Link:
 
 
 def cluster(device: Device, devices: int, *, intra: Link, inter: Link, per_node: int = 8) -> Cluster:
-    """A cluster of whole nodes with at least this number of devices."""
+    """Return a cluster of whole nodes with at least `devices` devices, `per_node` on each."""
     nodes = -(-devices // per_node)
     return Cluster(
         name=f"{devices} x {device.name}",

@@ -28,7 +28,7 @@ class Row:
     cluster: Cluster
     layout: Layout
     seconds: float
-    """Measured seconds of a step."""
+    """Measured step time, in seconds."""
     inputs: Mapping[str, object] = field(default_factory=dict)
     """Inputs of the run as published, without measurements."""
 
@@ -40,7 +40,7 @@ class Row:
 
 
 def predicted_parts(rows: Sequence[Row], calibration: Calibration) -> list[StepParts]:
-    """The parts of each row's step; rows that share a model and a cluster are computed in one call."""
+    """Return the parts of each row's step time; rows with the same model and cluster are computed in one call."""
     order = sorted(range(len(rows)), key=lambda at: _group(rows[at]))
     found: dict[int, StepParts] = {}
     for _, group in groupby(order, key=lambda at: _group(rows[at])):
@@ -52,7 +52,7 @@ def predicted_parts(rows: Sequence[Row], calibration: Calibration) -> list[StepP
 
 
 def predicted_seconds(rows: Sequence[Row], calibration: Calibration) -> npt.NDArray[np.float64]:
-    """The predicted step time of each row."""
+    """Return the predicted step time of each row, in seconds."""
     return np.array([float(parts.total) for parts in predicted_parts(rows, calibration)])
 
 

@@ -16,7 +16,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class Score(NamedTuple):
-    """Errors of predicted against measured seconds."""
+    """Errors of predicted against measured step times."""
 
     mape: float
     """Mean of |predicted / measured - 1|, in per cent."""
@@ -28,13 +28,13 @@ class Score(NamedTuple):
 
     @classmethod
     def of(cls, predicted: Floats, measured: Floats) -> Score:
-        """The score of two arrays of seconds, `(rows,)` each."""
+        """Return the score of predicted against measured step times in seconds, shape `(rows,)` each."""
         off = 100 * np.abs(predicted / measured - 1)
         return cls(float(off.mean()), float(off.max()), rank_correlation(predicted, measured), len(off))
 
 
 def rank_correlation(left: Floats, right: Floats) -> float:
-    """Spearman's rank correlation: the correlation of ranks, where equal values share their mean rank."""
+    """Return Spearman's rank correlation: the correlation of ranks, where equal values share their mean rank."""
     if len(left) < 2:
         return float("nan")
     return float(np.corrcoef(_ranks(left), _ranks(right))[0, 1])
@@ -47,25 +47,29 @@ def _ranks(values: Floats) -> Floats:
 
 
 def constant_mfu_seconds(rows: Sequence[Row], constants: Mapping[str, float]) -> Floats:
-    """Seconds by the simplest formula: the model's FLOPs at one fraction of the peak per data set and precision."""
+    """Return step times by the simplest formula, in seconds.
+
+    The model's FLOPs are divided by one fraction of the peak per data set and precision.
+    """
     return np.array([_needed(row) / (_peak(row) * _constant(row, constants)) for row in rows])
 
 
 def plain_seconds(rows: Sequence[Row], constants: Mapping[str, float]) -> Floats:
-    """Seconds by the plain formula: FLOPs with recomputation (96 B s L h² ...) at one fraction of the peak.
+    """Return step times by the plain formula, in seconds.
 
-    The bubble is (p - 1) / m.
+    FLOPs with recomputation (96 B s L h² ...) are divided by one fraction of the peak, and multiplied by 1 plus the
+    pipeline bubble (p - 1) / m.
     """
     return np.array([_plain(row) / _constant(row, constants) for row in rows])
 
 
 def kind_of(row: Row) -> str:
-    """The data set and precision of a row: both formulas have a constant for each."""
+    """Return the data set and precision of a row; both formulas have one constant for each such pair."""
     return f"{row.dataset}, {row.layout.precision}"
 
 
 def _constant(row: Row, constants: Mapping[str, float]) -> float:
-    """The constant for the row's data set and precision, or the first constant if these were not fitted."""
+    """Return the constant for the row's data set and precision, or the first constant if these were not fitted."""
     return constants.get(kind_of(row)) or next(iter(constants.values()))
 
 

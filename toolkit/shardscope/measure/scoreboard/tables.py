@@ -1,7 +1,7 @@
-"""Published step times that ship with Shardscope, copied from their papers. Nothing is fitted to them.
+"""Published step times that ship with Shardscope, copied from their papers. No constant is fitted to them.
 
-Settings that a paper does not print are assumed. For Narayanan's table 1: micro-batches of 4 without and of 1 with a
-pipeline, and two (or three) virtual stages if the layers allow it. For Llama 3: four virtual stages and ZeRO 1.
+Settings that a paper does not print are assumed. For Narayanan's table 1: micro-batches of 4 without a pipeline and of
+1 with one, and two (or three) virtual stages if the layers allow it. For Llama 3: four virtual stages and ZeRO 1.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ replica, TFLOP/s per device, MFU in per cent."""
 
 
 def published() -> dict[str, list[Row]]:
-    """The rows of all tables, by table name."""
+    """Return the rows of all tables, by table name."""
     return {
         "Megatron SC21, table 1": [_weak_scaling(*row) for row in MEGATRON_1],
         "Megatron SC21, table 2, PTD-P": [_scheme(*row) for row in MEGATRON_2 if row[0] == "ptdp"],
@@ -90,14 +90,14 @@ def published() -> dict[str, list[Row]]:
 
 
 def gpt(layers: int, hidden: int, heads: int) -> Transformer:
-    """Megatron's GPT with a vocabulary of 51,200 and sequences of 2,048 tokens."""
+    """Return Megatron's GPT with a vocabulary of 51,200 and sequences of 2,048 tokens."""
     return Transformer(
         name=f"gpt-{layers}x{hidden}", layers=layers, hidden=hidden, heads=heads, vocab=VOCAB, seq=SEQ
     )
 
 
 def llama(name: str, seq: int) -> Transformer:
-    """The Llama 3.1 model of this name (Llama 3 herd, arXiv 2407.21783, table 3)."""
+    """Return the Llama 3.1 model with this name (Llama 3 herd, arXiv 2407.21783, table 3)."""
     return Transformer(
         name=name, **LLAMA[name], kv_heads=8, vocab=128256, seq=seq, gated=True, tied=False, positions="rotary",
         norm="rmsnorm", bias=False,

@@ -1,7 +1,7 @@
 """Export a run to other tools: Parquet tables, a Chrome trace, TensorBoard, Weights & Biases, MLflow.
 
-Everything is read through `Run`, so an export has the same figures as the run's own tables. Other tools' files are
-written by their own libraries, imported when they are asked for; the Chrome trace needs none.
+All data are read through `Run`, so an export has the same values as the run's own tables. Other tools' files are
+written by their own libraries, which are imported only for that export; the Chrome trace needs none.
 """
 
 from __future__ import annotations
@@ -28,14 +28,19 @@ FORMATS: Mapping[str, tuple[Callable[[Run, str | Path], str], str]] = {
     "wandb": (write_wandb, "a folder for `wandb sync`; online with WANDB_MODE=online"),
     "mlflow": (write_mlflow, "a folder with MLflow's database, or the URI of a tracking server"),
 }
-"""Formats by name: the function that writes one, and what it writes."""
+"""File formats by name: the function that writes one, and a description of what it writes."""
 
 
 def export_run(run: Run, path: str | Path, *, format: str) -> str:  # noqa: A002 - as in pandas and PIL
-    """Write a run in a format of `FORMATS`; returns where it is.
+    """Write a run in one of `FORMATS` and return the path or address of the result.
+
+    Args:
+        run: The run.
+        path: File or folder to write; for MLflow also the URI of a tracking server.
+        format: One of `FORMATS`.
 
     Raises:
-        SpecError: There is no such format, its library is not installed, or the run has nothing to write in it.
+        SpecError: There is no such format, its library is not installed, or the run has no data for it.
     """
     if format not in FORMATS:
         raise unknown_name("format", format, FORMATS)

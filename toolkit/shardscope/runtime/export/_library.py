@@ -1,4 +1,4 @@
-"""Libraries that only an export needs: imported when it is asked for, and named with their pip command if missing."""
+"""Libraries that only an export needs: imported on use, and named with their pip command if missing."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from shardscope.errors import SpecError
 
 
 def library(*modules: str, package: str, format: str) -> Any:  # noqa: A002 - as in `export_run`
-    """Import the first of these modules that can be; all belong to packages that users install themselves.
+    """Return the first of these modules that can be imported; they belong to packages that users install themselves.
 
     Raises:
-        SpecError: None can be imported.
+        SpecError: None of them can be imported.
     """
     for module in modules:
         try:
@@ -23,7 +23,7 @@ def library(*modules: str, package: str, format: str) -> Any:  # noqa: A002 - as
 
 
 def missing(package: str, form: str, error: ImportError) -> SpecError:
-    """The error for a package that an export needs and that cannot be imported."""
+    """Return the error for a package that an export needs and that cannot be imported."""
     reason = "" if isinstance(error, ModuleNotFoundError) else f" ({str(error).splitlines()[0]})"
     return SpecError(
         f"format={form!r} needs {package}, which cannot be imported{reason}; pip install {package}"

@@ -1,8 +1,7 @@
 """A run's spans as a Chrome trace: one process for each rank, one thread for each lane of its timeline.
 
-The format is Google's Trace Event Format (JSON object form); https://ui.perfetto.dev and chrome://tracing open it.
-Slices of one thread must nest, so spans of a lane that overlap, such as collectives in flight at the same time, get
-threads of their own.
+The file format is Google's Trace Event Format (JSON object form); https://ui.perfetto.dev and chrome://tracing open it.
+Slices of one thread must nest, so spans of a lane that overlap, such as concurrent collectives, get separate threads.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _STEPS = "steps"
 
 
 def write_chrome_trace(run: Run, path: str | Path) -> str:
-    """Write the spans of a run to a file, compressed if its name ends in ``.gz``; returns its path.
+    """Write the spans of a run to a file, compressed if its name ends in ``.gz``, and return its path.
 
     Raises:
         SpecError: The run has recorded no spans.
@@ -54,7 +53,7 @@ def write_chrome_trace(run: Run, path: str | Path) -> str:
 def trace_events(spans: pd.DataFrame) -> list[dict[str, Any]]:
     """Return the trace events of a timeline, given as by `Run.timeline`.
 
-    Times are in microseconds from the first span. A span of several bytes has them among its arguments.
+    Times are in microseconds from the first span. A span that moves bytes has their number among its arguments.
     """
     events: list[dict[str, Any]] = []
     for rank, own in spans.groupby("rank"):
@@ -90,7 +89,7 @@ def _threads(spans: pd.DataFrame) -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
 
 def _apart(spans: pd.DataFrame) -> list[list[Any]]:
-    """Divide spans among threads such that those of a thread do not overlap, with as few threads as possible."""
+    """Divide spans among threads, as few as possible, such that the spans of each thread do not overlap."""
     threads: list[list[Any]] = []
     for row in (
         spans.sort_values(["start_s", "end_s"]).rename(columns={"name": "title"}).itertuples(index=False)

@@ -16,7 +16,7 @@ _COUNTS = ["payload_bytes", "sent_bytes", "received_bytes", "messages", "calls"]
 
 
 def write_parquet(run: Run, path: str | Path) -> str:
-    """Write the tables of a run into a folder; returns its path.
+    """Write the tables of a run into a folder, and return its path.
 
     ``steps`` is `Run.metrics`, ``spans`` is `Run.timeline`, ``traffic`` is `traffic_frame`.
 
@@ -34,9 +34,9 @@ def write_parquet(run: Run, path: str | Path) -> str:
 
 
 def traffic_frame(run: Run) -> pd.DataFrame:
-    """Return one row for each rank, event and collective that counts traffic.
+    """Return a data frame with one row for each rank, event and collective with counted traffic.
 
-    Columns: event (``step``; ``traffic`` for what a server sent for a step that had ended; ``eval``, ``test``,
+    Columns: event (``step``; ``traffic`` for what a server sent for a step that had already ended; ``eval``, ``test``,
     ``end``), rank, step (missing for ``end``), collective, and its payload_bytes, sent_bytes, received_bytes, messages
     and calls.
     """

@@ -1,4 +1,4 @@
-"""A run's figures in experiment trackers: TensorBoard, Weights & Biases, MLflow, each through its own library."""
+"""A run's metrics in experiment trackers: TensorBoard, Weights & Biases, MLflow, each through its own library."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from shardscope.runtime.run import Run
 
 PROJECT = "shardscope"
-"""Name of the project or experiment that runs are exported to."""
+"""Name of the project or experiment to which runs are exported."""
 _MOST_METRICS, _MOST_PARAMS = 1000, 100
-"""Largest batches that MLflow's servers take."""
+"""Largest batches that MLflow's servers accept."""
 
 
 class Figures(NamedTuple):
-    """Figures of one step, by name, and the time at which its last rank had finished it, in unix seconds."""
+    """Metrics of one step, by name, and the time at which its last rank finished it, in Unix seconds."""
 
     step: int
     t: float
@@ -29,10 +29,10 @@ class Figures(NamedTuple):
 
 
 def figures_of(run: Run) -> list[Figures]:
-    """Return the figures of each step: the columns of `Run.metrics`, and those of its evaluations.
+    """Return the metrics of each step: the columns of `Run.metrics`, and the results of its evaluations.
 
-    Figures that a step does not have are left out, as are those of evaluations that earlier versions made on the test
-    split during training.
+    Metrics that a step does not have are left out. So are evaluations on the test split during training, which earlier
+    versions made.
     """
     found: dict[int, Figures] = {}
     for row in run.metrics().to_dict("records"):
@@ -52,7 +52,7 @@ def _finite(values: Mapping[Any, Any]) -> dict[str, float]:
 
 
 def settings_of(run: Run) -> dict[str, str | int | float | bool]:
-    """Return the settings of a run's job as one mapping, such as ``optimizer.lr``; without those that are None."""
+    """Return the settings of a run's job as one mapping, keyed as ``optimizer.lr``, without those that are None."""
     return dict(_flat(json.loads(run.job.to_json())))
 
 
@@ -67,7 +67,7 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str | int | float |
 
 
 def write_tensorboard(run: Run, path: str | Path) -> str:
-    """Write a run into a folder of TensorBoard's event files; returns its path.
+    """Write a run into a folder of TensorBoard's event files, and return its path.
 
     Raises:
         SpecError: Neither tensorboard nor tensorboardX is installed.
@@ -83,7 +83,7 @@ def write_tensorboard(run: Run, path: str | Path) -> str:
 
 
 def write_wandb(run: Run, path: str | Path) -> str:
-    """Write a run into a folder of Weights & Biases, offline unless WANDB_MODE says otherwise; returns its path.
+    """Write a run into a folder of Weights & Biases, and return its path. Offline unless WANDB_MODE says otherwise.
 
     Raises:
         SpecError: wandb is not installed.
@@ -100,7 +100,11 @@ def write_wandb(run: Run, path: str | Path) -> str:
 
 
 def write_mlflow(run: Run, path: str | Path) -> str:
-    """Write a run to MLflow: to a tracking server if `path` is a URI, else to a database in a folder; returns the URI.
+    """Write a run to MLflow, and return the tracking URI.
+
+    Args:
+        run: The run.
+        path: URI of a tracking server, or a folder, in which a database is created.
 
     Raises:
         SpecError: mlflow is not installed.

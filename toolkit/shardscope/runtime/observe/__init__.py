@@ -1,10 +1,10 @@
-"""Observation of a training loop that belongs to the user: `observe` records it as a run.
+"""Observation of the user's own training loop: `observe` records it as a run.
 
     with ss.observe(model, optimizer) as run:
         ...  # plain torch, DDP, FSDP2, Lightning's `trainer.fit` or Hugging Face's `trainer.train`, under torchrun too
 
 `_loop` hooks into the model's forward and backward passes and the optimizer's updates, `_collectives` into torch's
-collectives; `_recorder` makes events of what they report, `_session` keeps the run directory.
+collectives; `_recorder` turns their reports into events, and `_session` manages the run directory.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ def observe(
     """Record the training inside a ``with`` block as a run; nothing else in the script changes.
 
     Each rank calls it once. The run has steps, spans, bytes by collective and memory by kind like any other run, so
-    `ss.runs()`, `run.metrics()`, the labs and reports show it, and ``ss.predict(run.job)`` gives the bytes and model
-    states that formulas expect. It cannot be launched, stopped or resumed from here: the script is not part of it.
+    `ss.runs()`, `run.metrics()`, the labs and reports show it, and ``ss.predict(run.job)`` predicts its bytes and model
+    states. It cannot be launched, stopped or resumed from Shardscope: the script is not part of the run.
 
-    The script computes exactly what it computes without: losses and weights are equal to the bit. A step ends when
-    `optimizer` has stepped. Its loss is the sum of the numbers from which `backward` was called. Steps that a
-    `GradScaler` skips count with the next one, and losses contain its scale.
+    The results of the script do not change: losses and weights are bit-identical. A step ends when `optimizer` has
+    stepped. Its loss is the sum of the scalars on which `backward` was called. A step that a `GradScaler` skips is
+    counted as part of the next one, and losses include the scale of the `GradScaler`.
 
     Args:
         model: The model whose forward passes are recorded, wrapped or not. For Lightning, the `LightningModule`.
         optimizer: The optimizer whose steps are the steps of the run. None takes the first that updates parameters of
-            `model`, for trainers that make their own.
+            `model`, for trainers that create their own.
         name: Name of the run directory; by default made from the wrapper and the model's class.
-        root: Folder for the run directory; None means ``$SHARDSCOPE_RUNS`` or ``./runs``.
+        root: Folder for the run directory; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
         record: Which steps are recorded with spans (`spans_first`, `spans_every`) and with memory by kind
-            (`memory_first`, `memory_every`). Models that `torch.compile` traces are recorded without the latter.
+            (`memory_first`, `memory_every`). Models that `torch.compile` traces are recorded without memory by kind.
 
     Returns:
-        A context manager that gives the run. If `torch.distributed` is initialised only inside the block, ranks other
+        A context manager that yields the run. If `torch.distributed` is initialised only inside the block, ranks other
         than 0 know the run's directory from the first step on.
 
     Raises:
-        SpecError: The model or optimizer is not one of torch's, or a training loop is already observed.
+        SpecError: The model or optimizer is not one of torch's, or a training loop is already being observed.
         LaunchError: The run directory cannot be written.
 
     Example:

@@ -1,10 +1,10 @@
 """Metering of every collective that torch starts, in Python or in C++, without changing any of them.
 
 `DistributedDataParallel`, FSDP2, functional collectives and ``dist.all_reduce`` all end in an operator of the library
-``c10d``, which torch's dispatcher passes on to the backend of the process group. A kernel for the dispatch key
-``BackendSelect``, which every call visits last before the backend's own kernel, books the call and passes it on with
-the same arguments. So groups that were made earlier are metered too, and when the kernels are removed, torch is as
-before.
+``c10d``, which torch's dispatcher passes on to the backend of the process group. Every call passes through the dispatch
+key ``BackendSelect`` last before the backend's own kernel. A kernel for this key counts the call and passes it on with
+the same arguments. So groups that were created earlier are metered too, and torch is unchanged once the kernels are
+removed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shardscope.training.meter import Meter, Traffic
 
 Finished = Callable[[], None]
 Started = Callable[[str, int], Finished]
-"""Called when a collective starts, with its name and payload in bytes; returns what to call when it has finished."""
+"""Called when a collective starts, with its name and payload in bytes; returns a function to call when it has ended."""
 
 _PAYLOAD_OF = {
     "allreduce_": ("all_reduce", 0),
@@ -43,16 +43,16 @@ _PAYLOAD_OF = {
     "recv_": ("recv", 0),
     "recv_any_source_": ("recv", 0),
 }
-"""The name under which each operator is booked, and the index of its payload argument, as in `MeteredProcessGroup`."""
+"""The name under which each operator is counted, and the index of its payload argument, as in `MeteredProcessGroup`."""
 
 
 class CollectiveMeter:
-    """Books every collective of this process to `meter` from `install` to `remove`.
+    """Counts every collective of this process in `meter`, from `install` to `remove`.
 
     Args:
         meter: Counts bytes and messages.
-        started: Told of each collective that starts, to record its span.
-        guard: Runs a function of the observer so that its errors never reach the training loop.
+        started: Called for each collective that starts, to record its span.
+        guard: Runs a function of the observer such that its errors never reach the training loop.
     """
 
     def __init__(self, meter: Meter, started: Started, guard: Callable[[Callable[[], None]], None]) -> None:
@@ -62,14 +62,14 @@ class CollectiveMeter:
         self._backends: dict[tuple[str, str], str] = {}
 
     def install(self) -> None:
-        """Put the kernels in front of the backend's."""
+        """Register kernels that run before the backend's own."""
         if not hasattr(torch.ops.c10d, "allreduce_"):  # torch was built without torch.distributed
             return
         self._library = torch.library.Library("c10d", "IMPL")
         after = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)  # noqa: SLF001
         for name, (called, payload_of) in _PAYLOAD_OF.items():
             operator = getattr(torch.ops.c10d, name, None)
-            if operator is not None:  # torch's releases differ
+            if operator is not None:  # not every release of torch has every operator
                 kernel = self._kernel(operator.default, called, payload_of, after)
                 self._library.impl(name, kernel, "BackendSelect", with_keyset=True)
         self._waits.install()
@@ -82,7 +82,7 @@ class CollectiveMeter:
             self._library = None
 
     def end_step(self) -> None:
-        """Forget collectives of the step before that nobody has waited for in Python."""
+        """Drop collectives from the previous step for which nothing has waited in Python."""
         self._waits.end_step()
 
     def _kernel(self, operator: Any, name: str, payload_of: int | None, after: Any) -> Callable[..., Any]:
@@ -122,23 +122,23 @@ class CollectiveMeter:
         return self._backends[key]
 
     def _follow(self, result: Any, finished: Finished) -> None:
-        """Have `finished` called when the collective is over."""
+        """Arrange for `finished` to be called when the collective has ended."""
         boxed = result[-1] if isinstance(result, tuple) else result
-        if boxed is None:  # one of several that are started together
+        if boxed is None:  # one of several collectives that are started together
             return
         work = dist.Work.unbox(boxed)
         try:
             future = work.get_future()
-        except RuntimeError:  # gloo's messages and reduce-scatters have none: watch `wait`
+        except RuntimeError:  # gloo's messages and reduce-scatters have no future: watch `wait`
             self._waits.watch(work, finished)
         else:
             future.add_done_callback(lambda _: self._guard(finished))
 
 
 class _Waits:
-    """Notices when Python code has waited for a work.
+    """Detects when Python code has waited for a `dist.Work`.
 
-    Waiting for it on a thread of our own is not an option: gloo's reduce-scatter copies its result in `wait`.
+    A separate thread that waits is not an option: gloo's reduce-scatter copies its result in `wait`.
     """
 
     def __init__(self, guard: Callable[[Callable[[], None]], None]) -> None:
@@ -148,17 +148,17 @@ class _Waits:
         self._wait: Any = None
 
     def watch(self, work: dist.Work, finished: Finished) -> None:
-        """Call `finished` after `work.wait()`; works are kept so that Python sees the same object again."""
+        """Call `finished` after `work.wait()`. Works are kept, so that Python code gets the same object again."""
         self._works[work] = finished
 
     def end_step(self) -> None:
-        """Drop works that nobody has waited for since the step before."""
+        """Drop works for which nothing has waited since the previous step."""
         for work in self._older:
             self._works.pop(work, None)
         self._older = set(self._works)
 
     def install(self) -> None:
-        """Put a function in place of `Work.wait` that calls it."""
+        """Replace `Work.wait` with a function that calls it and then reports."""
         original = self._wait = dist.Work.wait
 
         def wait(work: dist.Work, *arguments: Any, **options: Any) -> Any:
@@ -171,7 +171,7 @@ class _Waits:
         dist.Work.wait = wait  # type: ignore[method-assign, assignment]
 
     def remove(self) -> None:
-        """Put the original `Work.wait` back."""
+        """Restore the original `Work.wait`."""
         if self._wait is not None:
             dist.Work.wait = self._wait  # type: ignore[method-assign]
         self._works.clear()
@@ -179,7 +179,7 @@ class _Waits:
 
 
 def _device_of(tensors: Any) -> torch.device:
-    """The device of the first tensor in nested sequences."""
+    """Return the device of the first tensor in nested sequences."""
     while not isinstance(tensors, torch.Tensor):
         tensors = tensors[0]
     return tensors.device

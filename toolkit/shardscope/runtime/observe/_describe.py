@@ -1,4 +1,4 @@
-"""What is known of a training loop once its first step is over, in the terms of a job."""
+"""Description of an observed training loop as a job, from what is known after its first step."""
 
 from __future__ import annotations
 
@@ -19,19 +19,24 @@ from shardscope.spec.user_code import UserCode
 from shardscope.training._compat import FsdpUnit, fsdp_units
 
 DATA = "data of a training script"
-"""What stands for the data of an observed run, which nothing is known of."""
+"""Name for the data of an observed run; nothing is known about them."""
 
 
 @dataclass
 class Seen:
-    """What has been seen of a training loop so far.
+    """What has been observed of a training loop so far.
 
     Attributes:
-        ddp: The `DistributedDataParallel` around the model, if there is one.
-        samples: Samples of this rank in its first step; 0 before it is over.
-        passes: Forward passes of this rank in its first step.
-        exchanges: Those after whose backward pass gradients are exchanged.
-        steps: Steps that have ended.
+        model: The model, as passed by the user.
+        optimizer: The observed optimizer; None if it is not known yet.
+        name: Name of the run.
+        record: What the run records.
+        world_size: Number of ranks.
+        ddp: The `DistributedDataParallel` around the model; None if there is none.
+        samples: Number of samples of this rank in its first step; 0 until the step has ended.
+        passes: Number of forward passes of this rank in its first step.
+        exchanges: Number of backward passes in the first step after which gradients are exchanged.
+        steps: Number of steps that have ended.
     """
 
     model: nn.Module
@@ -46,19 +51,19 @@ class Seen:
     steps: int = 0
 
     def see_forward(self) -> None:
-        """Take note of the wrapper that has called the model."""
+        """Record which wrapper has called the model."""
         active = DistributedDataParallel._get_active_ddp_module()  # noqa: SLF001 - None outside its forward pass
         self.ddp = self.model if isinstance(self.model, DistributedDataParallel) else active or self.ddp
 
     def see_backward(self) -> None:
-        """Take note of whether gradients are exchanged after this backward pass."""
+        """Record whether gradients are exchanged after this backward pass."""
         units = fsdp_units(self.model)
         exchanges = units[0].exchanges if units else True
         self.exchanges += bool(exchanges if self.ddp is None else self.ddp.require_backward_grad_sync)
 
     @property
     def wrapper(self) -> Wrapper:
-        """How torch shares the work between the ranks."""
+        """How torch divides the work among the ranks."""
         if self.ddp is not None or isinstance(self.model, DistributedDataParallel):
             return "DDP"
         if fsdp_units(self.model):
@@ -72,7 +77,7 @@ class Seen:
         return "observed" if self.wrapper == "none" else f"observed ({self.wrapper})"
 
     def job(self) -> ObservedJob:
-        """Return all of it as a job."""
+        """Return the observations as a job."""
         batch = {"global_batch": self.samples * self.world_size} if self.samples else None
         first = {"forwards": self.passes, "exchanges": self.exchanges} if self.passes else {}
         return ObservedJob(
@@ -84,7 +89,7 @@ class Seen:
         )  # fmt: skip
 
     def _tensors(self) -> dict[str, Any]:
-        """Fields about the model's tensors and the group that exchanges them."""
+        """Return the fields about the model's tensors and the group that exchanges them."""
         units = fsdp_units(self.model)
         parameters = list(self.model.parameters())
         rows = _sharded_rows(parameters, units) if units else [_row(0, each) for each in parameters]
@@ -103,7 +108,7 @@ class Seen:
 
 
 def _class_of(model: nn.Module) -> str:
-    """Name of the user's own class, without the classes that torch wraps around it or derives from it."""
+    """Return the name of the user's own class, without the classes that torch wraps around it or derives from it."""
     inner = getattr(model, "_orig_mod", getattr(model, "module", model))
     if inner is not model and isinstance(inner, nn.Module):
         return _class_of(inner)
@@ -112,7 +117,7 @@ def _class_of(model: nn.Module) -> str:
 
 
 def _optimizer(optimizer: torch.optim.Optimizer | None) -> Optimizer:
-    """The same optimizer as one of a job, if it is one of torch's that jobs have; else a stand-in with its name."""
+    """Return the optimizer as a job's optimizer if jobs support it; else a placeholder with its name."""
     if optimizer is None:
         return _stand_in("unknown", "torch.optim.Optimizer", {})
     group, kind = optimizer.param_groups[0], type(optimizer)
@@ -122,7 +127,7 @@ def _optimizer(optimizer: torch.optim.Optimizer | None) -> Optimizer:
             return Optimizer("adamw", **lr, **_those(group, "betas", "eps", "weight_decay"))
         if kind is torch.optim.SGD and not group.get("nesterov"):
             return Optimizer("sgd", **lr, **_those(group, "momentum", "weight_decay"))
-    except SpecError:  # a setting that jobs refuse, such as a learning rate of 0
+    except SpecError:  # a setting that jobs reject, such as a learning rate of 0
         pass
     return _stand_in(kind.__name__, f"{kind.__module__}.{kind.__qualname__}", lr)
 
@@ -141,7 +146,7 @@ def _row(unit: int, parameter: Tensor) -> ParameterRow:
 
 
 def _sharded_rows(parameters: Iterable[Tensor], units: list[FsdpUnit]) -> list[ParameterRow]:
-    """The parameters with the index of their unit; those that FSDP2 does not shard have one after the last."""
+    """Return the parameters with the index of their unit; those that FSDP2 does not shard get the next index."""
     places = {id(each): place for place, unit in enumerate(units) for each in unit.parameters}
     return [_row(places.get(id(each), len(units)), each) for each in parameters]
 

@@ -1,8 +1,8 @@
-"""Hooks on a training loop that belongs to the user: forward and backward passes, and the optimizer's updates.
+"""Hooks on the user's own training loop: forward and backward passes, and the optimizer's updates.
 
-The model's own hooks report its forward passes, torch's global optimizer hooks the updates of whatever optimizer steps,
-and a function in place of ``torch.autograd.backward``, which calls it, the backward passes. None of them changes a
-tensor or a result. `Loop.remove` takes all of them away.
+The model's own hooks report its forward passes. Torch's global optimizer hooks report the updates of whichever
+optimizer steps. A function that replaces ``torch.autograd.backward``, and calls it, reports the backward passes. None
+of them changes a tensor or a result. `Loop.remove` removes all of them.
 """
 
 from __future__ import annotations
@@ -22,34 +22,35 @@ Guard = Callable[[Callable[[], None]], None]
 
 
 class Listener(Protocol):
-    """Receives what the loop does, in the thread that does it."""
+    """Receives the events of the loop, in the thread in which they occur."""
 
     def forward_begins(self, inputs: list[Tensor], *, is_whole: bool) -> None:
-        """Report the start of a forward pass of the model, or, unless `is_whole`, of a part that is called alone."""
+        """Handle the start of a forward pass of the model or, unless `is_whole`, of a part called separately."""
 
     def forward_ends(self) -> None:
-        """Report its end."""
+        """Handle the end of a forward pass."""
 
     def backward_begins(self, roots: Any) -> None:
-        """Report the start of a backward pass from these tensors."""
+        """Handle the start of a backward pass from these tensors."""
 
     def backward_ends(self) -> None:
-        """Report its end, after gradients have been exchanged."""
+        """Handle the end of a backward pass, after gradients have been exchanged."""
 
     def update_begins(self, optimizer: Optimizer) -> None:
-        """Report that an optimizer starts to step; with a closure, that includes its passes."""
+        """Handle the start of an optimizer step; with a closure, the step includes the closure's passes."""
 
     def update_ends(self, optimizer: Optimizer) -> None:
-        """Report that the optimizer has stepped."""
+        """Handle the end of an optimizer step."""
 
 
 class Loop:
     """Reports the passes and updates of a training loop to `listener`, from `install` to `remove`.
 
     Args:
-        model: The model. Where it is not called itself, as a `LightningModule` may be, the parts that it calls are.
-        listener: Receives what the loop does.
-        guard: Runs a function of the observer so that its errors never reach the training loop.
+        model: The model. If it is not called itself, as may be the case for a `LightningModule`, the parts that it
+            calls are observed.
+        listener: Receives the events of the loop.
+        guard: Runs a function of the observer such that its errors never reach the training loop.
     """
 
     def __init__(self, model: nn.Module, listener: Listener, guard: Guard) -> None:
@@ -71,7 +72,7 @@ class Loop:
         self._watch_backward()
 
     def remove(self) -> None:
-        """Take all hooks away."""
+        """Remove all hooks."""
         self._undo.close()
 
     def _before_forward(self, _: nn.Module, args: Any, kwargs: Any, *, is_whole: bool) -> None:
@@ -112,7 +113,7 @@ class Loop:
 
 
 def _parts(model: nn.Module) -> Iterator[nn.Module]:
-    """The modules that a model may call one by one: its children, and those in lists and mappings among them."""
+    """Yield the modules that a model may call separately: its children, and those in lists and mappings among them."""
     for child in model.children():
         if isinstance(child, nn.ModuleList | nn.ModuleDict):
             yield from _parts(child)

@@ -1,7 +1,7 @@
-"""Moments at which a device reaches a point of the program: the clock's time on the CPU, CUDA events on a GPU.
+"""Points in time at which a device reaches a point of the program: clock times on the CPU, CUDA events on a GPU.
 
-A GPU runs behind the Python program, and waiting for it would slow the training loop down. So a moment is an event in
-the GPU's queue, which is read once the GPU has passed it.
+A GPU runs behind the Python program, and waiting for it would slow down the training loop. So a mark on a GPU is an
+event in its queue, which is read once the GPU has passed it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Mark = float | torch.cuda.Event
 
 
 class Marks:
-    """Makes and reads the moments of one device."""
+    """Creates and reads the marks of one device."""
 
     def __init__(self, device: torch.device) -> None:
         self._is_cuda = device.type == "cuda"
@@ -25,15 +25,15 @@ class Marks:
             self._zero_s = clock.now()
 
     def now(self) -> Mark:
-        """Return the moment at which the device has done all that it was given so far."""
+        """Return a mark for the time at which the device has completed all work submitted so far."""
         return self._event() if self._is_cuda else clock.now()
 
     def is_past(self, mark: Mark) -> bool:
-        """Whether the device has reached this moment."""
+        """Return whether the device has reached this mark."""
         return isinstance(mark, float) or bool(mark.query())
 
     def seconds(self, mark: Mark) -> float:
-        """Return a moment that is past in Unix seconds."""
+        """Return the time of a mark that the device has reached, in Unix seconds."""
         if isinstance(mark, float):
             return mark
         return self._zero_s + float(self._zero.elapsed_time(mark)) / 1e3
@@ -45,14 +45,14 @@ class Marks:
 
 
 class Value:
-    """A number that the device computes: read at once on the CPU, copied in the background on a GPU."""
+    """A number that the device computes: read immediately on the CPU, copied in the background on a GPU."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         tensor = tensor.detach()
         self._copy: torch.Tensor | float = float(tensor) if tensor.device.type == "cpu" else _copied(tensor)
 
     def read(self) -> float:
-        """Return the number, once the device has passed a later `Marks.now`."""
+        """Return the number. Call it only after the device has passed a later `Marks.now`."""
         return float(self._copy)
 
 

@@ -1,4 +1,4 @@
-"""This process among the ranks of a training script, and the run directory that they share."""
+"""The position of this process among the ranks of a training script, and the run directory that they share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ class Place:
     """Rank of this process, as far as it is known.
 
     Attributes:
-        is_joined: Whether `torch.distributed` is initialised; until then the environment says which rank this is.
+        rank: This rank.
+        world_size: Number of ranks.
+        is_joined: Whether `torch.distributed` is initialised; until then, the other fields come from the environment.
     """
 
     rank: int
@@ -32,7 +34,7 @@ class Place:
 
     @classmethod
     def now(cls) -> Self:
-        """Return the place of this process now."""
+        """Return the current place of this process."""
         if dist.is_available() and dist.is_initialized():
             return cls(dist.get_rank(), dist.get_world_size(), is_joined=True)
         environment = os.environ
@@ -41,12 +43,12 @@ class Place:
 
     @property
     def is_settled(self) -> bool:
-        """Whether this is where the process will train: with the others, or alone."""
+        """Whether this place is final: the process has joined the others, or is alone."""
         return self.is_joined or (self.world_size == 1 and self.rank == 0)
 
     @property
     def num_local(self) -> int:
-        """Number of ranks that write to the same run directory for sure: those of this machine."""
+        """Number of ranks that certainly write to the same run directory: those on this machine."""
         return min(self.world_size, int(os.environ.get("LOCAL_WORLD_SIZE", self.world_size)))
 
 
@@ -56,12 +58,12 @@ def share(directory: RunDir | None, rank: int, problem: str = "") -> RunDir:
     Args:
         directory: The directory that rank 0 has created; None on other ranks.
         rank: This rank.
-        problem: Why rank 0 could not create one.
+        problem: Why rank 0 could not create one; empty if it could.
 
     Raises:
         LaunchError: Rank 0 could not create a directory.
     """
-    global _num_shared  # noqa: PLW0603 - every rank counts its observed runs, so that each has a key
+    global _num_shared  # noqa: PLW0603 - every rank counts its observed runs, so that each run has its own key
     _num_shared += 1
     store, key = _get_default_store(), f"shardscope/observe/{_num_shared}"
     if rank == 0:
@@ -72,5 +74,5 @@ def share(directory: RunDir | None, rank: int, problem: str = "") -> RunDir:
         raise LaunchError(told["problem"])
     clock.align(store, rank)
     agreed = Path(told["path"])
-    agreed.mkdir(mode=0o700, parents=True, exist_ok=True)  # on other machines without a shared folder
+    agreed.mkdir(mode=0o700, parents=True, exist_ok=True)  # needed on other machines without a shared folder
     return RunDir(agreed)

@@ -1,8 +1,8 @@
-"""The record of one rank: what the training loop does, as the events of a run.
+"""The recorder of one rank: it turns what the training loop does into the events of a run.
 
-A step ends when the observed optimizer has stepped. Its event holds the time since the step before, without
-evaluations, the traffic and the spans. On a GPU it is written once the GPU has passed the end of the step, so that
-nobody waits for it.
+A step ends when the observed optimizer has stepped. Its event contains the time since the previous step (without
+evaluations), the traffic and the spans. On a GPU it is written once the GPU has passed the end of the step, so that
+the training loop need not wait.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from shardscope.training.memory import Held, MemoryWatch, held_by_default
 from shardscope.training.meter import Meter, Rows, Span
 
 Timed = tuple[str, str, Mark, Mark, int]
-"""A span whose ends may still be ahead of the device: lane, name, start, end, bytes."""
+"""A span that the device may not have finished yet: lane, name, start, end, bytes."""
 
 
 _LATE_STEPS = 2
-"""Steps that are held back at most for collectives that have not been seen to end; of some, nobody ever sees it."""
+"""Maximum number of steps held back because a collective has not been seen to end; some ends are never seen."""
 
 
 @dataclass
 class _ObservedStep:
-    """One step while it runs, and until the device has finished it."""
+    """One step, from its start until the device has finished it."""
 
     number: int
     begin: Mark
@@ -44,7 +44,7 @@ class _ObservedStep:
     passes: int = 0
     is_counted: bool = False
     num_in_flight: int = 0
-    """Collectives that have started in this step and not been seen to end."""
+    """Number of collectives that have started in this step and have not been seen to end."""
     spans: list[Timed] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     traffic: Rows = field(default_factory=dict)
@@ -57,10 +57,10 @@ class StepRecorder:
 
     Args:
         model: The model.
-        meter: Books the collectives.
+        meter: Counts the collectives.
         events: The rank's event log.
-        marks: The moments of the model's device.
-        memory: The memory of this rank.
+        marks: Marks of the model's device.
+        memory: Measures the memory of this rank.
         record: Which steps are recorded with spans and with memory by kind.
         optimizer: The optimizer whose steps delimit the steps of the run; None if it is not known yet.
     """
@@ -90,7 +90,9 @@ class StepRecorder:
             self._evaluating.__enter__()
             return
         step = self._step
-        if is_whole or not step.is_counted:  # parts of a model may each be called with the whole batch
+        if (
+            is_whole or not step.is_counted
+        ):  # several parts of a model may each be called with the whole batch
             step.passes += 1
             step.samples += next((len(tensor) for tensor in inputs if tensor.dim()), 0)
             step.tokens = _added(step.tokens, inputs)
@@ -116,7 +118,7 @@ class StepRecorder:
 
     def backward_ends(self) -> None:
         self._add("compute", "backward", self._backward)
-        self._update = self._marks.now()  # an optimizer that is given a closure updates from here on
+        self._update = self._marks.now()  # an optimizer with a closure updates from this point on
         self._sample()
 
     def update_begins(self, optimizer: Optimizer) -> None:
@@ -130,7 +132,7 @@ class StepRecorder:
         self._end_step()
 
     def collective_begins(self, name: str, payload: int) -> Any:
-        """Record the span of a collective; returns what to call when it is over."""
+        """Start the span of a collective, and return the function to call when the collective has ended."""
         step, start = self._step, self._marks.now()
         with self._lock:
             step.num_in_flight += 1
@@ -185,16 +187,16 @@ class StepRecorder:
         self.write_finished()
 
     def write_finished(self, *, wait: bool = False) -> None:
-        """Write the events of the steps that the device has finished; with `wait`, of all steps."""
+        """Write the events of the steps that the device has finished; with `wait`, those of all steps."""
         if wait and torch.cuda.is_initialized():
             torch.cuda.synchronize()
         while self._pending and self._marks.is_past(self._pending[0].end):
             if self._pending[0].num_in_flight and len(self._pending) <= _LATE_STEPS and not wait:
-                return  # the backend's thread has yet to report a collective
+                return  # the backend's thread has not yet reported the end of a collective
             self._write(self._pending.popleft())
 
     def close(self) -> Rows:
-        """Write what is left; returns the traffic of evaluations and of the start."""
+        """Write all remaining events, and return the traffic of evaluations and of the start."""
         self._measuring.close()
         self.write_finished(wait=True)
         with self._meter.observing():
@@ -202,7 +204,7 @@ class StepRecorder:
 
     @property
     def last(self) -> tuple[int, int]:
-        """Samples and forward passes of this rank in the last step that has ended; zeros before."""
+        """Samples and forward passes of this rank in the last finished step; zeros until a step has ended."""
         return self._last
 
     def _write(self, step: _ObservedStep) -> None:
@@ -226,17 +228,17 @@ class StepRecorder:
 
 
 def held_by(model: nn.Module, optimizer: Optimizer | None) -> Held:
-    """The tensors of a model and of its optimizer, if that is known, by kind."""
+    """Return the tensors of a model and of its optimizer, if that is known, by kind."""
     return held_by_default(model, optimizer or torch.optim.SGD([torch.empty(0)]))
 
 
 def _loss(losses: list[Value]) -> float | None:
-    """What the step descended on: the sum over its backward passes; None if they started from no single number."""
+    """Return the sum of the losses over the step's backward passes; None if none of them started from a scalar."""
     return sum(value.read() for value in losses) if losses else None
 
 
 def _added(tokens: int | None, inputs: list[Tensor]) -> int | None:
-    """Tokens so far and those of these inputs, if the first is a batch of sequences of integers."""
+    """Add the tokens of these inputs to `tokens`, if the first input is a batch of integer sequences."""
     first = next((tensor for tensor in inputs if tensor.dim()), None)
     if first is None or first.is_floating_point() or first.dim() != 2:
         return tokens
@@ -244,7 +246,7 @@ def _added(tokens: int | None, inputs: list[Tensor]) -> int | None:
 
 
 def _is_compiled(model: nn.Module) -> bool:
-    """Whether torch.compile traces the model, which would see the hooks that count activations."""
+    """Return whether torch.compile traces the model; the trace would include the hooks that count activations."""
     return any(
         hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
         for module in model.modules()

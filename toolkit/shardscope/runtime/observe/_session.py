@@ -39,17 +39,17 @@ from shardscope.training.memory import MemoryWatch, Storages
 from shardscope.training.meter import Meter
 
 _OTHERS_S = 10.0
-"""Seconds that rank 0 waits for the last events of other ranks before it writes the summary."""
+"""Time that rank 0 waits for the last events of other ranks before it writes the summary, in seconds."""
 _COURTESY_S = 0.5
-"""Seconds that rank 0 waits for a rank whose failure it only noticed to write why."""
+"""Time that rank 0 waits for a rank that failed first to write its error, in seconds."""
 _POLL_S = 0.02
 _active: list[ObserveSession] = []
 
 
 class ObserveSession(AbstractContextManager[Run]):
-    """Observes one training loop. It is the `Listener` of the hooks, and passes on to a `StepRecorder`.
+    """Observes one training loop. It is the `Listener` of the hooks, and passes their reports to a `StepRecorder`.
 
-    The arguments are those of `shardscope.runtime.observe.observe`. An error of the observer itself ends the recording,
+    The arguments are those of `shardscope.runtime.observe.observe`. An error in the observer itself ends the recording,
     not the training.
     """
 
@@ -71,7 +71,7 @@ class ObserveSession(AbstractContextManager[Run]):
 
     def __enter__(self) -> Run:
         if _active:
-            raise SpecError("a training loop is already observed in this process; end that block first")
+            raise SpecError("a training loop is already being observed in this process; end that block first")
         self._dir: RunDir | None = None
         if self._place.is_settled:
             self._begin()
@@ -89,7 +89,7 @@ class ObserveSession(AbstractContextManager[Run]):
         _active.remove(self)
         self._loop.remove()
         self._collectives.remove()
-        if self._recorder is None and self._place.rank == 0:  # nothing was trained
+        if self._recorder is None and self._place.rank == 0:  # no step was trained
             self._safely(self._begin)
         try:
             self._end(error)
@@ -161,7 +161,7 @@ class ObserveSession(AbstractContextManager[Run]):
         return directory
 
     def _begin(self) -> None:
-        """Start to record, once it is known which rank this is."""
+        """Start recording, once the rank of this process is known."""
         place = Place.now()
         self._place = place if place.is_joined else Place(0, 1, is_joined=False)
         self._seen.world_size = self._place.world_size
@@ -181,7 +181,7 @@ class ObserveSession(AbstractContextManager[Run]):
         )  # fmt: skip
 
     def _settled(self) -> RunDir:
-        """The run directory, created by rank 0."""
+        """Return the run directory, which rank 0 creates."""
         rank, problem = self._place.rank, ""
         if rank == 0 and self._dir is None:
             try:
@@ -196,7 +196,7 @@ class ObserveSession(AbstractContextManager[Run]):
         return self._dir
 
     def _announce(self) -> None:
-        """Write the ``start`` event, which says how the ranks share the work."""
+        """Write the ``start`` event, which states how the ranks share the work."""
         self._is_announced = True
         assert self._events is not None
         job, model = self._seen.job(), self._seen.model
@@ -210,11 +210,11 @@ class ObserveSession(AbstractContextManager[Run]):
         )  # fmt: skip
 
     def _describe(self) -> None:
-        """Write what is known by now to `job.json`."""
+        """Write all that is known so far to `job.json`."""
         if self._place.rank == 0:
             assert self._dir is not None
             self._dir.write_whole(self._dir.path / "job.json", self._seen.job().to_json().encode())
-            self.run._job = None  # noqa: SLF001 - it is read again
+            self.run._job = None  # noqa: SLF001 - so that it is read again
 
     # The end.
 
@@ -257,7 +257,7 @@ class ObserveSession(AbstractContextManager[Run]):
         }  # fmt: skip
 
     def _first_error(self, error: BaseException) -> dict[str, Any]:
-        """The error that made the run fail: another rank's, if this one only noticed that the rank was gone."""
+        """Return the error that made the run fail: another rank's, if this rank only failed because of that rank."""
         if is_secondary_failure(self._described(error)):
             time.sleep(_COURTESY_S)
         found = self.run._first_error()  # noqa: SLF001 - of our own run
@@ -265,7 +265,7 @@ class ObserveSession(AbstractContextManager[Run]):
         return {"strategy": self._seen.label, **found}
 
     def _wait_for_others(self) -> None:
-        """Wait until the other ranks of this machine have written their last events."""
+        """Wait until the other ranks on this machine have written their last events."""
         assert self._dir is not None
         tail, ended = Tail(self._dir.path), 0
         deadline = time.monotonic() + _OTHERS_S
@@ -279,17 +279,19 @@ class ObserveSession(AbstractContextManager[Run]):
     # Errors of the observer itself.
 
     def _safely(self, call: Callable[[], None]) -> None:
-        """Run a part of the observer; its first error ends the recording, and the training goes on."""
+        """Run a part of the observer; its first error ends the recording, and the training continues."""
         if self._problem is None:
             try:
                 call()
-            except Exception as error:  # noqa: BLE001 - whatever it is, the user's job matters more
+            except Exception as error:  # noqa: BLE001 - no error of the observer may end the user's job
                 self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
         self._problem = f"ss.observe stopped recording ({type(error).__name__}: {error})"
         with suppress(Exception):
-            logging.getLogger("shardscope").warning("%s; the training goes on", self._problem, exc_info=error)
+            logging.getLogger("shardscope").warning(
+                "%s; the training continues", self._problem, exc_info=error
+            )
 
 
 def _check(model: Any, optimizer: Any) -> None:
@@ -297,18 +299,18 @@ def _check(model: Any, optimizer: Any) -> None:
         raise SpecError(f"model={quoted(model)} is not an nn.Module; write ss.observe(model, optimizer)")
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         raise SpecError(
-            f"optimizer={quoted(optimizer)} is not a torch.optim.Optimizer; leave it out if a trainer makes its own"
+            f"optimizer={quoted(optimizer)} is not a torch.optim.Optimizer; leave it out if a trainer creates its own"
         )
 
 
 def _unwrapped(optimizer: Optimizer | None) -> Optimizer | None:
-    """The optimizer that steps in the end, inside the wrappers of Accelerate and Lightning."""
+    """Return the optimizer inside the wrappers of Accelerate and Lightning."""
     inner = getattr(optimizer, "optimizer", None)
     return _unwrapped(inner) if isinstance(inner, Optimizer) else optimizer
 
 
 def _updates(optimizer: Optimizer, model: nn.Module) -> bool:
-    """Whether an optimizer updates a parameter of the model."""
+    """Return whether an optimizer updates a parameter of the model."""
     own = {id(parameter) for parameter in model.parameters()}
     return any(id(parameter) in own for group in optimizer.param_groups for parameter in group["params"])
 

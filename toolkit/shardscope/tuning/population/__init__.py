@@ -1,21 +1,21 @@
-"""Population based training (Jaderberg et al. 2017, arXiv 1711.09846) over real runs.
+"""Population based training (Jaderberg et al. 2017, arXiv 1711.09846) with real runs.
 
-Members train side by side, each as ordinary runs that resume from checkpoints. After every interval the worst members
-copy the weights and settings of better ones (exploit) and change the settings a little (explore). The result is a
-schedule of settings over the training, not one value for all of it.
+Members train side by side; each is a series of ordinary runs that resume from checkpoints. After every interval the
+worst members copy the weights and settings of better ones (exploit) and change the settings a little (explore). The
+result is a schedule of settings over the training, not one fixed value per setting.
 
-    explore.py      the space: which settings may change, and how each kind moves
+    explore.py      the space: which settings may change, and how each type of setting is changed
     settings.py     settings by dotted path, applied to a job
-    objectives.py   the objectives that score members
+    objectives.py   the objectives by which members are scored
     exploit.py      selection of parents
     record.py       the records of a population, and its progress as read from them
-    journal.py      the file of the records, safe against a kill at any byte
-    driver.py       trains, scores and decides: `train_population`
+    journal.py      the file that stores the records; it survives a kill at any byte
+    driver.py       trains and scores the members and decides what comes next: `train_population`
     view.py         `Population`: everything that the folder holds
 
-A clone takes over its parent's checkpoint: weights, moments, position in the data, random state, and the state of the
-compressor if the method stays the same. State that does not fit an explored setting starts afresh; the run's `resume`
-event and the lineage report it.
+A clone takes over its parent's checkpoint: weights, optimizer moments, position in the data, random state, and the
+compressor's state if the method stays the same. State that does not fit an explored setting is initialised afresh; the
+run's `resume` event and the lineage record this.
 """
 
 from shardscope.tuning.population.driver import train_population

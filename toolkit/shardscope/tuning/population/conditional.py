@@ -1,7 +1,7 @@
-"""A study's `Space`, with its branches, as a space that a population can explore.
+"""A study's `Space`, with its branches, adapted so that a population can explore it.
 
-A setting of a branch exists only while the branch is chosen. A clone that changes the branch draws the new branch's
-settings; its other settings move as in `Ranges`.
+A setting that belongs to a branch exists only while that branch is chosen. A clone that changes the branch draws new
+values for the new branch's settings; its other settings change as in `Ranges`.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from shardscope.tuning.population.explore import Axis, Choice, Number, PowerOfTw
 from shardscope.tuning.population.settings import MAY_CHANGE, Settings
 
 _FIELDS = {"warmup": "lr_schedule", "lr_rule": "optimizer"}
-"""Fields of the job that settings change, where the names differ."""
+"""Field of the job that a setting changes, for settings whose name differs from the field."""
 
 
 class Conditional(Ranges):
-    """Draws and moves within a `Space`; settings are keyed by the names of its parameters.
+    """Draws and changes settings within a `Space`; settings are keyed by the names of its parameters.
 
     Args:
-        space: Space as of a study.
+        space: Search space, as for a study.
         job: Job that the settings belong to.
 
     Raises:
-        SpecError: A setting cannot change during training, or has a value that is invalid for every job.
+        SpecError: A setting cannot change during training, or has a value that no job allows.
 
     Example:
         >>> space = Space({"optimizer": ["adamw", "lars"], "optimizer[lars].momentum": (0.5, 0.95)})
@@ -56,7 +56,7 @@ class Conditional(Ranges):
         return apply(job, settings, equal="steps")
 
     def describe(self) -> dict[str, Any]:
-        """Return the space by parameter, as JSON."""
+        """Return the parameters of the space by name, as JSON."""
         described: dict[str, Any] = json.loads(self.space.to_json())["parameters"]
         return described
 
@@ -65,7 +65,7 @@ def _check_may_change(name: str) -> None:
     owner = parse_name(name).owner
     if _FIELDS.get(owner, owner) not in MAY_CHANGE:
         raise SpecError(
-            f"space[{name!r}] cannot change while a member trains, for no checkpoint would fit it; search it with "
+            f"space[{name!r}] cannot change while a member trains, as no checkpoint would fit it; search it with "
             "ss.tune, or set it in the job"
         )
 

@@ -1,4 +1,4 @@
-"""The driver of a population: it trains all members of an interval, scores them and decides on the next interval.
+"""The driver of a population: in each interval it trains all members, scores them and decides on the next interval.
 
 It keeps no state outside the journal, and every random decision depends only on the seed, the interval and the member.
 So training the same population in the same folder again resumes it, however it ended.
@@ -64,20 +64,20 @@ def train_population(
     Args:
         job: What every member trains; it supplies all settings that are not in the space.
         space: Search space as for `tune`, without settings that cannot change during training (precision, world size,
-            seed). Use dotted paths as in `Ranges` for choices among whole parts of a job or for its other fields. Any
-            other `Explorable` works, too.
+            seed). To choose among whole parts of a job, or to search its other fields, use dotted paths as in `Ranges`.
+            Any other `Explorable` also works.
         members: Number of members, at least 2.
-        intervals: Number of intervals, at least 1. Each ends in an evaluation and, except the last, in exploit and
+        intervals: Number of intervals, at least 1. Each ends with an evaluation and, except the last, with exploit and
             explore.
         interval_steps: Steps per interval; None divides the job's steps. The LR schedule runs over all intervals.
-        objectives: Objectives as for `tune`: ``loss`` and ``error`` at the end of an interval, ``seconds``, ``bytes``
-            and ``memory`` per step in it, or your own functions of the interval's run.
-        quantile: Share of the members that copy others after an interval, 0 < value <= 0.5.
-        resample: Probability that a clone's setting is drawn anew instead of moved by a step.
-        seed: Seed of all draws. Weights and data order use the job's own seed.
+        objectives: Objectives as for `tune`: ``loss`` and ``error`` at the end of an interval; ``seconds``, ``bytes``
+            and ``memory`` per step of the interval; or your own functions of the interval's run.
+        quantile: Fraction of the members that copy others after an interval, 0 < value <= 0.5.
+        resample: Probability that a setting of a clone is drawn anew instead of changed by a step.
+        seed: Seed of the population's random decisions. Weights and data order use the job's own seed.
         at_once: Number of members that train at the same time.
-        timeout_s: Seconds after which a member's interval counts as failed; None sets no limit.
-        folder: Folder of journal and runs; None creates one in the runs' root.
+        timeout_s: Time limit of a member's interval, in seconds; a member that exceeds it has failed. None sets none.
+        folder: Folder of the journal and the runs; None creates one in the runs' root.
 
     Raises:
         SpecError: An argument or the space is invalid.
@@ -100,7 +100,7 @@ def train_population(
     )  # fmt: skip
     known.apply(
         job, known.draw(job, Random(seed))
-    )  # a space without a valid job is refused before a folder is created
+    )  # a space without a valid job is rejected before a folder is created
     path = _folder(asked, folder)
     with Journal(path / NAME) as journal:
         _Driver(job, known, plan, journal, at_once, timeout_s, own).run()
@@ -147,12 +147,12 @@ class _Driver:
             self._write({"event": "state", "state": "completed"})
 
     def _write(self, line: Mapping[str, Any]) -> None:
-        """Write a line to disk, then take it into the progress."""
+        """Write a line to disk, then update the progress with it."""
         self.journal.append(line)
         self.course.take(json.loads(json.dumps(line)))
 
     def _train(self, interval: int) -> None:
-        """Train all members that have not ended this interval."""
+        """Train all members that have not completed this interval, then conclude it."""
         if self.course.is_over(interval):
             self._conclude(interval)
             return
@@ -180,7 +180,7 @@ class _Driver:
         )  # fmt: skip
 
     def _drop_losers(self, interval: int) -> None:
-        """Delete the checkpoints of the previous interval that no member resumes from, as recorded in the moves."""
+        """Delete those checkpoints of the previous interval from which no member resumes, as recorded in the moves."""
         parents = {move.parent for move in self.course.moves[interval]}
         runs = {outcome.run for outcome in self.course.outcomes.values()
                 if outcome.interval == interval - 1 and outcome.member in parents}  # fmt: skip
@@ -240,7 +240,10 @@ def _of_study(space: Mapping[str, Any], job: Job) -> Conditional:
 
 
 def _is_of_ranges(path: str, value: Any) -> bool:
-    """Return whether only `Ranges` can hold this: choices of whole parts of a job, or a field unknown to `Space`."""
+    """Return whether only `Ranges` can hold this entry.
+
+    Such entries are choices among whole parts of a job, and fields unknown to `Space`.
+    """
     head, _, leaf = path.partition(".")
     is_part = isinstance(value, list) and any(isinstance(choice, Spec | Mapping) for choice in value)
     return is_part or leaf == "name" or bool(leaf and head in MAY_CHANGE and head not in spec.BRANCHES)
@@ -252,7 +255,7 @@ def _check(*, members: int, intervals: int, quantile: float, resample: float, at
             raise SpecError(f"{name}={value} is too few; use at least {least}")
     if not 0 < quantile <= 0.5:
         raise SpecError(
-            f"quantile={quantile} is not a valid share of the members to replace; use more than 0, at most 0.5"
+            f"quantile={quantile} is not a valid fraction of the members to replace; use more than 0, at most 0.5"
         )
     if not 0 <= resample <= 1:
         raise SpecError(f"resample={resample} is not a probability; use 0 to 1")
@@ -266,7 +269,7 @@ def _interval_steps(job: Job, intervals: int, interval_steps: int | None) -> int
             if interval_steps is None
             else f"{interval_steps=}"
         )
-        raise SpecError(f"{given} leaves no step to an interval; give interval_steps of at least 1")
+        raise SpecError(f"{given} leaves no steps for an interval; give interval_steps of at least 1")
     return steps
 
 
@@ -282,7 +285,7 @@ def _folder(job: Job, folder: str | Path | None) -> Path:
 
 
 def _difference(folder: Path, old: Plan, new: Plan) -> str:
-    """Return a sentence on how an earlier population differs."""
+    """Return a sentence on how an existing population in the folder differs from the requested one."""
     if old.split != new.split:
         return (
             f"the population in {folder} compared its members on the test split, as earlier versions did, and they are "
@@ -294,6 +297,6 @@ def _difference(folder: Path, old: Plan, new: Plan) -> str:
         key = next(key for key in {**had, **has} if had.get(key) != has.get(key))
         field, had, has = f"{field}[{key!r}]", had.get(key), has.get(key)
     return (
-        f"the population in {folder} was begun with {field}={had!r}, not {has!r}; go on with what it was begun "
-        "with, or give another folder"
+        f"the population in {folder} was created with {field}={had!r}, not {has!r}; resume with the original "
+        "value, or give another folder"
     )

@@ -1,15 +1,15 @@
-"""Explore: the space of a population, with the settings that may change between intervals and how each kind moves.
+"""Explore: the space of a population, with the settings that may change between intervals and how they change.
 
 | given as | a draw | a step |
 |---|---|---|
-| ``(0.0, 0.1)`` | uniform | a fifth up or down, within the bounds |
+| ``(0.0, 0.1)`` | uniform | 20 % up or down, within the bounds |
 | ``(1e-4, 1e-1, "log")`` | uniform in the logarithm | times 1.2 or 0.8, within the bounds |
-| ``(0, 20)``, whole numbers | uniform | a fifth up or down, at least to the next whole number |
+| ``(0, 20)``, integers | uniform | 20 % up or down and at least 1, within the bounds |
 | ``(16, 256, "log2")`` | a power of two | doubled or halved |
-| ``["none", "topk", ...]`` | one of them, equally likely | none: choices have no order, so they are only drawn anew |
+| ``["none", "topk", ...]`` | one of them, equally likely | none: choices have no order, so they are only redrawn |
 
-A clone draws each setting anew with some probability, and otherwise takes a step. A category is never treated as a
-number, and a step of a whole number is never rounded to zero.
+For each setting, a clone either draws a new value, with some probability, or takes a step. A category is never treated
+as a number, and a step of an integer is never rounded to zero.
 """
 
 from __future__ import annotations
@@ -26,22 +26,23 @@ from shardscope.spec import Job
 from shardscope.tuning.population.settings import Settings, as_json, check_path, with_settings
 
 STEP = 0.2
-"""A step up or down, as a share of the value (Jaderberg et al. 2017, appendix A: 0.8 and 1.2)."""
+"""A step up or down, as a fraction of the value (Jaderberg et al. 2017, appendix A: factors of 0.8 and 1.2)."""
 LEAST_STEP = 0.05
-"""A step in a linear range is `STEP` of at least this share of the range, as a share of a zero value is no step."""
+"""In a linear range, a step is `STEP` times the value or times this fraction of the range, whichever is larger, so that
+a value of zero can change."""
 ATTEMPTS = 50
-"""Number of draws after which a space counts as without a valid job, or a member keeps its settings."""
+"""Number of attempts after which a space counts as having no valid job, or a member keeps its settings."""
 
 
 class Explorable(Protocol):
-    """A space that a population can explore. All draws use the given generator."""
+    """A space that a population can explore. All draws use the generator that is passed in."""
 
     def draw(self, job: Job, random: Random) -> Settings:
         """Return initial settings of a member, valid for `job`."""
         ...
 
     def explore(self, job: Job, settings: Settings, random: Random, *, resample: float) -> Settings:
-        """Return settings near those given, valid for `job`; each is drawn anew with probability `resample`."""
+        """Return settings near the given ones, valid for `job`; each is redrawn with probability `resample`."""
         ...
 
     def apply(self, job: Job, settings: Settings) -> Job:
@@ -53,12 +54,12 @@ class Explorable(Protocol):
         ...
 
     def describe(self) -> dict[str, Any]:
-        """Return the space as JSON, which must match when a population is resumed."""
+        """Return the space as JSON; it must be equal when a population is resumed."""
         ...
 
 
 class Axis(ABC):
-    """One setting: how it is drawn and how it takes a step."""
+    """One setting: how a value is drawn and how it changes by a step."""
 
     @abstractmethod
     def draw(self, random: Random) -> Any:
@@ -93,7 +94,7 @@ class Number(Axis):
 
 @dataclass(frozen=True)
 class Whole(Axis):
-    """A whole number between bounds."""
+    """An integer between bounds."""
 
     low: int
     high: int
@@ -129,7 +130,7 @@ class Choice(Axis):
     def draw(self, random: Random) -> Any:
         return random.choice(self.choices)
 
-    def step(self, value: Any, random: Random) -> Any:  # noqa: ARG002 - no value is nearer
+    def step(self, value: Any, random: Random) -> Any:  # noqa: ARG002 - choices have no neighbours
         return value
 
 
@@ -137,7 +138,7 @@ class Ranges:
     """A space given as a mapping of dotted paths to ranges and choices.
 
     Args:
-        given: See the table at the top of this module.
+        given: Ranges and choices by dotted path; see the table at the top of this module.
         job: Job that the settings belong to.
 
     Raises:
@@ -164,7 +165,7 @@ class Ranges:
         """Return random settings that are valid for `job`.
 
         Raises:
-            SpecError: None of `ATTEMPTS` draws is valid; the message has the fault of the last.
+            SpecError: None of `ATTEMPTS` draws is valid; the message gives the reason for the last one.
         """
         for attempt in range(ATTEMPTS):
             settings = self._choose(job, lambda path: self.axes[path].draw(random))
@@ -172,13 +173,13 @@ class Ranges:
                 self.apply(job, settings)
             except SpecError as error:
                 if attempt == ATTEMPTS - 1:
-                    raise SpecError(f"the space holds next to no job that can exist: {error}") from None
+                    raise SpecError(f"the space contains hardly any valid job: {error}") from None
             else:
                 break
         return settings
 
     def explore(self, job: Job, settings: Settings, random: Random, *, resample: float) -> dict[str, Any]:
-        """Return settings near those given; the same settings if `ATTEMPTS` tries give no valid job."""
+        """Return settings near the given ones; the same settings if `ATTEMPTS` attempts give no valid job."""
 
         def move(path: str) -> Any:
             is_new = path not in settings or random.random() < resample
@@ -203,12 +204,12 @@ class Ranges:
         return with_settings(job, settings)
 
     def describe(self) -> dict[str, Any]:
-        """Return the ranges by path, as JSON."""
+        """Return the axes by path, as JSON."""
         return {path: [type(axis).__name__, *vars(axis).values()] for path, axis in self.axes.items()}
 
 
 def _axis(path: str, value: Any) -> Axis:
-    """Return the axis of a range or a list of choices."""
+    """Return the axis for a range or a list of choices."""
     if isinstance(value, list):
         if not value:
             raise SpecError(f"{path}=[] has nothing to choose from; give some values")

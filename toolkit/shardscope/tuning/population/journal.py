@@ -1,6 +1,6 @@
-"""The journal of a population: one JSON object per line, whole lines only, one writer at a time.
+"""The journal of a population: one JSON object per line, complete lines only, one writer at a time.
 
-A line is appended and synced to disk before anything depends on it. A kill leaves at most one torn line at the end:
+A line is appended and synced to disk before anything depends on it. A kill leaves at most one partial line at the end:
 readers skip it, and the next writer starts a new line. The writer holds a lock that the operating system releases when
 the process dies, however it dies.
 """
@@ -23,17 +23,17 @@ NAME = "journal.jsonl"
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the whole lines of a journal, in order; none if the file does not exist."""
+    """Yield the complete lines of a journal, in order; none if the file does not exist."""
     text = path.read_bytes() if path.is_file() else b""
     for line in text[: text.rfind(b"\n") + 1].splitlines():
-        with contextlib.suppress(ValueError):  # torn by a kill and ended by the next writer
+        with contextlib.suppress(ValueError):  # a partial line from a killed writer, ended by the next writer
             found = json.loads(line)
             if isinstance(found, dict) and "event" in found:
                 yield found
 
 
 def is_held(path: Path) -> bool:
-    """Return whether a process holds this journal for writing."""
+    """Return whether a process has this journal open for writing."""
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -45,8 +45,11 @@ def is_held(path: Path) -> bool:
 class Journal:
     """The only writer of a journal.
 
+    Args:
+        path: File of the journal; created if it does not exist.
+
     Raises:
-        PopulationError: Another process writes it.
+        PopulationError: Another process is writing to it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -68,7 +71,7 @@ class Journal:
         """Write one line, and wait until it is on disk.
 
         Raises:
-            OSError: The disk is full or gone.
+            OSError: The disk is full or missing.
         """
         text = encode({"t": round(time.time(), 6), **line})
         while text:

@@ -1,4 +1,4 @@
-"""A member's interval: an ordinary run in a separate folder, which any later driver can find.
+"""A member's interval: an ordinary run in a folder of its own, where any later driver can find it.
 
     runs/interval-003/member-05/<time>-member-05/
 
@@ -23,16 +23,16 @@ POLL_S = 0.02
 
 
 class Stopped(Exception):
-    """The population was asked to stop."""
+    """A stop of the population was requested."""
 
 
 def home_of(folder: Path, interval: int, member: int) -> Path:
-    """Return the folder of the runs of a member's interval; there are several only after a kill."""
+    """Return the folder for the runs of a member's interval; it holds several runs only after a kill."""
     return folder / "runs" / f"interval-{interval:03d}" / f"member-{member:02d}"
 
 
 def job_of(job: Job, plan: Plan, interval: int, member: int) -> Job:
-    """Return the job of one interval of a member with the settings of `job`."""
+    """Return the job of one interval of a member, with the settings of `job`."""
     return job.replace(
         steps=plan.steps,
         until=interval * plan.interval_steps,
@@ -50,7 +50,7 @@ class Trainee:
     move: Move
     job: Job
     parent: Run | None
-    """Run whose checkpoint to resume from."""
+    """Run from whose checkpoint to resume; None starts from scratch."""
     objectives: Sequence[str]
     timeout_s: float | None
     own: Mapping[str, Objective] = field(default_factory=dict)
@@ -63,14 +63,14 @@ class Trainee:
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
         for run in runs(home):
             if (run.path / "status.json").is_file():  # else it was never launched
-                run.stop()  # a killed driver's run, which is about to end anyway
+                run.stop()  # the run of a killed driver; it would end soon anyway
                 self.run = run if run.state == "completed" else self.run
         self.started = time.monotonic()
         if self.run is None:
             self.run = launch(self.job, root=home, resume=self.parent)
 
     def outcome(self) -> Outcome | None:
-        """Return how the interval ended; None while it runs."""
+        """Return how the interval ended; None while the run is alive and within its time limit."""
         assert self.run is not None
         late = self.timeout_s is not None and time.monotonic() - self.started > self.timeout_s
         if late:
@@ -115,10 +115,16 @@ def train_all(
     asked_to_stop: Callable[[], bool],
     tell: Callable[[Outcome], None],
 ) -> None:
-    """Train all members, `at_once` at a time, and pass each outcome to `tell` as it comes.
+    """Train all members, `at_once` at a time, and pass each outcome to `tell` as soon as it is known.
+
+    Args:
+        trainees: Members to train.
+        at_once: Maximum number of members that train at the same time.
+        asked_to_stop: Returns whether a stop has been requested.
+        tell: Called with each outcome.
 
     Raises:
-        Stopped: A stop was requested; running members have been stopped, without an outcome.
+        Stopped: A stop was requested; running members have been stopped and have no outcome.
     """
     waiting, under_way = list(trainees), list[Trainee]()
     try:
@@ -133,7 +139,7 @@ def train_all(
                     under_way.remove(trainee)
                     tell(outcome)
             time.sleep(POLL_S if under_way else 0)
-    except BaseException:  # an interrupt, too: no run continues unwatched
+    except BaseException:  # including an interrupt: no run continues without a watcher
         for trainee in under_way:
             if trainee.run is not None:
                 trainee.run.stop()
@@ -146,7 +152,7 @@ def _heed(asked_to_stop: Callable[[], bool]) -> None:
 
 
 def drop_checkpoints(folder: Path, interval: int, *, but_of: Collection[str] = ()) -> None:
-    """Delete an interval's checkpoints, except those of the runs in `but_of` (paths relative to the folder)."""
+    """Delete an interval's checkpoints, except those of the runs in `but_of` (paths relative to `folder`)."""
     for path in (folder / "runs" / f"interval-{interval:03d}").glob("*/*/checkpoints"):
         if str(path.parent.relative_to(folder)) not in but_of:
             shutil.rmtree(path, ignore_errors=True)

@@ -1,6 +1,6 @@
-"""Scores of members: the objectives of studies, all minimised.
+"""Scores of members: the same objectives as in studies, all minimised.
 
-Quality is measured at the end of the interval; time, bytes and memory are per step in it.
+Quality is measured at the end of the interval; time, bytes and memory are per step of the interval.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from shardscope.tuning.definition import check_objectives
 from shardscope.tuning.measured import Objective
 
 Scores = Mapping[str, float]
-"""Scores by objective."""
+"""Values of the objectives by name."""
 
 
 def objectives_of(
@@ -32,5 +32,5 @@ def objectives_of(
 
 
 def costs_of(scores: Scores, objectives: Sequence[str]) -> tuple[float, ...]:
-    """Return the scores in the order of the objectives."""
+    """Return the scores as a tuple, in the order of `objectives`."""
     return tuple(scores[name] for name in objectives)

@@ -1,8 +1,8 @@
 """Records of a population in its journal, and its progress as read from them.
 
-    Plan       the request; the first line
-    Move       a member's settings and parent checkpoint for an interval; those of all members are on one line
-    Outcome    how a member's interval ended; one line each, and the interval counts as ended only with it
+    Plan       the arguments of the population; the first line
+    Move       a member's settings and parent checkpoint for an interval; one line holds those of all members
+    Outcome    how a member's interval ended; one line each, and a member's interval counts as ended only with it
 
 A population is resumed from these lines alone.
 """
@@ -25,10 +25,10 @@ class PopulationError(ShardscopeError):
 
 @dataclass(frozen=True)
 class Plan:
-    """The request: `job` and `space` as JSON, and the other arguments of `train_population`.
+    """What was requested: `job` and `space` as JSON, and the other arguments of `train_population`.
 
-    `own` names the user-defined objectives; None in a journal that does not record them. `split` is the split on which
-    members are compared; earlier versions used the test split.
+    `own` names the user-defined objectives; it is None if the journal does not record them. `split` is the split on
+    which members are compared; earlier versions used the test split.
     """
 
     job: Mapping[str, Any]
@@ -45,7 +45,7 @@ class Plan:
 
     @property
     def steps(self) -> int:
-        """Number of steps of a member, over all intervals."""
+        """Number of steps of each member, over all intervals."""
         return self.intervals * self.interval_steps
 
 
@@ -54,9 +54,9 @@ class Move:
     """The start of a member's interval.
 
     Attributes:
-        parent: Member whose checkpoint of the previous interval it resumes from; None in the first interval.
-        before: Its own settings in the previous interval; None in the first interval.
-        settings: Settings that it trains with in this interval.
+        parent: Member from whose checkpoint of the previous interval this one resumes; None in the first interval.
+        before: Settings of this member in the previous interval; None in the first interval.
+        settings: Settings with which this member trains in this interval.
         origin: Whether the settings were ``drawn``, ``kept``, or copied from the parent and explored (``cloned``).
     """
 
@@ -73,10 +73,10 @@ class Outcome:
 
     Attributes:
         run: Run directory, relative to the population's folder.
-        scores: Scores by objective; None if it failed.
-        failure: Why it failed, as one sentence; None if it did not.
-        samples: Training samples behind its weights, over its whole ancestry; None if it failed.
-        notes: State that was not carried over when it resumed from its checkpoint.
+        scores: Values of the objectives by name; None if the member failed.
+        failure: One sentence on why it failed; None if it did not.
+        samples: Number of training samples that its weights have seen, over all ancestors; None if it failed.
+        notes: Sentences on the state that was not carried over when it resumed from its checkpoint.
     """
 
     interval: int
@@ -106,7 +106,7 @@ class Course:
         return course
 
     def take(self, line: Mapping[str, Any]) -> None:
-        """Take in one more line. Of two lines about the same interval or member's interval, the first counts.
+        """Add one more line. Of two lines about the same interval or member's interval, the first counts.
 
         Raises:
             PopulationError: The population is from a version that maximised the objective ``accuracy``.
@@ -130,7 +130,7 @@ class Course:
 
     @property
     def last_interval(self) -> int:
-        """Last interval that all members have ended; 0 if there is none."""
+        """Last interval that all members have completed; 0 if there is none."""
         return max((interval for interval in self.moves if self.is_over(interval)), default=0)
 
 
@@ -139,14 +139,14 @@ def _plan_of(fields: Mapping[str, Any]) -> Plan:
     plan = Plan(**{"split": "test", **fields, "objectives": tuple(fields["objectives"]), "own": own})
     if "accuracy" in plan.objectives and "accuracy" not in (own or ()):
         raise PopulationError(
-            "this population was begun with the objective 'accuracy', the more the better, and objectives are now the "
-            "less the better; train a new one, in another folder, with objectives='error'"
+            "this population was created with the objective 'accuracy', which was maximised, and objectives are now "
+            "minimised; train a new one, in another folder, with objectives='error'"
         )
     return plan
 
 
 def plan_line(plan: Plan) -> dict[str, Any]:
-    """Return a plan as a line."""
+    """Return a plan as a line of the journal."""
     return {"event": "plan", **asdict(plan)}
 
 
@@ -156,5 +156,5 @@ def moves_line(interval: int, moves: Iterable[Move]) -> dict[str, Any]:
 
 
 def outcome_line(outcome: Outcome) -> dict[str, Any]:
-    """Return an outcome as a line."""
+    """Return an outcome as a line of the journal."""
     return {"event": "outcome", **asdict(outcome)}

@@ -17,10 +17,10 @@ MAY_CHANGE = ("optimizer", "lr_schedule", "batch", "compression", "clip_norm", "
 
 
 def check_path(job: Job, path: str) -> None:
-    """Refuse a path that does not name a setting of `job` that may change during training.
+    """Reject a path that does not name a setting of `job` that may change during training.
 
     Raises:
-        SpecError: The path is unknown; the message suggests the nearest valid one.
+        SpecError: The path is unknown; the message suggests the closest valid one.
     """
     head, _, leaf = path.partition(".")
     if head not in MAY_CHANGE:
@@ -34,7 +34,11 @@ def check_path(job: Job, path: str) -> None:
 
 
 def with_settings(job: Job, settings: Settings) -> Job:
-    """Return `job` with these settings.
+    """Return `job` with its settings changed.
+
+    Args:
+        job: The job to change.
+        settings: New values by dotted path.
 
     Raises:
         SpecError: The settings are invalid for the job.
@@ -55,7 +59,7 @@ def with_settings(job: Job, settings: Settings) -> Job:
 
 
 def _with_fields(part: Spec, fields: Mapping[str, Any]) -> Spec:
-    """Return the part with these fields; a method of another name keeps the fields that were set."""
+    """Return the part with these fields; a method with another name keeps the fields that had been set."""
     if isinstance(part, Method) and "name" in fields:
         other: Spec = part.base_class().by_name(**{**part.changed, **fields})
         return other
@@ -63,7 +67,7 @@ def _with_fields(part: Spec, fields: Mapping[str, Any]) -> Spec:
 
 
 def as_json(value: Any) -> Any:
-    """Return a setting as JSON; a part of a job becomes its fields."""
+    """Return a setting as JSON; a part of a job becomes the dictionary of its fields."""
     if isinstance(value, Spec):
         return value.model_dump(mode="json", exclude_none=True, exclude_defaults=isinstance(value, Method))
     return value

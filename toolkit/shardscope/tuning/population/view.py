@@ -1,4 +1,4 @@
-"""A population as read from its folder, by any process: during training, after a kill, or at any later time."""
+"""A population as read from its folder by any process: during training, after a kill, or at any later time."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MemberInterval:
-    """One interval of one member: its start and, after it has ended, its outcome."""
+    """One interval of one member: how it started and, once it has ended, its outcome."""
 
     interval: int
     move: Move
@@ -27,12 +27,18 @@ class MemberInterval:
 
     @property
     def member(self) -> int:
-        """Number of the member, from 0."""
+        """Index of the member, from 0."""
         return self.move.member
 
 
 class Population:
     """A population in a folder. Returned by `train_population`, or constructed from the folder.
+
+    Args:
+        folder: Folder of the population, with its journal and runs.
+
+    Raises:
+        RunNotFound: The folder holds no population.
 
     Example:
         >>> population = Population("runs/20261121-190000-population-ring-mlp")  # doctest: +SKIP
@@ -44,25 +50,25 @@ class Population:
         self.folder = Path(folder).absolute()
         if not (self.folder / NAME).is_file():
             raise RunNotFound(
-                f"no population in {self.folder}; ss.train_population(..., folder=...) makes one"
+                f"no population in {self.folder}; ss.train_population(..., folder=...) creates one"
             )
 
     @property
     def course(self) -> Course:
-        """Progress of the population, as records."""
+        """Progress of the population, as read from its journal."""
         return Course.of(read_lines(self.folder / NAME))
 
     @property
     def plan(self) -> Plan:
-        """Plan that the population was created with."""
+        """Arguments with which the population was created."""
         plan = self.course.plan
         if plan is None:
-            raise RunNotFound(f"the population in {self.folder} was killed before it began; train it again")
+            raise RunNotFound(f"the population in {self.folder} was killed before it started; train it again")
         return plan
 
     @property
     def state(self) -> str:
-        """State: ``running``, ``completed``, ``stopped``, ``failed``, or ``interrupted`` if its process has died."""
+        """``running``, ``completed``, ``stopped``, ``failed``, or ``interrupted`` if its process has died."""
         if is_held(self.folder / NAME):
             return "running"
         state = self.course.state
@@ -70,11 +76,11 @@ class Population:
 
     @property
     def stop_request(self) -> Path:
-        """Path of a file that exists after a stop was requested."""
+        """Path of a file that exists once a stop has been requested."""
         return self.folder / "stop"
 
     def stop(self) -> None:
-        """Ask the training process to stop, from any process; returns at once. Unfinished intervals are repeated."""
+        """Request a stop from any process, and return at once. Unfinished intervals are repeated on resume."""
         if self.state == "running":
             self.stop_request.touch(mode=0o600)
 
@@ -101,14 +107,14 @@ class Population:
 
     @property
     def front(self) -> list[MemberInterval]:
-        """Members that no other dominates at the end of the last finished interval."""
+        """Members that no other member dominates at the end of the last finished interval."""
         last = self._last()
         return [last[member] for member in first_front(self._costs())]
 
     def _last(self) -> dict[int, MemberInterval]:
         last = self.course.last_interval
         if not last:
-            raise RunNotFound(f"no interval of the population in {self.folder} is over yet")
+            raise RunNotFound(f"no interval of the population in {self.folder} has finished yet")
         return {entry.member: entry for entry in self.entries() if entry.interval == last}
 
     def _costs(self) -> dict[int, tuple[float, ...]]:
@@ -134,9 +140,10 @@ class Population:
         return line
 
     def schedule(self, entry: MemberInterval | None = None) -> pd.DataFrame:
-        """Return the schedule of settings behind a member's weights, a row per interval; None takes the best member.
+        """Return the schedule of settings that produced a member's weights, with one row per interval.
 
-        Columns: interval, from_step, to_step, member, then one for each setting and each objective.
+        Columns: interval, from_step, to_step, member, then one for each setting and each objective. If `entry` is None,
+        the best member is taken.
         """
         import pandas as pd
 

@@ -1,1 +1,1 @@
-"""Pruners that stop poor trials, and successive halving that resumes the best trials from checkpoints."""
+"""Pruners that stop poor trials, and successive halving, which resumes the best trials from checkpoints."""

@@ -1,7 +1,8 @@
 """Bounds on the final quality of a trial, from the curves of finished trials. Pure functions.
 
-A curve is a sequence of points (share of the samples seen, quality); lower quality values are better, and the last
-point is at share 1. Trials with other batch sizes have other steps, but the same shares, as samples are kept equal.
+A curve is a sequence of points (fraction of the samples seen, quality); lower quality values are better, and the last
+point is at fraction 1. Trials with different batch sizes take different numbers of steps but see the same samples, so
+their curves can be compared.
 """
 
 from __future__ import annotations
@@ -17,20 +18,21 @@ _COLUMNS = {"loss": 1, "error": 2}
 
 
 class Improvement(NamedTuple):
-    """Largest improvement of any finished trial after a share of its samples."""
+    """Largest improvement of any finished trial between a given fraction of its samples and its end."""
 
     gain: float
-    """Quality at the share minus quality at the end, at least 0."""
+    """Largest difference between the quality at that fraction and the final quality, at least 0."""
     factor: float
-    """Quality at the end divided by quality at the share, at most 1."""
+    """Smallest ratio of the final quality to the quality at that fraction, at most 1."""
     num_trials: int
     """Number of trials that were compared."""
 
     def best_end(self, quality: float, *, caution: float = 1.0) -> float:
-        """Return the final quality of a trial at `quality` that improves `caution` times as much as the best did.
+        """Return an optimistic final quality for a trial that is now at `quality`.
 
-        The result is the higher of the values by difference and by ratio: from a high loss the difference bounds more,
-        from a low one the ratio.
+        The trial is assumed to improve `caution` times as much as the best finished trial did, both as a difference
+        and as a ratio. The result is the higher of the two values: at a high loss the difference is the tighter bound,
+        at a low loss the ratio.
 
         Example:
             >>> Improvement(gain=1.0, factor=0.5, num_trials=4).best_end(0.6)
@@ -44,7 +46,13 @@ class Improvement(NamedTuple):
 
 
 def curve_of(measured: TrialMetrics, objective: str, steps: int) -> list[Point]:
-    """Return the curve of a run of `steps` steps for ``loss`` or ``error``, without points that are not finite."""
+    """Return the curve of a run for ``loss`` or ``error``, without points that are not finite.
+
+    Args:
+        measured: Metrics of the run.
+        objective: ``loss`` or ``error``.
+        steps: Number of steps of the whole run.
+    """
     points = [(row[0] / steps, row[_COLUMNS[objective]]) for row in measured.curve]
     return [(share, quality) for share, quality in points if math.isfinite(quality)]
 
@@ -63,7 +71,7 @@ def at(curve: Sequence[Point], share: float) -> float | None:
 def improvement(finished: Iterable[Sequence[Point]], share: float) -> Improvement:
     """Return the largest improvement from `share` to the end.
 
-    Curves without an evaluation up to `share`, and curves without an end, are left out.
+    Curves without an evaluation up to `share` and curves of unfinished trials are left out.
 
     Example:
         >>> improvement([[(0.5, 2.0), (1.0, 1.0)], [(0.5, 0.4), (1.0, 0.1)]], 0.5)

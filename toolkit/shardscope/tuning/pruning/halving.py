@@ -1,11 +1,12 @@
-"""Successive halving on checkpoints: which trials to promote at each rung, as pure functions of a study's trials.
+"""Successive halving with checkpoints: which trials to promote at each rung, as pure functions of a study's trials.
 
-Every trial is trained to the first rung, a small share of its samples, and paused there. The best trials at a rung
-resume from their checkpoint and train to the next rung, so no step is taken twice. The others are pruned when the study
-ends. As in asynchronous halving (Li et al. 2020, "A System for Massively Parallel Hyperparameter Tuning", Algorithm 2)
-no trial waits until a rung is full: it is promoted as soon as it is among the best `1/eta` of the trials there.
+Every trial is trained to the first rung, a small fraction of its samples, and paused there. The best trials at a rung
+resume from their checkpoint and train to the next rung, so no step is computed twice. The others are pruned when the
+study ends. As in asynchronous halving (Li et al. 2020, "A System for Massively Parallel Hyperparameter Tuning",
+Algorithm 2), no trial waits until a rung is full: it is promoted as soon as it is among the best `1/eta` of the trials
+there.
 
-The state is in the trial's attributes: ``paused`` holds the rung that it reached and the runs of its pieces.
+The state is kept in each trial's attributes: ``paused`` holds the rung that the trial has reached and its runs so far.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ from shardscope.tuning.pruning.outlook import expected
 from shardscope.tuning.records import MEASURED, PAUSED, measured_from, not_counted
 
 _RUNGS = "rungs"
-"""The study's attribute that holds its rungs."""
+"""Attribute of the study that holds its rungs."""
 
 
 @dataclass(frozen=True)
 class Rungs:
-    """Rungs at which trials pause: a share of `least` of their samples, then `eta` times as many at each next rung.
+    """Rungs at which trials pause: at a fraction `least` of their samples, then at `eta` times as many at each rung.
 
     Args:
-        eta: Reduction factor: one in `eta` trials is promoted at every rung; a whole number of at least 2.
-        least: Share of the samples that every trial gets, 0 < value < 1.
+        eta: Reduction factor, an integer of at least 2: one in `eta` trials is promoted at each rung.
+        least: Fraction of the samples that every trial gets, 0 < value < 1.
 
     Raises:
         SpecError: A value is out of range.
@@ -54,45 +55,49 @@ class Rungs:
     def __post_init__(self) -> None:
         if not isinstance(self.eta, int) or isinstance(self.eta, bool) or self.eta < 2:
             raise SpecError(
-                f"promote: eta={self.eta!r} is not a reduction factor; use a whole number of at least 2"
+                f"promote: eta={self.eta!r} is not a reduction factor; use an integer of at least 2"
             )
         if not 0 < self.least < 1:
             raise SpecError(
-                f"promote: least={self.least!r} is not a valid share of the samples; use more than 0 and less than 1"
+                f"promote: least={self.least!r} is not a valid fraction of the samples; use more than 0 and less than 1"
             )
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """Share of the samples at each rung; the last is 1."""
+        """Fraction of the samples at each rung; the last is 1."""
         count = math.ceil(math.log(1 / self.least) / math.log(self.eta) - 1e-9)
         return (*(self.least * self.eta**rung for rung in range(count)), 1.0)
 
     def untils(self, steps: int) -> tuple[int, ...]:
-        """Return the step at which a trial of `steps` steps pauses, by rung; it ends at the last."""
+        """Return, for each rung, the step at which a trial of `steps` steps pauses; at the last rung it ends."""
         return tuple(
             min(steps, max(rung + 1, round(share * steps))) for rung, share in enumerate(self.shares)
         )
 
 
 def rungs_of(promote: int | Rungs, definition: Definition) -> Rungs:
-    """Return the requested rungs; a number is `Rungs.eta`.
+    """Return the requested rungs.
+
+    Args:
+        promote: The rungs, or their reduction factor `Rungs.eta`.
+        definition: Definition of the study.
 
     Raises:
-        SpecError: An objective is user-defined, and so known only when a run has ended.
+        SpecError: An objective is user-defined, so its value is known only when a run has ended.
     """
     if definition.own:
         raise SpecError(
-            f"promote={promote!r} ranks trials on their way, and {definition.own[0]!r} is a function of yours, "
-            "known when a run has ended; leave it out"
+            f"promote={promote!r} ranks trials while they run, and {definition.own[0]!r} is a function of yours, whose "
+            "value is known only when a run has ended; leave promote out"
         )
     return promote if isinstance(promote, Rungs) else Rungs(eta=promote)
 
 
 def agreed(study: optuna.Study, rungs: Rungs | None) -> Rungs | None:
-    """Return the rungs stored in a study; if there are none, store and return those requested.
+    """Return the rungs stored in a study; if there are none, store and return the requested ones.
 
     Raises:
-        StudyError: The stored rungs differ from those requested.
+        StudyError: The stored rungs differ from the requested ones.
     """
     held = study.user_attrs.get(_RUNGS)
     if held is None:
@@ -101,21 +106,21 @@ def agreed(study: optuna.Study, rungs: Rungs | None) -> Rungs | None:
         return rungs
     if rungs not in (None, Rungs(**held)):
         raise StudyError(
-            f"study {study.study_name!r} promotes one in {held['eta']} from {held['least']:.3g} of the samples on; go "
-            "on with that by leaving promote out, or give the study another name"
+            f"study {study.study_name!r} promotes one in {held['eta']} from {held['least']:.3g} of the samples on; "
+            "leave promote out to resume with that, or give the study another name"
         )
     return Rungs(**held)
 
 
 @dataclass(frozen=True)
 class Paused:
-    """Progress of a trial in whole pieces, as stored in its attribute.
+    """Progress of a paused trial, as stored in its attribute.
 
     Attributes:
-        rung: Rung that it reached, from 0.
+        rung: Rung that the trial has reached, from 0.
         steps: Number of steps of the whole trial.
-        runs: Paths of the runs of its pieces; the last has the checkpoint to resume from.
-        host: Machine that has these runs.
+        runs: Paths of its runs so far, one per piece; the last one has the checkpoint to resume from.
+        host: Machine on which these runs are stored.
     """
 
     rung: int
@@ -143,9 +148,9 @@ def best(
 ) -> list[int]:
     """Return the numbers of the trials that reached a rung, best first.
 
-    Trials are compared by their quality at that share of the samples, and by the expected time, bytes and memory of the
-    whole trial (`outlook`). Several objectives are sorted by non-dominated fronts, and within a front by crowding
-    distance.
+    Trials are compared by their quality at the rung's fraction of the samples, and by the expected time, bytes and
+    memory of the whole trial (`outlook`). With several objectives, they are sorted by non-dominated fronts and, within
+    a front, by crowding distance.
     """
     costs: dict[int, tuple[float, ...]] = {}
     for trial in trials:
@@ -167,9 +172,14 @@ def promotable(
     objectives: Sequence[str],
     job_of: JobOf,
 ) -> int | None:
-    """Return the next trial to promote among those `held` (rung by number); None if none is good enough.
+    """Return the next trial to promote; None if no trial is good enough. Higher rungs come first.
 
-    Higher rungs come first.
+    Args:
+        trials: All trials of the study.
+        held: Rung of each paused trial that may be promoted, by trial number.
+        rungs: The rungs of the study.
+        objectives: Names of the objectives.
+        job_of: Returns the job of a trial.
     """
     for rung in sorted(set(held.values()), reverse=True):
         order = best(trials, rung, rungs, objectives, job_of)
@@ -186,14 +196,14 @@ def furthest(
     objectives: Sequence[str],
     job_of: JobOf,
 ) -> int | None:
-    """Return the best trial held at the highest rung; None if none of them counts."""
+    """Return the best trial among those held at the highest rung; None if none of them counts."""
     rung = max(held.values())
     order = best(trials, rung, rungs, objectives, job_of)
     return next((number for number in order if held.get(number) == rung), None)
 
 
 def _steps(trial: FrozenTrial, measured: TrialMetrics, rung: int) -> int | None:
-    """Return the steps of the whole trial; None if it has not reached the rung."""
+    """Return the number of steps of the whole trial; None if it has not reached the rung."""
     paused = Paused.of(trial.user_attrs)
     if trial.state == TrialState.COMPLETE and measured.curve:
         return measured.curve[-1][0]

@@ -1,8 +1,9 @@
-"""Deletion of checkpoints that no trial resumes from any more.
+"""Deletion of checkpoints from which no trial will resume any more.
 
-A trial in pieces leaves a checkpoint at each rung that it reaches. It resumes from the last, so the earlier ones are
-unneeded. The last is unneeded after the trial was pruned, or has failed without a successor. The study alone determines
-which these are, so any driver can delete them at any time; if it is killed, the next one deletes the rest.
+A trial that is trained in pieces leaves a checkpoint at each rung that it reaches. It resumes from the last one, so the
+earlier ones are not needed. The last one is no longer needed once the trial has been pruned, or has failed without a
+successor. All of this follows from the study's records, so any driver can delete checkpoints at any time; if it is
+killed, the next driver deletes the rest.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ from shardscope.tuning.recovery import LOST, is_among, successors
 
 
 def unneeded(trials: Sequence[FrozenTrial]) -> set[str]:
-    """Return the paths of the pieces on this machine whose checkpoints no trial of a study can still need."""
+    """Return the paths of the runs on this machine whose checkpoints no trial of the study can still need."""
     heirs = successors(list(trials))
     found: set[str] = set()
     needed: set[str] = set()
     for trial in trials:
         found.update(_pieces(trial))
         if trial.state == TrialState.COMPLETE:
-            needed.add(trial.user_attrs.get(RUN, ""))  # a result of the study
+            needed.add(trial.user_attrs.get(RUN, ""))  # its checkpoint is a result of the study
         elif not _has_ended(trial, heirs):
             needed.update(_goes_on_from(trial))
     return found - needed
 
 
 def delete(run: str, folder: Path) -> None:
-    """Delete the checkpoints of a run if it lies in the driver's folder of trials; all other files stay."""
+    """Delete the checkpoints of a run if it lies in `folder`, the driver's folder of trials; keep all other files."""
     if is_among(run, folder):
         shutil.rmtree(Path(run) / "checkpoints", ignore_errors=True)
 
@@ -49,7 +50,7 @@ def _pieces(trial: FrozenTrial) -> Iterator[str]:
 
 
 def _has_ended(trial: FrozenTrial, heirs: Mapping[int, list[int]]) -> bool:
-    """Return whether the trial will never resume, under its own number or a successor's."""
+    """Return whether the trial will never resume, under its own number or that of a successor."""
     if not trial.state.is_finished():
         return False
     earlier = trial.user_attrs.get(RETRY_OF)
@@ -58,7 +59,7 @@ def _has_ended(trial: FrozenTrial, heirs: Mapping[int, list[int]]) -> bool:
 
 
 def _goes_on_from(trial: FrozenTrial) -> Iterator[str]:
-    """Yield the trial's last whole piece, and its newest run, which may become the last piece."""
+    """Yield the run of the trial's last complete piece, and its newest run, which may become the last piece."""
     paused = Paused.of(trial.user_attrs)
     if paused is not None:
         yield paused.runs[-1]

@@ -1,9 +1,10 @@
 """Time, bytes and memory of a trial over all its steps, estimated from the steps that it has taken.
 
-If every step sends the same and takes the same time (`is_steady`), the present pace is extrapolated. Other methods warm
-up, average periodically, or change what they send, so their first steps do not represent the later ones. For these,
-dominance, which must not prune a trial wrongly, counts the cost so far (`at_least`). Halving, which must rank all
-trials, scales the measured cost by the formulas for each step's bytes (`expected`).
+If all steps send the same bytes and take the same time (`is_steady`), the present pace is extrapolated. Other methods
+warm up, average periodically, or change what they send, so their first steps do not represent the later ones. For these
+methods there are two estimates. The dominance pruner must not prune a trial wrongly, so it counts only the cost so far
+(`at_least`). Halving must rank all trials, so it scales the measured cost by the formulas for each step's bytes
+(`expected`).
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from shardscope.spec.models import model_config
 from shardscope.tuning.measured import TrialMetrics
 
 _ANY_SIZE = 1_000_000
-"""Assumed number of elements of a user-defined module; only ratios between the bytes of steps are used."""
+"""Assumed number of parameters of a user-defined model; only ratios between the bytes of steps are used."""
 
 
 def is_steady(compression: Compression) -> bool:
-    """Return whether every step sends the same and takes the same time, so that some steps represent all.
+    """Return whether all steps send the same bytes and take the same time, so that some of them represent all.
 
     Example:
         >>> is_steady(Compression("topk")), is_steady(Compression("onebit-adam"))
@@ -36,7 +37,7 @@ def is_steady(compression: Compression) -> bool:
 
 
 def at_least(name: str, measured: TrialMetrics, job: Job) -> float | None:
-    """Return a lower bound of ``seconds``, ``bytes`` or ``memory`` of the trial; None if it is not known yet."""
+    """Return a lower bound on ``seconds``, ``bytes`` or ``memory`` of the whole trial; None if not known yet."""
     if is_steady(job.compression):
         return measured.objective(name, job.steps)
     if name == "seconds" and measured.spent_s is not None:
@@ -45,7 +46,7 @@ def at_least(name: str, measured: TrialMetrics, job: Job) -> float | None:
 
 
 def expected(name: str, measured: TrialMetrics, job: Job) -> float | None:
-    """Return the expected ``seconds``, ``bytes`` or ``memory`` of the trial; None if nothing was measured yet."""
+    """Return the expected ``seconds``, ``bytes`` or ``memory`` of the whole trial; None if nothing was measured yet."""
     is_told = name != "memory" and 0 < measured.steps < job.steps
     is_formula = not job.compression.steps_are_alike
     if not is_formula or not is_told:
@@ -59,13 +60,14 @@ def expected(name: str, measured: TrialMetrics, job: Job) -> float | None:
 
 
 def _seconds(measured: TrialMetrics, job: Job, sent: npt.NDArray[np.float64]) -> float | None:
-    """Return the expected seconds: the pace so far, corrected on a link for the bytes of the remaining steps.
+    """Return the expected training time of the trial, in seconds: its pace so far times its number of steps.
 
-    Without a link the time per byte is unknown, and the pace is used as it is.
+    If the job describes a link, the result is corrected for the bytes that the remaining steps send. Without a link the
+    time per byte is unknown, and the pace is used as it is.
     """
     first = job.compression.at_step(1)
     is_gradual = first.is_on and first != job.compression
-    if not is_gradual and measured.step_s is not None:  # each kind of step is weighted by how often it comes
+    if not is_gradual and measured.step_s is not None:  # each kind of step is weighted by how often it occurs
         return measured.step_s * job.steps
     pace = measured.plain_s if measured.step_s is None else measured.step_s
     if pace is None or job.link is None:
@@ -82,12 +84,15 @@ def _size(job: Job) -> int:
 
 @lru_cache(maxsize=256)
 def _sent(compression: Compression, size: int, world_size: int, steps: int) -> npt.NDArray[np.float64]:
-    """Return the bytes of all ranks in each step, for a model of `size` elements in one bucket; shape `(steps,)`."""
+    """Return the bytes that all ranks send in each step; shape `(steps,)`.
+
+    The model is treated as one bucket of `size` elements.
+    """
     shape: tuple[int, ...] = (size,)
     if compression.carriage == "layers":
-        shape = (isqrt(size), isqrt(size))  # as one matrix, since only matrices have factors
+        shape = (isqrt(size), isqrt(size))  # as one matrix, since only matrices can be factorised
     rank = compression.settings.get("rank")
-    plan = None if rank is None else [int(rank)]  # the largest rank, as between two looks
+    plan = None if rank is None else [int(rank)]  # the largest rank
     found = [
         int(stepwise_bytes(compression, [[shape]], world_size, step=step, steps=steps, plan=plan).sum())
         for step in range(1, steps + 1)

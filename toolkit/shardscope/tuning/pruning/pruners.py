@@ -1,30 +1,30 @@
-"""Pruners by short names: dominance, and Optuna's own for studies of one objective.
+"""Pruners by short names: dominance, and Optuna's own pruners for studies with one objective.
 
-Dominance stops a trial after a finished trial dominates the best that it can still reach. Of several objectives only
-quality needs the whole run: time, bytes and memory of all steps are known after a few steps. So every evaluation gives
-a trial an optimistic point. Its quality assumes that the trial improves as much as the best improver among the study's
-finished trials did from the same share of its samples (`curves`). Against a finished trial that is not cheaper, the
-assumed improvement is 1.5 times as much. Its time and bytes are those of all its steps at the present pace. If a
-finished trial is at least as good as that point in every objective and better in one, the trial is unlikely to end on
-the front. A trial is not pruned while its rate warms up, as it looks bad then, nor close to its end, where nothing is
-saved.
+The dominance pruner stops a trial when a finished trial dominates the best result that it can still reach. Among
+several objectives only quality needs the whole run: time, bytes and memory are known after a few steps. So at every
+evaluation a trial is given an optimistic point. The point's quality assumes that the trial improves as much as the best
+improver among the study's finished trials did from the same fraction of its samples (`curves`). In a comparison with a
+finished trial that is not cheaper, the assumed improvement is 1.5 times as much. The point's time and bytes are those
+of the whole trial at its present pace. If a finished trial is at least as good as that point in every objective and
+better in one, the trial is unlikely to end on the front and is pruned. No trial is pruned while its learning rate warms
+up, as it looks bad then, nor close to its end, where little would be saved.
 
-The point is an estimate. Of trials that were run to the end anyway, three in ten ended better than their point. That
-costs the front next to nothing, as they seldom ended on it. Replayed on whole studies of 40 trials, with seeds that no
-rule was tuned on, the pruner saves 47 % of the steps on digits (35 to 56, three studies) and 46 % on text (38 to 55,
-six), at 1.000 and 0.999 of the hypervolume. Studies that are pruned live draw different trials. There it saves 44 and
-49 %, at +0.003 +- 0.007 and -0.015 +- 0.025 of hypervolume against unpruned ones
-(`tests/benchmarks/tuning_search.py`).
+The point is an estimate. Among trials that were run to the end anyway, three in ten ended better than their point. This
+hardly harms the front, as such trials seldom ended on it. The pruner was replayed on whole studies of 40 trials, with
+seeds on which no rule was tuned. It saves 47 % of the steps on digits (35 to 56, three studies) and 46 % on text (38 to
+55, six studies), and keeps 1.000 and 0.999 of the hypervolume. Studies that are pruned live sample different trials.
+There it saves 44 and 49 % of the steps, and the hypervolume differs from that of unpruned studies by +0.003 +- 0.007
+and -0.015 +- 0.025 (`tests/benchmarks/tuning_search.py`).
 
 Times are noisy: of two identical runs one is a little faster, and would be on the front for that alone. So a trial
-counts as faster than a finished one only by more than a tenth. Bytes are exact except for a few that only the first
-step of a run sends.
+counts as faster than a finished one only if it is faster by more than a tenth. Bytes are exact, except for a few that
+only the first step of a run sends.
 
-Assumptions: no curve improves much more than every finished one did, and all steps send the same. If steps differ
-(methods that warm up, that average periodically, or whose bit widths change), only the cost so far counts.
+Assumptions: no curve improves much more than those of the finished trials, and all steps send the same bytes. If steps
+differ (methods that warm up, that average periodically, or whose bit widths change), only the cost so far counts.
 
-Optuna's pruners compare a trial with others at the same step. Trials with other batch sizes have other steps, so the
-step reported to them is the number of evaluations so far, which is about equal across the trials of a study.
+Optuna's pruners compare a trial with others at the same step. Trials with different batch sizes take different numbers
+of steps, so the number of evaluations is reported as the step; it is about equal across the trials of a study.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ from shardscope.tuning.records import MEASURED, measured_from
 LEAST_FINISHED = 6
 CAUTION = 1.5
 """Assumed improvement, as a multiple of the best improver's, against a finished trial that is better in quality only.
-Against one that also sends less or takes less time the multiple is 1: the trial would be near the front at best."""
+Against one that also sends less or takes less time, the multiple is 1: the trial would be near the front at best."""
 _LATEST = 0.85
-"""Share of the samples after which a trial is not pruned: it hardly costs more, and then has values."""
+"""Fraction of the samples after which a trial is not pruned: finishing it costs little and yields its final values."""
 _SAME = 1e-3
 """Relative difference up to which bytes or memory count as equal: the first step's extra bytes are spread over all
 steps. Quality has no such tolerance."""
@@ -75,9 +75,10 @@ class ParetoPruner:
 
     Args:
         definition: Definition of the study; all its objectives must be measurable during a run.
-        least_finished: Number of finished trials with an evaluation by the same share of samples, before any is pruned.
-        quicker_by: Share of a finished trial's time that a trial must save to count as faster. A negative share gives
-            it the benefit of the doubt: it also counts as faster if it is slower by less than that.
+        least_finished: Number of finished trials required before any is pruned; only those with an evaluation by the
+            same fraction of the samples count.
+        quicker_by: Fraction of a finished trial's time that a trial must save to count as faster. With a negative
+            fraction, a trial also counts as faster if it is slower by less than that fraction.
 
     Raises:
         SpecError: An objective is user-defined, or a number is out of range.
@@ -90,8 +91,8 @@ class ParetoPruner:
     def __post_init__(self) -> None:
         if self.definition.own:
             raise SpecError(
-                "pruner='dominance' needs objectives that are measured as a run goes on, and "
-                f"{self.definition.own[0]!r} is a function of yours, known when it has ended; use pruner='none'"
+                "pruner='dominance' needs objectives that are measured during a run, and "
+                f"{self.definition.own[0]!r} is a function of yours, known only when it has ended; use pruner='none'"
             )
         if self.least_finished < 1:
             raise SpecError(f"least_finished={self.least_finished} is not a number of trials; use at least 1")
@@ -101,12 +102,18 @@ class ParetoPruner:
             )
 
     def reason(self, live: Live, trials: list[FrozenTrial]) -> str | None:
-        """Return which trial dominates the optimistic point of the running one, with figures; None if none does."""
+        """Return a sentence on which trial dominates the optimistic point of the running one; None if none does."""
         finished = finished_of(trials, self.definition.objectives)
         return self.judge(live.measured, live.job, finished)
 
     def judge(self, measured: TrialMetrics, job: Job, finished: Sequence[Finished]) -> str | None:
-        """Return the reason from a trial's figures and the finished trials; None to continue."""
+        """Return a sentence on why to prune the trial with these metrics; None to continue.
+
+        Args:
+            measured: Metrics of the running trial.
+            job: Job of the running trial.
+            finished: Finished trials of the study.
+        """
         share = measured.curve[-1][0] / job.steps if measured.curve else 0.0
         if not 0 < share <= _LATEST or len(finished) < self.least_finished:
             return None
@@ -129,7 +136,7 @@ class ParetoPruner:
     def _point(
         self, measured: TrialMetrics, job: Job, share: float, finished: Sequence[Finished], caution: float
     ) -> dict[str, float] | None:
-        """Return the optimistic value of each objective; None if one cannot be estimated yet."""
+        """Return the optimistic value of each objective; None if one of them cannot be estimated yet."""
         point: dict[str, float] = {}
         for name in self.definition.objectives:
             value = self._best(name, measured, job, share, finished, caution=caution)
@@ -174,7 +181,7 @@ class ParetoPruner:
 
 
 def improvement_of(finished: Sequence[Finished], objective: str, share: float) -> Improvement:
-    """Return the largest improvement of the finished trials after a share of their samples."""
+    """Return the largest improvement of any finished trial after a fraction `share` of its samples."""
     curves = [curve_of(each.measured, objective, each.measured.curve[-1][0]) for each in finished]
     return improvement(curves, share)
 
@@ -193,13 +200,13 @@ def finished_of(trials: Sequence[FrozenTrial], objectives: Sequence[str]) -> lis
 def _sentence(winner: Finished, point: Mapping[str, float], share: float) -> str:
     figures = ", ".join(_against(name, winner.values[name], value) for name, value in point.items())
     return (
-        f"trial {winner.number} beats what this one may come to, judged at {share:.0%} of its samples by how the best "
-        f"so far improved: {figures}"
+        f"trial {winner.number} beats the best that this one may still reach, estimated at {share:.0%} of its samples "
+        f"from the best improvement so far: {figures}"
     )
 
 
 def _against(name: str, winner: float, value: float) -> str:
-    told = f"{name} {_text(name, winner)} against {_text(name, value)}"
+    told = f"{name} {_text(name, winner)} versus {_text(name, value)}"
     return f"{told}, which is within noise" if winner > value else told
 
 
@@ -212,7 +219,7 @@ def _text(name: str, value: float) -> str:
 _STARTUP = 4
 """Number of trials that must finish before any is pruned."""
 _LEARNS_AT_FIRST = 3
-"""A trial is first compared after one in this many of its evaluations: it looks bad while its rate warms up."""
+"""A trial is first compared after a third of its evaluations, as it looks bad while its learning rate warms up."""
 _KEPT = 25.0
 _PATIENCE = 2
 
@@ -241,28 +248,33 @@ def _halving(_: int) -> BasePruner:
 
 def _patient(evaluations: int) -> BasePruner:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # `PRUNERS` states it
+        warnings.simplefilter(
+            "ignore", optuna.exceptions.ExperimentalWarning
+        )  # the text in `PRUNERS` says so
         return optuna.pruners.PatientPruner(_median(evaluations), patience=_PATIENCE)
 
 
 PRUNERS: Mapping[str, tuple[Callable[[int], BasePruner] | None, str]] = {
-    "dominance": (None, "stops what a finished trial beats in all it may come to; the default for several objectives"),
-    "median": (_median, "stops what is worse than the median was by then; the default for one objective"),
-    "percentile": (_percentile, "the same, with the best quarter in place of the median"),
-    "hyperband": (_hyperband, "successive halving in brackets, some stricter than others"),
-    "successive-halving": (_halving, "the best third goes on at 1, 3, 9 evaluations; the others stop for good"),
-    "patient": (_patient, "the median's, once a trial has not improved for two evaluations; experimental in Optuna"),
-    "none": (None, "every trial runs to its end"),
+    "dominance": (None, "stops a trial that can only end dominated by a finished one; default for several objectives"),
+    "median": (_median, "stops a trial that is worse than the median at the same point; default for one objective"),
+    "percentile": (_percentile, "stops a trial that is not among the best quarter at the same point"),
+    "hyperband": (_hyperband, "successive halving in several brackets, some stricter than others"),
+    "successive-halving": (_halving, "continues the best third at 1, 3, 9 evaluations and stops the others"),
+    "patient": (_patient, "as median, once a trial has not improved for two evaluations; experimental in Optuna"),
+    "none": (None, "runs every trial to its end"),
 }  # fmt: skip
-"""Pruners by name: constructor of Optuna's pruner from the evaluations per trial (or None), and description."""
+"""Pruners by name: a function from the evaluations per trial to Optuna's pruner (or None), and a description."""
 
 
 def pruner_of(
     pruner: str | BasePruner | Pruner | None, definition: Definition, *, promotes: bool = False
 ) -> Pruner | None:
-    """Return the pruner of this name, or the pruner given; a `pruner` of None takes the study's default.
+    """Return the pruner to use; None if nothing is to be pruned.
 
-    The result is None if nothing is pruned.
+    Args:
+        pruner: Name of a pruner, or the pruner itself; None takes the default for the study.
+        definition: Definition of the study.
+        promotes: Whether the study promotes trials by successive halving; then one objective needs no pruner.
 
     Raises:
         SpecError: The name is unknown, or the pruner does not support these objectives.
@@ -295,9 +307,9 @@ def _evaluations(job: Job) -> int:
 
 @dataclass
 class ByOptuna:
-    """An Optuna pruner that receives the loss or error of a trial at each evaluation.
+    """An Optuna pruner to which the loss or error of a trial is reported at each evaluation.
 
-    `study.pruner` must be `pruner`: samplers and trials use that attribute.
+    `study.pruner` must be the same object as `pruner`: samplers and trials use that attribute.
     """
 
     pruner: BasePruner
@@ -307,22 +319,22 @@ class ByOptuna:
 
     @classmethod
     def judging(cls, pruner: BasePruner, name: str, definition: Definition) -> ByOptuna | None:
-        """Return the pruner for a study's single objective; None for Optuna's `NopPruner`.
+        """Return the pruner for a study with a single objective; None for Optuna's `NopPruner`.
 
         Raises:
-            SpecError: There are several objectives, or the one is known only at the end.
+            SpecError: There are several objectives, or the only one is known only when a run has ended.
         """
         if isinstance(pruner, optuna.pruners.NopPruner):
             return None
         if len(definition.objectives) > 1:
             raise SpecError(
-                f"pruner={name} judges one objective, got {', '.join(definition.objectives)}; use 'dominance', or one "
+                f"pruner={name} needs one objective, got {', '.join(definition.objectives)}; use 'dominance', or one "
                 "objective"
             )
         if definition.objectives[0] not in QUALITIES:
             raise SpecError(
-                f"pruner={name} judges loss or error as it falls, and {definition.objectives[0]!r} is known when a run "
-                "has ended; use pruner='none'"
+                f"pruner={name} compares loss or error during a run, and {definition.objectives[0]!r} is known only "
+                "when a run has ended; use pruner='none'"
             )
         return cls(pruner, name, definition.objectives[0])
 
@@ -338,12 +350,12 @@ class ByOptuna:
             self.reported[live.number] = index + 1
 
     def reason(self, live: Live, _: list[FrozenTrial]) -> str | None:
-        """Return why Optuna prunes the trial; None if it does not."""
+        """Return a sentence on why Optuna prunes the trial; None if it does not."""
         self.report(live)
         curve = live.measured.curve
         if not curve or curve[-1][0] >= live.job.steps or not live.trial.should_prune():
             return None
         return (
             f"the pruner {self.name} stopped it at {curve[-1][0] / live.job.steps:.0%} of its samples: "
-            f"{self.objective} {curve[-1][self._column]:.4g} is not among those that go on there"
+            f"{self.objective} {curve[-1][self._column]:.4g} is not among the values that continue there"
         )

@@ -1,9 +1,9 @@
 """The driver of a study whose trials pause at rungs and resume from their checkpoints.
 
-A paused trial is still running to Optuna, so that samplers take it into account. Its last piece has ended, and its
-attributes hold the rung that it reached. Only the driver that started it promotes it. When that driver stops or is
-killed, a successor takes the trial's place, as for any running trial (see `recovery`). The successor takes over the
-pieces and resumes from the last checkpoint; if the checkpoints are on another machine, it is trained from the start.
+To Optuna, a paused trial is still running, so samplers take it into account. Its last piece has ended, and its
+attributes hold the rung that it has reached. Only the driver that started a trial promotes it. When that driver stops
+or is killed, a successor takes the trial's place, as for any running trial (see `recovery`). The successor takes over
+the runs so far and resumes from the last checkpoint; if the checkpoints are on another machine, it trains from scratch.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ class Held:
 
 @dataclass
 class HalvingDriver(TrialDriver):
-    """Runs trials in pieces, and the best ones to their end."""
+    """Runs trials in pieces, and only the best ones to their end.
+
+    `rungs` are the points at which trials pause, and `held` maps the numbers of the paused trials to their state.
+    """
 
     rungs: Rungs = field(default_factory=Rungs)
     held: dict[int, Held] = field(default_factory=dict)
@@ -65,14 +68,14 @@ class HalvingDriver(TrialDriver):
             self._beat = time.monotonic()
             for number in list(self.held):
                 if not self.retry(self.writer.write, number, {recovery.HEARTBEAT: time.time()}):
-                    del self.held[number]  # another driver has taken it over
+                    del self.held[number]  # another driver has taken over the trial
         has_more = super().tick()
         if not self._is_swept:
             self._sweep()
         return has_more
 
     def _sweep(self) -> None:
-        """Delete checkpoints that no trial resumes from any more, unless the user asked for checkpoints."""
+        """Delete checkpoints from which no trial will resume any more, unless the user's job asks for checkpoints."""
         self._is_swept = True
         asked = self.definition.job.checkpoint
         if asked.every is None and not asked.at_end:
@@ -97,7 +100,7 @@ class HalvingDriver(TrialDriver):
         trials = self.retry(self.study.get_trials, deepcopy=False)
         for trial in trials:
             if trial.state.is_finished():
-                self.held.pop(trial.number, None)  # another driver has taken it over
+                self.held.pop(trial.number, None)  # another driver has taken over the trial
         at_rung = {number: held.paused.rung for number, held in self.held.items()}
         return trials, at_rung, self.rungs, self.definition.objectives, self._job_of
 
@@ -106,12 +109,15 @@ class HalvingDriver(TrialDriver):
         return apply(self.definition.job, settings, equal=self.definition.equal)
 
     def _end(self) -> bool:
-        """Promote the best held trial if none is complete, else prune all held; called if nothing is left to start."""
+        """Promote the best held trial if no trial is complete, else prune all held trials.
+
+        Called when nothing is left to start. Returns whether anything was done.
+        """
         state = self._rung_state()
         if not self.held:
             return False
         if any(trial.state == TrialState.RUNNING and not is_paused(trial) for trial in state[0]):
-            return False  # another driver's may still reach a rung, and more trials be promoted then
+            return False  # a trial of another driver may still reach a rung, so that more trials are promoted
         if not any(trial.state == TrialState.COMPLETE for trial in state[0]):
             number = halving.furthest(*state)
             if number is not None:
@@ -144,7 +150,7 @@ class HalvingDriver(TrialDriver):
             resume = Path(held.paused.runs[-1])
             run = launch(job, root=self.folder, resume=resume, gated=self.pruner is not None, preflight=False)
         except BrokenPipeError:
-            return  # its launch server was just killed; the next look starts another
+            return  # its launch server was just killed; the next tick starts another one
         except LaunchError as error:
             raise not_launched(number, error) from error
         except RunNotFound as error:
@@ -166,7 +172,7 @@ class HalvingDriver(TrialDriver):
         earlier = self._paused(live.number)
         paused = self._after(earlier, live.run)
         attrs = {MEASURED: measured_to(live.measured), **paused.to_attrs()}
-        if self.retry(self.writer.write, live.number, attrs):  # else another driver has taken it over
+        if self.retry(self.writer.write, live.number, attrs):  # else another driver has taken over the trial
             self.held[live.number] = Held(live.trial, live.params, live.job, live.meter, paused)
         self._is_swept = False
         self._drop(live)
@@ -205,11 +211,11 @@ class HalvingDriver(TrialDriver):
     def stop(self) -> None:
         super().stop()
         paused = list(self.held)
-        self.held.clear()  # they stay paused; the driver that resumes the study takes them over
+        self.held.clear()  # these trials stay paused; the driver that resumes the study takes them over
         if paused:
             within(TOLD_WITHIN_S, self.retry, recovery.leave, self.writer, paused, self._me)
 
-    # Trials of drivers that are gone.
+    # Trials of drivers that no longer run.
 
     def _adopt(self, trial: FrozenTrial, trials: list[FrozenTrial]) -> None:
         self._is_swept = False
@@ -233,7 +239,7 @@ class HalvingDriver(TrialDriver):
 
 
 def meter_of(runs: tuple[str, ...]) -> TrialReader:
-    """Return a meter that has read all pieces of a trial."""
+    """Return a reader that has read all pieces of a trial, given the paths of their runs in order."""
     first, *others = (Run.attach(path) for path in runs)
     meter = TrialReader(first)
     meter.poll()
