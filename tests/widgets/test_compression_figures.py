@@ -115,7 +115,7 @@ def test_steps_that_talk_now_and_then_are_averaged_over_their_periods() -> None:
 def test_before_its_first_period_is_over_a_run_says_so() -> None:
     info = figures.compression_info([trace("none", 400), trace("local-sgd", 400, steps=3, every=4)])
     assert (info.runs[1].bytes_per_step, info.runs[1].ratio, info.runs[1].parts) == (None, None, None)
-    assert "has not come to the end of its first period" in figures.compression_text(info)
+    assert "has not finished its first period" in figures.compression_text(info)
     assert figures.draw_compression(info).data[0].y[1] is None
 
 
@@ -150,7 +150,7 @@ def test_times_are_compared_on_one_link_only_and_bytes_on_any() -> None:
 def test_without_spans_the_parts_of_a_step_are_not_measured() -> None:
     info = figures.compression_info([trace("none", 400, spans=False), trace("int8", 100, spans=False)])
     assert [run.parts for run in info.runs] == [None, None]
-    assert "packs for a time that was not measured" in figures.compression_text(info)
+    assert "has no measured packing time" in figures.compression_text(info)
     assert "takes 300 ms instead of 300 ms" in figures.compression_text(info)
     whole = figures.draw_compression(info).data[4]
     assert (whole.name, list(whole.y)) == ("parts not measured", pytest.approx([0.3, 0.3]))
@@ -183,19 +183,19 @@ def test_a_line_a_method_in_bits_a_second_and_none_where_it_never_pays() -> None
     assert info.lines[0].bits_per_s == (pytest.approx(7.2e8), None)
     assert info.here == (2, 1e8)
     assert figures.break_even_text(info).endswith("Never: topk.")
-    assert "10 times less; packs and unpacks for 10 ms" in info.lines[0].hover[0]
+    assert "10 times less; packing and unpacking take 10 ms" in info.lines[0].hover[0]
 
 
 def test_where_nothing_pays_the_text_says_so() -> None:
     text = figures.break_even_text(figures.break_even_info(found((0.0, 0.0))))
     assert text == (
-        "Among 4 workers, compressing mlp's gradients pays with none of them on any link. Never: topk."
+        "Among 4 workers, compressing mlp's gradients pays off with none of the methods on any link. Never: topk."
     )
 
 
 def test_what_always_pays_is_said_in_words_and_drawn_at_the_edge() -> None:
     info = figures.break_even_info(found((9e7, math.inf)))
-    assert "pays with topk on any link" in figures.break_even_text(info)
+    assert "pays off with topk on any link" in figures.break_even_text(info)
     figure = figures.break_even(found((9e7, math.inf)))
     assert figure.data[0].y[1] > figure.data[0].y[0]
     ticks = ("100 Mbit/s", "1 Gbit/s", "10 Gbit/s", "100 Gbit/s", "1 Tbit/s", "10 Tbit/s")
