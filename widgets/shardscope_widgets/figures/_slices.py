@@ -72,7 +72,7 @@ def slices_text(info: SlicesInfo) -> str:
     if not info.slices:
         return "A slice appears with the first complete trial."
     return (
-        f"{plural(len(info.slices), 'setting')}, {title_of(info.objective)} on the vertical axis; green dots are on the front."
+        f"{plural(len(info.slices), 'setting')}, {title_of(info.objective)} on the y-axis; green dots are on the front."
     )
 
 

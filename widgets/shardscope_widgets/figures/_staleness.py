@@ -1,6 +1,6 @@
 """Staleness of the gradients that a parameter server applied: a histogram, and staleness over time.
 
-The staleness of a gradient is the number of updates that were applied after the worker pulled the parameters it used
+The staleness of a gradient is the number of updates that were applied after its worker pulled the parameters
 and before the gradient itself was applied.
 """
 

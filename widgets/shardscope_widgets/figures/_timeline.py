@@ -264,5 +264,11 @@ def draw(info: TimelineInfo) -> go.Figure:
 
 
 def timeline(trace: Trace, *, last_step: int | None = None, num_steps: int = 2) -> go.Figure:
-    """Draw the activity of every rank in a window of steps, by default the newest two; arguments as for `timeline_info`."""
+    """Draw the activity of every rank in a window of steps, by default the newest two.
+
+    Args:
+        trace: The run.
+        last_step: Last step of the window; the newest step by default.
+        num_steps: Maximum number of steps in the window.
+    """
     return draw(timeline_info(trace, last_step=last_step, num_steps=num_steps))

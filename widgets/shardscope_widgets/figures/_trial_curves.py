@@ -68,7 +68,7 @@ def trial_curves_text(info: TrialCurvesInfo) -> str:
 
 
 def trial_curves_spec(info: TrialCurvesInfo) -> Spec:
-    """Return the plot as Plotly JSON, with one trace per kind of trial so that it stays fast with hundreds of trials."""
+    """Return the plot as Plotly JSON, with one trace per kind of trial, which stays fast for hundreds of trials."""
     traces = [_trace(kind, [curve for curve in info.curves if curve.kind == kind]) for kind in KINDS]
     layout = _layout()
     ends = [point[1] for curve in info.curves for point in curve.points]

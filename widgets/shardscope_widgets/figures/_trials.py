@@ -38,8 +38,8 @@ class TrialInfo:
     Attributes:
         state: State of the trial, as in `TrialRecord`.
         params: (name, value) of each setting, with the names and order of the search space.
-        values: Known objective values by name. For a running trial, time and bytes are extrapolated from its first steps,
-            and the quality is from its last evaluation.
+        values: Known objective values by name. For a running trial, time and bytes are extrapolated from its first
+            steps, and the quality is from its last evaluation.
         best: Optimistic final quality of a running trial: its value if it improves from here as much as the best trial
             did.
         curve: (step, loss, fraction of wrong answers) at each evaluation on the validation split.
@@ -72,7 +72,7 @@ class TrialInfo:
 
 
 def short_name(name: str) -> str:
-    """Return the short name of a setting: ``optimizer[lamb].lr`` becomes ``lr``, ``compression[topk].ratio`` becomes ``ratio``."""
+    """Return the short name of a setting, such as ``lr`` for ``optimizer[lamb].lr``."""
     return name.rsplit(".", 1)[-1].replace("_", " ")
 
 

@@ -110,7 +110,7 @@ def tint(colour: str, part: float) -> str:
 
 
 def ink_on(colour: str) -> str:
-    """Return a near-black or white, whichever contrasts more with a hexadecimal colour (WCAG 2.2 relative luminance)."""
+    """Return near-black or white, whichever contrasts more with a hexadecimal colour (WCAG 2.2 relative luminance)."""
     linear = [
         v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in (c / 255 for c in _rgb(colour))
     ]
