@@ -79,8 +79,8 @@ def test_compressed_runs_stand_after_the_uncompressed_one_and_are_held_against_i
     )
     assert info.is_telling
     text = figures.compression_text(info)
-    assert "ring-int8-mlp sends 200 B a step, 4 times less than uncompressed, packs for 36 ms" in text
-    assert "takes 186 ms instead of 300 ms a step" in text
+    assert "ring-int8-mlp sends 200 B per step, 4 times less than uncompressed, packs for 36 ms" in text
+    assert "takes 186 ms instead of 300 ms per step" in text
 
 
 def test_the_figure_has_bars_for_bytes_and_parts_and_a_line_for_what_is_owed() -> None:
@@ -105,8 +105,8 @@ def test_steps_that_talk_now_and_then_are_averaged_over_their_periods() -> None:
     assert info.runs[1].ratio == 4
     assert info.runs[1].parts == pytest.approx((0.1, 0.0, 0.05))
     text = figures.compression_text(info)
-    assert "sends 200 B a step, 4 times less than uncompressed, packs nothing" in text
-    assert "takes 150 ms instead of 300 ms a step" in text
+    assert "sends 200 B per step, 4 times less than uncompressed, packs nothing" in text
+    assert "takes 150 ms instead of 300 ms per step" in text
     (row,) = comparison_info([seldom])
     assert (row.bytes_per_step, row.step_time_s) == (200, pytest.approx(0.15))
     assert row.per_second == pytest.approx(8 / 0.15)
@@ -125,7 +125,7 @@ def test_each_run_is_held_against_the_uncompressed_one_of_its_own_strategy_and_r
     info = figures.compression_info([ring, packed, other])
     assert [run.label for run in info.runs] == [other.label, packed.label], "the ring is nobody's measure"
     assert info.runs[1].ratio == 9
-    assert "takes 300 ms instead of 600 ms a step" in figures.compression_text(info)
+    assert "takes 300 ms instead of 600 ms per step" in figures.compression_text(info)
     assert figures.compression_info([ring, packed]).runs[0].ratio is None
     assert "instead of" not in figures.compression_text(figures.compression_info([ring, packed]))
 
@@ -137,7 +137,7 @@ def test_times_are_compared_on_one_link_only_and_bytes_on_any() -> None:
     assert "4 times less than uncompressed" in alone
     assert "instead of" not in alone
     both = figures.compression_info([fast, packed, slow])
-    assert "takes 300 ms instead of 1 s a step" in figures.compression_text(both)
+    assert "takes 300 ms instead of 1 s per step" in figures.compression_text(both)
     assert [run.link for run in both.runs] == ["100 Mbit/s", "100 Mbit/s"], (
         "the unpaced run is nobody's measure"
     )

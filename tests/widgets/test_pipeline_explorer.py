@@ -118,7 +118,10 @@ class TestExplorer:
         assert explorer.timeline.bubble_fraction == pytest.approx(3 / 27)
         assert "bubble 11.1% simulated, the same from the closed-form formula" in explorer._status.value
         explorer.send = 2.0
-        assert "11.1% from the closed-form formula for free communication and equal stages" in explorer._status.value
+        assert (
+            "11.1% from the closed-form formula for free communication and equal stages"
+            in explorer._status.value
+        )
 
     def test_controls_and_traits_are_one(self):
         explorer = PipelineExplorer()

@@ -46,7 +46,7 @@ class TestSearching:
         ("change", "said"),
         [
             ({"on": False}, "nothing is searched"),
-            ({"picked": [7, 4]}, "Warm-up share: .* is not a range; let it end above"),
+            ({"picked": [7, 4]}, "Warm-up share: .* is not a range; choose an upper end above"),
             ({"picked": [4, 4]}, "Warm-up share: .* is not a range"),
         ],
     )
@@ -102,9 +102,7 @@ class TestChoosing:
 
     def test_what_is_impossible_is_said_before_anything_runs(self, make_tuning_lab):
         lab = make_tuning_lab(JOB, SPACE)
-        with pytest.raises(
-            TypeError, match=r"lab.choose\(2\) names no setting; .* lab.chosen = 2 to look at"
-        ):
+        with pytest.raises(TypeError, match=r"lab.choose\(2\) needs a mapping; .* lab.chosen = 2 to show"):
             lab.choose(2)
         lab.global_batch = 31
         assert lab.screen.start.disabled
@@ -201,7 +199,7 @@ def test_stop_answers_at_once_prune_counts_and_continue_goes_on(make_tuning_lab)
     assert (records[0].state, records[0].reason) == ("pruned", "pruned by hand")
     assert {record.state for record in records[1:]} <= {"failed", "waiting"}
     assert lab.screen.start.description == "Continue"
-    with pytest.raises(StudyError, match="trial 0 does not run here"):
+    with pytest.raises(StudyError, match="trial 0 is not running here"):
         lab.prune(0)
     assert (
         sum(record.counted for record in StudySession.open(name="long").records() if record.state == "pruned")

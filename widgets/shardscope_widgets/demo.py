@@ -60,7 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parse(argv)
     started = time.monotonic()
     todo = jobs(ranks=arguments.ranks, steps=arguments.steps)
-    print(f"Shardscope demo: {len(todo)} runs in real processes. Ctrl-C stops and reports the results so far.\n")
+    print(
+        f"Shardscope demo: {len(todo)} runs in real processes. Ctrl-C stops and reports the results so far.\n"
+    )
     done: list[Run] = []
     status = 0
     try:
@@ -78,11 +80,16 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         prog="shardscope demo",
         description="Train on 1 and on 4 ranks with every strategy; print a table and write a report.",
     )
-    parser.add_argument("--ranks", type=int, default=RANKS, help="number of ranks of each run (default: %(default)s)")
-    parser.add_argument("--steps", type=int, help="number of steps of each run (default: 40 and 100)")
-    parser.add_argument("--root", type=Path, help="folder for the runs (default: $SHARDSCOPE_RUNS or ./runs)")
     parser.add_argument(
-        "--report", type=Path, default=Path("shardscope-demo.html"), help="path of the report (default: %(default)s)"
+        "--ranks", type=int, default=RANKS, help="number of ranks of each run (default: %(default)s)"
+    )
+    parser.add_argument("--steps", type=int, help="number of steps of each run (default: 40 and 100)")
+    parser.add_argument("--root", type=Path, help="folder of the runs (default: $SHARDSCOPE_RUNS or ./runs)")
+    parser.add_argument(
+        "--report",
+        type=Path,
+        default=Path("shardscope-demo.html"),
+        help="path of the report (default: %(default)s)",
     )
     return parser.parse_args(argv)
 
@@ -172,9 +179,7 @@ def _cores_text(rows: Sequence[RunRow]) -> str:
     cores, ranks = max(1, int(usable_cores())), max(row.world_size for row in rows)
     if ranks <= cores:
         return ""
-    return (
-        f"{ranks} ranks share {cores} core{'s' * (cores > 1)} here: they take turns, which costs time."
-    )
+    return f"{ranks} ranks share {cores} core{'s' * (cores > 1)} here: they take turns, which costs time."
 
 
 def table_text(rows: Sequence[RunRow]) -> str:

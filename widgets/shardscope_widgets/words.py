@@ -17,7 +17,7 @@ def bytes_text(num_bytes: float) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Format a number with three significant digits, as ``12.3`` or ``0.0123``; above 100 as an integer, ``1234``."""
+    """Format a number with three significant digits, as ``12.3`` or ``0.0123``; from 100 on as an integer, ``1234``."""
     if abs(value) >= 100:
         return f"{value:.0f}"
     return f"{value:.3g}" if abs(value) >= 1e-4 or value == 0 else f"{value:.1e}"

@@ -26,7 +26,11 @@ class Asked(t.HasTraits):
         100.0, "Bandwidth, one way", "Bandwidth of one worker in one direction.", least=1e-6, step=1
     )
     bandwidth_unit = own_trait(
-        "Gbit/s", "Unit", "Unit of both bandwidths: Gbit/s, GB/s or GiB/s.", kind="choice", values=named(UNITS)
+        "Gbit/s",
+        "Unit",
+        "Unit of both bandwidths: Gbit/s, GB/s or GiB/s.",
+        kind="choice",
+        values=named(UNITS),
     )
     latency_us = own_trait(5.0, "Latency, µs", "Latency per message, in microseconds.", least=0, step=1)
     num_bytes = own_trait(1e8, "Message", "Size of the tensor, in bytes.", least=1)

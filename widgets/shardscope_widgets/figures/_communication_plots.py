@@ -246,7 +246,9 @@ def curves_text(info: CostCurvesInfo) -> str:
     where = f"{bytes_text(info.question.num_bytes)} among {plural(info.question.workers, 'worker')}"
     if at:
         least, fastest = min(at, key=lambda pair: pair[0])
-        words = [f"For {where}, {title(fastest)} is the fastest of the ticked algorithms: {seconds_text(least)}."]
+        words = [
+            f"For {where}, {title(fastest)} is the fastest of the ticked algorithms: {seconds_text(least)}."
+        ]
     else:
         words = [f"For {where}, none of the ticked algorithms has a value."]
     if info.crossings:

@@ -99,4 +99,6 @@ def efficiency_text(info: EfficiencyInfo) -> str:
         at = [(float(getattr(line, kind)[line.workers == count][0]), line.algorithm) for line in here]
         most, best = max(at)
         kept.append(f"{most:.0%} under {kind} scaling ({title(best)})")
-    return f"On {plural(count, 'worker')}, the best of the ticked algorithms reach {listed(kept)} of the ideal."
+    return (
+        f"On {plural(count, 'worker')}, the best of the ticked algorithms reach {listed(kept)} of the ideal."
+    )

@@ -166,9 +166,14 @@ def draw_layers(info: LayersInfo) -> go.Figure:
         figure.add_traces(_debts(info))
         layout |= _debt_axes(info, right)
         shares = (
-            "; dotted: residual of its share of the mean" if any(debt.kind == "share" for debt in info.debts) else ""
+            "; dotted: residual of its share of the mean"
+            if any(debt.kind == "share" for debt in info.debts)
+            else ""
         )
-        layout["annotations"] += [_head("Residual", f"relative to one step's gradient{shares}", right), _late_note()]
+        layout["annotations"] += [
+            _head("Residual", f"relative to one step's gradient{shares}", right),
+            _late_note(),
+        ]
         layout["shapes"].append(_late_line())
     figure.update_layout(layout, showlegend=bool(info.debts))
     legend = {

@@ -50,7 +50,9 @@ def _sentence(run: Group) -> str:
     busiest = max(run.bars, key=lambda bar: bar.total)
     mean = sum(bar.total for bar in run.bars) / len(run.bars)
     times = f", {busiest.total / mean:.1f} times the mean of {plural(len(run.bars), 'rank')}" if mean else ""
-    return f"{run.label}: the busiest link ({busiest.name}) carries {bytes_text(busiest.total)} per step{times}."
+    return (
+        f"{run.label}: the busiest link ({busiest.name}) carries {bytes_text(busiest.total)} per step{times}."
+    )
 
 
 def draw(info: LinksInfo) -> go.Figure:

@@ -136,7 +136,9 @@ _TRAITS: dict[str, Any] = {
 
 def trait_of(spec: type[Spec], field: str, label: str = "", **otherwise: Any) -> Any:
     """Return a trait for a field; arguments as for `setting_of`."""
-    setting = setting_of(spec, field, label, **{"values": (), **otherwise})  # a user may register methods later
+    setting = setting_of(
+        spec, field, label, **{"values": (), **otherwise}
+    )  # a user may register methods later
     bounds = {"min": setting.least, "max": setting.most} if setting.kind in {"count", "number"} else {}
     make = _TRAITS.get(setting.kind, t.Any)
     if setting.optional:

@@ -23,9 +23,7 @@ class MemoryChoices(t.HasTraits):
     """One trait per control. Setting a trait updates its control, and using the control sets the trait."""
 
     model = t.Any("gpt3-175b", help="Name from the model catalogue, path of a config.json, or a Transformer.")
-    device = own_trait(
-        "a100-80gb", "Device", "Name from the device catalogue.", values=named(Device.names())
-    )
+    device = own_trait("a100-80gb", "Device", "Name from the device catalogue.", values=named(Device.names()))
     framework = own_trait(
         "megatron-core",
         "Framework",
@@ -34,7 +32,11 @@ class MemoryChoices(t.HasTraits):
         values=named(FRAMEWORKS),
     )
     seq = own_trait(
-        0, "Sequence length", "Tokens per sequence; 0 uses the model's own length.", least=0, most=LARGEST_COUNT
+        0,
+        "Sequence length",
+        "Tokens per sequence; 0 uses the model's own length.",
+        least=0,
+        most=LARGEST_COUNT,
     )
     data = trait_of(Layout, "data", default=8)
     tensor = trait_of(Layout, "tensor", default=8)

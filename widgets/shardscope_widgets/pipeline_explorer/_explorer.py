@@ -123,7 +123,8 @@ class PipelineExplorer(widgets.VBox):  # type: ignore[misc]
         main = widgets.HBox([self._panel(), right])
         main.add_class("ss-main")
         frame = Frame(
-            title="Pipeline Explorer", about="when each rank runs which operation, what it waits for, and what it holds"
+            title="Pipeline Explorer",
+            about="when each rank runs which operation, what it waits for, and what it holds",
         )
         self.children = (frame, Style(), main)
         self.add_class("ss-lab")

@@ -57,7 +57,9 @@ class Planner(widgets.VBox):  # type: ignore[misc]
 
     model = own_trait("gpt3-175b", "Model", "Model to plan for.", values=_transformers)
     device = own_trait("a100-80gb", "Device", "Accelerator of the cluster.", values=named(Device.names()))
-    nodes = own_trait(128, "Nodes", "Number of nodes, each with the device's usual setup.", least=1, reach=1 << 14)
+    nodes = own_trait(
+        128, "Nodes", "Number of nodes, each with the device's usual setup.", least=1, reach=1 << 14
+    )
     global_batch = trait_of(Layout, "global_batch", default=1536)
     precision = trait_of(Layout, "precision", values=named(("fp32", "bf16-mixed", "fp16-mixed", "fp8-mixed")))
     fix = t.Dict(default_value={"offload": "none"}, help="Layout axes fixed to one value, by name.")
