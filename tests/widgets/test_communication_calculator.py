@@ -89,7 +89,7 @@ def test_an_algorithm_that_cannot_be_among_so_many_is_not_called_the_fastest() -
     assert "tree is the fastest" in figures.curves_text(figures.by_workers_info(many))
     assert "(tree)" in figures.efficiency_text(figures.efficiency_info(many))
     alone = replace(QUESTION, workers=1)
-    assert "none of those ticked is drawn" in figures.curves_text(figures.by_workers_info(alone))
+    assert "none of the ticked algorithms has a value" in figures.curves_text(figures.by_workers_info(alone))
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -120,7 +120,7 @@ def test_the_table_is_sorted_and_the_words_name_the_fastest(calculator: Communic
     rows = calculator.table.value.split("<tr")[2:]
     assert "ring" in rows[0]
     assert "parameter server" in rows[1]
-    assert "ring is the fastest of those ticked" in calculator.views["Message size"].words.value
+    assert "ring is the fastest of the ticked algorithms" in calculator.views["Message size"].words.value
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ class TestNoiseScale:
     def test_words_for_what_is_not_known(self):
         assert "No step" in figures.noise_scale_text(figures.noise_scale_info(measured((), (), ()), [], []))
         lost = info_of(critical=(math.inf, math.inf))
-        assert "cannot be told from noise yet" in figures.noise_scale_text(lost)
+        assert "cannot be distinguished from noise yet" in figures.noise_scale_text(lost)
         assert "no upper limit yet" in figures.noise_scale_text(info_of(high=(math.inf, math.inf)))
 
     def test_the_drawing_has_a_band_a_line_and_the_batch_in_use(self):

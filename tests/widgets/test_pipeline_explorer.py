@@ -107,7 +107,7 @@ class TestComparison:
 class TestExplorer:
     def test_work_that_takes_no_time_is_shown_too(self):
         explorer = PipelineExplorer(t_f=0.0, t_input=0.0, t_weight=0.0)
-        assert "bubble 0.0% counted" in explorer._status.value
+        assert "bubble 0.0% simulated" in explorer._status.value
 
     def test_an_unknown_choice_is_refused(self):
         with pytest.raises(TypeError, match="no choice 'stage'"):

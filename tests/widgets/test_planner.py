@@ -142,4 +142,4 @@ class TestFigures:
             assert len(figure.data) > 0
 
     def test_the_words_name_the_best(self, plans):
-        assert f"{plans.valid:,} layouts can be" in figures.plans_text(plans)
+        assert f"{plans.valid:,} layouts are valid" in figures.plans_text(plans)

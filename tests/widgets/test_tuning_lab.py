@@ -181,7 +181,7 @@ def test_a_study_is_run_shown_applied_moved_and_found_again(make_tuning_lab, mon
     assert [row["number"] for row in again.screen.table.rows] == [0, 1, 2]
     other = make_tuning_lab(JOB.replace(steps=9), SPACE, name="seen")
     assert "the job has another steps" in other.screen.plan.value
-    with pytest.raises(StudyError, match="begun otherwise"):
+    with pytest.raises(StudyError, match="created with a different definition"):
         other.start()
 
 
@@ -226,7 +226,7 @@ def test_a_study_that_baselines_have_joined_goes_on(make_tuning_lab):
     assert lab.problem == ""
     assert len([record for record in lab.session.records() if record.counted]) == 3
     again = make_tuning_lab(JOB, space, name="joined", trials=4)
-    assert "begun otherwise" not in again.screen.plan.value
+    assert "different definition" not in again.screen.plan.value
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ def test_a_study_opened_by_name_shows_its_own_definition_and_asks_for_its_functi
         "passed again to continue: use objectives={&#x27;error&#x27;: None, &#x27;mine&#x27;: mine}"
         in lab.screen.plan.value
     )
-    with pytest.raises(StudyError, match="minimises mine by a function of yours"):
+    with pytest.raises(StudyError, match="minimises mine using your own function"):
         lab.start()
 
     again = make_tuning_lab(name="mine", objectives={"error": None, "mine": last_loss}, trials=2)

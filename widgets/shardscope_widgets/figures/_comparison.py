@@ -46,7 +46,7 @@ class RunRow(NamedTuple):
     speed: float | None
 
     def cells(self) -> tuple[str, ...]:
-        """The row as text, in the order of `HEADERS`."""
+        """Return the row as text cells, in the order of `HEADERS`."""
         none = "–"
         return (
             self.label,

@@ -71,7 +71,7 @@ def slices_text(info: SlicesInfo) -> str:
     """Describe the figure in words."""
     if not info.slices:
         return "A slice appears with the first complete trial."
-    return f"{plural(len(info.slices), 'setting')}, {title_of(info.objective)} on the y-axis; green dots are on the front."
+    return f"{plural(len(info.slices), 'setting')}, {title_of(info.objective)} on the y-axis; green: on the front."
 
 
 def slices_spec(info: SlicesInfo) -> Spec:

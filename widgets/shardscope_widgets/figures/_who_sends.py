@@ -52,7 +52,7 @@ def picture(algorithm: str) -> Picture:
 
 
 def has_picture(algorithm: str) -> bool:
-    """Whether the algorithm has a picture."""
+    """Return whether the algorithm has a picture."""
     return algorithm in _PICTURES
 
 
