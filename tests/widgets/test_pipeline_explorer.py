@@ -110,7 +110,7 @@ class TestExplorer:
         assert "bubble 0.0% simulated" in explorer._status.value
 
     def test_an_unknown_choice_is_refused(self):
-        with pytest.raises(TypeError, match="no choice 'stage'"):
+        with pytest.raises(TypeError, match="no option 'stage'"):
             PipelineExplorer(stage=3)
 
     def test_it_shows_what_was_counted_beside_the_closed_form(self):

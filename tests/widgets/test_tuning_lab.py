@@ -126,7 +126,7 @@ class TestChoosing:
         assert lab.job() == job.replace(steps=8)
 
     def test_an_unknown_choice_is_an_error(self, make_tuning_lab):
-        with pytest.raises(TypeError, match="no choice 'trails'"):
+        with pytest.raises(TypeError, match="no option 'trails'"):
             make_tuning_lab(JOB, trails=3)
 
     def test_every_control_has_a_description_and_a_tooltip(self, make_tuning_lab):
