@@ -58,7 +58,7 @@ def test_a_pipelines_chart_and_zeros_memory_appear_with_their_runs(lab):
 def test_the_check_button_shows_its_verdict_in_place(lab):
     choose(lab, "Strategy", "ring")
     press(lab, "Check")
-    lab.page.locator(f"{LAB} .ss-buttons button", has_text="Give up").wait_for(timeout=60_000)
+    lab.page.locator(f"{LAB} .ss-buttons button", has_text="Cancel").wait_for(timeout=60_000)
     verdict = lab.page.locator(f"{LAB} .ss-verdict")
     verdict.wait_for(timeout=60_000)
     assert "ring on 4 ranks agrees with one process" in verdict.inner_text()

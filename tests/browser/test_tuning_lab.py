@@ -98,7 +98,7 @@ def test_start_watch_prune_open_stop_reload_and_go_on(opened):
 
     assert click(opened, ["on the front", "beaten"], 0)
     press(opened, "Open run")
-    page.locator(f"{LAB} .ss-words", has_text="In each row computing is above").wait_for(timeout=60_000)
+    page.locator(f"{LAB} .ss-words", has_text="Each row has computing above").wait_for(timeout=60_000)
     press(opened, "Stop")
     status(opened, "is stopped")
     left = opened.kernel("[[lab.problem, lab.is_running], [r.state for r in lab.session.records()]]")

@@ -51,7 +51,8 @@ def test_the_chart_and_its_words() -> None:
     assert [line.largest for line in info.lines] == [32, 64, None]
     assert info.lines[1].medians == (0.45, 0.4, None)
     assert figures.batch_sweep_text(info) == (
-        "Within the same epochs a validation loss of 0.5 is reached by sgd up to 32 and lamb up to 64; not by lars."
+        "Within the same number of epochs, a validation loss of 0.5 is reached by sgd up to 32 and lamb up to 64; "
+        "not by lars."
     )
     assert len(figures.batch_sweep(SWEEP).data) == 3
 

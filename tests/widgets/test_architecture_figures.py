@@ -56,7 +56,7 @@ class TestMemoryKinds:
     def test_it_is_also_there_in_words(self):
         info = figures.memory_kinds_info([trace_of(memory_events(1, activations=0), "zero-1", 1)])
         assert figures.memory_kinds_text(info) == (
-            "zero-1: a rank holds up to 3.3 MB, of it 48% optimizer state, 24% parameters, 24% gradients and "
+            "zero-1: a rank holds up to 3.3 MB: 48% optimizer state, 24% parameters, 24% gradients and "
             "3% buffers."
         )
 
@@ -71,7 +71,7 @@ class TestLinks:
         trace = Trace("id", "parameter-server", "parameter-server", world_size=2)
         trace.links = {0: Moved(300, 300), 1: Moved(100, 100)}
         assert figures.links_text(figures.links_info([trace])) == (
-            "parameter-server: the busiest link, that of rank 0, carries 600 B a step, 1.5 times the mean of 2 ranks."
+            "parameter-server: the busiest link (rank 0) carries 600 B per step, 1.5 times the mean of 2 ranks."
         )
         assert figures.links([trace]).data
 
@@ -139,7 +139,7 @@ class TestGantt:
     def test_it_is_also_there_in_words(self):
         info = figures.gantt_info(trace_of(schedule_events(2, 4), schedule="gpipe"))
         assert figures.gantt_text(info) == (
-            "pipeline, step 1, 150 ms: 4 micro-batches through 2 stages on 2 ranks. Ranks stand idle for 20% of the "
+            "pipeline, step 1, 150 ms: 4 micro-batches through 2 stages on 2 ranks. Ranks are idle for 20% of the "
             "time; with stages of equal cost and backward passes twice as long as forward ones it would be 20%."
         )
         assert "No schedule" in figures.gantt_text(

@@ -41,7 +41,7 @@ def test_a_diamond_stands_where_two_curves_meet_and_is_named() -> None:
     info = figures.by_size_info(QUESTION)
     assert [(c.below, c.above) for c in info.crossings] == [("parameter-server", "tree"), ("tree", "ring")]
     figure = figures.by_size(QUESTION)
-    (diamonds,) = (trace for trace in figure.data if trace.name == "the fastest changes")
+    (diamonds,) = (trace for trace in figure.data if trace.name == "fastest algorithm changes")
     assert list(diamonds.x) == [c.value for c in info.crossings]
     named = " ".join(annotation.text for annotation in figure.layout.annotations)
     assert "ring overtakes tree at 710 kB" in named
@@ -75,7 +75,7 @@ def test_efficiency_falls_with_workers_and_is_told() -> None:
     info = figures.efficiency_info(QUESTION)
     for line in info.lines:
         assert (np.diff(line.strong) <= 0).all()
-    assert "On 64 workers, the best of those ticked keep" in figures.efficiency_text(info)
+    assert "On 64 workers, the best of the ticked algorithms reach" in figures.efficiency_text(info)
 
 
 def test_an_algorithm_that_cannot_be_among_so_many_is_not_called_the_fastest() -> None:
@@ -89,7 +89,7 @@ def test_an_algorithm_that_cannot_be_among_so_many_is_not_called_the_fastest() -
     assert "tree is the fastest" in figures.curves_text(figures.by_workers_info(many))
     assert "(tree)" in figures.efficiency_text(figures.efficiency_info(many))
     alone = replace(QUESTION, workers=1)
-    assert "none of those ticked is drawn" in figures.curves_text(figures.by_workers_info(alone))
+    assert "none of the ticked algorithms has a value" in figures.curves_text(figures.by_workers_info(alone))
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -120,7 +120,7 @@ def test_the_table_is_sorted_and_the_words_name_the_fastest(calculator: Communic
     rows = calculator.table.value.split("<tr")[2:]
     assert "ring" in rows[0]
     assert "parameter server" in rows[1]
-    assert "ring is the fastest of those ticked" in calculator.views["Message size"].words.value
+    assert "ring is the fastest of the ticked algorithms" in calculator.views["Message size"].words.value
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_what_cannot_be_is_refused(change: dict[str, object], message: str) -> N
 
 
 def test_an_unknown_choice_is_named() -> None:
-    with pytest.raises(TypeError, match="has no choice 'speed'"):
+    with pytest.raises(TypeError, match="has no option 'speed'"):
         CommunicationCalculator(speed=1)
 
 

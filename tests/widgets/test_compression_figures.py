@@ -79,8 +79,8 @@ def test_compressed_runs_stand_after_the_uncompressed_one_and_are_held_against_i
     )
     assert info.is_telling
     text = figures.compression_text(info)
-    assert "ring-int8-mlp sends 200 B a step, 4 times less than uncompressed, packs for 36 ms" in text
-    assert "takes 186 ms instead of 300 ms a step" in text
+    assert "ring-int8-mlp sends 200 B per step, 4 times less than uncompressed, packs for 36 ms" in text
+    assert "takes 186 ms instead of 300 ms per step" in text
 
 
 def test_the_figure_has_bars_for_bytes_and_parts_and_a_line_for_what_is_owed() -> None:
@@ -105,8 +105,8 @@ def test_steps_that_talk_now_and_then_are_averaged_over_their_periods() -> None:
     assert info.runs[1].ratio == 4
     assert info.runs[1].parts == pytest.approx((0.1, 0.0, 0.05))
     text = figures.compression_text(info)
-    assert "sends 200 B a step, 4 times less than uncompressed, packs nothing" in text
-    assert "takes 150 ms instead of 300 ms a step" in text
+    assert "sends 200 B per step, 4 times less than uncompressed, packs nothing" in text
+    assert "takes 150 ms instead of 300 ms per step" in text
     (row,) = comparison_info([seldom])
     assert (row.bytes_per_step, row.step_time_s) == (200, pytest.approx(0.15))
     assert row.per_second == pytest.approx(8 / 0.15)
@@ -115,7 +115,7 @@ def test_steps_that_talk_now_and_then_are_averaged_over_their_periods() -> None:
 def test_before_its_first_period_is_over_a_run_says_so() -> None:
     info = figures.compression_info([trace("none", 400), trace("local-sgd", 400, steps=3, every=4)])
     assert (info.runs[1].bytes_per_step, info.runs[1].ratio, info.runs[1].parts) == (None, None, None)
-    assert "has not come to the end of its first period" in figures.compression_text(info)
+    assert "has not finished its first period" in figures.compression_text(info)
     assert figures.draw_compression(info).data[0].y[1] is None
 
 
@@ -125,7 +125,7 @@ def test_each_run_is_held_against_the_uncompressed_one_of_its_own_strategy_and_r
     info = figures.compression_info([ring, packed, other])
     assert [run.label for run in info.runs] == [other.label, packed.label], "the ring is nobody's measure"
     assert info.runs[1].ratio == 9
-    assert "takes 300 ms instead of 600 ms a step" in figures.compression_text(info)
+    assert "takes 300 ms instead of 600 ms per step" in figures.compression_text(info)
     assert figures.compression_info([ring, packed]).runs[0].ratio is None
     assert "instead of" not in figures.compression_text(figures.compression_info([ring, packed]))
 
@@ -137,7 +137,7 @@ def test_times_are_compared_on_one_link_only_and_bytes_on_any() -> None:
     assert "4 times less than uncompressed" in alone
     assert "instead of" not in alone
     both = figures.compression_info([fast, packed, slow])
-    assert "takes 300 ms instead of 1 s a step" in figures.compression_text(both)
+    assert "takes 300 ms instead of 1 s per step" in figures.compression_text(both)
     assert [run.link for run in both.runs] == ["100 Mbit/s", "100 Mbit/s"], (
         "the unpaced run is nobody's measure"
     )
@@ -150,7 +150,7 @@ def test_times_are_compared_on_one_link_only_and_bytes_on_any() -> None:
 def test_without_spans_the_parts_of_a_step_are_not_measured() -> None:
     info = figures.compression_info([trace("none", 400, spans=False), trace("int8", 100, spans=False)])
     assert [run.parts for run in info.runs] == [None, None]
-    assert "packs for a time that was not measured" in figures.compression_text(info)
+    assert "has no measured packing time" in figures.compression_text(info)
     assert "takes 300 ms instead of 300 ms" in figures.compression_text(info)
     whole = figures.draw_compression(info).data[4]
     assert (whole.name, list(whole.y)) == ("parts not measured", pytest.approx([0.3, 0.3]))
@@ -183,19 +183,19 @@ def test_a_line_a_method_in_bits_a_second_and_none_where_it_never_pays() -> None
     assert info.lines[0].bits_per_s == (pytest.approx(7.2e8), None)
     assert info.here == (2, 1e8)
     assert figures.break_even_text(info).endswith("Never: topk.")
-    assert "10 times less; packs and unpacks for 10 ms" in info.lines[0].hover[0]
+    assert "10 times less; packing and unpacking take 10 ms" in info.lines[0].hover[0]
 
 
 def test_where_nothing_pays_the_text_says_so() -> None:
     text = figures.break_even_text(figures.break_even_info(found((0.0, 0.0))))
     assert text == (
-        "Among 4 workers, compressing mlp's gradients pays with none of them on any link. Never: topk."
+        "Among 4 workers, compressing mlp's gradients pays off with none of the methods on any link. Never: topk."
     )
 
 
 def test_what_always_pays_is_said_in_words_and_drawn_at_the_edge() -> None:
     info = figures.break_even_info(found((9e7, math.inf)))
-    assert "pays with topk on any link" in figures.break_even_text(info)
+    assert "pays off with topk on any link" in figures.break_even_text(info)
     figure = figures.break_even(found((9e7, math.inf)))
     assert figure.data[0].y[1] > figure.data[0].y[0]
     ticks = ("100 Mbit/s", "1 Gbit/s", "10 Gbit/s", "100 Gbit/s", "1 Tbit/s", "10 Tbit/s")

@@ -109,8 +109,8 @@ class TestTimeline:
     def test_it_is_also_there_in_words(self):
         text = figures.timeline_text(figures.timeline_info(self.trace))
         assert text == (
-            "run, step 1, 10 ms: of its time a rank spends 60% computing, 40% communicating (50% of it "
-            "behind compute) and 20% idle."
+            "run, step 1, 10 ms: on average, a rank spends 60% computing, 40% communicating (50% of it "
+            "hidden by compute) and 20% idle."
         )
 
     def test_the_window_never_spans_steps_that_were_not_recorded(self):

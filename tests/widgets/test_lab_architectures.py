@@ -37,7 +37,7 @@ class TestOptions:
         ]
         lab.strategy = "hierarchical"
         assert [control.description for control in lab.screen.options["strategy"].children] == [
-            "Ranks a node"
+            "Ranks per node"
         ]
         lab.strategy = "all-reduce"
         assert lab.screen.options["strategy"].children == ()
@@ -202,7 +202,7 @@ class TestCheck:
     def test_the_button_returns_at_once_tells_how_far_it_is_and_leaves_the_verdict(self, lab, gate):
         lab.screen.check.click()
         wait_for(lambda: "ring on 2 ranks, step 1 of 8" in lab.check.box.value)
-        assert lab.screen.check.description == "Give up"
+        assert lab.screen.check.description == "Cancel"
         gate.set()
         report = lab.check.wait(10)
         assert report.passed
@@ -214,7 +214,7 @@ class TestCheck:
         lab.screen.check.click()
         lab.screen.check.click()
         assert lab.check.wait(10) is None
-        assert "given up" in lab.check.box.value
+        assert "cancelled" in lab.check.box.value
 
     def test_a_failed_rank_shows_in_place(self, lab, gate):
         gate.then["raise"] = RunFailed(

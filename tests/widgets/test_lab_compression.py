@@ -127,7 +127,7 @@ class TestLink:
     def test_a_latency_without_a_bandwidth_is_said_beside_the_button_and_stays_in_sight(self, make_lab):
         lab = make_lab(latency="5 ms")
         assert lab.screen.start.disabled
-        assert "needs a bandwidth beside it" in lab.screen.plan.value
+        assert "needs a bandwidth, because" in lab.screen.plan.value
         box = next(
             box for box in boxes(lab) if lab.screen.controls["latency"] in getattr(box, "children", ())
         )

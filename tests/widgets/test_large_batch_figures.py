@@ -41,15 +41,15 @@ class TestNoiseScale:
     def test_words_say_where_the_batch_in_use_is(self, batch, words):
         text = figures.noise_scale_text(info_of(batch=batch))
         assert text.startswith(
-            "ring-mlp: the critical batch size is about 100 samples (95 % interval 70 to 160)"
+            "ring-mlp: the critical batch size is about 100 samples (95 % confidence interval 70 to 160)"
         )
         assert words in text
 
     def test_words_for_what_is_not_known(self):
         assert "No step" in figures.noise_scale_text(figures.noise_scale_info(measured((), (), ()), [], []))
         lost = info_of(critical=(math.inf, math.inf))
-        assert "cannot be told from noise yet" in figures.noise_scale_text(lost)
-        assert "no upper end yet" in figures.noise_scale_text(info_of(high=(math.inf, math.inf)))
+        assert "cannot be distinguished from noise yet" in figures.noise_scale_text(lost)
+        assert "no upper limit yet" in figures.noise_scale_text(info_of(high=(math.inf, math.inf)))
 
     def test_the_drawing_has_a_band_a_line_and_the_batch_in_use(self):
         figure = figures.draw_noise_scale(info_of())
@@ -90,11 +90,11 @@ class TestLrRange:
     def test_words_say_where_to_begin(self):
         text = figures.lr_range_text(figures.lr_range_info(range_of()))
         assert text == (
-            "The loss falls fastest at a rate of 0.0032, the one to begin with, and is lowest at 0.01, a tenth of "
-            "which is 0.001; it explodes before 1."
+            "The loss falls fastest at a rate of 0.0032, a good first choice, and is lowest at 0.01; a tenth of "
+            "that is 0.001; it diverges before 1."
         )
         calm = figures.lr_range_text(figures.lr_range_info(range_of(exploded=False)))
-        assert "has not exploded at 1, so higher rates may do as well" in calm
+        assert "has not diverged at 1, so higher rates may work too" in calm
 
     def test_the_drawing_has_a_line_for_each_mark(self):
         figure = figures.lr_range(range_of())

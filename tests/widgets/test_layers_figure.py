@@ -69,7 +69,7 @@ def test_the_figure_shows_what_there_is(layers: Layers):
     assert list(cells.z[1]) == [None] * 4
     assert list(crosses.x) == [0, 1, 2, 3]
     assert list(debt.y) == [1.0, 2.0, 3.0, 4.0]
-    assert "held down by clamp" in cells.text[0][0]
+    assert "limited by clamp" in cells.text[0][0]
     assert "not adapted" in cells.text[1][0]
     assert [bar.type for bar in figures.draw_layers(info._replace(debts=())).data] == ["heatmap", "scatter"]
     assert [bar.type for bar in figures.draw_layers(info._replace(rows=())).data] == ["scatter"]
@@ -83,7 +83,7 @@ def test_the_words_are_those_of_the_figure(layers: Layers):
     first, alarm = text.split("\n")
     assert first == (
         "run: trust ratios at step 4 lie between 0.5 (a.weight) and 0.5 (a.weight); 1 layer not adapted; crosses are "
-        "ratios held down by clamp. The largest residual is that of a.weight, 4 times the gradient of a step."
+        "ratios limited by clamp. The largest residual is in a.weight, 4 times the gradient of a step."
     )
     assert alarm.startswith("Alarm: the trust ratio of a.weight is held at a bound by clamp at 100%")
     healthy = figures.layers_info(Layers("sgd", (), (residuals([0.1, 0.2]),)))

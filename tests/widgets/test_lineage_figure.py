@@ -68,7 +68,7 @@ def test_the_best_is_of_the_last_interval_that_is_over_and_its_ancestors_are_mar
 def test_each_dot_tells_its_settings_and_what_was_explored() -> None:
     info = figures.lineage_info(TREE)
     assert info.nodes[5].hover == (
-        "member 2, steps 21 to 40", "loss 0.25", "bytes 20", "took over from member 1, then explored:",
+        "member 2, steps 21 to 40", "loss 0.25", "bytes 20", "copied member 1, then explored:",
         "optimizer.lr 0.1 → 0.12", "compression none",
     )  # fmt: skip
     assert "compression none → topk ratio=0.1" in info.nodes[6].hover
@@ -77,20 +77,20 @@ def test_each_dot_tells_its_settings_and_what_was_explored() -> None:
 
 def test_the_tree_is_there_in_words() -> None:
     assert figures.lineage_text(figures.lineage_info(TREE)) == (
-        "3 members, 3 intervals of 20 steps. 2 times a member took over from a better one. 1 interval of a member "
+        "3 members, 3 intervals of 20 steps. 2 times a member copied a better one. 1 interval of a member "
         "failed. The best is member 2, loss 0.25; its weights were trained by member 1 and member 2."
     )
-    assert figures.lineage_text(figures.lineage_info(population())) == "No member has begun."
+    assert figures.lineage_text(figures.lineage_info(population())) == "No member has started."
 
 
 def test_the_drawing_shows_who_took_over_and_how_good_each_was() -> None:
     figure = figures.lineage(TREE)
     traces = {trace.name: trace for trace in figure.data}
-    clones = traces["takes over from a better one"]
+    clones = traces["copies a better member"]
     assert (clones.x[0], clones.y[0]) == (20, 1.75)
     assert (clones.x[16], clones.y[16]) == (40, 2.5)
     assert clones.x[17] is None
-    scored = traces["loss at its end"]
+    scored = traces["loss at the end of the interval"]
     assert list(scored.text) == ["0", "1", "0", "1", "2", "1"]
     shares = list(scored.marker.color)
     assert shares[0] == 0.0  # the worst

@@ -103,7 +103,7 @@ def test_another_model_gives_the_sliders_its_own_steps(calculator):
 
 
 def test_an_unknown_choice_is_refused():
-    with pytest.raises(TypeError, match="no choice 'tensors'"):
+    with pytest.raises(TypeError, match="no option 'tensors'"):
         MemoryCalculator(tensors=8)
 
 

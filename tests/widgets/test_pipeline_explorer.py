@@ -107,18 +107,21 @@ class TestComparison:
 class TestExplorer:
     def test_work_that_takes_no_time_is_shown_too(self):
         explorer = PipelineExplorer(t_f=0.0, t_input=0.0, t_weight=0.0)
-        assert "bubble 0.0% counted" in explorer._status.value
+        assert "bubble 0.0% simulated" in explorer._status.value
 
     def test_an_unknown_choice_is_refused(self):
-        with pytest.raises(TypeError, match="no choice 'stage'"):
+        with pytest.raises(TypeError, match="no option 'stage'"):
             PipelineExplorer(stage=3)
 
     def test_it_shows_what_was_counted_beside_the_closed_form(self):
         explorer = PipelineExplorer(schedule="zb-h1", stages=4, microbatches=8)
         assert explorer.timeline.bubble_fraction == pytest.approx(3 / 27)
-        assert "bubble 11.1% counted, the same by the closed form" in explorer._status.value
+        assert "bubble 11.1% simulated, the same from the closed-form formula" in explorer._status.value
         explorer.send = 2.0
-        assert "11.1% by the closed form with free sends and equal stages" in explorer._status.value
+        assert (
+            "11.1% from the closed-form formula for free communication and equal stages"
+            in explorer._status.value
+        )
 
     def test_controls_and_traits_are_one(self):
         explorer = PipelineExplorer()

@@ -37,7 +37,7 @@ def test_it_shows_the_best_fifteen_and_the_first_is_chosen(planner):
     assert planner.problem == ""
     assert shown_ranks(planner) == [str(rank) for rank in range(1, 16)]
     assert planner.chosen == planner.screen.table.chosen == 1
-    assert "layouts can be on 8 devices" in planner.screen.status.value
+    assert "layouts are valid on 8 devices" in planner.screen.status.value
 
 
 def test_choosing_a_row_lays_it_beside_the_best(planner):
@@ -142,4 +142,4 @@ class TestFigures:
             assert len(figure.data) > 0
 
     def test_the_words_name_the_best(self, plans):
-        assert f"{plans.valid:,} layouts can be" in figures.plans_text(plans)
+        assert f"{plans.valid:,} layouts are valid" in figures.plans_text(plans)

@@ -44,7 +44,7 @@ def test_the_report_ends_with_the_comparisons(tmp_path: Path) -> None:
     assert "Everything on this page was measured" in plain
     page = write_report(runs, tmp_path / "all.html", comparisons=[made_comparison("<b>x</b>")]).read_text()
     assert page.rindex("<h2>") == page.index("<h2>Predicted and measured</h2>")
-    assert "Everything on this page but the predictions was measured" in page
+    assert "Everything on this page except the predictions was measured" in page
     assert "<b>x</b>" not in page
     section = page[page.index("<h2>Predicted and measured</h2>") :]
     assert "<td>&lt;b&gt;x&lt;/b&gt;</td><td>-50 %</td><td>exact</td><td>exact</td><td>+50 %</td>" in section

@@ -76,7 +76,7 @@ class TestChoosing:
         assert lab.data == "python-source"
 
     def test_an_unknown_choice_is_an_error(self, make_lab):
-        with pytest.raises(TypeError, match="no choice 'modle'"):
+        with pytest.raises(TypeError, match="no option 'modle'"):
             make_lab(modle="mlp")
 
     def test_once_it_is_seen_it_tells_beforehand_what_starting_would_take(self, lab):

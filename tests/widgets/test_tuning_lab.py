@@ -46,7 +46,7 @@ class TestSearching:
         ("change", "said"),
         [
             ({"on": False}, "nothing is searched"),
-            ({"picked": [7, 4]}, "Warm-up share: .* is not a range; let it end above"),
+            ({"picked": [7, 4]}, "Warm-up share: .* is not a range; choose an upper end above"),
             ({"picked": [4, 4]}, "Warm-up share: .* is not a range"),
         ],
     )
@@ -102,9 +102,7 @@ class TestChoosing:
 
     def test_what_is_impossible_is_said_before_anything_runs(self, make_tuning_lab):
         lab = make_tuning_lab(JOB, SPACE)
-        with pytest.raises(
-            TypeError, match=r"lab.choose\(2\) names no setting; .* lab.chosen = 2 to look at"
-        ):
+        with pytest.raises(TypeError, match=r"lab.choose\(2\) needs a mapping; .* lab.chosen = 2 to show"):
             lab.choose(2)
         lab.global_batch = 31
         assert lab.screen.start.disabled
@@ -128,7 +126,7 @@ class TestChoosing:
         assert lab.job() == job.replace(steps=8)
 
     def test_an_unknown_choice_is_an_error(self, make_tuning_lab):
-        with pytest.raises(TypeError, match="no choice 'trails'"):
+        with pytest.raises(TypeError, match="no option 'trails'"):
             make_tuning_lab(JOB, trails=3)
 
     def test_every_control_has_a_description_and_a_tooltip(self, make_tuning_lab):
@@ -201,7 +199,7 @@ def test_stop_answers_at_once_prune_counts_and_continue_goes_on(make_tuning_lab)
     assert (records[0].state, records[0].reason) == ("pruned", "pruned by hand")
     assert {record.state for record in records[1:]} <= {"failed", "waiting"}
     assert lab.screen.start.description == "Continue"
-    with pytest.raises(StudyError, match="trial 0 does not run here"):
+    with pytest.raises(StudyError, match="trial 0 is not running here"):
         lab.prune(0)
     assert (
         sum(record.counted for record in StudySession.open(name="long").records() if record.state == "pruned")

@@ -35,10 +35,10 @@ def test_a_study_opened_by_name_shows_its_own_definition_and_asks_for_its_functi
     assert "mine" in lab.minimise.rows[0]["options"]
     assert [row["number"] for row in lab.screen.table.rows] == [0]
     assert (
-        "needed to go on: give objectives={&#x27;error&#x27;: None, &#x27;mine&#x27;: mine}"
+        "passed again to continue: use objectives={&#x27;error&#x27;: None, &#x27;mine&#x27;: mine}"
         in lab.screen.plan.value
     )
-    with pytest.raises(StudyError, match="minimises mine by a function of yours"):
+    with pytest.raises(StudyError, match="minimises mine using your own function"):
         lab.start()
 
     again = make_tuning_lab(name="mine", objectives={"error": None, "mine": last_loss}, trials=2)
@@ -52,7 +52,7 @@ def test_a_study_opened_by_name_shows_its_own_definition_and_asks_for_its_functi
     other = make_tuning_lab(JOB.replace(steps=9))
     other.name = "mine"  # typed in: that study is asked for, whatever the controls say
     assert other.job() == JOB
-    assert "needed to go on" in other.screen.plan.value
+    assert "passed again to continue" in other.screen.plan.value
     assert "on the front" in other._summary.html
 
 

@@ -1,7 +1,7 @@
 """The demo: a small GPT and a classifier, each trained on one process and on 4 ranks with every strategy.
 
-Processes, data (the standard library's source, scikit-learn's digits), bytes and times are all real. A bar shows
-the progress, and a table and an HTML report follow at the end. Ctrl-C stops the current run and reports the
+Processes, data (the standard library's source, scikit-learn's digits), bytes and times are all real. A progress
+bar is shown for each run, and a table and an HTML report at the end. Ctrl-C stops the current run and reports the
 results so far.
 """
 
@@ -29,13 +29,18 @@ if TYPE_CHECKING:
 
 RANKS = 4
 WORKLOADS = (("gpt-nano", "python-source", 32, 40), ("mlp", "digits", 64, 100))
-"""(model, data, global batch in samples, steps) of each workload."""
+"""(model, data, global batch in samples, steps) for each workload."""
 _LOOK_EVERY_S = 0.1
 _BAR = 28
 
 
 def jobs(*, ranks: int = RANKS, steps: int | None = None) -> list[Job]:
-    """Jobs of every workload with every strategy in the catalogue, on at most as many ranks as the strategy allows."""
+    """Return one job for each workload and strategy in the catalogue.
+
+    Args:
+        ranks: Number of ranks, reduced to the maximum that a strategy allows.
+        steps: Steps of each job; None uses the default of the workload.
+    """
     return [_job(name, workload, ranks=ranks, steps=steps) for workload in WORKLOADS for name in strategies()]
 
 
@@ -51,11 +56,13 @@ def _job(name: str, workload: tuple[str, str, int, int], *, ranks: int, steps: i
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demo; returns the exit status: 0, 1 if a run failed, 130 after Ctrl-C."""
+    """Run the demo and return the exit status: 0, 1 if a run failed, or 130 after Ctrl-C."""
     arguments = _parse(argv)
     started = time.monotonic()
     todo = jobs(ranks=arguments.ranks, steps=arguments.steps)
-    print(f"Shardscope demo: {len(todo)} runs in real processes. Ctrl-C stops and reports what there is.\n")
+    print(
+        f"Shardscope demo: {len(todo)} runs in real processes. Ctrl-C stops and reports the results so far.\n"
+    )
     done: list[Run] = []
     status = 0
     try:
@@ -63,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             status |= _run(job, f"[{number}/{len(todo)}]", done, arguments.root)
     except KeyboardInterrupt:
         status = 130
-        print("\nStopped. This is what there is:")
+        print("\nStopped. Results so far:")
     _report(done, arguments.report, time.monotonic() - started)
     return status
 
@@ -71,13 +78,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="shardscope demo",
-        description="Train on 1 and on 4 ranks by every strategy; print a table, write a report.",
+        description="Train on 1 and on 4 ranks with every strategy; print a table and write a report.",
     )
-    parser.add_argument("--ranks", type=int, default=RANKS, help="ranks of each run (default: %(default)s)")
-    parser.add_argument("--steps", type=int, help="steps of each run (default: 40 and 100)")
+    parser.add_argument(
+        "--ranks", type=int, default=RANKS, help="number of ranks of each run (default: %(default)s)"
+    )
+    parser.add_argument("--steps", type=int, help="number of steps of each run (default: 40 and 100)")
     parser.add_argument("--root", type=Path, help="folder of the runs (default: $SHARDSCOPE_RUNS or ./runs)")
     parser.add_argument(
-        "--report", type=Path, default=Path("shardscope-demo.html"), help="default: %(default)s"
+        "--report",
+        type=Path,
+        default=Path("shardscope-demo.html"),
+        help="path of the report (default: %(default)s)",
     )
     return parser.parse_args(argv)
 
@@ -120,13 +132,13 @@ def watch(run: Run, title: str, stream: TextIO) -> None:
 
 
 def bar_line(title: str, trace: Trace, steps: int) -> str:
-    """One line with the title, a bar, the step, the loss and the step time."""
+    """Return one line with the title, a progress bar, the step, the loss and the step time."""
     now = trace.steps[-1] if trace.steps else None
     filled = _BAR * now.number // steps if now else 0
     bar = "━" * filled + "╌" * (_BAR - filled)
     if now is None:
         return f"{title:<62} {bar} starting"
-    pace = f"{seconds_text(now.step_time_s)} a step"
+    pace = f"{seconds_text(now.step_time_s)} per step"
     return f"{title:<62} {bar} {now.number:>4}/{steps}  loss {now.loss:.3f}  {pace}"
 
 
@@ -144,14 +156,14 @@ def _report(done: Sequence[Run], path: Path, took_s: float) -> None:
     if comparisons:
         cells = overview(comparisons)
         print(
-            f"\nPredicted and measured; shardscope compare RUN has every term.\n{columns_text(OVERVIEW, cells)}"
+            f"\nPredicted and measured; shardscope compare RUN shows every term.\n{columns_text(OVERVIEW, cells)}"
         )
     written = write_report(done, path, title="Shardscope demo", comparisons=comparisons)
     print(f"\nTook {seconds_text(took_s)}. Report with plots: {written.resolve()}")
 
 
 def _compared(runs: Sequence[Run]) -> list[Comparison]:
-    """The runs beside their predictions; a run that cannot be compared is left out, with the reason on stderr."""
+    """Compare the runs with their predictions; skip a run that cannot be compared and print the reason to stderr."""
     found = []
     for run in runs:
         each = comparison_or_reason(run)
@@ -163,17 +175,15 @@ def _compared(runs: Sequence[Run]) -> list[Comparison]:
 
 
 def _cores_text(rows: Sequence[RunRow]) -> str:
-    """A note that the ranks share cores; empty if there is a core for every rank."""
+    """Return a note that ranks share cores; empty if there is a core for every rank."""
     cores, ranks = max(1, int(usable_cores())), max(row.world_size for row in rows)
     if ranks <= cores:
         return ""
-    return (
-        f"{ranks} ranks share {cores} core{'s' * (cores > 1)} here: they take turns, and waiting costs time."
-    )
+    return f"{ranks} ranks share {cores} core{'s' * (cores > 1)} here: they take turns, which costs time."
 
 
 def table_text(rows: Sequence[RunRow]) -> str:
-    """The rows as aligned columns, one block per workload."""
+    """Format the rows as aligned columns, with one block per workload."""
     head, rule, *lines = columns_text(HEADERS, [row.cells() for row in rows]).splitlines()
     blocks = [
         [""] * (row.workload != before.workload) + [line]
@@ -183,7 +193,7 @@ def table_text(rows: Sequence[RunRow]) -> str:
 
 
 def columns_text(header: Sequence[str], cells: Sequence[Sequence[str]]) -> str:
-    """A header, a rule and rows, aligned right except for the first column."""
+    """Format a header, a rule and rows as columns, right-aligned except for the first column."""
     widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
     lines = [_line(header, widths), "  ".join("─" * width for width in widths)]
     return "\n".join([*lines, *(_line(row, widths) for row in cells)])

@@ -1,7 +1,6 @@
-"""A report of runs as one self-contained HTML file: it needs no network, server or notebook.
+"""A report on runs as one self-contained HTML file that needs no network, server or notebook.
 
-Plotly's script is embedded once, and the page follows the reader's light or dark theme. Text from jobs and errors
-is escaped.
+The page embeds Plotly's script once and follows the reader's light or dark theme. Text from jobs and errors is escaped.
 """
 
 from __future__ import annotations
@@ -31,27 +30,27 @@ class="lead">{lead}</p>{body}</main></body></html>
 """
 _MEASURED = (
     "Everything on this page was measured in real processes.",
-    "Everything on this page but the predictions was measured in real processes.",
+    "Everything on this page except the predictions was measured in real processes.",
 )
-"""Said of a report without and with predictions."""
+"""Lead sentences of a report without predictions and with predictions."""
 _EXPLAIN = {
     "curves": "Loss is the mean over all ranks; the bold line is a moving average of the faint one. Curves of "
-    "the same job by different strategies should lie on each other: splitting the work must not change what is "
-    "learned. Bytes are counted at the process group, exactly; memory is what training itself took on each "
-    "rank at its peak.",
+    "the same job with different strategies should coincide: splitting the work must not change what is "
+    "learned. Bytes are exact counts from the process group; memory is the peak that training itself used on "
+    "each rank.",
     "bars": "Step time is the median over steps of the slowest rank. A strategy on several ranks can be slower "
-    "than one process where the ranks share few cores or the model is small: then sending the gradients costs "
-    "more than is won.",
-    "timeline": "Each row is a rank: computing above, communicating below, idle in grey.",
-    "memory": "Bytes that tensors hold on each rank, each kind at its own peak within the newest measured step. "
-    "Gathered parameters are borrowed from other ranks for a moment.",
-    "passes": "One bar is one pass of one micro-batch, whose number it carries; between the bars is the bubble.",
-    "staleness": "A gradient is as stale as the number of updates that were applied while it was being computed.",
-    "consensus": "Ranks that average with neighbours only hold slightly different parameters; this is how far apart.",
-    "predicted": "Predictions use formulas, a trace of the model on shapes, and the speed of this machine; none of "
-    "them has seen the run. Errors are predicted over measured, minus 1; those of bytes, messages and states are of "
-    "the term that is furthest off. Open a run for all of its terms.",
-    "hops": "Each line is one chunk of the gradients on its way from a rank to its neighbour.",
+    "than one process where the ranks share few cores or the model is small: sending the gradients then costs "
+    "more than parallelism saves.",
+    "timeline": "Each row is a rank, with computing above and communication below; grey is idle.",
+    "memory": "Bytes held by tensors on each rank; each kind is at its own peak within the newest measured step. "
+    "Gathered parameters are temporary copies from other ranks.",
+    "passes": "Each bar is one pass of one micro-batch, labelled with its number; the gaps are the bubble.",
+    "staleness": "The staleness of a gradient is the number of updates applied while it was being computed.",
+    "consensus": "Ranks that average only with neighbours hold slightly different parameters; this is their distance.",
+    "predicted": "Predictions use formulas, a trace of the model on shapes, and the speed of this machine, but no data "
+    "from the run. Errors are predicted / measured - 1; for bytes, messages and states, the error of the worst term is "
+    "shown. Open a run to see all of its terms.",
+    "hops": "Each line is one chunk of the gradients, sent from a rank to its neighbour.",
 }
 
 
@@ -62,13 +61,13 @@ def write_report(
     title: str = "Shardscope report",
     comparisons: Sequence[Comparison] = (),
 ) -> Path:
-    """Write a report of `runs` to `path` and return the path.
+    """Write a report on `runs` to `path` and return the path.
 
     Args:
-        runs: Runs in order of appearance; those without a finished step are only listed by name.
+        runs: Runs, in the order in which they appear; those without a finished step are only listed by name.
         path: The file to write; its folder must exist.
         title: The heading, as plain text.
-        comparisons: Runs beside their predictions, from `ss.compare`; the report ends with them.
+        comparisons: Comparisons of runs with their predictions, from `ss.compare`, for the last section.
     """
     target = Path(path)
     page = report_html([Trace.read(run) for run in runs], title=title, comparisons=comparisons)
@@ -79,13 +78,13 @@ def write_report(
 def report_html(
     traces: Sequence[Trace], *, title: str = "Shardscope report", comparisons: Sequence[Comparison] = ()
 ) -> str:
-    """The whole page as an HTML string; the arguments are those of `write_report`."""
+    """Return the whole page as an HTML string; arguments as for `write_report`."""
     told = [trace for trace in traces if trace.steps]
     silent = [trace.label for trace in traces if not trace.steps]
     page = _Page()
     sections = [_summary(told)] + [page.workload(name, own) for name, own in _by_workload(told).items()]
     if silent:
-        sections.append(f"<p>Without a finished step, and so left out: {safe(listed(silent))}.</p>")
+        sections.append(f"<p>Left out because no step has finished: {safe(listed(silent))}.</p>")
     if comparisons:
         sections.append(page.compared(comparisons))
     when = f"{datetime.now(UTC).astimezone():%d %B %Y, %H:%M}"
@@ -105,7 +104,7 @@ def _summary(traces: Sequence[Trace]) -> str:
 
 
 class _Page:
-    """Makes sections, and tracks whether the page already contains Plotly's script."""
+    """Builds the sections and tracks whether the page already contains Plotly's script."""
 
     def __init__(self) -> None:
         self._has_script = False
@@ -152,7 +151,7 @@ class _Page:
         return parts
 
     def compared(self, comparisons: Sequence[Comparison]) -> str:
-        """The section of predictions: a row for each run, and its terms to open."""
+        """Return the section on predictions: a row for each run, and all its terms in an expandable list."""
         head = "".join(f'<th scope="col">{safe(name)}</th>' for name in OVERVIEW)
         body = "".join(
             f"<tr>{''.join(f'<td>{safe(cell)}</td>' for cell in cells)}</tr>"

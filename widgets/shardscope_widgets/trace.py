@@ -1,4 +1,4 @@
-"""The run log as the figures draw it: the reduced events of a run with its labels, and details of recent steps."""
+"""The log of a run in the form that figures read: totals per step, labels, and details of recent steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shardscope.spec.pipeline_schedule import PipelineSchedule
 from shardscope.spec.user_code import label_of
 
 SPANS_KEPT = 200
-"""Number of steps whose spans, chunks and operations are kept; older ones are dropped to bound memory."""
+"""Number of steps whose spans, chunks and operations are kept; older ones are dropped to limit memory."""
 
 
 class TraceSpan(NamedTuple):
@@ -45,7 +45,7 @@ class TraceOp(NamedTuple):
 
 
 class Update(NamedTuple):
-    """One update that a server applied at Unix time `t`, with the staleness in updates of each gradient in it."""
+    """One update that a server applied at Unix time `t`, with the staleness (in updates) of each of its gradients."""
 
     t: float
     server: int
@@ -53,7 +53,7 @@ class Update(NamedTuple):
 
 
 class Source(Protocol):
-    """The part of a `shardscope.Run` that a trace reads."""
+    """Interface of `shardscope.Run` that a trace reads."""
 
     @property
     def id(self) -> str: ...
@@ -71,10 +71,10 @@ class Trace(RunLog):
     Attributes:
         run_id: Name of the run directory.
         label: Name of the run in text and legends.
-        strategy: Short name of its strategy; decides the colour.
+        strategy: Short name of its strategy, which determines the colour.
         workload: Model and data, for example ``gpt-nano on python-source``; runs with equal workloads are comparable.
         schedule: Name of the pipeline schedule; empty for other strategies.
-        order: The pipeline schedule itself; None if its code is not available, and for other strategies.
+        order: The pipeline schedule object; None if its code is not available, and for other strategies.
         passes: Consecutive passes through the pipeline in one step; 1 for other strategies.
         bound: Staleness bound in updates; None if there is none.
         spans: Spans of recent steps, by step.
@@ -82,11 +82,11 @@ class Trace(RunLog):
         ops: Pipeline operations of recent steps, by step.
         updates: Updates of all servers, in order of arrival.
         consensus: Distance of the ranks' parameters from their mean, by step.
-        links: Traffic of each rank in its newest step, plus late traffic reported since then.
+        links: Traffic of each rank in its newest step, plus traffic that it has reported since then.
         method: Compression method of the gradients, or ``none``; `method_label` adds its non-default settings.
-        link: Paced link of the ranks as text; empty for the machine's own link.
-        kept: Metrics of compression (residual norms, bits, ranks) by name and step; the maximum over ranks.
-        batches: Samples in the two gradients compared for the noise: a small batch and a whole step.
+        link: Link that ranks are paced to, as text; empty for the machine's own link.
+        kept: Compression metrics (residual norms, bits, matrix ranks) by name and step; the maximum over all workers.
+        batches: Numbers of samples in the two gradients compared to estimate noise: a small batch and a whole step.
         optimizer: The job's optimizer.
     """
 
@@ -113,8 +113,8 @@ class Trace(RunLog):
     _newest: dict[int, int] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(cls, run: Source) -> Self:  # type: ignore[override]  # it needs the run's name, too
-        """Return an empty trace with the metadata of `run`; feed it events, or use `read`."""
+    def of(cls, run: Source) -> Self:  # type: ignore[override]  # it also needs the run's name
+        """Return a trace with the metadata of `run` but no events; call `feed` to add events, or use `read` instead."""
         job = run.job
         workload = f"{label_of(job.model)} on {label_of(job.data)}"
         bound, schedule = getattr(job.strategy, "bound", None), getattr(job.strategy, "schedule", None)
@@ -134,7 +134,7 @@ class Trace(RunLog):
 
     @classmethod
     def read(cls, run: Source) -> Self:
-        """Return a trace of all events of `run` so far."""
+        """Return a trace with all events of `run` so far."""
         trace = cls.of(run)
         trace.feed(run.events())
         return trace
@@ -162,7 +162,7 @@ class Trace(RunLog):
             _drop_oldest(self.spans)
 
     def _on_chunk(self, event: Event) -> None:
-        """Store a chunk; one without a step belongs to the step after its rank's newest finished one."""
+        """Store a chunk event; one without a step number belongs to the step after its rank's last finished step."""
         step = event.get("step") or self._newest.get(int(event["rank"]), 0) + 1
         self.chunks.setdefault(int(step), []).append(event)
         _drop_oldest(self.chunks)
@@ -193,16 +193,16 @@ class Trace(RunLog):
 
     @property
     def measures_tokens(self) -> bool:
-        """Whether this run counts tokens in addition to samples, as language models do."""
+        """Whether this run counts tokens in addition to samples, as for language models."""
         return bool(self.steps) and self.steps[-1].tokens > 0
 
     def name_of(self, rank: int) -> str:
-        """``rank 0``, or ``rank 0, server`` where ranks differ."""
+        """Return the name of a rank: ``rank 0``, or ``rank 0, server`` if ranks have different roles."""
         role = self.starts.get(rank, {}).get("role")
         return f"rank {rank}, {role}" if role else f"rank {rank}"
 
     def complete_span_steps(self) -> list[int]:
-        """Steps whose spans every rank has reported, in order."""
+        """Return the steps whose spans every rank has reported, in order."""
         return sorted(n for n, spans in self.spans.items() if len({s.rank for s in spans}) == self.world_size)
 
 

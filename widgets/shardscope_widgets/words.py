@@ -17,7 +17,7 @@ def bytes_text(num_bytes: float) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Format a number with three significant digits, as ``12.3`` or ``0.0123``; from 100 up as an integer, ``1234``."""
+    """Format a number with three significant digits, as ``12.3`` or ``0.0123``; from 100 on as an integer, ``1234``."""
     if abs(value) >= 100:
         return f"{value:.0f}"
     return f"{value:.3g}" if abs(value) >= 1e-4 or value == 0 else f"{value:.1e}"
@@ -62,5 +62,5 @@ def listed(items: Iterable[str]) -> str:
 
 
 def safe(text: object) -> str:
-    """Text escaped for HTML, for any object."""
+    """Return ``str(text)`` escaped for HTML."""
     return escape(str(text), quote=True)

@@ -1,7 +1,7 @@
-"""The communication calculator: time of a collective by algorithm, and where one algorithm overtakes another.
+"""The communication calculator: the time of a collective with each algorithm, and where one overtakes another.
 
-`CommunicationCalculator` holds the inputs as traits, which code can set and the controls show. `_controls` makes the
-controls and `_views` the figures. All formulas are in `shardscope.analytic.communication`.
+`CommunicationCalculator` holds the inputs as traits, which the controls display and code can set. `_controls` builds
+the controls and `_views` the figures. All formulas are in `shardscope.analytic.communication`.
 """
 
 from shardscope_widgets.communication_calculator._calculator import CommunicationCalculator

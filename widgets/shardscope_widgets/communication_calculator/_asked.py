@@ -1,4 +1,4 @@
-"""The inputs of the calculator as traits, set from the controls or from code."""
+"""The calculator's inputs as traits, set from the controls or from code."""
 
 from __future__ import annotations
 
@@ -12,39 +12,43 @@ from shardscope_widgets.figures._communication import CommunicationQuestion
 from shardscope_widgets.kit.form import named, own_trait
 
 UNITS = {"Gbit/s": 1e9 / 8, "GB/s": 1e9, "GiB/s": float(2**30)}
-"""Bytes per second in one of each bandwidth unit."""
+"""Bytes per second that correspond to one of each bandwidth unit."""
 FIRST = ("parameter-server", "ring", "tree", "halving-doubling", "hierarchical", "optical-ring")
 _OPS = tuple((op.replace("_", "-"), op) for op in OPS)
 
 
 class Asked(t.HasTraits):
-    """Inputs of the calculator, in the units shown on the screen."""
+    """The calculator's inputs, in the units shown on the screen."""
 
-    op = own_trait("all_reduce", "Operation", "The operation.", kind="choice", values=_OPS)
-    workers = own_trait(64, "Workers", "Workers in all.", least=1)
+    op = own_trait("all_reduce", "Operation", "The collective operation.", kind="choice", values=_OPS)
+    workers = own_trait(64, "Workers", "Total number of workers.", least=1)
     bandwidth = own_trait(
-        100.0, "Bandwidth, one way", "Of one worker, one way, in the unit beside it.", least=1e-6, step=1
+        100.0, "Bandwidth, one way", "Bandwidth of one worker in one direction.", least=1e-6, step=1
     )
     bandwidth_unit = own_trait(
-        "Gbit/s", "Unit", "Gbit/s, GB/s or GiB/s, of both bandwidths.", kind="choice", values=named(UNITS)
+        "Gbit/s",
+        "Unit",
+        "Unit of both bandwidths: Gbit/s, GB/s or GiB/s.",
+        kind="choice",
+        values=named(UNITS),
     )
-    latency_us = own_trait(5.0, "Latency, µs", "Microseconds a message.", least=0, step=1)
-    num_bytes = own_trait(1e8, "Message", "Bytes of the tensor.", least=1)
-    algorithms = t.List(t.Unicode(), default_value=list(FIRST), help="Those that are compared.")
-    per_node = own_trait(8, "Workers a node", "Workers a node, for the hierarchy.", least=1)
+    latency_us = own_trait(5.0, "Latency, µs", "Latency per message, in microseconds.", least=0, step=1)
+    num_bytes = own_trait(1e8, "Message", "Size of the tensor, in bytes.", least=1)
+    algorithms = t.List(t.Unicode(), default_value=list(FIRST), help="Names of the algorithms to compare.")
+    per_node = own_trait(8, "Workers per node", "Workers per node, for the hierarchical algorithm.", least=1)
     inner_bandwidth = own_trait(
-        2400.0, "Bandwidth inside", "Inside a node, in the same unit.", least=1e-6, step=1
+        2400.0, "Bandwidth in a node", "Bandwidth within a node, in the same unit.", least=1e-6, step=1
     )
-    servers = own_trait(1, "Servers", "Servers, or BytePS's CPU machines.", least=1)
-    dedicated = own_trait(False, "Servers apart", "Whether the servers are machines of their own.")
-    wavelengths = own_trait(64, "Wavelengths", "On each fibre.", least=1)
+    servers = own_trait(1, "Servers", "Number of parameter servers, or of BytePS CPU machines.", least=1)
+    dedicated = own_trait(False, "Dedicated servers", "Whether the servers run on separate machines.")
+    wavelengths = own_trait(64, "Wavelengths", "Wavelengths per fibre.", least=1)
     compute_ms = own_trait(
-        100.0, "Computing, ms", "Milliseconds that one worker computes in a step.", least=1e-6, step=10
+        100.0, "Compute, ms", "Compute time of one worker per step, in milliseconds.", least=1e-6, step=10
     )
     overlap = own_trait(
         0.0,
         "Overlap",
-        "Share of the computation that hides communication, 0 to 1.",
+        "Fraction of the computation that can hide communication, 0 to 1.",
         least=0,
         most=1,
         step=0.05,
@@ -65,7 +69,7 @@ class Asked(t.HasTraits):
 
     @property
     def question(self) -> CommunicationQuestion:
-        """The inputs in bytes and seconds."""
+        """The inputs converted to bytes and seconds."""
         unit = UNITS[self.bandwidth_unit]
         servers = {"servers": self.servers}
         return CommunicationQuestion(

@@ -15,7 +15,7 @@ from shardscope_widgets.kit.frame import LAB_CSS, Frame
 from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.words import bytes_text, plural, safe, seconds_text
 
-ABOUT = "every figure by formula: hover over a curve for the formula, what went in, and its source"
+ABOUT = "all values are computed from formulas; hover over a curve for its formula, inputs and source"
 
 
 class _Frame(Frame):
@@ -23,15 +23,16 @@ class _Frame(Frame):
 
 
 class CommunicationCalculator(widgets.VBox, Asked):  # type: ignore[misc]
-    """Compare collective algorithms: time and volume by message size and workers, crossovers, efficiency.
+    """Compare collective algorithms: time and traffic by message size and number of workers, crossovers, efficiency.
 
     Every trait of `Asked` can be passed here or set later: ``calculator.workers = 256``.
 
     Args:
-        asked: Initial traits, for example ``num_bytes=1e9, bandwidth=400, bandwidth_unit="Gbit/s"``.
+        asked: Initial values of traits, for example ``num_bytes=1e9, bandwidth=400, bandwidth_unit="Gbit/s"``.
 
     Raises:
         SpecError: A value is out of range or unknown.
+        TypeError: `Asked` has no trait with one of these names.
 
     Example:
         >>> CommunicationCalculator(workers=256, bandwidth=50, bandwidth_unit="GB/s")  # doctest: +SKIP
@@ -41,7 +42,7 @@ class CommunicationCalculator(widgets.VBox, Asked):  # type: ignore[misc]
         unknown = set(asked) - set(Asked.class_own_traits())
         if unknown:
             known = ", ".join(sorted(Asked.class_own_traits()))
-            raise TypeError(f"CommunicationCalculator has no choice {min(unknown)!r}; there are {known}")
+            raise TypeError(f"CommunicationCalculator has no option {min(unknown)!r}; use one of {known}")
         Asked.__init__(self, **asked)
         super().__init__()
         self._is_stale: set[str] = set()
@@ -67,7 +68,7 @@ class CommunicationCalculator(widgets.VBox, Asked):  # type: ignore[misc]
         self.add_class("ss-comm")
 
     def draw(self) -> None:
-        """Recompute the results; hidden tabs are redrawn when they are next shown."""
+        """Recompute the results and redraw the visible tab; hidden tabs are redrawn when they are next shown."""
         self.problem.value = ""
         self._is_stale = set(self.views)
         found = answers(self.question)
@@ -85,4 +86,4 @@ class CommunicationCalculator(widgets.VBox, Asked):  # type: ignore[misc]
         question = self.question
         rate = f"{bytes_text(question.bandwidth)}/s each way ({question.bandwidth * 8 / 1e9:.4g} Gbit/s)"
         what = f"{self.op.replace('_', '-')} of {bytes_text(self.num_bytes)}"
-        return f"{what} among {plural(self.workers, 'worker')}, {rate}, {seconds_text(question.latency)} a message"
+        return f"{what} among {plural(self.workers, 'worker')}, {rate}, {seconds_text(question.latency)} per message"

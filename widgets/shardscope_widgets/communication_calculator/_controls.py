@@ -1,4 +1,4 @@
-"""The controls: one per trait of `Asked`, bound both ways."""
+"""The controls: one per trait of `Asked`, synchronised in both directions."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ STEP = ("compute_ms", "overlap")
 
 
 def make_controls(asked: Asked) -> dict[str, widgets.DOMWidget]:
-    """All controls by the name of their trait, in tab order."""
+    """Return all controls by the name of their trait, in tab order."""
     size = widgets.FloatLogSlider(base=10, min=3, max=11, readout=False, step=1 / 24)
     return controls_for(asked, num_bytes=size)
 
 
 class Sliding(widgets.VBox):  # type: ignore[misc]
-    """The message-size slider with its value as text above it."""
+    """The message-size slider, with its value shown as text above it."""
 
     def __init__(self, asked: Asked, slider: widgets.DOMWidget) -> None:
         self._value = widgets.HTML()
@@ -76,7 +76,7 @@ class Ways(widgets.VBox):  # type: ignore[misc]
 
 
 def panel(asked: Asked, controls: dict[str, widgets.DOMWidget], ways: Ways) -> widgets.VBox:
-    """Lay out the panel: common inputs, algorithm checkboxes, inputs of some algorithms, inputs of the efficiency."""
+    """Lay out common inputs, algorithm checkboxes, inputs of particular algorithms, and inputs for the efficiency."""
     what = widgets.GridBox([*(controls[name] for name in FIRST), Sliding(asked, controls["num_bytes"])])
     some = widgets.GridBox([])
     last = widgets.GridBox([controls[name] for name in STEP])
@@ -92,5 +92,5 @@ def panel(asked: Asked, controls: dict[str, widgets.DOMWidget], ways: Ways) -> w
     asked.observe(show, ["op", "algorithms"])
     show()
     compare = widgets.HTML('<div class="ss-heading">Compare</div>')
-    scaling = widgets.HTML('<div class="ss-heading">A step <span>for the efficiency</span></div>')
+    scaling = widgets.HTML('<div class="ss-heading">Training step <span>for the efficiency</span></div>')
     return widgets.VBox([what, compare, ways, some, scaling, last])

@@ -1,4 +1,4 @@
-"""The results at the values of the controls, as a table, fastest first."""
+"""A table of the results for the current values of the controls, fastest algorithm first."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from shardscope_widgets.words import bytes_text, safe, seconds_text
 _HEADERS = (
     "Algorithm",
     "Time",
-    "of it latency",
+    "Latency share",
     "Busiest worker sends",
-    "Busiest link, one way",
-    "To the fastest",
+    "Busiest link, one direction",
+    "Vs fastest",
 )
 
 
 class Answer(NamedTuple):
-    """Time in seconds and volume in bytes of one algorithm at the values of the controls."""
+    """Time (in seconds) and traffic (in bytes) of one algorithm for the current values of the controls."""
 
     algorithm: str
     seconds: float
@@ -31,7 +31,7 @@ class Answer(NamedTuple):
 
 
 def answers(question: CommunicationQuestion) -> list[Answer]:
-    """Results of the algorithms that can run with these inputs, fastest first."""
+    """Return the results of the algorithms that can run with these inputs, fastest first."""
     found = []
     for name in question.algorithms:
         own: dict[str, Any] = {"op": question.op, "algorithm": name, **question.options.get(name, {})}
@@ -46,7 +46,7 @@ def answers(question: CommunicationQuestion) -> list[Answer]:
 
 
 def answers_html(found: list[Answer]) -> str:
-    """The results as an HTML table, with the fastest in bold."""
+    """Return the results as an HTML table, with the fastest algorithm in bold."""
     if not found:
         return ""
     head = "".join(f'<th scope="col">{name}</th>' for name in _HEADERS)

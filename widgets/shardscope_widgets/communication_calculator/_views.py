@@ -49,14 +49,14 @@ class FigureView(widgets.VBox):  # type: ignore[misc]
         super().__init__([self.figure, self.words])
 
     def show(self, question: CommunicationQuestion) -> None:
-        """Draw the results for a question."""
+        """Draw the figure and its description for `question`."""
         traces, layout, words = self._draw(question)
         self.figure.show_parts(traces, layout)
         self.words.value = f'<div class="ss-words" role="status">{safe(words)}</div>'
 
 
 class WhoSends(widgets.VBox):  # type: ignore[misc]
-    """The rounds of one algorithm, to be stepped through or played."""
+    """The rounds of one algorithm, to step through or play as an animation."""
 
     def __init__(self) -> None:
         self.algorithm = widgets.Dropdown(description="Algorithm", options=[("ring", "ring")], value="ring")
@@ -76,7 +76,7 @@ class WhoSends(widgets.VBox):  # type: ignore[misc]
         self._op = "all_reduce"
 
     def show(self, question: CommunicationQuestion) -> None:
-        """Offer those algorithms of a question that have a picture."""
+        """List the algorithms of `question` that have a picture, and draw the selected one."""
         self._op = question.op
         options = [(ALGORITHMS[name].title, name) for name in question.algorithms if has_picture(name)]
         if not options:
@@ -110,12 +110,12 @@ class WhoSends(widgets.VBox):  # type: ignore[misc]
             f"<p>{safe(algorithm.about)}</p>"
             f'<span class="ss-formula">{safe(algorithm.formulas[op])}</span>'
             f'<div class="ss-about">{op.replace("_", "-")}, since {algorithm.since}. {safe(algorithm.source)}. '
-            "Eight workers are drawn, whatever their number.</div>"
+            "The drawing always shows eight workers.</div>"
         )
 
 
 def make_views() -> dict[str, widgets.DOMWidget]:
-    """Return the tabs by title."""
+    """Return the tabs, by title."""
     return {
         "Message size": FigureView(_draw_sizes),
         "Workers": FigureView(_draw_workers),

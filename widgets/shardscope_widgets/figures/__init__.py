@@ -1,7 +1,8 @@
-"""Figures: pure functions from the data of runs to a Plotly figure.
+"""Figures: pure functions that turn the data of runs into Plotly figures.
 
-Every figure has two functions: ``loss_info(traces)`` computes plain values, which tests compare by ``==``, and
-``loss(traces)`` draws them. Functions such as ``timeline_text`` describe a figure in words, for a caption.
+Every figure has two functions: for example, ``loss_info(traces)`` computes plain values, which tests can compare with
+``==``, and ``loss(traces)`` draws them. Functions such as ``timeline_text`` describe a figure in words, for use as a
+caption.
 
 Example:
     >>> from shardscope_widgets import figures

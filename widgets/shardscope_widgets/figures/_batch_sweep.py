@@ -1,4 +1,4 @@
-"""Large-batch sweep: validation loss or error of each optimizer at each batch size, for the same number of epochs."""
+"""Large-batch sweep: validation loss or error of each optimizer at each batch size, after the same number of epochs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,16 @@ from shardscope_widgets.figures._front import log_ticks
 from shardscope_widgets.words import listed
 
 _APART = 1.025
-"""Factor on the batch by which the points of successive optimizers are offset."""
+"""Factor by which the x positions of successive optimizers' points differ, so that they do not overlap."""
 _WORDS = {"loss": "validation loss", "error": "validation error"}
 
 
 class SweepLine(NamedTuple):
-    """One optimizer: median, lowest and highest quality over seeds at each batch; None where it failed."""
+    """One optimizer: median, lowest and highest quality over seeds at each batch size.
+
+    `medians` has None where most seeds failed, `lows` and `highs` where all did. `largest` is the largest batch size
+    that reaches the target; None if none does.
+    """
 
     optimizer: str
     batches: tuple[int, ...]
@@ -33,7 +37,7 @@ class SweepLine(NamedTuple):
 
 
 class SweepInfo(NamedTuple):
-    """All lines, and the target quality."""
+    """The lines of all optimizers, and the target quality."""
 
     quality: str
     target: float
@@ -41,7 +45,7 @@ class SweepInfo(NamedTuple):
 
 
 def batch_sweep_info(sweep: BatchSweep) -> SweepInfo:
-    """Return the chart's data of a sweep."""
+    """Return the data of the chart for a sweep."""
     names = dict.fromkeys(point.optimizer for point in sweep.points)
     return SweepInfo(sweep.quality, sweep.target, tuple(_line(sweep, name) for name in names))
 
@@ -66,16 +70,16 @@ def _hover(point: SweepPoint) -> str:
 
 
 def batch_sweep_text(info: SweepInfo) -> str:
-    """The chart in words."""
+    """Describe the chart in words."""
     reached = [f"{line.optimizer} up to {line.largest}" for line in info.lines if line.largest is not None]
     never = [line.optimizer for line in info.lines if line.largest is None]
-    said = f"Within the same epochs a {_WORDS[info.quality]} of {info.target:.3g} is reached by "
+    said = f"Within the same number of epochs, a {_WORDS[info.quality]} of {info.target:.3g} is reached by "
     said += listed(reached) if reached else "none of the optimizers at any of these batches"
     return f"{said}{f'; not by {listed(never)}' if reached and never else ''}."
 
 
 def draw_batch_sweep(info: SweepInfo) -> go.Figure:
-    """Medians over seeds as lines with whiskers from the lowest to the highest seed, and the target across."""
+    """Draw the median over seeds as lines, with whiskers from the lowest to the highest seed, and the target value."""
     figure = go.Figure()
     for place, line in enumerate(info.lines):
         figure.add_trace(_trace(line, beside=_APART ** (place - (len(info.lines) - 1) / 2)))
@@ -88,8 +92,8 @@ def draw_batch_sweep(info: SweepInfo) -> go.Figure:
         yaxis=theme.axis("", **({"type": "log"} | _ticks([info.target, *lows, *highs]) if is_log else {})),
         shapes=[_target(info.target)] if math.isfinite(info.target) else [],
         annotations=[
-            theme.note(f"<b>{_WORDS[info.quality].capitalize()}</b>  <span style='font-size:11px'>within the same "
-                       "epochs, median of seeds; whiskers from the lowest to the highest</span>", x=0, y=1)
+            theme.note(f"<b>{_WORDS[info.quality].capitalize()}</b>  <span style='font-size:11px'>after the same "
+                       "number of epochs: median over seeds, whiskers from lowest to highest</span>", x=0, y=1)
             | {"yshift": 6},
             *([_target_name(info.target, is_log=is_log)] if math.isfinite(info.target) else []),
         ],
@@ -106,7 +110,7 @@ def _ticks(values: Sequence[float]) -> dict[str, Any]:
 
 
 def _trace(line: SweepLine, *, beside: float) -> go.Scatter:
-    """A line with its points offset from the batch by the factor `beside`, so that whiskers do not overlap."""
+    """Return a line whose points are offset horizontally by the factor `beside`, so that whiskers do not overlap."""
     optimizer = registry.find(Optimizer, line.optimizer)
     colour, dash, symbol = optimizer.look if optimizer else YOUR_OWN
     ups = [_apart(high, middle) for high, middle in zip(line.highs, line.medians, strict=True)]
@@ -142,5 +146,5 @@ def _target_name(value: float, *, is_log: bool) -> dict[str, Any]:
 
 
 def batch_sweep(sweep: BatchSweep) -> go.Figure:
-    """Draw the quality of each optimizer at each batch size, for the same number of epochs."""
+    """Draw the quality that each optimizer reaches at each batch size after the same number of epochs."""
     return draw_batch_sweep(batch_sweep_info(sweep))

@@ -1,7 +1,7 @@
-"""Break-even bandwidth of each compression method by number of workers, one line per method.
+"""Break-even bandwidth of each compression method against the number of workers, one line per method.
 
-Below a method's line a step's gradients are exchanged faster compressed than uncompressed. Above it, packing takes
-longer than it saves.
+On links slower than a method's line, exchanging the gradients of one step is faster compressed than uncompressed. On
+faster links, compressing and decompressing takes longer than it saves.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ _HIGHEST = 1e12  # bytes per second
 
 
 class LevelLine(NamedTuple):
-    """One method: break-even bit/s by number of workers; None where it never pays, 8 `_HIGHEST` if it always does."""
+    """One method: break-even bandwidth (bit/s) by number of workers.
+
+    It is None where compression never pays off, and 8 * `_HIGHEST` where it always does.
+    """
 
     label: str
     name: str
@@ -31,7 +34,10 @@ class LevelLine(NamedTuple):
 
 
 class BreakEvenInfo(NamedTuple):
-    """All lines, best first at the largest number of workers, and (workers, bit/s) of a link to mark, or None."""
+    """All lines, sorted by bandwidth at the largest number of workers, highest first.
+
+    `here` is the (workers, bit/s) of a link to mark, or None.
+    """
 
     model: str
     num_params: int
@@ -40,7 +46,7 @@ class BreakEvenInfo(NamedTuple):
 
 
 def break_even_info(found: BreakEven, *, here: tuple[int, float] | None = None) -> BreakEvenInfo:
-    """Return the chart's data of a result of `shardscope.measure.break_even`.
+    """Return the data of the chart for a result of `shardscope.measure.break_even`.
 
     Args:
         found: Exchange times and break-even bandwidths of the methods.
@@ -60,7 +66,7 @@ def _line(found: BreakEven, index: int) -> LevelLine:
         times = plain.sent_bytes / exchange.sent_bytes if exchange.sent_bytes else np.inf
         hover.append(
             f"sends {bytes_text(exchange.sent_bytes)}, {times:.3g} times less; "
-            f"packs and unpacks for {seconds_text(exchange.codec_s)}"
+            f"packing and unpacking take {seconds_text(exchange.codec_s)}"
         )
     return LevelLine(
         method.compression.label, method.compression.name, found.workers, tuple(values), tuple(hover)
@@ -68,17 +74,17 @@ def _line(found: BreakEven, index: int) -> LevelLine:
 
 
 def break_even_text(info: BreakEvenInfo) -> str:
-    """The chart in words."""
+    """Describe the chart in words."""
     if not info.lines:
-        return "No method was looked at."
+        return "No method was measured."
     workers = info.lines[0].workers[-1]
     paying = [(line.label, line.bits_per_s[-1]) for line in info.lines if line.bits_per_s[-1]]
     always = [label for label, bits in paying if bits and bits >= 8 * _HIGHEST]
     never = [line.label for line in info.lines if not line.bits_per_s[-1]]
     parts = [f"{label} below {rate_bits(bits)}" for label, bits in paying if bits and label not in always]
-    parts += [f"{listed(always)} on any link, for fewer latencies follow one another"] if always else []
-    ways = listed(parts) if parts else "none of them on any link"
-    text = f"Among {plural(workers, 'worker')}, compressing {info.model}'s gradients pays with {ways}."
+    parts += [f"{listed(always)} on any link, because fewer messages follow one another"] if always else []
+    ways = listed(parts) if parts else "none of the methods on any link"
+    text = f"Among {plural(workers, 'worker')}, compressing {info.model}'s gradients pays off with {ways}."
     return f"{text} Never: {listed(never)}." if never else text
 
 
@@ -91,7 +97,7 @@ def rate_bits(bits_per_s: float) -> str:
 
 
 def draw(info: BreakEvenInfo) -> go.Figure:
-    """The figure of `info`: both axes logarithmic."""
+    """Draw the figure for `info`, with logarithmic axes."""
     figure = go.Figure([_trace(line) for line in info.lines])
     if info.here is not None:
         figure.add_trace(_here(*info.here))
@@ -108,7 +114,7 @@ def draw(info: BreakEvenInfo) -> go.Figure:
         shapes=[_across(bits) for bits in decades],
         annotations=[
             theme.note(
-                f"<b>Compressing pays below the line</b>  <span style='font-size:11px'>{info.model}, "
+                f"<b>Compression pays off below the line</b>  <span style='font-size:11px'>{info.model}, "
                 f"{count_text(info.num_params)} parameters</span>", x=0, y=1,
             ) | {"yshift": 6},
         ],
@@ -125,7 +131,7 @@ def _trace(line: LevelLine) -> go.Scatter:
         x=line.workers, y=line.bits_per_s, name=line.label, mode="lines+markers", connectgaps=False,
         line={"color": look.colour, "dash": look.dash, "width": 2.2},
         marker={"symbol": look.symbol, "size": 8, "color": look.colour}, customdata=line.hover,
-        hovertemplate=f"<b>{line.label}</b> pays below %{{y:.3~s}}bit/s<br>"
+        hovertemplate=f"<b>{line.label}</b> pays off below %{{y:.3~s}}bit/s<br>"
         "among %{x} workers: %{customdata}<extra></extra>",
     )  # fmt: skip
 
@@ -145,5 +151,10 @@ def _across(bits: float) -> dict[str, Any]:
 
 
 def break_even(found: BreakEven, *, here: tuple[int, float] | None = None) -> go.Figure:
-    """Draw the break-even bandwidth of each method by number of workers."""
+    """Draw the break-even bandwidth of each method against the number of workers.
+
+    Args:
+        found: Result of `shardscope.measure.break_even`.
+        here: (workers, bytes per second) of a link to mark.
+    """
     return draw(break_even_info(found, here=here))

@@ -1,4 +1,4 @@
-"""Bytes that a run sent, by collective, as bars, and the uncompressed total by formula."""
+"""A bar chart of the bytes that a run sent by collective, and the uncompressed total according to the formula."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ Spec = dict[str, Any]
 
 
 class CollectivesInfo(NamedTuple):
-    """Bytes per step summed over ranks, by collective, largest first; `formula` is the uncompressed total."""
+    """Bytes per step, summed over ranks, by collective, largest first.
+
+    `formula` is the total without compression according to the formula; None if unknown.
+    """
 
     names: tuple[str, ...]
     sent: tuple[float, ...]
@@ -23,7 +26,13 @@ class CollectivesInfo(NamedTuple):
 
 
 def collectives_info(sent: Mapping[str, int], steps: int, *, formula: float | None = None) -> CollectivesInfo:
-    """Compute the figure's data from bytes by collective, summed over `steps` steps."""
+    """Compute the data of the figure.
+
+    Args:
+        sent: Bytes sent by all ranks over `steps` steps, by collective.
+        steps: Number of steps.
+        formula: Bytes per step without compression; None if unknown.
+    """
     rows = sorted(
         ((name, size / max(1, steps)) for name, size in sent.items() if size), key=lambda row: -row[1]
     )
@@ -31,18 +40,18 @@ def collectives_info(sent: Mapping[str, int], steps: int, *, formula: float | No
 
 
 def collectives_text(info: CollectivesInfo) -> str:
-    """The figure in words."""
+    """Describe the figure in words."""
     if not info.names:
         return "Nothing was sent."
-    told = f"{bytes_text(sum(info.sent))} a step in {plural(len(info.names), 'kind')} of message"
+    told = f"{bytes_text(sum(info.sent))} per step in {plural(len(info.names), 'kind')} of message"
     if info.formula is None:
         return f"{told}."
     times = f"{info.formula / sum(info.sent):.3g} times that"
-    return f"{told}; uncompressed, the formula says {bytes_text(info.formula)}, {times}."
+    return f"{told}; the formula gives {bytes_text(info.formula)} without compression, {times}."
 
 
 def collectives_spec(info: CollectivesInfo) -> Spec:
-    """The bars as Plotly's JSON."""
+    """Return the bars as Plotly JSON."""
     looks = [theme.span_look(name) for name in info.names]
     bars = {
         "type": "bar", "orientation": "h", "x": list(info.sent), "y": list(info.names),
@@ -54,18 +63,18 @@ def collectives_spec(info: CollectivesInfo) -> Spec:
             },
         },
         "text": [bytes_text(size) for size in info.sent], "textposition": "outside", "cliponaxis": False,
-        "hovertemplate": "%{y}: %{text} a step<extra></extra>",
+        "hovertemplate": "%{y}: %{text} per step<extra></extra>",
     }  # fmt: skip
     layout = _layout()
     order = {
         "categoryorder": "array",
         "categoryarray": list(info.names),
-    }  # otherwise redrawing keeps the previous run's order
+    }  # otherwise a redraw keeps the order of the previous run
     return {"data": [bars], "layout": layout | {"yaxis": layout["yaxis"] | order}}
 
 
 def collectives(sent: Mapping[str, int], steps: int) -> go.Figure:
-    """Draw the bytes per step that a run sent, by collective."""
+    """Draw the bytes that a run sent per step, by collective; `sent` is the total over `steps` steps."""
     return go.Figure(collectives_spec(collectives_info(sent, steps)))
 
 
@@ -75,7 +84,7 @@ def _layout() -> Spec:
     rows = {"autorange": "reversed", "showgrid": False, "automargin": True, "ticklabelstandoff": 5}
     return look | {
         "xaxis": theme.axis(
-            "bytes a step, all ranks", rangemode="tozero", nticks=4, exponentformat="SI", ticksuffix="B"
+            "bytes per step, all ranks", rangemode="tozero", nticks=4, exponentformat="SI", ticksuffix="B"
         ),
         "yaxis": rows,
     }

@@ -1,4 +1,4 @@
-"""Data of the communication calculator's figures: curves by workers and by message size, and efficiency.
+"""Data for the communication calculator's figures: curves against workers and message size, and efficiency.
 
 A `CommunicationQuestion` holds all inputs of the calculator. All formulas are in `shardscope.analytic`.
 """
@@ -18,27 +18,27 @@ from shardscope.errors import SpecError
 
 Floats = npt.NDArray[np.float64]
 DOUBLINGS = 2 ** np.arange(17)
-"""Powers of two: the points of curves over workers. Between them, the times of some algorithms jump up and down."""
+"""Numbers of workers at which curves have points: powers of two. Between them, the times of some algorithms jump."""
 MOST_WORKERS = 4096
-"""Number of workers at which those curves end, unless the question has more."""
+"""Number of workers at which curves over workers end, unless the question has more."""
 SMALLEST, LARGEST = 1e3, 1e11
-"""Range of message sizes, in bytes."""
+"""Smallest and largest message size on the axis, in bytes."""
 _SIZES = np.geomspace(SMALLEST, LARGEST, 65)  # eight per decade
 
 
 @dataclass(frozen=True)
 class CommunicationQuestion:
-    """Inputs of the calculator: the operation, its size, the link and the algorithms to compare.
+    """Inputs of the calculator: the operation, the message size, the link and the algorithms to compare.
 
     Attributes:
         op: The collective operation.
         algorithms: Names of the algorithms to compare.
-        num_bytes: Bytes of the tensor.
+        num_bytes: Size of the tensor in bytes.
         workers: Total number of workers.
-        bandwidth: Bytes per second of one worker in one direction.
-        latency: Seconds per message.
+        bandwidth: Bandwidth of one worker in one direction, in bytes per second.
+        latency: Latency per message, in seconds.
         options: Settings of each algorithm, by its name.
-        compute_s: Seconds that a single worker computes in a step, for the efficiency.
+        compute_s: Compute time of one worker per step, in seconds; used for the efficiency.
         overlap: Fraction of the computation that can hide communication, 0 to 1.
     """
 
@@ -54,12 +54,12 @@ class CommunicationQuestion:
 
     @property
     def link(self) -> dict[str, float]:
-        """Bandwidth and latency, as keyword arguments of the formulas."""
+        """Bandwidth and latency, as keyword arguments for the formulas."""
         return {"bandwidth": self.bandwidth, "latency": self.latency}
 
 
 class CostCurve(NamedTuple):
-    """One algorithm's times and volume over workers or message sizes."""
+    """One algorithm's times and traffic as functions of `x`: the number of workers or the message size in bytes."""
 
     algorithm: str
     x: Floats
@@ -71,14 +71,14 @@ class CostCurve(NamedTuple):
 
 
 class Left(NamedTuple):
-    """An algorithm that cannot answer the question, and why."""
+    """An algorithm left out of the figure, and the reason."""
 
     algorithm: str
     why: str
 
 
 class CostCurvesInfo(NamedTuple):
-    """Curves of all algorithms, the points where the fastest changes, and the algorithms left out."""
+    """Curves of all algorithms, the points where the fastest algorithm changes, and the algorithms left out."""
 
     question: CommunicationQuestion
     lines: tuple[CostCurve, ...]
@@ -87,7 +87,7 @@ class CostCurvesInfo(NamedTuple):
 
 
 class Efficiency(NamedTuple):
-    """One algorithm's fraction of the ideal speed-up, by number of workers."""
+    """One algorithm's speed-up as a fraction of the ideal, by number of workers, under weak and strong scaling."""
 
     algorithm: str
     workers: Floats
@@ -96,14 +96,14 @@ class Efficiency(NamedTuple):
 
 
 class EfficiencyInfo(NamedTuple):
-    """The efficiency of all algorithms."""
+    """The scaling efficiency of all algorithms."""
 
     question: CommunicationQuestion
     lines: tuple[Efficiency, ...]
 
 
 def by_size_info(question: CommunicationQuestion) -> CostCurvesInfo:
-    """Time and volume against message size."""
+    """Compute time and traffic against message size."""
     lines, left = [], []
     for name in question.algorithms:
         try:
@@ -116,14 +116,14 @@ def by_size_info(question: CommunicationQuestion) -> CostCurvesInfo:
 
 
 def by_workers_info(question: CommunicationQuestion) -> CostCurvesInfo:
-    """Time and volume against the number of workers."""
+    """Compute time and traffic against the number of workers."""
     lines, left = [], []
     for name in question.algorithms:
         counts = _possible(question, name)
         if counts.size:
             lines.append(_line(question, name, counts, num_bytes=question.num_bytes, workers=counts))
         else:
-            left.append(Left(name, "no number of workers suits its settings"))
+            left.append(Left(name, "its settings are not valid for any number of workers"))
     shared = _shared(lines)
     fixed = {"num_bytes": question.num_bytes, **question.link}
     crossings = _frontier(question, lines, over="workers", points=shared, **fixed) if shared.size > 1 else ()
@@ -131,7 +131,7 @@ def by_workers_info(question: CommunicationQuestion) -> CostCurvesInfo:
 
 
 def efficiency_info(question: CommunicationQuestion) -> EfficiencyInfo:
-    """Compute weak and strong scaling of steps that each end in an all-reduce of the message."""
+    """Compute weak and strong scaling efficiency, for training steps that end with an all-reduce of the message."""
     lines = []
     for name in question.algorithms:
         if "all_reduce" not in ALGORITHMS[name].costs:
@@ -166,7 +166,7 @@ def _line(question: CommunicationQuestion, name: str, x: Floats, **varied: Any) 
 
 
 def _possible(question: CommunicationQuestion, name: str, op: str = "") -> Floats:
-    """Numbers of workers on the curve that are valid for an algorithm's settings; may include the question's own."""
+    """Return the numbers of workers that suit an algorithm's settings, including the question's if it is valid."""
     known, own = ALGORITHMS[name].options, question.options.get(name, {})
     per_node = own.get("per_node", known["per_node"].default) if "per_node" in known else 1
     counts: Floats = np.unique([*DOUBLINGS, *per_node * DOUBLINGS, question.workers]).astype(np.float64)
@@ -181,7 +181,7 @@ def _possible(question: CommunicationQuestion, name: str, op: str = "") -> Float
 
 
 def _shared(lines: list[CostCurve]) -> Floats:
-    """Numbers of workers at which all lines have a point."""
+    """Return the numbers of workers at which all lines have a point."""
     shared = set(lines[0].x).intersection(*(line.x for line in lines)) if lines else set()
     return np.array(sorted(shared))
 

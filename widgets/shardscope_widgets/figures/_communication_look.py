@@ -1,4 +1,4 @@
-"""Common parts of the communication calculator's figures: a look for each algorithm, axes, headings."""
+"""Shared parts of the communication calculator's figures: a line style for each algorithm, axes, headings."""
 
 from __future__ import annotations
 
@@ -42,12 +42,16 @@ LOOKS = {
 
 
 def title(name: str) -> str:
-    """Name of an algorithm in legends."""
+    """Return the name of an algorithm for legends."""
     return ALGORITHMS[name].title
 
 
 def log_ticks(low: float, high: float, text: Callable[[float], str], *, most: int = 6) -> dict[str, Any]:
-    """Ticks of a logarithmic axis, with units: 1, 2 and 5 of each decade, or every first, second or third decade."""
+    """Return settings of a logarithmic axis from `low` to `high`, with tick labels formatted by `text`.
+
+    Ticks are at 1, 2 and 5 in each decade on a short axis, otherwise at powers of ten. `most` is the number of decades
+    from which only every second, third, ... decade has a tick.
+    """
     first, last = int(np.floor(np.log10(low))), int(np.ceil(np.log10(high)))
     parts: tuple[int, ...] = (1, 2, 5) if last - first <= 2 else (1,)
     step = max(1, -(-(last - first) // most))
@@ -62,7 +66,7 @@ def tick_seconds(seconds: float) -> str:
 
 
 def worker_ticks(workers: int) -> dict[str, Any]:
-    """Settings of the axis of workers, ticked at every second doubling, up to `MOST_WORKERS` or `workers` if larger."""
+    """Return settings of the worker axis: a tick at every second power of two, up to `MOST_WORKERS` or `workers`."""
     last = max(MOST_WORKERS, workers)
     shown = [2**k for k in range(1, last.bit_length(), 2)]
     text = [f"{count:,}" for count in shown]
@@ -71,7 +75,7 @@ def worker_ticks(workers: int) -> dict[str, Any]:
 
 
 def here_line(place: float, axis: str) -> dict[str, Any]:
-    """A vertical line at the value of the controls."""
+    """Return a vertical line at the current value of the controls."""
     return {
         "type": "line", "xref": f"x{axis}", "yref": f"y{axis} domain", "x0": place, "x1": place, "y0": 0, "y1": 1,
         "line": {"color": theme.AXIS, "width": 1, "dash": "dot"},
@@ -79,12 +83,12 @@ def here_line(place: float, axis: str) -> dict[str, Any]:
 
 
 def heading(text: str, x: float) -> dict[str, Any]:
-    """The heading of one of the two plots."""
+    """Return the heading of one of the two plots, starting at `x`."""
     return theme.note(f"<b>{text}</b>", x=x, y=1.01)
 
 
 def wrapped(text: str, width: int) -> str:
-    """Text wrapped to `width` characters with ``<br>``, for hover labels."""
+    """Wrap text at `width` characters with ``<br>``, for hover labels."""
     lines = [""]
     for word in text.split():
         if len(lines[-1]) + len(word) > width and lines[-1]:
@@ -94,10 +98,10 @@ def wrapped(text: str, width: int) -> str:
 
 
 def template() -> go.Figure:
-    """An empty figure with the common look."""
+    """Return an empty figure with the common style."""
     return theme.style(go.Figure(), height=HEIGHT, legend=theme.LEGEND_ABOVE, margin_t=76)
 
 
 def drawn(traces: list[dict[str, Any]], layout: dict[str, Any]) -> go.Figure:
-    """A standalone figure with a legend."""
+    """Return a standalone figure with a legend."""
     return template().add_traces(traces).update_layout(**layout)

@@ -1,7 +1,7 @@
-"""The communication calculator's curves: time and volume by workers and by message size.
+"""The communication calculator's curves: time and traffic against the number of workers and the message size.
 
-Traces are plain dictionaries, since a live figure accepts them unchanged and Plotly's validation would take longer
-than the formulas. Hovering over a point shows its formula, inputs and source.
+Traces are plain dictionaries: a live figure accepts them unchanged, and validation by Plotly would take longer than
+evaluating the formulas. Hovering over a point shows the formula, its inputs and its source.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from shardscope_widgets.words import bytes_text, listed, plural, seconds_text
 
 
 def curve_traces(info: CostCurvesInfo) -> list[dict[str, Any]]:
-    """A line for the time and one for the volume of each algorithm, and markers at the crossings."""
+    """Return lines for the time and the traffic of each algorithm, and markers where the fastest algorithm changes."""
     by_size = bool(info.lines) and _is_by_size(info)
     traces = []
     for line in info.lines:
@@ -113,7 +113,7 @@ def _markers(crossings: Sequence[Crossing], *, by_size: bool) -> dict[str, Any]:
     return {
         "type": "scatter",
         "mode": "markers+text",
-        "name": "the fastest changes",
+        "name": "fastest algorithm changes",
         "showlegend": bool(crossings),
         "text": [f"<b>{number}</b>" for number in range(1, len(crossings) + 1)],
         "textposition": "bottom center",
@@ -139,7 +139,7 @@ def crossing_text(crossing: Crossing, *, by_size: bool) -> str:
 
 
 def _you_are_here(info: CostCurvesInfo, *, by_size: bool) -> list[dict[str, Any]]:
-    """Dots on the lines at the values of the controls."""
+    """Return dots on the lines at the current values of the controls."""
     here = info.question.num_bytes if by_size else float(info.question.workers)
     dots = []
     for axis, pick in (("x", "seconds"), ("x2", "sent_bytes")):
@@ -174,7 +174,7 @@ def _you_are_here(info: CostCurvesInfo, *, by_size: bool) -> list[dict[str, Any]
 
 
 def curve_layout(info: CostCurvesInfo) -> dict[str, Any]:
-    """Axes, headings and names of the crossings."""
+    """Return axes, headings and the list of crossings."""
     by_size = bool(info.lines) and _is_by_size(info)
     question = info.question
     x = (
@@ -182,8 +182,8 @@ def curve_layout(info: CostCurvesInfo) -> dict[str, Any]:
         if by_size
         else worker_ticks(question.workers)
     )
-    what = "size of the message" if by_size else "workers"
-    room = 4.0 ** min(len(info.crossings), 4)  # above the curves, for the list of crossings
+    what = "message size" if by_size else "workers"
+    room = 4.0 ** min(len(info.crossings), 4)  # space above the curves for the list of crossings
     seconds = _log_range([line.seconds for line in info.lines], tick_seconds, room)
     volume = _log_range([line.sent_bytes for line in info.lines], bytes_text)
     place = question.num_bytes if by_size else question.workers
@@ -202,7 +202,7 @@ def curve_layout(info: CostCurvesInfo) -> dict[str, Any]:
 
 
 def _names(crossings: Sequence[Crossing], *, by_size: bool) -> list[dict[str, Any]]:
-    """Legend of the numbered diamonds: a list of crossings in the upper left, which the curves leave free."""
+    """Return the legend of the numbered diamonds: a list of crossings in the upper left, where there are no curves."""
     lines = [
         f"◆<b>{n}</b> {crossing_text(crossing, by_size=by_size)}" for n, crossing in enumerate(crossings, 1)
     ]
@@ -221,13 +221,13 @@ def _log_range(curves: Sequence[Floats], text: Callable[[float], str], room: flo
 
 
 def by_size(question: CommunicationQuestion) -> go.Figure:
-    """Draw time and volume against message size, with a diamond where the fastest algorithm changes."""
+    """Draw time and traffic against message size, with a diamond where the fastest algorithm changes."""
     info = by_size_info(question)
     return drawn(curve_traces(info), curve_layout(info))
 
 
 def by_workers(question: CommunicationQuestion) -> go.Figure:
-    """Draw time and volume against the number of workers, with a diamond where the fastest algorithm changes."""
+    """Draw time and traffic against the number of workers, with a diamond where the fastest algorithm changes."""
     info = by_workers_info(question)
     return drawn(curve_traces(info), curve_layout(info))
 
@@ -246,13 +246,15 @@ def curves_text(info: CostCurvesInfo) -> str:
     where = f"{bytes_text(info.question.num_bytes)} among {plural(info.question.workers, 'worker')}"
     if at:
         least, fastest = min(at, key=lambda pair: pair[0])
-        words = [f"For {where}, {title(fastest)} is the fastest of those ticked: {seconds_text(least)}."]
+        words = [
+            f"For {where}, {title(fastest)} is the fastest of the ticked algorithms: {seconds_text(least)}."
+        ]
     else:
-        words = [f"For {where}, none of those ticked is drawn."]
+        words = [f"For {where}, none of the ticked algorithms has a value."]
     if info.crossings:
         told = listed(crossing_text(c, by_size=by_size) for c in info.crossings)
         words.append(f"{told[0].upper()}{told[1:]}.")
     else:
-        words.append("It is so all along the axis." if at and len(info.lines) > 1 else "")
+        words.append("It is the fastest along the whole axis." if at and len(info.lines) > 1 else "")
     words += [f"Without {title(left.algorithm)}: {left.why}." for left in info.left_out]
     return " ".join(filter(None, words))

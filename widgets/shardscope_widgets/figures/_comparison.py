@@ -1,4 +1,4 @@
-"""Comparison of runs: a table of their main figures, and bars of the same."""
+"""Comparison of runs: a table of their main metrics, and a bar chart of some of them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ HEADERS = (
     "loss",
     "step time",
     "throughput",
-    "sent a step",
-    "memory a rank",
+    "sent per step",
+    "memory per rank",
     "speed",
 )
 
 
 class RunRow(NamedTuple):
-    """Figures of one run, as in its summary; None where they are not known yet.
+    """Metrics of one run, as in its summary; None where not known yet.
 
     `speed` is throughput relative to the single-process run of the same workload.
     """
@@ -46,7 +46,7 @@ class RunRow(NamedTuple):
     speed: float | None
 
     def cells(self) -> tuple[str, ...]:
-        """The row as text, in the order of `HEADERS`."""
+        """Return the row as text cells, in the order of `HEADERS`."""
         none = "–"
         return (
             self.label,
@@ -62,7 +62,7 @@ class RunRow(NamedTuple):
 
 
 def comparison_info(traces: Sequence[Trace]) -> tuple[RunRow, ...]:
-    """Return one row per run, in the given order."""
+    """Return one row per run, in the order of `traces`."""
     rows = [_row(trace) for trace in traces]
     base = {row.workload: row.per_second for row in rows if row.world_size == 1 and row.per_second}
     return tuple(_with_speed(row, base.get(row.workload)) for row in rows)
@@ -82,7 +82,7 @@ def _with_speed(row: RunRow, base: float | None) -> RunRow:
 
 
 def comparison_text(rows: Sequence[RunRow]) -> str:
-    """Summarise the table in a sentence per workload that has several runs."""
+    """Summarise the table: one sentence for each workload with more than one run."""
     sentences = []
     for workload in dict.fromkeys(row.workload for row in rows):
         own = [row for row in rows if row.workload == workload and row.per_second]
@@ -105,11 +105,11 @@ def _verdict(workload: str, rows: Sequence[RunRow]) -> str:
 
 
 def draw(rows: Sequence[RunRow]) -> go.Figure:
-    """Step time, bytes and memory as three groups of horizontal bars."""
+    """Draw step time, bytes and memory as three groups of horizontal bars."""
     panels = (
         ("Step time", "s", [row.step_time_s for row in rows]),
         ("Sent per step", "B", [row.bytes_per_step for row in rows]),
-        ("Peak memory a rank", "B", [row.peak_memory_bytes for row in rows]),
+        ("Peak memory per rank", "B", [row.peak_memory_bytes for row in rows]),
     )
     figure = go.Figure()
     labels = [row.label for row in rows]
@@ -157,5 +157,5 @@ def draw(rows: Sequence[RunRow]) -> go.Figure:
 
 
 def comparison(traces: Sequence[Trace]) -> go.Figure:
-    """Step time, bytes on the wire and memory of several runs as bars."""
+    """Draw step time, bytes sent per step and peak memory of several runs as bars."""
     return draw(comparison_info(traces))

@@ -1,9 +1,9 @@
-"""Savings and cost of compression: bytes per step, the parts of a step's time, and the norm of the residual.
+"""Savings and cost of compression: bytes per step, breakdown of the step time, and norm of the residual.
 
-Runs are shown side by side, uncompressed ones first. A compressed run is compared with the uncompressed one of the
-same workload, strategy and number of ranks; their times are compared only if both used the same link. A step's time
-consists of computing, of packing and unpacking not hidden by computing, and of the rest, in which a rank waits for
-the wire or for other ranks. All figures are per step, over whole periods of local SGD (`Trace.per_step`).
+Runs are shown side by side, uncompressed ones first. A compressed run is compared with the uncompressed run of the
+same workload, strategy and number of ranks; their times are compared only if both used the same link. The step time is
+divided into computing, packing and unpacking that computing does not hide, and the rest, during which a rank waits for
+the network or for other ranks. All values are per step, averaged over whole periods of local SGD (`Trace.per_step`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shardscope_widgets.trace import Trace, TraceSpan
 from shardscope_widgets.words import bytes_text, listed, plural, seconds_text
 
 LAST = 5
-"""Number of last steps over which a run's loss is averaged."""
+"""Number of steps at the end of a run over which its loss is averaged."""
 CODEC = "codec"
 PARTS = (
     ("compute", theme.RunStyle("#2a6fb5")),
@@ -38,9 +38,9 @@ _LEFT, _MIDDLE, _RIGHT = [0.0, 0.27], [0.37, 0.64], [0.74, 1.0]
 class CompressedRun(NamedTuple):
     """One run.
 
-    `bytes_per_step` and `step_s` are None before the end of its first period. `parts` are seconds per step in the order
-    of `PARTS`, None without spans. `loss_mean` is the mean over the last `LAST` steps. `residuals` is the norm of the
-    residual by step. `plain` is the uncompressed baseline, None if there is none.
+    `bytes_per_step` and `step_s` are None until its first local-SGD period has ended. `parts` is the time of each of
+    `PARTS` in seconds per step; None if no spans were recorded. `loss_mean` is the mean over the last `LAST` steps.
+    `residuals` has (step, norm of the residual) pairs. `plain` is the uncompressed baseline; None if there is none.
     """
 
     label: str
@@ -59,14 +59,14 @@ class CompressedRun(NamedTuple):
 
     @property
     def ratio(self) -> float | None:
-        """Compression ratio: bytes of the uncompressed run over bytes of this run; None if unknown."""
+        """Compression ratio: bytes sent by the uncompressed run divided by bytes sent by this run; None if unknown."""
         if self.plain is None or not self.plain.bytes_per_step or not self.bytes_per_step:
             return None
         return self.plain.bytes_per_step / self.bytes_per_step
 
 
 class CompressionInfo(NamedTuple):
-    """Uncompressed baselines, each once, followed by the compressed runs."""
+    """Uncompressed baselines, without duplicates, followed by the compressed runs."""
 
     runs: tuple[CompressedRun, ...]
 
@@ -77,7 +77,7 @@ class CompressionInfo(NamedTuple):
 
 
 def compression_info(traces: Sequence[Trace]) -> CompressionInfo:
-    """Return the compressed runs on several ranks with a finished step, preceded by their uncompressed baselines."""
+    """Return the compressed multi-rank runs that have finished a step, preceded by their uncompressed baselines."""
     telling = [trace for trace in traces if trace.world_size > 1 and trace.steps]
     plain = [trace for trace in telling if trace.method == "none"]
     pairs = [(trace, _plain_of(trace, plain)) for trace in telling if trace.method != "none"]
@@ -87,7 +87,7 @@ def compression_info(traces: Sequence[Trace]) -> CompressionInfo:
 
 
 def _plain_of(trace: Trace, plain: Sequence[Trace]) -> Trace | None:
-    """The uncompressed baseline of a compressed run, on the same link if possible; None if there is none."""
+    """Return the uncompressed baseline of a compressed run, on the same link if possible; None if there is none."""
     alike = [other for other in plain if _kind_of(other) == _kind_of(trace)]
     return min(alike, key=lambda other: other.link != trace.link, default=None)
 
@@ -108,9 +108,9 @@ def _run(trace: Trace) -> CompressedRun:
 
 
 def step_parts(trace: Trace) -> tuple[float, float, float] | None:
-    """Seconds per step of computing, of packing not hidden by computing, and of the rest.
+    """Return the seconds per step for computing, for packing that computing does not hide, and for the rest.
 
-    These are means over the steps with recorded spans; None if there are none.
+    Values are means over the steps with recorded spans; None if there are none.
     """
     times = {step.number: step.step_time_s for step in trace.steps if step.number in trace.spans}
     rows = {
@@ -125,7 +125,7 @@ def step_parts(trace: Trace) -> tuple[float, float, float] | None:
 
 
 def _parts_of(spans: Sequence[TraceSpan], seconds: float, world_size: int) -> tuple[float, float, float]:
-    """Seconds of one step by part, as means over ranks."""
+    """Return the time of each part of one step in seconds, as means over ranks."""
     compute = codec = 0.0
     for rank in range(world_size):
         own = [span for span in spans if span.rank == rank]
@@ -148,32 +148,32 @@ def _sentence(run: CompressedRun) -> str:
     plain = run.plain
     if plain is not None:
         if plain.link == run.link and plain.step_s is not None and run.step_s is not None:
-            parts.append(f"takes {seconds_text(run.step_s)} instead of {seconds_text(plain.step_s)} a step")
-        parts.append(f"has come to loss {run.loss_mean:.4f} against {plain.loss_mean:.4f}")
+            parts.append(f"takes {seconds_text(run.step_s)} instead of {seconds_text(plain.step_s)} per step")
+        parts.append(f"has reached loss {run.loss_mean:.4f} instead of {plain.loss_mean:.4f}")
     return f"{run.label} {listed(parts)}."
 
 
 def _bytes_words(run: CompressedRun) -> str:
     if run.bytes_per_step is None:
-        return "has not come to the end of its first period"
-    words = f"sends {bytes_text(run.bytes_per_step)} a step"
+        return "has not finished its first period"
+    words = f"sends {bytes_text(run.bytes_per_step)} per step"
     return words if run.ratio is None else f"{words}, {run.ratio:.3g} times less than uncompressed"
 
 
 def _codec_words(run: CompressedRun) -> str:
     if run.parts is None:
-        return "packs for a time that was not measured"
+        return "has no measured packing time"
     return f"packs for {seconds_text(run.parts[1])}" if run.parts[1] else "packs nothing"
 
 
 def draw_compression(info: CompressionInfo) -> go.Figure:
-    """Draw three plots: bytes, the parts of a step's time, and the residual over the steps."""
+    """Draw three plots: bytes sent, the breakdown of the step time, and the residual over the steps."""
     names, is_owed = _names(info), any(run.residuals for run in info.runs)
     figure = go.Figure([_bytes_bars(info, names), *_part_bars(info, names), *_owed(info)])
     headings = (
-        ("Bytes sent", "a step, all ranks", _LEFT),
-        ("Time", "of a step", _MIDDLE),
-        ("Residual", "norm of what is not sent yet", _RIGHT),
+        ("Bytes sent", "per step, all ranks", _LEFT),
+        ("Time", "per step", _MIDDLE),
+        ("Residual", "norm of the gradient not sent yet", _RIGHT),
     )
     figure.update_layout(
         barmode="stack", bargap=0.35,
@@ -199,7 +199,7 @@ def draw_compression(info: CompressionInfo) -> go.Figure:
 
 
 def _names(info: CompressionInfo) -> list[str]:
-    """Labels of the bars: the method, with strategy, ranks and link where they differ; all labels are distinct."""
+    """Return distinct labels for the bars: the method, plus strategy, ranks and link where these differ."""
     told = [_differing(info, run) for run in info.runs]
     texts = [
         "<br>".join([*more, *run.method_label.split(" ")]) for more, run in zip(told, info.runs, strict=True)
@@ -208,7 +208,7 @@ def _names(info: CompressionInfo) -> list[str]:
 
 
 def _differing(info: CompressionInfo, run: CompressedRun) -> list[str]:
-    """Words for a run's strategy, number of ranks and link, as far as they differ among the runs."""
+    """Return those of a run's strategy, number of ranks and link that differ among the runs, as text."""
     words = ((run.strategy, "strategy"), (plural(run.world_size, "rank"), "world_size"), (run.link, "link"))
     several = [len({getattr(other, field) for other in info.runs}) > 1 for _, field in words]
     told = [word or "no link" for (word, _), differs in zip(words, several, strict=True) if differs]
@@ -221,12 +221,12 @@ def _bytes_bars(info: CompressionInfo, names: list[str]) -> go.Bar:
         x=names, y=[run.bytes_per_step for run in info.runs], text=texts, textposition="outside",
         cliponaxis=False, constraintext="none",
         marker={"color": [method_look(run.method).colour for run in info.runs]}, showlegend=False,
-        customdata=[run.label for run in info.runs], hovertemplate="%{customdata}<br>%{y:.4~s}B a step<extra></extra>",
+        customdata=[run.label for run in info.runs], hovertemplate="%{customdata}<br>%{y:.4~s}B/step<extra></extra>",
     )  # fmt: skip
 
 
 def _part_bars(info: CompressionInfo, names: list[str]) -> list[go.Bar]:
-    """One bar per part; runs without spans get one bar for the whole step instead."""
+    """Return one bar per part of the step; runs without spans get a single bar for the whole step."""
     bars = [
         _part_bar(info, names, [run.parts[i] if run.parts else None for run in info.runs], *part)
         for i, part in enumerate(PARTS)
@@ -261,13 +261,13 @@ def _owed(info: CompressionInfo) -> list[dict[str, Any]]:
 
 
 def _nothing_owed() -> dict[str, Any]:
-    """Text shown in place of the residuals if no run has any."""
+    """Return the text that is shown in place of the residuals if no run has any."""
     return {
-        "text": "no run carries<br>what it leaves out<br>to its next step", "x": sum(_RIGHT) / 2, "y": 0.5,
+        "text": "no run carries<br>a residual over<br>to its next step", "x": sum(_RIGHT) / 2, "y": 0.5,
         "xref": "paper", "yref": "paper", "showarrow": False, "font": {"size": 12, "color": theme.GREY},
     }  # fmt: skip
 
 
 def compression(traces: Sequence[Trace]) -> go.Figure:
-    """Draw bytes, time and residuals of several runs, compressed and uncompressed."""
+    """Draw bytes sent, time per step and residuals of compressed runs and their uncompressed baselines."""
     return draw_compression(compression_info(traces))

@@ -1,4 +1,4 @@
-"""Looks of compression methods: a family shares a hue, and its methods differ by brightness, dash and marker."""
+"""Plot styles of compression methods: a family shares a hue; its methods differ in brightness, dash and marker."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from shardscope_widgets.figures import theme
 
 
 def method_look(name: str) -> MethodStyle:
-    """The look of a method; an unknown one gets a spare colour that depends on its name."""
+    """Return the plot style of a method; an unknown method gets a spare colour that depends only on its name."""
     method = registry.find(Compression, name)
     return method.look if method else MethodStyle(theme.strategy_colour(name), "dash", "x")

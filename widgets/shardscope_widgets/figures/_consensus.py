@@ -1,4 +1,4 @@
-"""Distance of the ranks' parameters from their mean by step, for strategies that average only with neighbours."""
+"""Distance of the ranks' parameters from their mean at each step, for strategies that average only with neighbours."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from shardscope_widgets.trace import Trace
 
 
 class ConsensusInfo(NamedTuple):
-    """One curve per run: root mean square over ranks of |x_i - mean| / |mean|."""
+    """One curve per run: root mean square over ranks of |x_i - mean| / |mean|, with x_i the parameters of rank i."""
 
     curves: tuple[Curve, ...]
 
 
 def consensus_info(traces: Sequence[Trace]) -> ConsensusInfo:
-    """Return curves of the runs that report their distance; 0, as after full averaging, is None on the log axis."""
+    """Return curves of the runs that report their distance from consensus.
+
+    A distance of 0, as after averaging over all ranks, becomes None because a logarithmic axis cannot show it.
+    """
     return ConsensusInfo(tuple(_curve(trace) for trace in traces if trace.consensus))
 
 
@@ -30,9 +33,9 @@ def _curve(trace: Trace) -> Curve:
 
 
 def consensus_text(info: ConsensusInfo) -> str:
-    """The curves in words."""
+    """Describe the curves in words."""
     if not info.curves:
-        return "No run has told how far apart its ranks are."
+        return "No run has reported how far apart its ranks are."
     return " ".join(map(_sentence, info.curves))
 
 
@@ -47,7 +50,7 @@ def _sentence(curve: Curve) -> str:
 
 
 def draw_consensus(info: ConsensusInfo) -> go.Figure:
-    """The figure of `info`, with a logarithmic axis."""
+    """Draw the figure for `info`, with a logarithmic value axis."""
     looks = theme.run_looks([curve.strategy for curve in info.curves])
     lines = [curve_lines(curve, look, "")[1] for curve, look in zip(info.curves, looks, strict=True)]
     figure = go.Figure([go.Scatter(line | {"hovertemplate": _HOVER}) for line in lines])
@@ -66,5 +69,5 @@ _HOVER = "%{fullData.name}<br>step %{x}: %{y:.2e}<extra></extra>"
 
 
 def consensus(traces: Sequence[Trace]) -> go.Figure:
-    """Draw the distance of the ranks' parameters from their mean over the steps of several runs."""
+    """Draw how far the ranks' parameters are from their mean at each step, for several runs."""
     return draw_consensus(consensus_info(traces))

@@ -1,4 +1,4 @@
-"""Curves over steps, one per run: loss, throughput, bytes on the wire."""
+"""Curves over steps, one per run: loss, throughput, bytes sent."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from shardscope_widgets.figures.theme import RunStyle
 from shardscope_widgets.trace import Trace
 
 MOST_POINTS = 600
-"""Maximum number of points per curve; a longer run shows every second, third, ... step."""
+"""Maximum number of points per curve; for longer runs, only every second, third, ... step is drawn."""
 FEWEST_TO_SMOOTH = 8
 
 
 class Curve(NamedTuple):
-    """One run's values over its steps; `smooth` is the moving average, drawn as a bold line."""
+    """One run's value at each step; `smooth` is the moving average, drawn as a bold line."""
 
     label: str
     strategy: str
@@ -29,7 +29,7 @@ class Curve(NamedTuple):
 
 
 class RunCurvesInfo(NamedTuple):
-    """Data of a plot of curves: the quantity, its unit and one curve per run."""
+    """Data of a plot of curves: the name of the quantity, its unit and one curve per run."""
 
     title: str
     unit: str
@@ -37,10 +37,14 @@ class RunCurvesInfo(NamedTuple):
 
 
 def moving_average(values: Iterable[float], *, count: int, every: int = 1) -> array[float]:
-    """Exponential moving average of `count` values, corrected for start-up bias.
+    """Return the exponential moving average of `values`, corrected for start-up bias.
 
-    Its span grows with `count`, from 3 to 50. Only every `every`-th average is returned. Non-finite values are
-    skipped and yield NaN.
+    The span grows with `count` from 3 to 50 steps. Non-finite values are skipped and yield NaN.
+
+    Args:
+        values: The values to smooth.
+        count: Number of values.
+        every: Only every `every`-th average is returned.
     """
     span = min(50.0, max(3.0, count / 15))
     keep = 1 - 2 / (span + 1)
@@ -56,9 +60,9 @@ def moving_average(values: Iterable[float], *, count: int, every: int = 1) -> ar
 
 
 def _curve(trace: Trace, field: str) -> Curve:
-    """The points that are drawn.
+    """Return the points to draw.
 
-    Each redraw copies the steps into arrays, since a list would cost a long run 32 bytes per step.
+    Each redraw copies the steps into arrays, because lists would take 32 bytes per step in a long run.
     """
     count = len(trace.steps)
     every = max(1, math.ceil(count / MOST_POINTS))
@@ -72,7 +76,7 @@ def _curve(trace: Trace, field: str) -> Curve:
 
 
 def finite_or_none(values: Iterable[float]) -> tuple[float | None, ...]:
-    """The values, with None for non-finite ones."""
+    """Return the values, with None in place of non-finite ones."""
     return tuple(value if math.isfinite(value) else None for value in values)
 
 
@@ -96,7 +100,7 @@ def traffic_info(traces: Sequence[Trace]) -> RunCurvesInfo:
 
 
 def curve_lines(curve: Curve, look: RunStyle, unit: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Trace properties of a curve's two lines: raw values as a faint line, smoothed ones as a bold line."""
+    """Return the trace properties of a curve's two lines: faint for raw values, bold for smoothed ones."""
     raw = {
         "x": curve.steps,
         "y": curve.values,
@@ -123,7 +127,7 @@ def curve_lines(curve: Curve, look: RunStyle, unit: str) -> tuple[dict[str, Any]
 
 
 def value_axis(unit: str) -> dict[str, Any]:
-    """Settings of the value axis for a unit: 12k for rates, 3.2 MB for bytes."""
+    """Return settings of the value axis for a unit; tick labels look like ``12k`` for rates and ``3.2MB`` for bytes."""
     if unit == "B":
         return theme.axis(tickformat="~s", ticksuffix="B", rangemode="tozero", nticks=5)
     if unit:
@@ -132,7 +136,7 @@ def value_axis(unit: str) -> dict[str, Any]:
 
 
 def draw(info: RunCurvesInfo, *, height: int = 320) -> go.Figure:
-    """The figure of `info`."""
+    """Draw the figure for `info`."""
     figure = go.Figure()
     looks = theme.run_looks([curve.strategy for curve in info.curves])
     for curve, look in zip(info.curves, looks, strict=True):
@@ -144,15 +148,15 @@ def draw(info: RunCurvesInfo, *, height: int = 320) -> go.Figure:
 
 
 def loss(traces: Sequence[Trace]) -> go.Figure:
-    """Loss curves of several runs on one pair of axes."""
+    """Draw the loss curves of several runs in one plot."""
     return draw(loss_info(traces))
 
 
 def throughput(traces: Sequence[Trace]) -> go.Figure:
-    """Throughput of several runs over their steps."""
+    """Draw the throughput of several runs over their steps."""
     return draw(throughput_info(traces))
 
 
 def traffic(traces: Sequence[Trace]) -> go.Figure:
-    """Draw bytes sent per step of several runs."""
+    """Draw the bytes that several runs sent in each step."""
     return draw(traffic_info(traces))

@@ -1,4 +1,4 @@
-"""Scaling efficiency in the communication calculator."""
+"""Scaling-efficiency plots of the communication calculator."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from shardscope_widgets.words import listed, plural, seconds_text
 
 
 def efficiency_traces(info: EfficiencyInfo) -> list[dict[str, Any]]:
-    """Two lines for each algorithm: weak and strong scaling."""
+    """Return two lines for each algorithm: weak and strong scaling efficiency."""
     return [
         _efficiency_trace(info.question, line, values, axis)
         for line in info.lines
@@ -58,13 +58,13 @@ def _efficiency_trace(
         "customdata": (values * line.workers).tolist(),
         "hovertemplate": f"<b>{title(line.algorithm)}: %{{y:.1%}}</b> of the ideal on %{{x}} workers, "
         f"a speed-up of %{{customdata:.3~r}}<br>{name} scaling: {c} / ({c} + e), c = {computing},"
-        f"<br>e = max(0, time − {question.overlap:.0%} of {c}), the time being that of<br>"
+        f"<br>e = max(0, time − {question.overlap:.0%} of {c}), where time is<br>"
         f"{wrapped(ALGORITHMS[line.algorithm].formulas['all_reduce'], 70)}<extra></extra>",
     }
 
 
 def efficiency_layout(info: EfficiencyInfo) -> dict[str, Any]:
-    """Axes and headings."""
+    """Return axes, headings and the marker line."""
     x = worker_ticks(info.question.workers)
     y = {"range": [0, 1.04], "tickformat": ".0%", "tickvals": [0, 0.25, 0.5, 0.75, 1]}
     return {
@@ -89,14 +89,16 @@ def efficiency(question: CommunicationQuestion) -> go.Figure:
 def efficiency_text(info: EfficiencyInfo) -> str:
     """Describe the best weak and strong scaling efficiency at the chosen number of workers."""
     if not info.lines:
-        return "Efficiency is that of an all-reduce of gradients: tick an algorithm that does one."
+        return "Efficiency is defined for an all-reduce of gradients: tick an algorithm that implements it."
     count = info.question.workers
     here = [line for line in info.lines if count in line.workers]
     if not here:
-        return f"None of those ticked can be among {plural(count, 'worker')}."
+        return f"None of the ticked algorithms can run with {plural(count, 'worker')}."
     kept = []
     for kind in ("weak", "strong"):
         at = [(float(getattr(line, kind)[line.workers == count][0]), line.algorithm) for line in here]
         most, best = max(at)
         kept.append(f"{most:.0%} under {kind} scaling ({title(best)})")
-    return f"On {plural(count, 'worker')}, the best of those ticked keep {listed(kept)} of the ideal."
+    return (
+        f"On {plural(count, 'worker')}, the best of the ticked algorithms reach {listed(kept)} of the ideal."
+    )

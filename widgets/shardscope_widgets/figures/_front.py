@@ -1,7 +1,7 @@
 """The Pareto front of a study: quality against time or bytes, with the front as a line.
 
-Complete trials are dots, coloured by a third objective; dominated ones are faint. Running trials are open diamonds
-with a dotted line down to their optimistic final quality. Pruned trials are crosses.
+Complete trials are dots, coloured by a third objective; dominated trials are faint. Running trials are open diamonds,
+with a dotted line down to an optimistic estimate of their final quality. Pruned trials are crosses.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ SCALE = [[0, "#f2c14e"], [0.35, "#e58a3c"], [0.65, "#a34a86"], [1, "#5566cf"]]
 """Colour scale from low to high; its brightness decreases steadily."""
 RUNNING, PRUNED, CHOSEN, LINE = "#2a86d1", "#8b8f99", "#c5372c", "#11997a"
 WIDE = 6.0
-"""Ratio of the largest to the smallest value from which an axis is logarithmic."""
+"""An axis is logarithmic if the largest value is at least this many times the smallest."""
 
 
 class Dot(NamedTuple):
-    """One trial on the axes; `best` is a running trial's optimistic final quality."""
+    """One trial as a point in the plot; `best` is an optimistic estimate of a running trial's final quality."""
 
     number: int
     x: float
@@ -54,7 +54,7 @@ class FrontInfo(NamedTuple):
     chosen: int | None
     link: str
     missing: int
-    """Number of complete trials without a value on both axes."""
+    """Number of complete trials that lack a value on at least one axis."""
 
 
 def front_info(
@@ -66,15 +66,16 @@ def front_info(
     chosen: int | None = None,
     link: str = "",
 ) -> FrontInfo:
-    """Place trials on the axes of two objectives, coloured by a third; trials without both values are left out.
+    """Place trials in a plot of two objectives, coloured by a third; trials that lack either value are left out.
 
     Args:
-        trials: The trials, with `is_front` set for all objectives of the study.
-        x: Objective of the x-axis; ``trial`` for the order in which trials started, with the best so far as the line.
-        y: Objective of the y-axis.
+        trials: The trials; `is_front` refers to all objectives of the study.
+        x: Objective on the x-axis. ``trial`` stands for the order in which trials started; the line is then the best
+            value so far.
+        y: Objective on the y-axis.
         colour: Objective shown as colour; empty for none.
         chosen: Number of the chosen trial.
-        link: Link onto which the times were re-projected, as text; empty for measured times.
+        link: Link for which the times were re-projected, as text; empty for measured times.
     """
     placed = [trial for trial in trials if (x == ORDER or x in trial.values) and y in trial.values]
     dots = {
@@ -100,7 +101,7 @@ def _dot(trial: TrialInfo, x: str, y: str, colour: str) -> Dot:
     if trial.reason:
         lines.append(safe(trial.reason))
     if trial.is_by_noise:
-        lines.append(f"only by less than {QUICKER_BY:.0%} of time better than one on the front")
+        lines.append(f"better than a trial on the front only by less than {QUICKER_BY:.0%} of the time")
     best = trial.best if y in {"loss", "error"} else None
     across = float(trial.number) if x == ORDER else trial.values[x]
     return Dot(
@@ -110,19 +111,19 @@ def _dot(trial: TrialInfo, x: str, y: str, colour: str) -> Dot:
 
 
 def _line_of(complete: Sequence[Dot], x: str) -> tuple[tuple[float, float], ...]:
-    """The front of the two axes; over the order of trials, the best value so far, extended to the last trial."""
+    """Return the front of the two axes; if x is the order of trials, the best value so far, up to the last trial."""
     steps = staircase([(dot.x, dot.y) for dot in complete if not dot.is_by_noise or x == ORDER])
     last = max((dot.x for dot in complete), default=0.0)
     return (*steps, (last, steps[-1][1])) if x == ORDER and steps and steps[-1][0] < last else steps
 
 
 def staircase(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    """The Pareto-optimal points (lower x and lower y are better), from left to right."""
+    """Return the Pareto-optimal points (lower x and lower y are better), from left to right."""
     return tuple(sorted(points[at] for at in pareto.front(points, in_turn=True)))
 
 
 def front_text(info: FrontInfo) -> str:
-    """The figure in words."""
+    """Describe the figure in words."""
     if not info.complete:
         return "No trial is complete yet." + _others(info)
     at = {(dot.x, dot.y): dot for dot in info.complete}
@@ -144,7 +145,7 @@ def front_text(info: FrontInfo) -> str:
     front = sum(dot.is_front for dot in info.complete)
     return (
         f"{told} line has {plural(len(steps), 'trial')} of {len(info.complete)} complete; its {places}: {listed(ends)}."
-        f" Ringed in green: {front} on the front of all that the study minimises.{_noise_text(info)}"
+        f" Ringed in green: {front} on the front of all objectives of the study.{_noise_text(info)}"
         + _others(info)
     )
 
@@ -161,7 +162,7 @@ def _others(info: FrontInfo) -> str:
 
 
 def front_spec(info: FrontInfo) -> Spec:
-    """The figure as Plotly's JSON."""
+    """Return the figure as Plotly JSON."""
     columns = _columns(info)
     layout = _layout()
     axes = {
@@ -182,7 +183,7 @@ def front_spec(info: FrontInfo) -> Spec:
 def front(
     trials: Sequence[TrialInfo], *, x: str = "seconds", y: str = "loss", colour: str = "bytes"
 ) -> go.Figure:
-    """Draw trials on the axes of two objectives, coloured by a third, with their front."""
+    """Draw trials by two objectives, coloured by a third, with their Pareto front."""
     return go.Figure(front_spec(front_info(trials, x=x, y=y, colour=colour)))
 
 
@@ -219,7 +220,7 @@ def _axis(objective: str, *values: float) -> Spec:
 
 
 def log_ticks(low: float, high: float, objective: str = "") -> Spec:
-    """Ticks of a logarithmic axis at round numbers, few enough to read, in the unit of the objective."""
+    """Return settings of a logarithmic axis with a few ticks at round values, in the objective's unit."""
     decades = range(floor(log10(low)), ceil(log10(high)) + 1)
     steps = (1, 2, 5) if high / low < 60 else (1, 3) if high / low < 1e3 else (1,)
     values = [step * 10.0**decade for decade in decades for step in steps]
@@ -301,13 +302,13 @@ def _hopes(info: FrontInfo) -> list[Spec]:
     }  # fmt: skip
     tips = _marks(
         [_hope(dot, info.y, dot.best) for dot in dots if dot.best is not None],
-        "may come to", {"symbol": "triangle-down-open", "size": 9, "color": RUNNING, "line": {"width": 1.6}},
+        "could reach", {"symbol": "triangle-down-open", "size": 9, "color": RUNNING, "line": {"width": 1.6}},
     )  # fmt: skip
     return [line, tips]
 
 
 def _hope(dot: Dot, objective: str, best: float) -> Dot:
-    return dot._replace(y=best, text=f"{dot.text}<br>may still come to {objective_text(objective, best)}")
+    return dot._replace(y=best, text=f"{dot.text}<br>could still reach {objective_text(objective, best)}")
 
 
 def _pruned(info: FrontInfo) -> Spec:

@@ -1,4 +1,4 @@
-"""Parameter importances of a study: each setting's share of the objective's variance, as fitted by Optuna."""
+"""Parameter importances of a study: the share of the objective's variance that Optuna attributes to each setting."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from shardscope_widgets.words import plural
 
 Spec = dict[str, Any]
 FEWEST = 6
-"""Minimum number of complete trials for a fit."""
+"""Minimum number of complete trials needed to fit importances."""
 
 
 class ImportancesInfo(NamedTuple):
-    """Settings with their shares, the largest first."""
+    """Settings with their shares of the variance, largest first; `trials` is the number of fitted trials."""
 
     objective: str
     names: tuple[str, ...]
@@ -33,7 +33,7 @@ def importances_info(shares: Mapping[str, float], *, objective: str, trials: int
 
 
 def importances_text(info: ImportancesInfo) -> str:
-    """The figure in words, or why there is none."""
+    """Describe the figure in words, or say why there is none."""
     what = title_of(info.objective)
     if info.trials < FEWEST:
         return f"Importances for {what} need {FEWEST} complete trials; there are {info.trials or 'none'} yet."
@@ -41,12 +41,12 @@ def importances_text(info: ImportancesInfo) -> str:
         return f"No setting explains {what} among {plural(info.trials, 'trial')}."
     return (
         f"Fitted for {what} on {plural(info.trials, 'complete trial')}: {info.names[0]} matters most "
-        f"({info.shares[0]:.0%}). A setting of one branch counts among the trials of that branch."
+        f"({info.shares[0]:.0%}). A setting of one branch is judged among the trials of that branch."
     )
 
 
 def importances_spec(info: ImportancesInfo) -> Spec:
-    """The bars as Plotly's JSON."""
+    """Return the bars as Plotly JSON."""
     most = max(info.shares, default=0.0) or 1.0
     bars = {
         "type": "bar", "orientation": "h", "x": list(info.shares), "y": list(info.names),

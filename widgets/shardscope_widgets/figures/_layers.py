@@ -1,4 +1,4 @@
-"""Layers of a run: a heat map of trust ratios over the steps, and the compression residual of each layer."""
+"""Layers of a run: a heat map of trust ratios over steps, and the compression residual of each layer."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from shardscope_widgets.trace import Trace
 from shardscope_widgets.words import listed, plural, three_digits
 
 MOST_SAMPLES = 120
-"""Maximum number of steps drawn; a longer run shows every second, third, ... sampled step, and the last."""
+"""Maximum number of steps drawn; for longer runs, every second, third, ... sampled step and the last are drawn."""
 MOST_NAMED = 5
-"""Number of layers drawn in colour, those with the largest residuals; the others are grey."""
+"""Number of layers drawn in colour: those with the largest residuals; the others are grey."""
 COLOURS = ("#e06c2c", "#2a86d1", "#11997a", "#b866a6", "#c49a0c")
 KIND_DASHES = {"residual": "solid", "unsent": "solid", "share": "dot"}
 SCALE = ((0.0, "#46327e"), (0.25, "#365c8d"), (0.5, "#277f8e"), (0.75, "#4ac16d"), (1.0, "#f1e51d"))
@@ -30,7 +30,7 @@ _MOST_APART = 45
 
 
 class RatioRow(NamedTuple):
-    """One layer of the map, with a value per step; None where it has no ratio or was not sampled."""
+    """One row of the heat map: values of a layer by step; None where it has no ratio or was not sampled."""
 
     layer: str
     ratio: tuple[float | None, ...]
@@ -40,7 +40,7 @@ class RatioRow(NamedTuple):
 
 
 class Debt(NamedTuple):
-    """One line: the residual of a layer, relative to the gradient of one step."""
+    """One line: the residual norm of a layer, relative to the norm of one step's gradient."""
 
     layer: str
     kind: str
@@ -55,7 +55,7 @@ class Debt(NamedTuple):
 
 
 class LayersInfo(NamedTuple):
-    """Data of the figure; `debts` are sorted by residual, largest first, and `alarms` are sentences."""
+    """Data of the figure; `debts` are the residuals, sorted largest first, and `alarms` are sentences."""
 
     label: str
     steps: tuple[int, ...]
@@ -70,7 +70,7 @@ class LayersInfo(NamedTuple):
 
 
 def layers_info(layers: Layers, *, label: str = "") -> LayersInfo:
-    """Return the figure's data of a run's layers (``run.layers()``); `label` is the run's name."""
+    """Return the data of the figure from a run's layers (``run.layers()``); `label` is the run's name."""
     steps = _thinned(sorted({step for series in layers.ratios for step in series.steps}))
     debts = sorted((_debt(series) for series in layers.residuals), key=lambda debt: -debt.last)
     rows = tuple(_row(series, steps) for series in layers.ratios)
@@ -78,9 +78,9 @@ def layers_info(layers: Layers, *, label: str = "") -> LayersInfo:
 
 
 def layers_info_of(trace: Trace) -> LayersInfo:
-    """Return the figure's data of a trace.
+    """Return the data of the figure from a trace.
 
-    For a long run only evenly spread sampled steps are kept; alarms use more of them than are drawn.
+    For a long run, only evenly spaced sampled steps are kept; the alarms are based on more steps than are drawn.
     """
     return layers_info(trace.layer_samples.layers(trace.optimizer), label=trace.label)
 
@@ -136,14 +136,14 @@ def _ratio_words(info: LayersInfo) -> str:
     plain = [row.layer for row in info.rows if all(value is None for value in row.ratio)]
     held = sorted({bound for row in info.rows for bound in row.bound if bound})
     words += f"; {plural(len(plain), 'layer')} not adapted" if plain else ""
-    return words + (f"; crosses are ratios held down by {listed(held)}" if held else "")
+    return words + (f"; crosses are ratios limited by {listed(held)}" if held else "")
 
 
 def _debt_words(info: LayersInfo) -> str:
     if not info.debts:
         return ""
     most = info.debts[0]
-    return f"the largest residual is that of {most.layer}, {_number(most.last)} times the gradient of a step"
+    return f"the largest residual is in {most.layer}, {_number(most.last)} times the gradient of a step"
 
 
 def _number(value: float | None) -> str:
@@ -151,7 +151,7 @@ def _number(value: float | None) -> str:
 
 
 def draw_layers(info: LayersInfo) -> go.Figure:
-    """Draw the map and the residuals, side by side if there are both."""
+    """Draw the heat map and the residuals, side by side if both exist."""
     has_map = any(value is not None for row in info.rows for value in row.ratio)
     left, right = ([0.0, 0.56], [0.72, 1.0]) if has_map and info.debts else ([0.0, 1.0], [0.0, 1.0])
     figure = go.Figure()
@@ -161,14 +161,19 @@ def draw_layers(info: LayersInfo) -> go.Figure:
         height = min(_MOST, max(_LEAST, _TOP + _BOTTOM + _ROW * len(info.rows)))
         figure.add_traces(_map(info, left, height))
         layout |= _map_axes(info, left, height)
-        layout["annotations"].append(_head("Trust ratio", "of each layer; crosses: held at a bound", left))
+        layout["annotations"].append(_head("Trust ratio", "of each layer; crosses: limited by a bound", left))
     if info.debts:
         figure.add_traces(_debts(info))
         layout |= _debt_axes(info, right)
         shares = (
-            "; dotted: of its share of the mean" if any(debt.kind == "share" for debt in info.debts) else ""
+            "; dotted: residual of its share of the mean"
+            if any(debt.kind == "share" for debt in info.debts)
+            else ""
         )
-        layout["annotations"] += [_head("Residual", f"in gradients of a step{shares}", right), _late_note()]
+        layout["annotations"] += [
+            _head("Residual", f"relative to one step's gradient{shares}", right),
+            _late_note(),
+        ]
         layout["shapes"].append(_late_line())
     figure.update_layout(layout, showlegend=bool(info.debts))
     legend = {
@@ -212,19 +217,19 @@ def _map(info: LayersInfo, place: list[float], height: int) -> list[Any]:
 
 
 def _ink(value: float | None, low: float, high: float) -> str:
-    """A colour that is readable on a cell of this value."""
+    """Return a colour that is readable on a cell with this value."""
     return "#10151b" if value is not None and value - low > 0.6 * (high - low) else "#ffffff"
 
 
 def _cross(info: LayersInfo, height: int) -> float:
-    """Size of a cross that fits a cell, in pixels."""
+    """Return the size in pixels of a cross that fits a cell."""
     return max(3.0, min(7.0, 0.45 * (height - _TOP - _BOTTOM) / len(info.rows), 340 / len(info.steps)))
 
 
 def _hover(row: RatioRow, i: int) -> str:
     if row.ratio[i] is None:
         return f"{row.layer}<br>not adapted"
-    held = f"<br>held down by {row.bound[i]}" if row.bound[i] else ""
+    held = f"<br>limited by {row.bound[i]}" if row.bound[i] else ""
     norms = (
         f"<br>|weights| {_number(row.weight_norm[i])}, |update| {_number(row.update_norm[i])}"
         if row.weight_norm[i] is not None
@@ -234,7 +239,7 @@ def _hover(row: RatioRow, i: int) -> str:
 
 
 def _round_steps(steps: Sequence[int], most: int = 9) -> list[int]:
-    """Indices of the first step and of the multiples of a round number, at most `most` multiples."""
+    """Return the indices of the first step and of at most `most` steps that are multiples of a round number."""
     sizes = (number * 10**power for power in range(9) for number in (1, 2, 5))
     size = next(size for size in sizes if len({step for step in steps if step % size == 0}) <= most)
     places = [i for i, step in enumerate(steps) if step % size == 0]
@@ -259,7 +264,7 @@ def _map_axes(info: LayersInfo, place: list[float], height: int) -> dict[str, An
 
 
 def _debts(info: LayersInfo) -> list[Any]:
-    """The residual lines, grey ones first so that coloured ones are on top."""
+    """Return the residual lines, grey ones first so that coloured ones are on top."""
     named = list(dict.fromkeys(debt.layer for debt in info.debts))[:MOST_NAMED]
     lines = [_line(debt, named) for debt in reversed(info.debts)]
     return sorted(lines, key=lambda line: bool(line["line"]["color"] != theme.AXIS))
@@ -305,5 +310,5 @@ def _late_note() -> dict[str, Any]:
 
 
 def layers(run: Any) -> go.Figure:
-    """Draw trust ratios and compression residuals of a `shardscope.Run` by layer."""
+    """Draw the trust ratios and compression residuals of a `shardscope.Run`, by layer."""
     return draw_layers(layers_info(run.layers(), label=run.name))

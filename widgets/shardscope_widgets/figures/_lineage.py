@@ -1,7 +1,7 @@
-"""Lineage of a population's weights: a tree over the intervals, with one dot per interval of a member.
+"""Lineage of the weights in population-based training: a tree over intervals, with one dot per member and interval.
 
-A dot's parent, whose checkpoint it resumes from, is to its left. Each leaf has its own row and a parent is centred
-on its children, so no two lines cross.
+The parent of a dot is the interval whose checkpoint it resumed from, drawn to its left. Each leaf has its own row and
+a parent is centred on its children, so no two lines cross.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ WORST_TO_BEST = ("#f2c14e", "#e58a3c", "#cf5b4f", "#a34a86", "#6f55b5", "#3f6fc4
 """Colours from the worst score to the best, which also differ in brightness."""
 EXPLOIT, ANCESTRY = "#e06c2c", "#1f9f8a"
 _ROW, _EDGES = 30, 130
-"""Pixels of a row, and of the margins above and below all rows together."""
+"""Height of a row, and total height of the margins above and below the rows, in pixels."""
 _BEND = tuple(at / 16 for at in range(17))
 
 
 class Told(Protocol):
-    """The part of a population that the figure reads."""
+    """Interface of a population that the figure reads."""
 
     @property
     def plan(self) -> Plan:
@@ -44,15 +44,15 @@ class Node(NamedTuple):
     interval: int
     member: int
     row: float
-    """Vertical position from the top; leaves have whole numbers."""
+    """Vertical position from the top; integers for leaves."""
     parent: int | None
-    """Index among all nodes of the node whose checkpoint it resumes from; None if it has none."""
+    """Index in `LineageInfo.nodes` of the node whose checkpoint it resumed from; None if there is none."""
     origin: str
     score: float | None
     state: str
     """``over``, ``failed`` or ``under way``."""
     is_ancestor: bool
-    """Whether it is the best member's node or one of its ancestors."""
+    """Whether it is the best member's newest node or one of that node's ancestors."""
     hover: tuple[str, ...]
 
 
@@ -67,7 +67,7 @@ class LineageInfo(NamedTuple):
 
 
 def lineage_info(population: Told, objective: str | None = None) -> LineageInfo:
-    """Compute the tree of a population, coloured by `objective`; None takes its first."""
+    """Compute the tree of a population, coloured by `objective` (by default the plan's first objective)."""
     entries, plan = list(population.entries()), population.plan
     objective = objective or plan.objectives[0]
     places = {(entry.interval, entry.member): at for at, entry in enumerate(entries)}
@@ -100,7 +100,11 @@ def _state(entry: MemberInterval) -> str:
 
 
 def _rows(parents: Sequence[int | None]) -> tuple[list[float], int]:
-    """Return a row for every node, and the number of leaves; `parents` lists parents before their children."""
+    """Return the row of every node, and the number of leaves.
+
+    Args:
+        parents: Index of each node's parent, None for a root; parents come before their children.
+    """
     children: dict[int | None, list[int]] = {}
     for at, parent in enumerate(parents):
         children.setdefault(parent, []).append(at)
@@ -121,7 +125,7 @@ def _rows(parents: Sequence[int | None]) -> tuple[list[float], int]:
 
 
 def _best(entries: Sequence[MemberInterval], scores: Sequence[float | None]) -> int | None:
-    """Index of the best entry in the last interval that all members have finished."""
+    """Return the index of the best entry in the last interval that all members have finished."""
     open_ones = [entry.interval for entry in entries if entry.outcome is None]
     last = max((e.interval for e in entries if e.interval < min(open_ones, default=10**9)), default=0)
     found = [
@@ -141,18 +145,18 @@ def _ancestors(at: int | None, parents: Sequence[int | None]) -> set[int]:
 def _hover(
     entry: MemberInterval, entries: Sequence[MemberInterval], parent: int | None, steps: int
 ) -> tuple[str, ...]:
-    """Lines of plain text: member and steps, outcome, origin, settings."""
+    """Return lines of plain text with member and steps, outcome, origin and settings."""
     outcome, before = entry.outcome, {} if parent is None else entries[parent].move.settings
     first = (entry.interval - 1) * steps + 1
     lines = [f"member {entry.member}, steps {first} to {entry.interval * steps}"]
     if outcome is None:
-        lines.append("under way, or still to come")
+        lines.append("running or not yet started")
     elif outcome.scores is None:
         lines.append(outcome.failure or "failed")
     else:
         lines += [f"{name} {three_digits(score)}" for name, score in outcome.scores.items()]
     if entry.move.origin == "cloned":
-        lines.append(f"took over from member {entry.move.parent}, then explored:")
+        lines.append(f"copied member {entry.move.parent}, then explored:")
     lines += [_setting(path, value, before) for path, value in entry.move.settings.items()]
     return (*lines, *(outcome.notes if outcome is not None else ()))
 
@@ -173,16 +177,16 @@ def _value(value: Any) -> str:
 
 
 def lineage_text(info: LineageInfo) -> str:
-    """The tree in words."""
+    """Describe the tree in words."""
     if not info.nodes:
-        return "No member has begun."
+        return "No member has started."
     members = len({node.member for node in info.nodes})
     clones = sum(node.origin == "cloned" for node in info.nodes)
     failed = sum(node.state == "failed" for node in info.nodes)
     last = max(node.interval for node in info.nodes)
     began = f"{plural(members, 'member')}, {plural(last, 'interval')} of {info.steps} steps."
     line = [node for node in info.nodes if node.is_ancestor]
-    took = f" {plural(clones, 'time')} a member took over from a better one." if clones else ""
+    took = f" {plural(clones, 'time')} a member copied a better one." if clones else ""
     lost = f" {plural(failed, 'interval')} of a member failed." if failed else ""
     if not line:
         return f"{began}{took}{lost}"
@@ -197,7 +201,7 @@ def lineage_text(info: LineageInfo) -> str:
 
 
 def draw_lineage(info: LineageInfo) -> go.Figure:
-    """The figure of `info`."""
+    """Draw the figure for `info`."""
     figure = go.Figure([*_lines(info), *_dots(info)])
     last = max((node.interval for node in info.nodes), default=1)
     figure.update_layout(
@@ -219,9 +223,9 @@ def _lines(info: LineageInfo) -> list[go.Scatter]:
     cloned = [pair for pair in ends if pair[1].origin == "cloned"]
     best = [pair for pair in ends if pair[1].is_ancestor]
     return [
-        _line(info, best, "behind the best", {"color": ANCESTRY, "width": 9}, opacity=0.35),
-        _line(info, kept, "goes on", {"color": theme.GREY, "width": 1.4}),
-        _line(info, cloned, "takes over from a better one", {"color": EXPLOIT, "width": 2.2, "dash": "dot"}),
+        _line(info, best, "ancestry of the best", {"color": ANCESTRY, "width": 9}, opacity=0.35),
+        _line(info, kept, "continues", {"color": theme.GREY, "width": 1.4}),
+        _line(info, cloned, "copies a better member", {"color": EXPLOIT, "width": 2.2, "dash": "dot"}),
     ]
 
 
@@ -232,7 +236,7 @@ def _line(
     line: dict[str, Any],
     opacity: float = 1.0,
 ) -> go.Scatter:
-    """A smooth curve from each parent to its child, horizontal at both ends."""
+    """Return smooth curves from each parent to its child, horizontal at both ends."""
     x: list[float | None] = []
     y: list[float | None] = []
     for parent, node in pairs:
@@ -252,7 +256,7 @@ def _dots(info: LineageInfo) -> list[go.Scatter]:
     values = _heights([node.score for node in scored if node.score is not None])
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
     shares = [(value - low) / (high - low) if high > low else 1.0 for value in values]
-    over = _marks(info, scored, f"{info.objective} at its end").update(
+    over = _marks(info, scored, f"{info.objective} at the end of the interval").update(
         marker={
             "size": 19, "color": shares, "cmin": 0, "cmax": 1,
             "colorscale": [[at / (len(WORST_TO_BEST) - 1), colour] for at, colour in enumerate(WORST_TO_BEST)],
@@ -283,7 +287,7 @@ def _marks(info: LineageInfo, nodes: Sequence[Node], name: str) -> go.Scatter:
 
 
 def _heights(scores: Sequence[float]) -> list[float]:
-    """Scores transformed so that higher is better: negated logarithms if all are positive, otherwise negated."""
+    """Return scores transformed so that higher is better: negated logarithms if all are positive, else negated."""
     return (
         [-log10(score) for score in scores]
         if all(score > 0 for score in scores)
@@ -296,7 +300,7 @@ def _colour(share: float) -> str:
 
 
 def _colour_bar(info: LineageInfo, scored: Sequence[Node], shares: Sequence[float]) -> dict[str, Any]:
-    """A colour bar labelled with the worst and the best score and some in between."""
+    """Return a colour bar labelled with the worst and best scores and some in between."""
     known = sorted(zip(shares, (node.score or 0.0 for node in scored), strict=True))
     ticks: list[tuple[float, float]] = []
     for share, score in known[:1] + known[-1:] + known:
@@ -309,7 +313,7 @@ def _colour_bar(info: LineageInfo, scored: Sequence[Node], shares: Sequence[floa
 
 
 def lineage(population: Told, objective: str | None = None) -> go.Figure:
-    """Draw a population's tree: which members resumed their own weights and which took over others', coloured by score.
+    """Draw the lineage of a population: which members kept their weights and which copied others, coloured by score.
 
     Example:
         >>> lineage(ss.Population("runs/20261121-190000-population-ring-mlp"))  # doctest: +SKIP

@@ -1,4 +1,4 @@
-"""Bytes sent and received over each rank's link in a step, one bar per rank.
+"""Bytes sent and received over each rank's link in one step, one bar per rank.
 
 If one rank's bar is much longer than the others, that rank's link is the bottleneck.
 """
@@ -25,7 +25,7 @@ class LinksInfo(NamedTuple):
 
 
 def links_info(traces: Sequence[Trace]) -> LinksInfo:
-    """Return the data of the runs on several ranks."""
+    """Return the data of the runs with more than one rank."""
     return LinksInfo(tuple(_run(trace) for trace in traces if trace.world_size > 1 and trace.links))
 
 
@@ -50,14 +50,16 @@ def _sentence(run: Group) -> str:
     busiest = max(run.bars, key=lambda bar: bar.total)
     mean = sum(bar.total for bar in run.bars) / len(run.bars)
     times = f", {busiest.total / mean:.1f} times the mean of {plural(len(run.bars), 'rank')}" if mean else ""
-    return f"{run.label}: the busiest link, that of {busiest.name}, carries {bytes_text(busiest.total)} a step{times}."
+    return (
+        f"{run.label}: the busiest link ({busiest.name}) carries {bytes_text(busiest.total)} per step{times}."
+    )
 
 
 def draw(info: LinksInfo) -> go.Figure:
-    """The figure of `info`."""
+    """Draw the figure for `info`."""
     return draw_stacks(info.runs, LAYERS)
 
 
 def links(traces: Sequence[Trace]) -> go.Figure:
-    """Bytes through each rank's link in a step."""
+    """Draw the bytes sent and received over each rank's link in its newest step."""
     return draw(links_info(traces))

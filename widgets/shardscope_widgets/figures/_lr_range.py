@@ -1,4 +1,4 @@
-"""Learning-rate range test: the loss against a rate that rises at each step, and the suggested rates."""
+"""Learning-rate range test: loss against a learning rate that rises at every step, and the suggested rates."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ LOSS = "#2a86d1"
 SUGGESTED = "#11997a"
 LOWEST = "#8b8f99"
 _HEADROOM = 0.6
-"""Axis room above the initial loss, as a fraction of the loss's fall; showing the divergence would flatten the rest."""
+"""Space above the initial loss, as a fraction of the fall in loss; with all of the divergence, the rest looks flat."""
 
 
 class Rates(Protocol):
-    """The part of `RateSuggestions` that is drawn."""
+    """Interface of `RateSuggestions` that the figure reads."""
 
     @property
     def steepest(self) -> float: ...
@@ -27,7 +27,7 @@ class Rates(Protocol):
 
 
 class Tested(Protocol):
-    """The part of a `shardscope.tuning.lr_range.LrRange` that is drawn."""
+    """Interface of `shardscope.tuning.lr_range.LrRange` that the figure reads."""
 
     @property
     def lr(self) -> tuple[float, ...]: ...
@@ -63,7 +63,7 @@ class LrRangeInfo(NamedTuple):
 
 
 def lr_range_info(test: Tested) -> LrRangeInfo:
-    """Compute the curve, its marks, and axes that show the fall of the loss and the start of its divergence."""
+    """Compute the curve, the marked rates, and an axis range with the fall in loss and the start of divergence."""
     least, first = min(test.smooth), max(test.smooth[: max(1, len(test.smooth) // 10)])
     fall = first - least
     marks = (
@@ -77,21 +77,21 @@ def lr_range_info(test: Tested) -> LrRangeInfo:
 
 
 def lr_range_text(info: LrRangeInfo) -> str:
-    """The figure in words."""
+    """Describe the figure in words."""
     steepest, lowest, tenth = (f"{mark.lr:.2g}" for mark in info.marks)
     end = (
-        f"it explodes before {info.lr[-1]:.2g}"
+        f"it diverges before {info.lr[-1]:.2g}"
         if info.exploded
-        else f"it has not exploded at {info.lr[-1]:.2g}, so higher rates may do as well"
+        else f"it has not diverged at {info.lr[-1]:.2g}, so higher rates may work too"
     )
     return (
-        f"The loss falls fastest at a rate of {steepest}, the one to begin with, and is lowest at {lowest}, a tenth of "
-        f"which is {tenth}; {end}."
+        f"The loss falls fastest at a rate of {steepest}, a good first choice, and is lowest at {lowest}; a tenth of "
+        f"that is {tenth}; {end}."
     )
 
 
 def draw_lr_range(info: LrRangeInfo) -> go.Figure:
-    """The loss over a logarithmic axis of rates, with a line at each mark."""
+    """Draw the loss against the learning rate on a logarithmic axis, with a line at each marked rate."""
     hover = "rate %{x:.2e}: loss %{y:.4g}<extra></extra>"
     figure = go.Figure(
         [
@@ -114,7 +114,7 @@ def draw_lr_range(info: LrRangeInfo) -> go.Figure:
 
 
 def _mark(info: LrRangeInfo, mark: Mark) -> go.Scatter:
-    """A vertical line at a marked rate, with its name and rate in the legend."""
+    """Return a vertical line at a marked rate, with name and rate in the legend."""
     line: dict[str, Any] = {
         "color": mark.colour,
         "width": 2 if mark.dash == "solid" else 1.6,
@@ -127,5 +127,5 @@ def _mark(info: LrRangeInfo, mark: Mark) -> go.Scatter:
 
 
 def lr_range(test: Tested) -> go.Figure:
-    """Draw a result of ``shardscope.lr_range_test``."""
+    """Draw the result of ``shardscope.lr_range_test``."""
     return draw_lr_range(lr_range_info(test))

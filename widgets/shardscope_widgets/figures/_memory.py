@@ -28,7 +28,7 @@ class MemoryInfo(NamedTuple):
 
 
 def memory_info(traces: Sequence[Trace]) -> MemoryInfo:
-    """Peak memory of each rank of each run so far."""
+    """Return the peak memory of each rank of each run so far."""
     return MemoryInfo(tuple(_bars(trace) for trace in traces))
 
 
@@ -38,7 +38,7 @@ def _bars(trace: Trace) -> MemoryBars:
 
 
 def memory_bars(bars: MemoryBars, look: RunStyle) -> dict[str, Any]:
-    """Properties of one run's bars."""
+    """Return the trace properties of one run's bars."""
     return {
         "x": [f"rank {rank}" for rank in bars.ranks],
         "y": bars.peak_bytes,
@@ -59,7 +59,7 @@ def memory_bars(bars: MemoryBars, look: RunStyle) -> dict[str, Any]:
 
 
 def draw(info: MemoryInfo, *, height: int = 320) -> go.Figure:
-    """The figure of `info`."""
+    """Draw the figure for `info`."""
     looks = theme.run_looks([bars.strategy for bars in info.runs])
     figure = go.Figure([go.Bar(memory_bars(bars, look)) for bars, look in zip(info.runs, looks, strict=True)])
     figure.update_layout(
@@ -69,10 +69,10 @@ def draw(info: MemoryInfo, *, height: int = 320) -> go.Figure:
 
 
 def memory_axis() -> dict[str, Any]:
-    """Settings of the value axis of memory bars."""
+    """Return settings of the value axis for memory bars."""
     return theme.axis(tickformat="~s", ticksuffix="B", rangemode="tozero", nticks=5)
 
 
 def memory(traces: Sequence[Trace]) -> go.Figure:
-    """Draw the peak memory per rank of several runs."""
+    """Draw the peak memory of each rank, for several runs."""
     return draw(memory_info(traces))

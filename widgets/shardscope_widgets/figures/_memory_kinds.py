@@ -1,4 +1,4 @@
-"""Memory of each rank by kind: one stacked bar per rank, runs below each other."""
+"""Memory of each rank by kind: one stacked bar per rank, with runs one below the other."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ KIND_NAMES = {"optimizer": "optimizer state", "gathered": "gathered from other r
 
 
 class MemoryKindsInfo(NamedTuple):
-    """Bytes of each rank of several runs, in the order of `MEMORY_KINDS`.
+    """Memory of each rank of several runs in bytes, by kind in the order of `MEMORY_KINDS`.
 
-    `alone` is the bytes that a single process holds for the same job, None if unknown.
+    `alone` is the memory of a single process for the same job, in bytes; None if unknown.
     """
 
     runs: tuple[Group, ...]
@@ -47,7 +47,7 @@ def _run(trace: Trace) -> Group:
 def memory_kinds_text(info: MemoryKindsInfo) -> str:
     """Describe the bars in words, one sentence per run."""
     if not info.runs:
-        return "No run has told its memory by kind yet."
+        return "No run has reported its memory by kind yet."
     return " ".join(map(_sentence, info.runs))
 
 
@@ -55,7 +55,7 @@ def _sentence(run: Group) -> str:
     bar = max(run.bars, key=lambda bar: bar.total)
     parts = sorted(zip(bar.sizes, MEMORY_KINDS, strict=True), reverse=True)
     shares = [f"{size / bar.total:.0%} {_name(kind)}" for size, kind in parts if size >= 0.01 * bar.total > 0]
-    return f"{run.label}: a rank holds up to {bytes_text(bar.total)}, of it {listed(shares)}."
+    return f"{run.label}: a rank holds up to {bytes_text(bar.total)}: {listed(shares)}."
 
 
 def _name(kind: str) -> str:
@@ -63,7 +63,7 @@ def _name(kind: str) -> str:
 
 
 def draw_memory_kinds(info: MemoryKindsInfo) -> go.Figure:
-    """The figure of `info`."""
+    """Draw the figure for `info`."""
     line = None if info.alone is None else (info.alone, f"one process: {bytes_text(info.alone)}")
     return draw_stacks(
         info.runs, [(_name(kind), theme.MEMORY_LOOKS[kind]) for kind in MEMORY_KINDS], line=line
@@ -71,5 +71,10 @@ def draw_memory_kinds(info: MemoryKindsInfo) -> go.Figure:
 
 
 def memory_kinds(traces: Sequence[Trace], *, alone: Trace | None = None) -> go.Figure:
-    """Draw each rank's memory by kind, with a dashed line at the memory of a single process."""
+    """Draw each rank's memory by kind, with a dashed line at the memory of a single process.
+
+    Args:
+        traces: Runs to draw.
+        alone: Single-process run of the same job; None draws no line.
+    """
     return draw_memory_kinds(memory_kinds_info(traces, alone=alone))

@@ -1,4 +1,4 @@
-"""Predicted memory of a plan: a stacked bar per pipeline stage, a block per term, and the device's capacity."""
+"""Predicted memory of a plan: a stacked bar per pipeline stage, a block per memory term, and the device capacity."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HEAD_PX, _FOOT_PX = 64, 40
 _ROWS_PX = ((2, 64), (4, 46), (8, 30), (16, 20), (32, 12))
 _FEWEST_PX = 8
 _NAMED_UP_TO = 4
-"""Maximum number of stages with which blocks are labelled."""
+"""Maximum number of stages for which blocks are labelled."""
 _OVER = "rgba(197,55,44,0.10)"
 
 
@@ -53,7 +53,7 @@ class StageBar(NamedTuple):
 
 
 class MemoryPlanInfo(NamedTuple):
-    """The bars of all stages, and the capacity of a device in bytes."""
+    """The bars of all pipeline stages, and the capacity of a device in bytes."""
 
     stages: tuple[StageBar, ...]
     capacity_bytes: float
@@ -66,7 +66,13 @@ class MemoryPlanInfo(NamedTuple):
 
 
 def memory_plan_info(memory: Term, *, capacity_bytes: float, device: str) -> MemoryPlanInfo:
-    """Stages and blocks of a tree that `analytic.memory.memory_term` made."""
+    """Return the stages and blocks of a term tree from `analytic.memory.memory_term`.
+
+    Args:
+        memory: The term tree: stages, then kinds, then blocks.
+        capacity_bytes: Memory of the device in bytes.
+        device: Name of the device for the label.
+    """
     return MemoryPlanInfo(tuple(map(_stage_bar, memory.parts)), capacity_bytes, device)
 
 
@@ -97,7 +103,7 @@ def memory_plan_text(info: MemoryPlanInfo) -> str:
     """Describe the bars in words: the fullest stage, and its memory by kind."""
     stage = info.stages[info.fullest]
     where = (
-        f"{stage.name.capitalize()} of {len(info.stages)} is the fullest: it"
+        f"{stage.name.capitalize()} of {len(info.stages)} uses the most memory: it"
         if info.stages[1:]
         else "Each device"
     )
@@ -109,23 +115,23 @@ def memory_plan_text(info: MemoryPlanInfo) -> str:
         f"{size / stage.num_bytes:.0%} {KIND_NAMES.get(kind, kind)} ({gib_text(size)})"
         for size, kind in parts
     ]
-    capacity = f"of the {gib_text(info.capacity_bytes)} that a device has"
-    return f"{where} takes {gib_text(stage.num_bytes)} {capacity}, made of {listed(shares)}."
+    capacity = f"of a device's {gib_text(info.capacity_bytes)}"
+    return f"{where} takes {gib_text(stage.num_bytes)} {capacity}: {listed(shares)}."
 
 
 def figure_dict(info: MemoryPlanInfo) -> dict[str, Any]:
-    """Data and layout as plain dictionaries, so that redrawing for a slider skips Plotly's validation."""
+    """Return data and layout as plain dictionaries, so that redraws during slider moves skip Plotly's validation."""
     most = max(info.capacity_bytes, *(stage.num_bytes for stage in info.stages)) / GIB
     return {"data": [*_traces(info), _totals(info)], "layout": _layout(info, 1.13 * most)}
 
 
 def draw(info: MemoryPlanInfo) -> go.Figure:
-    """The figure of `info`."""
+    """Draw the figure for `info`."""
     return go.Figure(figure_dict(info))
 
 
 def memory_plan(memory: Term, *, capacity_bytes: float, device: str = "") -> go.Figure:
-    """Draw the predicted memory of each pipeline stage by block, with a dashed line at a device's capacity.
+    """Draw the predicted memory of each pipeline stage by block, with a dashed line at the capacity of a device.
 
     Example:
         >>> memory_plan(memory_term(model, layout), capacity_bytes=80e9, device="A100 80GB")  # doctest: +SKIP
@@ -134,7 +140,7 @@ def memory_plan(memory: Term, *, capacity_bytes: float, device: str = "") -> go.
 
 
 def _traces(info: MemoryPlanInfo) -> list[dict[str, Any]]:
-    """One trace per block name, in the order of the kinds."""
+    """Return one trace per block name, ordered by kind."""
     columns: dict[tuple[str, str], dict[int, Block]] = {}
     for place, stage in enumerate(info.stages):
         for block in stage.blocks:
@@ -147,7 +153,7 @@ def _traces(info: MemoryPlanInfo) -> list[dict[str, Any]]:
 
 
 def _trace(info: MemoryPlanInfo, blocks: dict[int, Block], number: int) -> dict[str, Any]:
-    """Trace of the blocks with one name, by stage; `number` is the name's index within its kind."""
+    """Return the trace of all blocks with the same name, by stage; `number` is the name's index within its kind."""
     first = next(iter(blocks.values()))
     look = theme.MEMORY_LOOKS[first.kind]
     colour = theme.tint(look.colour, 0.2 * number)
@@ -192,7 +198,7 @@ def _marker(look: RunStyle, colour: str) -> dict[str, Any]:
 
 
 def _hover(block: Block) -> str:
-    """Hover text with name, size, formula, inputs and source, in Plotly's markup."""
+    """Return hover text with name, size, formula, inputs and source, in Plotly's markup."""
     formula, source = "<br>".join(_wrapped(f"= {block.formula}")), "<br>".join(_wrapped(block.source))
     head = f"<b>{block.name}</b>, %{{customdata[0]}}: %{{customdata[1]}}"
     return f"{head}<br>{formula}<br>%{{customdata[2]}}<br><i>{source}</i><extra></extra>"
@@ -253,7 +259,7 @@ def _layout(info: MemoryPlanInfo, right: float) -> dict[str, Any]:
 
 @cache
 def _look(height: int) -> dict[str, Any]:
-    """Layout of the common look, as a plain dictionary."""
+    """Return the common layout as a plain dictionary."""
     figure = theme.style(
         go.Figure(), height=height, barmode="stack", legend=theme.LEGEND_ABOVE,
         margin={"l": 8, "r": 16, "t": _HEAD_PX, "b": 8}, uniformtext={"mode": "hide", "minsize": 9},
@@ -265,5 +271,5 @@ def _look(height: int) -> dict[str, Any]:
 
 
 def table_rows(info: MemoryPlanInfo) -> Sequence[Block]:
-    """Blocks of the fullest stage, the largest first."""
+    """Return the blocks of the stage with the most memory, largest first."""
     return sorted(info.stages[info.fullest].blocks, key=lambda block: -block.num_bytes)

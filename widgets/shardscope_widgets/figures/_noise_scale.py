@@ -1,4 +1,4 @@
-"""The critical batch size and the loss of a run: whether the batch in use is well below it, near it, or beyond."""
+"""The critical batch size and the loss of a run, and whether the batch in use is below, near or above that size."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ NOISE = "#2a86d1"
 LOSS = "#e06c2c"
 IN_USE = "#c5372c"
 WELL_BELOW = 0.5
-"""At half the critical batch size, a loss takes 1.5 times the fewest samples and 3 times the fewest steps."""
+"""At half the critical batch size, reaching a loss takes 1.5 times the minimum samples, 3 times the minimum steps."""
 WELL_ABOVE = 2.0
-"""At twice the critical batch size, a loss takes 3 times the fewest samples and 1.5 times the fewest steps."""
+"""At twice the critical batch size, reaching a loss takes 3 times the minimum samples, 1.5 times the minimum steps."""
 _LEFT, _RIGHT = [0.0, 0.46], [0.56, 1.0]
 _BAND_DECADES = 1.5
-"""Maximum decades that the batch axis extends beyond the estimates and the batch in use, in either direction."""
+"""Maximum number of decades by which the batch axis extends beyond the estimates and the batch in use."""
 
 
 class MeasuredNoise(Protocol):
-    """The part of a `shardscope.analytic.large_batch.noise_scale.NoiseScale` that is drawn."""
+    """Interface of `shardscope.analytic.large_batch.noise_scale.NoiseScale` that the figure reads."""
 
     @property
     def batch(self) -> int: ...
@@ -41,7 +41,7 @@ class MeasuredNoise(Protocol):
 
 
 class NoiseScaleInfo(NamedTuple):
-    """Data of the figure, batches in samples; None for values that a log axis cannot show, such as infinity."""
+    """Data of the figure, with batches in samples; None for values that a log axis cannot show, such as infinity."""
 
     label: str
     batch: int
@@ -77,9 +77,9 @@ def noise_scale_info(
 
     Args:
         noise: Measured noise scale of the run.
-        loss_steps: Steps with a loss.
-        loss: Losses at those steps.
-        label: Name of the run in text.
+        loss_steps: Steps at which the loss was recorded.
+        loss: Loss at each of these steps.
+        label: Name of the run, used in the text.
     """
     smooth = moving_average(loss, count=len(loss))
     every = slice(None, None, max(1, math.ceil(len(loss) / MOST_POINTS)))
@@ -98,7 +98,7 @@ def noise_scale_info(
 
 
 def noise_scale_info_of(trace: Trace) -> NoiseScaleInfo | None:
-    """Return the data of a run so far; None if it does not measure its noise scale or has no estimate yet."""
+    """Return the data of the figure for a run so far; None if it does not measure noise or has no estimate yet."""
     if not trace.noise:
         return None
     noise = noise_scale_from(trace.noise, *trace.batches)
@@ -108,23 +108,23 @@ def noise_scale_info_of(trace: Trace) -> NoiseScaleInfo | None:
 
 
 def _finite(values: Sequence[float]) -> tuple[float | None, ...]:
-    """The values, with None for those that a logarithmic axis cannot show."""
+    """Return the values, with None in place of those that a logarithmic axis cannot show."""
     return tuple(value if math.isfinite(value) and value > 0 else None for value in values)
 
 
 def noise_scale_text(info: NoiseScaleInfo) -> str:
-    """The figure in words."""
+    """Describe the figure in words."""
     if not info.steps:
-        return "No step has told its gradient noise yet."
+        return "No step has reported its gradient noise yet."
     last = info.critical[-1]
     named = f"{info.label}: " if info.label else ""
     if last is None:
-        return f"{named}the gradient cannot be told from noise yet, so the critical batch size is unknown."
+        return f"{named}the gradient cannot be distinguished from noise yet, so the critical batch size is unknown."
     low, high = info.low[-1], info.high[-1]
-    until = "no upper end yet" if high is None else _samples(high)
+    until = "no upper limit yet" if high is None else _samples(high)
     return (
-        f"{named}the critical batch size is about {_samples(last)} samples (95 % interval {_samples(low or 0)} to "
-        f"{until}) at step {info.steps[-1]}; {_verdict(info.batch, last)}."
+        f"{named}the critical batch size is about {_samples(last)} samples (95 % confidence interval "
+        f"{_samples(low or 0)} to {until}) at step {info.steps[-1]}; {_verdict(info.batch, last)}."
     )
 
 
@@ -137,12 +137,12 @@ def _verdict(batch: int, critical: float) -> str:
     if batch < WELL_BELOW * critical:
         return f"{used} is well below it: a larger one would save steps almost in proportion"
     if batch > WELL_ABOVE * critical:
-        return f"{used} is well beyond it: a larger one would hardly save steps"
-    return f"{used} is near it: a larger one would save steps at the price of more samples"
+        return f"{used} is well above it: a larger one would hardly save steps"
+    return f"{used} is near it: a larger one would save steps but take more samples"
 
 
 def draw_noise_scale(info: NoiseScaleInfo) -> go.Figure:
-    """Draw the critical batch size with its band on the left, and the loss on the right."""
+    """Draw the critical batch size with its confidence band on the left, and the loss on the right."""
     figure = go.Figure([*_batches(info), *_losses(info)])
     figure.update_layout(
         xaxis=theme.axis("step", domain=_LEFT, anchor="y"),
@@ -152,7 +152,7 @@ def draw_noise_scale(info: NoiseScaleInfo) -> go.Figure:
         xaxis2=theme.axis("step", domain=_RIGHT, anchor="y2", matches="x"),
         yaxis2=theme.axis(anchor="y2", nticks=6) | {"anchor": "x2"},
         annotations=[
-            theme.note("<b>Critical batch size</b>, samples, 95 % band", x=_LEFT[0], y=1) | {"yshift": 6},
+            theme.note("<b>Critical batch size</b>, samples, 95 % confidence band", x=_LEFT[0], y=1) | {"yshift": 6},
             theme.note("<b>Loss</b>", x=_RIGHT[0], y=1) | {"yshift": 6},
             _in_use_note(info),
         ],
@@ -172,14 +172,14 @@ def _batches(info: NoiseScaleInfo) -> list[go.Scatter]:
         go.Scatter(
             x=info.steps, y=info.critical, mode="lines", line={"color": NOISE, "width": 2.2},
             customdata=list(zip(map(_end, info.low), map(_end, info.high), strict=True)),
-            hovertemplate="step %{x}: %{y:,.3~s} samples<br>95 % of %{customdata[0]} to %{customdata[1]}"
+            hovertemplate="step %{x}: %{y:,.3~s} samples<br>95 % confidence: %{customdata[0]} to %{customdata[1]}"
             "<extra></extra>",
         ),
     ]  # fmt: skip
 
 
 def _end(value: float | None) -> str:
-    return "no end" if value is None else _samples(value)
+    return "no limit" if value is None else _samples(value)
 
 
 def _losses(info: NoiseScaleInfo) -> list[go.Scatter]:
@@ -197,7 +197,7 @@ def _in_use_line(info: NoiseScaleInfo) -> dict[str, Any]:
 
 
 def _in_use_note(info: NoiseScaleInfo) -> dict[str, Any]:
-    """Label of the batch in use, at the right end and on the side of the line away from the curve."""
+    """Return the label of the batch in use, at the right end of its line and on the side away from the curve."""
     known = [value for value in info.critical if value]
     side = "top" if known and known[-1] > info.batch else "bottom"
     place = {"xref": "x domain", "yref": "y", "xanchor": "right", "yanchor": side}
@@ -206,7 +206,7 @@ def _in_use_note(info: NoiseScaleInfo) -> dict[str, Any]:
 
 
 def noise_scale(run: Any) -> go.Figure:
-    """The critical batch size of a `shardscope.Run` over its steps, its batch in use, and its loss."""
+    """Draw the critical batch size of a `shardscope.Run` over its steps, with the batch in use and the loss."""
     metrics = run.metrics().dropna(subset=["loss"])
     return draw_noise_scale(
         noise_scale_info(

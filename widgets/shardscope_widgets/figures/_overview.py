@@ -1,7 +1,7 @@
-"""Loss, throughput, bytes and memory of several runs: four plots in one figure.
+"""Loss, throughput, bytes sent and memory of several runs: four plots in one figure.
 
-The figure has a fixed number of slots for runs, `MOST_RUNS`, and each slot always has the same traces, so that a
-live figure only receives new values and never new traces.
+The figure has a fixed number of slots for runs (`MOST_RUNS`), and each slot always has the same traces, so that
+updates of a live figure only change values and never add traces.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _TOP, _BOTTOM = [0.58, 1.0], [0.0, 0.42]
 _BLANK = {
     f"{name}axis{n or ''}": {"showticklabels": False, "range": [0, 1]} for name in "xy" for n in (0, 2, 3, 4)
 }
-"""Axes without numbers, for a figure without data."""
+"""Axis settings without tick labels, for a figure without data."""
 NOTHING: list[dict[str, Any]] = [{"x": [], "y": [], "visible": True}] * TRACES_A_RUN
-"""Traces of one run without points, which keep the axes visible."""
+"""Empty traces for one run, which keep the axes visible."""
 _AXES = (("x", "y"), ("x2", "y2"), ("x3", "y3"), ("x4", "y4"))
 
 
@@ -42,7 +42,7 @@ class OverviewInfo(NamedTuple):
 
 
 def overview_info(traces: Sequence[Trace], *, most: int | None = MOST_RUNS) -> OverviewInfo:
-    """Return the data of the first `most` of `traces`; None takes all."""
+    """Return the data of the first `most` runs in `traces`; None takes all."""
     shown = traces[:most]
     return OverviewInfo(
         _curves.loss_info(shown),
@@ -53,7 +53,7 @@ def overview_info(traces: Sequence[Trace], *, most: int | None = MOST_RUNS) -> O
 
 
 def run_properties(info: OverviewInfo) -> list[list[dict[str, Any]]]:
-    """Properties of the `TRACES_A_RUN` traces of each run."""
+    """Return the properties of the `TRACES_A_RUN` traces of each run."""
     looks = theme.run_looks([curve.strategy for curve in info.loss.curves])
     places = []
     for index, look in enumerate(looks):
@@ -70,12 +70,12 @@ def run_properties(info: OverviewInfo) -> list[list[dict[str, Any]]]:
 
 
 def overview_layout(info: OverviewInfo) -> dict[str, Any]:
-    """The part of the layout that depends on the data: the headings."""
+    """Return the part of the layout that depends on the data: the headings."""
     unit = info.throughput.unit
     headings = (
-        ("Loss", "mean of all ranks", _LEFT, _TOP),
+        ("Loss", "mean over all ranks", _LEFT, _TOP),
         ("Throughput", f"{unit}, all ranks", _RIGHT, _TOP),
-        ("Bytes on the wire", "sent per step, all ranks", _LEFT, _BOTTOM),
+        ("Bytes sent", "per step, all ranks", _LEFT, _BOTTOM),
         ("Memory", "peak of each rank", _RIGHT, _BOTTOM),
     )
     layout: dict[str, Any] = {
@@ -109,7 +109,7 @@ def empty(figure: go.Figure, places: int = MOST_RUNS) -> go.Figure:
 
 
 def draw(info: OverviewInfo) -> go.Figure:
-    """The figure of `info`, with one slot per run."""
+    """Draw the figure for `info`, with one slot per run."""
     places = run_properties(info)
     figure = empty(go.Figure(), len(places))
     for index, properties in enumerate(line for place in places for line in place):
@@ -121,5 +121,5 @@ def draw(info: OverviewInfo) -> go.Figure:
 
 
 def overview(traces: Sequence[Trace]) -> go.Figure:
-    """Draw loss, throughput, bytes and memory of any number of runs."""
+    """Draw loss, throughput, bytes sent and memory of any number of runs."""
     return draw(overview_info(traces, most=None))

@@ -27,7 +27,7 @@ from shardscope_widgets.words import plural, safe
 
 Spec = dict[str, Any]
 NOT_DRAWN = "not used"
-"""Tick text for trials that did not sample a setting, because it belongs to another branch of the space."""
+"""Tick label for trials that did not sample a setting because it belongs to another branch of the search space."""
 _BELOW = -0.14
 _MOST_TICKS = 6
 
@@ -36,14 +36,14 @@ Scale = tuple[list[float], tuple[tuple[float, str], ...]]
 
 
 class Rule(NamedTuple):
-    """One axis: ticks as (position from 0 to 1, text)."""
+    """One axis: its name, and ticks as (position from 0 to 1, text)."""
 
     name: str
     ticks: tuple[tuple[float, str], ...]
 
 
 class Thread(NamedTuple):
-    """One trial: its position on every axis, and its quality `share`, from 0 for the worst to 1 for the best."""
+    """One trial: its position on every axis, and its quality `share`, from 0 (worst) to 1 (best)."""
 
     number: int
     places: tuple[float, ...]
@@ -64,7 +64,7 @@ class ParallelInfo(NamedTuple):
 def parallel_info(
     trials: Sequence[TrialInfo], space: Space, *, objective: str = "loss", chosen: int | None = None
 ) -> ParallelInfo:
-    """Place the complete trials on axes for all settings that differ among them, and for the objective."""
+    """Place the complete trials on one axis for each setting that differs among them, and one for the objective."""
     done = [trial for trial in trials if trial.state == "complete" and objective in trial.values]
     told = [settings_of(trial) for trial in done]
     names = [
@@ -109,7 +109,7 @@ def _is_wide(values: Sequence[float]) -> bool:
 
 
 def _scale(numbers: Sequence[float | None], texts: Sequence[str | None], *, is_log: bool) -> Scale:
-    """Return each value's position and the axis's ticks; text values and few distinct numbers are evenly spaced."""
+    """Return each value's position and the axis ticks; text and small sets of distinct numbers are evenly spaced."""
     has_words = any(n is None and t is not None for n, t in zip(numbers, texts, strict=True))
     apart = len({n for n in numbers if n is not None})
     places, ticks = (
@@ -121,7 +121,7 @@ def _scale(numbers: Sequence[float | None], texts: Sequence[str | None], *, is_l
 
 
 def _heights(values: Sequence[float], objective: str) -> Scale:
-    """Positions and ticks of the objective's axis, with the lowest value at the bottom."""
+    """Return positions and ticks for the objective's axis, with the lowest value at the bottom."""
 
     def text(value: object) -> str:
         return objective_text(objective, float(str(value)))
@@ -152,9 +152,9 @@ def _text(trial: TrialInfo) -> str:
 
 
 def parallel_text(info: ParallelInfo) -> str:
-    """The figure in words."""
+    """Describe the figure in words."""
     if info.best is None or len(info.rules) < 2:
-        return "A line appears with each complete trial, once two of them differ."
+        return "A line appears for each complete trial, once two of them differ."
     number, value = info.best
     return (
         f"{plural(len(info.threads), 'trial')}, each a line from its settings to its {title_of(info.objective)}: green "
@@ -163,7 +163,7 @@ def parallel_text(info: ParallelInfo) -> str:
 
 
 def parallel_spec(info: ParallelInfo) -> Spec:
-    """The lines as Plotly's JSON: one trace per shade, the best on top."""
+    """Return the lines as Plotly JSON: one trace per colour, the best trials on top."""
     layout = _layout(info)
     if info.best is None or len(info.rules) < 2:
         return {"data": [], "layout": layout}
@@ -184,7 +184,7 @@ def parallel_spec(info: ParallelInfo) -> Spec:
 
 
 def parallel(trials: Sequence[TrialInfo], space: Space, *, objective: str = "loss") -> go.Figure:
-    """Draw complete trials as lines across their settings to the objective."""
+    """Draw each complete trial as a line through its settings to the objective."""
     return go.Figure(parallel_spec(parallel_info(trials, space, objective=objective)))
 
 

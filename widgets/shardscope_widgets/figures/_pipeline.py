@@ -1,8 +1,8 @@
-"""A pipeline's schedule as measured: one row per rank, one bar for each pass of each micro-batch.
+"""The measured schedule of a pipeline: one row per rank, one bar for each pass of each micro-batch.
 
-The bubble is the fraction of the ranks' time between the step's first operation and its last in which they are idle.
-The measured bubble is shown next to that of the schedule's table for stages of equal cost: (p - 1) / (m + p - 1) for
-GPipe and 1F1B with p stages and m micro-batches per pass (Huang et al., GPipe, NeurIPS 2019).
+The bubble is the fraction of time that ranks are idle between the first and last operation of the step. The measured
+bubble is shown next to the ideal one, computed from the schedule's table for stages of equal cost: for GPipe and 1F1B
+it is (p - 1) / (m + p - 1) with p stages and m micro-batches per pass (Huang et al., GPipe, NeurIPS 2019).
 """
 
 from __future__ import annotations
@@ -30,7 +30,11 @@ ROW_PX = 46
 
 
 class GanttOp(NamedTuple):
-    """One operation; times in milliseconds from the step's first, and `turn` is the stage's index within its rank."""
+    """One operation.
+
+    Times are in milliseconds from the start of the step's first operation. `turn` is the index of the stage among those
+    of its rank.
+    """
 
     rank: int
     op: str
@@ -42,7 +46,7 @@ class GanttOp(NamedTuple):
 
 
 class GanttInfo(NamedTuple):
-    """One step: its operations, its duration, and its bubble, both measured and by the schedule's table (`ideal`)."""
+    """One step: its operations, its duration, its measured bubble, and the bubble of the schedule's table (`ideal`)."""
 
     label: str
     schedule: str
@@ -57,12 +61,12 @@ class GanttInfo(NamedTuple):
 
 
 def complete_schedule_steps(trace: Trace) -> list[int]:
-    """Steps whose schedule every rank has reported, in order."""
+    """Return the steps whose schedule every rank has reported, in order."""
     return sorted(n for n, ops in trace.ops.items() if len({op.rank for op in ops}) == trace.world_size)
 
 
 def gantt_info(trace: Trace, *, last_step: int | None = None) -> GanttInfo:
-    """Return the newest step, up to `last_step` if given, whose schedule every rank has reported."""
+    """Return the data of the newest step (up to `last_step`, if given) whose schedule every rank has reported."""
     known = [step for step in complete_schedule_steps(trace) if last_step is None or step <= last_step]
     ranks = tuple(trace.name_of(rank) for rank in range(trace.world_size))
     if not known:
@@ -82,7 +86,7 @@ def gantt_info(trace: Trace, *, last_step: int | None = None) -> GanttInfo:
 
 
 def _ideal(trace: Trace, stages: int, microbatches: int) -> float | None:
-    """The bubble of the schedule's table; None if the schedule is unknown or its table cannot be built."""
+    """Return the bubble of the schedule's table; None if the schedule is unknown or its table cannot be built."""
     if trace.order is None and registry.find(PipelineSchedule, trace.schedule) is None:
         return None
     schedule = trace.order or trace.schedule
@@ -90,13 +94,13 @@ def _ideal(trace: Trace, stages: int, microbatches: int) -> float | None:
         ideal: float = build(
             schedule, trace.world_size, microbatches, stages // trace.world_size
         ).bubble_fraction
-    except SpecError:  # a user's schedule that was redefined since
+    except SpecError:  # a user's schedule that has since been redefined
         return None
     return ideal
 
 
 def _turns(ops: Sequence[TraceOp]) -> dict[tuple[int, int], int]:
-    """Index of each stage among the stages of its rank, by (rank, stage)."""
+    """Return the index of each stage among the stages of its rank, by (rank, stage)."""
     stages: dict[int, list[int]] = {}
     for rank, stage in sorted({(op.rank, op.stage) for op in ops}):
         stages.setdefault(rank, []).append(stage)
@@ -111,9 +115,9 @@ def _bar(op: TraceOp, zero: float, turns: dict[tuple[int, int], int]) -> GanttOp
 
 
 def gantt_text(info: GanttInfo) -> str:
-    """The chart in words."""
+    """Describe the chart in words."""
     if not info.ops:
-        return "No schedule was recorded yet: it appears with the first finished step of a pipeline."
+        return "No schedule has been recorded yet: it appears once a pipeline has finished its first step."
     ideal = (
         ""
         if info.ideal is None
@@ -123,19 +127,19 @@ def gantt_text(info: GanttInfo) -> str:
     parts = "1 micro-batch" if info.num_micro_batches == 1 else f"{info.num_micro_batches} micro-batches"
     return (
         f"{info.label}, step {info.step}, {seconds_text(info.end_ms / 1e3)}: {parts} through "
-        f"{plural(info.num_stages, 'stage')} on {plural(len(info.ranks), 'rank')}. Ranks stand idle for "
+        f"{plural(info.num_stages, 'stage')} on {plural(len(info.ranks), 'rank')}. Ranks are idle for "
         f"{info.bubble:.0%} of the time{ideal}."
     )
 
 
 def gantt_title(info: GanttInfo) -> str:
-    """Title of the chart: schedule, step and bubble."""
+    """Return the title of the chart: schedule, step and bubble."""
     ideal = "" if info.ideal is None else f", ideal (p−1)/(m+p−1) = {info.ideal:.0%}"
     return f"<b>{safe(info.schedule or 'pipeline')}</b>, step {info.step}: bubble {info.bubble:.0%} measured{ideal}"
 
 
 def draw_gantt(info: GanttInfo) -> go.Figure:
-    """The figure of `info`."""
+    """Draw the figure for `info`."""
     figure = go.Figure(bars(info, lambda places: _measured_hover(info, places)))
     figure.update_layout(
         xaxis=theme.axis("milliseconds", range=[0, info.end_ms * 1.005 or 1]),
@@ -150,7 +154,7 @@ def draw_gantt(info: GanttInfo) -> go.Figure:
 
 
 def rank_axis(ranks: Sequence[str]) -> dict[str, Any]:
-    """Settings of an axis with a row for each rank, the first on top."""
+    """Return settings of an axis with a row for each rank, the first on top."""
     return theme.axis(
         tickvals=list(range(len(ranks))), ticktext=[f"{name} " for name in ranks], range=[len(ranks) - 0.5, -0.5],
         showgrid=False, fixedrange=True,
@@ -158,11 +162,11 @@ def rank_axis(ranks: Sequence[str]) -> dict[str, Any]:
 
 
 Hover = Callable[[Sequence[int]], dict[str, Any]]
-"""Function from indices into `GanttInfo.ops` to the hover settings of their trace."""
+"""Function that takes indices into `GanttInfo.ops` and returns the hover settings of their trace."""
 
 
 def bars(info: GanttInfo, hover: Hover, *, with_text: bool = True) -> list[dict[str, Any]]:
-    """A trace for each kind of operation and turn, as Plotly's JSON."""
+    """Return one trace for each kind of operation and each stage index within a rank, as Plotly JSON."""
     groups: dict[tuple[str, int], list[int]] = {}
     for place, bar in enumerate(info.ops):
         groups.setdefault((bar.op, bar.turn), []).append(place)
@@ -225,5 +229,5 @@ def _hover(bar: GanttOp) -> str:
 
 
 def gantt(trace: Trace, *, last_step: int | None = None) -> go.Figure:
-    """Draw the operations of each rank of a pipeline in one step, by default the newest."""
+    """Draw the operations of each pipeline rank in one step: the newest, up to `last_step` if given."""
     return draw_gantt(gantt_info(trace, last_step=last_step))

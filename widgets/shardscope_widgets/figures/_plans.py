@@ -1,4 +1,4 @@
-"""Plans of a search: time against free memory, rejected layouts by reason, and a plan compared with the best."""
+"""Plans from a search: time against free memory, rejected layouts by reason, and a plan compared with the best."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from shardscope_widgets.words import safe, seconds_text, three_digits
 Spec = dict[str, Any]
 GIB = 2**30
 PIPELINE_COLOURS = ("#f2c14e", "#e58a3c", "#cf5b4f", "#a34a86", "#6f55b5", "#3f6fc4", "#2f93b8", "#1f9f8a")
-"""By the logarithm of the pipeline degree; the colours also differ in brightness, and the hover text has the degree."""
+"""Colours by logarithm of the pipeline degree; they also differ in brightness, and hover text gives the degree."""
 TIME_LOOKS = {
     "compute": RunStyle("#2a6fb5"),
     "recompute": RunStyle("#88b9d8", pattern="."),
@@ -48,7 +48,7 @@ class PlanPoint(NamedTuple):
     """One layout in the scatter plot."""
 
     kept: int
-    """Index among the rows that the search kept."""
+    """Index of the layout among the rows that the search kept."""
     time_s: float
     headroom_gib: float
     pipeline: int
@@ -61,12 +61,12 @@ class PlansInfo(NamedTuple):
 
     points: tuple[PlanPoint, ...]
     front: tuple[int, ...]
-    """Indices in `points` of the Pareto front, fastest first."""
+    """Indices of the Pareto-optimal points in `points`, fastest first."""
     capacity_gib: float
 
 
 class TermsInfo(NamedTuple):
-    """Seconds per step and GiB per device of some plans, by part."""
+    """Breakdown of several plans: seconds per step by part, and GiB per device by kind of memory."""
 
     names: tuple[str, ...]
     seconds: tuple[Mapping[str, float], ...]
@@ -75,7 +75,7 @@ class TermsInfo(NamedTuple):
 
 
 def plans_info(plans: Plans, *, most: int = 600) -> PlansInfo:
-    """Return the whole front, and the best of the other kept layouts up to `most` points in all."""
+    """Return the whole Pareto front and the best of the other kept layouts, at most `most` points in total."""
     front = plans.front_rows.tolist()
     others = [row for row in plans.order.tolist() if row not in set(front)][: max(0, most - len(front))]
     rows = [plans.row(kept, rank=1) for kept in [*front, *others]]
@@ -89,7 +89,12 @@ def plans_info(plans: Plans, *, most: int = 600) -> PlansInfo:
 
 
 def terms_info(plans: Plans, ranks: Sequence[int]) -> TermsInfo:
-    """Return time and memory by part of the plans with these ranks; duplicate ranks are dropped."""
+    """Return the time and memory breakdown of some plans.
+
+    Args:
+        plans: Result of the search.
+        ranks: Positions of the plans in the ranking, from 1; duplicates are dropped.
+    """
     from shardscope.analytic.layouts import Layouts
     from shardscope.prediction.planner.search import memory_parts, time_of
 
@@ -105,20 +110,23 @@ def terms_info(plans: Plans, ranks: Sequence[int]) -> TermsInfo:
 
 
 def plans_text(plans: Plans) -> str:
-    """The search in words."""
+    """Describe the result of the search in words."""
     if not len(plans):
         return plans.problem
     best, fits = plans[0], plans.valid - plans.rejected.get("does not fit", 0)
-    dollars = "" if best.dollars is None else f", ${three_digits(best.dollars)} a step"
+    dollars = "" if best.dollars is None else f", ${three_digits(best.dollars)} per step"
     return (
-        f"{plans.valid:,} layouts can be on {plans.setting.cluster.num_devices:,} devices and {fits:,} fit. "
-        f"The best by this measure takes {seconds_text(best.time_s)} a step{dollars} and leaves "
+        f"{plans.valid:,} layouts are valid on {plans.setting.cluster.num_devices:,} devices and {fits:,} of them fit. "
+        f"The best by this measure takes {seconds_text(best.time_s)} per step{dollars} and leaves "
         f"{best.headroom_bytes / GIB:.1f} GiB free: {short(best.layout)}."
     )
 
 
 def scatter(info: PlansInfo) -> Spec:
-    """Dots and front of `info` as Plotly's JSON, up to four times the fastest time; `rings` go on top."""
+    """Return the scatter plot of `info` with its Pareto front as Plotly JSON.
+
+    The time axis ends at four times the fastest time. Add `rings` to mark plans.
+    """
     times = [point.time_s for point in info.points] or [1.0]
     view = [log10(min(times) / 1.03), log10(max(1.1 * min(times), min(1.05 * max(times), 4 * min(times))))]
     layout = _scatter_layout()
@@ -130,7 +138,7 @@ def scatter(info: PlansInfo) -> Spec:
 
 
 def _ticks(view: list[float]) -> dict[str, Any]:
-    """Ticks of a logarithmic axis at round numbers."""
+    """Return tick settings of a logarithmic axis, at round values."""
     decades = range(floor(view[0]), ceil(view[1]) + 1)
     values = [step * 10.0**decade for decade in decades for step in (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 7)]
     seen = [value for value in values if view[0] <= log10(value) <= view[1]]
@@ -138,7 +146,7 @@ def _ticks(view: list[float]) -> dict[str, Any]:
 
 
 def rings(info: PlansInfo, *, best: int | None = None, chosen: int | None = None) -> list[dict[str, Any]]:
-    """Rings around the best and the chosen layout, given by their indices among the kept rows."""
+    """Return rings around the best and the chosen layout; `best` and `chosen` are indices among the kept rows."""
     points = {point.kept: point for point in info.points}
     marks = ((best, "star-open", "best"), (chosen, "circle-open", "chosen"))
     return [_ring(points[kept], symbol, name) for kept, symbol, name in marks if kept in points]
@@ -161,8 +169,8 @@ def _front(info: PlansInfo) -> dict[str, Any]:
 def _scatter_layout() -> dict[str, Any]:
     figure = theme.style(go.Figure(), height=390, margin={"l": 8, "r": 12, "t": 14, "b": 8})
     figure.update_layout(
-        xaxis=theme.axis("seconds of a step, on a logarithmic axis", type="log"),
-        yaxis=theme.axis("GiB left on the fullest device"),
+        xaxis=theme.axis("seconds per step (logarithmic)", type="log"),
+        yaxis=theme.axis("free GiB on the fullest device"),
         legend={"orientation": "v", "x": 1.01, "y": 1, "yanchor": "top", "itemsizing": "constant"},
     )  # fmt: skip
     return dict(figure.to_plotly_json()["layout"])
@@ -195,7 +203,7 @@ def _hover(point: PlanPoint) -> str:
     dollars = "" if point.dollars is None else f", ${three_digits(point.dollars)}"
     label = "<br>".join(_lines(point.label.split(" · "), 4))
     return (
-        f"<b>{seconds_text(point.time_s)}</b> a step{dollars}, {point.headroom_gib:.1f} GiB left<br>{label}"
+        f"<b>{seconds_text(point.time_s)}</b> per step{dollars}, {point.headroom_gib:.1f} GiB free<br>{label}"
     )
 
 
@@ -211,14 +219,14 @@ def _ring(point: PlanPoint, symbol: str, name: str) -> dict[str, Any]:
 
 
 def plans(found: Plans) -> go.Figure:
-    """Draw time against free memory for the best layouts and the front, coloured by the pipeline degree."""
+    """Draw time against free memory for the best layouts and the Pareto front, coloured by pipeline degree."""
     info = plans_info(found)
     spec = scatter(info)
     return go.Figure(spec).add_traces(rings(info, best=int(found.order[0]) if len(found) else None))
 
 
 def terms(info: TermsInfo) -> Spec:
-    """Time and memory of some plans as stacked bars, part by part, with the device's capacity, as Plotly's JSON."""
+    """Return stacked bars of the time and memory of some plans, with the device capacity, as Plotly JSON."""
     longest = max(sum(each.values()) for each in info.seconds)
     data = [
         _stack("", TIME_NAMES.get(part, part), values, info.names, look, "s")
@@ -234,7 +242,7 @@ def terms(info: TermsInfo) -> Spec:
         "y0": 0, "y1": 1, "line": {"color": "#c5372c", "width": 1.6, "dash": "dash"},
     }  # fmt: skip
     layout, height = _terms_layout(), 174 + 44 * len(info.names)
-    title, text = layout["xaxis2"]["title"], f"GiB on a device; dashed: its {info.capacity_gib:.0f}"
+    title, text = layout["xaxis2"]["title"], f"GiB per device; dashed: capacity, {info.capacity_gib:.0f}"
     return {
         "data": data,
         "layout": layout
@@ -260,7 +268,7 @@ def _terms_layout() -> dict[str, Any]:
         margin={"l": 8, "r": 12, "t": 64, "b": 88},
         legend=key | {"y": 1, "yanchor": "top", "title": {"text": "time  "}},
         legend2=key | {"y": 0, "yanchor": "bottom", "title": {"text": "memory  "}},
-        xaxis=theme.axis("seconds of a step", rangemode="tozero"), xaxis2=theme.axis(rangemode="tozero"),
+        xaxis=theme.axis("seconds per step", rangemode="tozero"), xaxis2=theme.axis(rangemode="tozero"),
         yaxis=rows, yaxis2=rows,
     )  # fmt: skip
     return dict(figure.to_plotly_json()["layout"])
@@ -278,12 +286,17 @@ def _stack(  # noqa: PLR0917
 
 
 def plan_terms(found: Plans, *ranks: int) -> go.Figure:
-    """Draw time and memory by part of the plans with these ranks."""
+    """Draw the time and memory breakdown of some plans.
+
+    Args:
+        found: Result of the search.
+        ranks: Positions of the plans in the ranking, from 1; the best plan by default.
+    """
     return go.Figure(terms(terms_info(found, ranks or (1,))))
 
 
 def rejected(counts: Mapping[str, int]) -> Spec:
-    """Numbers of rejected combinations by reason, on a logarithmic axis, as Plotly's JSON."""
+    """Return bars with the number of rejected combinations by reason, on a logarithmic axis, as Plotly JSON."""
     names = list(counts)
     bars = {
         "type": "bar", "orientation": "h", "x": [counts[name] for name in names], "y": names,
@@ -298,7 +311,7 @@ def rejected(counts: Mapping[str, int]) -> Spec:
 def _rejected_layout() -> dict[str, Any]:
     figure = theme.style(go.Figure(), height=60, margin={"l": 8, "r": 80, "t": 8, "b": 8}, showlegend=False)
     figure.update_layout(
-        xaxis=theme.axis("combinations, on a logarithmic axis", type="log"),
+        xaxis=theme.axis("combinations (logarithmic)", type="log"),
         yaxis={"autorange": "reversed", "showgrid": False, "automargin": True},
     )
     return dict(figure.to_plotly_json()["layout"])
@@ -308,12 +321,12 @@ _REASON_COLOURS = {"does not fit": "#c5372c", "beaten": "#2a86d1"}
 
 
 def plan_rejections(found: Plans) -> go.Figure:
-    """Draw the numbers of rejected combinations by reason."""
+    """Draw the number of rejected combinations by reason."""
     return go.Figure(rejected(found.rejected))
 
 
 def table_rows(found: Plans, count: int = 15) -> tuple[list[str], list[list[str]]]:
-    """Header and cells of the first `count` rows of the table, without columns that are empty in all of them."""
+    """Return header and cells of the first `count` plans as a table, without columns that are empty in all of them."""
     header = ("", "step", "tokens/s", "$ / step", "GiB free", "dp", "tp", "pp", "cp", "ep", "ZeRO", "schedule",
               "micro", "recompute", "offload", "compression")  # fmt: skip
     rows = [_cells(found, place) for place in range(min(count, len(found)))]
@@ -339,5 +352,5 @@ def _cells(found: Plans, place: int) -> list[str]:
 
 
 def _seconds(value: float) -> str:
-    """Format seconds with four digits, so that adjacent rows of the table differ."""
+    """Format seconds with four significant digits, so that adjacent rows of the table differ."""
     return f"{value:.4g} s" if value >= 1 else f"{1e3 * value:.4g} ms"

@@ -1,4 +1,4 @@
-"""A run beside its prediction as bars: bytes by collective, memory by kind, step time by part."""
+"""A bar chart of a run next to its prediction: bytes by collective, memory by kind, step time by part."""
 
 from __future__ import annotations
 
@@ -21,31 +21,34 @@ _LOOKS: Mapping[str, theme.RunStyle] = {
     "measured": theme.RunStyle("#2a6fb5"),
 }
 _ROW, _HEADING, _AXIS = 30, 40, 34
-"""Pixels of a term, of a panel's heading and of its axis."""
+"""Heights of a term, a panel heading and a panel axis, in pixels."""
 
 
 class ComparedPanel(NamedTuple):
-    """One group of terms in one unit; errors as text."""
+    """One group of terms in a common unit, with errors as text."""
 
     title: str
     unit: str
     terms: tuple[str, ...]
     values: Mapping[str, tuple[float, ...]]
-    """Values in `unit` by column: ``predicted``, ``measured``, and ``simulated`` if there is one."""
+    """Values in `unit` by column: ``predicted``, ``measured``, and ``simulated`` if the run was simulated."""
     errors: tuple[str, ...]
     hover: Mapping[str, tuple[str, ...]]
-    """Values with their own units, by column."""
+    """Values as text, each with a suitable unit, by column."""
 
 
 class ComparedInfo(NamedTuple):
-    """Panels of one comparison; groups without terms are left out."""
+    """The panels of one comparison; groups without terms are omitted."""
 
     label: str
     panels: tuple[ComparedPanel, ...]
 
 
 def compared_info(comparison: Comparison) -> ComparedInfo:
-    """Return the bars of a comparison. Messages, sums and the single collectives of a time are left to the table."""
+    """Return the bars of a comparison.
+
+    Message counts, sums and the times of single collectives are only in the table.
+    """
     found = {group: [row for row in comparison.rows if row.group == group] for group in _GROUPS}
     panels = [_panel(comparison.columns, kept) for rows in found.values() if (kept := _kept(rows))]
     return ComparedInfo(comparison.label, tuple(panels))
@@ -73,7 +76,7 @@ def _panel(columns: tuple[str, ...], rows: list[ComparedTerm]) -> ComparedPanel:
 
 
 def draw_compared(info: ComparedInfo) -> go.Figure:
-    """The figure of `info`: one panel below the other, the errors on the right."""
+    """Draw the figure for `info`: panels one below the other, with errors on the right."""
     figure = go.Figure()
     heights = [_HEADING + _ROW * len(panel.terms) + _AXIS for panel in info.panels]
     total, top = max(sum(heights), 1), 0
@@ -138,7 +141,7 @@ def _bars(
 
 
 def compared(comparison: Comparison) -> go.Figure:
-    """Draw a run beside its prediction, with the error of each term.
+    """Draw a run next to its prediction, with the error of each term.
 
     Example:
         >>> compared(ss.compare(run))  # doctest: +SKIP

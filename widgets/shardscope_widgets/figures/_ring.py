@@ -1,8 +1,8 @@
 """The ring all-reduce of one gradient bucket, chunk by chunk, from measured events.
 
-W ranks form a ring and each splits its gradients into W chunks. In the first W - 1 rounds (scatter-reduce) every rank
-sends one chunk to its neighbour, which adds it to its own; after them each rank holds one chunk that is the sum over
-all ranks. In the next W - 1 rounds (all-gather) those finished chunks go once around the ring.
+W ranks form a ring and each splits its gradients into W chunks. In each of the first W - 1 rounds (scatter-reduce),
+every rank sends one chunk to its neighbour, which adds it to its own copy. Each rank then holds one chunk that is the
+sum over all ranks. In the next W - 1 rounds (all-gather), these summed chunks travel once around the ring.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PHASE_COLOURS = {"reduce_scatter": "#e06c2c", "all_gather": "#2a86d1"}
 
 
 class Transfer(NamedTuple):
-    """One chunk on its way from a rank to its neighbour; times in milliseconds from the first transfer."""
+    """One chunk sent from a rank to its neighbour; times are in milliseconds from the start of the first transfer."""
 
     phase: str
     round: int
@@ -39,8 +39,8 @@ class Transfer(NamedTuple):
 class RingInfo(NamedTuple):
     """The ring all-reduce of one bucket.
 
-    `rounds` are in order of time. ``counts[k][d][rank][chunk]`` is the number of ranks whose gradients are summed in
-    a chunk of a rank after k rounds, in the ring of the d-th of `directions`.
+    `rounds` are in chronological order. ``counts[k][d][rank][chunk]`` is the number of ranks whose gradients are summed
+    in that rank's copy of the chunk after k rounds, in the ring with direction ``directions[d]``.
     """
 
     world_size: int
@@ -53,7 +53,13 @@ class RingInfo(NamedTuple):
 
 
 def ring_info(trace: Trace, *, step: int | None = None, bucket: int | None = None) -> RingInfo:
-    """Return the ring of one step and bucket; by default the newest step whose chunks all ranks have reported."""
+    """Return the ring all-reduce of one step and gradient bucket.
+
+    Args:
+        trace: The run.
+        step: By default, the newest finished step whose chunks all ranks have reported.
+        bucket: Index of the bucket; by default the first.
+    """
     step = step if step in trace.chunks else newest_ring_step(trace)
     events = trace.chunks.get(step, []) if step is not None else []
     buckets = sorted({int(event["bucket"]) for event in events})
@@ -73,14 +79,14 @@ def ring_info(trace: Trace, *, step: int | None = None, bucket: int | None = Non
 
 
 def newest_ring_step(trace: Trace) -> int | None:
-    """The newest finished step whose chunks every rank has reported; None if there is none."""
+    """Return the newest finished step whose chunks every rank has reported; None if there is none."""
     whole = [s for s, events in trace.chunks.items() if len({e["rank"] for e in events}) == trace.world_size]
     finished = {step.number for step in trace.steps if step.number in trace.chunks}
     return max((s for s in whole if s in finished), default=None)
 
 
 def _transfers(events: Sequence[Event]) -> list[Transfer]:
-    """One transfer per chunk; the slices in which a chunk is sent are merged."""
+    """Return one transfer per chunk; the slices in which a chunk is sent are merged."""
     zero = min((float(event["start"]) for event in events), default=0.0)
     whole: dict[tuple[Any, ...], Transfer] = {}
     for event in events:
@@ -139,7 +145,7 @@ def _table(
 
 
 def ring_text(info: RingInfo) -> str:
-    """The whole ring in words."""
+    """Describe the whole all-reduce in words."""
     if not info.rounds:
         return "No chunks were recorded; launch with strategy=Ring(trace_chunks=True)."
     last = [t for r in info.rounds for t in r]
@@ -194,5 +200,5 @@ def _hover(transfer: Transfer) -> str:
 
 
 def ring(trace: Trace, *, step: int | None = None, bucket: int | None = None) -> go.Figure:
-    """The chunks of one ring all-reduce over time."""
+    """Draw the chunks of one ring all-reduce over time; arguments as for `ring_info`."""
     return draw(ring_info(trace, step=step, bucket=bucket))

@@ -1,7 +1,7 @@
-"""A pipeline's predicted schedule: every operation, the activations that each rank holds, and the number of idle ranks.
+"""The predicted schedule of a pipeline: every operation, the activations held by each rank, and the idle ranks.
 
-The bars are those of the measured chart (`_pipeline`), so that the two can be compared. Below them, on the same time
-axis, are the activations that each rank holds and the number of idle ranks.
+The bars look like those of the measured chart (`_pipeline`), so that the two can be compared. Below them, on the same
+time axis, are the activations that each rank holds and the number of idle ranks.
 """
 
 from __future__ import annotations
@@ -20,25 +20,29 @@ from shardscope_widgets.words import plural, seconds_text, three_digits
 HELD_PX, WAITING_PX = 132, 74
 GAP_PX, TOP_PX, BOTTOM_PX = 40, 62, 46
 MOST_NUMBERED = 900
-"""Maximum number of operations labelled with their micro-batch; with more, the bars are too narrow."""
+"""Maximum number of operations for which bars show their micro-batch; with more, they are too narrow."""
 RANK_COLOURS = (
     "#2a86d1", "#e06c2c", "#11997a", "#b866a6", "#c49a0c", "#5f6fd6", "#4fb3bf", "#a35a3a",
 )  # fmt: skip
 
 
 class StepFunction(NamedTuple):
-    """A step function of time: `value` holds from `at_ms` milliseconds on."""
+    """A piecewise-constant function of time: ``value[i]`` applies from ``at_ms[i]`` milliseconds on."""
 
     at_ms: tuple[float, ...]
     value: tuple[float, ...]
 
 
 class ScheduleInfo(NamedTuple):
-    """Data of the figure: the chart, activations held by each rank and their peak in micro-batches, and idle times."""
+    """Data of the figure.
+
+    `held` and `peak` are the activations held by each rank, in micro-batches. `idle_ms` is the idle time of each rank
+    and `waiting` the number of idle ranks over time.
+    """
 
     gantt: GanttInfo
     waits: tuple[tuple[str, float], ...]
-    """For each operation, its place and dependency as text, and the milliseconds that its rank waited for it."""
+    """For each operation: text with stage, rank and dependency, and the milliseconds that its rank was idle before."""
     held: tuple[StepFunction, ...]
     peak: tuple[float, ...]
     idle_ms: tuple[float, ...]
@@ -46,12 +50,12 @@ class ScheduleInfo(NamedTuple):
 
 
 def schedule_info(timeline: Timeline, *, schedule: str, freed_by_input: float = 0.0) -> ScheduleInfo:
-    """Compute the figure's data from a timeline in milliseconds.
+    """Compute the data of the figure from a timeline in milliseconds.
 
     Args:
-        timeline: A timeline of `analytic.schedules`.
+        timeline: A timeline from `analytic.schedules`, with times in milliseconds.
         schedule: Name of the schedule.
-        freed_by_input: Fraction of the activations that the backward pass for inputs frees, if it runs separately.
+        freed_by_input: Fraction of the activations that a separate backward pass for inputs frees.
     """
     table = timeline.table
     held = table.held(freed_by_input=freed_by_input)
@@ -79,7 +83,7 @@ def _bars(timeline: Timeline) -> tuple[GanttOp, ...]:
 
 
 def _waits(timeline: Timeline) -> tuple[tuple[str, float], ...]:
-    """The dependency of each operation as text, and the milliseconds that its rank waited before it."""
+    """Return the dependency of each operation as text, and the milliseconds that its rank was idle before it."""
     table, ends = timeline.table, [*timeline.ends, 0.0]
     needs = {
         (kind, stage): _need(timeline, kind, stage) for kind in "FBIW" for stage in range(table.num_stages)
@@ -89,7 +93,7 @@ def _waits(timeline: Timeline) -> tuple[tuple[str, float], ...]:
 
 
 def _need(timeline: Timeline, kind: str, stage: int) -> str:
-    """Text with the stage and rank of an operation, and the result that it waits for."""
+    """Return text with the stage and rank of an operation and the result that it depends on."""
     ranks, last = timeline.table.stage_ranks, timeline.table.num_stages - 1
     here = f"stage {stage}, rank {ranks[stage]}<br>"
     if kind == "F":
@@ -106,7 +110,7 @@ def _from(what: str, stage: int, ranks: Sequence[int]) -> str:
 
 
 def _held_line(timeline: Timeline, steps: Sequence[tuple[int, float]]) -> StepFunction:
-    """Activations that a rank holds, in micro-batches, with a point at each change."""
+    """Return the activations that a rank holds over time, in micro-batches, with a point at each change."""
     at, value = [0.0], [0.0]
     for place, held in steps:
         if held != value[-1]:
@@ -117,7 +121,7 @@ def _held_line(timeline: Timeline, steps: Sequence[tuple[int, float]]) -> StepFu
 
 
 def _waiting(timeline: Timeline) -> StepFunction:
-    """Number of idle ranks over time."""
+    """Return the number of idle ranks over time."""
     changes: dict[float, int] = {}
     for first, last in timeline.bounds:
         free_from = 0.0
@@ -136,26 +140,26 @@ def _waiting(timeline: Timeline) -> StepFunction:
 
 
 def schedule_text(info: ScheduleInfo) -> str:
-    """The figure in words."""
+    """Describe the figure in words."""
     gantt, most = info.gantt, max(info.idle_ms)
     parts = "1 micro-batch" if gantt.num_micro_batches == 1 else f"{gantt.num_micro_batches} micro-batches"
     waits = (
-        f"The rank that waits most does so for {seconds_text(most / 1e3)} between its first operation and its last"
+        f"The rank that waits longest is idle for {seconds_text(most / 1e3)} between its first operation and its last"
         if most > 1e-9
         else "No rank waits between its first operation and its last"
     )
     peak = three_digits(max(info.peak))
     return (
         f"{PipelineSchedule(gantt.schedule).heading()}: {parts} through {plural(gantt.num_stages, 'stage')} on "
-        f"{plural(len(gantt.ranks), 'rank')} take {seconds_text(gantt.end_ms / 1e3)}, in {gantt.bubble:.1%} of which "
-        f"ranks do nothing. {waits}; the fullest holds the activations of {peak} whole micro-batches."
+        f"{plural(len(gantt.ranks), 'rank')} take {seconds_text(gantt.end_ms / 1e3)}, and ranks are idle for "
+        f"{gantt.bubble:.1%} of it. {waits}; the fullest rank holds the activations of {peak} whole micro-batches."
     )
 
 
 def schedule_title(info: ScheduleInfo) -> str:
-    """Title of the chart: schedule, step time and bubble."""
+    """Return the title of the chart: schedule, step time and bubble."""
     gantt = info.gantt
-    paler = ", paler: later stages of a rank" if gantt.num_stages > len(gantt.ranks) else ""
+    paler = ", lighter colours: later stages of a rank" if gantt.num_stages > len(gantt.ranks) else ""
     return (
         f"<b>{PipelineSchedule(gantt.schedule).heading()}</b>, predicted: step {seconds_text(gantt.end_ms / 1e3)}, "
         f"bubble {gantt.bubble:.1%}{paler}"
@@ -163,7 +167,7 @@ def schedule_title(info: ScheduleInfo) -> str:
 
 
 def schedule_json(info: ScheduleInfo) -> dict[str, Any]:
-    """The figure as Plotly's JSON, without validation, so that it redraws smoothly while a slider moves."""
+    """Return the figure as Plotly JSON, without validation, so that it redraws smoothly while a slider moves."""
     numbered = len(info.gantt.ops) <= MOST_NUMBERED
     data = bars(info.gantt, lambda places: _told(info, places), with_text=numbered)
     if not numbered:
@@ -175,7 +179,7 @@ def schedule_json(info: ScheduleInfo) -> dict[str, Any]:
 
 
 def schedule(timeline: Timeline, *, schedule: str, freed_by_input: float = 0.0) -> go.Figure:
-    """Draw the predicted operations of each rank in one step.
+    """Draw the predicted operations of each rank in one step; arguments as for `schedule_info`.
 
     Example:
         >>> from shardscope.analytic import schedules
@@ -214,7 +218,7 @@ def _waiting_trace(info: ScheduleInfo) -> dict[str, Any]:
     return {
         "type": "scatter", "mode": "lines", "x": info.waiting.at_ms, "y": info.waiting.value, "yaxis": "y3",
         "line": {"shape": "hv", "width": 1, "color": theme.GREY}, "fill": "tozeroy", "fillcolor": theme.IDLE.colour,
-        "showlegend": False, "hovertemplate": "%{y} ranks wait<extra></extra>",
+        "showlegend": False, "hovertemplate": "%{y} ranks idle<extra></extra>",
     }  # fmt: skip
 
 
@@ -232,9 +236,9 @@ def _layout(info: ScheduleInfo) -> dict[str, Any]:
         "yaxis3": theme.axis(domain=[0, WAITING_PX / inner], range=[0, len(ranks)], nticks=4, **shared),
         "annotations": [
             theme.note(schedule_title(info), x=0, y=1) | {"yshift": 4},
-            theme.note("Activations that each rank holds, in whole micro-batches", x=0, y=top_held)
+            theme.note("Activations held by each rank, in whole micro-batches", x=0, y=top_held)
             | {"yshift": 2},
-            theme.note("Ranks that wait", x=0, y=WAITING_PX / inner) | {"yshift": 2},
+            theme.note("Idle ranks", x=0, y=WAITING_PX / inner) | {"yshift": 2},
             *_margin_notes(info),
         ],
         "barmode": "overlay",
@@ -247,7 +251,7 @@ def _layout(info: ScheduleInfo) -> dict[str, Any]:
 
 
 def _margin_notes(info: ScheduleInfo) -> list[dict[str, Any]]:
-    """Notes to the right of each row: the share of time that the rank waits, and its peak of held activations."""
+    """Return notes to the right of each row: the fraction of time the rank is idle, and its peak activations."""
     return [
         {
             "text": f"waits {idle / info.gantt.end_ms if info.gantt.end_ms else 0:.0%}, holds {three_digits(peak)}",

@@ -1,4 +1,4 @@
-"""Slice plot of a study: one small plot per setting, with each complete trial's objective over the setting's value."""
+"""Slice plot of a study: one small plot per setting, with the objective of each complete trial against its value."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class Slice(NamedTuple):
     kind: str
     """``log``, ``linear`` or ``category``."""
     values: tuple[Value, ...]
-    """Values of a category axis, in order; empty for other kinds."""
+    """Values on a categorical axis, in order; empty for other kinds of axis."""
     points: tuple[tuple[Value, float, int, bool], ...]
-    """(value, objective, trial number, whether the trial is on the front) of each trial."""
+    """(value, objective, trial number, whether the trial is on the Pareto front) for each trial."""
 
 
 class SlicesInfo(NamedTuple):
-    """Plots of all settings that at least one complete trial sampled."""
+    """Plots of all settings that were sampled by at least one complete trial."""
 
     objective: str
     slices: tuple[Slice, ...]
@@ -43,7 +43,7 @@ class SlicesInfo(NamedTuple):
 def slices_info(
     trials: Sequence[TrialInfo], space: Space, *, objective: str, chosen: int | None = None
 ) -> SlicesInfo:
-    """Collect the complete trials that sampled each setting."""
+    """Collect, for each setting, the complete trials that sampled it."""
     done = [trial for trial in trials if trial.state == "complete" and objective in trial.values]
     slices = []
     for name, parameter in space.parameters.items():
@@ -68,16 +68,14 @@ def _kind(parameter: Choices | Between | PowersOfTwo) -> tuple[str, tuple[Value,
 
 
 def slices_text(info: SlicesInfo) -> str:
-    """The figure in words."""
+    """Describe the figure in words."""
     if not info.slices:
         return "A slice appears with the first complete trial."
-    return (
-        f"{plural(len(info.slices), 'setting')}, {title_of(info.objective)} up; green dots are on the front."
-    )
+    return f"{plural(len(info.slices), 'setting')}, {title_of(info.objective)} on the y-axis; green: on the front."
 
 
 def slices_spec(info: SlicesInfo) -> Spec:
-    """The plots as Plotly's JSON, `ACROSS` per row."""
+    """Return the plots as Plotly JSON, `ACROSS` per row."""
     rows = max(1, ceil(len(info.slices) / ACROSS))
     height = rows * _ROW + 30
     layout = theme.look(height=height, margin={"l": 8, "r": 12, "t": 12, "b": 8}, showlegend=False)
@@ -104,7 +102,7 @@ def slices_spec(info: SlicesInfo) -> Spec:
 
 
 def _up(values: Sequence[float], objective: str) -> Spec:
-    """The y-axis scale shared by all plots, so that heights can be compared between them."""
+    """Return settings of the y-axis that all plots share, so that heights can be compared."""
     if values and min(values) > 0 and max(values) / min(values) >= WIDE:
         return {"type": "log", **log_ticks(min(values), max(values), objective)}
     return {"nticks": 5}
@@ -142,5 +140,5 @@ def _points(one: Slice, tail: str, chosen: int | None) -> Spec:
 
 
 def slices(trials: Sequence[TrialInfo], space: Space, *, objective: str = "loss") -> go.Figure:
-    """The objective over each setting."""
+    """Draw the objective of the complete trials against each setting."""
     return go.Figure(slices_spec(slices_info(trials, space, objective=objective)))

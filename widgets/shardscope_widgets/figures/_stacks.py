@@ -1,6 +1,6 @@
-"""Horizontal stacked bars, one per rank, with runs below each other under headings.
+"""Horizontal stacked bars, one per rank, with runs one below the other under headings.
 
-Memory by kind and bytes by rank are both drawn with them.
+Used for memory by kind and for bytes by rank.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from shardscope_widgets.words import bytes_text, safe
 
 _HEAD_PX, _FOOT_PX, _ROW_PX, _FEWEST_PX = 72, 36, 24, 17
 _ROOMY = 30
-"""Number of rows beyond which they are drawn closer together."""
+"""Number of rows above which rows are drawn closer together."""
 
 
 class StackBar(NamedTuple):
-    """One rank: its name, and its bytes in the order of the layers."""
+    """The bar of one rank: its name, and the bytes in each layer."""
 
     name: str
     sizes: tuple[int, ...]
@@ -50,7 +50,13 @@ Row = tuple[float, StackBar]
 def draw_stacks(
     groups: Sequence[Group], layers: Sequence[tuple[str, RunStyle]], *, line: tuple[int, str] | None = None
 ) -> go.Figure:
-    """Draw bars stacked by layer, with the total at their ends; `line` is (bytes, label) of a value to mark."""
+    """Draw bars stacked by layer, with the total at the end of each bar.
+
+    Args:
+        groups: One group of bars per run.
+        layers: (name, style) of each layer, in the order of `StackBar.sizes`.
+        line: (bytes, label) of a value to mark with a dashed line.
+    """
     rows, headings = _rows(groups)
     figure = go.Figure([_layer(index, name, look, rows) for index, (name, look) in enumerate(layers)])
     figure.add_trace(_totals(rows))
@@ -73,7 +79,7 @@ def draw_stacks(
 
 
 def _rows(groups: Sequence[Group]) -> tuple[list[Row], list[dict[str, Any]]]:
-    """Return the position of every bar, and a heading above each group if there are several groups."""
+    """Return the position of every bar, and a heading above each group if there is more than one."""
     rows: list[Row] = []
     headings, place, headed = [], 0.0, len(groups) > 1
     for group in groups:

@@ -1,7 +1,7 @@
-"""Staleness of the gradients that a parameter server applied: a histogram, and the course over time.
+"""Staleness of the gradients that a parameter server applied: a histogram, and staleness over time.
 
-The staleness of a gradient is the number of updates applied between the pull of the parameters it was computed with
-and its own application.
+The staleness of a gradient is the number of updates that were applied after its worker pulled the parameters
+and before the gradient itself was applied.
 """
 
 from __future__ import annotations
@@ -17,13 +17,17 @@ from shardscope_widgets.trace import Trace, Update
 from shardscope_widgets.words import plural
 
 MOST_POINTS = 400
-"""Maximum number of points over time; in a longer run each shows the stalest of several updates."""
+"""Maximum number of points over time; in longer runs each point shows the stalest of several updates."""
 COLOUR = "#2a86d1"
 _LEFT, _RIGHT = [0.0, 0.36], [0.45, 1.0]
 
 
 class StalenessInfo(NamedTuple):
-    """`counts` of (staleness, gradients), and (seconds from the first update, largest staleness) over time."""
+    """Data of the figure.
+
+    `counts` has (staleness, number of gradients) pairs. `over_time` has (seconds since the first update, largest
+    staleness) pairs. `bound` is the staleness bound; None if there is none.
+    """
 
     label: str
     num_updates: int
@@ -38,7 +42,7 @@ class StalenessInfo(NamedTuple):
 
     @property
     def num_gradients(self) -> int:
-        """Number of gradients in all updates."""
+        """Total number of gradients in all updates."""
         return sum(count for _, count in self.counts)
 
     @property
@@ -53,7 +57,7 @@ class StalenessInfo(NamedTuple):
 
 
 def staleness_info(trace: Trace) -> StalenessInfo:
-    """Collect all updates of all servers so far."""
+    """Collect the updates that all servers have applied so far."""
     updates = sorted((update for update in trace.updates if update.staleness), key=lambda update: update.t)
     counts = Counter(value for update in updates for value in update.staleness)
     return StalenessInfo(
@@ -68,7 +72,7 @@ def _over_time(updates: list[Update]) -> tuple[tuple[float, int], ...]:
 
 
 def staleness_text(info: StalenessInfo) -> str:
-    """The figure in words."""
+    """Describe the figure in words."""
     if not info.num_updates:
         return "No server has applied an update yet."
     bound = "no bound" if info.bound is None else f"the bound {info.bound:g}"
@@ -79,7 +83,7 @@ def staleness_text(info: StalenessInfo) -> str:
 
 
 def draw_staleness(info: StalenessInfo) -> go.Figure:
-    """Draw a histogram on the left and the course over time on the right, with the bound as a dashed line in both."""
+    """Draw a histogram on the left and staleness over time on the right, with the bound as a dashed line in both."""
     values, counts = [v for v, _ in info.counts], [c for _, c in info.counts]
     times, worst = [t for t, _ in info.over_time], [v for _, v in info.over_time]
     figure = go.Figure(
@@ -103,7 +107,7 @@ def draw_staleness(info: StalenessInfo) -> go.Figure:
         yaxis2=theme.axis(anchor="x2", range=[-0.35, top + 0.9], **_whole(top)),
         annotations=[
             theme.note("<b>Gradients</b> by staleness", x=_LEFT[0], y=1) | {"yshift": 6},
-            theme.note("<b>Staleness</b> over time, stalest of each update", x=_RIGHT[0], y=1)
+            theme.note("<b>Staleness</b> over time, maximum of each update", x=_RIGHT[0], y=1)
             | {"yshift": 6},
             *_bound_note(info),
         ],
@@ -114,7 +118,7 @@ def draw_staleness(info: StalenessInfo) -> go.Figure:
 
 
 def _whole(top: float) -> dict[str, Any]:
-    """Axis settings for ticks at whole numbers, about eight at most."""
+    """Return axis settings for ticks at integers, about eight at most."""
     return {"dtick": max(1, math.ceil(top / 8)), "tickformat": "d"}
 
 
@@ -138,5 +142,5 @@ def _bound_note(info: StalenessInfo) -> list[dict[str, Any]]:
 
 
 def staleness(trace: Trace) -> go.Figure:
-    """Draw the staleness of the gradients of a parameter server's run."""
+    """Draw the staleness of the gradients in a parameter-server run."""
     return draw_staleness(staleness_info(trace))

@@ -1,6 +1,6 @@
 """Timeline of every rank's activity: one row per rank, with one lane each for compute and communication.
 
-Idle is the time within the window in which a rank has no span in any lane.
+A rank is idle when it has no span in any lane within the window.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from shardscope_widgets.words import bytes_text, listed, seconds_text
 
 COMPUTE, COMMUNICATION, IDLE = "compute", "communication", "idle"
 BLANK = {"showticklabels": False, "range": [0, 1]}
-"""Axis settings without numbers, for a timeline without data."""
+"""Axis settings without tick labels, for a timeline without data."""
 MOST_KINDS = 14
-"""Maximum number of span kinds in a live timeline; further kinds are not drawn there."""
+"""Maximum number of span kinds in a live timeline; any others are not drawn."""
 _SHORTEST_IDLE_MS = 0.05
 
 
 class SpanBar(NamedTuple):
-    """One span in milliseconds from the start of the window."""
+    """One span; times are in milliseconds from the start of the window."""
 
     rank: int
     lane: str
@@ -37,7 +37,7 @@ class SpanBar(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """Fractions of the window, 0 to 1, averaged over ranks; `hidden` is communication overlapped with compute."""
+    """Fractions of the window, 0 to 1, averaged over ranks; `hidden` is communication that overlaps with compute."""
 
     compute: float
     communication: float
@@ -46,7 +46,7 @@ class Shares(NamedTuple):
 
 
 class TimelineInfo(NamedTuple):
-    """A window of steps: its bars, the starts of the steps, and the shares of the time."""
+    """A window of steps: its bars, the start of each step in milliseconds, and the breakdown of the time."""
 
     label: str
     world_size: int
@@ -58,7 +58,10 @@ class TimelineInfo(NamedTuple):
 
 
 def timeline_info(trace: Trace, *, last_step: int | None = None, num_steps: int = 2) -> TimelineInfo:
-    """Return a window of at most `num_steps` consecutive steps with recorded spans, up to `last_step` or the newest."""
+    """Return a window of at most `num_steps` consecutive steps with recorded spans.
+
+    It ends at `last_step`, or at the newest step by default.
+    """
     known = [step for step in trace.complete_span_steps() if last_step is None or step <= last_step]
     steps = tuple(_consecutive(known)[-num_steps:])
     if not steps:
@@ -81,9 +84,9 @@ def timeline_info(trace: Trace, *, last_step: int | None = None, num_steps: int 
 
 
 def _consecutive(steps: Sequence[int]) -> Sequence[int]:
-    """The last stretch of consecutive steps.
+    """Return the last run of consecutive steps.
 
-    Later in a run only some steps are recorded, and a gap between steps would look like idle time.
+    Later in a training run only some steps are recorded, and a gap between steps would look like idle time.
     """
     first = len(steps) - 1
     while first > 0 and steps[first - 1] == steps[first] - 1:
@@ -136,20 +139,20 @@ def _shares(bars: Sequence[SpanBar], world_size: int, end: float) -> Shares:
 
 
 def timeline_text(info: TimelineInfo) -> str:
-    """The timeline in words."""
+    """Describe the timeline in words."""
     if not info.steps:
-        return "No spans yet: they appear with the first finished step."
+        return "No spans yet: they appear once the first step has finished."
     parts = [f"{info.shares.compute:.0%} computing", f"{info.shares.communication:.0%} communicating"]
     if info.shares.hidden > 0.005:
-        parts[1] += f" ({info.shares.hidden / info.shares.communication:.0%} of it behind compute)"
+        parts[1] += f" ({info.shares.hidden / info.shares.communication:.0%} of it hidden by compute)"
     parts.append(f"{info.shares.idle:.0%} idle")
     which = f"step {info.steps[0]}" if len(info.steps) == 1 else f"steps {info.steps[0]} to {info.steps[-1]}"
     time = seconds_text(info.end_ms / 1e3)
-    return f"{info.label}, {which}, {time}: of its time a rank spends {listed(parts)}."
+    return f"{info.label}, {which}, {time}: on average, a rank spends {listed(parts)}."
 
 
 def timeline_bars(info: TimelineInfo) -> list[dict[str, Any]]:
-    """Properties of one trace per kind of span, idle first, then in order of first appearance."""
+    """Return the properties of one trace per kind of span: idle first, then in order of first appearance."""
     kinds = {bar.name: None for bar in sorted(info.bars, key=lambda bar: (bar.name != IDLE, bar.start_ms))}
     lanes = _lanes(info)
     return [_kind(name, [bar for bar in info.bars if bar.name == name], lanes) for name in kinds]
@@ -196,7 +199,7 @@ def _hover(bar: SpanBar) -> str:
 
 
 def timeline_layout(info: TimelineInfo) -> dict[str, Any]:
-    """The part of the layout that depends on the data: rows, step marks and the range of time."""
+    """Return the part of the layout that depends on the data: rows, step marks and time range."""
     lines = [
         {
             "type": "line",
@@ -230,7 +233,7 @@ def timeline_layout(info: TimelineInfo) -> dict[str, Any]:
 
 
 def timeline_height(world_size: int) -> int:
-    """Height of the figure in pixels."""
+    """Return the height of the figure in pixels."""
     return 118 + min(46, max(18, 320 // world_size)) * world_size
 
 
@@ -252,7 +255,7 @@ def empty(figure: go.Figure, kinds: int = MOST_KINDS) -> go.Figure:
 
 
 def draw(info: TimelineInfo) -> go.Figure:
-    """The figure of `info`."""
+    """Draw the figure for `info`."""
     bars = timeline_bars(info)
     figure = empty(go.Figure(), len(bars))
     for index, properties in enumerate(bars):
@@ -261,5 +264,11 @@ def draw(info: TimelineInfo) -> go.Figure:
 
 
 def timeline(trace: Trace, *, last_step: int | None = None, num_steps: int = 2) -> go.Figure:
-    """Draw the activity of every rank in a window of steps, by default the newest two."""
+    """Draw the activity of every rank in a window of steps, by default the newest two.
+
+    Args:
+        trace: The run.
+        last_step: Last step of the window; the newest step by default.
+        num_steps: Maximum number of steps in the window.
+    """
     return draw(timeline_info(trace, last_step=last_step, num_steps=num_steps))

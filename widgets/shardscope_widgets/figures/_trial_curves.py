@@ -1,4 +1,4 @@
-"""Learning curves of a study's trials: validation loss or error over the fraction of training, in one plot."""
+"""Learning curves of the trials of a study: validation loss or error against the fraction of training completed."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ KINDS = {
     "running": {"color": RUNNING, "width": 2.2},
     "chosen": {"color": CHOSEN, "width": 2.4},
 }
-"""Line styles by kind of trial, in drawing order from the bottom up."""
+"""Line styles by kind of trial, in drawing order: later kinds lie on top."""
 
 
 class TrialCurve(NamedTuple):
-    """One trial's curve, as points of (fraction of training, quality)."""
+    """One trial's curve as (fraction of training completed, quality) points."""
 
     number: int
     kind: str
@@ -42,7 +42,7 @@ class TrialCurvesInfo(NamedTuple):
 def trial_curves_info(
     trials: Sequence[TrialInfo], *, quality: str = "loss", chosen: int | None = None
 ) -> TrialCurvesInfo:
-    """The curves of all trials that were evaluated at least once."""
+    """Return the curves of all trials that were evaluated at least once."""
     curves = (
         TrialCurve(trial.number, _kind(trial, chosen), tuple(quality_curve(trial, quality)))
         for trial in trials
@@ -59,16 +59,16 @@ def _kind(trial: TrialInfo, chosen: int | None) -> str:
 
 
 def trial_curves_text(info: TrialCurvesInfo) -> str:
-    """The plot in words."""
+    """Describe the plot in words."""
     ends = [(curve.points[-1][1], curve.number) for curve in info.curves if curve.points[-1][0] >= 1]
     if not ends:
-        return "A trial's curve appears with its first evaluation."
+        return "A trial's curve appears after its first evaluation."
     value, number = min(ends)
     return f"{plural(len(info.curves), 'curve')}; trial {number} ends lowest, at {objective_text(info.quality, value)}."
 
 
 def trial_curves_spec(info: TrialCurvesInfo) -> Spec:
-    """The plot as Plotly's JSON: one trace per kind, so that it stays fast with hundreds of trials."""
+    """Return the plot as Plotly JSON, with one trace per kind of trial, which stays fast for hundreds of trials."""
     traces = [_trace(kind, [curve for curve in info.curves if curve.kind == kind]) for kind in KINDS]
     layout = _layout()
     ends = [point[1] for curve in info.curves for point in curve.points]
@@ -80,7 +80,7 @@ def trial_curves_spec(info: TrialCurvesInfo) -> Spec:
         else {"type": "linear", "tickmode": "auto"}
     )
     data = [trace for trace in traces if trace["x"]]
-    empty = {} if data else theme.empty("A curve appears with a trial's first evaluation.")
+    empty = {} if data else theme.empty("A curve appears after a trial's first evaluation.")
     return {"data": data, "layout": layout | {"yaxis": axis} | empty}
 
 
@@ -95,7 +95,7 @@ def _layout() -> Spec:
     legend = theme.LEGEND_ABOVE | {"font": {"size": 11.5}, "itemclick": False}
     return look | {
         "legend": legend,
-        "xaxis": theme.axis("share of the training", tickformat=".0%", range=[0, 1.03]),
+        "xaxis": theme.axis("fraction of training", tickformat=".0%", range=[0, 1.03]),
         "yaxis": theme.axis(),
     }
 

@@ -1,4 +1,4 @@
-"""A study's trials as its figures read them: settings, known objective values and progress."""
+"""The trials of a study in the form that its figures read: settings, known objective values and progress."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 Curve = tuple[tuple[int, float, float], ...]
 TITLES = {
     "loss": "validation loss",
-    "error": "validation error, share of wrong answers",
+    "error": "validation error, fraction of wrong answers",
     "seconds": "seconds of training",
     "bytes": "bytes sent by all ranks",
     "memory": "bytes on the fullest rank",
-    "trial": "trials in the order they began",
+    "trial": "trials in order of start",
 }
-"""Axis titles of the objectives that Shardscope knows."""
+"""Axis titles of the built-in objectives."""
 ORDER = "trial"
 """Name used in place of an objective for the x-axis: trials in the order in which they started."""
 
@@ -36,16 +36,17 @@ class TrialInfo:
     """One trial.
 
     Attributes:
-        state: State as in `TrialRecord`.
-        params: (name, value) of each setting, with the names and order of the space.
-        values: Known objective values. For a running trial, time and bytes are extrapolated from its first steps, and
-            quality is that of its last evaluation.
-        best: Optimistic final quality of a running trial, if it improves from here as much as the best trial did.
-        curve: (step, loss, share of wrong answers) at each evaluation on the validation split.
-        steps: Planned steps; `done` are the steps taken so far.
-        is_front: Whether it is Pareto-optimal among the complete trials, and not by noise alone.
-        is_by_noise: Whether it is Pareto-optimal only by a difference in time within the noise of measured times.
-        note: Why the trial is missing from its place, for example that its strategy cannot be projected.
+        state: State of the trial, as in `TrialRecord`.
+        params: (name, value) of each setting, with the names and order of the search space.
+        values: Known objective values by name. For a running trial, time and bytes are extrapolated from its first
+            steps, and the quality is from its last evaluation.
+        best: Optimistic final quality of a running trial: its value if it improves from here as much as the best trial
+            did.
+        curve: (step, loss, fraction of wrong answers) at each evaluation on the validation split.
+        steps: Number of planned steps; `done` is the number of steps taken so far.
+        is_front: Whether it is Pareto-optimal among the complete trials, by more than the noise of measured times.
+        is_by_noise: Whether it is Pareto-optimal only because of a time difference within the measurement noise.
+        note: Why the trial is missing from the plot, for example because its strategy cannot be projected.
     """
 
     number: int
@@ -71,12 +72,12 @@ class TrialInfo:
 
 
 def short_name(name: str) -> str:
-    """Short name of a setting: ``optimizer[lamb].lr`` becomes ``lr``, ``compression[topk].ratio`` becomes ``ratio``."""
+    """Return the short name of a setting, such as ``lr`` for ``optimizer[lamb].lr``."""
     return name.rsplit(".", 1)[-1].replace("_", " ")
 
 
 def settings_of(trial: TrialInfo) -> dict[str, str]:
-    """The trial's settings as text, by short name; settings that share a short name are joined."""
+    """Return the trial's settings as text, by short name; values of settings with the same short name are joined."""
     found: dict[str, str] = {}
     for name, value in trial.params:
         short, text = short_name(name), value_text(value)
@@ -101,7 +102,7 @@ def objective_text(name: str, value: float) -> str:
 
 
 def title_of(name: str) -> str:
-    """Axis title of an objective."""
+    """Return the axis title of an objective."""
     return TITLES.get(name, name)
 
 
@@ -116,9 +117,9 @@ def trials_info(
 
     Args:
         records: Records of all trials.
-        objectives: Objectives of the study; the first of ``loss`` and ``error`` among them is its quality.
-        steps_of: Returns the planned steps of a trial.
-        live: Current measurements of the trials that run in this process, by number.
+        objectives: Objectives of the study; its quality is the first of ``loss`` and ``error`` among them.
+        steps_of: Function that returns the planned number of steps of a trial.
+        live: Current measurements of the trials running in this process, by trial number.
     """
     quality = next((name for name in objectives if name in QUALITIES), QUALITIES[0])
     found = [_trial(record, (live or {}).get(record.number), steps_of) for record in records]
@@ -130,7 +131,7 @@ def trials_info(
 
 
 def with_front(trials: Sequence[TrialInfo], objectives: Collection[str]) -> list[TrialInfo]:
-    """Return the trials with `is_front` and `is_by_noise` set for these objectives."""
+    """Return the trials with `is_front` and `is_by_noise` computed for these objectives."""
     done = [t for t in trials if t.state == "complete" and all(name in t.values for name in objectives)]
     found = front_of({trial.number: {name: trial.values[name] for name in objectives} for trial in done})
     return [
@@ -158,7 +159,7 @@ def _trial(
 
 
 def _known(measured: TrialMetrics, steps: int) -> dict[str, float]:
-    """Known objective values of a run, with the qualities of its last evaluation."""
+    """Return the known objective values of a run; qualities are from its last evaluation."""
     known = {name: measured.objective(name, steps) for name in OBJECTIVES if name not in QUALITIES}
     if measured.curve:
         known |= dict(zip(QUALITIES, measured.curve[-1][1:], strict=True))
@@ -166,15 +167,16 @@ def _known(measured: TrialMetrics, steps: int) -> dict[str, float]:
 
 
 def quality_curve(trial: TrialInfo, quality: str) -> list[tuple[float, float]]:
-    """(fraction of training, quality) at each evaluation of the trial."""
+    """Return (fraction of training completed, quality) at each evaluation of the trial."""
     place = 1 + QUALITIES.index(quality)
     return [(row[0] / trial.steps, row[place]) for row in trial.curve if row[place] == row[place]]
 
 
 def optimistic(trial: TrialInfo, done: Sequence[TrialInfo], quality: str) -> float | None:
-    """Optimistic final quality of a running trial, by the pruning rule: it gains as much as the best improver did.
+    """Return an optimistic estimate of a running trial's final quality, using the pruning rule.
 
-    None before its first evaluation, or while there is no complete trial to compare with.
+    The rule assumes that it improves from here as much as the trial that improved most. The result is None before its
+    first evaluation, and while there is no complete trial to compare with.
     """
     if quality not in QUALITIES:
         return None

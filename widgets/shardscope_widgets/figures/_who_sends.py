@@ -1,6 +1,6 @@
 """Message diagrams: each algorithm drawn round by round for eight workers, as an SVG without a script.
 
-The rounds here are only for the picture. Their number for W workers and their times come from the formulas in
+These rounds are only for illustration. The number of rounds for W workers and their times come from the formulas in
 `shardscope.analytic.communication`.
 """
 
@@ -22,7 +22,7 @@ Arrow = tuple[int, int]
 
 
 class Round(NamedTuple):
-    """Messages that are sent at the same time."""
+    """Messages that are sent simultaneously."""
 
     name: str
     arrows: tuple[Arrow, ...]
@@ -36,11 +36,15 @@ class Picture(NamedTuple):
     algorithm: str
     rounds: tuple[Round, ...]
     middle: str = ""
-    """Name of the central node, such as a server or switch, which has the number `WORKERS`; empty for none."""
+    """Name of the central node, such as a server or switch; empty for none. Its index in arrows is `WORKERS`."""
 
 
 def picture(algorithm: str) -> Picture:
-    """The rounds of an algorithm's main operation; `KeyError` if it has no picture."""
+    """Return the rounds of an algorithm's main operation.
+
+    Raises:
+        KeyError: The algorithm has no picture.
+    """
     make, middle = _PICTURES[algorithm]
     return Picture(
         algorithm, tuple(Round(name, tuple(arrows), part) for name, arrows, part in make()), middle
@@ -48,7 +52,7 @@ def picture(algorithm: str) -> Picture:
 
 
 def has_picture(algorithm: str) -> bool:
-    """Whether the algorithm has a picture."""
+    """Return whether the algorithm has a picture."""
     return algorithm in _PICTURES
 
 
@@ -76,9 +80,9 @@ def _tree() -> Steps:
 
 
 def _binary(shift: int = 0) -> list[Arrow]:
-    """Edges of a binary tree from child to parent, with ranks rotated by `shift`.
+    """Return the edges of a binary tree from child to parent, with ranks rotated by `shift`.
 
-    With a suitable shift, leaves of one tree are inner nodes of the other.
+    With a suitable shift, the leaves of one tree are inner nodes of the other.
     """
     return [((child + shift) % WORKERS, ((child - 1) // 2 + shift) % WORKERS) for child in range(1, WORKERS)]
 
@@ -141,7 +145,7 @@ def _star(push: str, pull: str) -> Callable[[], Steps]:
 def _byteps() -> Steps:
     everyone = [(a, b) for a in range(WORKERS) for b in range(WORKERS) if a != b]
     star = [(rank, WORKERS) for rank in range(WORKERS)]
-    yield "push to all that sum", everyone + star, "its share"
+    yield "push to all nodes that sum", everyone + star, "its share"
     yield "pull the sums", everyone + [(b, a) for a, b in star], "its share"
 
 
@@ -188,7 +192,7 @@ _PICTURES: dict[str, tuple[Callable[[], Steps], str]] = {
     "hierarchical": (lambda: _levels(("inside nodes of 4", "across nodes")), ""),
     "torus-2d": (lambda: _levels(("along rows of 4", "along columns")), ""),
     "in-network": (_star("up to the switch, which adds", "the total comes down as it is ready"), "switch"),
-    "nvls": (_star("the switch reads and adds, a share a worker", "and writes it to all"), "switch"),
+    "nvls": (_star("the switch reads and adds one share per worker", "and writes it to all"), "switch"),
     "optical-ring": (_light, ""),
     "pairwise": (_turns, ""),
     "bruck": (_hops, ""),
@@ -196,7 +200,7 @@ _PICTURES: dict[str, tuple[Callable[[], Steps], str]] = {
 
 
 def round_text(shown: Picture, number: int) -> str:
-    """Describe one round in words, also for screen readers."""
+    """Describe round `number` (0-based) in words, also for screen readers."""
     round_ = shown.rounds[number]
     sends = sorted({a for a, _ in round_.arrows})
     names = [f"The {shown.middle}" if rank == WORKERS else f"{rank}" for rank in sends]
@@ -208,7 +212,7 @@ def round_text(shown: Picture, number: int) -> str:
 
 
 def who_sends_svg(shown: Picture, number: int, colour: str) -> str:
-    """One round as an SVG: workers on a circle, an arrow for each message."""
+    """Return round `number` (0-based) as an SVG: workers on a circle, an arrow for each message."""
     lanes = [_arrow(a, b, colour) for a, b in shown.rounds[number].arrows]
     dots = [_dot(*_place(rank), str(rank)) for rank in range(WORKERS)]
     middle = [_dot(_SIZE / 2, _SIZE / 2, shown.middle)] if shown.middle else []
@@ -232,7 +236,7 @@ def _place(rank: int) -> tuple[float, float]:
 
 
 def _arrow(source: int, target: int, colour: str) -> str:
-    """An arrow from the rim of one dot to that of another, slightly bent so that both directions are visible."""
+    """Return an arrow from the edge of one dot to the edge of another, curved so that both directions are visible."""
     (x0, y0), (x1, y1) = _place(source), _place(target)
     length = max(((x1 - x0) ** 2 + (y1 - y0) ** 2) ** 0.5, 1.0)
     ux, uy = (x1 - x0) / length, (y1 - y0) / length

@@ -1,7 +1,7 @@
-"""The common look of all figures: transparent backgrounds, greys readable on light and dark, a colour per strategy.
+"""The common style of all figures: transparent background, greys that suit light and dark, a colour per strategy.
 
-Colours come from the palettes of Okabe and Ito (2008) and of Paul Tol, which people with any common colour
-blindness can distinguish. Colour is never the only cue: runs also differ by dash and marker, spans by pattern.
+Colours come from the palettes of Okabe and Ito (2008) and of Paul Tol, which remain distinguishable with common forms
+of colour blindness. Colour is never the only cue: runs also differ in dash and marker, spans in pattern.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LEGEND_ABOVE = {
 
 
 class RunStyle(NamedTuple):
-    """Style of one run or span kind: a colour, and a dash or pattern that identifies it without colour."""
+    """Style of one run or span kind: a colour, plus a dash or pattern that identifies it without colour."""
 
     colour: str
     dash: str = "solid"
@@ -38,7 +38,7 @@ class RunStyle(NamedTuple):
 
     @property
     def zorder(self) -> int:
-        """Drawing order; dashed lines lie above solid ones, so that both of two coinciding curves are visible."""
+        """Drawing order: dashed lines lie above solid ones, so that two coinciding curves are both visible."""
         return DASHES.index(self.dash)
 
 
@@ -70,20 +70,20 @@ MEMORY_LOOKS = {
     "gathered": RunStyle("#7db8e8", pattern="\\"),
     "buffers": RunStyle("#8b8f99", pattern="x"),
 }
-"""Looks by kind of memory; gathered parameters are a lighter blue than a rank's own."""
+"""Styles by kind of memory; gathered parameters are a lighter blue than a rank's own parameters."""
 OP_LOOKS = {
     "F": RunStyle("#5aa9e6"),
     "B": RunStyle("#2a5f9e"),
     "I": RunStyle("#e08a3c"),
     "W": RunStyle("#8fce9f", pattern="/"),
 }
-"""Looks by pipeline operation; they also differ in brightness."""
+"""Styles by pipeline operation; they also differ in brightness."""
 IDLE = RunStyle("rgba(127,132,141,0.2)")
 _SPARE_SPANS = ("#b866a6", "#c49a0c", "#5f6fd6", "#4fb3bf", "#a35a3a")
 
 
 def strategy_colour(strategy: str) -> str:
-    """The colour of a strategy; an unknown one gets a spare colour that depends only on its name."""
+    """Return the colour of a strategy; an unknown strategy gets a spare colour that depends only on its name."""
     method = registry.find(Strategy, strategy)
     return method.look.colour if method else SPARE_COLOURS[sum(map(ord, strategy)) % len(SPARE_COLOURS)]
 
@@ -94,7 +94,7 @@ def _first_dash(strategy: str) -> int:
 
 
 def span_look(name: str) -> RunStyle:
-    """The look of a span kind; an unknown one gets a spare colour that depends only on its name."""
+    """Return the style of a span kind; an unknown kind gets a spare colour that depends only on its name."""
     return SPAN_LOOKS.get(name) or RunStyle(
         _SPARE_SPANS[sum(map(ord, name)) % len(_SPARE_SPANS)], pattern="/"
     )
@@ -110,7 +110,7 @@ def tint(colour: str, part: float) -> str:
 
 
 def ink_on(colour: str) -> str:
-    """Black or white, whichever contrasts more with a hexadecimal colour (WCAG 2.2, relative luminance)."""
+    """Return near-black or white, whichever contrasts more with a hexadecimal colour (WCAG 2.2 relative luminance)."""
     linear = [
         v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in (c / 255 for c in _rgb(colour))
     ]
@@ -119,7 +119,7 @@ def ink_on(colour: str) -> str:
 
 
 def run_looks(strategies: Sequence[str]) -> list[RunStyle]:
-    """One look per run: its strategy's colour and dash, with the next dash for each further run of that strategy."""
+    """Return one style per run: the strategy's colour, with the next dash for each additional run of that strategy."""
     seen: dict[str, int] = {}
     looks = []
     for strategy in strategies:
@@ -131,7 +131,7 @@ def run_looks(strategies: Sequence[str]) -> list[RunStyle]:
 
 
 def axis(title: str = "", **settings: Any) -> dict[str, Any]:
-    """Settings of one axis in the common look."""
+    """Return settings of one axis in the common style."""
     look = {
         "title": {"text": title, "standoff": 6, "font": {"size": 12}},
         "gridcolor": GRID,
@@ -144,7 +144,7 @@ def axis(title: str = "", **settings: Any) -> dict[str, Any]:
 
 
 def look(*, height: int, **layout: Any) -> dict[str, Any]:
-    """The layout of the common look, with `layout` on top."""
+    """Return the layout of the common style, overridden by `layout`; `height` is in pixels."""
     common: dict[str, Any] = {
         "height": height,
         "autosize": True,
@@ -169,17 +169,17 @@ def look(*, height: int, **layout: Any) -> dict[str, Any]:
 
 
 def style(figure: go.Figure, *, height: int, **layout: Any) -> go.Figure:
-    """Put the common look on `figure` and return it."""
+    """Apply the common style to `figure` and return it; `height` is in pixels."""
     return figure.update_layout(**look(height=height, **layout))
 
 
 def blank() -> go.Figure:
-    """An empty figure with a transparent background, for a live figure before its first data."""
+    """Return an empty figure with a transparent background, for a live figure that has no data yet."""
     return go.Figure(layout=look(height=40, xaxis={"visible": False}, yaxis={"visible": False}))
 
 
 def empty(text: str) -> dict[str, Any]:
-    """Layout overrides for a figure with one pair of axes and no data yet, which show `text` instead."""
+    """Return layout overrides that show `text` in a figure with one pair of axes and no data yet."""
     bare: dict[str, Any] = {"showticklabels": False, "showgrid": False, "range": [0, 1], "type": "linear"}
     centre = {"x": 0.5, "y": 0.5, "xanchor": "center", "yanchor": "middle"}
     return {
@@ -188,7 +188,7 @@ def empty(text: str) -> dict[str, Any]:
 
 
 def note(text: str, *, x: float, y: float) -> dict[str, Any]:
-    """An annotation: a left-aligned line of text at a position in the figure."""
+    """Return an annotation: a left-aligned line of text at (`x`, `y`), as fractions of the plot area."""
     return {
         "text": text,
         "x": x,

@@ -1,4 +1,4 @@
-"""The inputs of the Training Lab as traits, and the job they describe. This module has no widgets."""
+"""The inputs of the Training Lab as traits, and the job that they describe. This module contains no widgets."""
 
 from __future__ import annotations
 
@@ -36,25 +36,25 @@ from shardscope_widgets.kit.form import (
 )
 
 AS_IT_IS = "as it is"
-"""Value of `bandwidth` that stands for the machine's own, unpaced link."""
+"""Value of `bandwidth` for the machine's own link, without pacing."""
 NO_LATENCY = "0"
 BANDWIDTHS = (AS_IT_IS, "10 Mbit/s", "50 Mbit/s", "100 Mbit/s", "500 Mbit/s", "1 Gbit/s", "5 Gbit/s")
 LATENCIES = (NO_LATENCY, "0.1 ms", "1 ms", "5 ms", "20 ms", "100 ms")
 LEFT_TO_CODE = ("name", "device", "threads", "timeout_s", "until", "eval_every", "clip_norm")
-"""Fields of a job without a control; every other field of a kind that forms can show has one."""
+"""Fields of a job without a control; every other field whose type a form can show has one."""
 KINDS: dict[str, type[Method]] = {"strategy": Strategy, "compression": Compression, "lr_schedule": LRSchedule}
-"""Choices that are methods, by kind. Names are looked up when needed, since a user may register more."""
+"""Traits whose value names a method, with the base class. Names are looked up when needed: users can register more."""
 MICRO_BATCHES = ((UNSET, 0), *named((1, 2, 4, 8, 16, 32, 64)))
 
 
 def known_names(field: str) -> tuple[str, ...]:
-    """Names that are valid for a choice at present."""
+    """Return the names that are currently valid for the trait `field`."""
     return tuple(name for _, name in setting_in(JobChoices, field).values)
 
 
 @form_of(Job, without=LEFT_TO_CODE)
 class JobChoices(t.HasTraits):
-    """One trait per control. Setting a trait moves the control, and moving the control sets the trait."""
+    """One trait per control. Setting a trait updates its control, and using the control sets the trait."""
 
     def __init__(self, *args: Any, **traits: Any) -> None:
         self._left: dict[tuple[str, str], dict[str, Any]] = {}
@@ -84,13 +84,13 @@ class JobChoices(t.HasTraits):
     bandwidth = own_trait(
         AS_IT_IS,
         "Link",
-        "What each rank may send and receive a second, such as 100 Mbit/s; paced for real.",
+        "Bandwidth at which each rank sends and receives, such as 100 Mbit/s; traffic is really paced.",
         values=named(BANDWIDTHS),
     )
     latency = own_trait(
         NO_LATENCY,
         "Latency",
-        "How long every message takes besides, such as 1 ms; with a bandwidth only.",
+        "Extra latency of every message, such as 1 ms; needs a bandwidth.",
         values=named(LATENCIES),
     )
     precision = trait_of(Job, "precision")
@@ -109,9 +109,9 @@ class JobChoices(t.HasTraits):
 
     @t.validate(*KINDS)
     def _known_kind(self, proposal: Mapping[str, Any]) -> Any:
-        """Store the options of the previous method, so that choosing it again restores them.
+        """Store the options of the previous method, so that selecting it again restores them.
 
-        A short string such as ``pipeline:gpipe`` also sets the option that it names.
+        A short string such as ``pipeline:gpipe`` also sets the option after the colon.
         """
         field, asked = proposal["trait"].name, proposal["value"]
         self._left[field, getattr(self, field)] = getattr(self, f"{field}_options")
@@ -128,15 +128,15 @@ class JobChoices(t.HasTraits):
         field = change["name"]
         try:
             setattr(self, f"{field}_options", self._left.get((field, change["new"]), {}))
-        except t.TraitError:  # its class was redefined without these settings
+        except t.TraitError:  # its class was redefined without these options
             setattr(self, f"{field}_options", {})
 
     @t.validate(*(f"{field}_options" for field in KINDS))
     def _possible_options(self, proposal: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the settings as the method normalises them, without those that are None.
+        """Return the options as normalised by the method, without those that are None.
 
         Raises:
-            TraitError: The method rejects them.
+            TraitError: The method rejects the options.
         """
         given = {field: value for field, value in proposal["value"].items() if value is not None}
         field = proposal["trait"].name.removesuffix("_options")
@@ -151,23 +151,36 @@ class JobChoices(t.HasTraits):
         }
 
     def method(self, field: str) -> Any:
-        """The chosen method of a kind, with its settings."""
+        """Return the method currently selected for `field`, with its options.
+
+        Args:
+            field: ``strategy``, ``compression`` or ``lr_schedule``.
+        """
         return self._made(field, getattr(self, f"{field}_options"))
 
     def _made(self, field: str, options: Mapping[str, Any]) -> Any:
-        """Make the method; a setting that does not apply given the others stays stored but is not used."""
+        """Create the method; an option that does not apply, given the others, stays stored but is not used."""
         kind, name = KINDS[field], getattr(self, field)
         chosen = {**kind.by_name(name).settings, **options}
         return kind.by_name(name, **{each: v for each, v in options.items() if applies(each, chosen)})
 
     def method_options(self, field: str) -> dict[str, Any]:
-        """Return all settings of the chosen method of a kind, including defaults."""
+        """Return all options of the method currently selected for `field`, including defaults, by name."""
         usual = KINDS[field].by_name(getattr(self, field)).settings
         changed: dict[str, Any] = getattr(self, f"{field}_options")
         return {name: option_of(value) for name, value in usual.items()} | changed
 
     def set_method_option(self, field: str, setting: str, value: Any) -> None:
-        """Set one setting of the chosen method of a kind."""
+        """Set one option of the method currently selected for `field`.
+
+        Args:
+            field: ``strategy``, ``compression`` or ``lr_schedule``.
+            setting: Name of the option.
+            value: Its new value; the default removes it from the changed options.
+
+        Raises:
+            TraitError: The method rejects the value.
+        """
         usual = option_of(KINDS[field].by_name(getattr(self, field)).settings[setting])
         rest = {name: other for name, other in getattr(self, f"{field}_options").items() if name != setting}
         setattr(self, f"{field}_options", rest if value == usual else {**rest, setting: value})
@@ -194,7 +207,7 @@ class JobChoices(t.HasTraits):
 
     @t.observe("bandwidth")
     def _latency_of_link(self, change: Mapping[str, Any]) -> None:
-        """Reset the latency with the machine's own link, and restore it when a bandwidth is chosen again."""
+        """Reset the latency when the machine's own link is chosen, and restore it when a bandwidth is chosen again."""
         if change["new"] == AS_IT_IS:
             self._latency, self.latency = self.latency, NO_LATENCY
         elif change["old"] == AS_IT_IS and self.latency == NO_LATENCY:
@@ -202,7 +215,7 @@ class JobChoices(t.HasTraits):
 
     @property
     def latency_s(self) -> float:
-        """The latency in seconds; zero needs no unit.
+        """The latency in seconds; a zero needs no unit.
 
         Raises:
             SpecError: `latency` is not a time.
@@ -210,7 +223,7 @@ class JobChoices(t.HasTraits):
         return 0.0 if self.latency in {NO_LATENCY, "0.0"} else parse(self.latency, "s", field="latency")
 
     def link(self) -> Link | None:
-        """Return the link to which ranks are paced; None stands for the machine's own.
+        """Return the link that ranks are paced to; None for the machine's own link.
 
         Raises:
             SpecError: The bandwidth or the latency is invalid, or a latency is given without a bandwidth.
@@ -220,14 +233,14 @@ class JobChoices(t.HasTraits):
             return Link(bandwidth=self.bandwidth, latency_s=latency_s)
         if latency_s:
             raise SpecError(
-                f"latency={self.latency!r} needs a bandwidth beside it, as a link needs both its figures; "
+                f"latency={self.latency!r} needs a bandwidth, because a link is defined by both; "
                 "choose one, such as bandwidth='100 Mbit/s', or latency='0'"
             )
         return None
 
     @property
     def num_ranks(self) -> int:
-        """Number of ranks that will run: the chosen number, limited to the strategy's maximum."""
+        """Number of ranks that will run: the chosen number, limited by the strategy's maximum."""
         ranks: int = self.world_size
         return min(ranks, registry.require_known(Strategy, self.strategy).max_ranks or ranks)
 

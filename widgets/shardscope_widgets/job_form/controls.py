@@ -1,4 +1,4 @@
-"""The controls of the Training Lab: one per choice, bound both ways to the trait of the same name."""
+"""The controls of the Training Lab: one per choice, synchronised with the trait of the same name."""
 
 from __future__ import annotations
 
@@ -20,11 +20,16 @@ RATE = ("optimizer", "lr", "lr_schedule")
 WIRE = ("bandwidth", "compression")
 """Controls above the link's latency and the compression's settings."""
 HOW = ("global_batch", "micro_batch", "precision", "recompute", "noise_scale", "steps", "seed")
-"""Controls below all of these; those of further fields of a job follow."""
+"""Controls below all of these, followed by those of any other fields of a job."""
 
 
 def make_controls(choices: JobChoices, names: Sequence[str] = ()) -> dict[str, widgets.DOMWidget]:
-    """The controls of these traits, in this order, bound to `choices`; all that `panel` lays out by default."""
+    """Return controls bound to `choices`, by trait name.
+
+    Args:
+        choices: The traits.
+        names: Traits that get a control, in this order; by default all that `panel` lays out.
+    """
     names = names or [name for group in _groups() for name in group]
     pickers = {
         name: Picker(description=setting_in(JobChoices, name).label, groups=families())
@@ -39,7 +44,12 @@ def _groups() -> list[list[str]]:
 
 
 def panel(controls: dict[str, widgets.DOMWidget], options: dict[str, widgets.DOMWidget]) -> widgets.VBox:
-    """Lay out the controls two per row, with a method's settings (`options`, by kind of method) below its choice."""
+    """Lay out the controls two per row, with the options of each method below the control that selects it.
+
+    Args:
+        controls: Controls by trait name.
+        options: Boxes with the options of the selected method, by field.
+    """
     what, rate, wire, latency, how = (
         widgets.GridBox([controls[name] for name in names]) for names in _groups()
     )
@@ -61,7 +71,7 @@ def panel(controls: dict[str, widgets.DOMWidget], options: dict[str, widgets.DOM
 
 
 def _shown_with_a_link(box: widgets.GridBox, bandwidth: widgets.Dropdown, latency: widgets.Dropdown) -> None:
-    """Show the latency only with a bandwidth, or while it is set without one and so has to be reset."""
+    """Show the latency only if a bandwidth is chosen, or if it is set without one and has to be reset."""
 
     def show(_change: object = None) -> None:
         needless = bandwidth.value == AS_IT_IS and latency.value == NO_LATENCY

@@ -1,6 +1,6 @@
-"""Strategies and compressors by family, and the settings that have a control.
+"""Strategies and compressors by family, and those of their settings that have a control.
 
-Strategy families are in the order in which training systems evolved. Settings are read from each method's spec.
+Strategy families are listed in historical order. Settings are read from the spec of each method.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _HEADINGS = (
     "As they are", "Shorter floats", "Integers in blocks", "Random rounding", "Signs", "Some of the elements",
     "Low rank", "Now and then",
 )  # fmt: skip
-"""Families of compression methods in display order; other families follow."""
+"""Families of compression methods in display order; any other families follow."""
 _LABELS = {
     "every": "Average every",
     "update_every": "Adapt every",
     "feedback": "Error feedback",
     "warmup_steps": "Warm-up steps",
-    "per_node": "Ranks a node",
+    "per_node": "Ranks per node",
     "directions": "Ring directions",
     "trace_chunks": "Chunk by chunk",
     "microbatches": "Micro-batches",
@@ -32,11 +32,11 @@ _OTHERWISE = {"mode": {"values": (("sync", "sync"), ("async", "async"), ("bounde
 _LEFT_TO_CODE = {"block", "clip", "bucket_mb", "slice_mb", "gamma", "microbatches"}
 """Settings without a control; the lab's micro-batch size determines the number of micro-batches."""
 _ONLY_WITH = {"staleness": ("mode", "ssp")}
-"""Settings that apply only with a certain value of another setting."""
+"""Settings that apply only if another setting has a certain value, as (other setting, value)."""
 
 
 def strategy_families() -> list[tuple[str, list[str]]]:
-    """Return each family with its strategies, in the order in which training systems evolved."""
+    """Return (family, names of its strategies) pairs, in historical order."""
     found: dict[str, list[str]] = {}
     for name, method in strategies().items():
         found.setdefault(method.family, []).append(name)
@@ -44,7 +44,7 @@ def strategy_families() -> list[tuple[str, list[str]]]:
 
 
 def compressor_families() -> list[tuple[str, list[str]]]:
-    """Return each family with its compression methods."""
+    """Return (family, names of its compression methods) pairs, in display order."""
     found: dict[str, list[str]] = {heading: [] for heading in _HEADINGS}
     for method in registry.all_of(Compression):
         found.setdefault(method.family, []).append(method.name)
@@ -52,7 +52,7 @@ def compressor_families() -> list[tuple[str, list[str]]]:
 
 
 def settings_of_method(kind: type[Method], name: str) -> list[Setting]:
-    """Return the settings of a method that have a control; sizes of blocks, buckets and slices are set in code only."""
+    """Return the settings of a method that have a control; block, bucket and slice sizes can only be set in code."""
     method = registry.require_known(kind, name)
     found = [
         setting_of(method, field, _LABELS.get(field, ""), **_OTHERWISE.get(field, {}))
@@ -63,11 +63,11 @@ def settings_of_method(kind: type[Method], name: str) -> list[Setting]:
 
 
 def applies(setting: str, chosen: Mapping[str, Any]) -> bool:
-    """Whether a setting applies, given the other settings."""
+    """Return whether `setting` applies, given the values of the other settings in `chosen`."""
     other, value = _ONLY_WITH.get(setting, (None, None))
     return other is None or chosen.get(other) == value
 
 
 def options_of(method: Method) -> dict[str, Any]:
-    """Settings of a method that differ from its defaults."""
+    """Return the settings of a method that differ from its defaults, by name."""
     return {name: option_of(value) for name, value in method.changed.items()}

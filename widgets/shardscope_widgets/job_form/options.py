@@ -1,4 +1,4 @@
-"""Controls for the settings of the chosen method of a kind, made from its spec and replaced when the choice changes."""
+"""Controls for the settings of the selected method, generated from its spec and replaced when another is selected."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from shardscope_widgets.words import safe
 
 
 class Options(widgets.GridBox):  # type: ignore[misc]
-    """Controls bound both ways to the traits of `choices` for one kind of method; they are made once and kept.
+    """A box of controls for the settings of the method selected in the trait `field` of `choices`.
 
-    A value that the choices reject is undone, and `refusal` states why until the next value is accepted.
+    Controls and traits are synchronised; the controls of a method are created once and kept. A value that `choices`
+    rejects is undone, and `refusal` shows the reason until a value is accepted.
     """
 
     def __init__(self, choices: JobChoices, field: str) -> None:
@@ -41,9 +42,9 @@ class Options(widgets.GridBox):  # type: ignore[misc]
 
     @property
     def controls(self) -> dict[str, widgets.DOMWidget]:
-        """Controls of the chosen method, by field."""
+        """Controls of the selected method, by the name of the setting."""
         name, settings = self._name, self._settings
-        key = name, repr(settings)  # a class may be redefined with other settings
+        key = name, repr(settings)  # a class can be redefined with other settings
         if key not in self._made:
             self._made[key] = {setting.field: self._control(key, setting) for setting in settings}
         return self._made[key]

@@ -1,9 +1,9 @@
-"""What all widgets share.
+"""Parts shared by all widgets.
 
-form          traits made from the fields of specs, and of choices beside them
-controls      the controls of a form's traits, bound to them
-frame         the heading, and the style sheet of all widgets
-guard         error handling: errors of callbacks are shown, one callback at a time
+form          traits generated from the fields of specs, and traits for other choices
+controls      controls for the traits of a form, synchronised with them
+frame         the heading, with the style sheet of all widgets
+guard         error handling: runs one callback at a time and shows its errors
 clock         a thread that calls a method a few times a second
 live_figure   a Plotly figure that survives a reload of the page; `click_figure` reports the clicked point
 swatch        legend samples of lines and bars

@@ -28,7 +28,7 @@ export default { render: clickable };
 
 
 class ClickFigure(LiveFigure):
-    """A live figure that reports the clicked point by its `customdata`, an integer."""
+    """A live figure; `clicked` is the `customdata` (an integer) of the last point clicked, -1 before a click."""
 
     _esm = LiveFigure._esm.replace("export default { render };", _ON_CLICK)  # noqa: SLF001
     clicked = t.Int(-1).tag(sync=True)

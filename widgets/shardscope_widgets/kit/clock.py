@@ -1,4 +1,4 @@
-"""A lab's clock: one daemon thread that calls a method a few times a second while its owner exists."""
+"""The clock of a lab: a daemon thread that calls a method a few times a second as long as its owner exists."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import weakref
 from collections.abc import Callable
 
 INTERVAL_S = 0.2
-"""Seconds between polls; five a second stay far below the 1,000 messages a second that a server accepts."""
+"""Seconds between polls; five polls a second stay far below a server's limit of 1,000 messages a second."""
 
 
 class Clock:
-    """Calls `beat` at a fixed interval, never concurrently, until its owner is garbage-collected.
+    """Calls the bound method `beat` at a fixed interval until the object it belongs to is garbage-collected.
 
-    A slow beat delays the next one instead of queueing it, so the newest state is always drawn.
+    Calls never overlap: a slow call delays the next one instead of queueing it, so the newest state is always drawn.
     """
 
     def __init__(self, beat: Callable[[], None], *, interval_s: float = INTERVAL_S) -> None:

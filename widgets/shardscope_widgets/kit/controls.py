@@ -1,4 +1,4 @@
-"""Controls of forms: made from the settings of a form's traits, and bound to the traits both ways."""
+"""Controls of forms: generated from the settings behind a form's traits, and synchronised with the traits."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from shardscope.errors import SpecError
 from shardscope_widgets.kit.form import OFF, UNSET, Setting, names_in, setting_in
 
 MOST = 2**53 - 1
-"""Largest number that can be typed: the largest integer that JavaScript represents exactly."""
+"""Largest number that can be entered: the largest integer up to which JavaScript represents all integers exactly."""
 _BOUNDED = (widgets.BoundedIntText, widgets.BoundedFloatText, widgets.IntSlider, widgets.FloatSlider)
 
 
 class Open(widgets.Text):  # type: ignore[misc]
-    """A box that may be left empty, which stands for None."""
+    """A text box that may be left empty; empty means None."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(continuous_update=False, **{"placeholder": UNSET, **settings})
 
 
 def control_of(setting: Setting) -> widgets.DOMWidget:
-    """Return a control for a setting, at its default."""
+    """Return a control for a setting, showing its default."""
     about: dict[str, Any] = {"description": setting.label, "tooltip": setting.help}
     if setting.optional:
         shown = {} if setting.default is None else {"value": str(setting.default), "placeholder": OFF}
@@ -57,12 +57,12 @@ def _number(setting: Setting, about: dict[str, Any]) -> widgets.DOMWidget:
 def controls_for(
     choices: t.HasTraits, names: Iterable[str] = (), **made: widgets.DOMWidget
 ) -> dict[str, widgets.DOMWidget]:
-    """Return the controls of `choices` by the name of their trait, bound both ways.
+    """Return the controls for traits of `choices`, synchronised with them, by trait name.
 
     Args:
-        choices: Object whose traits `trait_of` and `own_trait` made.
-        names: The traits, in tab order; all by default.
-        made: Controls that replace the generated ones.
+        choices: Object whose traits were created by `trait_of` and `own_trait`.
+        names: Traits that get a control, in tab order; all by default.
+        made: Controls to use instead of generated ones, by trait name.
     """
     kind = type(choices)
     names = list(names) or names_in(kind)
@@ -72,7 +72,10 @@ def controls_for(
 
 
 def show(control: widgets.DOMWidget, value: Any) -> None:
-    """Make a control show a value; one that lacks it, such as a list without a user's function, is extended by it."""
+    """Make a control show a value.
+
+    A value outside the control's options or bounds, such as a user-defined function, is added to them first.
+    """
     if isinstance(control, Open):
         value = "" if value is None else str(value)
     elif isinstance(control, widgets.SelectionSlider):
@@ -90,12 +93,12 @@ def show(control: widgets.DOMWidget, value: Any) -> None:
 
 
 def typed(control: widgets.DOMWidget) -> Any:
-    """The value that a control shows."""
+    """Return the value that a control shows; None for an empty `Open` box."""
     return (control.value.strip() or None) if isinstance(control, Open) else control.value
 
 
 def bind(choices: t.HasTraits, controls: Mapping[str, widgets.DOMWidget]) -> None:
-    """Link each control both ways to the trait of its name; an input that the trait rejects is undone."""
+    """Synchronise each control with the trait of the same name; input that the trait rejects is undone."""
     for name, control in controls.items():
         control.tooltip = choices.traits()[name].help
         _bind(choices, name, control)
@@ -103,7 +106,7 @@ def bind(choices: t.HasTraits, controls: Mapping[str, widgets.DOMWidget]) -> Non
 
 def _bind(choices: t.HasTraits, name: str, control: widgets.DOMWidget) -> None:
     def to_control(_change: object = None) -> None:
-        control.unobserve(to_trait, "value")  # a list whose options change briefly selects its first
+        control.unobserve(to_trait, "value")  # when its options change, a list briefly selects the first one
         show(control, getattr(choices, name))
         control.observe(to_trait, "value")
 

@@ -1,6 +1,6 @@
-"""Forms as classes of traits: bounds, choices, help and defaults of the fields of specs are taken from the specs.
+"""Forms as classes of traits, whose bounds, choices, help texts and defaults are taken from the fields of specs.
 
-`trait_of` makes a trait for a spec's field, `own_trait` one for a choice that is not a field of any spec.
+`trait_of` creates a trait for a field of a spec, `own_trait` one for a choice that is not a field of any spec.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from shardscope.spec._base import Spec, takes
 from shardscope.spec.fields import bounds_of, members_of, summary_of
 
 UNSET = "default"
-"""How forms show None where that is the default."""
+"""Text that forms show for None if None is the default."""
 OFF = "none"
-"""How forms show None where another value is the default."""
+"""Text that forms show for None if the default is another value."""
 _Form = TypeVar("_Form", bound=t.HasTraits)
 _KINDS: dict[Any, str] = {bool: "switch", int: "count", float: "number", str: "text"}
 
 
 class Setting(NamedTuple):
-    """A spec's field, or a choice of the form's own, as a form shows it.
+    """Description of one form entry: a field of a spec, or a choice that only the form has (`spec` is then None).
 
-    `kind` is ``choice`` (among `values`), ``method`` (by its name), ``switch``, ``count``, ``number``, ``text`` or
-    ``other``. An `optional` setting may be left empty, which stands for None.
+    `kind` is ``choice`` (one of `values`), ``method`` (by name), ``switch``, ``count``, ``number``, ``text`` or
+    ``other``. An `optional` setting may be left empty, which means None. `least` and `most` are its bounds.
     """
 
     spec: type[Spec] | None
@@ -45,13 +45,20 @@ class Setting(NamedTuple):
     most: float | None = None
     step: float | None = None
     slider: str = ""
-    """How a slider writes its value, such as ``.1f``; if empty, the control is a box or a list."""
+    """Format of a slider's value, such as ``.1f``; if empty, the control is a box or a list instead of a slider."""
     reach: float | None = None
-    """Largest value that a control offers at first, where code may set more."""
+    """Largest value that the control initially offers, if code may set a larger one."""
 
 
 def setting_of(spec: type[Spec], field: str, label: str = "", **otherwise: Any) -> Setting:
-    """Return a field as a form shows it; `otherwise` overrides attributes of the `Setting`, such as its default."""
+    """Return the `Setting` of a field.
+
+    Args:
+        spec: The spec class.
+        field: Name of the field.
+        label: Label of the control; by default the name of the field.
+        otherwise: Attributes of the `Setting` to override, such as `default`.
+    """
     info = spec.model_fields[field]
     label = label or field.replace("_", " ").capitalize()
     members = tuple(members_of(info.annotation))
@@ -76,17 +83,17 @@ def _kind(members: tuple[Any, ...]) -> str:
 
 
 def named(values: Iterable[Any]) -> tuple[tuple[str, Any], ...]:
-    """Pairs of (text, value) for `Setting.values`, each value labelled with its own text."""
+    """Return (text, value) pairs for `Setting.values`, where the text is ``str(value)``."""
     return tuple((str(value), value) for value in values)
 
 
 def option_of(value: Any) -> Any:
-    """A setting's value as forms hold it: a method with default settings becomes its name."""
+    """Return a value in the form that traits hold: a method with default settings becomes its name."""
     return value.name if isinstance(value, Method) and not value.changed else value
 
 
 class _Choice(t.TraitType[Any, Any]):
-    """A trait for one of a field's values; anything that the spec converts to one, such as an alias, is accepted."""
+    """A trait that accepts the values of a field, and anything that the spec converts to one, such as an alias."""
 
     def validate(self, obj: Any, value: Any) -> Any:
         setting = setting_in(type(obj), str(self.name))
@@ -101,7 +108,7 @@ class _Choice(t.TraitType[Any, Any]):
 
 
 class _InRange:
-    """A number within the bounds of its setting."""
+    """Mixin for a number that must be within the bounds of its setting."""
 
     def validate(self: Any, obj: Any, value: Any) -> Any:
         value = super().validate(obj, value)  # type: ignore[misc]
@@ -128,8 +135,10 @@ _TRAITS: dict[str, Any] = {
 
 
 def trait_of(spec: type[Spec], field: str, label: str = "", **otherwise: Any) -> Any:
-    """Return a trait for a field; `otherwise` is as for `setting_of`."""
-    setting = setting_of(spec, field, label, **{"values": (), **otherwise})  # a user may add methods later
+    """Return a trait for a field; arguments as for `setting_of`."""
+    setting = setting_of(
+        spec, field, label, **{"values": (), **otherwise}
+    )  # a user may register methods later
     bounds = {"min": setting.least, "max": setting.most} if setting.kind in {"count", "number"} else {}
     make = _TRAITS.get(setting.kind, t.Any)
     if setting.optional:
@@ -142,11 +151,11 @@ def own_trait(default: Any, label: str, about: str, **otherwise: Any) -> Any:
     """Return a trait for a choice that is not a field of any spec.
 
     Args:
-        default: Its type is the trait's: a switch, a count, a number or a text.
+        default: Default value; its type (bool, int, float or str) decides the type of the trait.
         label: Label of the control.
-        about: What the choice is, as a sentence: the help of the trait and of the control.
+        about: A sentence that describes the choice, used as help text of the trait and tooltip of the control.
         otherwise: Other attributes of the `Setting`: bounds, ``values`` or a function that returns them, ``slider``,
-            and ``kind="choice"`` where other values are rejected.
+            and ``kind="choice"`` to reject any other value.
     """
     kind = otherwise.pop("kind", _KINDS.get(type(default), "other"))
     make = {"choice": _Choice, "switch": t.Bool, "count": _OwnCount, "number": _OwnNumber, "text": t.Unicode}
@@ -154,7 +163,7 @@ def own_trait(default: Any, label: str, about: str, **otherwise: Any) -> Any:
 
 
 def setting_in(choices: type[t.HasTraits], name: str) -> Setting:
-    """Return the setting behind a trait that `trait_of` or `own_trait` made."""
+    """Return the setting behind a trait created by `trait_of` or `own_trait`."""
     metadata = choices.class_traits()[name].metadata
     if "own" in metadata:
         *first, otherwise = metadata["own"]
@@ -167,9 +176,13 @@ def setting_in(choices: type[t.HasTraits], name: str) -> Setting:
 
 
 def form_of(spec: type[Spec], *, without: Iterable[str]) -> Callable[[type[_Form]], type[_Form]]:
-    """Decorate a class of traits: fields of `spec` that it does not mention get their traits too, but for `without`.
+    """Return a class decorator that adds traits for the fields of `spec` that the class does not define.
 
-    So a field that is new in the spec shows up in the form by itself.
+    A new field of the spec therefore appears in the form automatically.
+
+    Args:
+        spec: The spec class.
+        without: Fields that get no trait.
     """
 
     def add(form: type[_Form]) -> type[_Form]:
@@ -185,18 +198,18 @@ def form_of(spec: type[Spec], *, without: Iterable[str]) -> Callable[[type[_Form
 
 
 def names_in(choices: type[t.HasTraits]) -> list[str]:
-    """Names of the traits with a control, in the order in which they are defined."""
+    """Return the names of the traits that have a control, in order of definition."""
     known = choices.class_traits(own=bool) | choices.class_traits(field=bool)
     return [name for base in reversed(choices.__mro__) for name in vars(base) if name in known]
 
 
 def in_groups(choices: type[t.HasTraits], groups: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Return the groups, the last one with the controls that no group lists."""
+    """Return the groups as lists, with all controls that no group lists added to the last one."""
     listed = {name for group in groups for name in group}
     *others, last = map(list, groups)
     return [*others, last + [name for name in names_in(choices) if name not in listed]]
 
 
 def traits_for(choices: type[t.HasTraits], spec: type[Spec]) -> list[str]:
-    """The traits that stand for fields of a spec."""
+    """Return the names of the traits that represent fields of a spec."""
     return list(choices.class_traits(field=lambda about: about is not None and about[0] is spec))

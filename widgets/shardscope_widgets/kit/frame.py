@@ -1,4 +1,4 @@
-"""The lab's heading, which also carries its style sheet."""
+"""The heading of a lab, which also loads its style sheet."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ function render({ model, el }) {
 export default { render };
 """
 LAB_CSS = files(__package__).joinpath("lab.css").read_text(encoding="utf-8")
-"""CSS of the lab, and of all widgets with the class ``ss-lab``."""
+"""Style sheet of all widgets with the CSS class ``ss-lab``."""
 
 
 class Frame(anywidget.AnyWidget):
-    """A title with a line of description."""
+    """A title with a one-line description."""
 
     _esm = _ESM
     _css = LAB_CSS

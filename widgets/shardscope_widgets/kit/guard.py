@@ -1,4 +1,4 @@
-"""Error handling: errors in callbacks are shown in the lab instead of being lost in a log."""
+"""Error handling: errors in callbacks are shown in the lab instead of disappearing in a log."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from shardscope_widgets.words import safe
 class Guard:
     """Runs callbacks one at a time and passes every error to `say` as HTML.
 
-    Callbacks come from the kernel's main thread, from subshells and from the lab's own threads, so one lock serves
-    all of them.
+    Callbacks run on the kernel's main thread, in subshells and on the lab's own threads, so they share one lock.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -22,7 +21,12 @@ class Guard:
         self._say = say
 
     def callback(self, act: Callable[[], object], *, lock: bool = True) -> Callable[..., None]:
-        """Return `act` as a callback whose errors are shown; arguments of the caller are ignored."""
+        """Return a callback that calls `act` without arguments and shows its errors.
+
+        Args:
+            act: The action; arguments that the caller passes to the callback are ignored.
+            lock: Whether to hold the lock meanwhile.
+        """
 
         def guarded(*_ignored: object) -> None:
             with self.run(lock=lock):
@@ -32,7 +36,7 @@ class Guard:
 
     @contextmanager
     def run(self, *, lock: bool = True) -> Iterator[None]:
-        """Show errors of the block; hold the lock for code that changes the lab, but not for code that waits."""
+        """Show any error in the ``with`` block; use `lock` for code that changes the lab, not for code that waits."""
         try:
             if lock:
                 with self.lock:
@@ -46,5 +50,5 @@ class Guard:
 
 
 def problem_html(inner: str) -> str:
-    """An error box around HTML that is already safe."""
+    """Return an error box around `inner`, which must already be safe HTML; empty if `inner` is empty."""
     return f'<div class="ss-problem" role="alert">{inner}</div>' if inner else ""

@@ -1,8 +1,8 @@
-/* Draws the trait `figure` with Plotly: always the newest value, never two drawings at once, as wide as its place. */
+/* Draws the trait `figure` with Plotly: always the newest value, one drawing at a time, as wide as its container. */
 
 const CONFIG = { displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
 
-/** Plotly itself: its text comes from the model that all figures share, and each page loads it once. */
+/** Load Plotly once per page; its source text is in a model that all figures share. */
 function plotly(model) {
   window.shardscopePlotly ??= (async () => {
     const library = await model.widget_manager.get_model(model.get("library").replace("IPY_MODEL_", ""));

@@ -1,9 +1,9 @@
 """A Plotly figure that is replaced as a whole at each update, and survives a reload of the page.
 
-Plotly's own FigureWidget contains the 5 MB library in its module, and anywidget drops every message to a model whose
-module has not loaded within 2 seconds. On a busy machine such a figure never updates again. Here the module is a few
-lines long, and the library is a separate model that all figures of a kernel share and each page loads once. The figure
-is a single trait, so the newest value wins, the last one always arrives, and a reloaded page shows the current figure.
+The module of Plotly's own FigureWidget contains the 5 MB library, and anywidget drops every message to a model whose
+module has not loaded within 2 seconds. On a busy machine such a figure may never update again. The module here is a
+few lines long, and the library is a separate model that all figures of a kernel share and that each page loads once.
+The figure is a single trait, so the newest value always arrives, and a reloaded page shows the current figure.
 """
 
 from __future__ import annotations
@@ -33,12 +33,17 @@ def _library() -> Library:
 
 
 class LiveFigure(anywidget.AnyWidget):
-    """A live figure: `put` fills the first traces of the template, `show` replaces the whole figure."""
+    """A live figure: `put` updates the traces of its template, `show` replaces the whole figure.
+
+    Args:
+        template: Figure whose traces and layout `put` updates; only its layout is shown at first.
+        label: Name of the figure for screen readers.
+    """
 
     _esm = files(__package__).joinpath("live_figure.js").read_text(encoding="utf-8")
     library = t.Instance(Library).tag(sync=True, **widget_serialization)
-    figure = t.Dict(help="Data and layout, as Plotly's JSON.").tag(sync=True)
-    label = t.Unicode(help="What a screen reader calls the figure.").tag(sync=True)
+    figure = t.Dict(help="Data and layout as Plotly JSON.").tag(sync=True)
+    label = t.Unicode(help="Name of the figure for screen readers.").tag(sync=True)
 
     def __init__(self, template: go.Figure, *, label: str = "") -> None:
         self._template = template.to_plotly_json()
@@ -46,7 +51,7 @@ class LiveFigure(anywidget.AnyWidget):
         super().__init__(library=_library(), figure=shown, label=label)
 
     def put(self, traces: Sequence[dict[str, Any]], layout: dict[str, Any]) -> None:
-        """Show `traces`, each merged over the template's trace in its place, and `layout` merged over its layout."""
+        """Show `traces`, each merged over the template's trace at the same index, and `layout` merged likewise."""
         places = self._template["data"]
         data = [place | trace for place, trace in zip(places, traces, strict=False)]
         self.figure = {"data": data, "layout": _on_top(self._template["layout"], layout)}
@@ -62,7 +67,7 @@ class LiveFigure(anywidget.AnyWidget):
 
     @property
     def traces(self) -> list[dict[str, Any]]:
-        """The traces that are shown."""
+        """The traces currently shown."""
         return list(self.figure["data"])
 
 

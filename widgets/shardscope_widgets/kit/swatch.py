@@ -1,4 +1,4 @@
-"""Legend samples for a run or a kind of span: a line with its dash, a chip with its pattern."""
+"""Legend samples: a line with its dash for a run, a chip with its pattern for a kind of span."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DASH_ARRAYS = {
 
 
 def swatch(look: RunStyle | None) -> str:
-    """A line sample as an SVG of 26 by 10 pixels; an empty place of the same size without a look."""
+    """Return a line sample as an SVG of 26 by 10 pixels; an empty space of the same size if `look` is None."""
     if look is None:
         return '<span class="ss-swatch"></span>'
     dash = _DASH_ARRAYS.get(look.dash)
@@ -24,7 +24,7 @@ def swatch(look: RunStyle | None) -> str:
 
 
 def chip(look: RunStyle) -> str:
-    """A square in the look's colour, striped like the pattern of its bars."""
+    """Return a square in the colour of `look`, striped like the pattern of its bars."""
     angle = {"/": "135deg", "\\": "45deg", "-": "0deg", "x": "90deg"}.get(look.pattern)
     stripes = (
         f"repeating-linear-gradient({angle},transparent 0 3px,rgba(255,255,255,.55) 3px 4px),"

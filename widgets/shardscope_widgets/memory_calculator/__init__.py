@@ -1,7 +1,7 @@
-"""The Memory Calculator: memory of each pipeline stage for a model, a layout and a device, and its formulas.
+"""The Memory Calculator: memory of each pipeline stage for a model, layout and device, with the formulas.
 
 `_choices` holds the inputs as traits, `_catalogue` lists the available models and devices, `_controls` holds the
-widgets bound to the traits, `_verdict` the sentence, and `_calculator` connects them.
+widgets bound to the traits, `_verdict` decides whether the layout fits, and `_calculator` connects them.
 """
 
 from shardscope_widgets.memory_calculator._calculator import MemoryCalculator

@@ -1,4 +1,4 @@
-"""The Memory Calculator itself: choices on the left, verdict, bars and table on the right."""
+"""The Memory Calculator widget: choices on the left; verdict, bars and table on the right."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ from shardscope_widgets.memory_calculator._heading import Heading
 from shardscope_widgets.memory_calculator._verdict import Verdict, verdict
 from shardscope_widgets.words import plural, safe
 
-ABOUT = "bytes on every device, by formula; hover over a block for its formula, inputs and source"
+ABOUT = "memory on every device, from formulas; hover over a block for its formula, inputs and source"
 
 
 class MemoryCalculator(widgets.VBox, MemoryChoices):  # type: ignore[misc]
     """Choose a model, a device and a layout, and see the memory of each pipeline stage.
 
     Args:
-        choices: Initial traits of `MemoryChoices`, for example ``model="llama-3-70b", tensor=8, zero=3``.
+        choices: Initial values of `MemoryChoices` traits, for example ``model="llama-3-70b", tensor=8, zero=3``.
 
     Example:
         >>> calculator = MemoryCalculator(model="gpt3-175b", zero=1)  # doctest: +SKIP
         >>> calculator.verdict.fits
     """
 
-    problem = t.Unicode("", help="Why the choices cannot be, as text; empty when they can.")
+    problem = t.Unicode("", help="Why the layout is invalid, as text; empty if it is valid.")
 
     def __init__(self, **choices: Any) -> None:
         MemoryChoices.__init__(self)
@@ -73,7 +73,7 @@ class MemoryCalculator(widgets.VBox, MemoryChoices):  # type: ignore[misc]
         for name, value in choices.items():
             if name not in names:
                 raise TypeError(
-                    f"MemoryCalculator has no choice {name!r}; there are {', '.join(sorted(names))}"
+                    f"MemoryCalculator has no option {name!r}; use one of {', '.join(sorted(names))}"
                 )
             setattr(self, name, value)
 
@@ -89,7 +89,7 @@ class MemoryCalculator(widgets.VBox, MemoryChoices):  # type: ignore[misc]
         return f"MemoryCalculator({self._model.name}: {self.verdict.sentence or self.problem})"
 
     def _take_model(self, _change: object = None) -> None:
-        """Take another model: sliders offer the divisors of its heads, layers and experts."""
+        """Switch to another model: sliders offer the divisors of its numbers of heads, layers and experts."""
         try:
             self._model = self.chosen_model()
         except (ShardscopeError, OSError) as error:
@@ -121,13 +121,13 @@ class MemoryCalculator(widgets.VBox, MemoryChoices):  # type: ignore[misc]
         self.verdict = verdict(self._model, layout, self.info, framework=self.framework)
 
     def _say_problem(self, sentence: str) -> None:
-        """Show the problem, and clear the results of the previous layout."""
+        """Show `sentence` as the problem, and clear the results of the previous layout."""
         self.problem, self.verdict = sentence, Verdict(False, "")
         self.term = self.info = None
         self.figure.layout.display = "none"
         self._words.value = self._table.value = ""
         self._problem.value = problem_html(safe(sentence))
-        self._status.value = '<div class="ss-status failed" role="status">This layout cannot be.</div>'
+        self._status.value = '<div class="ss-status failed" role="status">This layout is invalid.</div>'
 
     def _draw(self) -> None:
         assert self.info is not None
@@ -153,7 +153,7 @@ class MemoryCalculator(widgets.VBox, MemoryChoices):  # type: ignore[misc]
 
 
 def _table_html(info: MemoryPlanInfo) -> str:
-    """The blocks of the fullest stage as an HTML table, also for screen readers."""
+    """Return the blocks of the stage with the most memory as an HTML table, also for screen readers."""
     rows = "".join(map(_row_html, table_rows(info)))
     head = "".join(f'<th scope="col">{name}</th>' for name in ("block", "kind", "bytes", "formula"))
     caption = f"<caption>{safe(info.stages[info.fullest].name.capitalize())}, block by block</caption>"

@@ -1,4 +1,4 @@
-"""The models that the calculator offers: catalogue entries, or a model's config.json."""
+"""The models that the calculator accepts: those in the catalogue, or the config.json of a model."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from shardscope.spec.model import Model, Transformer
 
 @cache
 def model_names() -> tuple[str, ...]:
-    """Names of the catalogue's transformers."""
+    """Return the names of the transformers in the catalogue."""
     return tuple(name for name in Model.names() if isinstance(Model.of(name), Transformer))
 
 
 def find_model(name: str) -> Transformer:
-    """The transformer of a name, or the one that a config.json describes.
+    """Return the transformer with this catalogue name, or the one described by a config.json at this path.
 
     Raises:
-        SpecError: Neither exists, or the model is not a transformer.
+        SpecError: No such name or file exists, or the model is not a transformer.
     """
     model = Model.of(name)
     if not isinstance(model, Transformer):

@@ -1,4 +1,4 @@
-"""The inputs of the Memory Calculator as traits, and the layout they describe. This module has no widgets."""
+"""The inputs of the Memory Calculator as traits, and the layout that they describe. This module contains no widgets."""
 
 from __future__ import annotations
 
@@ -18,23 +18,25 @@ from shardscope_widgets.kit.form import form_of, named, own_trait, trait_of, tra
 from shardscope_widgets.memory_calculator import _catalogue
 
 
-@form_of(Layout, without=["compression"])  # which changes no byte on a device, by these formulas
+@form_of(Layout, without=["compression"])  # which does not affect memory in these formulas
 class MemoryChoices(t.HasTraits):
-    """One trait per control. Setting a trait moves the control, and moving the control sets the trait."""
+    """One trait per control. Setting a trait updates its control, and using the control sets the trait."""
 
-    model = t.Any("gpt3-175b", help="A name from the catalogue, the path of a config.json, or a Transformer.")
-    device = own_trait(
-        "a100-80gb", "Device", "A name from the catalogue of devices.", values=named(Device.names())
-    )
+    model = t.Any("gpt3-175b", help="Name from the model catalogue, path of a config.json, or a Transformer.")
+    device = own_trait("a100-80gb", "Device", "Name from the device catalogue.", values=named(Device.names()))
     framework = own_trait(
         "megatron-core",
         "Framework",
-        "Whose habits hold: what is kept besides the states.",
+        "Framework whose memory use is modelled, beyond the model states.",
         kind="choice",
         values=named(FRAMEWORKS),
     )
     seq = own_trait(
-        0, "Sequence length", "Tokens of one sequence; 0 takes the model's own.", least=0, most=LARGEST_COUNT
+        0,
+        "Sequence length",
+        "Tokens per sequence; 0 uses the model's own length.",
+        least=0,
+        most=LARGEST_COUNT,
     )
     data = trait_of(Layout, "data", default=8)
     tensor = trait_of(Layout, "tensor", default=8)
@@ -59,19 +61,19 @@ class MemoryChoices(t.HasTraits):
         return Device.of(proposal["value"]).name
 
     def chosen_model(self) -> Transformer:
-        """The chosen model with the chosen sequence length.
+        """Return the chosen model with the chosen sequence length.
 
         Raises:
-            SpecError: The model does not exist, or the file does not describe one.
+            SpecError: The model does not exist, or the file does not describe a model.
         """
         found = self.model if isinstance(self.model, Transformer) else _catalogue.find_model(self.model)
         return found.replace(seq=self.seq) if self.seq else found
 
     def chosen_layout(self) -> Layout:
-        """The layout that the choices describe, without choices that have no effect.
+        """Return the layout that the choices describe, ignoring choices that have no effect.
 
         Raises:
-            SpecError: The layout is infeasible, by itself or for the model; the message states what to change.
+            SpecError: The layout is invalid in itself or for the model; the message states what to change.
         """
         model = self.chosen_model()
         layout = Layout(
@@ -81,7 +83,7 @@ class MemoryChoices(t.HasTraits):
         return layout
 
     def _without_effect(self, model: Transformer) -> dict[str, Any]:
-        """Effective values of choices that have no effect, or are out of range, given the other choices."""
+        """Return the effective values of choices that have no effect or are out of range, given the other choices."""
         schedule = PipelineSchedule(self.schedule)
         held = min(
             max(self.virtual_stages, schedule.least_stages), schedule.most_stages or self.virtual_stages

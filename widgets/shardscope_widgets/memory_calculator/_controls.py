@@ -1,4 +1,4 @@
-"""The controls of the Memory Calculator: one per choice, bound both ways to the trait of the same name."""
+"""The controls of the Memory Calculator: one per choice, synchronised with the trait of the same name."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _GROUPS = {
         "recompute", "offload", "precision", "optimizer", "flash_attention", "sequence_parallel", "shard",
     ),
 }  # fmt: skip
-"""Controls by heading; those of further fields of a layout follow at the end."""
+"""Controls by heading, followed by those of any other fields of a layout."""
 SLIDERS = ("data", "tensor", "pipeline", "context", "expert", "zero", "micro_batch", "virtual_stages")
 
 
 def steps_for(field: str, model: Transformer) -> list[int]:
-    """Values that a slider offers for a model: divisors of its heads, layers or experts, or a fixed list."""
+    """Return the values that a slider offers: divisors of the model's heads, layers or experts, or a fixed list."""
     powers = [1 << power for power in range(13)]
     if field == "tensor":
         return [n for n in powers if model.heads % n == 0 and n <= 64]
@@ -39,7 +39,7 @@ def steps_for(field: str, model: Transformer) -> list[int]:
 
 
 def make_controls(choices: MemoryChoices) -> dict[str, widgets.DOMWidget]:
-    """All controls by the name of their trait, in tab order, bound to `choices`."""
+    """Return all controls by trait name, in tab order, synchronised with `choices`."""
     model = widgets.Combobox(
         description="Model, or path of a config.json",
         options=_catalogue.model_names(),
@@ -64,7 +64,7 @@ def _slider(choices: MemoryChoices, field: str) -> widgets.SelectionSlider:
 
 
 def _bind_model(choices: MemoryChoices, box: widgets.Combobox) -> None:
-    """Bind the model box both ways; a `Transformer` object is shown by its name."""
+    """Synchronise the model box with its trait; a `Transformer` object is shown by its name."""
 
     def name() -> str:
         return choices.model.name if isinstance(choices.model, Transformer) else str(choices.model)
@@ -79,7 +79,7 @@ def _bind_model(choices: MemoryChoices, box: widgets.Combobox) -> None:
 
 
 def refit(choices: MemoryChoices, controls: dict[str, widgets.DOMWidget], model: Transformer) -> None:
-    """Give the sliders the steps of another model, each moved to the step nearest its old value."""
+    """Update the sliders for another model, moving each to the offered value nearest to its old one."""
     for field in ("tensor", "pipeline", "expert"):
         steps, was = steps_for(field, model), getattr(choices, field)
         if was not in steps or not set(steps) <= set(controls[field].options):
@@ -90,7 +90,7 @@ def refit(choices: MemoryChoices, controls: dict[str, widgets.DOMWidget], model:
 
 
 def panel(controls: dict[str, widgets.DOMWidget]) -> widgets.VBox:
-    """The controls in groups, two per row."""
+    """Lay out the controls in groups, two per row."""
     boxes: list[widgets.Widget] = []
     for title, fields in zip(_GROUPS, in_groups(MemoryChoices, list(_GROUPS.values())), strict=True):
         if title:

@@ -1,4 +1,4 @@
-"""The calculator's heading, which also carries its style sheet."""
+"""The calculator's heading, which also loads its style sheet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a layout fits a device, in a sentence, and which change would make it fit."""
+"""A sentence that says whether a layout fits on a device and, if not, which change would make it fit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
 """(name, change) pairs, ordered from the smallest time cost to the largest."""
 _RECOMPUTES = ("none", "selective", "full")
 HOST_BYTES = 256 * 2**30
-"""Bytes of host memory that one device may use: an eighth of a node's 2 TiB."""
+"""Host memory that one device may use, in bytes: an eighth of a node's 2 TiB."""
 
 
 class Verdict(NamedTuple):
@@ -37,7 +37,7 @@ class Verdict(NamedTuple):
 
 
 def verdict(model: Transformer, layout: Layout, info: MemoryPlanInfo, *, framework: str) -> Verdict:
-    """Whether the fullest stage of `info` fits the device, and if not, which change would help."""
+    """Return whether the stage with the most memory fits on the device and, if not, which change would help."""
     held = info.stages[info.fullest].num_bytes
     spare = info.capacity_bytes - held
     if spare >= 0:
@@ -51,7 +51,7 @@ def verdict(model: Transformer, layout: Layout, info: MemoryPlanInfo, *, framewo
 
 
 def _way_out(model: Transformer, layout: Layout, capacity: float, framework: str) -> str:
-    """The cheapest single change that makes the layout fit, or what remains to do after the most effective one."""
+    """Return the cheapest single change that makes the layout fit, or what is left after the most effective change."""
     changes = [(name, change) for name, change in _CHANGES if _is_more(layout, change)]
     if not changes:
         return "Use more tensor or pipeline ranks, or a smaller micro-batch."
@@ -68,7 +68,7 @@ def _way_out(model: Transformer, layout: Layout, capacity: float, framework: str
 
 
 def _is_more(layout: Layout, change: dict[str, Any]) -> bool:
-    """Whether the change saves memory beyond the layout's current settings."""
+    """Return whether the change can save memory compared with the layout's current settings."""
     field, value = next(iter(change.items()))
     if field == "sequence_parallel":
         return layout.tensor > 1 and not layout.sequence_parallel
@@ -80,6 +80,6 @@ def _is_more(layout: Layout, change: dict[str, Any]) -> bool:
 
 
 def _degrees(model: Transformer, layout: Layout) -> list[str]:
-    """Names of the parallel degrees that can still grow."""
+    """Return the names of the parallel degrees that can still be increased."""
     can = {"tensor ranks": layout.tensor < model.kv_heads, "pipeline stages": layout.pipeline < model.layers}
     return [name for name, grows in can.items() if grows] or ["data-parallel ranks, with ZeRO"]

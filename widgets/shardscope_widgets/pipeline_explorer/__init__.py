@@ -1,7 +1,7 @@
-"""The Pipeline Explorer: every schedule drawn operation by operation, with its bubble and its memory.
+"""The Pipeline Explorer: pipeline schedules drawn operation by operation, with bubble and activation memory.
 
 _explorer     the widget: choices as traits, their controls, and the callbacks
-_comparison   all schedules compared for the chosen numbers, by the closed forms
+_comparison   a comparison of all schedules for the chosen inputs, from closed-form formulas
 """
 
 from shardscope_widgets.pipeline_explorer._explorer import PipelineExplorer

@@ -1,4 +1,4 @@
-"""A table that compares all schedules for one pipeline, by the closed forms that the planner uses."""
+"""A table that compares all schedules for one pipeline, using the closed-form formulas of the planner."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ from shardscope.errors import SpecError
 from shardscope.spec.pipeline_schedule import PipelineSchedule, schedules
 from shardscope_widgets.words import safe, seconds_text, three_digits
 
-HEADERS = ("Schedule", "Stages a rank", "Step", "Bubble", "Activations", "of 1F1B's")
+HEADERS = ("Schedule", "Stages per rank", "Step", "Bubble", "Activations", "vs 1F1B")
 
 
 class ScheduleRow(NamedTuple):
-    """One schedule: seconds per step, the bubble as a fraction of it, and micro-batches held by the fullest rank."""
+    """One schedule.
+
+    `step_s` is the step time in seconds and `bubble` a fraction of it. `held` is the peak number of micro-batches whose
+    activations one rank holds, and `held_vs_1f1b` its ratio to that of 1F1B.
+    """
 
     name: str
     virtual_stages: int
@@ -25,28 +29,28 @@ class ScheduleRow(NamedTuple):
     held: float
     held_vs_1f1b: float
     problem: str = ""
-    """Why the schedule is impossible with these numbers; the figures are then 0."""
+    """Why the schedule cannot be used with these inputs (its values are then 0); empty if it can."""
 
 
 def comparison_info(
     stages: int, microbatches: int, *, virtual_stages: int, t_f: float, t_input: float, t_weight: float
 ) -> tuple[ScheduleRow, ...]:
-    """Return a row for each schedule, for stages of equal cost, free sends and a barrier between steps.
+    """Return a row for each schedule, assuming stages of equal cost, free communication and a barrier between steps.
 
     Args:
         stages: Number of ranks.
         microbatches: Micro-batches per step.
-        virtual_stages: Stages per rank, for the schedules where it can be chosen.
-        t_f: Seconds of a micro-batch's forward pass through all stages of a rank.
-        t_input: Seconds of its backward pass for inputs.
-        t_weight: Seconds of its backward pass for weights.
+        virtual_stages: Stages per rank, for schedules that let the user choose it.
+        t_f: Time of the forward pass of one micro-batch through all stages of a rank, in seconds.
+        t_input: Time of its backward pass for inputs, in seconds.
+        t_weight: Time of its backward pass for weights, in seconds.
     """
     known = schedules()
     accepted = [index for index, schedule in enumerate(known) if schedule.accepts(microbatches, stages)]
     held = [schedule.stages_of(virtual_stages) for schedule in known]
 
     def figures(chosen: list[int]) -> list[tuple[float, float]]:
-        """Return the bubble of each schedule in seconds, and the micro-batches that its fullest rank holds."""
+        """Return, for each schedule, the bubble in seconds and the peak number of micro-batches that a rank holds."""
         index, stages_held = np.array(chosen), np.array([held[each] for each in chosen])
         bubbles = closed.bubble_time(
             index, stages, microbatches, stages_held, t_f, t_input, t_weight, ranks_meet=True
@@ -74,9 +78,9 @@ def comparison_info(
 def _each_or_why(
     figures: Callable[[list[int]], list[tuple[float, float]]], chosen: list[int]
 ) -> dict[int, tuple[float, float] | str]:
-    """Return each schedule's figures, or the error message where they cannot be computed.
+    """Return the values of each schedule, or the error message if they cannot be computed.
 
-    All are computed in one call; if that fails, each is computed separately.
+    All schedules are computed in one call; if that fails, each is computed separately.
     """
     try:
         return dict(zip(chosen, figures(chosen), strict=True))
@@ -87,7 +91,7 @@ def _each_or_why(
 
 
 def comparison_html(rows: Sequence[ScheduleRow], selected: str) -> str:
-    """The rows as a table, the selected one marked."""
+    """Return the rows as an HTML table, with the selected schedule marked."""
     best = min((row.step_s for row in rows if not row.problem), default=0.0)
     head = "".join(f'<th scope="col">{safe(name)}</th>' for name in HEADERS)
     known = {schedule.name: schedule for schedule in schedules()}
@@ -122,5 +126,5 @@ def _row_html(row: ScheduleRow, schedule: PipelineSchedule, *, is_selected: bool
 
 
 def _meter(part: float) -> str:
-    """A bar whose width is the fraction `part`, hidden from screen readers: the number stands next to it."""
+    """Return a bar with the width `part`, a fraction; hidden from screen readers, as the number is next to it."""
     return f'<i class="ss-meter" aria-hidden="true"><i style="width:{min(1.0, max(0.0, part)):.0%}"></i></i>'

@@ -22,73 +22,73 @@ from shardscope_widgets.pipeline_explorer._comparison import comparison_html, co
 from shardscope_widgets.words import safe, seconds_text
 
 NOTE = (
-    "By the closed forms, or counted where there are none: stages of equal cost, sending free, and all ranks meeting "
-    "between steps. Hover over a name for the idea and its source."
+    "Computed by closed-form formulas, or by simulation where there are none, for stages of equal cost, free "
+    "communication and a barrier between steps. Hover over a name for the idea and its source."
 )
 
 
 _GROUPS = {
     "Pipeline": ("stages", "microbatches", "virtual_stages"),
-    "One micro-batch on one whole rank": ("t_f", "t_input", "t_weight"),
-    "What textbooks leave out": ("send", "last_stage", "freed_by_input"),
+    "One micro-batch on all stages of a rank": ("t_f", "t_input", "t_weight"),
+    "Beyond the textbook model": ("send", "last_stage", "freed_by_input"),
 }
 _TIME: dict[str, Any] = {"least": 0, "reach": 30, "step": 0.5, "slider": ".1f"}
-"""The slider of a time in milliseconds."""
+"""Slider settings for a time in milliseconds."""
 
 
 class Style(anywidget.AnyWidget):
-    """The explorer's style sheet, in addition to the lab's, which the heading loads."""
+    """The explorer's own style sheet; the heading loads the one shared by all widgets."""
 
     _esm = "export default {};"
     _css = files(__package__).joinpath("explorer.css").read_text(encoding="utf-8")
 
 
 class PipelineExplorer(widgets.VBox):  # type: ignore[misc]
-    """Choose a schedule and its numbers; see every operation, the bubble, and the activations that each rank holds.
+    """Choose a schedule and its parameters; see every operation, the bubble, and the activations that each rank holds.
 
     Args:
         choices: Initial values of any traits.
 
     Example:
         >>> explorer = PipelineExplorer(schedule="zbv", stages=4, microbatches=8)  # doctest: +SKIP
-        >>> explorer.timeline.bubble_fraction  # what the figure shows
+        >>> explorer.timeline.bubble_fraction  # as shown in the figure
     """
 
     schedule = own_trait(
         "1f1b",
         "Schedule",
-        "The order in which each rank works.",
+        "Order in which each rank runs its operations.",
         values=lambda: tuple((each.heading(), each.name) for each in schedules()),
     )
-    stages = own_trait(4, "Ranks", "Ranks, one behind the other.", least=1, most=16, slider="d")
-    microbatches = own_trait(8, "Micro-batches", "Micro-batches of a step.", least=1, most=64, slider="d")
+    stages = own_trait(4, "Ranks", "Number of ranks in the pipeline.", least=1, most=16, slider="d")
+    microbatches = own_trait(8, "Micro-batches", "Micro-batches per step.", least=1, most=64, slider="d")
     virtual_stages = own_trait(
         2,
-        "Stages a rank",
-        "Stages of each rank; only interleaved schedules leave the choice.",
+        "Stages per rank",
+        "Stages of each rank; only interleaved schedules let you choose.",
         least=1,
         most=4,
         slider="d",
     )
     t_f = own_trait(
-        10.0, "Forward, ms", "Milliseconds of a micro-batch's forward pass on all stages of a rank.", **_TIME
+        10.0, "Forward, ms", "Forward pass of one micro-batch through all stages of a rank, in ms.", **_TIME
     )
     t_input = own_trait(
-        10.0, "Backward for inputs, ms", "Milliseconds of its backward pass for inputs.", **_TIME
+        10.0, "Backward for inputs, ms", "Its backward pass for inputs, in milliseconds.", **_TIME
     )
     t_weight = own_trait(
-        10.0, "Backward for weights, ms", "Milliseconds of its backward pass for weights.", **_TIME
+        10.0, "Backward for weights, ms", "Its backward pass for weights, in milliseconds.", **_TIME
     )
     send = own_trait(
         0.0,
-        "Sending to the next rank, ms",
-        "Milliseconds from the end of an operation to its result's arrival on another rank.",
+        "Transfer to the next rank, ms",
+        "Time from the end of an operation until its result arrives on another rank, in milliseconds.",
         **_TIME | {"reach": 10, "step": 0.1},
     )
     last_stage = own_trait(
         1.0,
-        "Last stage, times as long",
-        "What the last stage takes, as a multiple of the others: it has the output layer.",
+        "Cost of the last stage, relative",
+        "Time of the last stage, which has the output layer, as a multiple of the others.",
         least=0,
         reach=3,
         step=0.05,
@@ -97,7 +97,7 @@ class PipelineExplorer(widgets.VBox):  # type: ignore[misc]
     freed_by_input = own_trait(
         0.0,
         "Freed by backward for inputs",
-        "Part of the activations that the backward pass for inputs already frees.",
+        "Fraction of the activations that the backward pass for inputs already frees.",
         least=0,
         most=1,
         step=0.05,
@@ -109,7 +109,7 @@ class PipelineExplorer(widgets.VBox):  # type: ignore[misc]
         unknown = sorted(set(choices) - set(known))
         if unknown:
             raise TypeError(
-                f"PipelineExplorer has no choice {unknown[0]!r}; there are {', '.join(sorted(known))}"
+                f"PipelineExplorer has no option {unknown[0]!r}; use one of {', '.join(sorted(known))}"
             )
         super().__init__(**choices)
         self.timeline: Timeline | None = None
@@ -123,7 +123,8 @@ class PipelineExplorer(widgets.VBox):  # type: ignore[misc]
         main = widgets.HBox([self._panel(), right])
         main.add_class("ss-main")
         frame = Frame(
-            title="Pipeline Explorer", about="What each rank does when, what it waits for, what it holds."
+            title="Pipeline Explorer",
+            about="when each rank runs which operation, what it waits for, and what it holds",
         )
         self.children = (frame, Style(), main)
         self.add_class("ss-lab")
@@ -132,7 +133,7 @@ class PipelineExplorer(widgets.VBox):  # type: ignore[misc]
         self.refresh()
 
     def _panel(self) -> widgets.VBox:
-        """The controls stacked vertically, in groups with a heading."""
+        """Return the controls stacked vertically, in groups with headings."""
         first, *groups = in_groups(PipelineExplorer, [("schedule",), *_GROUPS.values()])
         rows = [*(self.controls[name] for name in first), self._idea]
         for heading, names in zip(_GROUPS, groups, strict=True):
@@ -194,14 +195,14 @@ class PipelineExplorer(widgets.VBox):  # type: ignore[misc]
         self._words.value = f'<div class="ss-words">{safe(words)}</div>'
 
     def _against_formula(self, info: ScheduleInfo, formula: float) -> str:
-        """The step time and bubble counted from the timeline, and the bubble by the closed form.
+        """Return text with the simulated step time and bubble, and the bubble from the closed-form formula.
 
-        The closed form assumes free sends and stages of equal cost.
+        The formula assumes free communication and stages of equal cost.
         """
-        counted = f"step {seconds_text(info.gantt.end_ms / 1e3)}, bubble {info.gantt.bubble:.1%} counted"
+        counted = f"step {seconds_text(info.gantt.end_ms / 1e3)}, bubble {info.gantt.bubble:.1%} simulated"
         if type(PipelineSchedule(self.schedule)).bubble is PipelineSchedule.bubble:
-            return counted  # there is no closed form to compare with
+            return counted  # there is no formula to compare with
         if abs(formula - info.gantt.bubble) < 5e-4:
-            return f"{counted}, the same by the closed form"
-        why = " with free sends and equal stages" if self.send or self.last_stage != 1 else ""
-        return f"{counted}, {formula:.1%} by the closed form{why}"
+            return f"{counted}, the same from the closed-form formula"
+        why = " for free communication and equal stages" if self.send or self.last_stage != 1 else ""
+        return f"{counted}, {formula:.1%} from the closed-form formula{why}"

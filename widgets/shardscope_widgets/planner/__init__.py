@@ -1,4 +1,4 @@
-"""The Planner: every layout of a model on a cluster, ranked live by weighted objectives."""
+"""The Planner: every layout of a model on a cluster, ranked by weighted objectives as the weights change."""
 
 from shardscope_widgets.planner._planner import Planner
 

@@ -35,19 +35,19 @@ ASKED = ("model", "device", "nodes", "global_batch", "precision")
 
 
 def _transformers() -> tuple[tuple[str, str], ...]:
-    """Names of the presets that can be planned: transformers, whose layers are equal."""
+    """Return the names of the presets that can be planned: transformers, because their layers are equal."""
     return named(name for name in Model.names() if isinstance(Model.of(name), Transformer))
 
 
 class Planner(widgets.VBox):  # type: ignore[misc]
-    """Choose a model and a cluster; see every layout ranked, the front, and why each lost.
+    """Choose a model and a cluster; see every layout ranked, the Pareto front, and why the others are slower.
 
     Changing the weights re-ranks the plans of the last search within milliseconds. Any other change starts a new
     search.
 
     Args:
         model: Name of a preset, or a `Transformer`.
-        cluster: A `Cluster` in place of `device` and `nodes`.
+        cluster: A `Cluster` to use instead of `device` and `nodes`.
         choices: Initial values of any traits.
 
     Example:
@@ -55,16 +55,18 @@ class Planner(widgets.VBox):  # type: ignore[misc]
         >>> planner.plans.best.layout  # doctest: +SKIP
     """
 
-    model = own_trait("gpt3-175b", "Model", "The model to lay out.", values=_transformers)
-    device = own_trait("a100-80gb", "Device", "The accelerator.", values=named(Device.names()))
-    nodes = own_trait(128, "Nodes", "Nodes, each as the device usually comes in.", least=1, reach=1 << 14)
+    model = own_trait("gpt3-175b", "Model", "Model to plan for.", values=_transformers)
+    device = own_trait("a100-80gb", "Device", "Accelerator of the cluster.", values=named(Device.names()))
+    nodes = own_trait(
+        128, "Nodes", "Number of nodes, each with the device's usual setup.", least=1, reach=1 << 14
+    )
     global_batch = trait_of(Layout, "global_batch", default=1536)
     precision = trait_of(Layout, "precision", values=named(("fp32", "bf16-mixed", "fp16-mixed", "fp8-mixed")))
-    fix = t.Dict(default_value={"offload": "none"}, help="Axes held to one value, by name.")
-    weights = t.Dict(default_value={"time": 1.0}, help="What counts, and how much, by measure.")
-    chosen = t.Int(1, min=1, help="Rank of the plan that is shown beside the best.")
-    problem = t.Unicode("", help="The last error, as HTML; empty when all is well.")
-    plans = t.Instance(Plans, allow_none=True, help="The answer of the last search, ranked by `weights`.")
+    fix = t.Dict(default_value={"offload": "none"}, help="Layout axes fixed to one value, by name.")
+    weights = t.Dict(default_value={"time": 1.0}, help="Weight of each objective in the ranking, by name.")
+    chosen = t.Int(1, min=1, help="Position in the ranking, from 1, of the plan shown next to the best.")
+    problem = t.Unicode("", help="The last error, as HTML; empty if there is none.")
+    plans = t.Instance(Plans, allow_none=True, help="Result of the last search, ranked by `weights`.")
 
     def __init__(
         self, model: str | Transformer | None = None, *, cluster: Cluster | None = None, **choices: Any
@@ -76,7 +78,7 @@ class Planner(widgets.VBox):  # type: ignore[misc]
         for field, value in {**({"model": name} if name else {}), **choices}.items():
             if not self.has_trait(field):
                 raise TypeError(
-                    f"Planner has no choice {field!r}; there are {', '.join(ASKED)}, fix, weights, chosen"
+                    f"Planner has no option {field!r}; use one of {', '.join(ASKED)}, fix, weights, chosen"
                 )
             setattr(self, field, value)
         self._guard = Guard(lambda problem: setattr(self, "problem", problem))
@@ -166,7 +168,7 @@ class Planner(widgets.VBox):  # type: ignore[misc]
             self._search()
         finally:
             if self.plans is None:
-                self.screen.say("No plan can be made of what is asked.", state="failed")
+                self.screen.say("No plan can be made from these inputs.", state="failed")
                 self.screen.draw_failed()
 
     def _search(self) -> None:

@@ -1,4 +1,4 @@
-"""The Planner's widgets and their layout; this module only draws what it is given."""
+"""The Planner's widgets and their layout; this module draws the data it receives and makes no decisions."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from shardscope_widgets.planner._parts import PlanTable
 from shardscope_widgets.words import safe
 
 _EMPTY = _plans.PlansInfo((), (), 0.0)
-ABOUT = "every layout of a model on a cluster, ranked; nothing runs"
+ABOUT = "every layout of a model on a cluster, ranked by prediction; nothing is run"
 
 
 class PlannerScreen:
-    """The widgets of a planner around its controls."""
+    """All widgets of a planner, arranged around its controls."""
 
     def __init__(self, controls: Mapping[str, Mapping[str, widgets.Widget]]) -> None:
         self.status, self.problem, self.told, self.note = (widgets.HTML() for _ in range(4))
@@ -34,9 +34,9 @@ class PlannerScreen:
     def _arrange(self, controls: Mapping[str, Mapping[str, widgets.Widget]]) -> tuple[widgets.Widget, ...]:
         scroll = widgets.VBox([self.table])
         scroll.add_class("ss-plan-scroll")
-        beside = _heading("The chosen plan beside the best")
+        beside = _heading("The chosen plan next to the best")
         self.answer = widgets.VBox([self.scatter, scroll, beside, self.terms, self.told])
-        self.left_out = widgets.VBox([_heading("What is not in the table", "and why"), self.rejected])
+        self.left_out = widgets.VBox([_heading("Rejected layouts", "by reason"), self.rejected])
         right = widgets.VBox([self.status, self.problem, self.note, self.answer, self.left_out])
         left = _controls_box(controls)
         main = widgets.HBox([left, right])
@@ -59,7 +59,12 @@ class PlannerScreen:
         self.note.value = f'<div class="ss-note">{safe(told)}</div>'
 
     def draw_ranking(self, plans: Plans, chosen: int) -> None:
-        """Draw the parts that depend on the ranking and on the chosen plan: the table and the scatter plot."""
+        """Draw the parts that depend on the ranking or the chosen plan: the table and the scatter plot.
+
+        Args:
+            plans: Result of the search.
+            chosen: Position of the chosen plan in the ranking, from 1.
+        """
         self.answer.layout.display = None
         header, rows = _plans.table_rows(plans)
         with self.table.hold_sync():
@@ -69,18 +74,18 @@ class PlannerScreen:
         self.scatter.figure = self._dots | {"data": [*self._dots["data"], *rings]}
 
     def draw_chosen(self, plans: Plans, chosen: int, explanation: Explanation | None) -> None:
-        """Draw the comparison of the chosen plan with the best."""
+        """Draw the comparison of the chosen plan (`chosen` is its position in the ranking, from 1) with the best."""
         self.terms.figure = _plans.terms(_plans.terms_info(plans, (1, chosen)))
         self.told.value = _told(explanation)
 
     def draw_nothing(self) -> None:
-        """Show that there is no plan: only the counts of rejected layouts remain."""
+        """Show that there is no plan: only the numbers of rejected layouts stay visible."""
         self.answer.layout.display = "none"
         self.table.rows = []
         self.scatter.figure, self.told.value = self._dots, ""
 
     def draw_failed(self) -> None:
-        """Clear everything after a search that failed."""
+        """Clear all results after a search that failed."""
         self._info, self._dots = _EMPTY, _plans.scatter(_EMPTY)
         self.left_out.layout.display = "none"
         self.note.value = ""

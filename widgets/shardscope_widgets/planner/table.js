@@ -1,4 +1,4 @@
-/* A table whose rows can be chosen: by click, or by the arrow keys once a row has the focus. */
+/* A table whose rows can be chosen by a click, or with the arrow keys once a row has the focus. */
 
 function render({ model, el }) {
   const draw = () => {

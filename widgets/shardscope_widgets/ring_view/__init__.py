@@ -1,8 +1,8 @@
 """The ring all-reduce as an animation, from measured events.
 
 `RingView` is a separate anywidget. Its traits hold one bucket of one step as plain values (`figures.ring_info`),
-and a few hundred lines of JavaScript move the chunks. Nothing is simulated: a packet leaves when the rank sent it
-and arrives when the send was over. All rounds are drawn at the same length so that they can be followed.
+and a few hundred lines of JavaScript animate the chunks. Nothing is simulated: a packet leaves when its rank started
+to send it and arrives when the send ended. All rounds are played at the same duration so that they are easy to follow.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class RingView(anywidget.AnyWidget):
     """An animation of the chunks of a ring all-reduce.
 
     Args:
-        run: A run launched with ``strategy=Ring(trace_chunks=True)``; None shows nothing yet.
+        run: A run launched with ``strategy=Ring(trace_chunks=True)``; None shows a hint instead.
         step: The step to show; by default the earliest recorded step.
         bucket: The gradient bucket to show, 0-based.
 
@@ -44,7 +44,7 @@ class RingView(anywidget.AnyWidget):
     bucket = traitlets.Int(0).tag(sync=True)
     position = traitlets.Float(0.0, help="Rounds played: 2.4 is 40 % through the third.").tag(sync=True)
     playing = traitlets.Bool(False).tag(sync=True)
-    speed = traitlets.Float(1.0, help="1 plays a round in 2.2 seconds.").tag(sync=True)
+    speed = traitlets.Float(1.0, help="Playback speed; at 1, a round takes 2.2 seconds.").tag(sync=True)
     empty = traitlets.Unicode(EMPTY).tag(sync=True)
 
     def __init__(
@@ -56,7 +56,7 @@ class RingView(anywidget.AnyWidget):
             self.show(Trace.read(run), step=step, bucket=bucket)
 
     def show(self, trace: Trace, *, step: int | None = None, bucket: int = 0) -> None:
-        """Show a step of `trace`, or update the list of its steps if it is already shown."""
+        """Show a step of `trace`, or update the list of steps if `trace` is already shown."""
         newest = newest_ring_step(trace)
         steps = sorted(number for number in trace.chunks if newest is not None and number <= newest)
         if trace is not self._trace or not self.ring.get("rounds"):
@@ -75,6 +75,6 @@ class RingView(anywidget.AnyWidget):
 
 
 def ring_dict(info: RingInfo) -> dict[str, Any]:
-    """`info` with its captions as JSON."""
+    """Return `info` with its captions as JSON-compatible values."""
     rounds = [[transfer._asdict() for transfer in transfers] for transfers in info.rounds]
     return info._asdict() | {"rounds": rounds, "captions": captions(info)}

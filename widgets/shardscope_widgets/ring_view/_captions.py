@@ -1,4 +1,4 @@
-"""Captions of the ring: a heading, a sentence and one line per transfer, for every round."""
+"""Captions of the animation: a heading, a sentence and one line per transfer, for every round."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from shardscope_widgets.words import bytes_text, seconds_text
 
 _SENTENCES = {
     "reduce_scatter": "Every rank passes one chunk on to its neighbour, which adds it to its own gradients.",
-    "all_gather": "Finished sums go round the circle; every rank keeps a copy and passes it on.",
+    "all_gather": "Finished sums travel around the ring; every rank keeps a copy and passes it on.",
 }
 
 
 def chunk_letter(chunk: int) -> str:
-    """Letter of a chunk; letters cannot be mistaken for ranks or counts."""
+    """Return the letter of a chunk; a letter cannot be mistaken for a rank or a count."""
     return chr(ord("A") + chunk % 26)
 
 
 def captions(info: RingInfo) -> list[dict[str, Any]]:
-    """One caption per round, in the form that the JavaScript drawing reads."""
+    """Return one caption per round, in the form that the JavaScript code reads."""
     return [_caption(info, transfers) for transfers in info.rounds]
 
 
@@ -39,6 +39,6 @@ def _caption(info: RingInfo, transfers: Sequence[Transfer]) -> dict[str, Any]:
 
 
 def transfer_text(transfer: Transfer) -> str:
-    """``rank 1 sends chunk D (12.5 kB) to rank 2``."""
+    """Describe a transfer, as in ``rank 1 sends chunk D (12.5 kB) to rank 2``."""
     way = f"rank {transfer.source} sends chunk {chunk_letter(transfer.chunk)}"
     return f"{way} ({bytes_text(transfer.num_bytes)}) to rank {transfer.target}"

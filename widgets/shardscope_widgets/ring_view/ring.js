@@ -1,7 +1,7 @@
 /* Draws one ring all-reduce, chunk by chunk, from the measured transfers in the trait `ring`.
  *
- * `position` counts rounds: 2.4 is 40 % through the third. Within a round every packet leaves and arrives at its own
- * measured share of the round's time. Python owns the data and every word; this file only moves shapes. */
+ * `position` counts rounds: 2.4 is 40 % through the third. Within a round, every packet leaves and arrives at its
+ * measured fraction of the round's duration. All data and texts come from Python; this file only moves shapes. */
 
 const SVG = "http://www.w3.org/2000/svg";
 const SIZE = { width: 560, height: 440, cx: 280, cy: 222, radius: 158 };
@@ -22,7 +22,7 @@ function make(tag, attributes = {}, parent = null, text = "") {
 const angle = (rank, world) => -Math.PI / 2 + (2 * Math.PI * rank) / world;
 const point = (a, r = SIZE.radius) => [SIZE.cx + r * Math.cos(a), SIZE.cy + r * Math.sin(a)];
 
-/** The cards of all ranks, each with its rows of chunk cells; returns a function that fills the cells. */
+/** Draw the cards of all ranks, each with rows of chunk cells; return a function that fills the cells. */
 function drawRanks(svg, ring) {
   const world = ring.world_size;
   const side = Math.max(9, Math.min(24, 104 / world));
@@ -63,7 +63,7 @@ function drawCell(card, chunk, row, side, world) {
   };
 }
 
-/** One packet a transfer of a round; returns a function that moves them all to a share `part` of the round. */
+/** Draw one packet per transfer of a round; return a function that moves all packets to the fraction `part` of the round. */
 function drawPackets(layer, ring, transfers) {
   layer.replaceChildren();
   const world = ring.world_size;

@@ -1,11 +1,11 @@
-"""The Training Lab: choose, start, watch, stop and compare real runs.
+"""The Training Lab: configure, start, watch, stop and compare real runs.
 
 _runbook     the runs on disk
-live         the figures, with `panels` and `_history`; `_screen` lays them out
-_check       the check, and `_forecast` the prediction, each in its own thread
-_lab         the widget that connects them; `job_form` has its inputs
+live         the live figures; `panels` and `_history` have further parts, and `_screen` the layout
+_check       the correctness check, and `_forecast` the prediction, each in its own thread
+_lab         the widget that connects these parts; `job_form` provides its inputs
 
-All state that matters is on disk or in traits, so every widget can be discarded.
+All persistent state is on disk or in traits, so widgets can be discarded at any time.
 """
 
 from shardscope_widgets.job_form.choices import JobChoices

@@ -1,4 +1,4 @@
-"""The check in the lab: it runs in its own thread, shows its progress, and leaves its verdict on the page."""
+"""The correctness check in the lab: it runs in its own thread, shows its progress and displays the verdict."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Cancelled(Exception):
 
 
 class CheckPanel:
-    """Runs one check at a time and keeps the last result in `report`; calls `on_change` at its start and end."""
+    """Runs one check at a time and stores the result in `report`; calls `on_change` when a check starts and ends."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:
         self.box = widgets.HTML()
@@ -43,7 +43,12 @@ class CheckPanel:
         return self._thread is not None
 
     def start(self, job: Job, root: Path | None) -> None:
-        """Start checking `job` and return at once; does nothing while a check is running."""
+        """Start checking `job` and return at once; do nothing if a check is already running.
+
+        Args:
+            job: The job to check.
+            root: Folder of the runs; None uses the default folder.
+        """
         if self.is_running:
             return
         self._cancelled.clear()
@@ -56,7 +61,7 @@ class CheckPanel:
         self._on_change()
 
     def cancel(self) -> None:
-        """Cancel the check at its next step; its current run is stopped."""
+        """Cancel the check at its next step and stop its current run."""
         self._cancelled.set()
 
     def wait(self, timeout: float | None = None) -> CheckReport | None:
@@ -70,7 +75,7 @@ class CheckPanel:
             thread.join(timeout)
             if thread.is_alive():
                 raise TimeoutError(
-                    f"the check has not ended within {timeout:g} s; lab.check.cancel() ends it"
+                    f"the check has not ended within {timeout:g} s; call lab.check.cancel() to end it"
                 )
         return self.report
 
@@ -92,7 +97,7 @@ class CheckPanel:
         try:
             self.report = check(job, STEPS, root=root, on_step=self._on_step)
         except _Cancelled:
-            self._say("The check was given up.")
+            self._say("The check was cancelled.")
         except ShardscopeError as error:
             self.box.value = problem_html(_failure(error))
         except Exception as error:  # noqa: BLE001 - shown in the panel
@@ -116,4 +121,4 @@ def _failure(error: ShardscopeError) -> str:
     text = error.args[0] if error.args else ""
     traceback = getattr(error, "traceback", "")
     details = f"<details><summary>Traceback</summary><pre>{safe(traceback)}</pre></details>"
-    return f"<b>The check could not be made</b><br>{safe(text)}{details if traceback else ''}"
+    return f"<b>The check could not be run</b><br>{safe(text)}{details if traceback else ''}"

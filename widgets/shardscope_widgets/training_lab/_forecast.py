@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from shardscope.spec import Job
 
 PAUSE_S = 0.2
-"""Seconds without a change of the controls before their job is predicted."""
+"""Seconds to wait after the last change of a control before predicting."""
 
 
 class Forecast:
-    """A line with the prediction for the newest job, which expands into its terms.
+    """A line with the prediction for the newest job, which expands to show all terms.
 
-    If the job will not fit, a checkbox allows starting it anyway. Nothing is predicted before `begin`, because the
-    lab is not yet on a screen.
+    If the job will not fit in memory, a checkbox allows the user to start it anyway. Nothing is predicted before
+    `begin` is called, because until then the lab is not displayed.
     """
 
     def __init__(self) -> None:
         self.line = widgets.HTML()
-        self.anyway = widgets.Checkbox(description="Start it all the same", indent=False)
+        self.anyway = widgets.Checkbox(description="Start it anyway", indent=False)
         self.anyway.layout.display = "none"
         self.box = widgets.VBox([self.line, self.anyway])
         self.box.add_class("ss-forecast")
@@ -37,12 +37,12 @@ class Forecast:
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
-        """Start predicting, now that the lab is on a screen."""
+        """Start predicting; call this when the lab is displayed."""
         self._begun = True
         self.want(self._asked)
 
     def want(self, job: Job | None) -> None:
-        """Request a forecast of `job`, or clear the last one with None; returns at once."""
+        """Request a prediction for `job` and return at once; None clears the last prediction."""
         if self._begun and job == self._asked and (job is None or self.found is not None):
             return
         self._asked, self.found = job, None
@@ -55,7 +55,7 @@ class Forecast:
             self._thread.start()
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait for the forecast of the newest job."""
+        """Wait up to `timeout` seconds for the prediction of the newest job; None waits without limit."""
         if self._thread is not None:
             self._thread.join(timeout)
 

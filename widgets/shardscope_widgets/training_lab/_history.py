@@ -1,4 +1,4 @@
-"""The list of runs, each with a checkbox to overlay it in the plots, a sample of its line, and its state."""
+"""The list of runs, each with a checkbox to show it in the plots, a sample of its line style, and its state."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ MOST_ROWS = 40
 
 
 class _Row:
-    """Widgets of one run; made once and kept, since closing a child widget empties its box on reload."""
+    """Widgets of one run; created once and kept, because a closed child widget leaves its box empty after a reload."""
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
         self.tick = widgets.Checkbox(indent=False)
-        self.tick.tooltip = "Lay this run over the others"
+        self.tick.tooltip = "Show this run in the plots"
         self.about = widgets.HTML()
         self.box = widgets.VBox([self.tick, self.about])
         self.box.add_class("ss-run")
@@ -36,7 +36,7 @@ class _Row:
 
 
 class History(widgets.VBox):  # type: ignore[misc]
-    """Rows of runs, newest first. `shown` holds the ids that are ticked, oldest first."""
+    """Rows of runs, newest first. `shown` has the ids of the ticked runs, oldest first."""
 
     shown = t.List(t.Unicode())
 
@@ -50,7 +50,13 @@ class History(widgets.VBox):  # type: ignore[misc]
         self.update({}, {})
 
     def update(self, entries: Mapping[str, RunEntry], looks: Mapping[str, RunStyle], note: str = "") -> None:
-        """Show these runs, given oldest first, with those in `looks` ticked and `note` as a line below them."""
+        """Show these runs.
+
+        Args:
+            entries: Runs by id, oldest first.
+            looks: Line styles by run id; these runs are ticked.
+            note: Line to show below the list.
+        """
         listed = list(entries)[::-1][:MOST_ROWS]
         self._head.value = _head(len(entries), len(looks))
         self._note.value = f'<div class="ss-words">{safe(note)}</div>' if note else ""

@@ -1,4 +1,4 @@
-"""The Training Lab widget: choices on the left, results of the runs on the right, and the callbacks between them."""
+"""The Training Lab widget: inputs on the left, results of the runs on the right, and the callbacks between them."""
 
 from __future__ import annotations
 
@@ -34,24 +34,26 @@ WAIT_S = 0.02
 
 
 class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
-    """Choose a job, start it on real ranks, watch it, stop it, check it, and overlay runs in the same plots.
+    """Choose a job, start it on real ranks, watch it, stop it, check it, and compare runs in the same plots.
 
     Constructing a lab does not start any rank. Runs are stored on disk: after a reload of the page or a restart of
     the kernel, a new lab shows them all and follows those that are still running.
 
     Args:
         root: Folder of the runs; None uses ``$SHARDSCOPE_RUNS`` or ``./runs``.
-        choices: Initial traits of `JobChoices`, for example ``model=make_model, strategy="ring:2"``.
+        choices: Initial values of `JobChoices` traits, for example ``model=make_model, strategy="ring:2"``.
 
     Example:
         >>> lab = TrainingLab(model="gpt-nano", strategy="ring", world_size=2)  # doctest: +SKIP
         >>> lab.start()  # what the button does
     """
 
-    shown = t.List(t.Unicode(), help="Ids of the runs that are laid over each other, oldest first.")
-    focus = t.Unicode("", help="Id of the run whose timeline and ring are shown, and that `stop` stops.")
-    status = t.Unicode("", help="What is going on, in words.")
-    problem = t.Unicode("", help="The last error, as HTML; empty when all is well.")
+    shown = t.List(t.Unicode(), help="Ids of the runs shown in the plots, oldest first.")
+    focus = t.Unicode(
+        "", help="Id of the run in focus: its timeline and ring are shown, and `stop` stops it."
+    )
+    status = t.Unicode("", help="Status of the run in focus, in words.")
+    problem = t.Unicode("", help="The last error, as HTML; empty if there is none.")
 
     def __init__(self, *, root: Path | str | None = None, **choices: Any) -> None:
         self._guard = Guard(lambda problem: setattr(self, "problem", problem))
@@ -76,7 +78,7 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         names = set(JobChoices.class_own_traits())
         for name in sorted(choices, key=lambda name: (name in {"lr", "latency"}, name.endswith("options"))):
             if name not in names:
-                raise TypeError(f"TrainingLab has no choice {name!r}; there are {', '.join(sorted(names))}")
+                raise TypeError(f"TrainingLab has no option {name!r}; use one of {', '.join(sorted(names))}")
             setattr(self, name, choices[name])
 
     def _wire(self) -> None:
@@ -98,7 +100,7 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
 
     @property
     def run(self) -> Run | None:
-        """The run in focus: the one that was started last, unless another was chosen."""
+        """The run in focus: the last one started, unless another was selected; None if there is none."""
         entry = self._book.entries.get(self.focus)
         return entry.run if entry else None
 
@@ -125,7 +127,7 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         return run
 
     def start_check(self) -> None:
-        """Check the job that the controls describe against one process, as the Check button does.
+        """Check the job that the controls describe against a single-process run, as the Check button does.
 
         Returns at once; ``lab.check.wait()`` returns the report.
 
@@ -135,7 +137,7 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         self.check.start(self.job(), self._book.root)
 
     def watch(self, run: Run) -> None:
-        """Show a run that was started elsewhere, for example from a cell."""
+        """Show a run that was started elsewhere, for example in a notebook cell, and put it in focus."""
         with self._guard.lock:
             self._book.add(run)
             self.problem = ""
@@ -145,14 +147,14 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
             self.refresh()
 
     def stop(self) -> None:
-        """Stop the run in focus, as the Stop button does. Returns at once; `wait` waits for the end."""
+        """Stop the run in focus, as the Stop button does. Returns at once; use `wait` to wait for its end."""
         run = self.run
         if run is not None:
             act = self._guard.callback(run.stop, lock=False)
             threading.Thread(target=act, name="shardscope-stop", daemon=True).start()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the run in focus to end; return False if it has not ended within `timeout` seconds."""
+        """Wait for the run in focus to end; return False if it is still running after `timeout` seconds."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while self.is_running and (deadline is None or time.monotonic() < deadline):
             time.sleep(WAIT_S)
@@ -160,13 +162,13 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         return not self.is_running
 
     def refresh(self) -> None:
-        """Look at the disk and draw everything now, instead of at the next beat."""
+        """Read all runs on disk and redraw everything now instead of at the next tick of the clock."""
         with self._guard.run():
             self._seen_at = self._detailed_at = 0.0
             self._update(everything=True)
 
     def close(self) -> None:
-        """Close the lab; runs continue, and a running check is cancelled."""
+        """Close the lab and cancel a running check; runs continue."""
         if hasattr(self, "_clock"):
             self._clock.stop()
             self.check.cancel()
@@ -178,7 +180,7 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
     # Callbacks of the controls.
 
     def _replan(self) -> None:
-        """Show what Start would do, or why the job is invalid."""
+        """Show what the Start button would do, or why the job is invalid."""
         self.screen.controls["world_size"].disabled = self.num_ranks == 1
         self.screen.say_checking(is_checking=self.check.is_running)
         try:
@@ -229,7 +231,7 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         if everything or now - self._seen_at > LOOK_FOR_RUNS_EVERY_S:
             self._seen_at = now
             everything |= self._book.find()
-            if not self.shown and not self.screen.history.shown:  # tick the newest at first
+            if not self.shown and not self.screen.history.shown:  # tick the newest runs initially
                 self.set_trait("shown", list(self._book.entries)[-SHOWN_AT_FIRST:])
         alive = {run_id for run_id, entry in self._book.entries.items() if entry.is_alive}
         changed = self._book.poll(self.shown)
@@ -269,7 +271,7 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         )
 
     def _ended(self, entry: RunEntry) -> None:
-        """If a run has ended since the last poll, show any failure and store the result in the notebook."""
+        """If the run has ended since the last poll, show any failure and store the results in the notebook."""
         if entry.is_alive:
             return
         if entry.state == "failed":
@@ -280,7 +282,7 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
     # The persistent result.
 
     def _ipython_display_(self) -> None:
-        """Show the lab, and below it the results as static output that stays readable without a kernel."""
+        """Display the lab, and below it the results as static output that remains readable without a kernel."""
         super_display = self._repr_mimebundle_()
         display(super_display, raw=True)
         self.screen.forecast.begin()

@@ -1,4 +1,4 @@
-"""The run in focus beside its prediction, compared in a separate thread once it has ended."""
+"""Comparison of the run in focus with its prediction, computed in a separate thread once the run has ended."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _WORKING = "The run is being compared with its prediction."
 
 
 class OutcomePanel:
-    """A table and a figure of a run beside its prediction; a sentence in their place while there is none.
+    """A table and a figure that compare a run with its prediction, or a sentence while there is no comparison.
 
-    Nothing is compared before `begin`, because the lab is not yet on a screen.
+    Nothing is compared before `begin` is called, because until then the lab is not displayed.
     """
 
     def __init__(self) -> None:
@@ -39,12 +39,12 @@ class OutcomePanel:
         self._say(_LATER)
 
     def begin(self) -> None:
-        """Start comparing, now that the lab is on a screen."""
+        """Start comparing; call this when the lab is displayed."""
         run, self._begun, self._asked = self._asked, True, None
         self.want(run)
 
     def want(self, run: Run | None) -> None:
-        """Compare `run`, which has ended, or clear the last comparison with None; returns at once."""
+        """Start comparing `run`, which must have ended, and return at once; None clears the last comparison."""
         if (run and run.id) == (self._asked and self._asked.id):
             return
         self._asked, self.found = run, None
@@ -56,12 +56,12 @@ class OutcomePanel:
             self._thread.start()
 
     def wait(self, timeout: float | None = None) -> None:
-        """Wait for the newest comparison."""
+        """Wait up to `timeout` seconds for the newest comparison; None waits without limit."""
         if self._thread is not None:
             self._thread.join(timeout)
 
     def _work(self, run: Run) -> None:
-        with self._working:  # one at a time; a run that is out of focus again by then is skipped
+        with self._working:  # one at a time; a run that is no longer in focus by then is skipped
             if run is self._asked:
                 found = comparison_or_reason(run)
                 if run is self._asked:

@@ -1,7 +1,7 @@
 """The list of runs on disk, with a trace for each.
 
-Runs are stored in directories and outlive the kernel, so the book is always filled from `shardscope.runs`. After a
-page reload or a kernel restart it holds the same runs, and continues to follow those still running.
+Runs are stored in directories and outlive the kernel, so the list is always read with `shardscope.runs`. After a
+page reload or a kernel restart it has the same runs and continues to follow those that are still running.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RunEntry:
         before, self.state = (
             self.state,
             self.run.state,
-        )  # the state first, so that all events before the end are read
+        )  # read the state first, so that no event before the end is missed
         if self.tail is None:
             self.tail = self.run.tail()
         elif before == self.state and not self.is_alive:
@@ -49,7 +49,7 @@ class RunEntry:
 
 @dataclass
 class RunBook:
-    """Entries by run id, oldest first."""
+    """The runs in a folder: entries by run id, oldest first; `root` None uses the default folder."""
 
     root: Path | None = None
     entries: dict[str, RunEntry] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class RunBook:
     """One line about the runs that could not be read; empty if all could."""
 
     def find(self) -> bool:
-        """Look for runs that were added to or removed from the disk; return whether the list or its note changed."""
+        """Look for runs added to or removed from the disk; return whether the list or `skipped` has changed."""
         from shardscope.runtime import runs
         from shardscope.runtime.listing import note_on
 
@@ -89,7 +89,7 @@ class RunBook:
         return {run_id for run_id in wanted if run_id in self.entries and self._polled(self.entries[run_id])}
 
     def _polled(self, entry: RunEntry) -> bool:
-        """Poll an entry and return whether it changed; a run that fails is noted as a problem and not read again."""
+        """Poll an entry and return whether it changed; a run that cannot be read is recorded as a problem."""
         if entry.problem:
             return False
         try:
@@ -99,7 +99,7 @@ class RunBook:
             return True
 
     def _name_apart(self) -> None:
-        """Number runs of the same name: ``ring-gpt-nano``, ``ring-gpt-nano 2``."""
+        """Number runs with the same name: ``ring-gpt-nano``, ``ring-gpt-nano 2``."""
         seen: dict[str, int] = {}
         for entry in self.entries.values():
             name = entry.run.name

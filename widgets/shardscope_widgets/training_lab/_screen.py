@@ -1,4 +1,4 @@
-"""The Training Lab's widgets and their layout; this module only draws what it is given."""
+"""The Training Lab's widgets and their layout; this module draws the data it receives and makes no decisions."""
 
 from __future__ import annotations
 
@@ -23,11 +23,16 @@ from shardscope_widgets.training_lab.live import LiveView
 from shardscope_widgets.training_lab.panels import Panels
 from shardscope_widgets.words import safe
 
-ABOUT = "real ranks, in processes of their own: close the tab and they train on"
+ABOUT = "real ranks in separate processes, which continue training if you close the tab"
 
 
 class Screen:
-    """The widgets of a lab, bound to `choices`; `check_box` is the widget of the check."""
+    """All widgets of a lab.
+
+    Args:
+        choices: Traits that the controls are synchronised with.
+        check_box: Widget that shows the check.
+    """
 
     def __init__(self, choices: JobChoices, check_box: widgets.Widget) -> None:
         self.controls = controls.make_controls(choices)
@@ -58,15 +63,15 @@ class Screen:
         return Frame(title="Training Lab", about=ABOUT), main
 
     def say_plan(self, text: str, *, is_possible: bool) -> None:
-        """Show what Start would do, or why the job is invalid."""
+        """Show what the Start button would do, or why the job is invalid."""
         self.start.disabled = not is_possible
         self.plan.value = f'<div class="ss-note{"" if is_possible else " bad"}">{safe(text)}</div>'
 
     def say_checking(self, *, is_checking: bool) -> None:
         """Label the check button for starting a check, or for cancelling the running one."""
-        self.check.description, self.check.icon = ("Give up", "times") if is_checking else ("Check", "check")
+        self.check.description, self.check.icon = ("Cancel", "times") if is_checking else ("Check", "check")
         self.check.tooltip = (
-            "Give up the check that is going on"
+            "Cancel the running check"
             if is_checking
             else "Run this job sharded and on one process, and compare every loss and parameter"
         )
@@ -74,7 +79,7 @@ class Screen:
     def draw_runs(
         self, entries: Mapping[str, RunEntry], shown: Sequence[RunEntry], focus: str, note: str = ""
     ) -> None:
-        """The list of runs with a note below it, the legend and the four plots."""
+        """Draw the list of runs with a note below it, the legend and the four plots."""
         traces = [entry.trace for entry in shown]
         looks = run_looks([trace.strategy for trace in traces])
         by_id: dict[str, RunStyle] = {entry.run.id: look for entry, look in zip(shown, looks, strict=True)}
@@ -84,13 +89,13 @@ class Screen:
         self.live.draw_overview(traces, looks)
 
     def draw_status(self, entry: RunEntry | None, text: str) -> None:
-        """The status line of the run in focus."""
+        """Draw the status line of the run in focus."""
         state = entry.state if entry else "idle"
         self.status.value = f'<div class="ss-status {safe(state)}" role="status">{safe(text)}</div>'
         self.stop.disabled = entry is None or not entry.is_alive
 
     def draw_details(self, focus: Trace | None, shown: Sequence[Trace]) -> None:
-        """Draw the timeline, the panels below it, and the ring."""
+        """Draw the timeline, the panels below it, and the ring animation."""
         self.live.draw_timeline(focus)
         last_step = None if self.live.follow.value else self.live.last_step.value
         self.panels.draw(focus, shown, last_step=last_step)
@@ -102,6 +107,6 @@ class Screen:
         self.summary.value = summary_html(shown)
 
     def failure_of(self, entry: RunEntry) -> str:
-        """Why a run failed, as HTML; empty if it did not."""
+        """Return why a run failed, as HTML; empty if it did not fail."""
         error = entry.run.error
         return "" if error is None else _words.failure_html(entry, error)

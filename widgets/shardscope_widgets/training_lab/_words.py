@@ -12,11 +12,11 @@ from shardscope_widgets.words import count_text, plural, rate_text, safe
 
 
 def plan_text(job: Job) -> str:
-    """A sentence about what Start would do: model size, samples per rank and micro-batches."""
+    """Describe what the Start button would do: model size, samples per rank and micro-batches."""
     micro = job.num_micro_batches
     parts = f" in {micro} micro-batches" if micro > 1 else ""
     size = f"{count_text(MODELS[job.model].num_params)} parameters. " if isinstance(job.model, str) else ""
-    return f"{size}{_share(job)} a step{parts}."
+    return f"{size}{_share(job)} per step{parts}."
 
 
 def _share(job: Job) -> str:
@@ -31,12 +31,12 @@ def _share(job: Job) -> str:
 
 
 def strategy_text(name: str) -> str:
-    """First line of a strategy's docstring."""
+    """Return the first line of a strategy's docstring."""
     return (registry.require_known(Strategy, name).__doc__ or "").strip().partition("\n")[0]
 
 
 def progress_text(entry: RunEntry) -> str:
-    """Progress of a run: ``step 12 of 100, loss 2.345``."""
+    """Return the progress of a run: ``step 12 of 100, loss 2.345``."""
     steps = entry.trace.steps
     if not steps:
         return "no step finished yet" if entry.is_alive else "no step finished"
@@ -44,7 +44,7 @@ def progress_text(entry: RunEntry) -> str:
 
 
 def state_text(entry: RunEntry) -> str:
-    """The state of a run in a few words: ``running, step 12 of 100``, ``completed, loss 2.345``."""
+    """Return the state of a run in a few words: ``running, step 12 of 100``, ``completed, loss 2.345``."""
     steps = entry.trace.steps
     if not steps or entry.tail is None:
         return entry.state
@@ -54,7 +54,7 @@ def state_text(entry: RunEntry) -> str:
 
 
 def status_text(entry: RunEntry | None) -> str:
-    """The status line of a run; a prompt to start one if `entry` is None."""
+    """Return the status line of a run; a prompt to start one if `entry` is None."""
     if entry is None:
         return "Ready. Choose a job and press Start."
     name = entry.trace.label
@@ -75,7 +75,7 @@ def _rate(trace: Trace) -> str:
 
 
 def failure_html(entry: RunEntry, error: RunFailed) -> str:
-    """A failed run as an error box: rank, step and message, with the traceback collapsed."""
+    """Return an error box for a failed run, with rank, step, message and a collapsed traceback."""
     where = "the run" if error.rank is None else f"rank {error.rank}"
     when = "" if error.step is None else f" at step {error.step}"
     head = f"<b>{safe(entry.trace.label)}: {where} failed{when}</b> (strategy {safe(error.strategy)})"

@@ -1,4 +1,4 @@
-"""The live tab: four plots of the runs that are ticked, and the timeline of the one in focus."""
+"""The live tab: four plots of the ticked runs, and the timeline of the run in focus."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EMPTY = "Nothing to show yet. Start a run, or tick one in the list."
 
 
 class LiveView:
-    """Two figures and their texts; this class only draws what it is given."""
+    """Two figures and their texts; this class draws the data it receives and makes no decisions."""
 
     def __init__(self) -> None:
         self.legend = widgets.HTML()
@@ -35,7 +35,7 @@ class LiveView:
         self.box = self._boxes()
 
     def _boxes(self) -> widgets.VBox:
-        self.focus.tooltip = "The run whose timeline and ring are shown, and that Stop stops"
+        self.focus.tooltip = "Run in focus: its timeline and ring are shown, and Stop stops it"
         self.follow.tooltip = "Always show the newest steps"
         self.window.tooltip = "How many steps the timeline shows"
         self.last_step.tooltip = "The last step that the timeline shows"
@@ -57,7 +57,7 @@ class LiveView:
         self.legend.value = f'<div class="ss-legend">{"".join(keys) or _EMPTY}</div>'
 
     def draw_timeline(self, trace: Trace | None) -> None:
-        """Draw the timeline of one run for the chosen window of steps."""
+        """Draw the timeline of a run for the selected window of steps; None clears it."""
         if trace is None:
             self.timeline.put([], {"xaxis": _timeline.BLANK, "yaxis": _timeline.BLANK})
             return
@@ -75,7 +75,7 @@ class LiveView:
         """Extend the slider to all recorded steps, and move it to the newest one while following."""
         if not known:
             return
-        self.is_offering = True  # the slider now moves without the user
+        self.is_offering = True  # the slider now moves without user input
         try:
             self.last_step.min, self.last_step.max = min(known[0], self.last_step.max), known[-1]
             self.last_step.min = known[0]
@@ -85,7 +85,12 @@ class LiveView:
             self.is_offering = False
 
     def offer_runs(self, labels: Mapping[str, str], chosen: str) -> None:
-        """Fill the list of runs that the timeline can show."""
+        """Fill the list of runs that the timeline can show.
+
+        Args:
+            labels: Names of the runs by id.
+            chosen: Id of the run to select.
+        """
         options = [(label, run_id) for run_id, label in labels.items()] or [("no run", "")]
         if tuple(options) != tuple(self.focus.options):
             self.focus.options = options
@@ -99,6 +104,5 @@ def _key(bar: Mapping[str, Any]) -> str:
 
 
 _LANES = (
-    "In each row computing is above and communicating below; grey is idle. "
-    "Drag to zoom, double-click to go back."
+    "Each row has computing above and communication below; grey is idle. Drag to zoom, double-click to reset."
 )

@@ -1,11 +1,12 @@
 """The panels below the timeline, each shown only when a run has data for it.
 
-A pipeline shows its schedule, a parameter server its staleness, gossip its distance from consensus. Compressed runs
-show bytes and times compared with an uncompressed run, and their residuals. Layer-wise optimizers show trust ratios,
-runs that measure gradient noise the critical batch size, and every run its memory by kind.
+There are panels for the schedule of a pipeline, the staleness in a parameter server, and the distance from consensus in
+gossip. Compressed runs have panels for bytes and times compared with an uncompressed run, and for residuals. Layer-wise
+optimizers have one for trust ratios, runs that measure gradient noise one for the critical batch size, and every run
+one for its memory by kind.
 
-These figures are built in the lab's own thread. Plotly then looks up NumPy and pandas among the loaded modules, and
-could find one that another thread, such as a check's, has only partly imported. Both are therefore imported here.
+These figures are built in the lab's own thread, where Plotly looks up NumPy and pandas among the loaded modules. It
+could find a module that another thread, such as that of a check, has only partly imported, so both are imported here.
 """
 
 from __future__ import annotations
@@ -53,13 +54,13 @@ class Panels:
     """All panels, in one box."""
 
     def __init__(self) -> None:
-        self.schedule = Panel("Pipeline", "each pass of each micro-batch, as it was measured")
-        self.staleness = Panel("Staleness", "how far behind the gradients were that the server applied")
-        self.consensus = Panel("Consensus", "how far the ranks' parameters are from their mean")
-        self.compression = Panel("Compression", "what it saved on the wire, and what packing cost")
+        self.schedule = Panel("Pipeline", "each pass of each micro-batch, as measured")
+        self.staleness = Panel("Staleness", "staleness of the gradients that the server applied")
+        self.consensus = Panel("Consensus", "distance of the ranks' parameters from their mean")
+        self.compression = Panel("Compression", "bytes saved, and the cost of packing")
         self.layers = Panel("Layers", "trust ratios and residuals of the run in focus")
-        self.memory = Panel("Memory by kind", "what each rank held in the newest step that was measured")
-        self.noise = Panel("Gradient noise", "up to which batch more samples a step save steps")
+        self.memory = Panel("Memory by kind", "memory held by each rank in the newest measured step")
+        self.noise = Panel("Gradient noise", "the batch size up to which larger batches save steps")
         panels = (
             self.schedule, self.staleness, self.consensus, self.compression, self.layers, self.noise, self.memory,
         )  # fmt: skip
@@ -68,8 +69,8 @@ class Panels:
     def draw(self, focus: Trace | None, shown: Sequence[Trace], *, last_step: int | None = None) -> None:
         """Draw all panels that have data.
 
-        Schedule, staleness, gradient noise and layers are of the run in focus; consensus, compression and memory are
-        of all shown runs.
+        Schedule, staleness, gradient noise and layers are drawn for the run in focus; consensus, compression and memory
+        for all shown runs.
         """
         self._draw_schedule(focus, last_step)
         self._draw_staleness(focus)
@@ -130,6 +131,6 @@ class Panels:
 
 
 def alone_beside(focus: Trace | None, shown: Sequence[Trace]) -> Trace | None:
-    """The single-process baseline among the shown runs, with the same model and data as the run in focus."""
+    """Return the single-process run with the same model and data as the run in focus; None if none is shown."""
     same = [trace for trace in shown if focus is not None and trace.workload == focus.workload]
     return next((trace for trace in same if trace.world_size == 1), None)

@@ -1,4 +1,4 @@
-"""Actions on a trial, by button and by code."""
+"""Actions on a trial, for buttons and for code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
 
 class TrialActs:
-    """The part of the Tuning Lab that acts on one trial; a number of None is the chosen trial."""
+    """The part of the Tuning Lab that acts on one trial.
+
+    In every method, `number` is the number of the trial; None means the chosen trial. All of them raise `StudyError` if
+    no trial is chosen.
+    """
 
     if TYPE_CHECKING:
         name: str
@@ -41,10 +45,14 @@ class TrialActs:
         def _draw_run(self) -> None: ...
 
     def prune(self, number: int | None = None) -> None:
-        """Stop a running trial and count it as pruned."""
+        """Stop a running trial and count it as pruned.
+
+        Raises:
+            StudyError: The trial is not running in this kernel.
+        """
         which = self._number(number)
         if not self._engine.can_prune(which):
-            raise StudyError(f"trial {which} does not run here, so there is nothing to stop")
+            raise StudyError(f"trial {which} is not running here, so there is nothing to stop")
 
         def act(session: StudySession) -> None:
             with self._guard.run(lock=False):
@@ -65,7 +73,7 @@ class TrialActs:
         return self.applied
 
     def again(self, number: int | None = None) -> None:
-        """Run the settings of a trial again, as an additional trial."""
+        """Run the settings of a trial again as an additional trial, and start the study if it is not running."""
         session, which = self._study(), self._number(number)
         params = to_study(session.record(which).params, session.definition.space)
         session.study.enqueue_trial(params, user_attrs={ORIGIN: AGAIN})
@@ -75,7 +83,7 @@ class TrialActs:
         self.refresh()
 
     def open_run(self, number: int | None = None) -> Run:
-        """Show the run of a trial as the Training Lab does."""
+        """Show the run of a trial as in the Training Lab, and return it."""
         which = self._number(number)
         run = self._study().trial_run(which)
         self.chosen = which

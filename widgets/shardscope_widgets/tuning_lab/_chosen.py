@@ -22,17 +22,19 @@ if TYPE_CHECKING:
     from shardscope.runlog.tail import Tail
 
 BUTTONS = {
-    "open": ("Open run", "folder-open", "Show its run as the Training Lab does: timeline, memory, schedule"),
+    "open": ("Open run", "folder-open", "Show its run as in the Training Lab: timeline, memory, schedule"),
     "prune": ("Prune", "scissors", "Stop this trial now and count it as pruned"),
-    "pin": ("Pin", "star", "Mark this trial, for everybody who looks at the study"),
-    "apply": ("Apply", "check", "Take its settings: lab.applied, and the code to copy"),
-    "again": ("Again", "repeat", "Run the same settings once more, as one more trial"),
+    "pin": ("Pin", "star", "Mark this trial for everyone who opens the study"),
+    "apply": ("Apply", "check", "Store its job in lab.applied and show the code to copy"),
+    "again": ("Again", "repeat", "Run the same settings again as an additional trial"),
 }
 
 
 @dataclass
 class Watched:
-    """The run of a trial, followed as it grows; `run` is the newest of its pieces if there are several.
+    """The run of a trial, followed while it trains.
+
+    A trial can consist of several runs; `run` is the newest.
 
     Args:
         pieces: Paths of the trial's runs, in order.
@@ -49,7 +51,11 @@ class Watched:
         self._tails = [run.tail() for run in runs]
 
     def continue_with(self, pieces: tuple[str, ...]) -> bool:
-        """Follow the trial to its newer pieces; return False if these belong to another trial."""
+        """Follow the trial into its newer runs; return False if `pieces` belongs to another trial.
+
+        Args:
+            pieces: Paths of all runs of the trial so far, in order.
+        """
         known = len(self.pieces)
         if pieces[:known] != self.pieces:
             return False
@@ -60,17 +66,17 @@ class Watched:
         return True
 
     def poll(self) -> bool:
-        """Read new events; return True if any of them is visible."""
+        """Read new events; return whether any of them changes the display."""
         events = [event for tail in self._tails for event in tail.poll()]
         return self.trace.feed(events)
 
     def uncompressed_bytes(self) -> float | None:
-        """Return the bytes that all ranks would send per step without compression; None without compression."""
+        """Return the bytes that all ranks would send per step without compression; None if it is off."""
         return summarise(self.trace, self.run.state, self.run.job).uncompressed_bytes_per_step
 
 
 class ChosenPanel:
-    """Widgets of the chosen trial. The panel only draws; the lab decides what."""
+    """Widgets of the chosen trial. The panel draws the data it receives; the lab decides what to draw."""
 
     def __init__(self) -> None:
         self.head, self.figures, self.words, self.code = (widgets.HTML() for _ in range(4))
@@ -97,18 +103,25 @@ class ChosenPanel:
         return box
 
     def say_what_can_be_done(self, *, run: bool, prune: bool, finished: bool, pinned: bool) -> None:
-        """Enable or disable the buttons."""
+        """Enable or disable the buttons.
+
+        Args:
+            run: Whether the trial has a run to open.
+            prune: Whether it can be pruned here.
+            finished: Whether it can be run again.
+            pinned: Whether it is pinned.
+        """
         self.buttons["open"].disabled = not run
         self.buttons["prune"].disabled = not prune
         self.buttons["again"].disabled = not finished
         self.buttons["pin"].description = "Unpin" if pinned else "Pin"
 
     def draw_run(self, watched: Watched | None) -> None:
-        """Draw the loss of the run and the bytes that it sent."""
+        """Draw the loss of the run and the bytes that it sent, by collective."""
         has_steps = watched is not None and bool(watched.trace.steps)
         self._plots.layout.display = None if has_steps else "none"
         if watched is None or not has_steps:
-            told = "No step of it has been finished yet." if watched is not None else ""
+            told = "It has not finished a step yet." if watched is not None else ""
             self.words.value = f'<div class="ss-words">{told}</div>' if told else ""
             return
         self.loss.figure = _loss_spec(watched.trace)
@@ -120,7 +133,7 @@ class ChosenPanel:
         self.words.value = f'<div class="ss-words">{safe(_collectives.collectives_text(info))}</div>'
 
     def show_code(self, job: Job | None) -> None:
-        """Show the job as Python code to copy; None removes it."""
+        """Show the job as Python code to copy; None clears the code."""
         if job is None:
             self.code.value = ""
             return
@@ -131,7 +144,7 @@ class ChosenPanel:
 
 
 def _loss_spec(trace: Trace) -> dict[str, Any]:
-    """Return a Plotly figure of the training loss, faint as measured and bold as a moving average, as JSON."""
+    """Return the training loss as Plotly JSON: a faint line as measured, a bold one for the moving average."""
     curve = loss_info([trace]).curves[0]
     colour = theme.strategy_colour(trace.strategy)
     looks = ((curve.values, 1, 0.4, "as measured"), (curve.smooth, 2.2, 1.0, "moving average"))

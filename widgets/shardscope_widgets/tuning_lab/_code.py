@@ -13,14 +13,14 @@ from shardscope.spec.units import Kind, bit_rate_text, parse, seconds_text
 from shardscope.spec.user_code import UserCode, label_of
 
 _SHORT = {"Batch": "global_batch"}
-"""Parts of a job that can be given as the value of this field alone."""
+"""Parts of a job that can be written as the value of a single field, with the name of that field."""
 _UNITS: Mapping[str, tuple[Kind, Callable[[float], str], tuple[str, ...]]] = {
     "bandwidth": ("bytes/s", bit_rate_text, ("Mbit/s", "Gbit/s", "MB/s", "GB/s")),
     "latency_s": ("s", seconds_text, ("ms", "us", "s")),
 }
-"""Fields of a link: dimension, formatter, and units to try if the formatted text does not give the same number."""
+"""Fields of a link: dimension, formatter, and units to try if the formatted text does not parse to the same number."""
 _ASKED = {"latency_s": "latency"}
-"""Argument names that differ from the names of the fields."""
+"""Names of arguments that differ from the names of their fields."""
 
 
 def job_code(job: Job) -> str:
@@ -70,7 +70,7 @@ def _is_short(strategy: Strategy) -> bool:
 
 
 def _method(value: Method) -> str:
-    """Return a method by its name; a user-defined one by its class, which the code of a job does not define."""
+    """Return the code of a method: its name, or for a user-defined one a call of its class, which is not included."""
     given = [f"{field}={_code(each)}" for field, each in value.changed.items()]
     if value.user_code is not None and value.is_here:
         return f"{type(value).__name__}({', '.join(given)})"
@@ -88,7 +88,7 @@ def _part(value: Spec) -> str:
 
 
 def _field(owner: Spec, name: str, value: Any) -> str:
-    """Return a field's code; fields of a link with units, if the text gives exactly the same number."""
+    """Return the code of a field; fields of a link have units if the text parses to exactly the same number."""
     if not isinstance(owner, Link) or name not in _UNITS:
         return _code(value)
     kind, write, units = _UNITS[name]

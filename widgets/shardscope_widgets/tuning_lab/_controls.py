@@ -1,4 +1,4 @@
-"""Controls of the Tuning Lab for job, search and objectives, each bound to the trait of its name."""
+"""Controls of the Tuning Lab for job, study and objectives, each synchronised with the trait of the same name."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ JOB = ("model", "data", "strategy", "world_size", "global_batch", "steps", "band
 DEFAULT_ACROSS = "seconds"
 STUDY = ("name", "trials", "parallel", "sampler")
 LINK = ("is_relinked", "on_bandwidth", "on_latency")
-"""Controls of the link that finished trials are re-projected onto."""
+"""Controls of the link for which times of finished trials are projected."""
 AXES = ("y", "x", "colour")
-"""Controls of the axes and the colour of the front."""
+"""Controls of the axes and the colour in the plot of the front."""
 
 
 def job_controls(choices: JobChoices) -> dict[str, widgets.DOMWidget]:
@@ -31,7 +31,7 @@ def job_controls(choices: JobChoices) -> dict[str, widgets.DOMWidget]:
 
 
 def objectives_picker(own: Sequence[str]) -> SpacePicker:
-    """Return the picker of the objectives, as buttons."""
+    """Return the picker of the objectives, with one button each; `own` are the names of user-defined ones."""
     picker = SpacePicker(
         rows=objective_rows(own), fixed=True, state={"objectives": {"on": True, "picked": []}}
     )
@@ -46,7 +46,15 @@ def objective_rows(own: Sequence[str]) -> list[Mapping[str, Any]]:
 
 
 def usual_axes(objectives: Sequence[str], own: Sequence[str], now: tuple[str, str]) -> tuple[str, str]:
-    """Return the x and y axes; one that the study does not minimise gives way, x only if it is a default."""
+    """Return the objectives for the x and y axes.
+
+    An axis that the study does not minimise is replaced, x only if it is still a default.
+
+    Args:
+        objectives: Objectives of the study.
+        own: Names of user-defined objectives.
+        now: Current x and y.
+    """
     x, y = now
     quality = next((name for name in objectives if name in (*QUALITIES, *own)), None)
     if quality is not None and y not in objectives:

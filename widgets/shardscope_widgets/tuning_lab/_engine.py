@@ -1,4 +1,4 @@
-"""The thread that runs a study's trials, so that the kernel stays free; one per study and kernel."""
+"""The thread that runs a study's trials, so that the kernel stays responsive; one per study and kernel."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KNOWN: dict[tuple[str, str, str], Engine] = {}
 
 
 def engine_of(root: object, storage: object, name: str) -> Engine:
-    """Return the engine of a study; labs of the same kernel share it, so a cell that is rerun finds it running."""
+    """Return the engine of a study; labs in the same kernel share it, so a re-run cell finds it still running."""
     return _KNOWN.setdefault((str(root), str(storage), name), Engine())
 
 
@@ -27,8 +27,8 @@ class Engine:
     """Calls the driver repeatedly until all trials are done or it is stopped.
 
     Attributes:
-        session: Session that runs or ran last; None before the first.
-        error: Exception that ended it; None if it ended normally.
+        session: Session that is running or ran last; None before the first.
+        error: Exception that ended the thread; None if it ended normally.
     """
 
     def __init__(self) -> None:
@@ -49,19 +49,20 @@ class Engine:
         return self.is_running and self._stopping.is_set()
 
     def live(self) -> dict[int, TrialMetrics]:
-        """Return the current figures of the trials that run here, by number."""
+        """Return the current metrics of the trials running in this kernel, by trial number."""
         if self.session is None or not self.is_running:
             return {}
         return {number: live.measured for number, live in list(self.session.driver.live.items())}
 
     def can_prune(self, number: int) -> bool:
-        """Return whether this kernel can stop a trial: it runs here, or waits at a rung."""
+        """Return whether this kernel can stop a trial: it is running here, or paused at a rung."""
         return self.session is not None and self.is_running and self.session.driver.can_prune(number)
 
     def start(self, opened: Callable[[threading.Event], StudySession]) -> None:
-        """Run the session that `opened` returns, in the thread; returns at once.
+        """Start the thread, which opens a session and runs it; return at once.
 
-        `opened` is called with an event that is set when a stop is requested.
+        Args:
+            opened: Function that returns the session. It receives an event that is set when a stop is requested.
         """
         if self.is_running:
             return
@@ -75,7 +76,7 @@ class Engine:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the runs; returns at once (see `wait`). `start` reruns the interrupted trials first."""
+        """Request a stop of the runs and return at once (see `wait`). A later `start` reruns cut-off trials first."""
         self._stopping.set()
         if self.session is not None and self.is_running:
             self.session.driver.retry.given_up.set()
@@ -88,7 +89,7 @@ class Engine:
         return not self.is_running
 
     def ask(self, act: Callable[[StudySession], None]) -> None:
-        """Queue an action that runs in the thread between two ticks."""
+        """Queue an action, which the thread runs between two ticks."""
         self._asked.put(act)
 
     def _work(self, opened: Callable[[threading.Event], StudySession]) -> None:
@@ -99,7 +100,7 @@ class Engine:
                     self._stopping.wait(TICK_S)
             finally:
                 session.driver.stop()
-        except NotMeasured:  # stopped before the study was created
+        except NotMeasured:  # stopped before the study existed
             return
         except Exception as error:  # noqa: BLE001 - the lab shows any error of the thread
             self.error = error

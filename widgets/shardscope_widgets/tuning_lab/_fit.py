@@ -1,4 +1,4 @@
-"""Parameter importances, fitted in a background thread: the first fit imports much, and nothing waits for a fit."""
+"""Parameter importances, fitted in a background thread because the first fit imports large modules."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardscope_widgets.figures._trials import TrialInfo
 
 
 class Fit:
-    """Holds the newest fit in `info`; `want` starts another if something has changed."""
+    """Holds the newest fit in `info`; `want` starts another if its inputs have changed."""
 
     def __init__(self) -> None:
         self.info: ImportancesInfo | None = None
@@ -23,7 +23,7 @@ class Fit:
         self._thread: threading.Thread | None = None
 
     def want(self, session: StudySession, trials: Sequence[TrialInfo], objective: str) -> None:
-        """Request importances for this objective from the complete trials; returns at once."""
+        """Request importances for an objective from the complete trials; return at once."""
         values = {
             t.number: t.values[objective] for t in trials if t.state == "complete" and objective in t.values
         }
@@ -38,7 +38,7 @@ class Fit:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait for the running fit."""
+        """Wait for the running fit to end."""
         if self._thread is not None:
             self._thread.join()
 
@@ -47,7 +47,12 @@ class Fit:
 
 
 def fitted(session: StudySession, values: Mapping[int, float]) -> dict[str, float]:
-    """Return Optuna's importances by the names of the space, from the trials with given values."""
+    """Return the parameter importances that Optuna computes, by name of the setting in the search space.
+
+    Args:
+        session: Session of the study.
+        values: Value of the objective by trial number; other trials are ignored.
+    """
     space = session.definition.space
     known = [trial for trial in session.study.get_trials(deepcopy=False) if trial.number in values]
     storage = optuna.storages.InMemoryStorage()

@@ -1,4 +1,4 @@
-"""The job of the controls: the given job with the changes made since."""
+"""The job that the controls describe: the given job with the changes made since."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ FIELDS: dict[str, tuple[str, ...]] = {
     **{kind: (kind, f"{kind}_options") for kind in KINDS},
     "optimizer": ("optimizer", "lr"), "batch": ("global_batch", "micro_batch"), "link": ("bandwidth", "latency"),
 }  # fmt: skip
-"""Fields of a job that controls can change, with the traits that determine them."""
+"""Fields of a job that controls can change, with the traits that determine each."""
 PLAIN = tuple(name for name, traits in FIELDS.items() if traits == (name,) and name not in {"model", "data"})
-"""Fields whose trait has the value of the field itself."""
+"""Fields whose trait holds the value of the field unchanged."""
 FIRST = {"model": "mlp", "data": "digits", "global_batch": 64, "steps": 60}
-"""Defaults if no job is given; a trial takes a second or two."""
+"""Defaults if no job is given; a trial of this job takes a second or two."""
 
 
 class JobOfChoices:
-    """The job of the controls. Fields without a control (a link's exact figures, a user-defined model) stay as given.
+    """The job that the controls describe.
+
+    Values that the controls cannot express (exact link parameters, a user-defined model) stay as given.
 
     Args:
-        choices: Object whose traits the controls are bound to.
+        choices: Object whose traits the controls are synchronised with.
     """
 
     def __init__(self, choices: JobChoices) -> None:
@@ -37,13 +39,13 @@ class JobOfChoices:
         self._before: dict[str, Any] = {}
 
     def take_defaults(self) -> None:
-        """Set the traits that still have their defaults to those of a small job."""
+        """Set the traits that still have their defaults to the values of a small job."""
         for field, value in FIRST.items():
             if getattr(self._choices, field) == JobChoices.class_traits()[field].default_value:
                 setattr(self._choices, field, value)
 
     def take(self, job: Job) -> None:
-        """Set the controls to this job."""
+        """Set the controls to `job`."""
         choices = self._choices
         self.base = job
         for field in ("model", "data"):
@@ -69,7 +71,7 @@ class JobOfChoices:
         return {trait: getattr(self._choices, trait) for traits in FIELDS.values() for trait in traits}
 
     def job(self) -> Job:
-        """Return the job of the controls.
+        """Return the job that the controls describe.
 
         Raises:
             SpecError: The changes are incompatible.

@@ -1,4 +1,4 @@
-"""The Tuning Lab itself: search controls on the left, results of trials on the right, and the wiring between them."""
+"""The Tuning Lab widget: search controls on the left, results of trials on the right, and the callbacks."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ DRAW_RUN_EVERY_S = 0.8
 
 
 class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
-    """Choose a job and a search space, run trials, watch the front grow, and apply a trial from it.
+    """Choose a job and a search space, run trials, watch the Pareto front grow, and use the settings of a trial.
 
-    Constructing it starts nothing. The study is in its storage and its trials are in run directories. After a reload of
-    the page or a restart of the kernel, a new lab of the same name shows the whole study with its original settings and
-    can resume it. A summary below the lab stays readable in a notebook without a kernel.
+    Constructing a lab starts nothing. The study is stored in its storage and its trials in run directories. After a
+    reload of the page or a restart of the kernel, a new lab with the same name shows the whole study with its original
+    settings and can resume it. A summary below the lab stays readable in a notebook without a kernel.
 
     Args:
-        job: What to train; None takes the definition of the study called `name`, or else a small job to start with.
-        space: Search space; None takes the default space for the job, as changed by the controls.
+        job: What to train; None uses the definition of the existing study `name`, or a small job if there is none.
+        space: Search space; None uses the default space for the job, which the controls can change.
         name: Name of the study; model and strategy by default.
-        root: Folder for runs and studies; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
-        storage: An Optuna storage or its URL, for several machines; None keeps a journal file next to the runs.
-        objectives: What to minimise, as for `tune`; your own functions as ``{"loss": None, "mine": f}``.
+        root: Folder for runs and studies; None uses ``$SHARDSCOPE_RUNS`` or ``./runs``.
+        storage: An Optuna storage or its URL, to use several machines; None keeps a journal file next to the runs.
+        objectives: What to minimise, as for `tune`; pass your own functions as ``{"loss": None, "mine": f}``.
         choices: Initial values of any traits, and other arguments of `tune`.
 
     Example:
@@ -64,8 +64,8 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         >>> lab.start()  # what the button does
     """
 
-    status = t.Unicode("", help="What is going on, in words.")
-    problem = t.Unicode("", help="The last error, as HTML; empty when all is well.")
+    status = t.Unicode("", help="Status of the study, in words.")
+    problem = t.Unicode("", help="The last error, as HTML; empty if there is none.")
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
     # Setting up.
 
     def _begin(self, name: str | None, *, asks_trials: bool) -> None:
-        """Take the given job, else the existing study of this name, else a small job."""
+        """Set up from the given job, else the existing study with this name, else a small job."""
         if self._given is not None:
             self._jobs.take(self._given)
         self.set_trait("name", name or ("" if self._given is None else self._usual_name()))
@@ -127,7 +127,12 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         return f"{label_of(job.model)}-{job.strategy.name}"
 
     def _find(self, *, is_shown_as_begun: bool, takes_trials: bool) -> None:
-        """Show the study of this name if there is one; optionally set the controls to its definition."""
+        """Show the study with this name if it exists.
+
+        Args:
+            is_shown_as_begun: Whether to set the controls to the definition of the study.
+            takes_trials: Whether to set the number of trials to that of the study.
+        """
         self._shown, self._trials = None, []
         self._engine: Engine = engine_of(self._root, self._storage, self.name)
         if hasattr(self, "pictures"):
@@ -141,7 +146,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         if is_shown_as_begun:
             self._show_definition(session.definition)
         elif self._space is None and session.definition.batch_range is not None:
-            self._offer(session.definition.space)  # its batch sizes were chosen when it was created
+            self._offer(session.definition.space)  # its batch sizes were chosen when the study was created
 
     def _show_definition(self, definition: Definition) -> None:
         self._given = None
@@ -151,7 +156,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         self._offer(definition.space)
 
     def _offer(self, space: Space | None) -> None:
-        """Make rows for the settings that can be searched, switched on where `space` searches them."""
+        """Create rows for the settings that can be searched; those that `space` searches are switched on."""
         self._rows = _search.rows_of(self.job(), space)
         self.set_trait("search", _search.first_state(self._rows))
 
@@ -211,7 +216,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
 
     @property
     def session(self) -> StudySession | None:
-        """Session of the study; None before there is one."""
+        """Session of the study; None until the study exists."""
         return self._shown.session if self._shown else None
 
     @property
@@ -220,7 +225,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         return self._engine.is_running
 
     def job(self) -> Job:
-        """Return the job of the controls.
+        """Return the job that the controls describe.
 
         Raises:
             SpecError: The choices are incompatible.
@@ -228,11 +233,11 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         return self._jobs.job()
 
     def definition(self) -> Definition:
-        """Return the definition of the study from the controls.
+        """Return the definition of the study that the controls describe.
 
         Raises:
             SpecError: The definition is invalid; the message says why.
-            StudyError: The study of this name has a different definition, or needs your functions again.
+            StudyError: The existing study has a different definition, or user-defined objectives must be passed again.
         """
         checked_name(self.name)
         job, begun = self.job(), self.session.definition if self.session else None
@@ -257,19 +262,21 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         return found
 
     def _own_names(self) -> tuple[str, ...]:
-        """Return the names of the user-defined objectives, also those whose functions were not given again."""
+        """Return the names of the user-defined objectives, including those whose functions were not passed again."""
         begun = self.session.definition.own if self.session else ()
         return tuple(dict.fromkeys([*begun, *self._own]))
 
     def start(self) -> None:
-        """Run trials until the study is complete, as the Start button does; returns at once (see `wait`).
+        """Start running trials until the study is complete, as the Start button does; return at once (see `wait`).
 
         Raises:
             ShardscopeError: The definition of the study is invalid.
         """
         definition = self.definition()
         self.problem = ""
-        is_known = self.session is not None and self._given is None  # its definition is then in its storage
+        is_known = (
+            self.session is not None and self._given is None
+        )  # the definition is then read from the storage
         space = None if definition.space == default_space(definition.job) else definition.space
         about = (None, None) if is_known else (definition.job, space)
         functions = {name: self._own.get(name) for name in definition.objectives}
@@ -282,25 +289,28 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         self._say_state()
 
     def stop(self) -> None:
-        """Stop, as the button does; returns at once. Interrupted trials are rerun first when the study is resumed."""
+        """Stop the trials, as the Stop button does, and return at once.
+
+        When the study is resumed, interrupted trials are rerun first.
+        """
         self._engine.stop()
         self._say_state()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until no trials run; return False if they still do after `timeout` seconds."""
+        """Wait until no trials are running; return False if some still are after `timeout` seconds."""
         ended = self._engine.wait(timeout)
         self.refresh()
         return ended
 
     def refresh(self) -> None:
-        """Read the study and draw everything now, instead of at the next beat."""
+        """Read the study and redraw everything now instead of at the next tick of the clock."""
         with self._guard.run():
             self._looked_at = self._drew_run_at = 0.0
             self._update()
             self._draw()
 
     def close(self) -> None:
-        """Close the lab and stop its trials; the study stays and can be resumed."""
+        """Close the lab and stop its trials; the study is kept and can be resumed."""
         if hasattr(self, "_clock"):
             self._clock.stop()
             self._engine.stop()
@@ -312,7 +322,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
     # What the controls do.
 
     def _replan(self) -> None:
-        """Show what Start would do, or why it is disabled."""
+        """Show what the Start button would do, or why it is disabled."""
         if self._is_setting_up and not hasattr(self, "screen"):
             return
         try:
@@ -353,7 +363,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
             self._engine.session.driver.parallel = self.parallel
 
     def _offer_axes(self) -> None:
-        """Offer every objective as an axis; by default quality is vertical, and a cost, if there is one, horizontal."""
+        """Offer every objective as an axis; by default quality is vertical and a cost, if there is one, horizontal."""
         axes = self.controls["axes"]
         self.x, self.y = _controls.usual_axes(self.objectives, self._own_names(), (self.x, self.y))
         for name, control in axes.items():
@@ -365,7 +375,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
                 control.value = kept if kept in options else options[0]
 
     def _switch_link(self) -> None:
-        """Disable the link sliders unless re-projection is switched on."""
+        """Disable the link sliders unless projection onto another link is switched on."""
         for name in ("on_bandwidth", "on_latency"):
             self.controls["link"][name].disabled = not self.is_relinked
 
@@ -403,7 +413,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
                 raise error
         now = time.monotonic()
         running, before = self.is_running, self._was_running
-        self._was_running = running  # one more look after the end, to see its changes
+        self._was_running = running  # read once more after the end, to catch the last changes
         due = running or before or now - self._looked_at > LOOK_AT_OTHERS_EVERY_S
         if self._shown is not None and due:
             self._looked_at = now
@@ -438,7 +448,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         self.screen.space.locked = self.minimise.locked = running
 
     def _draw(self) -> None:
-        """Draw everything that shows all trials, as far as it is visible."""
+        """Draw the visible parts that show all trials."""
         if not self._is_setting_up:
             look = PictureChoices(
                 self.x, self.y, self.colour, self.chosen, self.other_link(), tuple(self.objectives)
@@ -455,6 +465,6 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
     # A result that stays.
 
     def _ipython_display_(self) -> None:
-        """Show the lab, and below it the summary, which stays readable without a kernel."""
+        """Display the lab, and below it the summary, which stays readable without a kernel."""
         display(self._repr_mimebundle_(), raw=True)
         self._summary.show()

@@ -13,25 +13,29 @@ _HERE = files(__package__)
 
 
 class SpacePicker(anywidget.AnyWidget):
-    """Rows of settings; `state` holds which are on and the picked options of each."""
+    """Rows of settings; `state` says which are switched on and which options of each are picked."""
 
     _esm = _HERE.joinpath("space.js").read_text(encoding="utf-8")
     _css = _HERE.joinpath("tuning.css").read_text(encoding="utf-8")
-    rows: t.List[Mapping[str, Any]] = t.List(help="What there is to choose, in order.").tag(sync=True)
-    state = t.Dict(help="By name: whether it is on, and places in its options.").tag(sync=True)
-    hidden: t.List[str] = t.List(help="Names of rows that mean nothing now.").tag(sync=True)
-    locked = t.Bool(help="Whether nothing can be changed.").tag(sync=True)
+    rows: t.List[Mapping[str, Any]] = t.List(help="Settings that can be searched, in order.").tag(sync=True)
+    state = t.Dict(help="By name: whether it is switched on, and indices of the picked options.").tag(
+        sync=True
+    )
+    hidden: t.List[str] = t.List(help="Names of rows that currently have no effect.").tag(sync=True)
+    locked = t.Bool(help="Whether all inputs are disabled.").tag(sync=True)
     fixed = t.Bool(help="Whether the rows cannot be switched off.").tag(sync=True)
 
 
 class TrialTable(anywidget.AnyWidget):
-    """Rows of trials, sorted and filtered in the browser, one of which can be chosen; redrawn cell by cell."""
+    """A table of trials, sorted and filtered in the browser, in which one row can be chosen; updated cell by cell."""
 
     _esm = _HERE.joinpath("trials.js").read_text(encoding="utf-8")
     header = t.List(t.Unicode()).tag(sync=True)
-    texts = t.List(t.Int(), help="Places of the columns that hold words.").tag(sync=True)
-    query = t.Unicode("", help="Which rows to show: words, or columns with bounds such as lr<0.01.").tag(
+    texts = t.List(t.Int(), help="Indices of the columns that hold text.").tag(sync=True)
+    query = t.Unicode("", help="Filter for the rows: words, or columns with bounds such as lr<0.01.").tag(
         sync=True
     )
-    rows: t.List[Mapping[str, Any]] = t.List(help="number, state, cells, and keys to sort by.").tag(sync=True)
-    chosen = t.Int(-1, help="Number of the trial; -1 for none.").tag(sync=True)
+    rows: t.List[Mapping[str, Any]] = t.List(help="Number, state, cells and sort keys of each trial.").tag(
+        sync=True
+    )
+    chosen = t.Int(-1, help="Number of the chosen trial; -1 for none.").tag(sync=True)

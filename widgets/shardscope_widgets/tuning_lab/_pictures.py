@@ -1,4 +1,4 @@
-"""Drawing of trials and of the chosen trial's run: from records to the screen, without repeated work."""
+"""Drawing of all trials and of the chosen trial's run, without repeating work."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from shardscope_widgets.tuning_lab._settings import LINKS
 from shardscope_widgets.tuning_lab._study import Shown
 
 READ_WITHIN_S = 0.06
-"""Seconds per beat for reading finished runs for the link sliders; the rest is read at the next beats."""
+"""Seconds per tick spent on reading finished runs for the link sliders; the rest is read at later ticks."""
 
 
 class PictureChoices(NamedTuple):
-    """Choices of what to display."""
+    """The user's choices of what to display."""
 
     x: str
     y: str
@@ -40,7 +40,7 @@ class PictureChoices(NamedTuple):
 
 
 class Pictures:
-    """Draws, and caches what is costly: runs read for projection, the newest fit, and the watched run."""
+    """Draws trials and caches expensive data: runs read for projection, the newest fit, and the watched run."""
 
     def __init__(self, screen: TuningScreen, guard: Guard) -> None:
         self._screen, self._guard = screen, guard
@@ -61,7 +61,7 @@ class Pictures:
     # All trials.
 
     def draw(self, session: StudySession | None, trials: Sequence[TrialInfo], look: PictureChoices) -> None:
-        """Draw front, curves, table, and the selected page."""
+        """Draw the front, the learning curves, the table and the selected tab."""
         screen = self._screen
         chosen = look.chosen if look.chosen >= 0 else None
         self._link, self._on_link = look.link, self._relinked(trials, look)
@@ -95,7 +95,7 @@ class Pictures:
             self._screen.draw_importances(self._fit.info)
 
     def read_ahead(self, trials: Sequence[TrialInfo]) -> None:
-        """Read finished runs for the link sliders, so that the first move of a slider is fast."""
+        """Read finished runs in advance, so that the first move of a link slider is fast."""
         self.relinker.read_ahead(trials, budget_s=READ_WITHIN_S)
 
     def has_more(self) -> bool:
@@ -137,7 +137,7 @@ class Pictures:
                 self._view.draw(self._watched.trace)
 
     def _watch(self, pieces: tuple[str, ...]) -> None:
-        """Read these runs from where the last look ended; a promoted trial continues in another run."""
+        """Follow these runs, continuing where the last read ended; a promoted trial continues in another run."""
         if self._watched is None or not self._watched.continue_with(pieces):
             self._watched, self._is_unseen = Watched(pieces), True
 
@@ -151,14 +151,14 @@ class Pictures:
         self._screen.chosen.figures.value = figures + alarms_html(record.measured)
 
     def open_run(self) -> None:
-        """Show the run of the chosen trial as the Training Lab does, from the next drawing on."""
+        """Show the run of the chosen trial as in the Training Lab, from the next redraw on."""
         if self._view is None:
             self._view = RunView(self._guard)
         self._screen.run_box.children = (self._view.box,)
         self._is_opened = True
 
     def leave_run(self) -> None:
-        """Clear the run when another trial is chosen."""
+        """Remove the run from the display, because another trial was chosen."""
         self._watched, self._told, self._is_unseen = None, None, True
         self._is_opened = False
         self._screen.run_box.children = ()

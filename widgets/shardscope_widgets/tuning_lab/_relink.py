@@ -1,4 +1,4 @@
-"""Projection of finished trials onto another link, without new runs, and the cache of runs for it."""
+"""Projection of the times of finished trials onto another link without new runs, with a cache of the runs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from shardscope.runtime.run import Run
 from shardscope.spec import Link
 from shardscope_widgets.figures._trials import TrialInfo, with_front
 
-PENDING = "its time on this link is being worked out"
-UNFINISHED = "it is projected once it has ended"
+PENDING = "its time on this link is being computed"
+UNFINISHED = "its time is projected once it has ended"
 _FINISHED = ("complete", "pruned")
 
 
@@ -30,7 +30,7 @@ def relinked(
     Args:
         trials: Trials as measured.
         objectives: Objectives of the study, for the front.
-        step_on_link: Returns the seconds of a trial's step on the link, or why they are unknown.
+        step_on_link: Function that returns the step time of a trial on the link in seconds, or why it is unknown.
     """
     return with_front([_moved(trial, step_on_link) for trial in trials], objectives)
 
@@ -46,10 +46,10 @@ def _moved(trial: TrialInfo, step_on_link: Callable[[TrialInfo], float | str]) -
 
 
 class Relinker:
-    """Projects the runs of a study onto links.
+    """Projects the step times of a study's runs onto links.
 
-    Each run is read once and simulated once on all links of the grid. A link of the grid is then a look-up; any other
-    link costs about as much as the whole grid.
+    Each run is read once and simulated once for all links of a grid. Projection onto a link of the grid is then a
+    look-up; any other link costs about as much as the whole grid.
 
     Args:
         links: Links whose bandwidths and latencies, in all combinations, form the grid.
@@ -73,7 +73,10 @@ class Relinker:
     def onto(
         self, trials: Sequence[TrialInfo], objectives: Collection[str], link: Link, *, budget_s: float = 60.0
     ) -> list[TrialInfo]:
-        """Return the trials on this link; those that could not be read within `budget_s` are `PENDING` until later."""
+        """Return the trials with times projected onto `link`.
+
+        Trials that could not be read within `budget_s` seconds have the note `PENDING`.
+        """
         self.read_ahead(trials, budget_s=budget_s)
 
         def step(trial: TrialInfo) -> float | str:
@@ -100,14 +103,14 @@ class Relinker:
 
 
 class Known(NamedTuple):
-    """One run, and its seconds per step on every link of the grid."""
+    """One run, and its step time in seconds on every link of the grid (bandwidth by latency)."""
 
     projector: Projector
     table: NDArray[np.float64]
 
 
 def notes_of(trials: Sequence[TrialInfo]) -> dict[str, list[int]]:
-    """Return the numbers of the trials that have no time on the link, by reason."""
+    """Return the numbers of the trials that have no projected time, by reason."""
     found: dict[str, list[int]] = {}
     for trial in trials:
         if trial.note:

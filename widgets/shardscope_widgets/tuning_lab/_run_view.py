@@ -12,7 +12,7 @@ from shardscope_widgets.training_lab.panels import Panels
 
 
 class RunView:
-    """View of one run; created when a run is first opened, as its figures are the largest of all."""
+    """View of one run; created only when a run is first opened, because its figures are large."""
 
     def __init__(self, guard: Guard) -> None:
         self.live, self.panels = LiveView(), Panels()
@@ -23,7 +23,7 @@ class RunView:
             control.observe(guard.callback(self._redraw), "value")
 
     def draw(self, trace: Trace) -> None:
-        """Draw this run."""
+        """Draw the run `trace`."""
         self._trace = trace
         self.live.draw_overview([trace], run_looks([trace.strategy]))
         self._redraw()

@@ -1,4 +1,4 @@
-"""Display and layout of the Tuning Lab. It only draws; the lab decides what."""
+"""Display and layout of the Tuning Lab. It draws the data it receives; the lab decides what to draw."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TABS = ("Trials", "Importances", "Slices", "Together")
 
 
 class TuningScreen:
-    """The widgets of a lab around its controls."""
+    """All widgets of a lab, arranged around its controls."""
 
     def __init__(  # noqa: PLR0917
         self,
@@ -38,8 +38,8 @@ class TuningScreen:
         self.space = SpacePicker()
         self.start = widgets.Button(description="Start", icon="play", button_style="primary")
         self.stop = widgets.Button(description="Stop", icon="stop", disabled=True)
-        self.start.tooltip = "Run trials until the study has all"
-        self.stop.tooltip = "Stop the trials that run; they are run again, first, when the study goes on"
+        self.start.tooltip = "Run trials until the study is complete"
+        self.stop.tooltip = "Stop the running trials; they are rerun first when the study continues"
         names = (
             "plan",
             "status",
@@ -84,8 +84,8 @@ class TuningScreen:
         buttons = _classed(widgets.HBox([self.start, self.stop]), "ss-buttons")
         left = widgets.VBox(
             [
-                _heading("Job"), _grid(job), options, _heading("Search", "by real runs"), self.space, _heading("Study"),
-                _grid(study), objectives, buttons, self.plan,
+                _heading("Job"), _grid(job), options, _heading("Search", "with real runs"), self.space,
+                _heading("Study"), _grid(study), objectives, buttons, self.plan,
             ]
         )  # fmt: skip
         bar = _classed(widgets.HBox(list(axes.values())), "ss-bar")
@@ -103,7 +103,7 @@ class TuningScreen:
         return Frame(title="Tuning Lab", about=ABOUT), main
 
     def say_plan(self, text: str, *, is_possible: bool) -> None:
-        """Show what Start would do, or why it is disabled."""
+        """Show what the Start button would do, or why it is disabled."""
         self.plan.value = f'<div class="ss-note{"" if is_possible else " bad"}">{safe(text)}</div>'
 
     def say_status(self, text: str, state: str) -> None:
@@ -111,7 +111,7 @@ class TuningScreen:
         self.status.value = f'<div class="ss-status {state}" role="status"><span>{safe(text)}</span></div>'
 
     def draw_front(self, info: _front.FrontInfo, link: str, notes: Mapping[str, Sequence[int]]) -> None:
-        """Draw the front, and the text on the effect of the link sliders."""
+        """Draw the front, and the text about the effect of the link sliders."""
         self.link_words.value = _note(_words.link_text(link, notes))
         if self._is_new("front", info):
             self.front.figure = _front.front_spec(info)
@@ -123,7 +123,7 @@ class TuningScreen:
             self.curves.figure = _trial_curves.trial_curves_spec(info)
 
     def draw_table(self, trials: Sequence[TrialInfo], objectives: Sequence[str], chosen: int) -> None:
-        """Draw the table of trials, and the text on impossible ones."""
+        """Draw the table of trials, and the text about impossible trials."""
         info = table_info(trials, objectives)
         if self._is_new("table", (info, chosen)):
             with self.table.hold_sync():
@@ -132,7 +132,7 @@ class TuningScreen:
             self.impossible.value = _note(_words.impossible_text(trials))
 
     def draw_slices(self, trials: Sequence[TrialInfo], space: Space, objective: str, chosen: int) -> None:
-        """Draw the objective over each setting."""
+        """Draw the objective against each setting."""
         info = _slices.slices_info(trials, space, objective=objective, chosen=chosen)
         if self._is_new("slices", info):
             self.slices.figure = _slices.slices_spec(info)
@@ -146,7 +146,7 @@ class TuningScreen:
             self.parallel_words.value = _note(_parallel.parallel_text(info))
 
     def draw_importances(self, info: _importances.ImportancesInfo | None) -> None:
-        """Draw the importances of settings; None during the first fit."""
+        """Draw the importances of settings; `info` is None during the first fit."""
         if info is None:
             self.fit_words.value = _note("Fitting …")
         elif self._is_new("importances", info):
@@ -155,7 +155,7 @@ class TuningScreen:
             self.importances.layout.display = None if info.names else "none"
 
     def forget(self) -> None:
-        """Redraw everything at the next call."""
+        """Make the next calls redraw everything."""
         self._drawn = {}
 
     def _is_new(self, name: str, info: Any) -> bool:

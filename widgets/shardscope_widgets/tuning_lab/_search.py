@@ -1,7 +1,7 @@
-"""Settings that can be searched, as rows to switch on and narrow, and the space that they make. No widgets here.
+"""Settings that can be searched, as rows to switch on and narrow, and the resulting search space. No widgets here.
 
-A row offers discrete values: a range picks two of them, choices pick any. The settings of the study's default space are
-on at first; all others that suit the job are offered, switched off.
+A row offers discrete values: a range picks two of them, choices pick any number. The settings of the study's default
+space are switched on initially; all others that suit the job are offered but switched off.
 """
 
 from __future__ import annotations
@@ -43,11 +43,16 @@ class SpaceRow(NamedTuple):
     log: bool
     is_on: bool
     picked: tuple[int, ...]
-    """Indices in `options`: any number for choices, both ends for a range."""
+    """Indices of the picked `options`: any number for choices, both ends for a range."""
 
 
 def rows_of(job: Job, space: Space | None = None) -> list[SpaceRow]:
-    """Return all rows for a job; those on are in `space`, or in the default space of a study of this job."""
+    """Return all rows for a job.
+
+    Args:
+        job: The job.
+        space: Search space whose settings are switched on; None uses the default space of a study of `job`.
+    """
     given = space if space is not None else default_space(job)
     offered = dict(_offers(job))
     names = sorted({**given.parameters, **offered}, key=_order)
@@ -73,7 +78,7 @@ def _order(name: str) -> tuple[int, str, bool, str]:
 
 
 def _offers(job: Job) -> Iterator[tuple[str, Parameter]]:
-    """Yield the parameters that can be searched in addition."""
+    """Yield (name, parameter) for every setting that the lab offers for this job."""
     optimizers = registry.names(Optimizer)
     yield "optimizer", Choices(values=optimizers)
     for name in optimizers:
@@ -123,7 +128,7 @@ def _powers(ends: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 def _steps(parameter: Between) -> tuple[float | int, ...]:
-    """Return round numbers in and around an interval, and both of its exact ends."""
+    """Return round numbers in and around an interval, and its two exact ends."""
     low, high = parameter.low, parameter.high
     found: list[float | int] = [low, high]
     if parameter.is_whole:
@@ -138,12 +143,12 @@ def _steps(parameter: Between) -> tuple[float | int, ...]:
 
 
 def first_state(rows: Sequence[SpaceRow]) -> State:
-    """Return the initial state: what is on and picked in each row."""
+    """Return the initial state: whether each row is on, and which options are picked."""
     return {row.name: {"on": row.is_on, "picked": list(row.picked)} for row in rows}
 
 
 def hidden(rows: Sequence[SpaceRow], state: State, job: Job) -> list[str]:
-    """Return the rows without effect: settings of a choice that is not picked."""
+    """Return the names of rows without effect: settings that belong to a choice that is not picked."""
     by_name = {row.name: row for row in rows}
     found = []
     for row in rows:
@@ -159,10 +164,10 @@ def hidden(rows: Sequence[SpaceRow], state: State, job: Job) -> list[str]:
 
 
 def space_of(rows: Sequence[SpaceRow], state: State, job: Job) -> Space:
-    """Return the space of the rows that are switched on.
+    """Return the search space given by the rows that are switched on.
 
     Raises:
-        SpecError: No row is on, or one has no value or an empty range.
+        SpecError: No row is switched on, or a row has no value or an empty range.
     """
     away = set(hidden(rows, state, job))
     parameters = {
@@ -171,7 +176,7 @@ def space_of(rows: Sequence[SpaceRow], state: State, job: Job) -> Space:
         if state[row.name]["on"] and row.name not in away
     }
     if not parameters:
-        raise SpecError("nothing is searched; switch on at least one setting")
+        raise SpecError("no setting is searched; switch on at least one")
     return Space(parameters=parameters)
 
 
@@ -179,12 +184,14 @@ def _parameter(row: SpaceRow, picked: Sequence[int]) -> Parameter:
     values: list[Any] = [row.options[place] for place in picked]
     if row.kind == "choices":
         if not values:
-            raise SpecError(f"{row.label}: no choice is picked; pick at least one, or switch it off")
+            raise SpecError(
+                f"{row.label}: nothing is picked; pick at least one option, or switch the setting off"
+            )
         return Choices(values=tuple(values))
     low, high = values
     if low >= high and row.kind == "range":
         raise SpecError(
-            f"{row.label}: {text_of(low)} to {text_of(high)} is not a range; let it end above where it begins"
+            f"{row.label}: {text_of(low)} to {text_of(high)} is not a range; choose an upper end above the lower end"
         )
     if row.kind == "powers":
         return PowersOfTwo(low, high)
@@ -199,7 +206,7 @@ def text_of(value: Value) -> str:
 
 
 def as_shown(rows: Sequence[SpaceRow]) -> list[Mapping[str, Any]]:
-    """Return the rows as JSON for the widget."""
+    """Return the rows as JSON-compatible values for the widget."""
     return [
         {
             "name": row.name, "label": row.label, "options": [text_of(value) for value in row.options],

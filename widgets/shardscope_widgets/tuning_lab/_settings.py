@@ -1,4 +1,4 @@
-"""Choices of the Tuning Lab in addition to the job, as traits. No widgets here."""
+"""Choices of the Tuning Lab other than the job, as traits. No widgets here."""
 
 from __future__ import annotations
 
@@ -28,70 +28,70 @@ LINKS = tuple(Link(bandwidth=rate, latency_s=late) for rate in BANDWIDTHS for la
 
 
 class StudyChoices(JobChoices):
-    """One trait per control: setting the trait moves the control, and moving the control sets the trait."""
+    """One trait per control. Setting a trait updates its control, and using the control sets the trait."""
 
     name = own_trait(
-        "", "Study", "Of the study: the same name finds it again, on this machine or in its storage."
+        "", "Study", "Name of the study; the same name opens it again, on this machine or from its storage."
     )
-    objectives = t.List(t.Unicode(), help="What is minimised, all of it.")
-    trials = own_trait(24, "Trials", "Trials that the study is to have in all.", least=1, reach=100_000)
-    parallel = own_trait(1, "At once", "Trials that run at once.", least=1, reach=64)
+    objectives = t.List(t.Unicode(), help="Objectives to minimise.")
+    trials = own_trait(24, "Trials", "Total number of trials in the study.", least=1, reach=100_000)
+    parallel = own_trait(1, "At once", "Number of trials that run at the same time.", least=1, reach=64)
     sampler = own_trait(
         "auto",
         "Sampler",
-        "What chooses settings: by name, or one of Optuna's samplers.",
+        "Sampler that chooses the settings: a name, or an Optuna sampler object.",
         kind="other",
         values=named(SAMPLERS),
     )
     search = t.Dict(
-        help="By name of a setting: whether it is searched, and the places picked of its options."
+        help="By name of a setting: whether it is searched, and the indices of its picked options."
     )
-    x = own_trait("seconds", "Across", "The objective across.", values=named(OBJECTIVES))
-    y = own_trait("loss", "Up", "The objective up.", values=named(OBJECTIVES))
-    colour = own_trait("bytes", "Colour", "The objective that colours.", values=named(OBJECTIVES))
+    x = own_trait("seconds", "x-axis", "Objective on the x-axis.", values=named(OBJECTIVES))
+    y = own_trait("loss", "y-axis", "Objective on the y-axis.", values=named(OBJECTIVES))
+    colour = own_trait("bytes", "Colour", "Objective shown as colour.", values=named(OBJECTIVES))
     is_relinked = own_trait(
         False,
         "Another link",
-        "Show the times of finished trials as they would be on another link; nothing runs anew.",
+        "Show the times of finished trials as projected onto another link, without new runs.",
     )
     on_bandwidth = own_trait(
         "100 Mbit/s",
         "Bandwidth",
-        "Of the other link: what each rank may send and receive a second.",
+        "Bandwidth of the other link, at which each rank sends and receives.",
         values=named(BANDWIDTHS),
         slider="s",
     )
     on_latency = own_trait(
         "1 ms",
         "Latency",
-        "Of the other link: how long every message takes besides.",
+        "Extra latency of every message on the other link.",
         values=named(LATENCIES),
         slider="s",
     )
-    chosen = t.Int(-1, help="Number of the trial that is looked at; -1 for none.")
-    applied = t.Instance(Job, allow_none=True, help="The job of the trial that was last applied.")
+    chosen = t.Int(-1, help="Number of the trial that is shown; -1 for none.")
+    applied = t.Instance(Job, allow_none=True, help="Job of the trial that was last applied.")
 
     def choose(self, choices: Mapping[str, Any]) -> dict[str, Any]:
-        """Set the named traits, as in ``{"lr": 0.01}``; return the rest, which are arguments of `StudySession.open`.
+        """Set the named traits, as in ``{"lr": 0.01}``, and return the remaining arguments for `StudySession.open`.
 
         Raises:
-            TypeError: A name is neither a trait nor such an argument.
+            TypeError: A name is neither a trait nor an argument of `StudySession.open`.
         """
         if not isinstance(choices, Mapping):
             raise TypeError(
-                f"lab.choose({choices!r}) names no setting; write lab.choose({{'lr': 0.01}}), or lab.chosen = 2 to "
-                "look at trial 2"
+                f"lab.choose({choices!r}) needs a mapping; write lab.choose({{'lr': 0.01}}), or lab.chosen = 2 to "
+                "show trial 2"
             )
         traits = {*JobChoices.class_own_traits(), *StudyChoices.class_own_traits()} - {"applied"}
         passed = set(inspect.signature(StudySession.open).parameters) - {"job", "space", "name"}
         for field, value in choices.items():
             if field not in traits | passed:
                 known = ", ".join(sorted(traits | passed))
-                raise TypeError(f"TuningLab has no choice {field!r}; there are {known}")
+                raise TypeError(f"TuningLab has no option {field!r}; use one of {known}")
             if field in traits:
                 setattr(self, field, value)
         return {field: value for field, value in choices.items() if field not in traits}
 
     def other_link(self) -> Link | None:
-        """Return the link that times are re-projected onto; None for times as measured."""
+        """Return the link onto which times are projected; None for times as measured."""
         return Link(bandwidth=self.on_bandwidth, latency_s=self.on_latency) if self.is_relinked else None

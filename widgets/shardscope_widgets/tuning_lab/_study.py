@@ -1,4 +1,4 @@
-"""The study that a lab shows: lookup by name, its trials, and the steps of each."""
+"""The study that a lab shows: lookup by name, its trials, and the planned steps of each trial."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ from shardscope_widgets.figures._trials import TrialInfo, trials_info
 
 
 def reopened(name: str, storage: Any, root: Path | None, own: Mapping[str, Any]) -> StudySession | None:
-    """Open the existing study of this name; return None, without creating anything, if there is none.
+    """Open the existing study with this name; if there is none, return None without creating anything.
 
-    Placeholders replace user-defined functions that `own` lacks: the study can be viewed, and `missing` lists them.
+    Placeholders replace user-defined objectives that are not in `own`, so that the study can at least be viewed;
+    `missing` lists them.
 
     Raises:
-        ShardscopeError: The storage does not answer, or another program created the study.
+        ShardscopeError: The storage does not respond, or the study was created by another program.
     """
     place = place_of(name, root)
     if storage is None and not journal_of(place).is_file():
@@ -39,11 +40,11 @@ def reopened(name: str, storage: Any, root: Path | None, own: Mapping[str, Any])
 
 
 def _stand_in(run: Run) -> float:
-    raise StudyError(f"the objective of {run.id} is a function that was not given again")
+    raise StudyError(f"the objective of {run.id} is a function that was not passed again")
 
 
 def missing(session: StudySession | None, own: Mapping[str, Any]) -> str | None:
-    """Return a sentence on the functions to give again before the study can resume; None if none is missing."""
+    """Return a sentence about the functions that must be passed again to resume the study; None if none is missing."""
     lacking = [name for name in session.definition.own if name not in own] if session is not None else []
     if session is None or not lacking:
         return None
@@ -51,13 +52,13 @@ def missing(session: StudySession | None, own: Mapping[str, Any]) -> str | None:
         f"{name!r}: {name if name in lacking else None}" for name in session.definition.objectives
     )
     return (
-        f"study {session.study.study_name!r} minimises {', '.join(lacking)} by a function of yours, which is needed "
-        f"to go on: give objectives={{{given}}}"
+        f"study {session.study.study_name!r} minimises {', '.join(lacking)} using your own function, which must be "
+        f"passed again to continue: use objectives={{{given}}}"
     )
 
 
 class Shown:
-    """A session whose trials are read repeatedly."""
+    """A session whose trials are read repeatedly, for display."""
 
     def __init__(self, session: StudySession) -> None:
         self.session = session
@@ -81,4 +82,4 @@ class Shown:
         try:
             return apply(definition.job, record.params, equal=definition.equal).steps
         except SpecError:
-            return definition.job.steps  # the trial was impossible, and takes no steps
+            return definition.job.steps  # the trial was impossible, so it takes no steps

@@ -1,4 +1,4 @@
-"""Summary of a study below the lab, as a table and text; it stays in a saved or exported notebook."""
+"""Summary of a study below the lab, as a table and text that remain in a saved or exported notebook."""
 
 from __future__ import annotations
 
@@ -30,12 +30,19 @@ class StudySummary:
         self._told_at = 0.0
 
     def show(self) -> None:
-        """Create the display, below the cell's output so far."""
+        """Create the display below the output that the cell has so far."""
         self._display_id = self._display_id or uuid4().hex
         display(HTML(self.html), display_id=self._display_id)
 
     def tell(self, shown: Shown, trials: Sequence[TrialInfo], wanted: int, *, is_running: bool) -> None:
-        """Update the summary if a trial has ended or the state has changed, at most every few seconds."""
+        """Update the summary if a trial has ended or the state has changed, at most every few seconds during a run.
+
+        Args:
+            shown: The study.
+            trials: Its trials.
+            wanted: Total number of trials requested.
+            is_running: Whether this kernel is running trials.
+        """
         name, definition = shown.session.study.study_name, shown.session.definition
         ended = tuple((t.number, t.state, t.is_pinned) for t in trials if t.state in _ENDED)
         asked = (name, wanted, is_running, ended)
@@ -63,7 +70,7 @@ def summary_html(
     )
     words = [report.verdict] if front else []
     if len(front) > _ROWS:
-        words.append(f"{len(front) - _ROWS} more are on the front.")
+        words.append(f"{len(front) - _ROWS} more trials are on the front.")
     note = note_of(report.by_noise)
     if note is not None:
         words.append(note)

@@ -10,13 +10,13 @@ from shardscope_widgets.tuning_lab._words import state_of
 
 
 class TableInfo(NamedTuple):
-    """The whole table."""
+    """Contents of the whole table."""
 
     header: tuple[str, ...]
     texts: tuple[int, ...]
     """Indices of the columns that hold text, not numbers."""
     rows: tuple[Mapping[str, Any], ...]
-    """Number, state, cells and sort keys of each trial; keys are in seconds and bytes, whatever unit a cell shows."""
+    """Number, state, cells and sort keys of each trial; keys are in seconds and bytes, regardless of the unit shown."""
 
 
 def table_info(trials: Sequence[TrialInfo], objectives: Sequence[str]) -> TableInfo:
@@ -48,7 +48,7 @@ def _row(
 
 
 def _settings(trial: TrialInfo) -> dict[str, Any]:
-    """Return values by short name; as text if two settings share the name or the value is not a number."""
+    """Return values by short name, as text if two settings share the name or the value is not a number."""
     found: dict[str, Any] = {}
     for name, value in trial.params:
         short = short_name(name)

@@ -1,4 +1,4 @@
-"""Texts of the Tuning Lab: what Start would do, the progress of the study, the results of a trial."""
+"""Texts of the Tuning Lab: what the Start button would do, the progress of the study, the results of a trial."""
 
 from __future__ import annotations
 
@@ -15,22 +15,31 @@ _SHOWN = 6
 
 
 def plan_text(definition: Definition, trials: int, known: int, *, is_running: bool = False) -> str:
-    """Return the sentence on what Start would do."""
+    """Return a description of what the Start button would do.
+
+    Args:
+        definition: Definition of the study.
+        trials: Total number of trials requested.
+        known: Number of trials that the study already has.
+        is_running: Whether trials are running.
+    """
     job = definition.job
     what = f"{plural(len(definition.space.parameters), 'setting')} of {label_of(job.model)} on {label_of(job.data)}"
-    each = f"Each is a real run: {plural(job.steps, 'step')} on {plural(job.world_size, 'rank')} as the job stands."
+    each = f"Each is a real run: {plural(job.steps, 'step')} on {plural(job.world_size, 'rank')} with the current job."
     if is_running:
         return f"Searches {what}. {each}"
     if known >= trials:
-        return f"Searches {what}. All {plural(trials, 'trial')} are there; raise the number to go on."
+        return f"Searches {what}. The study already has all {plural(trials, 'trial')}; raise the number to continue."
     goes = (
-        f"{known} of {trials} trials are there; Continue runs the rest" if known else plural(trials, "trial")
+        f"The study has {known} of {trials} trials; Continue runs the rest"
+        if known
+        else plural(trials, "trial")
     )
     return f"Searches {what}. {goes}. {each}"
 
 
 def counts(trials: Sequence[TrialInfo]) -> dict[str, int]:
-    """Return the number of trials in each state; of trials that do not count, only impossible ones are included."""
+    """Return the number of trials in each state; trials that do not count are omitted unless they are impossible."""
     found: dict[str, int] = {}
     for trial in trials:
         if trial.is_counted or trial.state == "impossible":
@@ -44,7 +53,7 @@ def status_text(name: str, trials: Sequence[TrialInfo], wanted: int, doing: str)
     Args:
         name: Name of the study.
         trials: Trials of the study.
-        wanted: Number of trials that the study is to have.
+        wanted: Total number of trials requested.
         doing: ``running``, ``stopping`` or ``idle``.
     """
     found = counts(trials)
@@ -61,7 +70,7 @@ def status_text(name: str, trials: Sequence[TrialInfo], wanted: int, doing: str)
     verb = {"running": "is running", "stopping": "is stopping"}.get(doing) or (
         "has finished" if done >= wanted else "is stopped"
     )
-    return f"Study {name} {verb}: {done} of {wanted} trials; {listed(parts) or 'none begun'}."
+    return f"Study {name} {verb}: {done} of {wanted} trials; {listed(parts) or 'none started'}."
 
 
 def state_of(trial: TrialInfo) -> str:
@@ -69,14 +78,14 @@ def state_of(trial: TrialInfo) -> str:
     if trial.state == "running":
         return f"step {trial.done} of {trial.steps}"
     if trial.state == "failed" and not trial.is_counted:
-        return "run again"
+        return "rerun"
     if trial.state == "complete" and trial.is_front:
         return "front"
     return trial.state
 
 
 def chosen_html(trial: TrialInfo, objectives: Sequence[str]) -> str:
-    """Return heading, values and settings of the chosen trial as HTML."""
+    """Return the heading, settings and objective values of the chosen trial as HTML."""
     values = [(title_of(n), objective_text(n, trial.values[n])) for n in objectives if n in trial.values]
     chips = [
         f"<span>{safe(short)} <b>{safe(text)}</b></span>" for short, text in [*_settings(trial), *values]
@@ -95,20 +104,27 @@ def _settings(trial: TrialInfo) -> list[tuple[str, str]]:
 
 
 def figures_html(job: Job, measured: TrialMetrics | None, formula: float | None, projected: str) -> str:
-    """Return measured and predicted figures of a trial as a small HTML table."""
+    """Return measured and predicted values of a trial as a small HTML table; empty before the first step.
+
+    Args:
+        job: Job of the trial.
+        measured: Its measurements; None if it has none.
+        formula: Bytes per step without compression; None if not compressed.
+        projected: Step time on the chosen link, as text; empty for times as measured.
+    """
     if measured is None or measured.step_s is None:
         return ""
-    parts = [("a step took", seconds_text(measured.step_s))]
+    parts = [("step time", seconds_text(measured.step_s))]
     if measured.compute_s is not None:
         parts.append(("of which computing", seconds_text(measured.compute_s)))
     if job.compression.is_on:
-        parts.append(("packing, unpacking", seconds_text(measured.codec_s)))
+        parts.append(("packing and unpacking", seconds_text(measured.codec_s)))
     if projected:
         parts.append(("on the chosen link, projected", projected))
-    parts.append(("sent a step, counted", bytes_text(measured.bytes / max(1, measured.steps))))
+    parts.append(("sent per step, counted", bytes_text(measured.bytes / max(1, measured.steps))))
     if formula is not None:
         parts.append(("uncompressed, by formula", bytes_text(formula)))
-    parts.append(("most memory of a rank", bytes_text(measured.memory)))
+    parts.append(("peak memory of a rank", bytes_text(measured.memory)))
     if measured.test is not None:
         parts.append(("loss on the test split", three_digits(measured.test[0])))
     rows = "".join(f'<tr><th scope="row">{safe(name)}</th><td>{safe(text)}</td></tr>' for name, text in parts)
@@ -116,16 +132,21 @@ def figures_html(job: Job, measured: TrialMetrics | None, formula: float | None,
 
 
 def link_text(label: str, notes: Mapping[str, Sequence[int]]) -> str:
-    """Return the sentences on the effect of the link sliders."""
+    """Return sentences about the effect of the link sliders.
+
+    Args:
+        label: Link onto which times are projected; empty for times as measured.
+        notes: Numbers of the trials without a projected time, by reason.
+    """
     if not label:
-        return "Times are as measured. Switch on to see the front as it would be on another link; nothing runs anew."
+        return "Times are as measured. Tick “Another link” to project the front onto one, without new runs."
     told = [
-        f"{_trials(numbers)} {'has' if len(numbers) == 1 else 'have'} no place: {why}"
+        f"{_trials(numbers)} {'has' if len(numbers) == 1 else 'have'} no projected time: {why}"
         for why, numbers in notes.items()
     ]
     return " ".join(
         [
-            f"Times re-projected onto {label}, from computing and packing as measured.",
+            f"Times projected onto {label}, using the measured computing and packing times.",
             *(f"{t}." for t in told),
         ]
     )
@@ -138,7 +159,7 @@ def _trials(numbers: Sequence[int]) -> str:
 
 
 def impossible_text(trials: Sequence[TrialInfo]) -> str:
-    """Return a sentence on impossible trials, grouped by reason; empty if there are none."""
+    """Return a sentence about impossible trials, grouped by reason; empty if there are none."""
     found: dict[str, list[int]] = {}
     for trial in trials:
         if trial.state == "impossible":
@@ -146,4 +167,4 @@ def impossible_text(trials: Sequence[TrialInfo]) -> str:
     if not found:
         return ""
     told = [f"{_trials(numbers)}: {why}" for why, numbers in found.items()]
-    return "Not possible, and cost no run: " + "; ".join(told) + "."
+    return "Impossible, so not run: " + "; ".join(told) + "."

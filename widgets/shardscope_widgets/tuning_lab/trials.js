@@ -11,7 +11,7 @@ function number(text) {
   return found ? Number(found[1]) * (FACTORS[found[2].toLowerCase()] ?? NaN) : NaN;
 }
 
-/** Whether a row meets one term; a column is named as in the heading, spaces left out. */
+/** Whether a row meets one term; a column has the name in its heading, without spaces. */
 function meets(row, term, header) {
   const bound = /^(.+?)(<=|>=|<|>|=)(.+)$/.exec(term);
   const plain = (text) => text.toLowerCase().replace(/[ _]/g, "");
@@ -82,7 +82,7 @@ function render({ model, el }) {
     const [rows, header] = [model.get("rows"), model.get("header")];
     const terms = model.get("query").split(/\s+/).filter(Boolean);
     const left = rows.filter((row) => terms.every((term) => meets(row, term, header)));
-    const text = !rows.length ? "No trial yet." : terms.length ? `${left.length} of ${rows.length} trials` : "";
+    const text = !rows.length ? "No trials yet." : terms.length ? `${left.length} of ${rows.length} trials` : "";
     if (told.textContent !== text) told.textContent = text;
     return left;
   };
