@@ -171,8 +171,8 @@ class ParameterServerRank(RankStrategy):
             self.server.close()
 
     def held(self, optimizer: torch.optim.Optimizer) -> Held:
-        """Tensors by kind: a server's own and its buffers for every worker's gradients, in addition to the worker's."""
-        # a server's threads create the optimizer state at the first update
+        """Return tensors by kind; a server adds its own tensors and its receive buffers to those of the worker."""
+        # a server's threads create the optimizer state in the first update
         with nullcontext() if self.server is None else self.server.state:
             held = {kind: list(tensors) for kind, tensors in super().held(optimizer).items()}
         if self.server is not None:
