@@ -96,7 +96,7 @@ def test_a_jobs_layout_spreads_it_over_as_many_devices(strategy: str) -> None:
 
 
 def test_what_cannot_be_is_refused_with_a_way_out() -> None:
-    with pytest.raises(ss.SpecError, match=r"world_size=4 is not the 8 devices"):
+    with pytest.raises(ss.SpecError, match=r"world_size=4 does not match the 8 devices"):
         ss.predict(job_of(), ss.Cluster.of("a100-80gb"))
     with pytest.raises(ss.SpecError, match=r"layout has no effect on a job"):
         ss.predict(job_of(), CLUSTER, ss.Layout())  # type: ignore[call-overload]

@@ -95,8 +95,8 @@ class TestReport:
     @pytest.mark.parametrize(
         ("strategy", "reason"),
         [
-            ("gossip", "updates parameters of its own"),
-            ("parameter-server:async", "applied as they come in"),
+            ("gossip", "updates its own parameters"),
+            ("parameter-server:async", "applied as they arrive"),
         ],
     )
     def test_what_is_not_equal_by_design_neither_passes_nor_fails_and_says_why(self, strategy, reason):

@@ -1,4 +1,4 @@
-"""Conformance tests for all methods, built-in or user-defined: test classes for pytest, and `check_method`.
+"""Conformance tests for built-in and user-defined methods: test classes for pytest, and `check_method`.
 
     class TestSawtooth(LRScheduleConformance):
         method = Sawtooth
@@ -23,14 +23,14 @@ _CLASSES: tuple[type[MethodConformance], ...] = (
 
 
 def check_method(method: type[Method]) -> None:
-    """Run all conformance tests of its kind on a method; returns if it passes them.
+    """Run all conformance tests for the method's kind; return normally if they all pass.
 
     Args:
         method: The class of the method, such as one defined in a notebook cell.
 
     Raises:
         TypeError: `method` is not a method class.
-        SpecError: The class lacks a member, or its name is taken.
+        SpecError: The class lacks a required member, or its name is already in use.
         AssertionError: The method fails a test; the message names the test.
 
     Example:
@@ -40,7 +40,7 @@ def check_method(method: type[Method]) -> None:
     base = next((cls for cls in _CLASSES if is_class and issubclass(method, cls.kind)), None)
     if base is None:
         raise TypeError(
-            f"{method!r} is not a method; derive it from a kind of methods, such as ss.LRSchedule"
+            f"{method!r} is not a method; derive it from a method base class, such as ss.LRSchedule"
         )
     tests = type(f"Test{method.__name__}", (base,), {"method": method})()
     for name in sorted(name for name in dir(tests) if name.startswith("test_")):

@@ -22,29 +22,32 @@ def _packed(codec: Any, values: torch.Tensor) -> torch.Tensor:
 
 
 def _back(codec: Any, values: torch.Tensor) -> torch.Tensor:
-    back = torch.full_like(values, torch.nan)  # makes elements that are not written visible
+    back = torch.full_like(values, torch.nan)  # makes unwritten elements visible
     codec.decode(_packed(codec, values), back, _SEED)
     return back
 
 
 class CompressionConformance(MethodConformance):
-    """Ranks train with it at its defaults and send the bytes that it states; its codec satisfies `Codec`."""
+    """Test that a method trains with its defaults, sends the number of bytes it declares, and has a valid `Codec`."""
 
     kind = Compression
     strategies: ClassVar[tuple[str, ...]] = ("ring",)
 
     def test_packets_are_as_long_as_it_says(self) -> None:
-        """The codec's packets have the stated length for any number of values."""
+        """Packets have the length given by `packet_bytes` for any number of values."""
         method = self.method()
         if not isinstance(method, PackedCompression):
             return
         codec = method.codec()
         for count in _SIZES:
             told, packed = method.packet_bytes(count), codec.num_bytes(count)
-            assert told == packed, f"packet_bytes({count}) is {told}, and its codec makes {packed} bytes"
+            assert told == packed, f"packet_bytes({count}) is {told}, but its codec makes {packed} bytes"
 
     def test_a_codec_does_what_its_docstrings_say(self) -> None:
-        """For many sizes, 0 included: it is deterministic, leaves its input unchanged, adds, subtracts, keeps zeros."""
+        """For many sizes, including 0, the codec is deterministic, leaves its input unchanged, and keeps zeros.
+
+        Decoding can also add to or subtract from existing values.
+        """
         method = self.method()
         if not isinstance(method, PackedCompression):
             return
@@ -52,26 +55,26 @@ class CompressionConformance(MethodConformance):
         for count in _SIZES:
             self._check_codec(codec, torch.randn(count, generator=torch.Generator().manual_seed(count)))
         if not method.is_a_vote:
-            assert not _back(codec, torch.zeros(_SIZES[-1])).any(), "zeros come back as something else"
-        assert _back(codec, torch.ones(_SIZES[-1])).any(), "nothing comes back of what was packed"
+            assert not _back(codec, torch.zeros(_SIZES[-1])).any(), "zeros are decoded as nonzero values"
+        assert _back(codec, torch.ones(_SIZES[-1])).any(), "ones are decoded as zeros only"
 
     @staticmethod
     def _check_codec(codec: Any, values: torch.Tensor) -> None:
         size, given = values.numel(), values.clone()
         packet = _packed(codec, values)
-        assert torch.equal(values, given), f"encode changes the {size} values that it packs"
+        assert torch.equal(values, given), f"encode changes its input of {size} values"
         assert torch.equal(packet, _packed(codec, values)), "the same values and seed make different packets"
         back, there = _back(codec, values), torch.ones(size)
         codec.decode(packet, there, _SEED, add=True)
-        assert torch.allclose(there, 1 + back), "decode(..., add=True) does not add to what is there"
+        assert torch.allclose(there, 1 + back), "decode(..., add=True) does not add to the existing values"
         left = values.clone()
         codec.subtract(packet, left, _SEED)
         assert torch.allclose(left, values - back, atol=1e-6), (
-            "subtract leaves something else than what is not sent"
+            "subtract does not leave the input minus the decoded values"
         )
 
     def _look_at(self, run: Run) -> None:
-        """Compare each rank's bytes in the last step with `bucket_bytes` of the job's one bucket."""
+        """Compare the bytes that each rank sent in the last step with `bucket_bytes` for the job's only bucket."""
         if not isinstance(run.job.compression, PackedCompression) or run.job.world_size == 1:
             return
         shapes = [(run.events("start", rank=0)[0]["num_params"],)]
@@ -81,5 +84,5 @@ class CompressionConformance(MethodConformance):
             sent = sum(row["sent_bytes"] for row in event["traffic"].values())
             told = int(expected[event["rank"]])
             assert sent == told, (
-                f"rank {event['rank']} sent {sent} bytes in a step, and bucket_bytes says {told}"
+                f"rank {event['rank']} sent {sent} bytes in a step, but bucket_bytes returns {told}"
             )

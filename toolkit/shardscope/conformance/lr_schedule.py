@@ -12,7 +12,7 @@ _STEPS = 50
 
 
 class LRScheduleConformance(MethodConformance):
-    """Learning rates are finite, at least 0 and independent of the order of calls; ranks train with them."""
+    """Test that learning rates are finite, non-negative and independent of call order, and that ranks use them."""
 
     kind = LRSchedule
 
@@ -27,12 +27,12 @@ class LRScheduleConformance(MethodConformance):
                 assert factor >= 0, f"the factor in step {step} of {_STEPS} is {factor}"
 
     def test_nothing_is_kept_between_steps(self) -> None:
-        """Factors do not depend on earlier calls, since a resumed run starts with a later step."""
+        """Factors do not depend on earlier calls, because a resumed run starts at a later step."""
         schedule = self.method()
         assert isinstance(schedule, LRSchedule)
         forwards = [schedule.factor(step, _STEPS) for step in range(1, _STEPS + 1)]
         backwards = [schedule.factor(step, _STEPS) for step in range(_STEPS, 0, -1)]
-        assert forwards == backwards[::-1], "factors depend on which steps were asked for before"
+        assert forwards == backwards[::-1], "factors depend on earlier calls"
 
     def _look_at(self, run: Run) -> None:
         job = run.job

@@ -1,4 +1,4 @@
-"""Conformance tests of methods of any kind."""
+"""Conformance tests for methods of every kind."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ _TIMEOUT_S = 120
 
 
 class MethodConformance:
-    """Base class of conformance tests. A subclass for a kind sets `kind`; a subclass for a method sets `method`.
+    """Base class of conformance tests.
+
+    A subclass for one kind of method sets `kind`; a subclass that tests one method sets `method`.
 
     Class attributes:
         method: The class under test.
-        kind: The base class of its kind.
-        job: Fields of the job that it is tested in.
+        kind: Base class of that kind of method.
+        job: Fields of the job that tests the method.
     """
 
     method: ClassVar[type[Method]]
@@ -37,15 +39,15 @@ class MethodConformance:
         return Job(**{**self.job, "steps": _STEPS, self.method.kind: register(self.method)(), **changes})
 
     def _train(self, **changes: Any) -> Run:
-        """Run the job to completion."""
+        """Run the job to completion, check its records, and return the run."""
         with tempfile.TemporaryDirectory(prefix="shardscope-conformance-") as root:
             run = launch(self._job(**changes), root=root).wait(_TIMEOUT_S)
-            assert run.state == "completed", f"it ended as {run.state}: {run.error or run.reason}"
+            assert run.state == "completed", f"the run ended as {run.state}: {run.error or run.reason}"
             self._look_at(run)
         return run
 
     def _resumes(self, job: Job, *, tolerance: float = 0.0) -> None:
-        """Check that a resumed run ends with the weights of an uninterrupted one, to the bit or within `tolerance`."""
+        """Check that a resumed run and an uninterrupted one end with weights that differ by at most `tolerance`."""
         with tempfile.TemporaryDirectory(prefix="shardscope-conformance-") as root:
             whole = launch(job, root=root).wait(_TIMEOUT_S)
             first = launch(job.replace(until=2), root=root).wait(_TIMEOUT_S)
@@ -58,33 +60,33 @@ class MethodConformance:
                         continue
                     apart = float(np.abs(ours[name] - theirs[name]).max(initial=0.0))
                     assert apart <= tolerance, (
-                        f"{job.strategy.label}: {name} of a resumed run is {apart:.2g} off"
+                        f"{job.strategy.label}: {name} of a resumed run differs by {apart:.2g}"
                     )
 
     def _look_at(self, run: Run) -> None:
-        """Check the records of a finished run; kinds override this."""
+        """Check the records of a finished run; the test classes of some kinds override this."""
 
     def test_it_is_known_by_its_name(self) -> None:
-        """Jobs, studies and labs find it by its name."""
+        """The registry finds the method by its name."""
         register(self.method)
         name = self.method.name
         assert name in names(self.kind), f"{name!r} is not among {', '.join(names(self.kind))}"
         found = type(self.kind.by_name(name))
-        assert found is self.method, f"{name!r} makes a {found.__name__}"
+        assert found is self.method, f"{name!r} creates a {found.__name__}"
 
     def test_it_survives_json(self) -> None:
-        """A job with it survives a round trip through JSON."""
+        """A job that uses the method survives a round trip through JSON."""
         job = self._job()
         assert Job.from_json(job.to_json()) == job
 
     def test_it_can_be_sent_to_ranks(self) -> None:
-        """Its class can be pickled, and the unpickled class makes an equal method."""
+        """The method's class can be pickled, and the unpickled class creates an equal method."""
         method = register(self.method)()
         code = cloudpickle.loads(cloudpickle.dumps(self.method))
         assert code(**method.settings).settings == method.settings
 
     def test_it_is_an_axis_of_a_study(self) -> None:
-        """A search space may choose it among others, and a trial's job then has it."""
+        """A search space can contain the method as one of several choices, and can apply it to a job."""
         others = [name for name in names(self.kind) if name != self.method.name][:1]
         job, axis = self._job(), self.method.kind
         space = Space(parameters={axis: [self.method.name, *others]})
@@ -92,13 +94,13 @@ class MethodConformance:
         assert type(getattr(apply(job, {axis: self.method.name}), axis)) is self.method
 
     def test_it_trains_on_2_ranks(self) -> None:
-        """A short job with it completes on 2 real ranks."""
+        """A short job that uses the method completes on 2 real ranks."""
         self._train(world_size=2)
 
     def test_it_trains_on_3_ranks(self) -> None:
-        """A short job with it completes on 3 real ranks."""
+        """A short job that uses the method completes on 3 real ranks."""
         self._train(world_size=3)
 
     def test_it_trains_on_4_ranks(self) -> None:
-        """A short job with it completes on 4 real ranks."""
+        """A short job that uses the method completes on 4 real ranks."""
         self._train(world_size=4)

@@ -1,4 +1,4 @@
-"""Conformance tests of optimizers."""
+"""Conformance tests for optimizers."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from shardscope.spec.optimizer import Optimizer
 
 
 class OptimizerConformance(MethodConformance):
-    """It trains the same weights under every strategy, and resumes bit-identically from a checkpoint."""
+    """Test that an optimizer gives the same weights under every strategy and resumes bit-identically."""
 
     kind = Optimizer
     strategies: ClassVar[tuple[str, ...]] = ("ring", "zero-1", "zero-2", "zero-3", "pipeline")
 
     def test_every_strategy_trains_what_one_process_trains(self) -> None:
-        """Results match one process in fp64, so that a difference is not rounding."""
+        """Weights match those of a single process; fp64 rules out rounding as the cause of a difference."""
         for strategy in self.strategies:
             report = check(self._job(strategy=strategy, world_size=2, precision="fp64"), steps=4)
             assert report.passed, f"under {strategy}: {report}"
 
     def test_a_resumed_run_ends_where_one_in_one_piece_does(self) -> None:
-        """Whole and sharded states are saved and restored bit-identically."""
+        """Replicated and sharded optimizer states are saved and restored bit-identically."""
         for strategy in ("ring", "zero-1", "zero-3"):
             self._resumes(self._job(strategy=strategy, world_size=2, record=Record(parameters=True)))
 
     def _look_at(self, run: Run) -> None:
-        """Learning rates are the job's; for whole parameters, the state has the bytes that `Optimizer.states` gives."""
+        """Check the learning rates and, if parameters are replicated, the state's size against `Optimizer.states`."""
         for event in run.events("step"):
             assert event["lr"] == run.job.optimizer.lr, f"step {event['step']} trained with lr={event['lr']}"
         if run.job.strategy.zero_stage != 0:
@@ -40,5 +40,5 @@ class OptimizerConformance(MethodConformance):
         said = model_states(table.num_params, optimizer=optimizer, num_tensors=table.num_tensors).optimizer
         for held in run.memory()["optimizer"]:
             assert held == said, (
-                f"it keeps {held:,} bytes, and says {said:,.0f}: let states return what it keeps"
+                f"it keeps {held:,} bytes of state, but its states property gives {said:,.0f}; correct states"
             )

@@ -1,4 +1,4 @@
-"""Conformance tests of pipeline schedules."""
+"""Conformance tests for pipeline schedules."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _LAYERS = 12
 
 
 def deep_model() -> nn.Module:
-    """A model with enough layers for several stages on each of four ranks."""
+    """Return a model with enough layers for several stages on each of four ranks."""
     hidden = [nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(_LAYERS - 2)]
     return nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(64, 16)), *hidden, nn.Linear(16, 10))
 
 
 class PipelineScheduleConformance(MethodConformance):
-    """Its tables are complete and executable, real ranks execute them, and the result matches one process."""
+    """Test that a schedule's tables are complete, that real ranks execute them, and that results match one process."""
 
     kind = PipelineSchedule
 
@@ -37,7 +37,7 @@ class PipelineScheduleConformance(MethodConformance):
         return Job(**{**fields, "batch": {"global_batch": 48, "micro_batch": 6}, **changes})
 
     def test_it_is_an_axis_of_a_study(self) -> None:
-        """A search space may choose it among others, and a trial's job then has it."""
+        """A search space can contain the schedule as one of several choices, and can apply it to a job."""
         own = f"pipeline:{self.method.name}"
         others = [f"pipeline:{name}" for name in names(self.kind) if name != self.method.name][:1]
         job = self._job()
@@ -46,12 +46,12 @@ class PipelineScheduleConformance(MethodConformance):
         assert type(chosen.schedule) is self.method
 
     def test_it_survives_json(self) -> None:
-        """A strategy with it survives a round trip through JSON."""
+        """A strategy that uses the schedule survives a round trip through JSON."""
         strategy = self._job().strategy
         assert Strategy.from_json(strategy.to_json()) == strategy
 
     def test_every_table_is_whole_and_can_be_carried_out(self) -> None:
-        """Up to 8 ranks and 3 micro-batches per rank: each pass occurs exactly once, and no rank deadlocks."""
+        """With up to 8 ranks and 3 micro-batches per rank, each pass occurs exactly once and no rank deadlocks."""
         schedule: Any = self.method()
         for ranks in range(1, 9):
             for count in range(1, 3 * ranks + 1):
@@ -59,13 +59,13 @@ class PipelineScheduleConformance(MethodConformance):
                     assert build(schedule, ranks, count).order
 
     def test_it_trains_what_one_process_trains(self) -> None:
-        """Results match one process in fp64, so that a difference is not rounding."""
+        """Weights match those of a single process; fp64 rules out rounding as the cause of a difference."""
         for world_size in (2, 3, 4):
             report = check(self._job(world_size=world_size, precision="fp64"), steps=3)
             assert report.passed, f"on {world_size} ranks: {report}"
 
     def _look_at(self, run: Run) -> None:
-        """The passes that ranks recorded match the table, in order."""
+        """Check that the passes recorded by each rank match the table, in order."""
         strategy: Any = run.job.strategy
         table = build(strategy.schedule, run.job.world_size, 8, strategy.stages_per_rank)
         told = run.events("schedule")

@@ -1,4 +1,4 @@
-"""Conformance tests of strategies."""
+"""Conformance tests for strategies."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from shardscope.spec import Record
 from shardscope.spec.strategy import Strategy
 
 _EXAMPLES = {"sums": "fp16", "packets": "int8", "layers": "powersgd", "steps": "local-sgd"}
-"""An example method for each kind of compression that a strategy may support."""
+"""One example method for each kind of compression that a strategy can support."""
 
 
 class StrategyConformance(MethodConformance):
-    """Its results match one process, its traffic and compression match its statements, and it resumes from checkpoints.
+    """Test a strategy's results, traffic, supported kinds of compression and resumption from checkpoints.
 
     Class attributes:
-        exchange_within: Fraction by which counted bytes may exceed the textbook total, for headers, norms and padding.
+        exchange_within: Fraction by which counted bytes may exceed `exchanged_bytes`, for headers, norms and padding.
     """
 
     kind = Strategy
     exchange_within: ClassVar[float] = 0.1
 
     def test_it_trains_what_one_process_trains(self) -> None:
-        """Results match one process in fp64, so that rounding is excluded; skipped if `differs_because` is set."""
+        """Weights match those of a single process in fp64; skipped if `differs_because` is set."""
         for world_size in (2, 3):
             job = self._job(world_size=world_size, precision="fp64")
             if job.strategy.differs_because is None:
@@ -45,12 +45,12 @@ class StrategyConformance(MethodConformance):
             assert report.passed, str(report)
 
     def test_it_carries_the_compression_that_it_says(self) -> None:
-        """One method of each supported kind of compression trains under it."""
+        """The strategy trains with one method from each kind of compression that it supports."""
         for carriage in sorted(self.method.carries):  # type: ignore[attr-defined]
             self._train(world_size=2, compression=_EXAMPLES[carriage])
 
     def _look_at(self, run: Run) -> None:
-        """Losses are finite; bytes per step match `exchanged_bytes` and `traffic`, if these are not None."""
+        """Check that losses are finite, and that bytes per step match `exchanged_bytes` and `traffic` if not None."""
         job, losses = run.job, [event["loss"] for event in run.events("step") if event["loss"] is not None]
         assert losses, "no rank recorded a loss"
         assert all(map(isfinite, losses)), f"losses are {losses}"
@@ -58,13 +58,13 @@ class StrategyConformance(MethodConformance):
         said = None if job.compression.is_on else job.strategy.exchanged_bytes(size, job.world_size)
         if said is not None and sent is not None:
             assert said <= sent <= (1 + self.exchange_within) * said, (
-                f"said {said:.0f} bytes, sent {sent:.0f}"
+                f"predicted {said:.0f} bytes, sent {sent:.0f}"
             )
 
         self._sends_what_it_predicts(run)
 
     def _sends_what_it_predicts(self, run: Run) -> None:
-        """Compare the last step's traffic with `traffic`; skipped for asynchronous ranks, which record theirs late."""
+        """Compare the last step's traffic with `traffic`; skipped for asynchronous ranks, which record it late."""
         predicted = predict_job(run.job)
         said = run.job.strategy.traffic(replace(predicted.step, number=run.job.steps))
         if said is None or run.job.strategy.drift(run.job.world_size) is None:
@@ -88,4 +88,4 @@ def _compare(rank: int, counted: Mapping[str, Mapping[str, int]], said: Traffic)
         assert least[rank] <= found <= most[rank], (
             f"rank {rank} sends {found} bytes in {name}, predicted {expected.bytes[rank]}"
         )
-    assert not sent, f"rank {rank} sends {sent}, of which traffic says nothing"
+    assert not sent, f"rank {rank} sends {sent}, which traffic does not include"

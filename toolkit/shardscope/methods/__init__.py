@@ -1,4 +1,5 @@
-"""The built-in methods, one folder each: everything specific to a method is in its folder.
+"""Built-in methods, one folder each, which contains everything specific to the method.
 
-A folder's `__init__` does not import torch. `shardscope.spec.registry` finds methods by folder; no list exists.
+A folder's `__init__` does not import torch. `shardscope.spec.registry` discovers methods by scanning the folders, so
+there is no list to update.
 """

@@ -1,1 +1,1 @@
-"""Predictions for a job or a layout: bytes sent, bytes held and step time."""
+"""Predictions for a job or a layout: bytes sent, memory and step time."""

@@ -1,4 +1,4 @@
-"""Traces a job's model in this process, which has torch."""
+"""Trace a job's model in this process, which must have torch."""
 
 from __future__ import annotations
 
@@ -27,17 +27,21 @@ _CPU = torch.device("cpu")
 _FEW = 2
 """Number of samples read from the user's own data."""
 _DIGIT = (1, 8, 8)
-"""Shape of one image of the built-in digits data."""
+"""Shape of one image in the built-in digits data."""
 
 
 def trace(job: Job, *, builds: bool = True) -> Traced:
-    """Trace of a single-rank job; its batch is the number of samples to trace.
+    """Return the trace of a single-rank job.
 
-    The model is built on the meta device. Only if that fails, and `builds` is true, is it built with real values.
-    The state of the random generators is restored if the job has user code.
+    The model is built on the meta device. If that fails and `builds` is true, it is built with real values. If the job
+    has user code, the random generators are restored to their previous state afterwards.
+
+    Args:
+        job: A job with one rank, whose batch size is the number of samples to trace.
+        builds: Whether to build the model with real values if it cannot be built on the meta device.
 
     Raises:
-        SpecError: The user's code, or the model or loss that it returns, fails.
+        SpecError: The user's code fails, or the model or loss that it returns fails.
     """
     brings_code = bool(job.user_code)
     before = random_state(_CPU) if brings_code else {}
@@ -45,9 +49,9 @@ def trace(job: Job, *, builds: bool = True) -> Traced:
         return _by_shapes(job, builds=builds)
     except (ShardscopeError, KeyboardInterrupt):
         raise
-    except BaseException as error:  # user code can raise anything, SystemExit too
+    except BaseException as error:  # user code can raise anything, even SystemExit
         raise SpecError(
-            f"model={label_of(job.model)!r} cannot be traced on shapes ({type(error).__name__}: {error}); mend it, or "
+            f"model={label_of(job.model)!r} cannot be traced on shapes ({type(error).__name__}: {error}); fix it, or "
             "run the job without a prediction"
         ) from error
     finally:
@@ -57,7 +61,7 @@ def trace(job: Job, *, builds: bool = True) -> Traced:
 
 def _by_shapes(job: Job, *, builds: bool) -> Traced:
     said = logging.getLogger("torch._subclasses.fake_tensor")
-    was_disabled, said.disabled = said.disabled, True  # it logs a traceback for each operation that fails
+    was_disabled, said.disabled = said.disabled, True  # it logs a traceback for each failing operation
     try:
         with torch.device("meta"):
             module = build_model(_resolved(job.model))
@@ -81,7 +85,7 @@ def _traced(job: Job, module: nn.Module) -> Traced:
     try:
         table = step(loss=resolve_loss(_resolved(job.loss)), targets=targets)
     except (SpecError, DataError):
-        table = step()  # the loss looks at values, which shapes do not have
+        table = step()  # the loss reads values, which meta tensors do not have
     num_bytes = sum(tensor.nbytes for tensor in {id(t): t for t in tensors_of((inputs, targets))}.values())
     return Traced(table=table, sample_bytes=num_bytes / job.batch.per_rank(1))
 
@@ -91,7 +95,7 @@ def _resolved(value: Any) -> Any:
 
 
 def _example(job: Job, module: Any) -> tuple[Any, Any]:
-    """Example inputs of the model, and their targets."""
+    """Return example inputs of the model and their targets, on the meta device."""
     samples, dtype = job.batch.per_rank(1), weight_dtype(job.precision)
     config = model_config(job.model) if isinstance(job.model, str) else getattr(module, "config", None)
     classes = torch.empty(samples, dtype=torch.int64, device="meta")
@@ -113,10 +117,15 @@ def _example(job: Job, module: Any) -> tuple[Any, Any]:
 
 
 def answer(asked: str, path: Path) -> None:
-    """Trace the job in this JSON and write the trace, or a one-line error, to `path` atomically."""
+    """Trace the job given as JSON and write the trace, or its error message, to `path` atomically.
+
+    Args:
+        asked: The job as JSON.
+        path: File to write, as JSON: the trace, or an object with the key ``error``.
+    """
     try:
         found = trace(Job.from_json(asked)).to_json()
-    except Exception as error:  # noqa: BLE001 - out of memory, overflow: the waiting process gets the reason
+    except Exception as error:  # noqa: BLE001 - such as out of memory; the waiting process gets the reason
         found = json.dumps({"error": str(error) or type(error).__name__})
     part = path.with_suffix(".part")
     part.write_text(found)

@@ -1,4 +1,4 @@
-"""Training time and cost of a token budget, at the predicted rate."""
+"""Training time and cost for a token budget, at the predicted throughput."""
 
 from __future__ import annotations
 
@@ -12,31 +12,35 @@ HOUR_S = 3600.0
 
 
 class Budgeted(ABC):
-    """A prediction with a token rate on a number of devices."""
+    """Base class of predictions with a throughput in tokens per second."""
 
     @property
     @abstractmethod
     def tokens_per_s(self) -> float:
-        """Tokens per second, all devices together."""
+        """Tokens per second, over all devices."""
 
     @property
     @abstractmethod
     def num_devices(self) -> int:
-        """Number of devices that are paid for."""
+        """Number of devices to pay for."""
 
     @property
     @abstractmethod
     def priced(self) -> Cluster | None:
-        """The cluster whose price applies; None on this machine."""
+        """The cluster whose price applies; None for this machine."""
 
     def time_to_train(self, tokens: float) -> float:
-        """Seconds to train on a number of tokens, without failures or evaluation."""
+        """Return the training time for a number of tokens, in seconds, without failures and evaluations.
+
+        Raises:
+            SpecError: `tokens` is not a positive finite number.
+        """
         if not isinstance(tokens, int | float) or not 0 < tokens < inf:
             raise SpecError(f"tokens={tokens!r} is not a number of tokens; give one above 0")
         return tokens / self.tokens_per_s
 
     def dollars(self, tokens: float) -> float:
-        """US dollars to train on a number of tokens, at the cluster's price.
+        """Return the cost of training on a number of tokens, in US dollars, at the cluster's price.
 
         Raises:
             SpecError: The cluster has no price.

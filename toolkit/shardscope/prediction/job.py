@@ -1,4 +1,4 @@
-"""Prediction of one job before it runs: bytes that each rank sends and holds, and step time, term by term."""
+"""Prediction for one job before it runs: bytes that each rank sends and holds, and step time, as sums of terms."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ if TYPE_CHECKING:
 
 AGENT_BYTES = 200e6
 RANK_BYTES = 80e6
-"""Bytes of the agent process, and of a rank of a tiny model: proportional set size, measured on Linux with 4 ranks."""
+"""Memory of the agent process and of a rank with a tiny model, in bytes (proportional set size on Linux, 4 ranks)."""
 Tracer = Callable[[Job], Traced]
 _SETTLED = 3
-"""First step in which optimizer states exist and DistributedDataParallel has its final buckets."""
+"""Number of a step by which optimizer states exist and DistributedDataParallel has its final buckets."""
 
 
 @dataclass(frozen=True)
 class JobPrediction(Budgeted):
-    """Prediction of one job, computed lazily; `time` and `memory` are trees of terms.
+    """Prediction for one job, computed lazily; `time` and `memory` are trees of terms.
 
     Attributes:
         job: The job.
-        cluster: The cluster it runs on; None for this machine.
-        step: The step of the job that `traffic` and `states` describe, after everything has settled.
+        cluster: The cluster that it runs on; None for this machine.
+        step: The training step that `traffic` and `states` describe; by default one after all warm-up.
         found: Trace of one step of the job's model.
         calibration: The cluster's constants; None on this machine.
     """
@@ -62,7 +62,7 @@ class JobPrediction(Budgeted):
 
     @cached_property
     def traffic(self) -> Traffic | None:
-        """Bytes and messages that each rank sends in a step, by collective; None if the strategy has no formula."""
+        """Bytes and messages that each rank sends in one step, by collective; None if the strategy has no formula."""
         said: Traffic | None = self.job.strategy.traffic(self.step)
         return said
 
@@ -73,7 +73,7 @@ class JobPrediction(Budgeted):
         return said
 
     def at_step(self, number: int) -> JobPrediction:
-        """Return the prediction of another step; of the time, only traffic and compression depend on the step.
+        """Return the prediction for another step; in the step time, only traffic and compression depend on the step.
 
         Args:
             number: Number of the step, from 1.
@@ -82,9 +82,9 @@ class JobPrediction(Budgeted):
 
     @cached_property
     def kinds(self) -> dict[str, Any]:
-        """Peak bytes of each kind of memory on each rank, as a run measures them; a kind that is unknown is left out.
+        """Peak bytes of each kind of memory, as arrays of shape `(W,)`, one value per rank; unknown kinds are left out.
 
-        The kinds are those of `Run.memory`. Peaks need not coincide. Arrays of shape `(W,)`, by rank.
+        The kinds are those of `Run.memory`. Different kinds may reach their peaks at different times.
         """
         return kinds_by_rank(self.step, self.states)
 
@@ -100,10 +100,10 @@ class JobPrediction(Budgeted):
 
     @cached_property
     def time(self) -> Term:
-        """Seconds of one step.
+        """Time of one step, in seconds.
 
-        On a cluster, a transformer from the catalogue whose strategy corresponds to a layout gets that layout's step
-        time. In all other cases it is the sum over the model's operations, without overlap.
+        On a cluster, if the model is a GPT from the catalogue and the strategy corresponds to a valid layout, this is
+        the step time for that layout. Otherwise it is the sum over the model's operations, without overlap.
         """
         if self.cluster is None or self.calibration is None:
             return job_time_term(self.step, self.found, self.traffic, RankRates.of_this_machine(self.job))
@@ -114,7 +114,7 @@ class JobPrediction(Budgeted):
                 layout = self.job.layout()
                 layout.check(model, self.cluster)
             except SpecError:
-                pass  # no layout corresponds to this strategy or this split
+                pass  # no layout corresponds to this strategy and split
             else:
                 return time_term(model, layout, self.cluster, self.calibration)
         rates = RankRates.of_cluster(self.job, self.cluster, self.calibration)
@@ -122,12 +122,12 @@ class JobPrediction(Budgeted):
 
     @property
     def step_time_s(self) -> float:
-        """Seconds of one step."""
+        """Time of one step, in seconds."""
         return self.time.value
 
     @property
     def run_time_s(self) -> float:
-        """Seconds of all steps, without start-up, evaluations and checkpoints."""
+        """Time of all steps, in seconds, without start-up, evaluations and checkpoints."""
         return self.step_time_s * self.job.last_step
 
     @property
@@ -137,12 +137,12 @@ class JobPrediction(Budgeted):
 
     @property
     def sent_bytes(self) -> Any:
-        """Bytes that each rank sends in a step; shape `(W,)`, by rank; None if unknown."""
+        """Bytes that each rank sends in one step, as an array of shape `(W,)`; None if unknown."""
         return None if self.traffic is None else sent_bytes(self.traffic) + np.zeros(self.job.world_size, int)
 
     @property
     def fits(self) -> bool | None:
-        """Whether the fullest rank fits its device, or on this machine all ranks together; None if unknown."""
+        """Whether the fullest rank fits on its device, or all ranks together on this machine; None if unknown."""
         if self.by_rank is None:
             return None
         if self.cluster is not None:
@@ -151,27 +151,27 @@ class JobPrediction(Budgeted):
 
     @property
     def machine_bytes(self) -> float | None:
-        """Bytes of all processes on this machine, interpreters and libraries included; None if unknown."""
+        """Memory of all processes on this machine, in bytes, with interpreters and libraries; None if unknown."""
         if self.by_rank is None:
             return None
         return AGENT_BYTES + self.job.world_size * RANK_BYTES + sum(term.value for term in self.by_rank)
 
     @property
     def samples_per_s(self) -> float:
-        """Samples per second, all ranks together."""
+        """Samples per second, over all ranks."""
         return self.job.batch.global_batch / self.step_time_s
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens per second, all ranks together.
+        """Tokens per second, over all ranks.
 
         Raises:
-            SpecError: The model does not read tokens.
+            SpecError: The model is not a GPT from the catalogue.
         """
         config = _config(self.job)
         if not isinstance(config, GPTConfig):
             raise SpecError(
-                f"model={label_of(self.job.model)!r} reads no tokens that are known here; use samples_per_s"
+                f"model={label_of(self.job.model)!r} has no known sequence length; use samples_per_s"
             )
         return self.samples_per_s * config.seq
 
@@ -182,11 +182,11 @@ class JobPrediction(Budgeted):
 
     @property
     def priced(self) -> Cluster | None:
-        """The cluster; None on this machine."""
+        """The cluster whose price applies; None on this machine."""
         return self.cluster
 
     def frame(self) -> pd.DataFrame:
-        """A row for each collective and rank: ``bytes``, ``messages``, and the bounds ``fewest`` and ``most`` bytes."""
+        """Return a row per collective and rank: ``bytes``, ``messages``, and bounds of bytes, ``fewest``, ``most``."""
         import pandas as pd
 
         rows = [
@@ -198,7 +198,7 @@ class JobPrediction(Budgeted):
         return pd.DataFrame(rows, columns=["collective", "rank", "bytes", "messages", "fewest", "most"])
 
     def _table(self) -> pd.DataFrame:
-        """A row for each collective: bytes and messages per rank, and bytes of all ranks."""
+        """Return a row per collective: bytes and messages per rank, and bytes over all ranks."""
         import pandas as pd
 
         rows = [
@@ -216,7 +216,7 @@ class JobPrediction(Budgeted):
         )
 
     def to_dict(self) -> dict[str, object]:
-        """The figures and both trees of terms as plain values, for JSON."""
+        """Return all values and both trees of terms in a JSON-compatible form."""
         states = self.states and {
             kind: [int(each) for each in getattr(self.states, kind)]
             for kind in ("parameters", "gradients", "optimizer")
@@ -280,7 +280,7 @@ class JobPrediction(Budgeted):
 
 
 def _span(values: Any, layout: str) -> str:
-    """One number if all ranks have the same, else the minimum and the maximum."""
+    """Format one number if all ranks have the same value, else the minimum and the maximum."""
     low, high = int(values.min()), int(values.max())
     return f"{low:{layout}}" if low == high else f"{low:{layout}} to {high:{layout}}"
 
@@ -298,21 +298,22 @@ def predict_job(
     *,
     trace: Tracer = traced,
 ) -> JobPrediction:
-    """Predict the bytes that each rank of a job sends and holds in a step, and the step time.
+    """Predict the bytes that each rank of a job sends and holds in one step, and the step time.
 
     Args:
         job: The job.
-        cluster: The cluster it runs on, one device per rank; None for this machine.
+        cluster: The cluster that it runs on, with one device per rank; None for this machine.
         calibration: The cluster's constants; None for `Calibration.of` the cluster's device.
         trace: Function that traces the job's model.
 
     Raises:
-        SpecError: The cluster's devices and the job's ranks differ in number, or the model cannot be traced on shapes.
+        SpecError: The cluster does not have as many devices as the job has ranks, or the model cannot be traced.
     """
     if cluster is not None and cluster.num_devices != job.world_size:
         raise SpecError(
-            f"world_size={job.world_size} is not the {cluster.num_devices} devices of cluster {cluster.name!r}; use "
-            f"world_size={cluster.num_devices}, or a cluster of {job.world_size} devices (nodes, per_node)"
+            f"world_size={job.world_size} does not match the {cluster.num_devices} devices of cluster "
+            f"{cluster.name!r}; use world_size={cluster.num_devices}, "
+            f"or a cluster of {job.world_size} devices (nodes, per_node)"
         )
     if cluster is None and calibration is not None:
         raise SpecError("calibration has no effect without a cluster; leave it out, or name the cluster")
@@ -326,7 +327,7 @@ def predict_job(
 
 
 def _settled(job: Job) -> int:
-    """Number of a step after all warm-up, in which every periodic message is sent."""
+    """Return the number of a step after all warm-up in which every periodic message is sent."""
     first = max(_SETTLED, job.compression.uncompressed(job.steps) + 1)
     if not job.compression.is_fixed:
         first = max(first, job.last_step)

@@ -1,4 +1,4 @@
-"""Peak memory of each rank of a job, kind by kind."""
+"""Peak memory of each rank of a job, by kind of memory."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from shardscope.spec import Job
 
 _STATES = "Rajbhandari et al. 2020, arXiv 1910.02054; torch's cuts"
 _TRACE = "a step traced on shapes"
-_WORK = "what compression remembers, updates that wait for norms, messages that are received"
+_WORK = "compression state, updates that wait for norms, received messages"
 
 
 def rank_memory(step: JobStep, found: Traced, states: RankStates | None) -> list[Term] | None:
-    """Peak memory of each rank, in bytes; None if the strategy has no formula or the loss was not traced.
+    """Return the peak memory of each rank, in bytes; None if the strategy has no formula or the loss was not traced.
 
     Args:
-        step: The step of the job.
+        step: The training step to predict.
         found: Trace of the job's model.
         states: Bytes of model states on each rank; None if unknown.
     """
@@ -29,7 +29,7 @@ def rank_memory(step: JobStep, found: Traced, states: RankStates | None) -> list
         return None
     ranks: list[Term] = []
     if step.job.strategy.zero_stage is not None:
-        shards = _shards(step.job)  # ranks that update equally many elements hold the same
+        shards = _shards(step.job)  # ranks that update equally many elements need equal memory
         seen: dict[tuple[float, ...], Term] = {}
         for rank in range(shards):
             kind = (
@@ -59,15 +59,15 @@ def rank_memory(step: JobStep, found: Traced, states: RankStates | None) -> list
 
 
 def kinds_by_rank(step: JobStep, states: RankStates | None) -> dict[str, npt.NDArray[np.float64]]:
-    """Peak bytes of each kind of memory on each rank; a kind that is unknown is left out.
+    """Return the peak bytes of each kind of memory on each rank; unknown kinds are left out.
 
     Args:
-        step: The step of the job.
+        step: The training step to predict.
         states: Bytes of model states on each rank; None if unknown.
 
     Returns:
-        Arrays of shape `(W,)`, by kind: ``parameters``, ``gradients``, ``optimizer``, ``activations``, ``gathered``,
-        ``buffers``.
+        Arrays of shape `(W,)`, one value per rank, by kind: ``parameters``, ``gradients``, ``optimizer``,
+        ``activations``, ``gathered``, ``buffers``.
     """
     known = {
         "parameters": None if states is None else states.parameters,
@@ -81,7 +81,7 @@ def kinds_by_rank(step: JobStep, states: RankStates | None) -> dict[str, npt.NDA
 
 
 def _gathered(step: JobStep) -> float:
-    """Peak bytes of other ranks' parameters on a rank."""
+    """Return the peak bytes of parameters that a rank gathers from other ranks."""
     stage = step.job.strategy.zero_stage
     if stage is None or stage < 2:
         return 0.0
@@ -93,7 +93,7 @@ def _work(states: RankStates | None, rank: int, otherwise: float) -> float:
 
 
 def _by_moments(step: JobStep, found: Traced, states: RankStates | None, rank: int) -> Term:
-    """Memory of one rank of a replicated or sharded model, at the step's peak."""
+    """Return the peak memory of one rank of a replicated or sharded model."""
     job = step.job
     assert job.strategy.zero_stage is not None
     held = module_memory(
@@ -115,7 +115,7 @@ def _by_moments(step: JobStep, found: Traced, states: RankStates | None, rank: i
 
 
 def _shards(job: Job) -> int:
-    """Number of ranks that the model is sharded over."""
+    """Return the number of ranks over which the model is sharded."""
     degrees = job.strategy.degrees(job.world_size) or {}
     return int(degrees.get("shard", job.world_size))
 

@@ -1,6 +1,6 @@
-"""Step time of a job from its traced operations, for every model that can be traced and every strategy.
+"""Step time of a job, computed from its traced operations, for every strategy and every model that can be traced.
 
-The terms have the names under which a run measures them: ``data``, ``forward``, ``backward``, ``optimizer``, ``codec``
+The terms have the same names as a run's measurements: ``data``, ``forward``, ``backward``, ``optimizer``, ``codec``
 (packing and unpacking of compressed gradients), ``communication`` with a term for each collective, and ``idle``.
 """
 
@@ -19,22 +19,22 @@ from shardscope.prediction.traced import Traced
 from shardscope.spec.strategy import Work
 
 _BACKWARD_PASSES = {"none": 2, "selective": 2, "full": 3}
-"""Matrix products of a backward pass, in forward passes: two, and one for full recomputation."""
+"""FLOPs of a backward pass relative to a forward pass: two, plus one with full recomputation."""
 _ROOFLINE = "roofline, Williams et al. 2009"
 
 
 def job_time_term(step: JobStep, found: Traced, traffic: Traffic | None, rates: RankRates) -> Term:
-    """Seconds of one step as a sum of terms; no overlap is assumed.
+    """Return the time of one step, in seconds, as a sum of terms; no overlap is assumed.
 
-    Each operation takes the time of its matrix products or of the memory that it moves, plus a launch. The optimizer
-    reads and writes all its states, a codec the gradient and its packets. Each collective takes the time of the rank
-    that sends most in it: bytes, then messages.
+    Each operation takes the time of its matrix products or of its memory traffic, plus the time of its launch. The
+    optimizer reads and writes all its states, and a codec reads and writes the gradient and its packets. Each
+    collective takes as long as its slowest rank needs to send its bytes and messages.
 
     Args:
-        step: The step of the job.
+        step: The training step to predict.
         found: Trace of the job's model.
         traffic: Bytes and messages that each rank sends in the step; None if unknown.
-        rates: RankRates of one rank.
+        rates: Compute, memory and link rates of one rank.
     """
     work = max(step.job.strategy.work(step), key=sum)
     passes = [_pass("forward", step, found, work, rates), _pass("backward", step, found, work, rates)]
@@ -52,7 +52,7 @@ def _data(step: JobStep, found: Traced, rates: RankRates) -> Term:
 
 
 def _pass(name: str, step: JobStep, found: Traced, work: Work, rates: RankRates) -> Term:
-    """Term of all forward or all backward passes of a step."""
+    """Return the term of all forward or all backward passes of a step."""
     trace, is_forward = step.trace, name == "forward"
     count = step.samples * step.micro_batches * work.computing
     flops = (1 if is_forward else _BACKWARD_PASSES[step.job.recompute]) * found.table.flops * count
@@ -82,7 +82,7 @@ def _optimizer(step: JobStep, work: Work, rates: RankRates) -> Term:
 
 
 def _codec(step: JobStep, rates: RankRates) -> Term | None:
-    """Term of packing and unpacking; None if the compression does not state its passes, or is off in this step."""
+    """Return the term of packing and unpacking; None if compression is off in this step or has no `codec_passes`."""
     now = step.compression
     if not now.is_on or now.codec_passes is None:
         return None
@@ -95,26 +95,26 @@ def _codec(step: JobStep, rates: RankRates) -> Term | None:
 
 
 def _communication(traffic: Traffic, rates: RankRates) -> Term | None:
-    """Term of all collectives, with a part for each; None without any."""
+    """Return the term of all collectives, with one part for each; None if there are none."""
     parts = tuple(_collective(name, sent, rates) for name, sent in traffic.items())
     return Term.total("communication", parts) if parts else None
 
 
 def _collective(name: str, sent: Sent, rates: RankRates) -> Term:
-    """Term of one collective. A backend's messages are unknown: where it sends, W - 1 are assumed."""
+    """Return the term of one collective; if its number of messages is unknown, W - 1 per sending rank are assumed."""
     unknown = (sent.bytes > 0) & (sent.messages == 0)
     messages = np.where(unknown, len(sent.bytes) - 1, sent.messages)
     seconds = sent.bytes / rates.link + messages * rates.message_s
     rank = int(seconds.argmax())
     return _term(
         name, float(seconds[rank]), "bytes / bandwidth + messages × time of one", rates,
-        "of the rank that sends most; no overlap", bytes=float(sent.bytes[rank]), messages=float(messages[rank]),
+        "time of the slowest rank; no overlap", bytes=float(sent.bytes[rank]), messages=float(messages[rank]),
         bandwidth=rates.link,
     )  # fmt: skip
 
 
 def _idle(computing_s: float, work: Work, rates: RankRates) -> Term:
-    """Term of the time in which a rank does nothing that a run records."""
+    """Return the term of the time in which a rank does nothing that a run records."""
     waits = computing_s * work.waiting / work.computing
     parts = (
         _term("pipeline bubble", waits, "bubble / (1 - bubble) × computing", rates, "closed form of the schedule"),

@@ -1,4 +1,4 @@
-"""Prediction of one layout of a model on a cluster: step time, memory and cost, term by term."""
+"""Prediction for one layout of a model on a cluster: step time, memory and cost, as sums of terms."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GIB = 2**30
 
 
 class Interval(NamedTuple):
-    """Interval that held nine in ten measured step times in held-out rows, in seconds."""
+    """Interval in seconds that contained 90 % of the measured step times in held-out rows."""
 
     low: float
     high: float
@@ -31,20 +31,20 @@ class Interval(NamedTuple):
 
 @dataclass(frozen=True)
 class Prediction(Budgeted):
-    """Prediction of one layout; `time` and `memory` are trees of terms."""
+    """Prediction for one layout; `time` and `memory` are trees of terms."""
 
     model: Transformer
     cluster: Cluster
     layout: Layout
     calibration: Calibration
     time: Term
-    """Seconds of one optimizer step."""
+    """Time of one optimizer step, in seconds."""
     memory: Term
     """Peak memory of the fullest device, in bytes."""
 
     @property
     def step_time_s(self) -> float:
-        """Seconds of one optimizer step."""
+        """Time of one optimizer step, in seconds."""
         return self.time.value
 
     @property
@@ -60,29 +60,29 @@ class Prediction(Budgeted):
 
     @property
     def fits(self) -> bool:
-        """Whether the peak fits the device, and what is offloaded fits its share of host memory and drives."""
+        """Whether the peak fits on the device, and offloaded data fit in its share of host memory and drives."""
         return self.peak_bytes <= self.cluster.device.memory_bytes and not self._homeless_bytes
 
     @property
     def _homeless_bytes(self) -> float:
-        """Offloaded bytes of a device that fit neither its share of the host's memory nor that of its drives."""
+        """Offloaded bytes of a device that exceed its shares of host memory and drives."""
         room = host_room(self.cluster)
         parts = device_memory(self.model, Layouts.of([self.layout]), host_capacity=room)
         return max(0.0, float(parts.nvme[0]) - drive_room(self.cluster))
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens per second, all devices together."""
+        """Tokens per second, over all devices."""
         return self.layout.global_batch * self.model.seq / self.step_time_s
 
     @property
     def mfu(self) -> float:
-        """Model FLOPs utilization: model FLOPs (3 x forward) over the devices' peak FLOPs in a step's time."""
+        """Model FLOPs utilization: model FLOPs (3 x forward) divided by the devices' peak FLOPs in one step."""
         return float(model_flops(self.model, self.layout.global_batch)) / self._promised_flops
 
     @property
     def hfu(self) -> float:
-        """Hardware FLOPs utilization: as `mfu`, with the FLOPs of recomputation."""
+        """Hardware FLOPs utilization: like `mfu`, but including the FLOPs of recomputation."""
         done = hardware_flops(self.model, self.layout.global_batch, recompute=self.layout.recompute)
         return float(done) / self._promised_flops
 
@@ -93,16 +93,16 @@ class Prediction(Budgeted):
 
     @property
     def num_devices(self) -> int:
-        """Number of devices that the layout takes."""
+        """Number of devices that the layout uses."""
         return self.layout.num_devices
 
     @property
     def priced(self) -> Cluster:
-        """The cluster."""
+        """The cluster whose price applies."""
         return self.cluster
 
     def to_dict(self) -> dict[str, object]:
-        """The figures and both trees of terms as plain values, for JSON."""
+        """Return all values and both trees of terms in a JSON-compatible form."""
         return {
             "model": self.model.name,
             "cluster": self.cluster.name,
@@ -146,17 +146,19 @@ class Prediction(Budgeted):
 def predict_layout(
     model: Transformer, cluster: Cluster, layout: Layout, calibration: Calibration | None = None
 ) -> Prediction:
-    """Predict the step time and memory of a layout, by the closed forms and a machine's calibration.
+    """Predict the step time and memory of a layout from closed-form formulas and a machine's calibration.
 
     Args:
         model: The model.
-        cluster: The cluster; the layout takes all of its devices.
+        cluster: The cluster; the layout must use all of its devices.
         layout: The layout.
         calibration: The machine's constants; by default `Calibration.of` the cluster's device. For a device that was
-            never measured this is a transfer, which its note states, with the interval doubled.
+            never measured, that calibration is transferred from another device: its note says so, and its interval is
+            twice as wide on a logarithmic scale.
 
     Raises:
-        SpecError: The layout does not take exactly the cluster's devices, or does not divide the model or the batch.
+        SpecError: The layout does not use exactly the cluster's devices, or the model or batch cannot be divided as it
+            specifies.
     """
     layout.check(model, cluster)
     known = Calibration.of(cluster.device) if calibration is None else calibration

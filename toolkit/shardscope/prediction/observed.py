@@ -1,4 +1,4 @@
-"""Prediction of an observed training loop: what formulas expect its ranks to send and to hold in a step."""
+"""Prediction for an observed training loop: bytes that each rank sends and holds in one step, from formulas."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _SETTLED = 3
-"""A step in which optimizer states exist and DistributedDataParallel has its final buckets."""
+"""Number of a step by which optimizer states exist and DistributedDataParallel has its final buckets."""
 
 
 @dataclass(frozen=True)
 class ObservedPrediction:
-    """Bytes that each rank of an observed training loop sends and holds in a step, by formula.
+    """Bytes that each rank of an observed training loop sends and holds in one step, from formulas.
 
-    The formulas take the model's shapes, the wrapper and the number of passes and exchanges of the first step; they
-    know nothing of what was measured. Collectives that the script calls itself are not in them.
+    The formulas use the model's shapes, the wrapper, and the number of passes and exchanges in the first step. They do
+    not use measurements, and they leave out collectives that the script calls itself.
 
     Attributes:
-        job: What is known of the training loop: ``run.job``.
+        job: Description of the training loop, from ``run.job``.
     """
 
     job: ObservedJob
 
     @cached_property
     def traffic(self) -> Traffic | None:
-        """Bytes that each rank sends in a step, by collective; None under FSDP1.
+        """Bytes that each rank sends in one step, by collective; None under FSDP1.
 
-        For DDP the bytes are the even share of one all-reduce of all gradients. Its buckets are all-reduced one by one,
-        so that a rank may send a byte more or less for each; all ranks together send exactly these bytes.
+        For DDP, each rank's value is an even share of one all-reduce over all gradients. DDP all-reduces its buckets
+        one by one, so a rank may send one byte more or less for each bucket, but the total over all ranks is exact.
         """
         job = self.job
         if job.wrapper == "DDP":
@@ -54,7 +54,7 @@ class ObservedPrediction:
         return {} if job.wrapper == "none" and job.world_size == 1 else None
 
     def _replicated(self) -> Iterator[Traffic]:
-        """Traffic of one exchange: gradients, and before the forward pass the buffers of rank 0."""
+        """Yield the traffic of one exchange: the gradients, and rank 0's buffers, broadcast before the forward pass."""
         job = self.job
         num_bytes = job.weight_bytes * sum(row.num_elements for row in job.parameters if row.is_trained)
         yield by_backend("all_reduce", num_bytes, job.world_size, backend=job.backend)
@@ -87,7 +87,7 @@ class ObservedPrediction:
     def states(self) -> RankStates | None:
         """Bytes of parameters, gradients and optimizer state on each rank.
 
-        None under FSDP1, for an optimizer other than torch's AdamW and SGD, and for a model that mixes formats or has
+        None under FSDP1, for optimizers other than torch's AdamW and SGD, and for models that mix dtypes or have
         parameters outside FSDP2's units.
         """
         job = self.job
@@ -100,15 +100,12 @@ class ObservedPrediction:
 
     @property
     def kinds(self) -> dict[str, Any]:
-        """Peak bytes of parameters, gradients and optimizer state on each rank; empty if unknown.
-
-        Arrays of shape `(W,)`, by rank.
-        """
+        """Peak bytes of parameters, gradients and optimizer state, as arrays of shape `(W,)`; empty if unknown."""
         known = ("parameters", "gradients", "optimizer")
         return {} if self.states is None else {kind: getattr(self.states, kind) for kind in known}
 
-    def at_step(self, number: int) -> ObservedPrediction:  # noqa: ARG002 - as of a job
-        """Return this prediction: every step is predicted alike."""
+    def at_step(self, number: int) -> ObservedPrediction:  # noqa: ARG002 - same signature as for a job
+        """Return this prediction, which is the same for every step."""
         return self
 
     @property
@@ -126,13 +123,13 @@ class ObservedPrediction:
 
     @property
     def sent_bytes(self) -> Any:
-        """Bytes that each rank sends in a step; shape `(W,)`, by rank; None if unknown."""
+        """Bytes that each rank sends in one step, as an array of shape `(W,)`; None if unknown."""
         if self.traffic is None:
             return None
         return sent_bytes(self.traffic) + np.zeros(self.job.world_size, int)
 
     def frame(self) -> pd.DataFrame:
-        """Return a row for each collective, or kind of memory, and rank: ``term``, ``rank``, ``bytes``."""
+        """Return a table with one row per rank and per collective or kind of memory: ``term``, ``rank``, ``bytes``."""
         import pandas as pd
 
         columns = {name: sent.bytes for name, sent in (self.traffic or {}).items()}

@@ -1,4 +1,4 @@
-"""The entry point of predictions, for a job or for a layout of a model."""
+"""The entry point `predict`, which predicts a job or a layout of a model."""
 
 from __future__ import annotations
 
@@ -32,16 +32,17 @@ def predict(
     layout: Layout | None = None,
     calibration: Calibration | None = None,
 ) -> JobPrediction | Prediction | ObservedPrediction:
-    """Predict bytes sent, memory and step time of a job, or memory and step time of a layout of a large model.
+    """Predict bytes sent, memory and step time of a job, or memory and step time for a layout of a large model.
 
     Args:
-        job: A job, or the model of a layout; or the ``run.job`` of a training loop that `ss.observe` recorded, of which
-            bytes and model states are predicted.
-        cluster: The cluster to train on; a layout, or a job's ranks, take all of its devices. For a job, None means
-            this machine.
-        layout: The layout of a model; a job has its own.
+        job: A job; a transformer, if `layout` is given; or the ``run.job`` of a training loop recorded by `ss.observe`,
+            for which bytes sent and model states are predicted.
+        cluster: The cluster to train on; the layout, or the job's ranks, must use all of its devices. For a job, None
+            means this machine.
+        layout: The layout of the model; leave it out for a job.
         calibration: The cluster's constants; by default `Calibration.of` its device. For a device that was never
-            measured this is a transfer, which its note states, with the interval doubled.
+            measured, that calibration is transferred from another device: its note says so, and its interval is
+            twice as wide on a logarithmic scale.
 
     Example:
         >>> import shardscope as ss
@@ -50,8 +51,8 @@ def predict(
         [260412, 260412, 260412, 260412]
 
     Raises:
-        SpecError: The job or layout does not take exactly the cluster's devices, the layout does not divide the model
-            or the batch, or the job's model cannot be traced on shapes.
+        SpecError: The job or layout does not use exactly the cluster's devices, the model or batch cannot be divided as
+            the layout specifies, or the job's model cannot be traced.
     """
     if not isinstance(job, Job | Transformer):
         require(job, Job, by="predict", write="ss.predict(ss.Job(...))")

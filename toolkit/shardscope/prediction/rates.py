@@ -1,4 +1,4 @@
-"""Rates that turn a step's counts into seconds, on this machine or on a cluster under a calibration."""
+"""Compute, memory and link rates that convert a step's operation and byte counts into seconds."""
 
 from __future__ import annotations
 
@@ -15,37 +15,40 @@ from shardscope.spec.cluster import Cluster
 from shardscope.spec.job import IN_LAYOUTS
 
 PRODUCTS, ELEMENTWISE = 0.82, 0.11
-"""Share of the speed that NumPy reaches on one core, for a training step's operations in torch on a CPU."""
+"""Speeds of torch's matrix products and of its other operations in a training step on a CPU, as fractions of the speed
+that NumPy reaches on one core."""
 OPERATION_S = 68e-6
-"""Seconds per operation, whatever its size, including the trainer's work around it."""
+"""Fixed time per operation, in seconds, independent of its size; includes the trainer's overhead."""
 LOOPBACK, MESSAGE_S = 7.3e8, 3.1e-3
-"""Bytes per second from one rank to another on the same machine over gloo, and seconds per message. Both include the
-waits of ranks that share cores."""
-# Fitted to 40 jobs on 2 cores (8 models, 5 strategies, 1 and 2 ranks; torch 2.13), whose predicted steps are 0.72 to
-# 1.31 of the measured ones; tests/benchmarks/job_time.py compares 16 other jobs (MAPE 24 %).
+"""Bandwidth from one rank to another on the same machine over gloo, in bytes per second, and time per message, in
+seconds. Both include the time that ranks wait for each other because they share cores."""
+# Fitted to 40 jobs on 2 cores (8 models, 5 strategies, 1 and 2 ranks; torch 2.13), whose predicted step times are
+# 0.72 to 1.31 times the measured ones; tests/benchmarks/job_time.py compares 16 other jobs (MAPE 24 %).
 
 
 class RankRates(NamedTuple):
-    """Rates of one rank."""
+    """Compute, memory and link rates of one rank."""
 
     flops: float
-    """FLOP/s of matrix products."""
+    """FLOP/s in matrix products."""
     bandwidth: float
-    """Bytes per second that all other operations read and write."""
+    """Bytes per second that other operations read and write."""
     operation_s: float
-    """Seconds per operation, whatever its size."""
+    """Fixed time per operation, in seconds, independent of its size."""
     step_s: float
-    """Seconds of fixed cost per step."""
+    """Fixed time per step, in seconds."""
     link: float
-    """Bytes per second that the rank sends."""
+    """Bytes per second that the rank can send."""
     message_s: float
+    """Time per message, in seconds."""
     source: str
 
     @classmethod
     def of_this_machine(cls, job: Job) -> RankRates:
-        """Rates of one of the job's ranks, which share the cores; sending is at most as fast as the job's link.
+        """Return the rates of one rank of `job` on this machine, whose cores all ranks share.
 
-        Accurate within a factor of two, as the constants of another machine differ.
+        Sending is limited by the job's link. Times from these rates can be off by a factor of two, because the
+        constants were fitted on another machine.
         """
         speed = core_speed()
         cores = usable_cores() / job.world_size
@@ -64,10 +67,10 @@ class RankRates(NamedTuple):
 
     @classmethod
     def of_cluster(cls, job: Job, cluster: Cluster, calibration: Calibration) -> RankRates:
-        """Rates of one device of a cluster; messages take the slowest link between the ranks.
+        """Return the rates of one device of `cluster`; messages take the slowest link between the ranks.
 
         Raises:
-            SpecError: The device supports none of the formats of the job's precision.
+            SpecError: The device supports none of the dtypes of the job's precision.
         """
         machine = Machine.of(cluster, calibration, IN_LAYOUTS.get(job.precision, "fp32"))
         link, latency = (float(figure) for figure in machine.link(job.world_size, 1))

@@ -1,4 +1,4 @@
-"""Compute speed of this machine, from two NumPy kernels that are timed once per process."""
+"""Compute speed of this machine, measured once per process by timing two NumPy kernels."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class CoreSpeed(NamedTuple):
     """Speed of one core."""
 
     flops: float
-    """FLOP/s of matrix products in float32."""
+    """FLOP/s of float32 matrix products."""
     bandwidth: float
-    """Bytes per second read and written when a constant is added to 4 MB."""
+    """Memory bandwidth in bytes per second, reads plus writes, measured by adding a constant to a 4 MB array."""
 
 
 @cache
 def core_speed() -> CoreSpeed:
-    """Speed of one core of this machine; measuring takes about 20 ms, once per process.
+    """Return the speed of one core of this machine; the first call in a process measures it, which takes about 20 ms.
 
-    The fastest of several repeats counts: other load makes kernels slower, never faster.
+    The fastest of several repeats is used, because other load makes kernels slower, never faster.
     """
     with threadpool_limits(1):
         a = np.random.default_rng(0).random((_SIDE, _SIDE), dtype=np.float32)

@@ -1,9 +1,9 @@
-"""Trace of a training step of a job's model, made by torch on shapes, as predictions need it.
+"""Trace of one training step of a job's model, recorded by torch from shapes only, as input to predictions.
 
-    python -m shardscope.prediction.traced        reads a job as JSON on standard input, writes its trace
+    python -m shardscope.prediction.traced        reads a job as JSON from standard input and prints its trace
 
 A notebook's kernel and a study's driver do not need torch (200 MB, seconds to import), so a job without user code is
-traced in a separate process. If torch is already loaded, or the job has user functions, the trace is made in this
+traced in a separate process. If torch is already loaded, or the job has user functions, it is traced in this
 process, which takes a tenth of the time.
 """
 
@@ -24,14 +24,14 @@ from shardscope.spec.model.table import LayerTable
 
 Elsewhere = Callable[[str], str]
 _FEW = 2
-"""Number of samples to trace if all memory scales with it."""
+"""Number of samples to trace if memory is proportional to it."""
 _WITHIN_S = 120.0
 _MOST_KNOWN = 64
 _KNOWN: dict[tuple[Any, ...], Traced] = {}
 
 
 class Traced(Spec):
-    """A model's layers and step, and the size of its data."""
+    """A model's layer table with its traced step, and the size of one sample."""
 
     table: LayerTable
     sample_bytes: float
@@ -39,22 +39,22 @@ class Traced(Spec):
 
 
 def traced(job: Job, elsewhere: Elsewhere | None = None, *, builds: bool = True) -> Traced:
-    """Return the trace of a job's model, on the job's data and in its precision.
+    """Return the trace of a job's model with the job's data and precision.
 
     Traces of jobs without user code are cached. With user code, the cache is used only if `builds` is false.
 
     Args:
-        job: A job.
-        elsewhere: Function that traces a job, given as JSON, in a process that has torch, and returns JSON; None
-            starts a process.
-        builds: Whether a model whose code does not run on shapes may be built with real values.
+        job: The job whose model is traced.
+        elsewhere: Function that traces a job in another process, which has torch: it takes the job as JSON and returns
+            the trace as JSON. None starts a new process.
+        builds: Whether to build the model with real values if its code does not run on the meta device.
 
     Example:
         >>> traced(Job(model="mlp", data="digits")).sample_bytes
         264.0
 
     Raises:
-        SpecError: The model or the loss fails on shapes, or the job was loaded without one of its functions.
+        SpecError: The model or the loss cannot be traced, or the job was loaded without one of its functions.
         DataError: The data cannot be read.
         StudyError: The tracing process failed.
     """
@@ -84,7 +84,7 @@ def traced(job: Job, elsewhere: Elsewhere | None = None, *, builds: bool = True)
 
 
 def _file(data: object) -> tuple[Any, object]:
-    """The data with its path made absolute, and a stamp that changes with the file's contents."""
+    """Return the data with its path made absolute, and a stamp that changes whenever the file is written."""
     if not isinstance(data, str) or data in DATA:
         return data, None
     path = Path(data).absolute()
@@ -123,8 +123,8 @@ def _traced_elsewhere(asked: str) -> str:
 
 def _failed(asked: str, reason: str) -> str:
     return (
-        f"the process that was to trace a step of model={Job.from_json(asked).model!r} failed: {reason}; "
-        "shardscope doctor tells whether torch works here"
+        f"the process that traces a step of model={Job.from_json(asked).model!r} failed: {reason}; "
+        "run shardscope doctor to check whether torch works here"
     )
 
 

@@ -1,1 +1,1 @@
-"""Methods of gradient compression, one folder each, and `packed`, the base of codec-based methods."""
+"""Gradient compression methods, one folder each, and `packed`, the base of codec-based methods."""

@@ -1,4 +1,4 @@
-"""Base of methods that approximate each matrix by two thin factors (Vogels et al. 2019, arXiv:1905.13727)."""
+"""Base class of methods that approximate each matrix by two thin factors (Vogels et al. 2019, arXiv:1905.13727)."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from shardscope.spec.numbers import CountOrZero
 
 
 class LowRankCompression(Compression):
-    """Base of low-rank methods, whose two factors are all-reduced one after the other."""
+    """Base class of low-rank methods, which all-reduce two factors one after the other."""
 
     carriage = "layers"
     family = "Low rank"
 
     rank: int
     feedback: bool = True
-    """Error feedback: what a step leaves out is added to the next step's gradient."""
+    """Error feedback: add the compression error of a step to the next step's gradient."""
     warmup_steps: CountOrZero = 0
-    """Uncompressed steps at the start."""
+    """Number of uncompressed steps at the start."""
 
     def uncompressed(self, steps: int) -> int:
         return self.warmup_steps
@@ -34,7 +34,7 @@ class LowRankCompression(Compression):
         return 0
 
     def kept_bytes(self, shapes: Shapes, world_size: int, *, scatters: bool = False) -> int | None:
-        """Bytes of the right factors, from which the next step starts, and of the bucket's residual."""
+        """Return the bytes of the right factors kept for the next step, plus those of the bucket's residual."""
         from shardscope.analytic.communication.compressed import FLOAT_BYTES, low_rank_elements
 
         if not self.is_fixed:

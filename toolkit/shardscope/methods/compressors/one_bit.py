@@ -1,4 +1,4 @@
-"""Base of 1-bit Adam and 1-bit LAMB."""
+"""Base class of 1-bit Adam and 1-bit LAMB."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from shardscope.spec.job import Job
 
 USEFUL_WARMUP = 5
-"""Minimum number of warm-up steps. On digits (100 steps, 2 ranks, 3 seeds each) the final test loss was 3 to 11 times
-that of the uncompressed run with 1 warm-up step, up to twice with 2 or 3, and up to 1.5 times with 5 or 10."""
+"""Minimum number of warm-up steps. On digits (100 steps, 2 ranks, 3 seeds each), the final test loss relative to the
+uncompressed run was 3 to 11 with 1 warm-up step, up to 2 with 2 or 3 steps, and up to 1.5 with 5 or 10."""
 
 
 class OneBitCompression(BlockCompression):
-    """Signs of the first moment with one magnitude per block, after the second moment is frozen."""
+    """Base class of methods that send signs of first moments, with one magnitude per block, after a warm-up."""
 
     carriage = "steps"
     family = "Signs"
@@ -29,13 +29,13 @@ class OneBitCompression(BlockCompression):
     """Name of the optimizer that the method requires."""
 
     warmup_steps: CountOrZero | None = None
-    """Uncompressed steps at the start; None means 20 % of the job's steps, at least 5."""
+    """Number of uncompressed steps at the start; None means 20 % of the job's steps, but at least 5."""
     block: int = Field(default=1024, ge=8, le=65536)
-    """Elements that share one magnitude; a multiple of 8, 8 to 65536."""
+    """Number of elements that share one magnitude; a multiple of 8, 8 to 65536."""
 
     @property
     def memories(self) -> int:
-        """2 values per element: the residual, and the unit of its tensor."""
+        """Number of values kept per element: 2, the residual and the scale of its tensor."""
         return 2
 
     @property
@@ -57,8 +57,8 @@ class OneBitCompression(BlockCompression):
     def check_follows(self, before: str) -> None:
         if before != self.name:
             raise SpecError(
-                f"compression={self.name!r} cannot go on where {before!r} has trained: it lives by what it learns in "
-                "its warm-up; start with it, or go on with another method"
+                f"compression={self.name!r} cannot resume a run that was trained with {before!r}: it needs the state "
+                "from its own warm-up; use it from the start, or resume with another method"
             )
 
     def check_optimizer(self, job: Job) -> None:
@@ -83,7 +83,7 @@ class OneBitCompression(BlockCompression):
     def _check_warmup(self, steps: int) -> None:
         if steps <= USEFUL_WARMUP:
             raise SpecError(
-                f"steps={steps} are too few for compression={self.name!r}, which begins after a warm-up of at "
+                f"steps={steps} are too few for compression={self.name!r}, which starts after a warm-up of at "
                 f"least {USEFUL_WARMUP}; use at least {USEFUL_WARMUP + 1}"
             )
         warmup = self.uncompressed(steps)

@@ -1,4 +1,4 @@
-"""Base of methods that pack single numbers, or blocks of them, into bytes: packet sizes and their exchange."""
+"""Base classes of methods that pack elements, or blocks of them, into bytes: packet sizes and exchange."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from shardscope.spec.job import Job
 
 Exchange = Literal["two-phase", "gather"]
-"""Exchange of packets. In ``two-phase``, each rank unpacks, adds and repacks its share, at a cost that does not grow
-with the number of ranks. In ``gather``, every rank receives all packets, at a cost that does."""
+"""How packets are exchanged. With ``two-phase``, each rank unpacks, sums and repacks its share, and the cost does not
+grow with the number of ranks. With ``gather``, every rank receives all packets, and the cost does grow."""
 Ratio = Annotated[float, Field(gt=0, le=1)]
 
 
 class PackedCompression(Compression):
-    """A codec, with or without error feedback.
+    """Base class of methods that use a codec, with or without error feedback.
 
     Derive your own method from this class: give it a `name`, its settings as fields with defaults, `packet_bytes` and
-    `codec`. Fields called ``feedback`` and ``exchange`` are recognised; without them no residual is kept and packets
-    are exchanged in two phases.
+    `codec`. Fields called ``feedback`` and ``exchange`` are recognised. Without them, no residual is kept and
+    packets are exchanged in two phases.
     """
 
     summed_width: ClassVar[int | None] = None
-    """Bytes of one number in a packet if packets can be added up without unpacking; otherwise None."""
+    """Bytes per value in a packet, if packets can be summed without unpacking; otherwise None."""
 
     @required
     def packet_bytes(self, num_elements: int) -> int:
@@ -44,19 +44,19 @@ class PackedCompression(Compression):
 
     @property
     def align(self) -> int:
-        """Alignment in elements: separately packed pieces are multiples of it."""
+        """Alignment in elements; the size of each separately packed piece is a multiple of it."""
         return 1
 
     def is_too_coarse(self) -> str:
         """Return the `diverges_because` message for methods whose packets carry too little information."""
         return (
             f"compression={self.name!r} does not go with strategy='gossip': its packets are further from a "
-            "difference than nothing is; use 'sign', 'int4' or 'int8'"
+            "difference than zero is; use 'sign', 'int4' or 'int8'"
         )
 
     @property
     def meets(self) -> Meeting:
-        """How packets are exchanged: as set by `exchange`, unless packets can be added up."""
+        """How packets are exchanged: ``sum`` if they can be summed without unpacking, else as set by `exchange`."""
         if self.summed_width is not None:
             return "sum"
         return "gather" if getattr(self, "exchange", None) == "gather" else "two-phase"
@@ -77,11 +77,11 @@ class PackedCompression(Compression):
 
     @property
     def memories(self) -> int:
-        """Float32 values kept for each packed element, if the method keeps a residual."""
+        """Number of float32 values kept for each packed element, if the method keeps a residual."""
         return 1
 
     def kept_bytes(self, shapes: Shapes, world_size: int, *, scatters: bool = False) -> int | None:
-        """Bytes of the bucket's residual, and of the residual of a rank's share of the mean if that is packed again."""
+        """Return the bytes of the bucket's residual, plus those of a rank's share of the mean if it is packed again."""
         from shardscope.analytic.communication.compressed import FLOAT_BYTES, share_size
 
         if not self.remembers:
@@ -92,7 +92,12 @@ class PackedCompression(Compression):
         return FLOAT_BYTES * (self.memories * num_elements + share)
 
     def share_collective(self, share: int, world_size: int) -> Collective:
-        """Collective that gives each rank its share, of `share` elements, of a bucket's mean; ``sum`` scatters it."""
+        """Return the collective that gives each rank its share of a bucket's mean; ``sum`` means a reduce-scatter.
+
+        Args:
+            share: Number of elements in the share.
+            world_size: Number of ranks.
+        """
         packet = self.packet_bytes(share)
         if self.summed_width is None:
             return Collective("all_to_all", packet)
@@ -106,10 +111,10 @@ class PackedCompression(Compression):
 
 
 class BlockCompression(PackedCompression):
-    """Values of `width` bits each, with one float32 scale per block."""
+    """Base class of methods that send `width` bits per element and one float32 scale per block."""
 
     block: int = Field(default=256, ge=8, le=65536)
-    """Elements that share one scale; a multiple of 8, 8 to 65536."""
+    """Number of elements that share one scale; a multiple of 8, 8 to 65536."""
 
     @model_validator(mode="after")
     def _whole_bytes(self) -> Self:
@@ -133,23 +138,23 @@ class BlockCompression(PackedCompression):
 
 
 class BlockIntegers(BlockCompression):
-    """Integers, or floats, of a few bits, with one scale per block."""
+    """Base class of methods that round to integers or floats of a few bits, with one scale per block."""
 
     family = "Integers in blocks"
     codec_passes = 2.0  # one to find the scales, one to convert
 
     feedback: bool = False
-    """Error feedback: what a step leaves out is added to the next step's gradient."""
+    """Error feedback: add the compression error of a step to the next step's gradient."""
     exchange: Exchange = "two-phase"
-    """How packets are exchanged: each rank unpacks, adds and repacks its share (``two-phase``; the cost does not grow
+    """How packets are exchanged: each rank unpacks, sums and repacks its share (``two-phase``; the cost does not grow
     with the number of ranks), or every rank receives all packets (``gather``; the cost does grow)."""
 
 
 def check_block(block: int) -> None:
-    """Refuse block sizes that are not a multiple of 8 elements, so that blocks end at a byte.
+    """Refuse block sizes that are not a multiple of 8 elements, so that blocks end on a byte boundary.
 
     Raises:
-        SpecError: The size is not a multiple of 8; names the next one that is.
+        SpecError: The size is not a multiple of 8; the message names the next one that is.
     """
     if block % 8:
         raise SpecError(

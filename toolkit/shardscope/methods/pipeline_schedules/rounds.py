@@ -1,4 +1,4 @@
-"""Base of interleaved schedules: any number of stages per rank, and micro-batches in rounds of equal size."""
+"""Base class of interleaved schedules, with any number of stages per rank and micro-batches in rounds of equal size."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shardscope.spec.pipeline_schedule import PipelineSchedule
 
 
 class InRounds(PipelineSchedule):
-    """Base of schedules in which each stage runs a round of micro-batches before the rank's next stage does."""
+    """Base class of schedules in which a rank runs a round of micro-batches through one stage before its next stage."""
 
     default_stages = 2
     least_stages = 1
@@ -23,10 +23,10 @@ class InRounds(PipelineSchedule):
 
     @abstractmethod
     def last_round(self, rank: Any, ranks: Any) -> Any:
-        """Number of warm-up forward passes on the rank's last stage, before its first backward pass."""
+        """Return the number of forward passes on the rank's last stage before its first backward pass."""
 
     def in_flight(self, rank: Any, ranks: Any, microbatches: Any, held: Any) -> Any:
-        """Micro-batches in flight after the warm-up: whole rounds on all stages but one, and those of `last_round`."""
+        """Return the micro-batches in flight after the warm-up: full rounds, and `last_round` on the last stage."""
         import numpy as np
 
         per_round = microbatches // np.maximum(1, microbatches // ranks)

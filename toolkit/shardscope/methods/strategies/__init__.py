@@ -1,1 +1,1 @@
-"""Strategies, one folder each; `bucketed` and `sharded` are the bases of data-parallel and ZeRO strategies."""
+"""Strategies, one folder each, and `bucketed` and `sharded`, the base classes of data-parallel and ZeRO strategies."""

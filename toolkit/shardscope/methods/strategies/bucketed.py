@@ -1,4 +1,4 @@
-"""Base of data-parallel strategies that exchange gradients in buckets."""
+"""Base class of data-parallel strategies that exchange gradients in buckets."""
 
 from __future__ import annotations
 
@@ -21,46 +21,46 @@ _INDEX_BYTES = 4
 
 
 class BucketedStrategy(Strategy):
-    """Base of data-parallel strategies that exchange gradients in buckets, overlapped with the backward pass."""
+    """Base class of data-parallel strategies that exchange gradients in buckets, overlapped with the backward pass."""
 
     has_exchanges = True
     zero_stage: ClassVar[int | None] = 0
 
     bucket_mb: MessageMiB = 25.0
-    """Size of a gradient bucket in MiB; a bucket is sent as soon as all its gradients are there. 0 < value <= 1024."""
+    """Size of a gradient bucket in MiB, 0 < value <= 1024; a bucket is sent as soon as it is complete."""
 
     @property
     def ring_directions(self) -> int | None:
-        """Directions of the ring that reduces each bucket; None if it is not reduced by a ring."""
+        """Number of directions of the ring that reduces each bucket; None if no ring does."""
         return None
 
     def degrees(self, world_size: int) -> Mapping[str, Any] | None:
-        """Layout: data-parallel replicas."""
+        """Return the degrees of the layout: data-parallel replicas."""
         return {"data": world_size}
 
     def exchanged_bytes(
         self, gradient_bytes: int, world_size: int, *, micro_batches: int = 1
     ) -> float | None:
-        """2(W-1) S bytes, the minimum of any all-reduce."""
+        """Return 2(W-1) S bytes, the minimum for any all-reduce."""
         from shardscope.analytic.communication import all_reduce_bytes
 
         return float(all_reduce_bytes(gradient_bytes, world_size))
 
     def sum_traffic(self, num_elements: int, element_bytes: int, step: JobStep) -> Traffic | None:
-        """Traffic of summing one flat tensor over all ranks; None if unknown.
+        """Return the traffic for summing one flat tensor over all ranks; None if unknown.
 
         Args:
-            num_elements: Elements of the tensor.
-            element_bytes: Bytes of one element.
-            step: The job's step, for the number of ranks and the backend.
+            num_elements: Number of elements in the tensor.
+            element_bytes: Size of one element, in bytes.
+            step: The training step, which gives the number of ranks and the backend.
         """
         return None
 
     def traffic(self, step: JobStep) -> Traffic | None:
-        """Traffic of each bucket, and of the broadcasts of `DistributedDataParallel`: buffers, and new buckets once.
+        """Return the traffic of the buckets and of `DistributedDataParallel`'s broadcasts.
 
-        DDP rebuilds its buckets in the order of the gradients of its first backward pass, and broadcasts the bucket of
-        each tensor, the number of buckets and their sizes.
+        DDP broadcasts the model's buffers in every step. Once, it rebuilds its buckets in the order of the gradients in
+        its first backward pass, and broadcasts the bucket of each tensor, the number of buckets and their sizes.
         """
         from shardscope.analytic.communication.traffic import by_backend, together
 
@@ -74,10 +74,10 @@ class BucketedStrategy(Strategy):
         return together([*broadcasts, *self._exchanges(step)])
 
     def states(self, step: JobStep) -> RankStates:
-        """States of whole replicas, each with its gradients in the buckets.
+        """Return the bytes of whole replicas, whose gradients are stored in the buckets.
 
-        With several micro-batches, gradients accumulate in a second copy next to the buckets, after the buckets have
-        been rebuilt.
+        With several micro-batches, a second copy of the gradients accumulates beside the buckets once these have been
+        rebuilt.
         """
         from shardscope.analytic.memory import spread_states
 
@@ -88,7 +88,7 @@ class BucketedStrategy(Strategy):
         return held.working_in(step, lambda: self._room(step))
 
     def _room(self, step: JobStep) -> int | Ints | None:
-        """Bytes of the optimizer's update buffers, of residuals, and of the receive buffers used so far."""
+        """Return the bytes of the optimizer's update buffers, of residuals, and of receive buffers used so far."""
         from shardscope.analytic.memory.work_space import compression_state_bytes, updates_of
 
         kept = compression_state_bytes(step, step.buckets(self.bucket_mb))
@@ -96,7 +96,7 @@ class BucketedStrategy(Strategy):
         return None if kept is None or room is None else updates_of(step.rows, step) + kept + room
 
     def _sums(self, step: JobStep) -> Iterator[tuple[int, int]]:
-        """Elements, and bytes of an element, of each tensor that is summed in this step, or in an earlier like it."""
+        """Yield number and size of the elements of each tensor that is summed in this step or a similar earlier one."""
         now = step.compression
         if now.period > 1:
             if step.number >= now.period:
@@ -108,14 +108,14 @@ class BucketedStrategy(Strategy):
                     yield count, width if step.is_compressed else step.element_bytes
 
     def sum_room(self, sums: Sequence[tuple[int, int]], step: JobStep) -> int | Ints | None:
-        """Bytes of the receive buffers that each rank keeps for summing flat tensors.
+        """Return the bytes of the receive buffers that each rank keeps for summing flat tensors.
 
         Args:
-            sums: Elements of each tensor, and bytes of an element.
-            step: The job's step, for the number of ranks.
+            sums: Number of elements of each tensor, and size of one element in bytes.
+            step: The training step, which gives the number of ranks.
 
         Returns:
-            Shape `(W,)`, or one number for all ranks; None if the class does not specify it.
+            An array of shape `(W,)`, or one number for all ranks; None if unknown.
         """
         return None
 

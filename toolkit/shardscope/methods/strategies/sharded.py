@@ -1,4 +1,4 @@
-"""ZeRO: data parallelism without redundancy. Each stage shards one more kind: optimizer state, gradients, weights."""
+"""ZeRO: data parallelism without redundancy; stages 1, 2 and 3 shard optimizer state, then gradients, then weights."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ if TYPE_CHECKING:
 
 
 class ZeroStrategy(Strategy):
-    """Base of the three stages of ZeRO (Rajbhandari et al., arXiv 1910.02054)."""
+    """Base class of the three ZeRO stages (Rajbhandari et al., arXiv 1910.02054)."""
 
     variant = "collectives"
     family = "State in shards"
     carries = frozenset({"sums", "packets"})
 
     collectives: Literal["ring", "backend"] = "ring"
-    """``ring``: our own metered reduce-scatter and all-gather; ``backend``: those of gloo or NCCL, for comparison."""
+    """``ring``: our own metered reduce-scatter and all-gather. ``backend``: those of gloo or NCCL, for comparison."""
 
     @property
     def label(self) -> str:
-        """``zero-3``; ``zero-3:backend`` with the backend's own collectives."""
+        """Name of the stage, such as ``zero-3``, or ``zero-3:backend`` with the backend's own collectives."""
         return self.name if self.collectives == "ring" else f"{self.name}:{self.collectives}"
 
     def degrees(self, world_size: int) -> Mapping[str, Any]:
-        """Layout: data-parallel replicas with sharded states."""
+        """Return the degrees of the layout: data-parallel replicas with sharded states."""
         return {"data": world_size, "zero": self.zero_stage}
 
     def _carriers(self, step: JobStep) -> ShardCollectives:
-        """Collectives that carry gradients and parameters."""
+        """Return the collectives that exchange gradients and parameters."""
         from shardscope.analytic.communication import ShardCollectives
 
         now = step.compression
@@ -53,13 +53,13 @@ class ZeroStrategy(Strategy):
         )
 
     def _room(self, step: JobStep, gathered: list[int], reduced: list[int], ranks: int) -> int | None:
-        """Bytes of the ring's receive buffers and of error-feedback residuals on each rank of a group.
+        """Return the bytes of the ring's receive buffers and of error-feedback residuals on each rank of a group.
 
         Args:
-            step: The job's step.
-            gathered: Elements of each flat tensor that is gathered, padding included.
-            reduced: Elements of each flat tensor that is reduced, padding included.
-            ranks: Ranks in the group.
+            step: The training step.
+            gathered: Number of elements in each flat tensor that is gathered, including padding.
+            reduced: Number of elements in each flat tensor that is reduced, including padding.
+            ranks: Number of ranks in the group.
         """
         from shardscope.analytic.memory.held import ring_room
         from shardscope.analytic.memory.work_space import compression_state_bytes
@@ -73,7 +73,7 @@ class ZeroStrategy(Strategy):
         return None if kept is None else kept + ring
 
     def check(self, job: Job) -> None:
-        """Refuse compression with the backend's collectives, whose reduce-scatter only adds plain numbers."""
+        """Refuse compression with the backend's collectives, whose reduce-scatter cannot sum packets."""
         if job.compression.is_on and self.collectives == "backend":
             raise SpecError(
                 f"strategy.collectives='backend' does not go with compression={job.compression.name!r}; use "
@@ -82,41 +82,44 @@ class ZeroStrategy(Strategy):
 
 
 class FullyShardedStrategy(ZeroStrategy):
-    """Base of the stages that hold gradients only in shards, on torch's `fully_shard` (FSDP2).
+    """Base class of the stages that keep only shards of gradients, built on torch's `fully_shard` (FSDP2).
 
-    With compression, each micro-batch's gradients are packed and reduce-scattered. Error feedback keeps a residual of
-    each rank's whole gradient: one unsharded gradient in float32 on every rank, which these stages otherwise save.
-    With replicas, gradients are compressed within a group, but not between groups.
+    With compression, each micro-batch's gradients are packed and reduce-scattered. Error feedback needs a residual of
+    the whole gradient in float32 on every rank, which is as much memory as the unsharded gradient that these stages
+    otherwise avoid. With replicas, gradients are compressed within a group, but not between groups.
     """
 
     replicas: Count = 1
-    """Groups that each hold the whole model in shards (HSDP). Must divide `world_size` and leave at least 2 ranks a
-    group. Gradients are reduce-scattered within a group, then their shards are all-reduced across the groups. The
-    batch is still divided over all ranks."""
+    """Number of groups, each of which holds one whole model in shards (HSDP). Must divide `world_size` into groups of
+    at least 2 ranks. Gradients are reduce-scattered within a group, then their shards are all-reduced across the
+    groups. The batch is still divided over all ranks."""
     offload: bool = False
     """Keep shards of parameters, gradients and optimizer state in host memory; the optimizer then steps on the CPU.
-    On a machine without a GPU they are in host memory anyway, so only FSDP2's bookkeeping changes."""
+    Without a GPU, they are in host memory anyway, so only FSDP2's bookkeeping changes."""
 
     @property
     def hides_noise_because(self) -> str | None:
-        """Why the noise scale cannot be measured: FSDP2 exposes whole gradients only to its reduce-scatter."""
+        """Why the gradient noise scale cannot be measured; None with ``ring``.
+
+        FSDP2 exposes whole gradients only to its reduce-scatter.
+        """
         return (
             None if self.collectives == "ring" else "only collectives='ring' shows a rank its own gradients"
         )
 
     def degrees(self, world_size: int) -> Mapping[str, Any]:
-        """Layout: sharded data parallelism, in groups of ranks with `replicas`."""
+        """Return the degrees of the layout: sharded data parallelism, in groups of ranks if there are `replicas`."""
         groups = {} if self.replicas == 1 else {"shard": world_size // self.replicas}
         return {**super().degrees(world_size), **groups}
 
     @property
     def label(self) -> str:
-        """Label of the stage; ``zero-3 x2`` with two replicas, ``zero-3 offload`` with offloading."""
+        """Name of the stage with its options, such as ``zero-3 x2`` (two replicas) or ``zero-3 offload``."""
         replicas = "" if self.replicas == 1 else f" x{self.replicas}"
         return f"{super().label}{replicas}{' offload' if self.offload else ''}"
 
     def check(self, job: Job) -> None:
-        """Refuse replicas that do not divide the ranks into groups of at least 2, and unsuitable votes."""
+        """Refuse replicas that do not divide the ranks into groups of at least 2, and votes that would be summed."""
         super().check(job)
         valid = [r for r in range(1, job.world_size) if job.world_size % r == 0]
         if self.replicas not in valid:
@@ -128,12 +131,12 @@ class FullyShardedStrategy(ZeroStrategy):
             self._check_votes(job)
 
     def _check_votes(self, job: Job) -> None:
-        """Refuse votes that would be added up over micro-batches or replicas: a step must have a single vote."""
+        """Refuse votes that would be summed over micro-batches or replicas; a step must have a single vote."""
         parts = job.num_micro_batches
         if parts > 1:
             raise SpecError(
                 f"batch.micro_batch={job.batch.micro_batch} makes {parts} micro-batches, and strategy={self.name!r} "
-                f"would add up a vote on each with compression={job.compression.name!r}; leave it out, or use "
+                f"would sum a separate vote on each with compression={job.compression.name!r}; leave it out, or use "
                 "strategy='zero-1'"
             )
         if self.replicas > 1:
@@ -149,11 +152,11 @@ class FullyShardedStrategy(ZeroStrategy):
 
     @required
     def gathers(self, micro_batches: int) -> int:
-        """Number of all-gathers of all parameters in a step."""
+        """Return the number of times that all parameters are all-gathered in one step."""
         raise NotImplementedError
 
     def traffic(self, step: JobStep) -> Traffic:
-        """Traffic unit by unit; norms and parameters without dimensions are all-reduced by the backend."""
+        """Return the traffic of all units, and that of norms and scalar parameters, which the backend all-reduces."""
         from shardscope.analytic.communication import fully_sharded_traffic
         from shardscope.analytic.communication.traffic import by_backend, together
         from shardscope.analytic.job_step import shapes_of
@@ -173,9 +176,9 @@ class FullyShardedStrategy(ZeroStrategy):
         return together([sharded, whole, *norm_traffic(step, among=step.world_size // self.replicas)])
 
     def states(self, step: JobStep) -> RankStates:
-        """States in shards, equal in each replica; shards of parameters and gradients are padded.
+        """Return the bytes of sharded states, which are the same in each replica, with padded parameters and gradients.
 
-        Both stages free gathered parameters, which are counted separately.
+        Gathered parameters are temporary and counted separately.
         """
         from shardscope.analytic.memory import spread_states
         from shardscope.analytic.memory.work_space import unit_elements, updates_of_shards
@@ -190,9 +193,9 @@ class FullyShardedStrategy(ZeroStrategy):
         return spread_states(step, 2, ranks=shards).working_in(step, room).repeated(self.replicas)
 
     def exchanged_bytes(self, gradient_bytes: int, world_size: int, *, micro_batches: int = 1) -> float:
-        """R (N-1) S for each collective in R groups of N ranks, and 2(R-1) S between the groups.
+        """Return the bytes sent: R (N-1) S per collective in R groups of N ranks, plus 2(R-1) S between groups.
 
-        Rajbhandari et al. 2020, section 7.
+        Source: Rajbhandari et al. 2020, section 7.
         """
         collectives = micro_batches + self.gathers(micro_batches)
         inside = (world_size - self.replicas) * collectives * float(gradient_bytes)
@@ -200,12 +203,12 @@ class FullyShardedStrategy(ZeroStrategy):
 
 
 def norm_traffic(step: JobStep, *, among: int | None = None, of_layers: bool = True) -> Iterator[Traffic]:
-    """Traffic of the all-reduces that compute norms of sharded gradients and agree on an overflow.
+    """Yield the traffic of the all-reduces that compute norms of sharded gradients and detect an overflow on any rank.
 
     Args:
-        step: The job's step.
+        step: The training step.
         among: Number of ranks that together hold one whole gradient; None for all.
-        of_layers: Whether single tensors are sharded; otherwise each is whole on some rank.
+        of_layers: Whether individual tensors are sharded; if False, each is whole on some rank.
     """
     from shardscope.analytic.communication.traffic import by_backend, repeated
 

@@ -1,8 +1,8 @@
-"""Search every layout of a model on a cluster, rank those that fit, and explain why the others lost.
+"""Search all layouts of a model on a cluster, rank those that fit, and explain why the others rank lower.
 
-`plan` searches `SearchAxes`. `candidates` enumerates the valid layouts. `search` scores them a chunk at a time with
-`analytic.memory` and `prediction.step`, and keeps those that can be the best by any measure. `Plans` is the resulting
-table: `frame`, `front`, `best`, `by`, `explain`, `why`.
+`plan` searches the space given by `SearchAxes`. `candidates` enumerates the valid layouts. `search` scores them in
+chunks with `analytic.memory` and `prediction.step`, and keeps those that can be the best under some objective. `Plans`
+is the resulting table: `frame`, `front`, `best`, `by`, `explain`, `why`.
 """
 
 from shardscope.prediction.planner.explain import Difference, Explanation

@@ -1,8 +1,8 @@
-"""Every layout of a space, as index arrays in mixed radix; invalid combinations are counted by reason.
+"""All layouts of a search space as arrays of indices; invalid combinations are counted by reason.
 
-A layout is an index into each of four nested tables: a grid of degrees; a body (grid, micro-batch, schedule, sequence
-parallelism, recomputation), on which the work depends; a way to hold model states (ZeRO, shard, offload); and a
-compression. Only the first two are materialised; the others are expanded a chunk at a time.
+A layout consists of one index into each of four tables: grids (degrees of parallelism); bodies (grid, micro-batch,
+schedule, sequence parallelism, recomputation), which determine the work; ways to hold model states (ZeRO, shard,
+offload); and compressions. Only grids and bodies are stored as tables; the other two are expanded chunk by chunk.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from shardscope.spec.optimizer import Optimizer
 
 
 class SharedSettings(NamedTuple):
-    """Settings shared by a whole table."""
+    """Settings shared by all layouts of a table."""
 
     precision: str
     optimizer: LayoutOptimizer
@@ -54,14 +54,14 @@ class Bodies(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """All valid layouts of a space."""
+    """All valid layouts of a search space."""
 
     grid: Grid
     bodies: Bodies
     zero: Ints
-    """ZeRO stage, by way of holding states."""
+    """ZeRO stage of each way to hold model states."""
     shard: Ints
-    """Ranks of a shard group, by grid and way of holding states; 0 where that way duplicates another."""
+    """Ranks in a shard group, by grid and way to hold model states; 0 where that way duplicates another one."""
     offload: Ints
     compression: Ints
     methods: tuple[Compression, ...]
@@ -74,12 +74,12 @@ class Candidates(NamedTuple):
 
     @property
     def ways(self) -> Mask:
-        """For each grid and (way of holding states, offload): whether it is not a duplicate of another."""
+        """Mask by grid and pair (way to hold states, offload): False where the pair duplicates another one."""
         return np.repeat(self.shard > 0, len(self.offload), axis=1)
 
     @property
     def compressions(self) -> Ints:
-        """Number of compressions for each grid: without replicas, only the first."""
+        """Number of compressions to try on each grid; 1 on a grid without replicas."""
         alone = self.grid.data * self.grid.context == 1
         return np.where(alone, 1, len(self.compression))
 
@@ -122,7 +122,15 @@ def candidates(
     space: SearchAxes,
     recipe: SharedSettings | None = None,
 ) -> Candidates:
-    """Enumerate the valid grids and bodies, and count the invalid combinations."""
+    """Enumerate the valid grids and bodies, and count the invalid combinations.
+
+    Args:
+        model: The model.
+        cluster: The cluster, all of whose devices are used.
+        global_batch: Sequences in one optimizer step.
+        space: Values to try on each axis.
+        recipe: Precision, optimizer and kind of attention; None for ``bf16-mixed``, ``adamw`` and flash attention.
+    """
     recipe = recipe or SharedSettings("bf16-mixed", Optimizer("adamw"), flash_attention=True)
     grid, lost_grids = _grids(model, cluster.num_devices, global_batch, space)
     bodies, lost_bodies, choices = _bodies(model, grid, global_batch, space, recipe)
@@ -159,7 +167,7 @@ def _grids(model: Transformer, devices: int, batch: int, space: SearchAxes) -> t
 def _bodies(
     model: Transformer, grid: Grid, batch: int, space: SearchAxes, recipe: SharedSettings
 ) -> tuple[Bodies, dict[str, int], int]:
-    """The valid bodies, the number of invalid ones by reason, and the number that each grid has in total."""
+    """Return the valid bodies, the number of invalid ones by reason, and the number of all bodies per grid."""
     sizes = np.array(space.micro_batch or divisors(batch, largest=LARGEST_MICRO_BATCH), np.int64)
     options = space.schedule_options
     recompute = [RECOMPUTE_NAMES.index(name) for name in space.recompute]
@@ -202,7 +210,10 @@ def _schedule_rules(
 
 
 def _states(cluster: Cluster, grid: Grid, space: SearchAxes) -> tuple[Ints, Ints, int]:
-    """ZeRO stage by way of holding states, and shard size by grid and way: 0 where it duplicates another."""
+    """Return the ZeRO stage of each way to hold states, the shard size by grid and way, and the number of ways.
+
+    A shard size of 0 marks a way that duplicates another one.
+    """
     ways = [(zero, kind) for zero in space.zero for kind in (space.shard if zero else space.shard[:1])]
     ranks = grid.data * grid.context
     columns = []
@@ -216,7 +227,7 @@ def _states(cluster: Cluster, grid: Grid, space: SearchAxes) -> tuple[Ints, Ints
 
 
 def _product(*axes: object) -> tuple[Ints, ...]:
-    """Every combination, one column per axis, the last axis varying fastest."""
+    """Return all combinations of the axes' values, one column per axis; the last axis varies fastest."""
     values = [np.asarray(list(axis), np.int64) for axis in axes]  # type: ignore[call-overload]
     index = np.indices([len(value) for value in values]).reshape(len(values), -1)
     return tuple(value.take(at) for value, at in zip(values, index, strict=True))

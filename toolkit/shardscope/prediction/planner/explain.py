@@ -1,4 +1,4 @@
-"""Explains why one layout is faster than another: times term by term, largest difference first, in sentences."""
+"""Explain in sentences why one layout is faster than another, part by part, largest difference first."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ _CAUSES: dict[str, tuple[str, ...]] = {
     "offload": ("offload", "zero", "recompute", "micro_batch"),
     "overhead": ("micro_batch", "pipeline", "tensor", "data"),
 }
-"""Settings on which a part depends, the strongest first."""
+"""Settings that affect each part, those with the largest effect first."""
 
 
 class Difference(NamedTuple):
-    """Seconds of one part of a step under two layouts."""
+    """Time of one part of a step under two layouts."""
 
     part: str
     first_s: float
     second_s: float
     because: tuple[str, ...]
-    """Settings that differ and on which the part depends."""
+    """Settings that differ between the layouts and affect this part."""
 
     @property
     def gain_s(self) -> float:
@@ -70,9 +70,11 @@ class Explanation(NamedTuple):
     first: Layout
     second: Layout
     differences: tuple[Difference, ...]
-    """All parts that differ, the largest difference first."""
+    """All parts that differ, largest difference first."""
     time: tuple[float, float]
+    """Step times, in seconds."""
     memory_bytes: tuple[float, float]
+    """Peak memory of the fullest device, in bytes."""
     names: tuple[str, str] = ("the first", "the second")
 
     @property
@@ -89,7 +91,7 @@ class Explanation(NamedTuple):
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """The whole comparison in sentences, the most important first."""
+        """The comparison in sentences, most important first."""
         return (self._headline(), *map(self._sentence, self.differences), self._memory())
 
     def __str__(self) -> str:
@@ -130,7 +132,7 @@ class Explanation(NamedTuple):
 def explain(
     setting: SearchSettings, first: Layout, second: Layout, names: tuple[str, str] | None = None
 ) -> Explanation:
-    """Compare the terms of two layouts, which share precision, optimizer and flash attention."""
+    """Compare two layouts part by part; both must have the same precision, optimizer and flash attention."""
     layouts = Layouts.of([first, second])
     times = time_of(setting, layouts)._asdict()
     total = times.pop("total")
@@ -161,7 +163,7 @@ def _capital(text: str) -> str:
 
 
 def seconds(value: float) -> str:
-    """``14.1 s``, ``230 ms``, ``41 µs``."""
+    """Format a duration in seconds as ``14.1 s``, ``230 ms`` or ``41 µs``."""
     for factor, unit in ((1, "s"), (1e3, "ms")):
         if value * factor >= 1:
             return f"{value * factor:.3g} {unit}"

@@ -1,4 +1,4 @@
-"""Explains in a sentence why a layout is not in the table: the rule it breaks, or the memory it lacks."""
+"""Explain in one sentence why a layout is not in the table: which rule it breaks, or how much memory it lacks."""
 
 from __future__ import annotations
 
@@ -21,18 +21,20 @@ _CURES = {
     "activations": "recompute='full', a smaller micro_batch, sequence_parallel=True or more context ranks",
     "buffers": "a smaller micro_batch, or more tensor or context ranks",
 }
-"""Settings that reduce each kind of memory."""
+"""Settings that reduce each kind of memory; used in error messages."""
 
 
 class MemoryFit(NamedTuple):
-    """Comparison of a layout's memory with what the cluster has."""
+    """Comparison of the memory that a layout needs with that of the cluster."""
 
     memory_bytes: float
+    """Peak memory of the fullest device, in bytes."""
     lacking_bytes: float
-    """Bytes missing on the device; 0 or less if the layout fits."""
+    """Bytes by which the layout exceeds the device's memory; 0 or less if it fits."""
     largest: str
-    """The largest kind of memory on the device."""
+    """The kind of memory that takes most of the device."""
     on_drives_bytes: float
+    """Bytes per device that exceed host memory and drives; 0 or less if the offloaded data fit."""
 
     @property
     def cure(self) -> str:
@@ -41,7 +43,7 @@ class MemoryFit(NamedTuple):
 
 
 def fit_of(setting: SearchSettings, layout: Layout) -> MemoryFit:
-    """Compare a layout's memory with the device's."""
+    """Compare the memory that a layout needs with that of the device, the host and the drives."""
     parts = memory_parts(setting, Layouts.of([layout]))
     kinds = {name: float(getattr(parts, name)[0]) for name in ON_DEVICE}
     total = float(parts.total[0])
@@ -55,7 +57,7 @@ def _lacking_drives(setting: SearchSettings, parts: MemoryParts) -> float:
 
 
 def problem_with(setting: SearchSettings, layout: Layout) -> str:
-    """The reason that keeps a layout out of the table, or an empty string."""
+    """Return the reason why a layout is not in the table; an empty string if it is valid and fits."""
     try:
         layout.check(setting.model, setting.cluster)
     except SpecError as error:

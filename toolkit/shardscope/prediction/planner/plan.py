@@ -1,4 +1,4 @@
-"""`plan`: search every layout of a model on a cluster."""
+"""The planner's entry point, `plan`, which searches all layouts of a model on a cluster."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shardscope.spec.model import Model, Transformer
 from shardscope.spec.precision import full_name
 
 TOKENS_A_STEP = 1 << 22
-"""Tokens of the default global batch: about that of the largest published runs."""
+"""Tokens in the default global batch, similar to the largest published runs."""
 MOST_GROWTH = 64
 
 
@@ -40,29 +40,29 @@ def plan(
     flash_attention: bool | Sequence[bool] = True,
     calibration: Calibration | None = None,
 ) -> Plans:
-    """Search every layout of `model` on `cluster` and rank those that fit.
+    """Search all layouts of `model` on `cluster` and rank those that fit.
 
-    The search is exhaustive: a layout is skipped early only if `top` others are certainly faster with as much memory
-    left. Lossy compression of gradients, which changes the result of training, is tried only if `fix` or `space` asks
-    for it. The same holds for offloading to the host, unless nothing fits without it: the devices of a node share the
-    host links, and no calibration has measured its time.
+    The search is exhaustive: a layout is skipped early only if `top` others are certainly faster and leave at least as
+    much memory free. Lossy gradient compression changes the result of training, so it is tried only if `fix` or `space`
+    includes it. Offloading to the host is tried only if `fix` or `space` includes it or nothing fits without it,
+    because devices of a node share the host links and no calibration has measured the time of offloading.
 
     Args:
         model: A `Transformer`, or the name of a preset.
-        cluster: A `Cluster`, or the name of one in the catalogue.
-        objective: ``"time"``, ``"dollars"``, ``"headroom"``, ``"tokens_per_s"``, or weights of several of them:
-            ``{"time": 2, "headroom": 1}``.
-        global_batch: Sequences in one optimizer step; None for the power of two that gives about 4 million tokens.
-        top: Rows of the table; None keeps every layout that fits.
-        fix: Axes restricted to one value or a few: ``{"tensor": 8, "zero": [1, 2]}``.
+        cluster: A `Cluster`, or the name of a cluster in the catalogue.
+        objective: ``"time"``, ``"dollars"``, ``"headroom"``, ``"tokens_per_s"``, or weights of
+            several, such as ``{"time": 2, "headroom": 1}``.
+        global_batch: Sequences in one optimizer step; None for the largest power of two with at most 2**22 tokens.
+        top: Number of rows in the table; None keeps every layout that fits.
+        fix: Axes to restrict to one or more values, such as ``{"tensor": 8, "zero": [1, 2]}``.
         space: Values to try on each axis; None for the default space.
         precision: One of `spec.layout.Precision` or an alias, or several.
         optimizer: A value of `Layout.optimizer`, or several.
-        flash_attention: Whether attention is one fused kernel; or both values, to try both.
-        calibration: Constants of the machine; None for the catalogue's constants of the device.
+        flash_attention: Whether attention is one fused kernel; ``[True, False]`` tries both.
+        calibration: Measured constants of the machine; None for those in the catalogue for the cluster's device.
 
     Raises:
-        SpecError: A name is unknown or a value invalid. It is not an error if nothing fits: see `Plans.problem`.
+        SpecError: A name is unknown or a value is invalid. If no layout fits, see `Plans.problem`.
 
     Example:
         >>> plans = plan("gpt3-175b", Cluster.of("a100-80gb", nodes=128, per_node=8))  # doctest: +SKIP
@@ -72,7 +72,7 @@ def plan(
     setting = SearchSettings(_known_model(model), cluster, calibration or Calibration.of(cluster.device))
     known_objective(objective, has_price=setting.cluster.price_per_device_hour is not None)
     if top is not None and top < 1:
-        raise SpecError(f"top={top} leaves no row; give 1 or more, or None for all")
+        raise SpecError(f"top={top} leaves no rows; give 1 or more, or None for all")
     batch = _known_batch(setting.model, global_batch)
     tried = (space or SearchAxes()).fixed(fix or {})
     recipes = _recipes(precision, optimizer, flash_attention)
@@ -89,7 +89,7 @@ def plan(
 def _searched(
     setting: SearchSettings, batch: int, space: SearchAxes, recipes: list[SharedSettings], top: int | None
 ) -> tuple[list[Pool], list[Found]]:
-    """The layouts tried, and those that fit, by recipe."""
+    """Return the candidates and the search results, one of each per recipe."""
     pools, found = [], []
     for recipe in recipes:
         here = candidates(setting.model, setting.cluster, global_batch=batch, space=space, recipe=recipe)
@@ -148,7 +148,7 @@ def _rejected(pools: list[Pool], found: list[Found]) -> dict[str, int]:
 def _nothing(
     setting: SearchSettings, batch: int, space: SearchAxes, pools: list[Pool], found: list[Found]
 ) -> str:
-    """Message that names the layout closest to fitting, and what would make it fit."""
+    """Return a message that names the layout closest to fitting, and what would make it fit."""
     near = [
         (each.closest.lacking_bytes, place) for place, each in enumerate(found) if len(each.closest.row.body)
     ]
@@ -179,14 +179,14 @@ def _nothing_valid(setting: SearchSettings, pools: list[Pool]) -> str:
     others = "" if last == reason else f", and the last because {REASONS[last]}"
     how_many = "most" if others or len(counts) > 1 else "all"
     return (
-        f"no layout of {setting.model.name} on {setting.cluster.num_devices:,} devices can be: of "
+        f"no layout of {setting.model.name} on {setting.cluster.num_devices:,} devices is valid: of "
         f"{sum(counts.values()):,} combinations {how_many} fail because {REASONS[reason]}{others}; "
         "loosen fix or space, or change global_batch"
     )
 
 
 def _more_nodes(setting: SearchSettings, batch: int, space: SearchAxes, recipe: SharedSettings) -> str:
-    """Message with the smallest doubling of the nodes on which a layout fits, found by searching there."""
+    """Return advice: the number of nodes on which some layout fits, found by searching larger clusters."""
     factor = 2
     while factor <= MOST_GROWTH and not setting.cluster.groups:
         more = setting.cluster.replace(nodes=setting.cluster.nodes * factor)

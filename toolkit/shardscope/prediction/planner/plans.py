@@ -1,4 +1,4 @@
-"""The result of a search: a ranked table that can be explained, ranked anew and turned into layouts."""
+"""The result of a search: a ranked table of layouts, with explanations and reranking by other objectives."""
 
 from __future__ import annotations
 
@@ -37,20 +37,21 @@ class PlanRow(NamedTuple):
     """One row of the table."""
 
     rank: int
-    """Rank of the plan, from 1."""
+    """Position in the ranking, from 1."""
     layout: Layout
     time_s: float
-    """Seconds of one step."""
+    """Step time, in seconds."""
     tokens_per_s: float
     memory_bytes: float
     """Peak memory of the fullest device, in bytes."""
     headroom_bytes: float
+    """Memory left free on the fullest device, in bytes."""
     dollars: float | None
-    """US dollars of one step; None if the cluster has no price."""
+    """Cost of one step, in US dollars; None if the cluster has no price."""
 
 
 class Pool(NamedTuple):
-    """Candidates of one precision, optimizer and kind of attention, and the rows kept."""
+    """Candidates for one combination of precision, optimizer and attention, and the rows that the search kept."""
 
     found: Candidates
     rows: RankedRows
@@ -58,10 +59,10 @@ class Pool(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Plans:
-    """Layouts ranked by an objective, and the counts of those rejected.
+    """Layouts ranked by an objective, and the number of rejected layouts by reason.
 
-    The first `top` Pareto fronts over time and memory are kept, so `by` ranks the best `top` exactly under any other
-    objective, without another search.
+    The first `top` Pareto fronts over time and memory are kept, so `by` returns the exact best `top` layouts under any
+    other objective without another search.
 
     Example:
         >>> plans = plan(model, cluster)  # doctest: +SKIP
@@ -74,11 +75,11 @@ class Plans:
     top: int | None
     pools: tuple[Pool, ...]
     rejected: Mapping[str, int]
-    """Number of layouts that are not in the table, by reason; `REASONS` describes the keys."""
+    """Number of rejected layouts by reason; `REASONS` describes the keys."""
     problem: str = ""
-    """Why the table is empty and what would fill it; an empty string if it has rows."""
+    """Why the table is empty and what to change; an empty string if it has rows."""
     order: Indices = field(init=False, repr=False)
-    """Indices of all kept rows, by rank."""
+    """Indices of all kept rows, best first."""
 
     def __post_init__(self) -> None:
         weights = known_objective(self.objective, has_price=self._price is not None)
@@ -87,17 +88,17 @@ class Plans:
 
     @cached_property
     def time_s(self) -> Floats:
-        """Seconds of a step, for all kept rows."""
+        """Step time of every kept row, in seconds."""
         return np.concatenate([pool.rows.time_s for pool in self.pools])
 
     @cached_property
     def memory_bytes(self) -> Floats:
-        """Peak memory of the fullest device in bytes, for all kept rows."""
+        """Peak memory of the fullest device for every kept row, in bytes."""
         return np.concatenate([pool.rows.memory_bytes for pool in self.pools])
 
     @property
     def headroom_bytes(self) -> Floats:
-        """Bytes left on the fullest device, for all kept rows."""
+        """Memory left free on the fullest device for every kept row, in bytes."""
         return capacity(self.setting) - self.memory_bytes
 
     @property
@@ -115,18 +116,23 @@ class Plans:
         return self.setting.cluster.price_per_device_hour
 
     def __len__(self) -> int:
-        """Number of rows of the table."""
+        """Return the number of rows in the table."""
         return len(self.order) if self.top is None else min(self.top, len(self.order))
 
     def __getitem__(self, place: int) -> PlanRow:
-        """Return the row at an index from 0; negative indices count from the end."""
+        """Return the row at an index that starts at 0; negative indices count from the end."""
         return self.row(int(self.order[: len(self)][place]), rank=place % max(1, len(self)) + 1)
 
     def __iter__(self) -> Iterator[PlanRow]:
         return (self[place] for place in range(len(self)))
 
     def row(self, kept: int, *, rank: int = 0) -> PlanRow:
-        """Return the plan at an index into the kept rows; `rank` 0 looks up its rank."""
+        """Return the plan at an index into the kept rows.
+
+        Args:
+            kept: Index into the kept rows.
+            rank: Position in the ranking, if the caller knows it; 0 to look it up.
+        """
         time, memory = float(self.time_s[kept]), float(self.memory_bytes[kept])
         tokens = self.global_batch * self.setting.model.seq
         rank = rank or int(np.flatnonzero(self.order == kept)[0]) + 1
@@ -142,10 +148,10 @@ class Plans:
 
     @property
     def best(self) -> PlanRow:
-        """The best plan: the first row.
+        """The best plan, which is the first row.
 
         Raises:
-            SpecError: Nothing fits; the message names what comes closest and what would make it fit.
+            SpecError: No layout fits; the message names the closest one and what would make it fit.
         """
         if not len(self):
             raise SpecError(self.problem)
@@ -157,7 +163,7 @@ class Plans:
         return layout_at(columns, 0, self.global_batch)
 
     def layouts(self, kept: Any) -> Layouts:
-        """Return the layouts at indices into the kept rows, which share precision, optimizer and kind of attention."""
+        """Return the layouts at indices into the kept rows; all must share precision, optimizer and attention."""
         at = np.asarray(kept, np.int64)
         start = 0
         for pool in self.pools:
@@ -175,12 +181,12 @@ class Plans:
 
     @cached_property
     def front(self) -> pd.DataFrame:
-        """The Pareto-optimal layouts over time and memory, fastest first; `rank` is the rank in the table."""
+        """The Pareto-optimal layouts over time and memory, fastest first; `rank` is the position in the ranking."""
         return self._frame(self.front_rows)
 
     @cached_property
     def front_rows(self) -> Indices:
-        """Indices of the Pareto front into the kept rows, fastest first."""
+        """Indices of the Pareto-optimal layouts among the kept rows, fastest first."""
         front = pareto.front(np.stack([self.time_s, -self.headroom_bytes]).T, in_turn=True)
         return front[np.argsort(self.time_s[front])]
 
@@ -202,10 +208,14 @@ class Plans:
         return replace(self, objective=objective)
 
     def explain(self, first: int = 1, second: int = 2) -> explaining.Explanation:
-        """Explain why the plan of rank `first` is faster or slower than that of rank `second`, term by term.
+        """Explain part by part why plan `first` is faster or slower than plan `second`.
+
+        Args:
+            first: Position of the first plan in the ranking, from 1.
+            second: Position of the plan to compare it with.
 
         Raises:
-            SpecError: There is no such rank.
+            SpecError: The ranking has no such position.
         """
         for name, rank in (("first", first), ("second", second)):
             if not 1 <= rank <= len(self.order):
@@ -214,7 +224,10 @@ class Plans:
         return explaining.explain(self.setting, one, other, (f"plan {first}", f"plan {second}"))
 
     def stage_layers(self, rank: int = 1) -> tuple[int, ...]:
-        """Layers on every pipeline stage of the plan of that rank; uneven on a mixed cluster if that is faster."""
+        """Return the number of layers on each pipeline stage of the plan at position `rank`, counted from 1.
+
+        The split is uneven on a mixed cluster if that is faster.
+        """
         layout = self[rank - 1].layout
         model, cluster = self.setting.model, self.setting.cluster
         if cluster.groups:
@@ -225,11 +238,11 @@ class Plans:
         return even_split(model.layers, layout.pipeline)
 
     def why(self, layout: Layout) -> str:
-        """Explain why a layout is not the best: the rule it breaks, the memory it lacks, or the plan that beats it."""
+        """Explain why a layout is not the best: the rule it breaks, the memory it lacks, or the better plan."""
         if layout.global_batch != self.global_batch:
             return (
-                f"global_batch={layout.global_batch} is not the table's {self.global_batch}, and steps of two sizes do "
-                f"not compare; ask for a plan with global_batch={layout.global_batch}"
+                f"global_batch={layout.global_batch} is not the table's {self.global_batch}, and steps with "
+                f"different batches cannot be compared; call plan with global_batch={layout.global_batch}"
             )
         problem = problem_with(self.setting, layout)
         if problem or not len(self):
@@ -249,13 +262,13 @@ class Plans:
         how = (
             "beaten in both time and memory"
             if beating
-            else "on no other's wrong side, but slower than the best"
+            else "not beaten in both time and memory, but slower than the best"
         )
         return " ".join((f"it is {how}:", *told.sentences[:2]))
 
     @property
     def caveat(self) -> str:
-        """The calibration behind the times, and its limitations."""
+        """The calibration on which the step times are based, and its limitations."""
         known = self.setting.calibration
         return f"calibration {known.name}" + (f": {known.note}" if known.note else "")
 
@@ -277,7 +290,7 @@ class Plans:
         return f"<p>{escape(repr(self)[1:-1])}</p>{self.frame.to_html(float_format='{:.4g}'.format)}"
 
     def to_dict(self) -> dict[str, Any]:
-        """The table, best first, and the counts of rejected layouts, as plain values."""
+        """Return the table, best first, and the number of rejected layouts by reason, as JSON-compatible values."""
         rows = [{**plan._asdict(), "layout": plan.layout.model_dump(mode="json")} for plan in self]
         known = self.setting.calibration
         return {
@@ -300,7 +313,7 @@ def _columns(layout: Layout) -> dict[str, Any]:
 
 
 def layout_at(layouts: Layouts, row: int, global_batch: int) -> Layout:
-    """Return one row of a table as a `Layout`."""
+    """Return one row of a table of layouts as a `Layout`."""
     fields: dict[str, Any] = {}
     named: dict[str, Sequence[Any]] = {
         "schedule": schedule_names(), "recompute": RECOMPUTE_NAMES, "offload": OFFLOAD_NAMES,
@@ -322,7 +335,7 @@ def layout_at(layouts: Layouts, row: int, global_batch: int) -> Layout:
 
 
 def short(layout: Layout) -> str:
-    """Return a layout as one line: ``dp 64 · tp 8 · pp 32 · zero-1 · zbv · mb 1``."""
+    """Return a one-line summary of a layout, such as ``dp 64 · tp 8 · pp 32 · zero-1 · zbv · micro-batch 1``."""
     degrees = {
         "dp": layout.data,
         "tp": layout.tensor,

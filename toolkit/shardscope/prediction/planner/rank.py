@@ -1,4 +1,4 @@
-"""Ranking of layouts by one measure, or by a weighted mix of several."""
+"""Ranking of layouts by one metric, or by a weighted sum of several."""
 
 from __future__ import annotations
 
@@ -13,19 +13,23 @@ Floats = npt.NDArray[np.float64]
 Objective = str | Mapping[str, float]
 
 OBJECTIVES: dict[str, str] = {
-    "time": "seconds of a step, fewest first",
-    "dollars": "US dollars of a step, fewest first",
-    "headroom": "bytes left on the fullest device, most first",
-    "tokens_per_s": "tokens a second, most first",
+    "time": "step time in seconds, shortest first",
+    "dollars": "cost of a step in US dollars, lowest first",
+    "headroom": "memory left free on the fullest device in bytes, largest first",
+    "tokens_per_s": "tokens per second, highest first",
 }
-"""Measures by which layouts can be ranked."""
+"""Metrics by which layouts can be ranked."""
 
 
 def known_objective(objective: Objective, *, has_price: bool) -> dict[str, float]:
-    """Return the weights of an objective, by measure.
+    """Return the weight of each metric in an objective.
+
+    Args:
+        objective: A key of `OBJECTIVES`, or weights by key.
+        has_price: Whether the cluster has a price, which ``dollars`` needs.
 
     Raises:
-        SpecError: The objective is unknown, its weights are invalid, or it needs a price and there is none.
+        SpecError: The objective is unknown, its weights are invalid, or it needs a price and the cluster has none.
 
     Example:
         >>> known_objective("time", has_price=False)
@@ -51,10 +55,17 @@ def known_objective(objective: Objective, *, has_price: bool) -> dict[str, float
 def scores(
     weights: Mapping[str, float], time_s: Floats, memory_bytes: Floats, *, capacity_bytes: float
 ) -> Floats:
-    """Score of each layout, lower is better.
+    """Return the score of each layout; lower is better.
 
-    In a mix, time, dollars and tokens per second count in multiples of the fastest layout's step time, and memory as
-    the used share of the device. Weights of 1 and 1 thus trade 10 % more time for 10 % of the device.
+    In a weighted sum, time, dollars and tokens per second all enter as the step time relative to the fastest layout's,
+    and headroom enters as the fraction of device memory in use. With equal weights, 10 % of the fastest step time thus
+    count as much as 10 % of the device's memory.
+
+    Args:
+        weights: Weight of each metric.
+        time_s: Step time of each layout, in seconds.
+        memory_bytes: Peak memory of each layout, in bytes.
+        capacity_bytes: Memory of one device, in bytes.
     """
     fastest = float(time_s.min()) if len(time_s) else 1.0
     slow = sum(weight for name, weight in weights.items() if name != "headroom")
@@ -63,5 +74,5 @@ def scores(
 
 
 def ranking(score: Floats, time_s: Floats, memory_bytes: Floats) -> npt.NDArray[np.intp]:
-    """Row indices by score; ties go to less time, then less memory, then the earlier row."""
+    """Return the row indices sorted by score; ties are broken by step time, then memory, then row index."""
     return np.lexsort((memory_bytes, time_s, score))

@@ -1,7 +1,7 @@
-"""Feasibility constraints of layouts over arrays; the conditions are those of `spec.layout_rules`.
+"""Feasibility constraints for arrays of layouts; the conditions come from `spec.layout_rules`.
 
-Rules are checked in the order of `REASONS`, and a layout is rejected for the first rule that it breaks, so that the
-counts by reason add up.
+Rules are checked in the order of `REASONS`, and a layout counts as rejected by the first rule that it breaks, so
+that the counts add up to the number of rejected layouts.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ Mask = npt.NDArray[np.bool_]
 
 REASONS: dict[str, str] = {
     "devices": "tensor x pipeline x context does not divide the number of devices",
-    "data": "the replicas that are left are not among those asked for",
-    "heads": "the tensor degree does not divide the attention heads",
-    "kv-heads": "the tensor degree and the heads of keys and values do not divide one another",
+    "data": "the resulting number of replicas is not in data",
+    "heads": "the tensor degree does not divide the number of attention heads",
+    "kv-heads": "neither of the tensor degree and the number of key-value heads divides the other",
     "ffn": "the tensor degree does not divide the width of the feed-forward layer",
     "layers": "there are more stages than layers",
-    "sequence": "the context degree does not divide the sequence",
-    "experts": "the expert degree does not divide the experts and the replicas",
-    "batch": "the replicas do not divide the global batch",
-    "micro-batch": "the micro-batch does not divide a replica's part of the batch",
-    "schedule": "the schedule needs more stages, micro-batches or layers, or layers that divide",
-    "no pipeline": "without a pipeline all schedules are the same; counted once",
-    "sequence-parallel": "sequence parallelism needs tensor ranks that divide a rank's part of the sequence",
-    "no replicas": "with nothing to shard, share or compress it is the same as another; counted once",
-    "no recomputation": "flash attention keeps nothing that selective recomputation could drop; counted once",
-    "does not fit": "its fullest device, or the host behind it, holds more than there is memory",
-    "beaten": "as many others as were asked for are faster and leave more memory free",
+    "sequence": "the context degree does not divide the sequence length",
+    "experts": "the expert degree does not divide both the experts and the replicas",
+    "batch": "the number of replicas does not divide the global batch",
+    "micro-batch": "the micro-batch does not divide a replica's share of the batch",
+    "schedule": "the schedule needs more stages, micro-batches or layers, or layers that split evenly",
+    "no pipeline": "without a pipeline all schedules are equivalent; only one is kept",
+    "sequence-parallel": "sequence parallelism needs a tensor degree above 1 that divides a rank's sequence",
+    "no replicas": "without replicas or sharding it is equivalent to another layout; only one is kept",
+    "no recomputation": "flash attention saves nothing that selective recomputation could drop; only one is kept",
+    "does not fit": "it needs more memory than the device, or the host and its drives, have",
+    "beaten": "at least `top` other layouts are faster and leave more memory free",
 }
 """Reason codes and their meaning, in the order in which the rules are checked."""
 
 
 class Grid(NamedTuple):
-    """Parallel degrees, one array each."""
+    """Degrees of parallelism, one array each."""
 
     tensor: Ints
     pipeline: Ints
@@ -54,7 +54,7 @@ class Grid(NamedTuple):
 def grid_faults(
     model: Transformer, grid: Grid, *, devices: int, batch: int, data: tuple[int, ...] | None
 ) -> Ints:
-    """Index into `REASONS` of the first rule that each grid breaks, or -1."""
+    """Return the index into `REASONS` of the first rule that each grid breaks; -1 if it breaks none."""
     tensor, pipeline, context, expert, replicas = grid
     uneven = {
         name: layout_rules.indivisible(size, tensor)
@@ -78,7 +78,7 @@ def grid_faults(
 
 
 def first_fault(rules: dict[str, Mask], length: int) -> Ints:
-    """Index into `REASONS` of the first rule broken, or -1."""
+    """Return for each row the index into `REASONS` of the first rule that it breaks; -1 if it breaks none."""
     codes = list(REASONS)
     found = np.full(length, -1, np.int64)
     for name in reversed(rules):
@@ -89,7 +89,7 @@ def first_fault(rules: dict[str, Mask], length: int) -> Ints:
 def schedule_faults(
     name: str, virtual: int, *, layers: int, stages: Ints, microbatches: Ints, is_first: bool
 ) -> dict[str, Mask]:
-    """Masks of the rules that a schedule breaks on a pipeline with the given number of stages."""
+    """Return a mask per rule: the rows whose number of stages and micro-batches breaks it under this schedule."""
     alone, schedule = stages == 1, PipelineSchedule(name)
     broken = (
         layout_rules.too_many_stages(layers, stages, virtual)
@@ -101,7 +101,7 @@ def schedule_faults(
 
 
 def shard_size(cluster: Cluster, kind: str, grid: Grid) -> Ints:
-    """Ranks over which ZeRO partitions: all replicas, or those that share a node."""
+    """Return the number of ranks over which ZeRO shards model states: all replicas, or those that share a node."""
     ranks = grid.data * grid.context
     if kind == "all":
         return ranks

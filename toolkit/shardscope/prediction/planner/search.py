@@ -1,7 +1,7 @@
-"""Search through all candidates a chunk at a time: which fit, their time and memory, and which can still be best.
+"""Score all candidates in chunks: find those that fit, their time and memory, and those that can still be the best.
 
-The search is exact. A row is skipped early only if the part of its time that does not depend on how model states are
-held already exceeds the whole time of `keep` layouts, each with as much memory left.
+The search is exact. Part of a layout's step time does not depend on how model states are held. A row is skipped early
+only if that part alone exceeds the step time of `keep` other layouts that leave at least as much memory free.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from shardscope.spec.model import Transformer
 Floats = npt.NDArray[np.float64]
 
 CHUNK = 1 << 16
-"""Rows processed at a time: some 10 MB for all columns, whatever the size of the space."""
+"""Number of rows in one chunk; all columns of a chunk take about 10 MB."""
 
 
 class SearchSettings(NamedTuple):
-    """Settings shared by all layouts."""
+    """Model, cluster and calibration, which all layouts of a search share."""
 
     model: Transformer
     cluster: Cluster
@@ -38,7 +38,7 @@ class SearchSettings(NamedTuple):
 
 
 class RankedRows(NamedTuple):
-    """Layouts by their indices into the nested tables, with their time and memory."""
+    """Layouts, given as indices into the nested tables of `Candidates`, with their step time and memory."""
 
     body: Ints
     way: Ints
@@ -47,16 +47,16 @@ class RankedRows(NamedTuple):
     memory_bytes: Floats
 
     def at(self, rows: npt.NDArray[np.intp] | npt.NDArray[np.bool_]) -> RankedRows:
-        """Select some of the rows."""
+        """Return the rows at the given indices, or those selected by a mask."""
         return RankedRows(*(column[rows] for column in self))  # type: ignore[arg-type]
 
     def plus(self, other: RankedRows) -> RankedRows:
-        """Append the rows of `other`."""
+        """Return these rows followed by those of `other`."""
         return RankedRows(*(np.concatenate(pair) for pair in zip(self, other, strict=True)))
 
 
 class Promising(NamedTuple):
-    """Rows that fit and may be among the best, not timed yet."""
+    """Rows that fit and may be among the best, but have not been timed yet."""
 
     body: Ints
     way: Ints
@@ -65,7 +65,7 @@ class Promising(NamedTuple):
 
 
 class Closest(NamedTuple):
-    """The layout that lacks the least memory, on its device and on its host and drives."""
+    """The layout that comes closest to fitting: it exceeds device and drive capacity by the fewest bytes."""
 
     row: RankedRows
     lacking_bytes: float
@@ -78,6 +78,7 @@ class Found(NamedTuple):
     too_large: int
     """Number of layouts that do not fit."""
     beaten: int
+    """Number of layouts that fit but are not kept."""
     closest: Closest
     """The layout closest to fitting, if nothing fits."""
 
@@ -86,9 +87,14 @@ EMPTY = RankedRows(*(np.zeros(0, np.int64),) * 3, *(np.zeros(0),) * 2)
 
 
 def search(setting: SearchSettings, found: Candidates, *, keep: int | None) -> Found:
-    """Score every candidate and keep the first `keep` Pareto fronts, or every layout that fits if `keep` is None.
+    """Score all candidates and keep the first `keep` Pareto fronts over time and memory.
 
-    On a mixed cluster the cut of the layers depends on the memory left, so no row is skipped early there.
+    On a mixed cluster, the split of the layers depends on the free memory, so no row is skipped early there.
+
+    Args:
+        setting: Model, cluster and calibration.
+        found: The candidates.
+        keep: Number of Pareto fronts to keep; None for every layout that fits.
     """
     if keep is not None and setting.cluster.groups:
         every = search(setting, found, keep=None)
@@ -125,7 +131,7 @@ def search(setting: SearchSettings, found: Candidates, *, keep: int | None) -> F
 
 
 def least_times(setting: SearchSettings, found: Candidates) -> Floats:
-    """Lower bound of each body's step time in seconds, without the parts that depend on how model states are held."""
+    """Return a lower bound of each body's step time in seconds: the parts that do not depend on model states."""
     least = np.empty(len(found.bodies.grid))
     for start in range(0, len(least), CHUNK):
         body = np.arange(start, min(start + CHUNK, len(least)))
@@ -136,33 +142,33 @@ def least_times(setting: SearchSettings, found: Candidates) -> Floats:
         )
         parts = time_of(setting, bare)
         least[body] = parts.total - parts.data_comm - parts.optimizer
-    return least * (1 - 1e-12)  # sums of the same parts in another order differ in the last digits
+    return least * (1 - 1e-12)  # adding the same parts in another order changes the last digits
 
 
 def time_of(setting: SearchSettings, layouts: Layouts, drive_share: Floats | None = None) -> StepParts:
-    """Seconds of a step, part by part; `drive_share` is `MemoryParts.drive_share` where it is known."""
+    """Return the step time by part, in seconds; `drive_share` is `MemoryParts.drive_share`, None to compute it."""
     model, cluster, calibration = setting
     return step_time(model, layouts, cluster, calibration, drive_share=drive_share)
 
 
 def lacking_bytes(setting: SearchSettings, held: MemoryParts) -> Floats:
-    """Bytes that exceed the fullest device and the host and drives behind it; 0 if everything fits."""
+    """Return the bytes by which each layout exceeds device memory and drives, in total; 0 if it fits."""
     beyond = np.maximum(held.nvme - drive_room(setting.cluster), 0.0)
     return np.asarray(np.maximum(held.total - capacity(setting), 0.0) + beyond)
 
 
 def memory_parts(setting: SearchSettings, layouts: Layouts) -> MemoryParts:
-    """Bytes by kind; offloaded bytes beyond a device's share of the host count as on its drives."""
+    """Return bytes by kind; offloaded bytes beyond a device's share of host memory count as stored on drives."""
     return device_memory(setting.model, layouts, host_capacity=host_room(setting.cluster))
 
 
 def capacity(setting: SearchSettings) -> float:
-    """Memory of one device, in bytes."""
+    """Return the memory of one device, in bytes."""
     return float(setting.cluster.device.memory_bytes)
 
 
 def _chunks(found: Candidates, order: npt.NDArray[np.intp]) -> Iterator[tuple[Ints, Ints]]:
-    """Yield chunks of (body, way) indices, the ways of a body together, bodies in the given order."""
+    """Yield chunks of (body, way) indices; bodies keep the given order, and the ways of a body stay together."""
     ways = found.ways
     step = max(1, CHUNK // max(1, ways.shape[1]))
     for start in range(0, len(order), step):
@@ -172,7 +178,7 @@ def _chunks(found: Candidates, order: npt.NDArray[np.intp]) -> Iterator[tuple[In
 
 
 def _timed(setting: SearchSettings, found: Candidates, rows: Promising) -> RankedRows:
-    """Expand the rows by compression and time them."""
+    """Combine each row with every compression and compute the step times."""
     choices = found.compressions[found.bodies.grid[rows.body]]
     body, way = np.repeat(rows.body, choices), np.repeat(rows.way, choices)
     memory, share = np.repeat(rows.memory_bytes, choices), np.repeat(rows.drive_share, choices)
@@ -182,7 +188,7 @@ def _timed(setting: SearchSettings, found: Candidates, rows: Promising) -> Ranke
 
 
 def _best(rows: RankedRows, room: float, keep: int) -> tuple[RankedRows, Staircase]:
-    """The first `keep` Pareto fronts, which hold the best `keep` rows by any measure, and the last front as a bar."""
+    """Return the first `keep` Pareto fronts, which hold the best `keep` rows by any objective, and the last front."""
     places = np.lexsort((rows.compression, rows.way, rows.body))
     rows = rows.at(places)
     costs = np.stack([rows.time_s, rows.memory_bytes - room]).T
@@ -192,14 +198,14 @@ def _best(rows: RankedRows, room: float, keep: int) -> tuple[RankedRows, Stairca
 
 
 class Staircase:
-    """The k-th Pareto front as a bar: k other rows are faster than a row behind it and take no more memory."""
+    """The k-th Pareto front; a row behind it is dominated in time and memory by at least k others."""
 
     def __init__(self, costs: Floats) -> None:
         self._time, memory = costs[pareto.lexical_order(costs)].T
         self._least = np.minimum.accumulate(np.concatenate(([np.inf], memory)))
 
     def beats(self, time: Floats, memory: Floats) -> npt.NDArray[np.bool_]:
-        """Whether rows with at least this time and at least this memory are certainly beaten."""
+        """Return which rows are certainly dominated, given lower bounds of their time and memory."""
         return np.asarray(self._least[np.searchsorted(self._time, time)] <= memory)
 
 

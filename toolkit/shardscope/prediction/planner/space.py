@@ -1,4 +1,4 @@
-"""Search space of the planner: the values of every axis of a layout."""
+"""Search space of the planner: the values to try on each axis of a layout."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ LARGEST_MICRO_BATCH = 16
 
 
 class SearchAxes(Spec):
-    """The values that a search tries on each axis; an axis of degrees that is None takes every divisor.
+    """Values that a search tries on each axis; a degree of parallelism that is None takes every valid divisor.
 
-    Lossy compression of gradients, which would change the result of training, is left out by default.
+    Lossy gradient compression is left out by default, because it changes the result of training.
 
     Example:
-        >>> Space(pipeline=(1, 2, 4), offload=("none",)).schedule_options[:3]
+        >>> SearchAxes(pipeline=(1, 2, 4), offload=("none",)).schedule_options[:3]
         (('gpipe', 1), ('1f1b', 1), ('interleaved', 2))
     """
 
     data: tuple[Count, ...] | None = None
-    """Data-parallel degrees; they follow from the other degrees and the number of devices, so this only filters."""
+    """Data-parallel degrees to accept; the other degrees and the number of devices determine them. None accepts all."""
     tensor: tuple[Count, ...] | None = None
     pipeline: tuple[Count, ...] | None = None
     context: tuple[Count, ...] | None = None
     expert: tuple[Count, ...] | None = None
     micro_batch: tuple[Count, ...] | None = None
-    """None for the divisors of the global batch up to 16."""
+    """Micro-batch sizes; None for the divisors of the global batch up to 16."""
     schedule: tuple[LayoutSchedule, ...] = Field(default_factory=searched_schedules, min_length=1)
     virtual_stages: tuple[Count, ...] = Field(default=(2, 3, 4, 6, 8), min_length=1)
-    """Stages per rank of the interleaved schedules; V-shaped schedules have two, the others one."""
+    """Stages per rank for interleaved schedules; V-shaped schedules always have two, the others one."""
     zero: tuple[Literal[0, 1, 2, 3], ...] = Field(default=(0, 1, 2, 3), min_length=1)
     shard: tuple[Literal["all", "node"], ...] = Field(default=("all", "node"), min_length=1)
-    """ZeRO over all replicas, or over those of one node (HSDP)."""
+    """Shard model states over all replicas, or over the replicas on one node (HSDP)."""
     recompute: tuple[Recompute, ...] = Field(default=("none", "selective", "full"), min_length=1)
     offload: tuple[Offload, ...] = Field(
         default=("none", "optimizer", "states", "activations", "all"), min_length=1
@@ -53,7 +53,7 @@ class SearchAxes(Spec):
 
     @property
     def schedule_options(self) -> tuple[tuple[str, int], ...]:
-        """Every (schedule, virtual stages) to try."""
+        """All pairs (schedule, virtual stages) to try."""
         found = [(name, PipelineSchedule(name)) for name in self.schedule]
         return tuple(
             (name, virtual)
@@ -64,13 +64,16 @@ class SearchAxes(Spec):
         )
 
     def fixed(self, values: Mapping[str, Any]) -> SearchAxes:
-        """Return this space with some axes restricted to one value or a few.
+        """Return this space with some axes restricted to one or more values.
+
+        Args:
+            values: Value or values by name of the axis.
 
         Raises:
             SpecError: The axis does not exist, or a value is invalid for it.
 
         Example:
-            >>> Space().fixed({"tensor": 8, "zero": [1, 2]}).tensor
+            >>> SearchAxes().fixed({"tensor": 8, "zero": [1, 2]}).tensor
             (8,)
         """
         axes = type(self).model_fields

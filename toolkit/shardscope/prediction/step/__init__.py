@@ -1,4 +1,4 @@
-"""Step time: seconds of one optimizer step under any layout, part by part."""
+"""Time of one optimizer step under any layout, part by part."""
 
 from shardscope.prediction.step.step import StepParts, step_time
 from shardscope.prediction.step.term import time_term

@@ -1,4 +1,4 @@
-"""Calibrated rates of one machine: the catalogue's peak rates times the measured share."""
+"""Calibrated rates of one machine: peak rates from the catalogue times measured efficiencies."""
 
 from __future__ import annotations
 
@@ -27,35 +27,47 @@ FORMATS = {
     "bf16-mixed": ("bf16", "fp16", "fp32"),
     "fp8-mixed": ("fp8",),
 }
-"""Number formats of a recipe's matrix products, best first; the first that the device supports is used.
+"""Dtypes for the matrix products of each precision recipe; the first one that the device supports is used.
 
-One 16-bit format can replace another. An 8-bit format has no replacement: without it the recipe would be
+One 16-bit dtype can replace another. An 8-bit dtype has no replacement, because the recipe would then be the same as
 `bf16-mixed`.
 """
 
 
 class Machine(NamedTuple):
-    """A cluster under a calibration, for one precision recipe."""
+    """Rates of a cluster's devices and links under a calibration, for one precision recipe."""
 
     cluster: Cluster
     calibration: Calibration
     format: str
-    """Format of most matrix products: the recipe's, or the nearest that the device supports."""
+    """Dtype of most matrix products: the recipe's, or the closest one that the device supports."""
     matmul_rate: float
-    """FLOP/s of very large matrix products in the recipe's format."""
+    """FLOP/s of very large matrix products in the recipe's dtype."""
     wide_rate: float
-    """FLOP/s of very large products in 16 bits: attention and the output projection do not run in 8."""
+    """FLOP/s of very large matrix products in the dtype of attention and output projection, which never has 8 bits."""
     attention_rate: float
+    """FLOP/s of fused attention kernels."""
     unfused_rate: float
+    """FLOP/s of the matrix products in unfused attention."""
     memory_rate: float
+    """Bytes per second that element-wise operators read and write."""
     value_bytes: int
     """Bytes of one activation element."""
     peak: float
-    """Peak FLOP/s of the device in the recipe's format: the denominator of MFU."""
+    """Peak FLOP/s of the device in the recipe's dtype, which is the denominator of MFU."""
 
     @classmethod
     def of(cls, cluster: Cluster, calibration: Calibration, precision: str) -> Machine:
-        """Return the rates for a precision recipe of `spec.layout`."""
+        """Return the rates for a precision recipe.
+
+        Args:
+            cluster: The cluster.
+            calibration: The machine's constants.
+            precision: A precision recipe of `spec.layout`.
+
+        Raises:
+            SpecError: The device supports none of the recipe's dtypes.
+        """
         device = cluster.device
         name = next((name for name in FORMATS[precision] if name in device.peak_flops), None)
         if name is None:
@@ -77,10 +89,14 @@ class Machine(NamedTuple):
         )
 
     def link(self, group: npt.ArrayLike, stride: npt.ArrayLike) -> tuple[Floats, Floats]:
-        """Bandwidth of a group's ring in bytes per second, and latency in seconds per ring step.
+        """Return the bandwidth of a group's ring, in bytes per second, and its latency per ring step, in seconds.
 
-        NCCL uses trees where a ring's W - 1 steps would take longer, so the total latency grows as log2(W): a step
-        costs log2(W) / (W - 1) latencies.
+        NCCL uses trees where the W - 1 steps of a ring would take longer, so total latency grows as log2(W). Each of
+        the W - 1 ring steps is therefore charged log2(W) / (W - 1) link latencies.
+
+        Args:
+            group: Number of ranks in the group, W.
+            stride: Distance between neighbouring ranks of the group, in devices.
         """
         cal, cluster = self.calibration, self.cluster
         link = spanning_link(cluster, group, stride)
@@ -92,21 +108,28 @@ class Machine(NamedTuple):
         return np.asarray(rate), np.asarray(link.latency * steps / np.maximum(ranks - 1.0, 1.0))
 
     def started(self, group: npt.ArrayLike) -> Floats:
-        """Seconds to launch one collective; 0 for a group of one."""
+        """Return the time to launch one collective, in seconds; 0 for a group of one rank."""
         return np.where(np.asarray(group) > 1, self.calibration.collective_s, 0.0)
 
     def collective(
         self, op: str, num_bytes: npt.ArrayLike, group: npt.ArrayLike, stride: npt.ArrayLike
     ) -> Floats:
-        """Seconds of one collective, launch included."""
+        """Return the time of one collective, in seconds, including its launch.
+
+        Args:
+            op: Name of the collective, such as ``all_reduce``.
+            num_bytes: Size of the whole tensor, in bytes.
+            group: Number of ranks in the group.
+            stride: Distance between neighbouring ranks of the group, in devices.
+        """
         rate, latency = self.link(group, stride)
         return np.asarray(ring_time(op, num_bytes, group, rate, latency) + self.started(group))
 
 
 def _lacks(device: Device, precision: str) -> str:
-    """Error message for a device without any of a recipe's formats; lists the recipes that it supports."""
+    """Return the error message for a device that supports none of a recipe's dtypes; it lists the supported recipes."""
     able = [name for name, formats in FORMATS.items() if any(one in device.peak_flops for one in formats)]
-    known = ", ".join(device.peak_flops) or "no format"
+    known = ", ".join(device.peak_flops) or "no dtype"
     way_out = f"use precision={' or '.join(map(repr, able))}" if able else "give its peak_flops"
     return (
         f"precision={precision!r} multiplies in {' or '.join(FORMATS[precision])}, and device {device.name!r} "

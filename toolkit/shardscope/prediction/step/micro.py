@@ -1,4 +1,4 @@
-"""Time of one micro-batch through one stage, forward and backward: computing, messages, waits and recomputation."""
+"""Time of one micro-batch through one stage, with computation, messages, waits and recomputation."""
 
 from __future__ import annotations
 
@@ -16,51 +16,51 @@ from shardscope.spec.model import Transformer
 Floats = npt.NDArray[np.float64]
 
 FORWARD_KERNELS, BACKWARD_KERNELS = 30.0, 60.0
-"""Kernels that a block launches in an eager framework: about ten operators of a few kernels, and twice as many in the
-backward pass."""
+"""Kernels that one block launches in an eager framework: about ten operators with a few kernels each in the forward
+pass, and twice as many in the backward pass."""
 COLLECTIVE_KERNELS = 2.0
-"""Host cost of launching one collective, in kernel launches."""
+"""Host time to launch one collective, relative to launching one kernel."""
 FLASH_BACKWARD = 2.5
-"""Ratio of backward to forward FLOPs of fused attention: five products instead of two (Dao et al. 2022)."""
+"""Ratio of backward to forward FLOPs in fused attention: five matrix products instead of two (Dao et al. 2022)."""
 
 
 class Pass(NamedTuple):
-    """Seconds of one direction, forward or backward, by part."""
+    """Time of one pass, forward or backward, by part, in seconds."""
 
     compute: Floats
     weight: Floats
-    """Part of `compute` for the weight gradients, which a schedule may defer."""
+    """The part of `compute` that computes weight gradients, which a schedule may defer."""
     tensor: Floats
     context: Floats
     expert: Floats
     waiting: Floats
-    """Seconds of waiting for the host to launch kernels."""
+    """Waits for the host to launch kernels."""
 
     @property
     def total(self) -> Floats:
-        """Sum of all parts; `weight` is included in `compute`."""
+        """Sum of all parts; `weight` is not added, as `compute` includes it."""
         return np.asarray(self.compute + self.tensor + self.context + self.expert + self.waiting)
 
     def times(self, factor: npt.ArrayLike) -> Pass:
-        """Return each part times a factor."""
+        """Return every part multiplied by a factor."""
         factor = np.asarray(factor, float)
         return Pass(*(np.asarray(part * factor) for part in self))
 
     def plus(self, other: Pass) -> Pass:
-        """Return the sum, part by part."""
+        """Return the sum of both passes, part by part."""
         return Pass(*(np.asarray(a + b) for a, b in zip(self, other, strict=True)))
 
 
 class SlowestStage(NamedTuple):
-    """Times of one micro-batch through the slowest stage."""
+    """Times of one micro-batch through the slowest stage, in seconds."""
 
     forward: Pass
     backward: Pass
     recompute: Pass
     edge: Pass
-    """Embedding and output projection, both directions, on the stage that holds them."""
+    """Embedding and output projection, forward and backward, on the stages that hold them."""
     spare: Floats
-    """Share of the slowest stage's time that the last stage, with fewer layers, has left for `edge`."""
+    """Slack of the last stage, which may have fewer layers, as a fraction of the slowest stage's time."""
 
 
 def stage(
@@ -73,15 +73,15 @@ def stage(
     sequence_parallel: npt.ArrayLike,
     flash: bool,
 ) -> SlowestStage:
-    """Times of a micro-batch on the stage with most layers, ceil(L / p), and of the output projection on the last.
+    """Return the times of one micro-batch on a stage with ceil(L / p) layers, and of embedding and output projection.
 
     Args:
         model: The whole model.
         machine: Calibrated rates.
-        split: Split of a micro-batch over devices; the result has the shape of its arrays.
+        split: How a micro-batch is split over devices; results have the shape of its arrays.
         pipeline: p, the number of stages.
         recompute: Index into `spec.layout.RECOMPUTE_NAMES`.
-        sequence_parallel: Whether norms and additions are split over the tensor ranks.
+        sequence_parallel: Whether norms and additions are split over the tensor-parallel ranks.
         flash: Whether attention is one fused kernel.
     """
     layers = np.ceil(model.layers / np.asarray(pipeline))
@@ -102,7 +102,7 @@ def stage(
 
 
 def _missing_layers(model: Transformer, layers: Floats, pipeline: npt.ArrayLike) -> Floats:
-    """Layers missing on the last stage: it has L - (p - 1) ceil(L / p), the other stages ceil(L / p)."""
+    """Return how many layers fewer the last stage has: L - (p - 1) ceil(L / p), instead of ceil(L / p)."""
     last = model.layers - (np.asarray(pipeline) - 1.0) * layers
     return np.asarray(layers - np.clip(last, 0.0, layers))
 
@@ -148,7 +148,7 @@ def _block(
 def _linear_work(
     model: Transformer, split: Split, sequence_parallel: npt.ArrayLike, with_experts: bool
 ) -> tuple[list[Matmul], Floats]:
-    """The linear layers' matrix products and the bytes that other operations move, forward."""
+    """Return the matrix products of a block's linear layers, and the bytes that its other operations move, forward."""
     products = list(work.projections(model, split))
     moved = work.block_bytes(model, split, sequence_parallel=sequence_parallel)
     if with_experts:
@@ -163,7 +163,7 @@ def _linear_work(
 
 
 def _core(model: Transformer, machine: Machine, split: Split, flash: bool) -> tuple[Floats, Floats]:
-    """Seconds of core attention, forward and backward."""
+    """Return the times of core attention, forward and backward, in seconds."""
     products = work.attention_core(model, split)
     cal = machine.calibration
     if flash:
@@ -182,11 +182,11 @@ def _communication(
     sequence_parallel: npt.ArrayLike,
     with_experts: bool,
 ) -> tuple[Floats, Floats, Floats]:
-    """Seconds of a block's collectives in one direction: tensor, context and expert parallel.
+    """Return the times of a block's tensor, context and expert parallel collectives in one pass, in seconds.
 
     Tensor: two all-reduces of the block's output (Megatron-LM, Shoeybi et al. 2019), or all-gathers and
-    reduce-scatters of the same volume. Context: all-gather of keys and values. Expert: tokens to their experts and
-    back.
+    reduce-scatters of the same volume. Context: one all-gather of keys and values. Expert: two all-to-alls, which send
+    tokens to their experts and back.
     """
     tokens = split.tokens(model.seq)
     output = tokens * model.hidden * machine.value_bytes
@@ -210,7 +210,7 @@ def _direction(
     *,
     kernels: float,
 ) -> Pass:
-    """Time of one direction, with the wait if the host takes longer to launch it than the device to run it."""
+    """Return the time of one pass, with a wait if the host launches it more slowly than the device runs it."""
     cal = machine.calibration
     many = split.tensor - 1
     launched = kernels + 2 * COLLECTIVE_KERNELS * (many > 0)
@@ -220,7 +220,7 @@ def _direction(
 
 
 def _edge(model: Transformer, machine: Machine, split: Split) -> Pass:
-    """Time of output projection, cross-entropy and embedding, both directions; never recomputed."""
+    """Return the time of output projection, cross-entropy and embedding, forward and backward; never recomputed."""
     cal, tokens = machine.calibration, split.tokens(model.seq)
     rate = machine.wide_rate * np.where(split.tensor == 1, cal.head_efficiency, 1.0)
     product = work.head(model, split).seconds(1.0, cal.half_size) / rate

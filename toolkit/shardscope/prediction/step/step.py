@@ -1,20 +1,20 @@
-"""Step time of many layouts at once: tables for the combinations that occur, then a few sums per row.
+"""Step times of many layouts at once: lookup tables for the combinations that occur, then a few sums per layout.
 
-A pass through the slowest stage takes as long as the longest of its concurrent activities:
+A forward or backward pass through the slowest stage takes as long as the longest of its concurrent activities:
 
     t' = max(t + N - min(ρ N, t) + K, H)
 
-Here t is the pass's computing and exposed messages, N the collectives that gather weights and reduce gradients, ρ the
-share of N that computing can hide, and K the packing of compressed gradients. H is the traffic between device, host and
-drives, which ZeRO-Infinity overlaps with both computing and collectives (Rajbhandari et al. 2021, arXiv 2104.07857,
-section 6.2). The time grows with every term, so a faster link never makes a pass longer. The pipeline waits for t', so
-exposed time lengthens its bubble too.
+Here t is the time of computation and exposed messages, N that of the collectives that gather weights and reduce
+gradients, ρ the fraction of N that computation can hide, and K the time to pack compressed gradients. H is the time of
+traffic between device, host and drives, which ZeRO-Infinity overlaps with both computation and collectives (Rajbhandari
+et al. 2021, arXiv 2104.07857, section 6.2). The result never decreases as a term grows, so a faster link never makes a
+pass longer. The pipeline waits for t', so exposed time also lengthens its bubble.
 
 On a mixed cluster, faster devices get more layers, so that all stages of a pipeline take about the same time. The
-groups follow one another along the pipeline, and each stage lies within one group. All layers are equal, so the best
-contiguous cut gives every stage of a group floor(T / t) layers, where t is the time of one layer there and T the least
-value for which all layers are placed. A device's memory caps this number. Schedules with several stages per rank keep
-the even cut, as their chunks must be equal.
+pipeline runs through the groups in order, and each stage lies within one group. All layers are equal, so the best
+contiguous split gives every stage of a group floor(T / t) layers, where t is the time of one layer on that group's
+devices and T is the smallest value for which all layers are placed. A device's memory limits this number. Schedules
+with several stages per rank keep the even split, because their chunks must be equal.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class StepParts(NamedTuple):
-    """Seconds of one optimizer step on the slowest device, one array per part; the parts add up to `total`."""
+    """Time of one optimizer step on the slowest device, in seconds: one array per part, which add up to `total`."""
 
     compute: Floats
     """Forward and backward passes, without recomputation."""
@@ -58,14 +58,14 @@ class StepParts(NamedTuple):
     pipeline_comm: Floats
     """Messages between stages."""
     bubble: Floats
-    """Idle time while the pipeline fills and drains, including the exposed waits of the micro-batches in it."""
+    """Idle time while the pipeline fills and drains; exposed waits of micro-batches lengthen it."""
     data_comm: Floats
     """Gradient reduction and parameter gathering that computation does not hide."""
     optimizer: Floats
     offload: Floats
-    """Traffic to and from the host that computation does not hide."""
+    """Traffic to and from the host that computation does not hide, and optimizer updates on the host."""
     overhead: Floats
-    """Waiting for the host to launch kernels, and the fixed cost of a step."""
+    """Waits for the host to launch kernels, and the fixed cost of a step."""
     total: Floats
 
 
@@ -75,11 +75,11 @@ class Computing(NamedTuple):
     forward: Floats
     backward: Floats
     edge: Floats
-    """Embedding and output projection, both directions, beyond the time left on a last stage with fewer layers."""
+    """Embedding and output projection, forward and backward, minus the slack of a last stage with fewer layers."""
 
 
 CHUNK = 1 << 14
-"""Rows processed at a time: a dozen columns of this length stay in a core's cache."""
+"""Number of rows processed at a time; a dozen columns of this length fit in a core's cache."""
 
 
 def even_time(
@@ -92,11 +92,11 @@ def even_time(
     pace: Floats | float = 1.0,
     computing: Computing | None = None,
 ) -> StepParts:
-    """Seconds of one optimizer step for every layout, if all stages of the pipeline have ceil(L / p) layers.
+    """Return the time of one optimizer step for every layout, in seconds, if all stages have ceil(L / p) layers.
 
-    With m micro-batches, a step is m times the slowest stage's micro-batch, plus the bubble, messages between stages,
-    exposed gradient reduction, and the update. All of it follows from the model's sizes, the catalogue's rates and the
-    calibration's constants. More bandwidth of any kind never makes a step longer.
+    With m micro-batches, a step takes m times as long as one micro-batch on the slowest stage, plus the bubble,
+    messages between stages, exposed gradient reduction, and the update. Times follow from the model's sizes, the
+    catalogue's rates and the calibration's constants. More bandwidth of any kind never makes a step longer.
 
     Args:
         model: The model.
@@ -104,8 +104,8 @@ def even_time(
         cluster: The cluster, with its links, host and drives.
         calibration: The machine's constants.
         drive_share: `MemoryParts.drive_share` of each layout if known; None to compute it.
-        pace: Time of each layout's stages over that of a stage of the even cut; see `cut`.
-        computing: Arrays, one number per layout, to fill with the parts of `compute`; None to skip them.
+        pace: Stage time of each layout relative to a stage of the even split; see `cut`.
+        computing: Arrays with one number per layout, to fill with the parts of `compute`; None to skip them.
     """
     work = _work(model, layouts, cluster, calibration, drive_share)
     work = work._replace(pace=np.broadcast_to(np.asarray(pace, float), len(layouts)))
@@ -116,14 +116,17 @@ def even_time(
 
 
 def stage_time(model: Transformer, layouts: Layouts, cluster: Cluster, calibration: Calibration) -> Floats:
-    """Seconds of one micro-batch through a stage of ceil(L / p) layers, forward and backward, waits included."""
+    """Return the time of one micro-batch through a stage of ceil(L / p) layers, forward and backward, in seconds.
+
+    Waits for collectives and for host traffic are included.
+    """
     work = _work(model, layouts, cluster, calibration, None)
     passes = (_passes(work, rows) for rows in _in_cache(layouts))
     return np.concatenate([each.forward + each.backward for each in passes])
 
 
 def _in_cache(layouts: Layouts) -> Iterator[slice]:
-    """Yield the rows in slices that fit the cache."""
+    """Yield slices of rows that fit in the cache."""
     return (slice(start, start + CHUNK) for start in range(0, len(layouts), CHUNK))
 
 
@@ -149,7 +152,7 @@ def _work(
 
 
 def _drive_share(model: Transformer, layouts: Layouts, cluster: Cluster) -> Floats:
-    """Share of each layout's offloaded bytes that the host's memory cannot hold."""
+    """Return the fraction of each layout's offloaded bytes that does not fit in host memory."""
     if not (cluster.nvme_bandwidth and layouts.offload.any()):
         return np.zeros(1)
     return device_memory(model, layouts, host_capacity=host_room(cluster)).drive_share
@@ -161,7 +164,7 @@ class _Work(NamedTuple):
     states: LookupTable
     calibration: Calibration
     per_node: int
-    """Devices that a layout can take without crossing nodes; unlimited on a single node."""
+    """Devices that a layout can use without crossing nodes; unlimited on a single node."""
     drag: Floats
     """Drag of every row; see `drag_of`."""
     pace: Floats
@@ -169,7 +172,7 @@ class _Work(NamedTuple):
 
 
 class _Passes(NamedTuple):
-    """Seconds of one micro-batch through the slowest stage, waits included."""
+    """Time of one micro-batch through the slowest stage, in seconds, including waits."""
 
     found: StepRows
     late: Windows
@@ -226,16 +229,16 @@ def _fill(parts: StepParts, rows: slice, work: _Work, computing: Computing | Non
 
 
 def _edge_left(one: Columns, pace: Floats) -> Floats:
-    """Share of embedding and output projection beyond the time that a last stage with fewer layers has left."""
+    """Return the fraction of embedding and output projection that exceeds the slack of a shorter last stage."""
     whole = np.maximum(one["edge"], np.finfo(float).tiny)
     return np.clip(1.0 - pace * one["spare"] / whole, 0.0, 1.0)
 
 
 def _once(rows: StepRows, free: Floats, cal: Calibration) -> Floats:
-    """Seconds of the exposed collectives that run once per step, and of packing their gradients.
+    """Return the exposed time of collectives that run once per step, plus the packing of their gradients, in seconds.
 
-    ZeRO 0 and 1 reduce gradients once, at the end, and pack them then. ZeRO 1 and 2 gather parameters once. Part of it
-    hides behind the last backward pass.
+    ZeRO 0 and 1 pack and reduce gradients once, at the end of the step. ZeRO 1 and 2 gather parameters once. Part of
+    this time is hidden behind the last backward pass.
     """
     zero, held = rows.zero, rows.states
     once = np.where(zero == 3, 0.0, held["gather_s"]) + np.where(zero < 2, held["reduce_s"], 0.0)
@@ -244,7 +247,7 @@ def _once(rows: StepRows, free: Floats, cal: Calibration) -> Floats:
 
 
 def _offload(parts: StepParts, rows: slice, found: StepRows, late: Floats) -> None:
-    """Fill in the update, on device or host, and the traffic to the host that a pass waits for."""
+    """Fill in the parts for the update, on device or host, and for the exposed host traffic of both passes."""
     if not found.offload.any():
         parts.optimizer[rows], parts.offload[rows] = found.states["update_s"], 0.0
         return
@@ -257,47 +260,51 @@ Columns = Mapping[str, Floats]
 
 
 class StepRows(NamedTuple):
-    """Some rows of a table, with their values from the lookup tables."""
+    """Columns of some layouts, with their values from the lookup tables."""
 
     zero: Ints
     offload: Ints
     recompute: Ints
     micro: Columns
-    """Seconds of one micro-batch: ``forward``, ``input``, ``weight``, ``saved``."""
+    """Columns of `tables.micro_table`, such as ``forward``, ``input``, ``weight`` and ``saved``, in seconds."""
     states: Columns
-    """Columns of `tables.Weights`, in seconds."""
+    """Columns of `tables.state_table`, in seconds."""
     drag: Floats
-    """Seconds of drive traffic per second of traffic over the host link (`drag_of`)."""
+    """Time of drive traffic relative to the time of host-link traffic; see `drag_of`."""
 
 
 class Late(NamedTuple):
-    """Seconds by which waits lengthen a pass."""
+    """Time that waits add to one pass, in seconds."""
 
     network: Floats
-    """Exposed collectives, and packing of what they send."""
+    """Exposed collectives, and packing of compressed gradients."""
     host: Floats
-    """Traffic to the host, as far as it takes longer still."""
+    """Host traffic that takes longer than computation and collectives together."""
 
     @property
     def total(self) -> Floats:
-        """Sum of both."""
+        """Sum of `network` and `host`."""
         return np.asarray(self.network + self.host)
 
 
 class Windows(NamedTuple):
-    """Waits of one micro-batch, and the time left to hide other collectives."""
+    """Waits in the passes of one micro-batch, and the time left to hide other collectives."""
 
     forward: Late
     backward: Late
     free: Floats
-    """Seconds of the lengthened backward pass without any of its collectives."""
+    """Time of the lengthened backward pass without its collectives, in seconds."""
 
 
 def windows(rows: StepRows, overlap: float) -> Windows:
-    """Compute the waits of some rows, if computing can hide the share `overlap` of their collectives.
+    """Return the waits in the passes of one micro-batch, for some layouts.
 
     ZeRO 3 gathers parameters for both passes. ZeRO 2 and 3 reduce gradients in the backward pass of every micro-batch,
     and pack them each time if they are compressed.
+
+    Args:
+        rows: The layouts.
+        overlap: Fraction of the collectives that computation can hide.
     """
     there, back = rows.micro["forward"], rows.micro["input"] + rows.micro["weight"]
     if rows.zero.max() < 2 and not rows.offload.any():
@@ -320,9 +327,9 @@ def _late(
 
 
 def _host_seconds(rows: StepRows) -> tuple[Floats | float, Floats | float]:
-    """Seconds of host traffic in a forward and in a backward pass.
+    """Return the times of host traffic in a forward and in a backward pass, in seconds.
 
-    The link carries both directions at once, the drives one after the other.
+    The host link carries both directions at once; the drives serve them one after the other.
     """
     if not rows.offload.any():
         return 0.0, 0.0
@@ -345,17 +352,24 @@ def _traffic(rows: StepRows) -> StepTraffic:
 
 
 def host_update(rows: StepRows) -> Floats:
-    """Seconds of an update on the host: gradients out, states read and written, weights back, in sequence."""
+    """Return the time of an update on the host, in seconds.
+
+    Three steps follow one another: gradients move to the host, states are read and written, weights move back.
+    """
     update = _traffic(rows).update
     states = rows.states["host_update_s"] * np.maximum(1.0, rows.drag)
     return np.asarray(update.to_host + states + update.to_device)
 
 
 def drag_of(cluster: Cluster, drive_share: Floats) -> Floats:
-    """Seconds of drive traffic per second of host-link traffic, from the share of offloaded bytes on the drives.
+    """Return the time of drive traffic relative to that of host-link traffic.
 
-    A device has its share of the node's drives. Drives whose bandwidth is 0, that is, unknown, are not used: what the
-    host cannot hold then has no place, and the memory formulas reject the layout.
+    Each device has an equal share of its node's drives. Drives with an unknown bandwidth (0) are not used; if the
+    offloaded data exceed host memory, the memory formulas then reject the layout.
+
+    Args:
+        cluster: The cluster, with its host links and drives.
+        drive_share: Fraction of each layout's offloaded bytes that is stored on the drives.
     """
     if not cluster.nvme_bandwidth:
         return np.zeros(1)
@@ -365,7 +379,7 @@ def drag_of(cluster: Cluster, drive_share: Floats) -> Floats:
 SCALED = (
     "compute", "recompute", "tensor_comm", "context_comm", "expert_comm", "bubble", "data_comm", "offload", "overhead",
 )  # fmt: skip
-"""Parts of a step that scale with the layers of the slowest stage, wholly or in their time per micro-batch."""
+"""Parts of a step whose time, in whole or per micro-batch, is proportional to the time of the slowest stage."""
 _HALVINGS = 60
 
 
@@ -373,11 +387,11 @@ class LayerSplit(NamedTuple):
     """Distribution of the layers over the cluster's groups, for each layout."""
 
     stages: Floats
-    """Number of stages, by layout and group; all 0 if stages do not fall into groups."""
+    """Number of stages, by layout and group; all 0 if the layers are split evenly."""
     layers: Floats
     """Layers on the fullest stage of each group, by layout and group."""
     pace: Floats
-    """Time of the slowest stage over that of the even cut on the slowest device; at most 1."""
+    """Time of the slowest stage relative to that of the even split on the slowest device; at most 1."""
 
 
 def step_time(
@@ -388,13 +402,15 @@ def step_time(
     *,
     drive_share: Floats | None = None,
 ) -> StepParts:
-    """Seconds of one optimizer step for every layout, part by part; on mixed clusters with the best cut of the layers.
+    """Return the time of one optimizer step for every layout, part by part, in seconds.
+
+    On a mixed cluster, this is the time under the best split of the layers.
 
     Args:
         model: The model.
         layouts: Table of layouts.
-        cluster: The cluster, with its links, host and drives. Its nominal device, if it has `groups`, is as slow and
-            as small as the slowest and smallest of them.
+        cluster: The cluster, with its links, host and drives. If it has `groups`, its nominal device is as slow
+            as the slowest of them and has as little memory as the smallest.
         calibration: The machine's constants, for all groups.
         drive_share: `MemoryParts.drive_share` of each layout if known; None to compute it.
 
@@ -407,18 +423,18 @@ def step_time(
 
 
 class StepDetail(NamedTuple):
-    """Seconds of a step with the parts of `compute`, and their scale factor on a mixed cluster."""
+    """Time of one step, in seconds, with the parts of `compute`, and its scale factor on a mixed cluster."""
 
     parts: StepParts
     computing: Computing
     pace: Floats
-    """Scale factor of `LayerSplit.pace`; 1 on a cluster of equal devices."""
+    """Scale factor `LayerSplit.pace`; 1 on a cluster of equal devices."""
 
 
 def step_detail(
     model: Transformer, layouts: Layouts, cluster: Cluster, calibration: Calibration
 ) -> StepDetail:
-    """`step_time` with the parts of `compute`, from the same computation."""
+    """Return the same times as `step_time`, together with the parts of `compute`."""
     pace = cut(model, layouts, cluster, calibration).pace if cluster.groups else np.ones(len(layouts))
     computing = Computing(*np.empty((len(Computing._fields), len(layouts))))
     parts = even_time(model, layouts, cluster, calibration, pace=pace, computing=computing)
@@ -426,9 +442,9 @@ def step_detail(
 
 
 def cut(model: Transformer, layouts: Layouts, cluster: Cluster, calibration: Calibration) -> LayerSplit:
-    """The best cut of each layout on a cluster of `groups`.
+    """Return the best split of the layers for each layout on a cluster that has `groups`.
 
-    Each layer is taken to be as large as on the fullest device of the even cut.
+    Each layer is assumed to take as much memory as on the fullest device of the even split.
     """
     memory_bytes = device_memory(model, layouts, host_capacity=host_room(cluster)).total
     even = np.ceil(model.layers / layouts.pipeline)
@@ -449,13 +465,15 @@ def cut(model: Transformer, layouts: Layouts, cluster: Cluster, calibration: Cal
 
 
 def least_pace(layers: int, time: Floats, stages: Floats, most: Floats) -> Floats:
-    """Least time T of the slowest stage, in seconds, with sum of stages x min(most, floor(T / t)) >= layers.
+    """Return the smallest time T of the slowest stage, in seconds, for which all layers can be placed.
+
+    That is, the sum over groups of stages x min(most, floor(T / t)) is at least `layers`.
 
     Args:
         layers: Number of layers to place.
-        time: t, seconds of one layer, by layout and group.
+        time: t, the time of one layer in seconds, by layout and group.
         stages: Number of stages, by layout and group.
-        most: Layers that a stage's memory holds, by layout and group.
+        most: Number of layers that fit in the memory of a stage, by layout and group.
     """
     low, high = np.zeros(len(time)), layers * time.max(axis=1)
     for _ in range(_HALVINGS):
@@ -470,7 +488,15 @@ def _layers_within(pace: Floats, time: Floats) -> Floats:
 
 
 def stage_layers(found: LayerSplit, row: int, layers: int) -> tuple[int, ...]:
-    """Layers of every stage of one layout, first group first; excess layers are taken from the last stages."""
+    """Return the number of layers on every stage of one layout, in pipeline order.
+
+    Stages get as many layers as `found` allows; excess layers are then removed from the last stages.
+
+    Args:
+        found: Result of `cut`.
+        row: Index of the layout.
+        layers: Number of layers in the model.
+    """
     counts = [
         int(n)
         for n, stages in zip(found.layers[row], found.stages[row], strict=True)

@@ -1,9 +1,9 @@
-"""Lookup tables of a search: seconds of one micro-batch and of model states, for the combinations that occur.
+"""Lookup tables for a search: times of one micro-batch and of model-state operations, for the combinations that occur.
 
-A search through a million layouts has a million rows, but only some thousand combinations of tensor degree,
-micro-batch and similar settings. Times that depend on these alone are computed once per combination: a micro-batch by
-`micro.stage`, and the work that a step does once or for each shard by `weights` here (reduce gradients, gather
-parameters, update, move to the host and back).
+A search through a million layouts has a million rows, but only a few thousand combinations of tensor degree,
+micro-batch and similar settings. Times that depend only on these are computed once per combination. `micro.stage`
+computes those of one micro-batch. `weights` computes those of model states: reducing gradients, gathering parameters,
+updating, and moving states to the host and back.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class TakenColumns(dict[str, Floats]):
-    """Columns of some rows, each looked up lazily."""
+    """Columns for some rows of a `LookupTable`, each looked up on first use."""
 
     def __init__(self, columns: dict[str, Floats], index: npt.NDArray[np.intp]) -> None:
         super().__init__()
@@ -44,25 +44,26 @@ class TakenColumns(dict[str, Floats]):
 
 
 class LookupTable(NamedTuple):
-    """Columns of seconds, one value per combination, and the combination of each row."""
+    """Columns with one value per combination, and the index of each row's combination."""
 
     row: npt.NDArray[np.intp]
     columns: dict[str, Floats]
 
     @classmethod
     def of(cls, row: npt.NDArray[np.intp], columns: dict[str, Floats]) -> LookupTable:
-        """Build a table; a column of one repeated value is stored as a single value, without lookup."""
+        """Build a table; a column whose values are all equal is stored as a single value."""
         kept = {
             name: column if column.min() != column.max() else column[:1] for name, column in columns.items()
         }
         return cls(row, kept)
 
     def take(self, rows: slice) -> TakenColumns:
+        """Return the columns for some rows."""
         return TakenColumns(self.columns, self.row[rows])
 
 
 def micro_table(model: Transformer, machine: Machine, layouts: Layouts) -> LookupTable:
-    """Seconds of one micro-batch, for each (tensor, micro-batch, context, expert, recomputation, ...)."""
+    """Return the times of one micro-batch, in seconds, for each (tensor, micro-batch, context, expert, ...)."""
     found = Distinct.of(
         layouts.tensor, layouts.micro_batch, layouts.context, layouts.expert, layouts.pipeline,
         layouts.recompute, layouts.sequence_parallel,
@@ -94,7 +95,7 @@ def _saved_bytes(
     recompute: npt.ArrayLike,
     sequence_parallel: npt.ArrayLike,
 ) -> Floats:
-    """Bytes that the largest stage saves of one micro-batch, as the memory formulas count them; moved if offloaded."""
+    """Return the bytes of activations that the largest stage saves for one micro-batch; offloading moves them."""
     layers = np.ceil(model.layers / np.asarray(pipeline))
     routed = np.minimum(layers, model.num_mixture_layers)
     saved = np.zeros(np.shape(split.tensor))
@@ -136,7 +137,7 @@ def _micro_columns(times: SlowestStage, hops: list[Floats], saved: Floats) -> di
 
 
 def state_table(model: Transformer, machine: Machine, layouts: Layouts) -> LookupTable:
-    """Seconds of model-state traffic and updates, for each (tensor, pipeline, data, ZeRO, ...)."""
+    """Return the times of model-state traffic and updates, in seconds, for each (tensor, pipeline, data, ZeRO, ...)."""
     found = Distinct.of(
         layouts.tensor, layouts.pipeline, layouts.context, layouts.expert, layouts.data, layouts.shard,
         layouts.zero, layouts.compression,
@@ -160,14 +161,14 @@ Ints = npt.NDArray[np.int64]
 
 
 class Distinct(NamedTuple):
-    """The distinct combinations of some columns, and the combination of each row."""
+    """The distinct combinations of values in some columns, and the index of each row's combination."""
 
     columns: tuple[Ints, ...]
     row: npt.NDArray[np.intp]
 
     @classmethod
     def of(cls, *columns: npt.ArrayLike) -> Distinct:
-        """Find the combinations in columns of non-negative integers of equal length."""
+        """Find the distinct combinations in columns of non-negative integers, all of the same length."""
         given = [np.asarray(column) for column in columns]
         if len(given[0]) < 256:
             return cls(tuple(np.asarray(column, np.int64) for column in given), np.arange(len(given[0])))
@@ -194,7 +195,7 @@ class Distinct(NamedTuple):
 
 
 def _ranked(column: npt.NDArray[np.int64]) -> tuple[Ints, npt.NDArray[np.int32]]:
-    """The distinct values, sorted, and for each row the rank of its value."""
+    """Return the distinct values, sorted, and for each row the index of its value among them."""
     if (column == column[0]).all():
         return np.array([column[0]], np.int64), np.zeros(len(column), np.int32)
     if column.max() > 1 << 20:
@@ -207,35 +208,36 @@ def _ranked(column: npt.NDArray[np.int64]) -> tuple[Ints, npt.NDArray[np.int32]]
 
 
 class WeightTimes(NamedTuple):
-    """Parameters of one device of the slowest stage, and the seconds of reducing, gathering and updating them."""
+    """Parameters on one device of the slowest stage, and times of operations on them, in seconds."""
 
     dense: Floats
-    """Elements of parameters that all replicas share."""
+    """Number of elements in parameters that all replicas share."""
     experts: Floats
-    """Elements of its experts' parameters, which fewer replicas share."""
+    """Number of elements in the parameters of its experts, which fewer replicas share."""
     reduce_s: Floats
-    """Seconds of reducing all gradients: an all-reduce for ZeRO 0, a reduce-scatter for ZeRO 1 to 3."""
+    """Time to reduce all gradients: an all-reduce for ZeRO 0, a reduce-scatter for ZeRO 1 to 3."""
     gather_s: Floats
-    """Seconds of gathering all parameters once; 0 for ZeRO 0."""
+    """Time to gather all parameters once; 0 for ZeRO 0."""
     codec_s: Floats
-    """Seconds of packing and unpacking compressed gradients."""
+    """Time to pack and unpack compressed gradients."""
     tied_s: Floats
-    """Seconds of adding up the gradients of a tied embedding on the first and the last stage."""
+    """Time to sum the gradients of a tied embedding over the first and the last stage."""
     update_s: Floats
-    """Seconds of the optimizer on its share, its products included."""
+    """Time of the optimizer update on the device's share, including `products_s`."""
     products_s: Floats
-    """Part of `update_s` for the matrix products of Muon and the like, which run on the device even if momentum is
-    offloaded; else 0."""
+    """The part of `update_s` for matrix products of optimizers such as Muon, which run on the device even if
+    momentum is offloaded; 0 for other optimizers."""
     host_update_s: Floats
-    """Seconds of the update on the host, which reads and writes its memory for each device at the rate of the device's
+    """Time of the update on the host, which reads and writes each device's states at the bandwidth of the device's host
     link."""
     weights_s: Floats
-    """Seconds of moving the weights that the rank keeps over its host link, once."""
+    """Time to move the weights that the rank keeps over its host link, once."""
     gradients_s: Floats
-    """Seconds of moving the gradients that the rank keeps over its host link, once."""
+    """Time to move the gradients that the rank keeps over its host link, once."""
     owned_weights_s: Floats
-    """Seconds of moving the weights that the rank updates over its host link, once."""
+    """Time to move the weights that the rank updates over its host link, once."""
     owned_gradients_s: Floats
+    """Time to move the gradients of these weights over its host link, once."""
 
 
 def weights(
@@ -254,7 +256,23 @@ def weights(
     precision: str,
     kept: OptimizerStates,
 ) -> WeightTimes:
-    """Times of the model states for each combination; arrays of one shape, `compression` an array of indices."""
+    """Return the times of model-state operations for each combination, in seconds.
+
+    Args:
+        model: The model.
+        machine: Calibrated rates.
+        tensor: Tensor-parallel degree; this and the other arrays have the same shape, one value per combination.
+        pipeline: Number of pipeline stages.
+        context: Context-parallel degree.
+        expert: Expert-parallel degree.
+        data: Number of data-parallel replicas.
+        shard: Ranks over which ZeRO shards model states.
+        zero: ZeRO stage.
+        compression: Index into `compressions`; 0 means uncompressed.
+        compressions: Compression methods.
+        precision: A precision recipe of `spec.layout`.
+        kept: States that the optimizer keeps.
+    """
     dense, experts = stage_elements(model, tensor=tensor, pipeline=pipeline, expert=expert)
     recipe = RECIPES[precision]
     cal, replicas = machine.calibration, data * context
@@ -316,7 +334,10 @@ def _tied(  # noqa: PLR0917
     pipeline: Floats,
     gradient_bytes: int,
 ) -> Floats:
-    """The embedding's all-reduce between first and last stage (Narayanan et al. 2021, arXiv 2104.04473, section 4)."""
+    """Return the time of a tied embedding's all-reduce over the first and last stage, in seconds.
+
+    See Narayanan et al. 2021, arXiv 2104.04473, section 4.
+    """
     if not model.tied:
         return np.zeros_like(tensor)
     size = model.vocab * model.hidden / tensor * gradient_bytes
@@ -331,7 +352,7 @@ def _muon(
     owners: Floats,
     expert_owners: Floats,
 ) -> Floats:
-    """Seconds of orthogonalising the hidden matrices, shared evenly by the ranks that update them."""
+    """Return the time to orthogonalise the hidden matrices, divided evenly among the ranks that update them."""
     tensor, pipeline, expert = degrees
     layers, with_experts = _layers(model, pipeline)
 
@@ -353,7 +374,7 @@ def _compressed(
     group: Floats,
     stride: Floats,
 ) -> tuple[Floats, Floats]:
-    """Seconds of compressed gradients on the wire and in the codec; the owner of a shard keeps its part of the sum."""
+    """Return the times that compressed gradients take on the wire and in the codec, in seconds."""
     wire, codec = np.zeros_like(elements), np.zeros_like(elements)
     compression, methods = packing
     rate, latency = machine.link(group, stride)
@@ -374,7 +395,14 @@ def _compressed(
 def stage_elements(
     model: Transformer, *, tensor: npt.ArrayLike, pipeline: npt.ArrayLike, expert: npt.ArrayLike
 ) -> tuple[Floats, Floats]:
-    """Matrix elements on one device of the largest stage: those that all replicas share, and its routed experts'."""
+    """Return the number of matrix elements on one device of the largest stage: shared by all replicas, and in experts.
+
+    Args:
+        model: The model.
+        tensor: Tensor-parallel degree; a number or an array.
+        pipeline: Number of pipeline stages.
+        expert: Expert-parallel degree.
+    """
     split = Split.of(tensor=tensor, expert=expert)
     found = work.weights(model, split)
     layers, with_experts = _layers(model, pipeline)
@@ -385,7 +413,7 @@ def stage_elements(
 
 
 def _layers(model: Transformer, pipeline: npt.ArrayLike) -> tuple[Floats, Floats]:
-    """Number of layers of the largest stage, and of those with experts."""
+    """Return the number of layers on the largest stage, and how many of them have experts."""
     layers = np.ceil(model.layers / np.asarray(pipeline, float))
     return layers, np.minimum(layers, model.num_mixture_layers)
 

@@ -1,4 +1,4 @@
-"""Step time as a tree of terms: each part with its formula, inputs and sources."""
+"""Step time as a tree of terms, each with its formula, inputs and source."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ NAMES: Mapping[str, str] = {
     "overhead": "launches and fixed cost",
 }
 FORMULAS: Mapping[str, tuple[str, str]] = {
-    "recompute": ("m × forward again, of what is not kept", "Korthikanti et al. 2022, arXiv 2205.05198"),
-    "tensor_comm": ("m × (layers × 2 all-reduces a direction + 2)", "Shoeybi et al., arXiv 1909.08053"),
+    "recompute": ("m × forward pass of what is recomputed", "Korthikanti et al. 2022, arXiv 2205.05198"),
+    "tensor_comm": ("m × (layers × 2 all-reduces per direction + 2)", "Shoeybi et al., arXiv 1909.08053"),
     "context_comm": ("m × layers × gathering keys and values: 1 forward, 2 back", "Llama 3, arXiv 2407.21783, 3.3.2"),
-    "expert_comm": ("m × layers × 2 all-to-alls a direction", "Lepikhin et al. 2020, arXiv 2006.16668"),
+    "expert_comm": ("m × layers × 2 all-to-alls per direction", "Lepikhin et al. 2020, arXiv 2006.16668"),
     "pipeline_comm": ("2 (m v + p − 1) × (bytes / (t B) + start)", "Narayanan et al. 2021, arXiv 2104.04473, 4.1"),
     "bubble": ("(p − 1) / v × (forward + backward, with waits), less what is filled", "closed form of the schedule"),
     "data_comm": ("reduce + gather, less what computation hides", "Rajbhandari et al. 2020, arXiv 1910.02054, 7"),
@@ -47,10 +47,10 @@ FORMULAS: Mapping[str, tuple[str, str]] = {
 
 
 def time_term(model: Transformer, layout: Layout, cluster: Cluster, calibration: Calibration) -> Term:
-    """Step time in seconds as a sum of terms; parts that are 0 are left out.
+    """Return the step time, in seconds, as a sum of terms; parts that are 0 are left out.
 
-    Every value, totals included, is one that `step_detail` computes; none is a remainder of the others. On a mixed
-    cluster, parts that scale with the layers of the slowest stage have its pace under the best cut as a factor.
+    All values, including totals, come from `step_detail`; none is computed as the difference of others. On a mixed
+    cluster, parts that are proportional to the time of the slowest stage have its pace as a factor (`LayerSplit.pace`).
     """
     found = step_detail(model, Layouts.of([layout]), cluster, calibration)
     inputs = _inputs(model, layout, cluster, calibration)
@@ -85,7 +85,7 @@ def _compute(
     formula = "m × layers × (Σ 2mnk / rate (1 + w (1/m + 1/n + 1/k)) + bytes / bandwidth)"
     if cluster.groups:
         formula += ", × pace"
-    edge = "m × (3 products s b × h × V/t + bytes of logits / bandwidth), beyond what a shorter last stage has left"
+    edge = "m × (3 products s b × h × V/t + bytes of logits / bandwidth), less the last stage's slack"
     directions = (
         ("forward", found.computing.forward, formula),
         ("backward", found.computing.backward, f"twice the products and bytes of: {formula}"),

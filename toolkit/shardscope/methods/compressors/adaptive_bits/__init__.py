@@ -1,4 +1,4 @@
-"""Integers in blocks, with bits reallocated between layers to minimise the error."""
+"""Blocks of integers, with bits reallocated between layers to reduce the error."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from shardscope.spec.look import MethodStyle
 from shardscope.spec.numbers import Count
 
 LEAST, MOST = 2, 8
-"""Fewest and most bits of an element."""
+"""Minimum and maximum number of bits per element."""
 
 if TYPE_CHECKING:
     from shardscope.spec.job import Job
 
 
 class AdaptiveBits(Compression):
-    """Reallocates a bit budget across layers every `update_every` steps."""
+    """Rounds to integers of 2 to 8 bits, and reallocates the bit budget across layers every `update_every` steps."""
 
     name = "adaptive-bits"
     carriage = "layers"
@@ -31,19 +31,19 @@ class AdaptiveBits(Compression):
     is_fixed = False
 
     budget: float = Field(default=4.0, gt=0, le=8)
-    """Mean bits per element, over all layers, without the blocks' scales, 2 to 8."""
+    """Mean number of bits per element over all layers, without the blocks' scales, 2 to 8."""
     update_every: Count = 20
-    """Steps between two measurements of the gradients, after which bits are reallocated."""
+    """Number of steps between two measurements of the gradients, after which bits are reallocated."""
     block: int = Field(default=256, ge=8, le=65536)
-    """Elements that share one scale; a multiple of 8, 8 to 65536."""
+    """Number of elements that share one scale; a multiple of 8, 8 to 65536."""
     feedback: bool = False
-    """Error feedback: what a step leaves out is added to the next step's gradient."""
+    """Error feedback: add the compression error of a step to the next step's gradient."""
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
         check_block(self.block)
         if self.budget < 2:
-            raise SpecError(f"compression.budget={self.budget:g} bits an element is less than 2; use 2 to 8")
+            raise SpecError(f"compression.budget={self.budget:g} bits per element is less than 2; use 2 to 8")
         return self
 
     def collectives(
@@ -62,9 +62,9 @@ class AdaptiveBits(Compression):
     def bounds(
         self, shapes: Shapes, world_size: int, step: int
     ) -> tuple[Sequence[Collective], Sequence[Collective]] | None:
-        """Bounds of the collectives: a bucket at the fewest bits, or each tensor padded separately at the most.
+        """Return bounds of the collectives; None before the first reallocation, when traffic is known exactly.
 
-        None before the first reallocation, when traffic is known exactly.
+        The lower bound packs the bucket at 2 bits per element. The upper bound packs each tensor separately at 8 bits.
         """
         if step <= self.update_every:
             return None
@@ -75,7 +75,7 @@ class AdaptiveBits(Compression):
         return least, [each._replace(num_elements=sum(alone)) for each in least]
 
     def kept_bytes(self, shapes: Shapes, world_size: int, *, scatters: bool = False) -> int:
-        """Bytes of the bucket's residual; 0 without error feedback."""
+        """Return the bytes of the bucket's residual; 0 without error feedback."""
         from shardscope.analytic.communication.compressed import FLOAT_BYTES
 
         return self.feedback * FLOAT_BYTES * sum(prod(shape) for shape in shapes)

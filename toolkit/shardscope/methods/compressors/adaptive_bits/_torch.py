@@ -1,10 +1,10 @@
-"""Integers in blocks, with bits reallocated between layers to minimise the error.
+"""Blocks of integers, with bits reallocated between layers to reduce the error.
 
-A layer is a module with its tensors. Every few steps each rank measures the mean gradient, which is the same on all
+A layer is a module with its own tensors. Every few steps each rank measures the mean gradient, which is the same on all
 ranks, and reallocates bits within the budget, so no communication is needed.
 
-Adjacent tensors with the same bits are packed as one piece. A rank's share of a bucket is its share of every piece,
-sent as one packet: two phases per bucket, as for integers of one width.
+Adjacent tensors with the same number of bits are packed as one piece. A rank's share of a bucket consists of its share
+of every piece and is sent as one packet, so each bucket takes two phases, as with integers of a single width.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _SCALE_BYTES = 4
 
 
 def layer_of(name: str) -> str:
-    """The module that a tensor belongs to."""
+    """Return the name of the module that a tensor belongs to."""
     return name.rpartition(".")[0] or name
 
 
 @dataclass(frozen=True)
 class BitPiece:
-    """Adjacent tensors of a bucket with the same bits: elements `start` to `stop` - 1, `share` of them per rank."""
+    """Adjacent tensors of a bucket with the same number of bits: elements `start` to `stop` - 1, `share` per rank."""
 
     codec: BlockInt
     start: int
@@ -64,7 +64,7 @@ class BitPiece:
             packet.copy_(room)
 
     def unpack(self, packet: Tensor, out: Tensor, mode: int) -> None:
-        """Unpack a share, or as much as fits, and set `out` to it, add it or subtract it, depending on `mode`."""
+        """Unpack a share, cut to the size of `out`, and set `out` to it, or add it to or subtract it from `out`."""
         packet = packet if _is_aligned(packet) else packet.clone()
         if self.is_whole(out):
             self.codec.unpack(packet, out, mode)
@@ -84,13 +84,13 @@ def _is_aligned(packet: Tensor) -> bool:
 
 
 class AdaptiveBitsCompressor(Compressor):
-    """Two-phase exchange of integers of 2 to 8 bits, by layer.
+    """Compressor that exchanges integers in two phases, with 2 to 8 bits depending on the layer.
 
     Args:
-        budget: Mean bits per element, without scales.
-        update_every: Steps between two measurements of the gradient.
-        block: Elements that share a scale.
-        feedback: Add what a step leaves out to the next step's gradient.
+        budget: Mean number of bits per element, without scales.
+        update_every: Number of steps between two measurements of the gradient.
+        block: Number of elements that share a scale.
+        feedback: Add the compression error of a step to the next step's gradient.
     """
 
     name = "adaptive-bits"
@@ -115,7 +115,7 @@ class AdaptiveBitsCompressor(Compressor):
             self._seen = {}
 
     def bits_of(self, name: str) -> int:
-        """Bits per element of this tensor; the budget, rounded down, before the first measurement."""
+        """Return the bits per element of this tensor; before the first measurement, the budget rounded down."""
         return self._bits.get(layer_of(name), math.floor(self.budget))
 
     def mean_(self, bucket: Bucket, carrier: Carrier) -> None:
@@ -147,7 +147,7 @@ class AdaptiveBitsCompressor(Compressor):
         return pieces
 
     def _pack(self, pieces: list[BitPiece], values: Tensor, carrier: Carrier) -> Tensor:
-        """Pack a packet for each rank; what it leaves out is kept as the residual."""
+        """Pack one packet per rank, and keep the compression error as residual."""
         packets = packet_rows(carrier.world_size, sum(piece.num_bytes for piece in pieces))
         for rank, packet in enumerate(packets):
             for piece, section in _sections(pieces, packet):
@@ -160,7 +160,7 @@ class AdaptiveBitsCompressor(Compressor):
     def _meet(
         self, pieces: list[BitPiece], incoming: Tensor, values: Tensor, scratch: Tensor, carrier: Carrier
     ) -> Tensor:
-        """Pack the mean of this rank's share; this rank keeps the residual of it for all ranks."""
+        """Average and pack this rank's share, and keep the compression error of the mean on behalf of all ranks."""
         own = packet_rows(1, incoming.shape[1])[0]
         for k, (piece, place) in enumerate(_sections(pieces, own)):
             there = piece.part(scratch, carrier.rank)  # its old values are already packed
@@ -199,7 +199,7 @@ class AdaptiveBitsCompressor(Compressor):
 
     @property
     def mean_bits(self) -> float:
-        """Mean bits per element."""
+        """Mean number of bits per element."""
         if not self._bits:
             return math.floor(self.budget)
         total = sum(self._sizes[name] * bits for name, bits in self._bits.items())
@@ -227,16 +227,14 @@ class AdaptiveBitsCompressor(Compressor):
             name: LayerStatistics(int(size), float(spread))
             for name, (size, spread) in _under(_SPREAD, state).items()
         }
-        if (
-            self.mean_bits > self.budget
-        ):  # allotted under a larger budget: use equal bits until the next measurement
+        if self.mean_bits > self.budget:  # from a larger budget: use equal bits until the next measurement
             self._bits, self._sizes = {}, {}
 
 
 def spread_of(values: Tensor, block: int) -> float:
-    """Sum over all elements of the squared largest magnitude in their block.
+    """Return the sum over all elements of the squared largest magnitude in their block.
 
-    The sum is exact before rounding, so it does not depend on a rank's number of threads.
+    The sum is rounded only once, so it does not depend on a rank's number of threads.
     """
     flat = values.reshape(-1).float().abs()
     missing = -flat.numel() % block
@@ -247,7 +245,7 @@ def spread_of(values: Tensor, block: int) -> float:
 
 
 def _sections(pieces: list[BitPiece], packet: Tensor) -> list[tuple[BitPiece, Tensor]]:
-    """Return each piece with its bytes in a packet."""
+    """Return each piece with its section of a packet."""
     return list(zip(pieces, packet.split([piece.num_bytes for piece in pieces]), strict=True))
 
 

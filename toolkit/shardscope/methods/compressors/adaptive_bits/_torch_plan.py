@@ -1,8 +1,8 @@
-"""Allocate bits to layers within a budget, so that the rounding error is small.
+"""Allocate bits to layers within a budget so that the rounding error is small.
 
-Like Markov et al. 2024 (L-GreCo), it minimises the error over all layers, here by greedy marginal gains. These find the
-minimum if layers are of equal size, since each bit of a layer reduces the error less than the one before, and come
-close to it otherwise.
+As in Markov et al. 2024 (L-GreCo), the error over all layers is minimised, here by a greedy algorithm. Each additional
+bit of a layer reduces the error less than the one before, so the algorithm finds the minimum if layers have equal
+sizes, and comes close to it otherwise.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ class LayerStatistics:
     Attributes:
         size: Number of elements.
         spread: Sum over elements of the squared largest magnitude in their block. Rounding to b bits leaves a sum of
-            squared errors of a twelfth of it over ``(2**(b-1) - 1)**2``.
+            squared errors of ``spread / 12 / (2**(b-1) - 1)**2``.
     """
 
     size: int
     spread: float
 
     def gain(self, bits: int) -> float:
-        """Error reduction by one more bit, per element of the layer."""
+        """Return the error reduction from one more bit, per element of the layer."""
         return self.spread * (_fineness(bits) - _fineness(bits + 1)) / self.size
 
 
 def _fineness(bits: int) -> float:
-    """Squared rounding step, relative to the squared largest magnitude."""
+    """Return the squared rounding step, relative to the squared largest magnitude."""
     return float(2 ** (bits - 1) - 1) ** -2
 
 
 def allot(layers: Mapping[str, LayerStatistics], budget: float) -> dict[str, int]:
-    """Return the bits of each layer, for a small error with at most `budget` bits per element on average.
+    """Return the bits per element for each layer: a small error with at most `budget` bits per element on average.
 
     The result is the better of two searches: one starts from the fewest bits, the other from equal bits for all layers.
-    Layers without any gradient keep the fewest bits.
+    Layers whose gradients are all zero keep the fewest bits.
     """
     room = math.floor((budget - LEAST) * sum(layer.size for layer in layers.values()))
     active = {name: layer for name, layer in layers.items() if layer.spread > 0}
@@ -86,9 +86,9 @@ def _climb(layers: Mapping[str, LayerStatistics], bits: dict[str, int], room: in
 def _take_back(
     layers: Mapping[str, LayerStatistics], bits: Mapping[str, int], name: str, missing: int
 ) -> list[str] | None:
-    """Return layers that each give up one bit (per occurrence) for one more bit of `name`; None if not worthwhile.
+    """Return layers that give up bits for one more bit of `name`, one per occurrence; None if the error would grow.
 
-    A large layer may just not fit because small ones have taken some bits.
+    Otherwise a large layer might not get a bit because small layers have already taken some.
     """
     if missing <= 0:
         return []

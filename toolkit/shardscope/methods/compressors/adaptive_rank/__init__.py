@@ -1,4 +1,4 @@
-"""PowerSGD with a rank per layer: as low as the error of each approximated matrix allows."""
+"""PowerSGD with a separate rank for each layer, as low as an error bound allows."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
     from shardscope.spec.job import Job
 
 PROBES = 8
-"""Random directions that estimate the error of the factors, in steps that measure it."""
+"""Number of random directions used to estimate the error of the factors, in steps that measure it."""
 
 
 class AdaptiveRank(LowRankCompression):
-    """Low-rank factors with ranks chosen by a bound on the error (Halko, Martinsson and Tropp 2011, section 4.3)."""
+    """Sends low-rank factors whose ranks follow from an error bound (Halko, Martinsson and Tropp 2011, section 4.3)."""
 
     name = "adaptive-rank"
     look = MethodStyle("#11997a", "dash", "star-open")
     is_fixed = False
 
     error: float = Field(default=0.3, gt=0, lt=1)
-    """Largest relative error of each approximated matrix, as far as `rank` allows, 0 < value < 1."""
+    """Largest relative error of each approximated matrix, 0 < value < 1; exceeded if `rank` is too small for it."""
     rank: int = Field(default=8, ge=1, le=256)
     """Largest rank, 1 to 256."""
     update_every: Count = 20
-    """Steps between two measurements of the gradients, after which ranks change."""
+    """Number of steps between two measurements of the gradients, after which ranks are updated."""
 
     def probes(self, plan: Sequence[int] | None) -> int:
         """Number of probe vectors: `PROBES` in steps without a plan, which measure the error at the largest rank."""
@@ -40,7 +40,10 @@ class AdaptiveRank(LowRankCompression):
     def bounds(
         self, shapes: Shapes, world_size: int, step: int
     ) -> tuple[Sequence[Collective], Sequence[Collective]] | None:
-        """Bounds of the collectives: rank 1 to `rank`; None in steps that measure, which send `rank` and the probes."""
+        """Return the collectives at rank 1 and at the largest rank, as bounds; None in steps that measure.
+
+        Steps that measure always send the largest rank and the probes.
+        """
         if step == self.warmup_steps + 1 or (step - 1) % self.update_every == 0:
             return None
         least, most = ([rank] * len(shapes) for rank in (1, self.rank))

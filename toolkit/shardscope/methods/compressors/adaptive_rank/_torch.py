@@ -1,13 +1,15 @@
-"""PowerSGD with a rank per layer: as low as the error of each approximated matrix allows.
+"""PowerSGD with a separate rank for each layer, as low as an error bound allows.
 
-Every few steps each matrix is approximated at the largest rank R, and the error is measured. The error of the best r of
-R directions has two terms: the singular values of the approximation from r on, which follow from the right factor, and
-the part that all R directions miss. To estimate the latter, images of a few random directions are sent with the left
-factors: the square of the part outside the span of P is an unbiased estimate (Halko, Martinsson and Tropp 2011, section
-4.3). Both terms are functions of sums over all ranks, so all ranks choose the same rank without further messages.
+Every few steps each matrix is approximated at the largest rank R, and the error is measured. The error of using
+the best r of R directions has two terms: the approximation's singular values beyond the first r, which follow from the
+right factor, and the part that all R directions miss. To estimate the latter, images of a few random directions are
+sent with the left factors: the squared norm of their part outside the span of P is an unbiased estimate (Halko,
+Martinsson and Tropp 2011, section 4.3). Both terms depend only on sums over all ranks, so all ranks choose the same
+rank without further messages.
 
-A matrix for which R does not pay is sent uncompressed in such a step, and its singular values are computed directly.
-With error feedback, the gradient plus its residual is approximated, so the bound also limits the residual.
+A matrix whose factors of rank R would not be smaller is sent uncompressed in such a step, and its singular values are
+computed directly. With error feedback, the gradient plus its residual is approximated, so the bound also limits the
+residual.
 """
 
 from __future__ import annotations
@@ -24,13 +26,13 @@ _RANK = "rank."
 
 
 class AdaptiveRankCompressor(PowerSgdCompressor):
-    """Low-rank factors with the lowest rank that an error bound allows.
+    """Compressor that exchanges low-rank factors with the lowest rank that an error bound allows.
 
     Args:
         rank: Largest rank.
         error: Largest error norm of a matrix's approximation, relative to the matrix's norm.
-        update_every: Steps between two measurements; the first is in the first compressed step.
-        feedback: Add what a step leaves out of this rank's gradient to its next one.
+        update_every: Number of steps between two measurements; the first is made in the first compressed step.
+        feedback: Add this rank's compression error of a step to its next gradient.
         seed: The job's seed.
         warmup_steps: Steps at the start whose gradients are sent uncompressed.
     """
@@ -66,7 +68,7 @@ class AdaptiveRankCompressor(PowerSgdCompressor):
         self._keep(turned, step)
 
     def _look_at_factors(self, part: FactoredTensor, p: Tensor, q: Tensor) -> Tensor:
-        """Choose the rank; returns the right factor, rotated so that its first directions are the best."""
+        """Choose the rank, and return the right factor, rotated so that its best directions come first."""
         span, images = p[: part.rank].double(), p[part.rank :].double()
         missed = images - (images @ span.T) @ span
         columns = part.values.shape[1]  # probes have a mean squared norm of 1, not 1 per element
@@ -76,7 +78,7 @@ class AdaptiveRankCompressor(PowerSgdCompressor):
         return (turn @ q.double()).float()
 
     def _look(self, part: FactoredTensor) -> Tensor:
-        """Do the same for a matrix that was sent uncompressed, whose best directions become its right factor."""
+        """Choose the rank for a matrix that was sent uncompressed, and return its best directions as right factor."""
         matrix = part.out.double()
         is_wide = matrix.shape[0] <= matrix.shape[1]
         squares, turn = _principal(matrix @ matrix.T if is_wide else matrix.T @ matrix)
@@ -105,14 +107,14 @@ class AdaptiveRankCompressor(PowerSgdCompressor):
 
 
 def least_rank(squares: Tensor, tail: float, error: float) -> int:
-    """Return the lowest rank, at least 1, with a relative error of at most `error`; the full rank if none is enough.
+    """Return the lowest rank, at least 1, with a relative error of at most `error`; the full rank if no rank suffices.
 
     Args:
         squares: Squared singular values in descending order.
-        tail: Squared norm of the part beyond them.
+        tail: Squared norm of the part that these singular values do not cover.
         error: Largest norm of the error, relative to the whole norm.
     """
-    left = squares.flip(0).cumsum(0).flip(0) + tail  # at k: what k directions miss
+    left = squares.flip(0).cumsum(0).flip(0) + tail  # at index k: squared norm that k directions miss
     enough = (left <= error**2 * left[0]).nonzero()
     return max(int(enough[0]), 1) if len(enough) else len(squares)
 

@@ -1,4 +1,4 @@
-"""The codec, in torch."""
+"""Codec of ``bf16`` compression."""
 
 from __future__ import annotations
 

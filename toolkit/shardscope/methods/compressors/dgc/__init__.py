@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from shardscope.spec.job import Job
 
 _WARM_RATIO = 0.25
-"""The ratio that a warm-up starts with (section 3.3)."""
+"""Ratio in the first warm-up step (section 3.3)."""
 
 
 class DeepGradientCompression(PackedCompression):
-    """Top-k with the momentum kept on each rank; elements left out are sent later, with their momentum."""
+    """Top-k with momentum kept on each rank; elements left out are sent later with the momentum that they missed."""
 
     name = "dgc"
     carriage = "steps"
@@ -27,16 +27,16 @@ class DeepGradientCompression(PackedCompression):
     look = MethodStyle("#a35a3a", "dashdot", "diamond-tall")
 
     ratio: Ratio = 0.001
-    """Share of the elements that are sent, 0 < value <= 1."""
+    """Fraction of the elements to send, 0 < value <= 1."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Momentum kept on each rank, in place of the optimizer's, 0 <= value < 1; 0 is plain error feedback."""
+    """Momentum kept on each rank instead of in the optimizer, 0 <= value < 1; 0 is plain error feedback."""
     clip: float | Literal["off"] = "off"
-    """Clipping norm, above 0, or ``off``; each rank's own gradient is clipped at it over the root of the number of
-    ranks."""
+    """Clipping norm, above 0, or ``off``. Each rank clips its own gradient at this norm divided by the square root of
+    the number of ranks."""
     warmup_steps: CountOrZero = 0
     """Warm-up steps in which the ratio falls from 0.25 to `ratio`."""
     exchange: Exchange = "gather"
-    """How packets are exchanged: ``two-phase`` or ``gather``."""
+    """How packets are exchanged, ``two-phase`` or ``gather``; see `packed.Exchange`."""
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -55,18 +55,18 @@ class DeepGradientCompression(PackedCompression):
 
     @property
     def memories(self) -> int:
-        """2 values per element, the residual and its momentum; 1 without momentum."""
+        """Number of values kept per element: 2, the residual and its momentum; 1 without momentum."""
         return 2 if self.momentum else 1
 
     def at_step(self, step: int) -> DeepGradientCompression:
-        """Return the method with the ratio at a step: it falls exponentially as in section 3.3, per step, not epoch."""
+        """Return the method with its ratio at this step, which falls exponentially (section 3.3, there by epoch)."""
         if step > self.warmup_steps or self.ratio >= _WARM_RATIO:
             return self
         left = 1 - (step - 1) / self.warmup_steps
         return self.replace(ratio=self.ratio * (_WARM_RATIO / self.ratio) ** left)
 
     def check_optimizer(self, job: Job) -> None:
-        """Refuse an optimizer with momentum, which would be applied in addition to the method's own."""
+        """Refuse an optimizer with momentum, which would be added to the method's own."""
         if not self.momentum:
             return
         settings = job.optimizer.settings

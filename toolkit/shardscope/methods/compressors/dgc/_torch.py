@@ -1,14 +1,14 @@
-"""Deep Gradient Compression (Lin et al. 2018): top-k that sends residuals later, with the momentum they missed.
+"""Deep Gradient Compression (Lin et al. 2018): top-k that sends residuals later, with the momentum that they missed.
 
-Error feedback delays small gradients by many steps, and the optimizer's momentum then weighs them wrongly. So the
-momentum is kept on each rank and applied before sparsification (momentum correction, section 3.2). It is cleared for
-elements that have just been sent, so that stale gradients have no further effect (momentum factor masking, section
+Error feedback delays small gradients by many steps, and the optimizer's momentum then weights them wrongly. Momentum
+is therefore kept on each rank and applied before sparsification (momentum correction, section 3.2). It is set to zero
+for elements that have just been sent, so that stale gradients have no further effect (momentum factor masking, section
 3.3):
 
     u = momentum * u + clipped gradient;    v = v + u;    send the largest of v;    u, v = 0 where sent
 
-The job's optimizer must not use momentum. Each tensor's gradient is clipped separately, as in the authors' code: a
-bucket is sent while the backward pass still computes others, so the global norm is not yet known.
+The job's optimizer must not use momentum. Each tensor's gradient is clipped separately, as in the authors' code,
+because buckets are sent during the backward pass, when the global norm is not yet known.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class MomentumCorrection(Memory):
     """Momentum and unsent residual of one rank.
 
     Args:
-        momentum: Decay of the momentum per step; 0 makes this plain error feedback.
+        momentum: Decay of the momentum per step; 0 means plain error feedback.
         max_norm: Norm at which each tensor's gradient is clipped on this rank; None for no clipping.
     """
 
@@ -68,5 +68,12 @@ class MomentumCorrection(Memory):
 
 
 def local_max_norm(clip: float | str, num_ranks: int) -> float | None:
-    """Norm at which a rank clips its own gradient: independent norms add up with the root of the number of ranks."""
+    """Return the norm at which a rank clips its own gradient; None for no clipping.
+
+    The norm of a sum of independent gradients grows with the square root of their number.
+
+    Args:
+        clip: Clipping norm for the gradient over all ranks, or ``off``.
+        num_ranks: Number of ranks.
+    """
     return None if isinstance(clip, str) else clip / math.sqrt(num_ranks)

@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 class FP16(PackedCompression):
-    """Rounds each element to half precision, to the nearest number."""
+    """Rounds each element to the nearest half-precision number."""
 
     name = "fp16"
     carriage = "sums"
     family = "Shorter floats"
     look = MethodStyle("#8b8f99", "dash", "circle-open")
-    codec_passes = 1.0  # each number by itself
+    codec_passes = 1.0  # each element separately
     survives_overflow = True
     summed_width = 2
 
@@ -31,7 +31,7 @@ class FP16(PackedCompression):
         return codec()
 
     def build(self, job: Job) -> Any:
-        """Build the compressor. With loss scaling, overflows are passed on: the step is skipped, the scale lowered."""
+        """Build the compressor. With loss scaling, overflows are passed on, so that the step is skipped."""
         from shardscope.training.compression.packed import Packed
 
         return Packed(self.name, self.codec(), carries_overflow=job.precision == "fp16-mixed")

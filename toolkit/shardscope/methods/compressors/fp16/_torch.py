@@ -1,4 +1,4 @@
-"""The codec, in torch."""
+"""Codec of ``fp16`` compression."""
 
 from __future__ import annotations
 

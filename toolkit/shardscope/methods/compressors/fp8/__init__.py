@@ -1,4 +1,4 @@
-"""Floats of 8 bits (e4m3) with one scale per block (Micikevicius et al. 2022, arXiv:2209.05433)."""
+"""8-bit floats (e4m3) with one scale per block (Micikevicius et al. 2022, arXiv:2209.05433)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shardscope.spec.look import MethodStyle
 
 
 class FP8(BlockIntegers):
-    """Floats of 8 bits (e4m3) with one scale per block."""
+    """Rounds elements to 8-bit floats (e4m3), with one scale per block."""
 
     name = "fp8"
     family = "Shorter floats"

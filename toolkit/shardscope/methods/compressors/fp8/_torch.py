@@ -1,7 +1,7 @@
-"""Eight-bit floats in blocks: 4 bits of exponent, 3 of mantissa (e4m3), and one float32 scale per block.
+"""8-bit floats in blocks: 4 exponent bits, 3 mantissa bits (e4m3), and one float32 scale per block.
 
-The scale maps a block's largest magnitude to 448, the largest of the format (Micikevicius et al. 2022, FP8 formats for
-deep learning). Unlike with integers of the same width, small numbers next to large ones keep their leading digits.
+The scale maps a block's largest magnitude to 448, the largest e4m3 number (Micikevicius et al. 2022, FP8 formats for
+deep learning). Unlike integers of the same width, floats keep the leading digits of small numbers next to large ones.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class BlockFloat8(BlockCodec):
     """Codec that rounds to the nearest e4m3 number, ties to even.
 
     Args:
-        block: Elements that share a scale, a multiple of 8.
+        block: Number of elements that share a scale, a multiple of 8.
     """
 
     def __init__(self, block: int) -> None:
         super().__init__(8, block)
 
     def contraction(self, num_elements: int) -> float | None:
-        """Return the contraction: errors are at most 2**-4 of an element, or 2**-10 below the normal numbers."""
+        """Return the contraction factor; errors are at most 2**-4 of an element, or 2**-10 for subnormal numbers."""
         return 1 - 2.0**-8 - self.align * (2.0**-10 / LARGEST) ** 2
 
     def scale(self, rows: Tensor, scales: Tensor, count: int) -> None:
@@ -61,5 +61,5 @@ class BlockFloat8(BlockCodec):
 
 @cache
 def _numbers() -> Tensor:
-    """All 256 numbers of the format, by code."""
+    """Return all 256 e4m3 numbers, by code."""
     return torch.arange(256, dtype=torch.uint8).view(FORMAT).float()

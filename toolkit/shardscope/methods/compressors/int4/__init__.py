@@ -1,4 +1,4 @@
-"""Integers of 4 bits with one scale per block (Dettmers et al. 2022, arXiv:2110.02861)."""
+"""4-bit integers with one scale per block (Dettmers et al. 2022, arXiv:2110.02861)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shardscope.spec.look import MethodStyle
 
 
 class Int4(BlockIntegers):
-    """Integers of 4 bits with one scale per block."""
+    """Rounds elements to 4-bit integers, with one scale per block."""
 
     name = "int4"
     look = MethodStyle("#5fa4dc", "dash", "square")

@@ -1,4 +1,4 @@
-"""Integers of 8 bits with one scale per block (Dettmers et al. 2022, arXiv:2110.02861)."""
+"""8-bit integers with one scale per block (Dettmers et al. 2022, arXiv:2110.02861)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shardscope.spec.look import MethodStyle
 
 
 class Int8(BlockIntegers):
-    """Integers of 8 bits with one scale per block."""
+    """Rounds elements to 8-bit integers, with one scale per block."""
 
     name = "int8"
     look = MethodStyle("#2a86d1", "solid", "square")

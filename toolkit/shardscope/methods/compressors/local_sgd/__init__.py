@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class LocalSgd(Compression):
-    """Each rank trains independently; parameters are averaged every few steps."""
+    """Each rank trains independently, and the ranks average their parameters every few steps."""
 
     name = "local-sgd"
     carriage = "steps"
@@ -24,7 +24,7 @@ class LocalSgd(Compression):
     is_fixed = False
 
     every: Count = 8
-    """Steps between two averagings of the parameters."""
+    """Number of steps between two averagings of the parameters."""
 
     @property
     def period(self) -> int:

@@ -1,12 +1,12 @@
 """Local SGD: each rank trains independently, and every few steps the ranks average their parameters.
 
-Stich 2019 (arXiv 1805.09767), McMahan et al. 2017 (federated averaging). The parameters are sent uncompressed, one step
-in `every`. With ``every=1`` and plain SGD it equals averaging gradients: the mean of ``w - lr g_i`` is ``w - lr`` times
-the mean of ``g_i``. Clipping uses each rank's own norm.
+Stich 2019 (arXiv 1805.09767), McMahan et al. 2017 (federated averaging). The parameters are sent uncompressed at every
+`every`-th step. With ``every=1`` and plain SGD it equals averaging gradients: the mean of ``w - lr g_i`` is ``w - lr``
+times the mean of ``g_i``. Clipping uses each rank's own norm.
 
 Momentum and Adam's moments stay on their rank and are not averaged, so with them ``every=1`` is a different method.
-They are part of each rank's state_dict, as are its parameters between two averagings. The model that is evaluated and
-saved between them is an average that no rank continues from, so evaluations do not change a run.
+They are part of each rank's state_dict, as are its parameters between two averagings. Between averagings,
+the mean is evaluated and saved, but ranks continue from their own parameters, so evaluations do not change a run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class LocalSGD(Compressor):
 
     Args:
         name: Name of the method, for error messages.
-        every: Steps between two averagings.
+        every: Number of steps between two averagings.
     """
 
     def __init__(self, name: str, every: int) -> None:
@@ -82,7 +82,7 @@ class LocalSGD(Compressor):
             **moments,
             **own,
             **self._restored,
-        }  # loaded values that no step has restored yet take precedence
+        }  # loaded values that have not been restored yet take precedence
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Load a state_dict; it takes effect in the next step, after everything else has been loaded."""
@@ -90,7 +90,7 @@ class LocalSGD(Compressor):
         self._is_apart = any(place.startswith(f"{_OWN}.") for place in state)
 
     def _restore(self) -> None:
-        """Overwrite the model and optimizer of a checkpoint, which are common to all ranks, with this rank's values."""
+        """Replace the state that was loaded from a checkpoint, which is common to all ranks, by this rank's own."""
         for place, saved in self._restored.items():
             key, name = place.split(".", 1)
             parameter = self._parameters[name]
@@ -106,6 +106,6 @@ class LocalSGD(Compressor):
 
 
 def _own_and_mean(parameters: Sequence[nn.Parameter], carrier: Carrier) -> tuple[Tensor, Tensor]:
-    """Return this rank's parameters and their mean over all ranks, flat, in CPU memory."""
+    """Return this rank's parameters, and their mean over all ranks, as flat tensors in CPU memory."""
     own = torch.cat([parameter.detach().reshape(-1) for parameter in parameters]).cpu()
     return own, carrier.sum_(own / carrier.world_size)

@@ -9,15 +9,15 @@ from shardscope.spec.look import MethodStyle
 
 
 class Natural(PackedCompression):
-    """Sign and exponent, 9 bits per element, with unbiased stochastic rounding."""
+    """Sends the sign and exponent of each element, 9 bits, after unbiased stochastic rounding."""
 
     name = "natural"
     family = "Random rounding"
     look = MethodStyle("#5f6fd6", "longdash", "diamond")
-    codec_passes = 1.0  # each number by itself
+    codec_passes = 1.0  # each element separately
 
     exchange: Exchange = "two-phase"
-    """How packets are exchanged: ``two-phase`` or ``gather``."""
+    """How packets are exchanged, ``two-phase`` or ``gather``; see `packed.Exchange`."""
 
     def packet_bytes(self, num_elements: int) -> int:
         from shardscope.analytic.communication.compressed import bits_bytes

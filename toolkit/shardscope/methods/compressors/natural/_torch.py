@@ -1,8 +1,8 @@
 """Natural compression: sign and exponent, 9 bits per element (Horvath et al. 2019).
 
-A number is rounded stochastically, up or down to a power of two, without bias, which adds a variance of at most an
-eighth of its square (theorem 3). On float32's own bits this is one addition: random bits are added to the mantissa,
-and the exponent is raised if they carry over. A packet holds all exponents, then all signs.
+A number is rounded stochastically to the next power of two above or below, without bias, which adds a variance of at
+most an eighth of its square (theorem 3). On the bits of a float32 this is one addition: random bits are added to the
+mantissa, and a carry increments the exponent. A packet holds all exponents, then all signs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class NaturalCodec(PieceCodec):
     unbiased: ClassVar[bool] = True
 
     def contraction(self, num_elements: int) -> float | None:
-        """Return the contraction in expectation: the variance is at most an eighth of the square."""
+        """Return the expected contraction factor; an element's variance is at most an eighth of its square."""
         return 7 / 8
 
     def num_bytes(self, num_elements: int) -> int:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Uncompressed(Compression):
-    """Gradients are exchanged uncompressed; bytes are those of our ring."""
+    """Gradients are exchanged uncompressed; byte counts assume our own ring."""
 
     name = "none"
     carriage = "none"

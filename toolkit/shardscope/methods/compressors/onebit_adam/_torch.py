@@ -2,12 +2,14 @@
 
 In the warm-up, gradients are averaged uncompressed. Then the second moment is frozen, which makes the rest of the
 optimizer linear in the gradient, so error feedback can compensate for the compression. Each rank computes the first
-moment that results from its own gradient. The ranks average these in two phases, with error feedback in both, and the
-optimizer (`optim.frozen`) uses the mean. Tang et al. 2021 (arXiv 2102.02888), Li et al. 2021 (arXiv 2104.06069).
+moment that results from its own gradient. The ranks average these moments in two phases, with error feedback in both,
+and the optimizer (`optim.frozen`) uses the mean. Tang et al. 2021 (arXiv 2102.02888), Li et al. 2021 (arXiv
+2104.06069).
 
-All elements of a block share one magnitude, but the moments of layers differ by orders of magnitude. So moments are
-packed in units of their layer's root mean square at the freeze (1-bit LAMB, section 4.2; 1-bit Adam's own code packs
-layer by layer). Elements that have never had a gradient are not moved: one bit cannot encode zero.
+All elements of a block share one magnitude, but the moments of layers differ by orders of magnitude. So
+moments are divided by their layer's root mean square at the freeze before they are packed (1-bit LAMB, section 4.2;
+1-bit Adam's own code packs layer by layer). Elements that have never had a gradient are not updated, because one bit
+cannot encode zero.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ class OneBit(Packed):
     Args:
         name: Name of the method, for error messages.
         codec: Codec of the first moments.
-        warmup_steps: Steps before the second moment is frozen.
+        warmup_steps: Number of steps before the second moment is frozen.
     """
 
     freezes_variance = True
@@ -68,7 +70,7 @@ class OneBit(Packed):
         )
 
     def _measure(self) -> dict[str, Tensor]:
-        """Root mean square of each layer's first moment, relative to the mean over layers; 1 if it is all zeros."""
+        """Return each layer's root mean square first moment, relative to the mean over layers; 1 if it is zero."""
         moments = {name: self._optimizer.first_moment(p) for name, p in self._parameters.items()}
         sizes = {name: moment.double().square().mean().sqrt().cpu() for name, moment in moments.items()}
         mean = torch.stack(list(sizes.values())).mean()

@@ -15,5 +15,5 @@ class OneBitLamb(OneBitCompression):
     optimizer = "lamb"
 
     def optimizer_states(self, states: OptimizerStates) -> OptimizerStates:
-        """Optimizer states plus those of Algorithm 1: a fresh second moment, and a ratio and its factor per tensor."""
+        """Return `states` plus those of Algorithm 1: a fresh second moment, and per tensor a ratio and its factor."""
         return states._replace(tensors=states.tensors + 1, counter_bytes=states.counter_bytes + 8)

@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class PowerSgd(LowRankCompression):
-    """Low-rank factors, of the same rank for every matrix."""
+    """Sends low-rank factors, with the same rank for every matrix."""
 
     name = "powersgd"
     look = MethodStyle("#11997a", "solid", "star")
-    codec_passes = 2.0  # a product for each factor
+    codec_passes = 2.0  # one product per factor
 
     rank: int = Field(default=4, ge=1, le=256)
-    """Rank of every matrix's approximation, 1 to 256."""
+    """Rank of the approximation of every matrix, 1 to 256."""
 
     def build(self, job: Job) -> Any:
         from shardscope.methods.compressors.powersgd._torch import PowerSgdCompressor

@@ -1,15 +1,14 @@
-"""PowerSGD: each gradient matrix as a product of two thin ones (Vogels, Karimireddy and Jaggi 2019, algorithm 1).
+"""PowerSGD: approximate each gradient matrix by two thin factors (Vogels, Karimireddy and Jaggi 2019, algorithm 1).
 
-A tensor of two or more dimensions is a matrix M of its first dimension by all others. One step of power iteration from
-the last step's right factor Q gives ``P = M Q``. The ranks all-reduce P, and all orthonormalize the same sum. Then
-``Q = M^T P`` is all-reduced, too, and ``P Q^T`` is the mean's projection onto P. Both are linear in M, so sums of
-factors are factors of the sum, and the messages have the same size for any number of ranks. A matrix whose factors
-would be no smaller is sent uncompressed, as are all one-dimensional tensors, in the message of the P factors. So a
-bucket takes two all-reduces.
+A tensor of two or more dimensions is treated as a matrix M, whose rows are its first dimension and whose columns are
+all others. One step of power iteration from the last step's right factor Q gives ``P = M Q``. The ranks all-reduce P,
+and each orthonormalizes the result. Then ``Q = M^T P`` is all-reduced, and ``P Q^T`` is the projection of the mean onto
+P. Both factors are linear in M, so they can be summed over ranks, and messages have the same size for any number of
+ranks. One-dimensional tensors, and matrices whose factors would not be smaller, are sent uncompressed in the same
+message as the P factors. A bucket thus takes two all-reduces.
 
-Q is kept, so the iteration continues from step to step, and the approximation of a slowly changing gradient converges
-to the best of its rank. Factors are stored transposed, ``[rank, length]``, so that their products with M are as fast as
-reading M.
+Q is kept between steps, so the approximation of a slowly changing gradient converges to the best one of its rank.
+Factors are stored transposed, ``[rank, length]``, so that their products with M are as fast as reading M.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ class FactoredTensor:
     Attributes:
         name: Name of the tensor.
         values: The matrix to approximate, [rows, columns].
-        out: Output for the mean of the approximations, [rows, columns]; may be `values` itself without a residual.
+        out: Output for the mean of the approximations, [rows, columns]; may be `values` itself if no residual is kept.
         rank: Rank of the approximation; 0 if the matrix is sent uncompressed.
-        probes: Random directions whose images are sent with the left factor, to estimate the approximation error.
+        probes: Number of random directions whose images are sent with the left factor, to estimate the error.
     """
 
     name: str
@@ -49,24 +48,24 @@ class FactoredTensor:
 
     @property
     def num_left(self) -> int:
-        """Column vectors in the first message; all columns if the matrix is sent uncompressed."""
+        """Number of column vectors in the first message; all columns if the matrix is sent uncompressed."""
         return self.rank + self.probes if self.rank else self.values.shape[1]
 
 
 def pays(rank: int, rows: int, columns: int) -> bool:
-    """Whether two factors of this rank are smaller than the matrix."""
+    """Return whether two factors of this rank are smaller than the matrix."""
     return rank * (rows + columns) < rows * columns
 
 
 class PowerSgdCompressor(Compressor):
-    """Low-rank factors, with or without error feedback.
+    """Compressor that exchanges low-rank factors, with or without error feedback.
 
     Args:
         rank: Rank of every approximation.
-        feedback: Add what a step leaves out of this rank's gradient to its next one.
+        feedback: Add this rank's compression error of a step to its next gradient.
         seed: The job's seed, from which all ranks draw the same initial factors.
-        warmup_steps: Steps at the start whose gradients are sent uncompressed. Early gradients change faster than
-            factors can follow, and the errors persist in the second moments of adaptive optimizers.
+        warmup_steps: Steps at the start whose gradients are sent uncompressed. Factors cannot follow the
+            fast changes of early gradients, and the errors persist in the second moments of adaptive optimizers.
     """
 
     name = "powersgd"
@@ -78,7 +77,7 @@ class PowerSgdCompressor(Compressor):
         self._factors: dict[str, Tensor] = {}
 
     def part_of(self, name: str, values: Tensor, out: Tensor, step: int) -> FactoredTensor:
-        """Return how this tensor is sent in this step; the same on all ranks."""
+        """Return how this tensor is sent in this step, which is the same on all ranks."""
         return FactoredTensor(name, values, out, self.rank if pays(self.rank, *values.shape) else 0)
 
     def mean_(self, bucket: Bucket, carrier: Carrier) -> None:
@@ -101,7 +100,7 @@ class PowerSgdCompressor(Compressor):
             bucket.flat.copy_(out)
 
     def learn(self, parts: list[FactoredTensor], left: list[Tensor], right: list[Tensor], step: int) -> None:
-        """Hook called after an exchange, with all parts, and the factors of those that have factors."""
+        """Hook called after each exchange, with all parts, and the factors of those parts that have any."""
 
     def _parts(self, bucket: Bucket, values: Tensor, out: Tensor) -> list[FactoredTensor]:
         pieces = zip(values.split(bucket.sizes), out.split(bucket.sizes), strict=True)
@@ -153,7 +152,7 @@ class PowerSgdCompressor(Compressor):
     # Starting points of the iteration.
 
     def _start(self, part: FactoredTensor, step: int) -> Tensor:
-        """The last step's Q of this matrix, and probes. Missing rows are random, the same on all ranks."""
+        """Return this matrix's last Q, followed by probes. Missing rows are random, but equal on all ranks."""
         columns = part.values.shape[1]
         kept = self._factors.get(part.name)
         kept = torch.empty(0, columns) if kept is None or kept.shape[1] != columns else kept[: part.rank]
@@ -166,7 +165,7 @@ class PowerSgdCompressor(Compressor):
         return torch.randn(count, columns, generator=generator).div_(columns**0.5)
 
     def _keep(self, factors: Mapping[str, Tensor], step: int) -> None:
-        """Keep right factors for the next step, with rows normalised to 1, so that no iteration over- or underflows.
+        """Keep right factors for the next step, with rows normalised to 1 to prevent overflow and underflow.
 
         A row that has become zero would stay zero, so it is redrawn. Earlier rows beyond the current rank are kept, in
         case the rank grows again.
@@ -210,7 +209,7 @@ class PowerSgdCompressor(Compressor):
 
 
 def matrix_shape(shape: torch.Size) -> tuple[int, int]:
-    """Return the first dimension by all others; tensors of less than two dimensions are one row, which never pays."""
+    """Return a tensor's shape as a matrix: first dimension by all others, or one row if it has fewer than two."""
     return (shape[0], shape[1:].numel()) if len(shape) > 1 else (1, shape.numel())
 
 

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 _DEPENDENT = 1e-10
-"""Relative norm of a vector, after its projection onto the earlier ones is removed, below which it counts as linearly
-dependent; far below float32's rounding, far above float64's."""
+"""A vector counts as linearly dependent if less than this fraction of its norm remains after its projection onto
+earlier vectors is removed; far below float32's rounding error and far above float64's."""
 
 
 def orthonormalize_(sets: Sequence[Tensor]) -> None:
-    """Make the rows of every ``[rank, length]`` set orthonormal, in place, keeping the span of the first k for each k.
+    """Make the rows of every ``[rank, length]`` set orthonormal, in place; the span of the first k rows stays the same.
 
     Uses Gram-Schmidt in float64, twice for each row, which leaves only rounding errors (Giraud et al. 2005). A row that
-    depends on the earlier ones becomes zero, and a zero row stays zero: nothing is divided by zero.
+    depends linearly on earlier ones becomes zero, and a zero row stays zero, so nothing is divided by zero.
     """
     _together(sets, _gram_schmidt)
 

@@ -21,7 +21,7 @@ class Qsgd(BlockCompression):
     bits: Annotated[int, Field(ge=2, le=8)] = 8
     """Bits per element, including the sign, 2 to 8."""
     exchange: Exchange = "two-phase"
-    """How packets are exchanged: ``two-phase`` or ``gather``."""
+    """How packets are exchanged, ``two-phase`` or ``gather``; see `packed.Exchange`."""
 
     @property
     def width(self) -> int:
@@ -29,13 +29,16 @@ class Qsgd(BlockCompression):
 
     @property
     def diverges_because(self) -> str | None:
-        """Why gossip diverges with too few bits; the variance of an element is up to a quarter of a squared level."""
+        """Why gossip diverges with too few bits; None with enough.
+
+        The variance of an element is at most a quarter of the squared distance between levels.
+        """
         least = next(bits for bits in range(2, 64) if (2**bits - 2) ** 2 > self.block)
         if self.bits >= least:
             return None
         return (
             f"compression.bits={self.bits} with block={self.block} does not go with strategy='gossip': its noise "
-            f"outweighs what ranks differ by; use bits={least} or a smaller block"
+            f"exceeds the differences between ranks; use bits={least} or a smaller block"
         )
 
     def codec(self) -> Any:

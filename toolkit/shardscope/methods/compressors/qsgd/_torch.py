@@ -1,4 +1,4 @@
-"""QSGD: integers in blocks, with unbiased stochastic rounding (Alistarh et al. 2017).
+"""QSGD: blocks of integers, with unbiased stochastic rounding (Alistarh et al. 2017).
 
 Section 3.1 of the paper scales by a block's 2-norm. Its experiments, and this code, scale by the largest magnitude,
 which uses all levels. With b bits there are 2**(b-1) - 1 levels on either side of zero.
@@ -15,7 +15,7 @@ from shardscope.training.compression.pieces import as_words, over_blocks, words_
 from shardscope.training.compression.scaled import BlockCodec, inverse_of, peak_scale
 
 NOISE_BITS = 16
-"""Bits of each random number. With 255 levels the sum still fits a float32 exactly, so values on a level stay there."""
+"""Bits of each random number; a float32 holds its sum with 255 levels exactly, so values on a level are unchanged."""
 
 
 class QsgdCodec(BlockCodec):
@@ -23,7 +23,7 @@ class QsgdCodec(BlockCodec):
 
     Args:
         bits: Bits per element, including the sign, 2 to 8.
-        block: Elements that share a scale, a multiple of 8.
+        block: Number of elements that share a scale, a multiple of 8.
     """
 
     unbiased: ClassVar[bool] = True
@@ -33,7 +33,7 @@ class QsgdCodec(BlockCodec):
         self.levels = 2 ** (bits - 1) - 1
 
     def contraction(self, num_elements: int) -> float | None:
-        """Return the contraction: the variance of an element is at most a quarter of the squared scale."""
+        """Return the contraction factor; the variance of an element is at most a quarter of the squared scale."""
         block = min(self.align, max(num_elements, 1))
         delta = 1 - block / (2 * self.levels) ** 2
         return delta if delta > 0 else None

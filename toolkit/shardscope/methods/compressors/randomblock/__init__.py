@@ -1,4 +1,4 @@
-"""Random-k by blocks: whole blocks are drawn, which is faster to pack (Stich et al. 2018, arXiv:1809.07599)."""
+"""Random-k by blocks: whole blocks are drawn, which are faster to pack (Stich et al. 2018, arXiv:1809.07599)."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ class RandomBlock(PackedCompression):
     carriage = "sums"
     family = "Some of the elements"
     look = MethodStyle("#e06c2c", "dash", "diamond-wide")
-    codec_passes = 0.0  # only what is sent is read
+    codec_passes = 0.0  # reads only the blocks that it sends
     summed_width = 4
 
     ratio: Ratio = 0.01
-    """Share of the blocks that are sent, 0 < value <= 1."""
+    """Fraction of the blocks to send, 0 < value <= 1."""
     feedback: bool = True
-    """Error feedback: what a step leaves out is added to the next step's gradient. Without it, values are scaled up."""
+    """Error feedback: add the compression error of a step to the next step's gradient. Without it, values are scaled up
+    so that decoding is unbiased."""
     block: int = Field(default=256, ge=8, le=65536)
-    """Elements that are sent together; a multiple of 8, 8 to 65536."""
+    """Number of elements in a block; a multiple of 8, 8 to 65536."""
 
     @model_validator(mode="after")
     def _whole_bytes(self) -> Self:
@@ -45,7 +46,7 @@ class RandomBlock(PackedCompression):
 
     @property
     def consensus_step(self) -> float:
-        """Consensus step of gossip, in proportion to the ratio (Koloskova et al. 2019, arXiv:1902.00340, table 3)."""
+        """Consensus step for gossip, proportional to the ratio (Koloskova et al. 2019, arXiv:1902.00340, table 3)."""
         return min(0.5, 2.0 * self.ratio)
 
     def codec(self) -> Any:

@@ -1,4 +1,4 @@
-"""Random-block: random-k with blocks of consecutive elements, which are copied instead of gathered one by one.
+"""Random-block: random-k with blocks of consecutive elements, copied as a whole instead of element by element.
 
 All blocks have the same size, except that the last may be shorter. Every block is drawn with the same probability.
 """
@@ -16,7 +16,7 @@ from shardscope.training.compression.randomk_draw import draw
 
 
 class _Room(NamedTuple):
-    """Blocks of a flat tensor, the indices of those drawn, and their place in a packet, as views."""
+    """Views of a flat tensor's blocks and of their places in a packet, with the indices of the drawn blocks."""
 
     blocks: Tensor
     drawn: Tensor
@@ -25,7 +25,7 @@ class _Room(NamedTuple):
 
 
 class RandomBlockCodec(Codec):
-    """Codec that keeps a share `ratio` of the blocks of `block` elements, the same on all ranks, unscaled."""
+    """Codec that keeps a fraction `ratio` of the blocks of `block` elements, unscaled; all ranks keep the same ones."""
 
     summable = torch.float32
     shared_seed: ClassVar[bool] = True
@@ -34,7 +34,7 @@ class RandomBlockCodec(Codec):
         self.ratio, self.block = ratio, block
 
     def _counts(self, num_elements: int) -> tuple[int, int]:
-        """Total number of blocks, and number of blocks kept."""
+        """Return the total number of blocks, and the number of blocks kept."""
         blocks = -(-num_elements // self.block)
         return blocks, num_kept(blocks, self.ratio)
 
@@ -59,7 +59,7 @@ class RandomBlockCodec(Codec):
         tail += room.rest[: tail.numel()]
 
     def _cut(self, flat: Tensor, packet: Tensor, seed: int) -> tuple[_Room, Tensor]:
-        """Views of the blocks drawn: whole blocks with their places, and the shorter last one, empty if not drawn."""
+        """Return views of the whole blocks and their places, and the shorter last block, empty if it was not drawn."""
         blocks, kept = self._counts(flat.numel())
         whole = flat.numel() // self.block
         places = draw(blocks, kept, seed)
@@ -74,7 +74,7 @@ class RandomBlockCodec(Codec):
 
 
 class ScaledRandomBlockCodec(RandomBlockCodec):
-    """Codec that multiplies the blocks it keeps by the number of all blocks over kept ones; decoding is unbiased."""
+    """Codec that scales the kept blocks by the number of all blocks over that of kept ones, to be unbiased."""
 
     unbiased: ClassVar[bool] = True
     may_overflow: ClassVar[bool] = True

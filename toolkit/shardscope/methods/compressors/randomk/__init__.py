@@ -15,13 +15,14 @@ class RandomK(PackedCompression):
     carriage = "sums"
     family = "Some of the elements"
     look = MethodStyle("#e06c2c", "dot", "diamond-open")
-    codec_passes = 0.0  # only what is sent is read
+    codec_passes = 0.0  # reads only the elements that it sends
     summed_width = 4
 
     ratio: Ratio = 0.01
-    """Share of the elements that are sent, 0 < value <= 1."""
+    """Fraction of the elements to send, 0 < value <= 1."""
     feedback: bool = True
-    """Error feedback: what a step leaves out is added to the next step's gradient. Without it, values are scaled up."""
+    """Error feedback: add the compression error of a step to the next step's gradient. Without it, values are scaled up
+    so that decoding is unbiased."""
 
     def packet_bytes(self, num_elements: int) -> int:
         from shardscope.analytic.communication.compressed import kept_bytes
@@ -30,7 +31,7 @@ class RandomK(PackedCompression):
 
     @property
     def consensus_step(self) -> float:
-        """Consensus step of gossip, in proportion to the ratio (Koloskova et al. 2019, arXiv:1902.00340, table 3)."""
+        """Consensus step for gossip, proportional to the ratio (Koloskova et al. 2019, arXiv:1902.00340, table 3)."""
         return min(0.5, 2.0 * self.ratio)
 
     def codec(self) -> Any:

@@ -1,8 +1,9 @@
-"""Random-k: every rank sends the same k elements, redrawn for each bucket of each step, so that only values are sent.
+"""Random-k: every rank sends the same k elements, redrawn for each bucket and step, so that only values are sent.
 
 Values are summed during the all-reduce like an uncompressed gradient. With error feedback they are sent unscaled, and
-the other elements stay in the residual (Stich et al. 2018, Sparsified SGD with memory), a contraction by k/n in
-expectation. Without it, they are multiplied by n/k, which makes decoding unbiased and the variance n/k times as large.
+the other elements stay in the residual (Stich et al. 2018, Sparsified SGD with memory), with an expected contraction
+factor of k/n. Without it, they are multiplied by n/k, which makes decoding unbiased and the variance n/k times as
+large.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from shardscope.training.compression.randomk_draw import draw
 
 
 def num_kept(num_elements: int, ratio: float) -> int:
-    """Return the number of elements that a ratio keeps: rounded to the nearest, and at least one if there is any."""
+    """Return the number of elements to keep: `ratio` times `num_elements`, rounded, and at least 1 if there are any."""
     return min(num_elements, max(1, round(ratio * num_elements)))
 
 
 class RandomKCodec(Codec):
-    """Codec that keeps a share `ratio` of the elements, the same on all ranks, unscaled."""
+    """Codec that keeps a fraction `ratio` of the elements, unscaled; all ranks keep the same ones."""
 
     summable = torch.float32
     shared_seed: ClassVar[bool] = True

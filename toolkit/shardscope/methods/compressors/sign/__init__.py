@@ -11,7 +11,7 @@ from shardscope.spec.look import MethodStyle
 
 
 class Sign(BlockCompression):
-    """One bit per element."""
+    """Sends one bit per element, its sign, with one magnitude per block."""
 
     name = "sign"
     family = "Signs"
@@ -19,11 +19,11 @@ class Sign(BlockCompression):
     codec_passes = 2.0  # one to find the magnitudes, one for the signs
 
     block: int = Field(default=1024, ge=8, le=65536)
-    """Elements that share one magnitude; a multiple of 8, 8 to 65536."""
+    """Number of elements that share one magnitude; a multiple of 8, 8 to 65536."""
     feedback: bool = True
-    """Error feedback: what a step leaves out is added to the next step's gradient."""
+    """Error feedback: add the compression error of a step to the next step's gradient."""
     exchange: Exchange = "two-phase"
-    """How packets are exchanged: ``two-phase`` or ``gather``."""
+    """How packets are exchanged, ``two-phase`` or ``gather``; see `packed.Exchange`."""
 
     @property
     def width(self) -> int:

@@ -1,4 +1,4 @@
-"""One bit per element: its sign.
+"""Codecs that send one bit per element, its sign.
 
 `BlockSign` also sends each block's mean magnitude, which makes it a contraction, and needs error feedback to converge
 (Karimireddy et al. 2019). `Vote` sends only signs: the ranks vote on every element (Bernstein et al. 2018, signSGD
@@ -25,17 +25,20 @@ from shardscope.training.compression.scaled import BlockCodec, mean_magnitudes
 
 
 class BlockSign(BlockCodec):
-    """Codec of the sign of each element, times the mean magnitude of its block.
+    """Codec that sends the sign of each element, and decodes it to plus or minus the mean magnitude of its block.
 
     Args:
-        block: Elements that share a scale, a multiple of 8.
+        block: Number of elements that share a scale, a multiple of 8.
     """
 
     def __init__(self, block: int) -> None:
         super().__init__(1, block)
 
     def contraction(self, num_elements: int) -> float | None:
-        """Return 1/d: |x - back|^2 = |x|_2^2 - |x|_1^2 / d, and the 1-norm is at least the 2-norm."""
+        """Return 1/d, where d is the block size.
+
+        The squared error is |x|_2^2 - |x|_1^2 / d, and the 1-norm is at least the 2-norm.
+        """
         return 1 / min(self.align, max(num_elements, 1))
 
     def scale(self, rows: Tensor, scales: Tensor, count: int) -> None:
@@ -67,7 +70,7 @@ class BlockSign(BlockCodec):
 
 
 class Vote(CodeCodec):
-    """Codec of the sign of each element. A zero votes for + or -, depending on its index and the seed."""
+    """Codec that sends the sign of each element. A zero counts as + or -, depending on its index and the seed."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -100,7 +103,7 @@ class Vote(CodeCodec):
 
 
 class MajorityVote(Packed):
-    """Majority vote, counted by each rank on its share. Ties alternate between + and -, by element and by step."""
+    """Majority vote, counted by each rank for its share. Ties alternate between + and -, by element and by step."""
 
     def __init__(self, name: str) -> None:
         self._votes = Vote()

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 
 class SignVote(PackedCompression):
-    """Each rank votes by the sign of its gradient; the step uses the majority's sign."""
+    """For each element, ranks vote with the sign of their gradient, and the majority's sign is used."""
 
     name = "sign-vote"
     family = "Signs"
     look = MethodStyle("#b866a6", "dot", "triangle-up-open")
-    codec_passes = 1.0  # each number by itself
+    codec_passes = 1.0  # each element separately
     is_a_vote = True
 
     def packet_bytes(self, num_elements: int) -> int:

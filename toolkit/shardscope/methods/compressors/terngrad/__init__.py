@@ -11,7 +11,7 @@ from shardscope.spec.look import MethodStyle
 
 
 class TernGrad(PackedCompression):
-    """Two bits per element, drawn without bias except for clipping."""
+    """Sends two bits per element, rounded stochastically without bias except for clipping."""
 
     name = "terngrad"
     family = "Random rounding"
@@ -19,9 +19,9 @@ class TernGrad(PackedCompression):
     codec_passes = 3.0  # one for the deviation, one for the scale, one to round
 
     clip: float = Field(default=2.5, gt=0)
-    """Standard deviations of a packet at which gradients are clipped, above 0."""
+    """Clipping threshold for gradients, in standard deviations of a packet, above 0."""
     exchange: Exchange = "two-phase"
-    """How packets are exchanged: ``two-phase`` or ``gather``."""
+    """How packets are exchanged, ``two-phase`` or ``gather``; see `packed.Exchange`."""
 
     def packet_bytes(self, num_elements: int) -> int:
         from shardscope.analytic.communication.compressed import FLOAT_BYTES, bits_bytes

@@ -1,7 +1,7 @@
 """TernGrad: -1, 0 or +1 times one scale per packet, 2 bits per element (Wen et al. 2017).
 
-Values are first clipped at a number of standard deviations of the packet (2.5 in section 4 of the paper), since a
-single outlier would otherwise set nearly all others to zero. The standard deviation is taken about zero.
+Values are first clipped at a multiple of the packet's standard deviation (2.5 in section 4 of the paper), because
+otherwise a single outlier would set nearly all others to zero. The standard deviation is computed around zero.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from shardscope.training.compression.scaled import TINY, halving_sum
 
 
 class Ternary(CodeCodec):
-    """Codec with values +scale or -scale, with a probability in proportion to the magnitude, and otherwise 0.
+    """Codec that rounds a value to plus or minus the scale, with a probability proportional to its magnitude, or to 0.
 
     The mean over seeds is the clipped value, so the codec does not count as unbiased.
 
     Args:
-        clip: Standard deviations of a packet at which its values are clipped.
+        clip: Clipping threshold, in standard deviations of a packet.
     """
 
     def __init__(self, clip: float) -> None:
@@ -37,7 +37,13 @@ class Ternary(CodeCodec):
         return 1
 
     def scale_of(self, peak: float, squares: NDArray[np.float64], count: int) -> float:
-        """Return the largest magnitude after clipping, from that before clipping and each chunk's sum of squares."""
+        """Return the largest magnitude after clipping.
+
+        Args:
+            peak: Largest magnitude before clipping.
+            squares: Sum of squares of each chunk.
+            count: Number of elements.
+        """
         deviation = math.sqrt(float(squares.sum()) / max(count, 1))
         scale = float(np.float32(min(peak, self.clip * deviation)))
         return scale if scale >= TINY else 0.0
@@ -81,5 +87,5 @@ def _sums_of_squares(piece: Tensor) -> Tensor:
 
 
 def _inverse(scale: float) -> float:
-    """Reciprocal of the scale in float32 arithmetic; 0 if the scale is 0."""
+    """Return the reciprocal of the scale in float32 arithmetic; 0 if the scale is 0."""
     return float(np.float32(1) / np.float32(scale)) if scale else 0.0

@@ -14,16 +14,16 @@ class TopK(PackedCompression):
     name = "topk"
     family = "Some of the elements"
     look = MethodStyle("#e06c2c", "solid", "diamond")
-    codec_passes = 4.0  # of a radix selection
+    codec_passes = 4.0  # passes of a radix selection
 
     ratio: Ratio = 0.01
-    """Share of the elements that are sent, 0 < value <= 1."""
+    """Fraction of the elements to send, 0 < value <= 1."""
     feedback: bool = True
-    """Error feedback: what a step leaves out is added to the next step's gradient."""
+    """Error feedback: add the compression error of a step to the next step's gradient."""
     selection: Literal["sampled", "exact"] = "sampled"
-    """Find the threshold in a sample of the elements, or sort all of them."""
+    """How to find the largest elements: by a threshold from a sample (``sampled``), or among all (``exact``)."""
     exchange: Exchange = "gather"
-    """How packets are exchanged: ``two-phase`` or ``gather``."""
+    """How packets are exchanged, ``two-phase`` or ``gather``; see `packed.Exchange`."""
 
     def packet_bytes(self, num_elements: int) -> int:
         from shardscope.analytic.communication.compressed import placed_bytes
@@ -32,7 +32,7 @@ class TopK(PackedCompression):
 
     @property
     def consensus_step(self) -> float:
-        """Consensus step of gossip, in proportion to the ratio (Koloskova et al. 2019, arXiv:1902.00340, table 3)."""
+        """Consensus step for gossip, proportional to the ratio (Koloskova et al. 2019, arXiv:1902.00340, table 3)."""
         return min(0.5, 4.0 * self.ratio)
 
     def codec(self) -> Any:

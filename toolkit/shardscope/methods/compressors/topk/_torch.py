@@ -1,8 +1,8 @@
 """Top-k: the largest elements by magnitude, with their indices.
 
 Each rank chooses its own elements, so packets cannot be summed during an all-reduce: they are gathered, at a cost that
-grows with the number of ranks, or exchanged in two phases. The elements left out hold at most 1 - k/n of the sum of
-squares (Stich et al. 2018, lemma A.1). This holds for both ways of selection, which select the same elements.
+grows with the number of ranks, or exchanged in two phases. The elements left out contain at most 1 - k/n of the sum
+of squares (Stich et al. 2018, lemma A.1). Both ways of selection select the same elements.
 
 A packet holds k float32 values in the order of their indices, then the indices as written by `_torch_indices`.
 """
@@ -21,7 +21,12 @@ from shardscope.training.compression.codec import Codec
 
 
 class TopKCodec(Codec):
-    """Codec that keeps a share `ratio` of the elements unscaled, by `selection` ``"sampled"`` or ``"exact"``."""
+    """Codec that keeps the largest elements, unscaled.
+
+    Args:
+        ratio: Fraction of the elements to keep.
+        selection: ``sampled`` or ``exact``; see `TopK.selection`.
+    """
 
     def __init__(self, ratio: float, selection: str = "sampled") -> None:
         self.ratio, self.selection = ratio, selection
@@ -36,7 +41,7 @@ class TopKCodec(Codec):
         return 4 * kept + index_format(num_elements, kept).num_bytes
 
     def _parts(self, packet: Tensor, num_elements: int) -> tuple[Tensor, Tensor]:
-        """Views of the values and the packed indices."""
+        """Return views of the packet's values and of its packed indices."""
         head = 4 * num_kept(num_elements, self.ratio)
         return packet[:head].view(torch.float32), packet[head:]
 
@@ -59,7 +64,7 @@ class TopKCodec(Codec):
 
 
 class WarmUpTopKCodec(TopKCodec):
-    """Top-k whose ratio depends on the step, as given by `Compression.at_step`."""
+    """Top-k codec whose ratio changes from step to step, as given by `Compression.at_step`."""
 
     def __init__(self, compression: Compression) -> None:
         super().__init__(compression.settings["ratio"])

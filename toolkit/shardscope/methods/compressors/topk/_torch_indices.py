@@ -1,12 +1,13 @@
-"""Compact coding of the indices of k elements among n, at a fixed packet size.
+"""Compact encoding of the indices of k out of n elements, with a fixed packet size.
 
 The packet size is given by a formula, independent of the indices, so there is no entropy coding. Ascending indices are
-split: the low bits of each are written directly, the high bits in unary, as steps in a row of k + n/2^low bits (Elias
-1974; Fano 1971). That is within 0.65 bits per index of the minimum, log2 of n over k, if at most a tenth is kept. From
-about a quarter on, a bitmap of n bits is shorter; if all elements are kept, nothing is written.
+split: the low bits of each are written directly, and the high bits in unary, as steps in a row of k + n/2^low bits
+(Elias 1974; Fano 1971). If at most a tenth of the elements is kept, this is within 0.65 bits per index of the minimum,
+log2 of the binomial coefficient n over k, divided by k. If more than about a quarter is kept, a bitmap of n bits is
+shorter; if all elements are kept, nothing is written.
 
-For 1 % of 25 million elements it takes 8.56 bits per index. The minimum is 8.08; 16-bit offsets in segments take 16.03,
-a packed index 25, and the int32 of other implementations 32.
+For 1 % of 25 million elements it takes 8.56 bits per index, and the minimum is 8.08. For comparison, 16-bit offsets in
+segments take 16.03 bits, a packed index 25, and the int32 of other implementations 32.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class IndexFormat:
-    """Format of the indices of `kept` elements among `num_elements`.
+    """Format in which the indices of `kept` out of `num_elements` elements are written.
 
     Attributes:
-        low_bits: Low bits of each index that are written directly; None for a bitmap.
+        num_elements: Number of elements.
+        kept: Number of indices to write.
+        low_bits: Number of low bits of each index that are written directly; None for a bitmap.
     """
 
     num_elements: int
@@ -39,12 +42,12 @@ class IndexFormat:
 
     @property
     def low_bytes(self) -> int:
-        """Bytes of the first part, the low bits."""
+        """Size of the first part, which holds the low bits, in bytes."""
         return 0 if self.low_bits is None else -(-self.kept * self.low_bits // 8)
 
     @property
     def high_bits(self) -> int:
-        """Bits of the second part: the steps, or the bitmap."""
+        """Size of the second part, which holds the steps or the bitmap, in bits."""
         if self.low_bits is None:
             return self.num_elements
         return self.kept + (self.num_elements - 1 >> self.low_bits)
@@ -57,7 +60,7 @@ class IndexFormat:
         return self.low_bytes + -(-self.high_bits // 8)
 
     def write(self, indices: Tensor, out: Tensor, loops: Loops | None) -> None:
-        """Pack ascending int64 `indices` into the uint8 `out`, with or without compiled loops."""
+        """Pack ascending int64 `indices` into the uint8 tensor `out`; `loops` None means without compiled loops."""
         if not self.num_bytes:
             return
         low, high = out[: self.low_bytes].numpy(), out[self.low_bytes :].numpy()
@@ -72,7 +75,7 @@ class IndexFormat:
             high[:] = _bits(steps, self.high_bits)
 
     def read(self, packed: Tensor, loops: Loops | None) -> Tensor:
-        """Return the indices, ascending, as int64."""
+        """Unpack the indices; return them as int64 in ascending order."""
         if not self.num_bytes:
             return torch.arange(self.num_elements)
         low, high = packed[: self.low_bytes].numpy(), packed[self.low_bytes :].numpy()
@@ -89,21 +92,21 @@ class IndexFormat:
 
 @lru_cache(maxsize=256)
 def index_format(num_elements: int, kept: int) -> IndexFormat:
-    """Return the shortest format for the indices of `kept` elements among `num_elements`."""
+    """Return the shortest format for the indices of `kept` out of `num_elements` elements."""
     widths = [None, *range(num_elements.bit_length())]
     formats = [IndexFormat(num_elements, kept, low_bits) for low_bits in widths]
     return min(formats, key=lambda format_: format_.num_bytes)
 
 
 def _bits(places: Indices, count: int) -> Bytes:
-    """Pack a row of `count` bits, set at `places`; the first is the lowest bit of the first byte."""
+    """Pack `count` bits, of which those at `places` are set; the first is the lowest bit of the first byte."""
     row = np.zeros(count, dtype=np.uint8)
     row[places] = 1
     return np.packbits(row, bitorder="little")
 
 
 def _fields(numbers: Indices, width: int) -> Bytes:
-    """Pack the lowest `width` bits of each number, one after another."""
+    """Pack the lowest `width` bits of each number in sequence."""
     bits = (numbers[:, None] >> np.arange(width) & 1).astype(np.uint8)
     return np.packbits(bits, bitorder="little")
 

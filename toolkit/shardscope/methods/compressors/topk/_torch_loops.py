@@ -1,4 +1,4 @@
-"""The compiled loops of top-k; `_torch_select` and `_torch_indices` do the same without them."""
+"""Compiled loops for top-k; `_torch_select` and `_torch_indices` have equivalents without compilation."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 from shardscope.training.compression.route import choose_route, compiled
 
-# The plain Python functions here are compiled to machine code before they run. Numbers keep the types of their arrays.
+# These plain Python functions are compiled to machine code before they run. Scalars have the dtype of their array.
 
 
 def _pick(values: Any, threshold: Any, ties: int, indices: Any, picked: Any) -> int:
-    """Write out elements with magnitudes above the threshold and the first `ties` equal to it, as far as space allows.
+    """Write the elements with magnitudes above the threshold, and the first `ties` equal to it, while there is space.
 
-    Returns the number of such elements, including those without space.
+    Returns the number of such elements, including those for which there was no space.
     """
     count = 0
     for i in range(values.shape[0]):
@@ -31,12 +31,12 @@ def _pick(values: Any, threshold: Any, ties: int, indices: Any, picked: Any) -> 
     return count
 
 
-def _pick_above(  # noqa: PLR0917 - what `share_out` calls
+def _pick_above(  # noqa: PLR0917 - signature that `share_out` needs
     values: Any, threshold: Any, indices: Any, picked: Any, counts: Any, first: int, stop: int
 ) -> None:
-    """Write out elements with magnitudes above the threshold in one part of the values, into the part's own row.
+    """Write the elements of one part of the values with magnitudes above the threshold into that part's row.
 
-    Few elements are that large, so sixteen at a time are compared without a branch.
+    Since few elements are that large, sixteen at a time are compared without a branch.
     """
     parts, total = counts.shape[0], values.shape[0]
     part = (first * parts + total - 1) // total
@@ -58,7 +58,7 @@ def _pick_above(  # noqa: PLR0917 - what `share_out` calls
 
 
 def _write(indices: Any, low_bits: int, low: Any, high: Any) -> None:
-    """Write fields of low bits and steps, or a bitmap if `low_bits` is -1; both arrays must start as zeros."""
+    """Write low bits and unary steps, or a bitmap if `low_bits` is -1; both output arrays must contain zeros."""
     mask = (1 << low_bits) - 1 if low_bits > 0 else 0
     room, filled, end = 0, 0, 0
     for j in range(indices.shape[0]):
@@ -99,7 +99,7 @@ def _read(low: Any, high: Any, low_bits: int, indices: Any) -> None:
 
 
 class Loops(NamedTuple):
-    """The loops as machine code."""
+    """The compiled loops."""
 
     pick: Callable[..., int]
     pick_above: Callable[..., None]
@@ -109,10 +109,10 @@ class Loops(NamedTuple):
 
 @cache
 def compiled_loops() -> Loops:
-    """Return the loops, which are compiled on first use."""
+    """Return the loops, compiled to machine code when first called."""
     return Loops(compiled(_pick), compiled(_pick_above), compiled(_write), compiled(_read))
 
 
 def chosen_loops() -> Loops | None:
-    """Return the compiled loops, or None if codecs run in plain torch."""
+    """Return the compiled loops; None if codecs run in plain torch."""
     return compiled_loops() if choose_route() == "numba" else None

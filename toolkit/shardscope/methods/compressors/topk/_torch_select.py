@@ -1,9 +1,10 @@
-"""Select the k largest elements by magnitude: by partitioning all, or by a threshold from a sample; with equal results.
+"""Select the k largest elements by magnitude, by partitioning all or by a threshold from a sample, with equal results.
 
-Of elements of equal magnitude the first are taken. Partitioning 25 million elements costs as much as many copies of
-them. A stratified sample of 16,384 gives a threshold that more than k elements exceed, with a margin of five standard
-deviations of the sampling. One pass collects these, and only they are partitioned. If fewer than k exceed the threshold
-after all (a chance of one in millions if elements are independent), all are partitioned.
+Among elements of equal magnitude, the first are selected. Partitioning 25 million elements takes as long as copying
+them many times. A stratified sample of 16,384 elements gives a threshold that more than k elements exceed, with a
+margin of five standard deviations of the sampling error. One pass collects the elements above the threshold, and only
+these are partitioned. If fewer than k exceed it (a chance of one in millions if elements are independent), all are
+partitioned.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from shardscope.training.compression.route import share_out
 
 SAMPLE = 1 << 14
 _SPREAD = 5.0
-_CHUNK = 1 << 15  # up to this size torch uses one thread; on a busy machine, several wait for each other
+_CHUNK = 1 << 15  # up to this size torch uses one thread; on a busy machine, more would wait for each other
 
 
-_PART = 1 << 18  # elements below which another thread is not worth starting
+_PART = 1 << 18  # number of elements below which another thread is not worth starting
 
 
 class Picked(NamedTuple):
-    """Selected elements and their indices, ascending, as int64."""
+    """Selected elements, and their indices in ascending order as int64."""
 
     indices: Tensor
     values: Tensor
@@ -45,7 +46,7 @@ def largest(values: Tensor, count: int, loops: Loops | None) -> Picked:
 
 
 def largest_by_sample(values: Tensor, count: int, seed: int, loops: Loops | None) -> Picked:
-    """Select the same elements as `largest`, by a threshold from a sample that the seed determines."""
+    """Select the same elements as `largest`, by a threshold from a sample that is drawn with `seed`."""
     if values.numel() < 4 * SAMPLE:  # sampling would save nothing
         return largest(values, count, loops)
     rank = _rank_in_sample(values.numel(), count)
@@ -63,13 +64,13 @@ def largest_by_sample(values: Tensor, count: int, seed: int, loops: Loops | None
 
 
 def _rank_in_sample(num_elements: int, count: int) -> int:
-    """Rank of the threshold in the sample: `_SPREAD` standard deviations more than expected for `count` elements."""
+    """Return the rank of the threshold in the sample: the expected rank plus `_SPREAD` standard deviations."""
     expected = count * SAMPLE / num_elements
     return math.ceil(expected + _SPREAD * math.sqrt(expected) + 1)
 
 
 def _threshold(values: Tensor, count: int) -> tuple[float, int]:
-    """Return the `count`-th largest magnitude, and how many equal to it are among the `count` largest.
+    """Return the `count`-th largest magnitude, and how many of the `count` largest magnitudes are equal to it.
 
     Uses NumPy's introselect, which is vectorised and takes a fraction of the time of torch's `topk`.
     """
@@ -80,7 +81,7 @@ def _threshold(values: Tensor, count: int) -> tuple[float, int]:
 
 
 def _pick(values: Tensor, threshold: float, ties: int, room: int, loops: Loops | None) -> Picked | None:
-    """Select all magnitudes above the threshold, and the first `ties` equal to it; None if they exceed `room`."""
+    """Select all elements above the threshold, and the first `ties` equal to it; None if there are more than `room`."""
     if loops is None:
         indices = torch.cat(list(_chunk_indices(values, threshold, ties)))
         return Picked(indices, values[indices]) if indices.numel() <= room else None
@@ -94,7 +95,7 @@ def _pick(values: Tensor, threshold: float, ties: int, room: int, loops: Loops |
 
 
 def _pick_above(values: Tensor, threshold: float, room: int, loops: Loops) -> Picked | None:
-    """Select all magnitudes above the threshold, with a part of the values on each thread."""
+    """Select all elements above the threshold, with one part of the values per thread; None if more than `room`."""
     parts = max(1, min(torch.get_num_threads(), values.numel() // _PART))
     indices, kept = torch.empty(parts, room, dtype=torch.int64), torch.empty(parts, room)
     counts = torch.zeros(parts, dtype=torch.int64)

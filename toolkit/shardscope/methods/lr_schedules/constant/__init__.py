@@ -6,7 +6,7 @@ from shardscope.spec.lr_schedule import LRSchedule
 
 
 class Constant(LRSchedule):
-    """Stays at the full learning rate after the warm-up."""
+    """Keeps the full learning rate after the warm-up."""
 
     name = "constant"
 

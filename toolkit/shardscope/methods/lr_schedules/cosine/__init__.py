@@ -10,12 +10,12 @@ from shardscope.spec.lr_schedule import LRSchedule
 
 
 class Cosine(LRSchedule):
-    """Falls slowly, then fast, then slowly again."""
+    """Falls along half a cosine: slowly, then fast, then slowly again."""
 
     name = "cosine"
 
     final_ratio: float = Field(default=0.0, ge=0, le=1)
-    """Final rate just after the last step, relative to the full one, 0 to 1."""
+    """Learning rate just after the last step, relative to the full learning rate, 0 to 1."""
 
     def factor_after_warmup(self, step: int, steps: int) -> float:
         return (

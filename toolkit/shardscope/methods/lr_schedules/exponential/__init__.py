@@ -1,4 +1,4 @@
-"""Exponential decay; if rising, it is the schedule of the learning-rate range test (Smith 2017, arXiv:1506.01186)."""
+"""Exponential decay, or the exponential rise of a learning-rate range test (Smith 2017, arXiv:1506.01186)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from shardscope.spec.lr_schedule import LRSchedule
 
 
 class Exponential(LRSchedule):
-    """Falls, or rises, by the same factor from step to step."""
+    """Falls or rises by the same factor in every step."""
 
     name = "exponential"
 
     final_ratio: float = Field(default=0.01, gt=0, allow_inf_nan=False)
-    """Final rate just after the last step, relative to the full one, above 0; above 1 it rises, as in a range test."""
+    """Learning rate just after the last step, relative to the full learning rate, above 0. Values above 1 make it
+    rise, as in a range test."""
 
     def factor_after_warmup(self, step: int, steps: int) -> float:
         return float(self.final_ratio ** self.progress(step, steps))

@@ -8,14 +8,14 @@ from shardscope.spec.lr_schedule import LRSchedule
 
 
 class Polynomial(LRSchedule):
-    """Falls with a power of the remaining share of the run."""
+    """Falls in proportion to a power of the remaining fraction of the run."""
 
     name = "polynomial"
 
     power: float = Field(default=2.0, gt=0, le=1000)
     """Exponent of the decay, above 0 and at most 1000. Default 2, as used by LARS; 1 is ``linear``."""
     final_ratio: float = Field(default=0.0, ge=0, le=1)
-    """Final rate just after the last step, relative to the full one, 0 to 1."""
+    """Learning rate just after the last step, relative to the full learning rate, 0 to 1."""
 
     def factor_after_warmup(self, step: int, steps: int) -> float:
         return float(

@@ -1,4 +1,4 @@
-"""The inverse square root of the step (Vaswani et al. 2017, arXiv:1706.03762, section 5.3)."""
+"""Inverse square root of the step number (Vaswani et al. 2017, arXiv:1706.03762, section 5.3)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shardscope.spec.lr_schedule import LRSchedule
 
 
 class Sqrt(LRSchedule):
-    """Falls with the inverse square root of the step after the warm-up."""
+    """Falls in proportion to the inverse square root of the step number after the warm-up."""
 
     name = "sqrt"
 

@@ -18,13 +18,13 @@ class AdamW(Optimizer):
     lr: Positive = 1e-3
     """Learning rate before the schedule, above 0."""
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
-    """Decay per step of the first and second moment, each 0 <= value < 1."""
+    """Decay per step of the first and the second moment, each 0 <= value < 1."""
     eps: NonNegative = 1e-8
-    """Added to the root of the second moment, at least 0."""
+    """Added to the square root of the second moment, at least 0."""
     weight_decay: NonNegative = 0.01
-    """Weight decay per step in units of the learning rate, at least 0."""
+    """Weight decay per step, relative to the learning rate, at least 0."""
     exclude: Literal["none", "1d"] = "none"
-    """``1d``: biases and norms (at most one dimension) are not decayed."""
+    """Tensors without weight decay: ``none``, or ``1d`` for biases and norms (at most one dimension)."""
 
     @property
     def states(self) -> OptimizerStates:

@@ -1,4 +1,4 @@
-"""AdamW in torch: torch's own fused optimizer, and a version whose second moment can be frozen."""
+"""torch's own AdamW, and a version of it whose second moment can be frozen."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def build(spec: AdamW, parameters: Parameters) -> torch.optim.Optimizer:
-    """Build torch's AdamW over `parameters`; a freezable one if compression needs it."""
+    """Build torch's AdamW for `parameters`, or `FreezableAdamW` if compression will freeze the second moment."""
     settings = spec.settings
     groups = parameters.groups(settings.pop("exclude"), weight_decay=0.0)
     make = FreezableAdamW if parameters.is_freezable else torch.optim.AdamW
@@ -27,9 +27,10 @@ def build(spec: AdamW, parameters: Parameters) -> torch.optim.Optimizer:
 
 
 class FreezableAdamW(FrozenVariance, torch.optim.AdamW):
-    """torch's AdamW until it is frozen; then ``w -= lr (m / ((1 - b1**t) (sqrt(v / (1 - b2**T)) + eps)) + decay w)``.
+    """torch's AdamW, whose second moment can be frozen.
 
-    T is the last step before the freeze.
+    After the freeze, ``w -= lr (m / ((1 - b1**t) (sqrt(v / (1 - b2**T)) + eps)) + decay w)``, where T is the last step
+    before the freeze.
     """
 
     @overload
@@ -38,10 +39,10 @@ class FreezableAdamW(FrozenVariance, torch.optim.AdamW):
     def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Take a step as torch's AdamW; after the freeze, gradients are interpreted as first moments."""
+        """Take one step like torch's AdamW; after the freeze, gradients are interpreted as first moments."""
         if self.frozen_after is None:
             return super().step(closure)  # type: ignore[no-any-return]  # torch's is untyped
-        assert closure is None, "it would replace first moments by gradients"
+        assert closure is None, "a closure would overwrite first moments with gradients"
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is not None:

@@ -1,4 +1,4 @@
-"""LAMB (You et al. 2020, arXiv:1904.00962): Adam's update, scaled layer by layer in proportion to the layer's norm."""
+"""LAMB (You et al. 2020, arXiv:1904.00962): Adam's update, scaled for each layer in proportion to its weight norm."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PAPER: Mapping[str, Any] = MappingProxyType(
         "adapt_undecayed": True,
     }
 )  # fmt: skip
-"""Algorithm 2 of the ICLR paper."""
+"""Options of Algorithm 2 in the ICLR paper."""
 VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "paper": {},
@@ -40,15 +40,15 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         },
     }
 )  # fmt: skip
-"""Settings in which each published LAMB differs from the paper.
+"""Options in which each published version of LAMB differs from the paper.
 
-`pytorch-optimizer` is that library with ``adam_debias=True``; without it, the learning rate of its first steps is
-divided by ``1 - beta1**step``.
+`pytorch-optimizer` is that library with ``adam_debias=True``; with False, it divides the learning rate by
+``1 - beta1**step``, which matters in the first steps.
 """
 
 
 class Lamb(Optimizer):
-    """LAMB in a published variant, whose options can be changed; options left at None are those of the variant."""
+    """LAMB in a published variant; each option can be changed, and options left at None are those of the variant."""
 
     name = "lamb"
     usual_rates = (1e-3, 1e-1)
@@ -58,7 +58,7 @@ class Lamb(Optimizer):
         {
             "clamp": "raise optimizer.clamp, or set it to 'off'",
             "trust_clip": "set trust_clip=False, or leave biases and norms out with exclude='1d'",
-            "factor": "the frozen second moment no longer fits its gradients: give compression more warmup_steps",
+            "factor": "the frozen second moment no longer fits its gradients: increase compression.warmup_steps",
         }
     )
 
@@ -67,13 +67,13 @@ class Lamb(Optimizer):
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
     """Decay per step of the first and second moment, each 0 <= value < 1."""
     eps: NonNegative = 1e-6
-    """Added to the root of the second moment, at least 0."""
+    """Added to the square root of the second moment, at least 0."""
     weight_decay: NonNegative | None = None
-    """Weight decay per step in units of the learning rate, at least 0. The paper's is 0.01."""
+    """Weight decay per step, relative to the learning rate, at least 0. The paper's is 0.01."""
     exclude: Literal["none", "1d"] = "none"
-    """``1d``: biases and norms (at most one dimension) get neither weight decay nor a trust ratio."""
+    """Tensors without weight decay and trust ratio: ``none``, or ``1d`` for biases and norms (at most 1 dimension)."""
     variant: str = "paper"
-    """LAMB as published: ``paper`` (ICLR 2020, Alg. 2), ``v3`` (arXiv v3), ``apex``, ``nvlamb``, ``timm`` or
+    """Published version: ``paper`` (ICLR 2020, Alg. 2), ``v3`` (arXiv v3), ``apex``, ``nvlamb``, ``timm`` or
     ``pytorch-optimizer``. Sets the options that are None; each option can still be set separately."""
     bias_correction: bool | None = None
     """Divide the moments by ``1 - beta**step``."""
@@ -84,11 +84,11 @@ class Lamb(Optimizer):
     max_grad_norm: Positive | Off | None = None
     """Clip all gradients to this global norm before they enter the moments, above 0, or ``off``."""
     decay_form: Literal["inside", "decoupled"] | None = None
-    """Weight decay inside the update that the trust ratio scales, or decoupled from it as in AdamW."""
+    """Whether weight decay is part of the update that the trust ratio scales, or decoupled from it as in AdamW."""
     adapt_undecayed: bool | None = None
-    """Give a trust ratio also to tensors without weight decay."""
+    """Use trust ratios also for tensors without weight decay."""
     grad_averaging: bool = True
-    """The gradient enters the first moment with weight ``1 - beta1``; False gives it weight 1."""
+    """Weight the gradient by ``1 - beta1`` in the first moment; False gives it weight 1."""
 
     @field_validator("variant")
     @classmethod
@@ -99,7 +99,7 @@ class Lamb(Optimizer):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Every setting by name: the value given, else the variant's, else the paper's."""
+        """All settings by name; options that are None take the variant's value, or else the paper's."""
         usual = {**PAPER, **VARIANTS[self.variant]}
         return {name: usual[name] if value is None else value for name, value in super().settings.items()}
 
@@ -112,14 +112,14 @@ class Lamb(Optimizer):
         return "moments" if self.grad_averaging else "summed moments"
 
     def norm_sums(self, dimensions: Sequence[int]) -> NormSums:
-        """Squared norms to sum: of each adapted layer's weights and update, and of all gradients if it clips them."""
+        """Return how many squared norms are summed: two per adapted layer, weights and update, and one for clipping."""
         settings = self.settings
         adapts = settings["adapt_undecayed"] or settings["weight_decay"] > 0
         adapted = [d for d in dimensions if d > 1 or self.exclude == "none"] if adapts else []
         return NormSums(2 * len(adapted), int(settings["max_grad_norm"] != "off"))
 
     def buffered(self, dimensions: Sequence[int]) -> list[list[int]]:
-        """Indices of all tensors, in groups; those excluded form a separate group."""
+        """Return the indices of all tensors in groups; excluded tensors form a separate group."""
         if self.exclude == "none":
             return super().buffered(dimensions)
         places = range(len(dimensions))

@@ -1,7 +1,7 @@
-"""LAMB: Adam whose step is scaled, layer by layer, to the norm of the weights it moves.
+"""LAMB: Adam with each layer's step scaled to the norm of the layer's weights.
 
 You et al., Large batch optimization for deep learning: training BERT in 76 minutes (ICLR 2020), Algorithm 2.
-With ``r`` Adam's bare update and ``u = r + decay * w``, each layer moves by ``-lr * |w| / |u| * u``.
+With Adam's update ``r`` and ``u = r + decay * w``, each layer moves by ``-lr * |w| / |u| * u``.
 """
 
 # ruff: noqa: SLF001 - torch documents its foreach operations under these names
@@ -40,32 +40,34 @@ Form = Literal["auto", "fused", "plain"]
 
 
 class TorchLamb(LayerwiseOptimizer):
-    """LAMB with options for the differences between published versions; the defaults are the paper's.
+    """LAMB, with options that cover the differences between published versions; the defaults are those of the paper.
 
     Args:
         params: Parameters, named parameters, or groups of either.
         lr: Learning rate, at least 0.
         betas: Decay per step of the first and second moment, each in [0, 1).
-        eps: Added to the root of the second moment, at least 0.
-        weight_decay: Weight decay per step in units of `lr`, at least 0.
+        eps: Added to the square root of the second moment, at least 0.
+        weight_decay: Weight decay per step, relative to `lr`, at least 0.
         bias_correction: Divide the moments by ``1 - beta**step``.
-        grad_averaging: The gradient enters the first moment with weight ``1 - betas[0]``, else with weight 1.
-        decay_form: Weight decay ``inside`` the update that the ratio scales, or ``decoupled`` from it as in AdamW.
+        grad_averaging: Weight the gradient by ``1 - betas[0]`` in the first moment; False gives it weight 1.
+        decay_form: ``inside``: weight decay is part of the update that the ratio scales. ``decoupled``: it is applied
+            separately, as in AdamW.
         clamp: Upper bound of the weight norm in the ratio; None for no bound.
         trust_clip: Clip trust ratios at 1.
         max_grad_norm: Clip all gradients to this global norm first; None for no clipping. The gradient tensors
             themselves are not changed.
-        adapt: False steps without trust ratios. Meant for single groups, such as biases and norms.
-        form: ``fused`` advances the moments in torch's fused AdamW kernel (contiguous tensors on a CPU,
-            `grad_averaging`), ``plain`` in ordinary operations; ``auto`` uses fused where possible.
-        reduce_squares: For shards: sums the layers' squares over the ranks, once per step.
-        reduce_grad_square: For shards and pipeline stages, with `max_grad_norm`: sums the one square of all
-            gradients over all ranks; called once per step by every rank. Default: `reduce_squares`.
-        duplicate_grad_params: Parameters that this square leaves out, since another rank counts their gradients
+        adapt: Whether to use trust ratios; False is meant for single groups, such as biases and norms.
+        form: ``fused`` updates the moments in torch's fused AdamW kernel, which needs contiguous tensors on a CPU and
+            `grad_averaging`; ``plain`` uses ordinary operations; ``auto`` uses the fused kernel where possible.
+        reduce_squares: Function that sums the layers' squared norms over ranks, for sharded tensors; called once per
+            step.
+        reduce_grad_square: Function that sums the squared norm of all gradients over all ranks, for shards and pipeline
+            stages with `max_grad_norm`; called once per step by every rank. Default: `reduce_squares`.
+        duplicate_grad_params: Parameters left out of that squared norm, because another rank counts their gradients
             (tied copies).
 
     Raises:
-        SpecError: A setting is out of range; at the first step, ``form="fused"`` is not possible.
+        SpecError: An option is out of range; or, in the first step, ``form="fused"`` is not possible.
     """
 
     method = "lamb"
@@ -128,7 +130,7 @@ class TorchLamb(LayerwiseOptimizer):
         }
 
     def _prepare(self, batches: list[LayerBatch]) -> None:
-        """Advance the step counters of all layers, and compute the factor that clips gradients to `max_grad_norm`."""
+        """Increment the step counters of all layers, and compute the factor that clips gradients to `max_grad_norm`."""
         if self.form == "fused":
             for batch in batches:
                 _check_fused(batch)
@@ -153,7 +155,7 @@ class TorchLamb(LayerwiseOptimizer):
         self._grad_factor = (self.max_grad_norm / norm).clamp(max=1.0)
 
     def _counted(self, batch: LayerBatch) -> list[Tensor]:
-        """The gradients of a batch, except those that another rank counts."""
+        """Return the gradients of a batch, except those that another rank counts."""
         left_out = {
             local(param.grad).data_ptr() for param in self.duplicate_grad_params if param.grad is not None
         }
@@ -219,7 +221,7 @@ def _check_fused(batch: LayerBatch) -> None:
 
 
 def _decay(run: AdamRun, group: dict[str, Any]) -> None:
-    """Initialise the updates with their decay term; apply a decoupled decay to the weights directly."""
+    """Initialise the updates with the weight-decay term; apply decoupled weight decay directly to the weights."""
     decay = group["weight_decay"]
     if group["decay_form"] == "inside":
         scale_into(run.updates, run.weights, -decay)

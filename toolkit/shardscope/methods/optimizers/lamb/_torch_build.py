@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def build(spec: Lamb, parameters: Parameters) -> TorchLamb:
-    """Build our LAMB over `parameters`; a version whose second moment can be frozen if compression needs it."""
+    """Build our LAMB for `parameters`, or `FreezableLamb` if compression will freeze the second moment."""
     settings = spec.settings
     del settings["variant"]
     groups = parameters.groups(settings.pop("exclude"), weight_decay=0.0, adapt=False)

@@ -1,9 +1,9 @@
-"""LAMB that continues with a frozen second moment, as 1-bit LAMB does (Li et al. 2021, arXiv 2104.06069, Algorithm 1).
+"""LAMB whose second moment can be frozen, as in 1-bit LAMB (Li et al. 2021, arXiv 2104.06069, Algorithm 1).
 
-Before the freeze, each layer's trust ratio is averaged over the steps, from the first step in which its weights and
-update have a norm. After the freeze, a fresh second moment is kept in addition, from gradients reconstructed from the
-averaged first moments. It only determines the factor by which the averaged ratio changes: the largest quotient of the
-frozen and the fresh root in the layer, within bounds.
+Before the freeze, each layer's trust ratio is averaged over the steps, starting with the first step in which both
+weights and update have non-zero norms. After the freeze, a fresh second moment is kept in addition; it is computed from
+gradients that are reconstructed from the averaged first moments. The averaged ratio is multiplied by a factor, which is
+the largest quotient in the layer of the roots of the frozen and the fresh second moment, within bounds.
 """
 
 from __future__ import annotations
@@ -26,28 +26,30 @@ from shardscope.training.optim.frozen import (
 from shardscope.training.optim.signals import Squares, UpdatedLayers
 
 AVERAGE_DECAY = 0.9
-"""Decay per step of the averaged ratio; this value and the bounds are the published ones."""
+"""Decay per step of the averaged ratio; this value and the bounds below are the published ones."""
 FACTOR_RANGE = (0.5, 4.0)
+"""Bounds of a layer's factor."""
 FACTOR_CHANGE = 0.1
 """Largest relative change of a layer's factor in one step."""
 
 
 class FreezableLamb(FrozenVariance, TorchLamb):
-    """Our LAMB until it is frozen; then by layer ``w -= lr * averaged ratio * factor * u`` with the frozen `v` in `u`.
+    """Our LAMB, whose second moment can be frozen; for unsharded tensors only.
 
-    Clamps are part of the averaged ratio; `trust_clip` also bounds its product with the factor. Layers without ratios
-    have no factor. For unsharded tensors only.
+    After the freeze, each layer moves by ``-lr * averaged ratio * factor * u``, where `u` uses the frozen second
+    moment. Clamps are part of the averaged ratio, and `trust_clip` also bounds its product with the factor. Layers
+    without ratios have no factor.
     """
 
     def freeze(self, after: int) -> None:
-        """Freeze the second moment as it is after step `after`.
+        """Freeze the second moment in its current state, which is that after step `after`.
 
         Raises:
             SpecError: `max_grad_norm` is set, but a frozen LAMB receives no gradients to clip.
         """
         if self.max_grad_norm is not None:
             raise SpecError(
-                f"max_grad_norm={self.max_grad_norm!r} clips gradients, and a frozen LAMB sees none; use None"
+                f"max_grad_norm={self.max_grad_norm!r} clips gradients, but a frozen LAMB receives none; use None"
             )
         super().freeze(after)
 
@@ -84,7 +86,7 @@ class FreezableLamb(FrozenVariance, TorchLamb):
         self._apply(staged, ratios)
 
     def _frozen_bounds(self, layers: list[LayerShard], group: dict[str, Any]) -> list[str | None]:
-        """Setting that bounds each layer's ratio: ``trust_clip``, or ``factor`` at an end of its range; else None."""
+        """Return what bounds each layer's ratio: ``trust_clip``, ``factor`` at an end of its range, or None."""
         low, high = FACTOR_RANGE
         bounds: list[str | None] = []
         for layer in layers:
@@ -100,7 +102,7 @@ class FreezableLamb(FrozenVariance, TorchLamb):
         return bounded.tolist() if bounded.is_cpu else bounded
 
     def _advance(self, layer: LayerShard, update: Tensor, group: dict[str, Any]) -> None:
-        """Set the first moment from the layer's gradient; `update` becomes minus the layer's ``u``."""
+        """Copy the first moment from the layer's gradient, and write minus the layer's ``u`` to `update`."""
         state, decay = layer.state, group["weight_decay"]
         self._refresh(layer, group)
         state["exp_avg"].copy_(layer.grad)
@@ -116,7 +118,7 @@ class FreezableLamb(FrozenVariance, TorchLamb):
             self._follow(state, share, group)
 
     def _refresh(self, layer: LayerShard, group: dict[str, Any]) -> None:
-        """Advance the fresh second moment with the gradient reconstructed from the new first moment."""
+        """Update the fresh second moment with the gradient that is reconstructed from the new first moment."""
         state, (beta1, beta2) = layer.state, group["betas"]
         fresh = state["exp_avg_sq_fresh"]
         if float(state["step"]) == self._first_frozen_step:
@@ -130,7 +132,7 @@ class FreezableLamb(FrozenVariance, TorchLamb):
         return self.frozen_after + 1
 
     def _follow(self, state: dict[str, Tensor], share: Tensor, group: dict[str, Any]) -> None:
-        """Update the layer's factor; `share` is the norm of the update without decay over that of the whole update."""
+        """Update the layer's factor; `share` is the norm of the update without decay, relative to that of the whole."""
         fresh = corrected_root(state["exp_avg_sq_fresh"], group, float(state["step"]))
         frozen = self._root(state["exp_avg_sq"], group)
         quotient = frozen.div_(fresh).masked_fill_(state["exp_avg_sq"] == 0, 0.0).amax()
@@ -142,8 +144,8 @@ class FreezableLamb(FrozenVariance, TorchLamb):
 def _average(layers: list[LayerShard], ratios: Scalars, squares: Squares) -> None:
     """Update each layer's averaged ratio, if the layer's weights and update have non-zero norms.
 
-    A bias that starts at zero has no ratio in its first step, and the 1 used in its place is not one: in the average it
-    would be a hundred times the others and outlast a short warm-up. The authors' code leaves it out as well.
+    A bias that starts at zero has no ratio in its first step, and 1 is used instead. This 1 is left out of the average,
+    as in the authors' code: it would be a hundred times the other ratios and outlast a short warm-up.
     """
     for layer, ratio, of_weights, of_update in zip(layers, ratios, *squares, strict=True):
         held = layer.state["ratio"]
@@ -153,6 +155,6 @@ def _average(layers: list[LayerShard], ratios: Scalars, squares: Squares) -> Non
 
 
 def _averaged(layer: LayerShard) -> Tensor:
-    """The average of a layer's ratios; 1 before the first."""
+    """Return the average of a layer's ratios; 1 before the first one."""
     held = layer.state["ratio"]
     return torch.where(held > 0, held, 1.0)

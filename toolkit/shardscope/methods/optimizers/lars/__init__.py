@@ -22,7 +22,7 @@ from shardscope.spec.optimizer import (
 
 
 class Lars(Optimizer):
-    """Momentum SGD that scales each layer's step in proportion to the layer's norm."""
+    """Momentum SGD that scales each layer's step in proportion to the layer's weight norm."""
 
     name = "lars"
     usual_rates = (0.3, 30.0)
@@ -31,7 +31,7 @@ class Lars(Optimizer):
     without_ratios = ("SGD", 0.1)
     advice = MappingProxyType(
         {
-            "trust_clip": "there it takes plain SGD steps: raise the learning rate, lower trust_coefficient, or set "
+            "trust_clip": "these layers take plain SGD steps: raise the learning rate, lower trust_coefficient, or set "
             "trust_clip=False"
         }
     )
@@ -39,24 +39,24 @@ class Lars(Optimizer):
     lr: Positive = 1.0
     """Learning rate before the schedule, above 0."""
     momentum: Fraction = 0.9
-    """Decay of the velocity per step, 0 <= value < 1."""
+    """Momentum: decay of the velocity per step, 0 <= value < 1."""
     weight_decay: NonNegative = 1e-4
-    """Weight decay per step in units of the learning rate, at least 0."""
+    """Weight decay per step, relative to the learning rate, at least 0."""
     eps: NonNegative = 0.0
-    """Added to the ratio's divisor, at least 0."""
+    """Added to the denominator of the trust ratio, at least 0."""
     exclude: Literal["none", "1d"] = "none"
-    """``1d``: biases and norms (at most one dimension) get neither weight decay nor a trust ratio."""
+    """Tensors without weight decay and trust ratio: ``none``, or ``1d`` for biases and norms (at most 1 dimension)."""
     trust_coefficient: Positive = 1e-3
-    """Size of a layer's step at lr 1, relative to the layer's norm, above 0."""
+    """Size of a layer's step at a learning rate of 1, relative to the layer's weight norm, above 0."""
     momentum_form: Literal["classic", "torch", "post"] = "classic"
-    """Learning rate and ratio both inside the velocity (``classic``, the paper), the ratio only (``torch``), or both
-    applied after it, with the velocity's norm in the ratio (``post``)."""
+    """Which factors the velocity includes: learning rate and trust ratio (``classic``, as in the paper), only the ratio
+    (``torch``), or neither (``post``); then both are applied to the velocity, whose norm enters the ratio."""
     norm_of: Literal["sum", "parts"] | None = None
-    """The ratio divides by ``|g + wd w|`` (``sum``) or by ``|g| + wd |w|`` (``parts``, the paper and the default)."""
+    """Denominator of the trust ratio: ``|g + wd w|`` (``sum``) or ``|g| + wd |w|`` (``parts``; paper and default)."""
     nesterov: bool = False
-    """Look one step ahead along the velocity."""
+    """Use Nesterov momentum, which looks one step ahead along the velocity."""
     trust_clip: bool = False
-    """Use the layer's own rate instead of lr, with lr as its upper bound (LARC)."""
+    """Use the layer's own learning rate instead of `lr`, with `lr` as its upper bound (LARC)."""
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
@@ -73,7 +73,7 @@ class Lars(Optimizer):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Every setting by name, as given or by default."""
+        """All settings by name, with defaults filled in."""
         return {**super().settings, "norm_of": self.norm_of or "parts"}
 
     @property
@@ -86,11 +86,11 @@ class Lars(Optimizer):
         return f"velocity{inside[self.momentum_form]}" if self.momentum else "nothing"
 
     def norm_sums(self, dimensions: Sequence[int]) -> NormSums:
-        """Squared norms to sum: of each adapted layer's weights, and of the tensor in its ratio's denominator."""
+        """Return how many squared norms are summed: two per adapted layer, one each for numerator and denominator."""
         return NormSums(2 * sum(d > 1 or self.exclude == "none" for d in dimensions))
 
     def buffered(self, dimensions: Sequence[int]) -> list[list[int]]:
-        """Indices of tensors whose gradients are buffered with weight decay added; none without decay."""
+        """Return the indices of tensors whose gradients are copied to add weight decay; empty without weight decay."""
         if not self.weight_decay:
             return []
         return [[place for place, d in enumerate(dimensions) if d > 1 or self.exclude == "none"]]

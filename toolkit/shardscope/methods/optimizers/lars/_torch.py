@@ -1,4 +1,4 @@
-"""LARS: momentum SGD whose step is scaled, layer by layer, to the norm of the weights it moves.
+"""LARS: momentum SGD with each layer's step scaled to the norm of the layer's weights.
 
 You, Gitman and Ginsburg, Large batch training of convolutional networks (2017), equations 5 and 6. With
 ``u = g + decay * w``, each layer's own rate is ``trust_coefficient * |w| / (|g| + decay * |w|)``.
@@ -29,9 +29,9 @@ MomentumForm = Literal["classic", "torch", "post"]
 
 
 class TorchLars(LayerwiseOptimizer):
-    """LARS with options for the differences between published versions; the defaults are the paper's.
+    """LARS, with options that cover the differences between published versions; the defaults are those of the paper.
 
-    With ``v`` the velocity, ``m`` the momentum and ``q`` the trust ratio, a step is
+    With the velocity ``v``, the momentum ``m`` and the trust ratio ``q``, a step is
 
     - classic: ``v = m v + lr q u``, ``w -= v``;
     - torch: ``v = m v + q u``, ``w -= lr v``, which differs when the learning rate changes;
@@ -41,19 +41,20 @@ class TorchLars(LayerwiseOptimizer):
         params: Parameters, named parameters, or groups of either.
         lr: Learning rate, at least 0.
         momentum: Decay of the velocity per step, in [0, 1); 0 keeps no velocity.
-        weight_decay: Weight decay, at least 0. It is added to the gradient, so the ratio scales it, too.
-        eps: Added to the ratio's denominator, at least 0.
-        trust_coefficient: Size of a layer's step at ``lr=1``, relative to the layer's norm, at least 0.
+        weight_decay: Weight decay, at least 0. It is added to the gradient, so the ratio scales it too.
+        eps: Added to the denominator of the trust ratio, at least 0.
+        trust_coefficient: Size of a layer's step at ``lr=1``, relative to the layer's weight norm, at least 0.
         momentum_form: Where learning rate and ratio enter; see above.
-        norm_of: The ratio divides by the norm of the ``sum`` ``|g + decay w|``, or by that of its ``parts``
-            ``|g| + decay |w|``. Without effect on ``post``.
-        nesterov: Step along ``m v + u`` in place of ``v``, each scaled as its form says.
+        norm_of: Denominator of the trust ratio: ``sum`` for ``|g + decay w|``, or ``parts`` for ``|g| + decay |w|``.
+            Has no effect with ``post``.
+        nesterov: Step along ``m v + u`` instead of ``v``, with learning rate and ratio applied as in `momentum_form`.
         trust_clip: LARC: the layer's own rate replaces the learning rate, which becomes its upper bound.
-        adapt: False steps without trust ratios. Meant for single groups, such as biases and norms.
-        reduce_squares: For shards: sums the layers' squares over the ranks, once per step.
+        adapt: Whether to use trust ratios; False is meant for single groups, such as biases and norms.
+        reduce_squares: Function that sums the layers' squared norms over ranks, for sharded tensors; called once per
+            step.
 
     Raises:
-        SpecError: A setting is out of range.
+        SpecError: An option is out of range.
     """
 
     method = "lars"
@@ -107,7 +108,7 @@ class TorchLars(LayerwiseOptimizer):
         return Staged(batch, directions, _squares([*batch.weights, *divisors], len(batch.layers)))
 
     def _decayed_grads(self, batch: LayerBatch) -> list[Tensor]:
-        """``g + decay * w``; the gradients themselves without decay."""
+        """Return ``g + decay * w``, or the gradients themselves if there is no weight decay."""
         decay = batch.group["weight_decay"]
         if not decay:
             return batch.grads
@@ -117,7 +118,7 @@ class TorchLars(LayerwiseOptimizer):
         return out
 
     def _with_momentum(self, batch: LayerBatch, directions: list[Tensor]) -> list[Tensor]:
-        """Advance the velocity by the unscaled directions and return the direction of the step (``post``)."""
+        """Update the velocity with the unscaled directions, and return the direction of the step (``post``)."""
         momentum = batch.group["momentum"]
         if not momentum:
             return directions
@@ -162,7 +163,7 @@ class TorchLars(LayerwiseOptimizer):
 
 
 def _squares(columns: list[Tensor], num_layers: int) -> Squares | None:
-    """Squared norms of the weights and of the ratios' denominators; on a CPU in float64 if float32 overflows."""
+    """Return the squared norms of the weights and of the denominators; on a CPU in float64 if float32 overflows."""
     squares = total_squares(list(sums_of_squares(columns)), num_layers)
     if squares is None or isinstance(squares[0], Tensor) or math.isfinite(sum(map(sum, squares))):
         return squares
@@ -174,7 +175,7 @@ def _divides_by_parts(group: dict[str, Any]) -> bool:
 
 
 def _ones_like(tensors: list[Tensor]) -> Scalars:
-    """Ratios of 1 for layers without trust ratios."""
+    """Return ratios of 1, for layers without trust ratios."""
     if tensors[0].is_cpu:
         return [1.0] * len(tensors)
     return torch.ones(len(tensors), dtype=torch.float64, device=tensors[0].device)

@@ -20,11 +20,11 @@ class SGD(Optimizer):
     lr: Positive = 0.1
     """Learning rate before the schedule, above 0."""
     momentum: Fraction = 0.0
-    """Decay of the velocity per step, 0 <= value < 1."""
+    """Momentum: decay of the velocity per step, 0 <= value < 1."""
     weight_decay: NonNegative = 0.0
-    """Weight decay per step in units of the learning rate, at least 0."""
+    """Weight decay per step, relative to the learning rate, at least 0."""
     exclude: Literal["none", "1d"] = "none"
-    """``1d``: biases and norms (at most one dimension) are not decayed."""
+    """Tensors without weight decay: ``none``, or ``1d`` for biases and norms (at most one dimension)."""
 
     @property
     def states(self) -> OptimizerStates:

@@ -1,4 +1,4 @@
-"""SGD in torch: torch's own optimizer in its fused form, which on a CPU is 1.7 to 3 times as fast as the loop."""
+"""torch's own SGD in its fused form, which on a CPU is 1.7 to 3 times as fast as the loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def build(spec: SGD, parameters: Parameters, *, nesterov: bool) -> torch.optim.Optimizer:
-    """Build torch's SGD over `parameters`, with or without Nesterov momentum."""
+    """Build torch's SGD for `parameters`, with or without Nesterov momentum."""
     settings = spec.settings
     groups = parameters.groups(settings.pop("exclude"), weight_decay=0.0)
     built = torch.optim.SGD(groups, **settings, nesterov=nesterov, fused=parameters.take_fused)

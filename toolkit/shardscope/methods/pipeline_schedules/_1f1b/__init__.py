@@ -1,4 +1,4 @@
-"""1F1B, a pipeline schedule."""
+"""The 1F1B pipeline schedule."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from shardscope.spec.pipeline_schedule import HeldTerms, Operation, PipelineSche
 
 
 class OneForwardOneBackward(PipelineSchedule):
-    """A backward as soon as one is ready, so that a rank holds at most one micro-batch per stage from its own on."""
+    """Runs each backward pass as soon as it is ready.
+
+    A rank has at most one micro-batch in flight for each stage from its own to the last.
+    """
 
     name = "1f1b"
     title = "1F1B"
@@ -19,7 +22,7 @@ class OneForwardOneBackward(PipelineSchedule):
     held_terms = HeldTerms(1.0, 0.0)
 
     def order(self, rank: int, ranks: int, microbatches: int, held: int) -> Sequence[Operation]:
-        """One forward for each stage from this one to the last, then backwards and forwards alternately."""
+        """One forward pass for each stage from this one to the last, then backward and forward passes in turn."""
         warmup = min(microbatches, ranks - rank)
         ops = [("F", rank, i) for i in range(warmup)]
         for i in range(microbatches):
@@ -35,7 +38,7 @@ class OneForwardOneBackward(PipelineSchedule):
         return f"at least {ranks}"
 
     def in_flight(self, rank: Any, ranks: Any, microbatches: Any, held: Any) -> Any:
-        """P - rank (section 3.2)."""
+        """P - rank micro-batches (section 3.2)."""
         import numpy as np
 
         return np.minimum(microbatches, ranks - rank)

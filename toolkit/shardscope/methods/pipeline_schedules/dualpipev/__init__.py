@@ -1,4 +1,4 @@
-"""DualPipeV, a pipeline schedule."""
+"""The DualPipeV pipeline schedule."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shardscope.spec.pipeline_schedule import HeldTerms, Operation, PipelineSche
 
 
 class DualPipeV(PipelineSchedule):
-    """The V with paired forward and backward passes, so that the communication of one overlaps the other."""
+    """V-shaped schedule that pairs forward and backward passes, so that the communication of one overlaps the other."""
 
     name = "dualpipev"
     title = "DualPipeV"
@@ -30,7 +30,7 @@ class DualPipeV(PipelineSchedule):
         return dualpipev(rank, ranks, microbatches, held)
 
     def in_flight(self, rank: Any, ranks: Any, microbatches: Any, held: Any) -> Any:
-        """P + 1/2 (DualPipe's README: PP + 1 of half ranks)."""
+        """P + 1/2 micro-batches (DualPipe's README: PP + 1, where each stage is half a rank)."""
         import numpy as np
 
         return np.minimum(microbatches, ranks + 0.5)

@@ -1,4 +1,4 @@
-"""GPipe, a pipeline schedule."""
+"""The GPipe pipeline schedule."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shardscope.spec.pipeline_schedule import HeldTerms, Operation, PipelineSche
 
 
 class GPipe(PipelineSchedule):
-    """All forwards, then all backwards."""
+    """Runs all forward passes, then all backward passes."""
 
     name = "gpipe"
     title = "GPipe"
@@ -20,7 +20,7 @@ class GPipe(PipelineSchedule):
     held_terms = HeldTerms(0.0, 0.0, inf)
 
     def order(self, rank: int, ranks: int, microbatches: int, held: int) -> Sequence[Operation]:
-        """Figure 2c."""
+        """All forward passes, then all backward passes (figure 2c)."""
         return [(kind, rank, i) for kind in "FB" for i in range(microbatches)]
 
     def in_flight(self, rank: Any, ranks: Any, microbatches: Any, held: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Interleaved 1F1B, a pipeline schedule."""
+"""The Interleaved 1F1B pipeline schedule."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shardscope.spec.pipeline_schedule import HeldTerms, Operation
 
 
 class Interleaved(InRounds):
-    """Several short stages per rank: the pipeline fills sooner, at the cost of more sends and more memory."""
+    """1F1B with several short stages per rank: the pipeline fills sooner, but needs more messages and memory."""
 
     name = "interleaved"
     title = "Interleaved 1F1B"
@@ -26,7 +26,7 @@ class Interleaved(InRounds):
         return interleaved(rank, ranks, microbatches, held)
 
     def last_round(self, rank: Any, ranks: Any) -> Any:
-        """Two more for each hop to the last rank (section 2.2)."""
+        """Two more passes for each hop to the last rank (section 2.2)."""
         return 2 * (ranks - rank) - 1
 
     def bubble(self, case: Any) -> Any:

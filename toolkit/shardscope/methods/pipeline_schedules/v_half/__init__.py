@@ -1,4 +1,4 @@
-"""V-Half, a pipeline schedule."""
+"""The V-Half pipeline schedule."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shardscope.spec.pipeline_schedule import HeldTerms, Operation, PipelineSche
 
 
 class VHalf(PipelineSchedule):
-    """The V with forwards at half the pace: half the memory of 1F1B, half its bubble."""
+    """V-shaped schedule that needs half the activation memory of 1F1B and has half its bubble."""
 
     name = "v-half"
     title = "V-Half"
@@ -28,7 +28,7 @@ class VHalf(PipelineSchedule):
         return v_half(rank, ranks, microbatches, held)
 
     def in_flight(self, rank: Any, ranks: Any, microbatches: Any, held: Any) -> Any:
-        """p/2, rounded as the building block is."""
+        """P/2 micro-batches, rounded like the building block."""
         import numpy as np
 
         return np.minimum(np.minimum(microbatches, (microbatches + rank + 1) / 2), ranks // 2 + 1)

@@ -1,4 +1,4 @@
-"""V-Min, a pipeline schedule."""
+"""The V-Min pipeline schedule."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shardscope.spec.pipeline_schedule import HeldTerms, Operation, PipelineSche
 
 
 class VMin(PipelineSchedule):
-    """The V with the shortest lifespan of a micro-batch: a third of the memory of 1F1B, two thirds of its bubble."""
+    """V-shaped schedule with the shortest micro-batch lifespan: a third of 1F1B's memory, two thirds of its bubble."""
 
     name = "v-min"
     title = "V-Min"
@@ -28,7 +28,7 @@ class VMin(PipelineSchedule):
         return v_min(rank, ranks, microbatches, held)
 
     def in_flight(self, rank: Any, ranks: Any, microbatches: Any, held: Any) -> Any:
-        """p/3, rounded as the building block is."""
+        """P/3 micro-batches, rounded like the building block."""
         import numpy as np
 
         most = (ranks + 4) // 3 - ((ranks % 3 == 2) & (rank % 3 == 0))

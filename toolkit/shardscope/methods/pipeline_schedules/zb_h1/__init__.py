@@ -1,4 +1,4 @@
-"""ZB-H1, a pipeline schedule."""
+"""The ZB-H1 pipeline schedule."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shardscope.spec.pipeline_schedule import HeldTerms, Operation, PipelineSche
 
 
 class ZbH1(PipelineSchedule):
-    """1F1B with weight gradients deferred into the bubble, in the same memory."""
+    """1F1B with weight gradients deferred into the bubble, at the same peak memory."""
 
     name = "zb-h1"
     title = "ZB-H1"
@@ -24,7 +24,7 @@ class ZbH1(PipelineSchedule):
         return zb_h1(rank, ranks, microbatches, held)
 
     def in_flight(self, rank: Any, ranks: Any, microbatches: Any, held: Any) -> Any:
-        """P (section 2.1)."""
+        """P micro-batches (section 2.1)."""
         import numpy as np
 
         return np.minimum(microbatches, ranks)

@@ -1,4 +1,4 @@
-"""ZB-H2, a pipeline schedule."""
+"""The ZB-H2 pipeline schedule."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shardscope.spec.pipeline_schedule import HeldTerms, Operation, PipelineSche
 
 
 class ZbH2(PipelineSchedule):
-    """Nearly twice the warm-up forwards of ZB-H1, so that no rank waits for the first gradient."""
+    """ZB-H1 with nearly twice as many warm-up forward passes, so that no rank waits for the first gradient."""
 
     name = "zb-h2"
     title = "ZB-H2"
@@ -24,7 +24,7 @@ class ZbH2(PipelineSchedule):
         return zb_h2(rank, ranks, microbatches, held)
 
     def in_flight(self, rank: Any, ranks: Any, microbatches: Any, held: Any) -> Any:
-        """2p-1 (section 2.2)."""
+        """2P - 1 micro-batches (section 2.2)."""
         import numpy as np
 
         return np.minimum(microbatches, 2 * ranks - 1)

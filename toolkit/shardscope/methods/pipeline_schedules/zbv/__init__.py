@@ -1,4 +1,4 @@
-"""ZB-V, a pipeline schedule."""
+"""The ZB-V pipeline schedule."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shardscope.spec.pipeline_schedule import HeldTerms, Operation, PipelineSche
 
 
 class Zbv(PipelineSchedule):
-    """Two stages per rank, down the ranks and back up: no bubble, in the memory of 1F1B."""
+    """Two stages per rank, in a V down the ranks and back up: no bubble, with the memory of 1F1B."""
 
     name = "zbv"
     title = "ZB-V"
@@ -29,7 +29,7 @@ class Zbv(PipelineSchedule):
         return zbv(rank, ranks, microbatches, held)
 
     def in_flight(self, rank: Any, ranks: Any, microbatches: Any, held: Any) -> Any:
-        """P (section 6); less for few micro-batches, which return before the first ranks finish their way down."""
+        """P micro-batches (section 6); fewer if there are few micro-batches, which return before the V is filled."""
         import numpy as np
 
         return np.minimum(np.minimum(microbatches, (microbatches + rank + 1) / 2), ranks)

@@ -1,4 +1,4 @@
-"""Interleaved zero bubble, a pipeline schedule."""
+"""The interleaved zero-bubble pipeline schedule."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from shardscope.spec.pipeline_schedule import HeldTerms, Operation
 
 
 class ZeroBubble(InRounds):
-    """Interleaved, with weight gradients deferred into the bubble at the end."""
+    """Interleaved 1F1B with weight gradients deferred into the bubble at the end."""
 
     name = "zero-bubble"
     title = "Interleaved zero bubble"
@@ -26,7 +26,7 @@ class ZeroBubble(InRounds):
         return zero_bubble(rank, ranks, microbatches, held)
 
     def last_round(self, rank: Any, ranks: Any) -> Any:
-        """The same number as ZB-H1, on shorter stages."""
+        """Return the same number as for ZB-H1, whose stages are longer."""
         return ranks
 
     def bubble(self, case: Any) -> Any:

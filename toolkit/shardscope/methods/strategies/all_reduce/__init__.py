@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class AllReduce(BucketedStrategy):
-    """DistributedDataParallel with the backend's own all-reduce, buckets overlapped with the backward pass."""
+    """DistributedDataParallel with the backend's own all-reduce, which overlaps the backward pass bucket by bucket."""
 
     name = "all-reduce"
     family = "All-reduce"
@@ -24,7 +24,7 @@ class AllReduce(BucketedStrategy):
 
     @property
     def ring_directions(self) -> int:
-        """One: gloo's and NCCL's all-reduce of large buckets is a ring."""
+        """1: gloo and NCCL all-reduce large buckets in a ring."""
         return 1
 
     def sum_traffic(self, num_elements: int, element_bytes: int, step: JobStep) -> Traffic:
@@ -33,7 +33,7 @@ class AllReduce(BucketedStrategy):
         return by_backend("all_reduce", num_elements * element_bytes, step.world_size, backend=step.backend)
 
     def sum_room(self, sums: Sequence[tuple[int, int]], step: JobStep) -> int:
-        """0: the backend's own buffers are not counted."""
+        """Return 0, because the backend's own buffers are not counted."""
         return 0
 
     def build(self, job: Job, context: Any) -> Any:

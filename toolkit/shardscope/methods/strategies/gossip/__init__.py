@@ -1,4 +1,4 @@
-"""Gossip: decentralised averaging with ring neighbours."""
+"""Gossip: decentralised averaging of parameters with ring neighbours."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ if TYPE_CHECKING:
 class Gossip(Strategy):
     """Each rank takes its own step, then averages its parameters with those of its two ring neighbours only.
 
-    A rank weighs itself and each neighbour by 1/3 (two ranks: 1/2 each). These weights are doubly stochastic, so mixing
-    does not change the mean over all ranks while the ranks approach it. The model that is evaluated is the mean.
+    The average weights the rank itself and each neighbour by 1/3 (by 1/2 with two ranks). These weights are doubly
+    stochastic, so mixing moves the ranks towards their mean without changing it. The mean is the model that is
+    evaluated.
 
     Lian et al., Can decentralized algorithms outperform centralized algorithms? (NIPS 2017, arXiv 1705.09056), in the
-    variant that mixes after the update. LAMB, LARS and clipping use the rank's own gradient and weights.
+    variant that mixes after the update. LAMB, LARS and clipping use each rank's own gradient and weights.
 
-    With compression it is CHOCO-SGD (Koloskova, Stich, Jaggi, ICML 2019, arXiv 1902.00340): ranks send packed
-    differences from public copies of themselves, keep the neighbours' copies too (three times the parameters in
-    float32, twice on two ranks), and move towards the mean of the copies by a step gamma.
+    With compression, this is CHOCO-SGD (Koloskova, Stich, Jaggi, ICML 2019, arXiv 1902.00340). Each rank keeps public
+    copies of its own and its neighbours' parameters (in total three times the parameters in float32, or twice on two
+    ranks). It sends the packed difference between its parameters and its own copy, and moves by a step of size gamma
+    towards the mean of the copies.
     """
 
     name = "gossip"
@@ -42,14 +44,14 @@ class Gossip(Strategy):
     zero_stage = 0
 
     mix_every: Count = 1
-    """Steps between two averagings. At least 1."""
+    """Number of steps between two averagings, at least 1."""
     measure_every: Count = 10
-    """Steps between two measurements of the distance between ranks; each costs an all-reduce of the parameters."""
+    """Steps between two measurements of the distance between ranks; each all-reduces the parameters."""
     slice_mb: MessageMiB = 4.0
-    """Longest message in MiB: larger parameters are sent in slices, so that averaging overlaps receiving."""
+    """Longest message in MiB: parameters are sent in slices of this size, so that averaging overlaps receiving."""
     gamma: float | None = Field(default=None, gt=0, le=1)
-    """With compression: the step towards the mean of the public copies, 0 < value <= 1. None means 1 for methods that
-    keep most of a difference, 0.5 for signs, and less for sparse methods, in proportion to their ratio."""
+    """Size of the step towards the mean of the public copies with compression, 0 < value <= 1. None means 1 for methods
+    that keep most of a difference, 0.5 for signs, and less for sparse methods, in proportion to their ratio."""
 
     @property
     def label(self) -> str:
@@ -62,11 +64,11 @@ class Gossip(Strategy):
 
     @property
     def hides_noise_because(self) -> str:
-        """Why the gradient noise scale cannot be measured."""
-        return "no gradient is ever averaged over all ranks, each of which has parameters of its own"
+        """Why the gradient noise scale cannot be measured under this strategy."""
+        return "no gradient is ever averaged over all ranks, and each rank has its own parameters"
 
     def check(self, job: Job) -> None:
-        """Refuse settings without an effect, and methods whose noise exceeds the differences between ranks."""
+        """Refuse settings without effect, and compression whose noise exceeds the differences between ranks."""
         compression = job.compression
         if self.gamma is not None and not compression.is_on:
             raise SpecError(
@@ -75,7 +77,7 @@ class Gossip(Strategy):
         if "feedback" in compression.changed:
             raise SpecError(
                 f"compression.feedback={compression.settings['feedback']} has no effect with gossip, whose public "
-                "copies keep what packets leave out; leave it out"
+                "copies already compensate for compression errors; leave it out"
             )
         if compression.diverges_because is not None:
             raise SpecError(compression.diverges_because)
@@ -83,20 +85,20 @@ class Gossip(Strategy):
     @property
     def differs_because(self) -> str:
         """Why results differ from one process: no gradient is averaged over all ranks."""
-        return "each rank updates parameters of its own and averages them with its neighbours' only"
+        return "each rank updates its own parameters and averages them only with its neighbours'"
 
     def drift(self, world_size: int) -> int:
-        """Steps that a rank can be ahead of rank 0: `mix_every` for each hop on the ring."""
+        """Return the number of steps that a rank can be ahead of rank 0: `mix_every` per hop on the ring."""
         return self.mix_every * (world_size // 2)
 
     def exchanged_bytes(self, gradient_bytes: int, world_size: int, *, micro_batches: int = 1) -> float:
-        """Mean bytes per step: S from each rank to each of its neighbours at every `mix_every`-th step."""
+        """Return the mean bytes per step: every `mix_every`-th step, each rank sends S bytes to each neighbour."""
         from shardscope.analytic.communication import gossip_mix_bytes
 
         return world_size * gossip_mix_bytes(gradient_bytes, world_size) / self.mix_every
 
     def traffic(self, step: JobStep) -> Traffic:
-        """Traffic of parameters, or packets, to each neighbour, and of the periodic distance measurement."""
+        """Return the traffic of parameters or packets to neighbours, and of the periodic distance measurement."""
         from shardscope.analytic.communication.gossip import consensus_traffic, mix_traffic
         from shardscope.analytic.communication.traffic import together
 
@@ -117,7 +119,7 @@ class Gossip(Strategy):
         return together(parts)
 
     def states(self, step: JobStep) -> RankStates:
-        """States of whole replicas, each with its own gradients and moments."""
+        """Return the bytes of whole replicas, each with its own gradients and moments."""
         from shardscope.analytic.memory import spread_states
         from shardscope.analytic.memory.work_space import gossip_room, updates_of
 

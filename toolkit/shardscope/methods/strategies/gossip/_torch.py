@@ -26,11 +26,11 @@ _NUM_RANKS = "num_ranks"
 
 
 class GossipRank(RankStrategy):
-    """D-PSGD (Lian et al. 2017): a local step, then the mean with the two neighbours on a ring.
+    """D-PSGD (Lian et al. 2017): a local step, then averaging with the two neighbours on a ring.
 
-    With compression it is CHOCO-SGD, by `PublicCopies`.
+    With compression, this is CHOCO-SGD, which `PublicCopies` implements.
 
-    The gradient norm, clipping, the loss scale, LAMB's and LARS's ratios, and running means such as a batch norm's are
+    Gradient norm, clipping, loss scale, the ratios of LAMB and LARS, and running means such as those of batch norm are
     local to each rank. The model that is evaluated, and that `full_parameters` returns, is the mean over all ranks,
     with the running means of rank 0.
     """
@@ -44,9 +44,7 @@ class GossipRank(RankStrategy):
         trained = [p for p in model.parameters() if p.requires_grad]
         formats = sorted({str(p.dtype) for p in trained})
         if len(formats) > 1:
-            raise SpecError(
-                f"the model's parameters are {', '.join(formats)}; gossip needs one format for all of them"
-            )
+            raise SpecError(f"the model's parameters are {', '.join(formats)}; gossip needs a single dtype")
         start_alike(model)
         self._flat = torch.empty(sum(p.numel() for p in trained), dtype=trained[0].dtype)
         self.public = self._public_copies(model)
@@ -67,7 +65,7 @@ class GossipRank(RankStrategy):
 
     @property
     def reports_layer_signals(self) -> bool:
-        """True: each rank has its own weights."""
+        """True, because each rank has its own weights."""
         return True
 
     def step(
@@ -85,7 +83,7 @@ class GossipRank(RankStrategy):
         return result
 
     def mix(self) -> None:
-        """Average this rank's parameters with its neighbours'; called by all ranks."""
+        """Average this rank's parameters with its neighbours'; must be called by all ranks."""
         self._read(self._flat)
         if self.public is None:
             self.neighbours.average_(self._flat)
@@ -94,7 +92,7 @@ class GossipRank(RankStrategy):
         self._write(self._flat)
 
     def distance(self) -> float:
-        """Root mean square over ranks of |x - mean|, relative to |mean|. Called by all ranks; equal on all."""
+        """Return the root mean square over ranks of |x - mean|, relative to |mean|; must be called by all ranks."""
         own = torch.empty_like(self._flat, device=self.context.device)
         self._read(own)
         mean = self.group.sum_as("consensus", own.clone()).div_(self.context.world_size)
@@ -123,7 +121,7 @@ class GossipRank(RankStrategy):
         copies = [] if self.public is None else self.public.copies.values()
         return {**held, "buffers": [*held["buffers"], self._flat, *self.neighbours.work_space, *copies]}
 
-    # Checkpoints hold the mean as their model, and in addition each rank's own state.
+    # Checkpoints contain the mean as their model, and also each rank's own state.
 
     def checkpoint_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         from shardscope.training.checkpoint import state_of
@@ -138,16 +136,16 @@ class GossipRank(RankStrategy):
         }
 
     def state_to_fill(self, optimizer: torch.optim.Optimizer, known: set[str]) -> dict[str, Any]:
-        """Return the state to load into; a single model for all ranks if another strategy saved the checkpoint."""
+        """Return the state to load into; if another strategy saved the checkpoint, one model for all ranks."""
         return (
             self.checkpoint_state(optimizer) if _NUM_RANKS in known else super().checkpoint_state(optimizer)
         )
 
     def load_checkpoint_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
-        """Load this rank's own state, or the common state if there is none per rank.
+        """Load this rank's own state, or the common state if ranks have no separate states.
 
         Raises:
-            CheckpointError: The checkpoint was saved on another number of ranks.
+            CheckpointError: The checkpoint was saved with another number of ranks.
         """
         saved = int(state.get(_NUM_RANKS, self.context.world_size))
         if saved != self.context.world_size:

@@ -1,9 +1,9 @@
 """CHOCO-SGD: gossip with packed differences (Koloskova, Stich and Jaggi 2019, arXiv 1902.00340, algorithm 2).
 
 Each rank keeps a public copy of its own parameters and of each neighbour's. It packs the difference between its
-parameters and its own public copy, and sends the packet to both neighbours. All holders of the copy add the unpacked
-difference to it, so that all copies of one rank are bit-identical. Then the rank moves its parameters towards the mean
-of the copies. What a packet leaves out remains in the next difference, so no other error feedback is needed.
+parameters and its own public copy, and sends the packet to both neighbours. All ranks that keep this copy add the
+unpacked difference to it, so all copies of one rank's parameters are bit-identical. Then the rank moves its parameters
+towards the mean of the copies. Compression errors remain in the next difference, so no other error feedback is needed.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from shardscope.training.compression import Bucket, Carrier, Compressor
 
 @dataclass
 class PublicCopies:
-    """Public copies held by one rank.
+    """Public copies that one rank keeps.
 
     Args:
-        neighbours: The neighbours that packets are exchanged with.
+        neighbours: The neighbours with which packets are exchanged.
         compressor: This rank's compressor, without a residual.
         carrier: Provides the seed, this rank's position, and the meter.
-        step_size: Gamma, the step towards the mean of the copies, above 0 and at most 1.
-        start: The parameters that all ranks start from, flat, in CPU memory.
+        step_size: Gamma, the size of the step towards the mean of the copies, above 0 and at most 1.
+        start: The initial parameters, equal on all ranks, as a flat tensor in CPU memory.
         names: Names of the parameters.
         shapes: Shapes of the parameters.
     """
@@ -40,7 +40,7 @@ class PublicCopies:
     names: Sequence[str]
     shapes: Sequence[torch.Size]
     copies: dict[int, Tensor] = field(init=False)
-    """Public copies of this rank and its neighbours by rank, flat, in float32."""
+    """Public copies by rank, for this rank and its neighbours, as flat float32 tensors."""
 
     def __post_init__(self) -> None:
         self.copies = {

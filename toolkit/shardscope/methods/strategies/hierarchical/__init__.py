@@ -1,4 +1,4 @@
-"""Data parallelism over rings inside and across nodes."""
+"""Data parallelism with two levels of rings, inside nodes and across them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class Hierarchical(BucketedStrategy):
-    """Rings in two levels: reduce-scatter inside a node, all-reduce across nodes, all-gather inside the node.
+    """Two levels of rings: reduce-scatter inside each node, all-reduce across nodes, all-gather inside each node.
 
-    The links between nodes carry 1/`per_node` of the bytes that a flat ring sends over them.
+    Links between nodes carry 1/`per_node` of the bytes that they carry with a single ring over all ranks.
     """
 
     name = "hierarchical"
@@ -33,22 +33,22 @@ class Hierarchical(BucketedStrategy):
 
     per_node: Count | None = None
     """Ranks per node, a divisor of the world size; None means the number of ranks on each machine of the run. On a
-    single machine, where nodes are simulated, None means the largest divisor of the world size that is at most its
-    square root (2 nodes of 2 for 4 ranks; with a prime number of ranks, each node has one rank)."""
+    single machine, nodes are simulated, and None means the largest divisor of the world size that is at most its
+    square root: 2 nodes with 2 ranks each for 4 ranks, and nodes with one rank each for a prime world size."""
     slice_mb: MessageMiB = 4.0
-    """Longest message in MiB: a longer chunk is cut into slices, so that adding one overlaps receiving the next."""
+    """Longest message in MiB: longer chunks are cut into slices, so that summing overlaps receiving."""
 
     @property
     def label(self) -> str:
-        """``hierarchical``, or ``hierarchical:8`` for 8 ranks a node."""
+        """``hierarchical``, or ``hierarchical:8`` with 8 ranks per node."""
         return self.name if self.per_node is None else f"{self.name}:{self.per_node}"
 
     def ranks_per_node(self, world_size: int, local_world_size: int | None = None) -> int:
         """Return the number of ranks per node, with the default filled in.
 
         Args:
-            world_size: Number of all ranks.
-            local_world_size: Ranks on each machine if there are several; None for one machine.
+            world_size: Total number of ranks.
+            local_world_size: Number of ranks on each machine if there are several; None for one machine.
         """
         if self.per_node is not None:
             return self.per_node
@@ -65,7 +65,7 @@ class Hierarchical(BucketedStrategy):
             )
 
     def ring_size(self, collective: str, world_size: int) -> int:
-        """Size of the collective's ring on one machine: the number of nodes across them, else the ranks per node."""
+        """Return the number of ranks in a collective's ring: one per node across nodes, or all ranks of a node."""
         per_node = self.ranks_per_node(world_size, world_size)
         if not collective.startswith("ring_") or per_node in (1, world_size):
             return world_size

@@ -1,4 +1,4 @@
-"""Data parallelism over rings inside and across nodes."""
+"""Data parallelism with two levels of rings, inside nodes and across them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from shardscope.training.strategies.own_all_reduce import OwnAllReduce
 
 
 class HierarchicalRank(OwnAllReduce):
-    """Strategy that reduces each gradient bucket inside its node, then across nodes, as soon as the bucket is full."""
+    """Strategy that all-reduces each full gradient bucket, first inside nodes, then across them."""
 
     settings: hierarchical.Hierarchical
 
@@ -32,7 +32,7 @@ class HierarchicalRank(OwnAllReduce):
         return self.collective.work_space
 
     def _check_machines(self, local_world_size: int) -> None:
-        """Refuse machines with different numbers of ranks; raises on all ranks."""
+        """Refuse machines with different numbers of ranks; the error is raised on all ranks."""
         context = self.context
         if local_world_size == context.world_size:
             return

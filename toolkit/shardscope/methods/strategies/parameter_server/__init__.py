@@ -1,4 +1,4 @@
-"""Parameter server: one central server, or several that partition the parameters, and workers."""
+"""Parameter server: one central server, or several that share the parameters, and workers."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def _known_mode(value: object) -> object:
 
 
 class ParameterServer(Strategy):
-    """Workers push gradients to a server and pull parameters from it; the server updates with the gradients received.
+    """Workers push gradients to servers, which update the parameters, and pull the new parameters from them.
 
-    The staleness of a gradient is the number of updates that its server has applied between the pull that it was
-    computed on and its own application. A server applies gradients as soon as they arrive, unless that would make the
-    gradient of a worker that is still computing staler than the bound. Gradients held back meanwhile are applied
-    together, as one update of their mean. An update of n of the m workers' gradients uses n/m of the learning rate, so
-    that parameters move as far in total as in the synchronous run. With bound 0 every update uses all workers'
-    gradients, which is the synchronous run.
+    The staleness of a gradient is the number of updates that its server applies between the pull of the parameters on
+    which it was computed and its own application. A server applies gradients as soon as they arrive, unless that would
+    make the gradient of a worker that is still computing staler than the bound. Then gradients wait, and their mean is
+    applied as one update. An update with n of the m workers' gradients uses n/m of the learning rate, so that
+    parameters move as far in total as in a synchronous run. A bound of 0 makes the run synchronous: every update uses
+    the gradients of all workers.
 
-    Compressed gradients are sent as one packet per server, and are unpacked there; parameters are sent back
+    Compressed gradients are sent as one packet per server, which unpacks it; parameters are sent back
     uncompressed. Each worker keeps its own error-feedback residual.
 
     Li et al., Scaling distributed machine learning with the parameter server (OSDI 2014); Ho et al., More effective
@@ -53,13 +53,13 @@ class ParameterServer(Strategy):
     carries = frozenset({"sums", "packets"})
 
     mode: Annotated[Literal["sync", "async", "ssp"], BeforeValidator(_known_mode)] = "sync"
-    """``sync`` bounds staleness by 0, ``async`` not at all, ``ssp`` (stale synchronous parallel) by `staleness`."""
+    """Bound of the staleness: 0 (``sync``), none (``async``), or `staleness` (``ssp``, stale synchronous parallel)."""
     staleness: CountOrZero = 1
-    """With mode ``ssp``: the maximum staleness of a gradient, in updates. At least 0, which is synchronous."""
+    """Maximum staleness of a gradient in mode ``ssp``, in updates, at least 0; 0 is synchronous."""
     servers: Count = 1
-    """Servers, on the lowest ranks. Each holds some whole tensors, balanced by size, and their optimizer state."""
+    """Number of servers, on the lowest ranks. Each holds whole tensors, balanced by size, and their optimizer state."""
     dedicated: bool = False
-    """Whether the servers' ranks only serve. Otherwise they are also workers, and serve in background threads."""
+    """Whether servers' ranks only serve; if not, they are also workers, and serve in background threads."""
 
     @model_validator(mode="after")
     def _bound_is_asked_for(self) -> Self:
@@ -72,7 +72,7 @@ class ParameterServer(Strategy):
 
     @property
     def label(self) -> str:
-        """``parameter-server`` or, say, ``parameter-server:async, 2 servers, dedicated``."""
+        """Name with options, such as ``parameter-server`` or ``parameter-server:async, 2 servers, dedicated``."""
         mode = "" if self.mode == "sync" else f":{self.mode}"
         servers = f", {self.servers} servers" if self.servers > 1 else ""
         return f"{self.name}{mode}{servers}{', dedicated' if self.dedicated else ''}"
@@ -84,30 +84,30 @@ class ParameterServer(Strategy):
 
     @property
     def clips_at_servers(self) -> bool:
-        """Whether servers clip the mean of all gradients, exactly; otherwise each worker clips its own gradient."""
+        """Whether servers clip the mean of all gradients, which is exact; else each worker clips its own gradient."""
         return self.bound == 0
 
     def num_data_ranks(self, world_size: int) -> int:
-        """Number of workers: all ranks, or all except the dedicated servers."""
+        """Return the number of workers: all ranks, except dedicated servers."""
         return max(1, world_size - self.servers) if self.dedicated else world_size
 
     def workers(self, world_size: int) -> range:
-        """The ranks that compute gradients."""
+        """Return the ranks that compute gradients."""
         return range(self.servers if self.dedicated else 0, world_size)
 
     def role(self, rank: int, world_size: int) -> str:
-        """``server``, ``worker``, or ``server and worker``."""
+        """Return the role of a rank: ``server``, ``worker``, or ``server and worker``."""
         if rank >= self.servers:
             return "worker"
         return "server" if self.dedicated else "server and worker"
 
     @property
     def hides_noise_because(self) -> str:
-        """Why the gradient noise scale cannot be measured."""
-        return "gradients meet at servers, each at its own time, and in no collective"
+        """Why the gradient noise scale cannot be measured under this strategy."""
+        return "gradients reach the servers at different times, and not in a collective"
 
     def drift(self, world_size: int) -> int | None:
-        """0, or None where gradients may be stale: then a worker may be any number of steps ahead of another."""
+        """Return 0, or None if gradients may be stale; then a worker may be any number of steps ahead of another."""
         return 0 if self.bound == 0 else None
 
     @property
@@ -116,11 +116,16 @@ class ParameterServer(Strategy):
         return (
             None
             if self.bound == 0
-            else "gradients are applied as they come in, on parameters newer than theirs"
+            else "gradients are applied as they arrive, to newer parameters than they were computed on"
         )
 
     def shards(self, sizes: Sequence[int]) -> list[list[int]]:
-        """Indices of the tensors of each server, ascending; the largest are assigned first, to the least loaded server.
+        """Return the indices of the tensors of each server, in ascending order.
+
+        The largest tensors are assigned first, each to the server with the fewest elements so far.
+
+        Args:
+            sizes: Number of elements in each tensor.
 
         Example:
             >>> ParameterServer(servers=2).shards([10, 600, 300, 290])
@@ -135,7 +140,7 @@ class ParameterServer(Strategy):
         return [sorted(indices) for indices in held]
 
     def check(self, job: Job) -> None:
-        """Refuse more servers than ranks, and clipping inside LAMB if no server sees a whole gradient."""
+        """Refuse more servers than ranks, and gradient clipping in LAMB if no server receives whole gradients."""
         world_size = job.world_size
         most = world_size - 1 if self.dedicated else world_size
         if self.servers > most:
@@ -157,22 +162,22 @@ class ParameterServer(Strategy):
         return self.bound == 0
 
     def exchanged_bytes(self, gradient_bytes: int, world_size: int, *, micro_batches: int = 1) -> float:
-        """S bytes to and from each worker, except between a worker and a server on the same rank."""
+        """Return S bytes to and from each worker, except between a worker and a server on the same rank."""
         remote = len(self.workers(world_size)) - (0 if self.dedicated else 1)
         return 2.0 * remote * gradient_bytes
 
     def activations(self, step: JobStep) -> list[float] | None:
-        """Activation bytes of each rank; 0 for dedicated servers."""
+        """Return the activation bytes of each rank; 0 for dedicated servers."""
         saved = super().activations(step)
         workers = self.workers(step.world_size)
         return saved and [held * (rank in workers) for rank, held in enumerate(saved)]
 
     def work(self, step: JobStep) -> list[Work]:
-        """Work of each rank: 1 for workers, 0 for dedicated servers. Serving in threads is not counted."""
+        """Return the work of each rank: 1 for workers, 0 for dedicated servers. Serving in threads is not counted."""
         return [Work(float(rank in self.workers(step.world_size))) for rank in range(step.world_size)]
 
     def traffic(self, step: JobStep) -> Traffic:
-        """Traffic of a push and a pull of each worker, of headers, and of the squares that servers sum."""
+        """Return the traffic of one push and one pull per worker, of headers, and of squared norms that servers sum."""
         from shardscope.analytic.communication.parameter_server import parameter_server_traffic
 
         sizes, now, job = [row.num_elements for row in step.trained], step.compression, step.job
@@ -188,7 +193,7 @@ class ParameterServer(Strategy):
         )
 
     def states(self, step: JobStep) -> RankStates:
-        """A copy of the model on every rank, gradients on every worker, and in addition the shards on servers."""
+        """Return the bytes of a model copy on every rank, of gradients on every worker, and of shards on servers."""
         from shardscope.analytic.memory.servers import server_states
 
         rows = step.trained

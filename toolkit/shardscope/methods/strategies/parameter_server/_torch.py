@@ -26,12 +26,12 @@ from shardscope.training.strategies.base import LossFunction, MicroBatch, RankSt
 
 
 class ParameterServerRank(RankStrategy):
-    """Servers hold the parameters and their optimizer; workers compute gradients on copies of them.
+    """Strategy in which servers hold parameters and optimizers, and workers compute gradients on copies.
 
-    The module of every rank holds a worker's copy; a server's own parameters are stored separately. All are equal
-    after a meeting (a synchronisation of all ranks), in which each server broadcasts its newest parameters. In a
-    synchronous run they are equal anyway, and a meeting changes nothing. Otherwise it is one more pull by every worker,
-    which continues from the newest parameters.
+    The module of every rank holds a worker's copy; a server's own parameters are stored separately. All copies are
+    equal after a meeting, which is a synchronisation of all ranks in which each server broadcasts its newest
+    parameters. In a synchronous run copies are equal anyway, so a meeting changes nothing. Otherwise it acts like an
+    additional pull by every worker, which continues from the newest parameters.
     """
 
     settings: parameter_server.ParameterServer
@@ -46,7 +46,7 @@ class ParameterServerRank(RankStrategy):
         self.buffers_from = workers[0]
         compressor = build_compressor(
             self.job
-        )  # the server's own, since its threads unpack while the worker packs
+        )  # separate for the server, since its threads unpack while the worker packs
         self.server: ParameterShardServer | None = None
         if context.rank < self.settings.servers:
             shard = self.shards[context.rank]
@@ -76,14 +76,14 @@ class ParameterServerRank(RankStrategy):
         return workers.index(self.context.rank) if self.context.rank in workers else None
 
     def build_optimizer(self) -> torch.optim.Optimizer:
-        """Build a stand-in whose learning rates the trainer sets; on a server it exposes the real optimizer's state."""
+        """Build a placeholder whose learning rates the trainer sets; on a server it shares the optimizer's state."""
         front = torch.optim.SGD(self.parameters, lr=self.job.optimizer.lr)
         if self.server is not None:
             front.state = self.server.optimizer.state
         return front
 
     def layer_signals(self, optimizer: torch.optim.Optimizer) -> list[LayerSignal]:
-        """Signals of this server's newest update, which need not belong to this rank's step; empty on other ranks."""
+        """Return the signals of this server's newest update, perhaps from another step; empty on other ranks."""
         server = self.server
         if server is None or not isinstance(server.optimizer, LayerwiseOptimizer):
             return []
@@ -171,8 +171,8 @@ class ParameterServerRank(RankStrategy):
             self.server.close()
 
     def held(self, optimizer: torch.optim.Optimizer) -> Held:
-        """Tensors by kind: a server's own and its buffers for every worker's gradients, in addition to the worker's."""
-        # a server's threads create the optimizer state at the first update
+        """Return tensors by kind; a server adds its own tensors and its receive buffers to those of the worker."""
+        # a server's threads create the optimizer state in the first update
         with nullcontext() if self.server is None else self.server.state:
             held = {kind: list(tensors) for kind, tensors in super().held(optimizer).items()}
         if self.server is not None:

@@ -1,4 +1,4 @@
-"""A worker's end of the parameter server: it sends requests to all servers at once, and waits for all answers."""
+"""A worker's client of the parameter servers, which sends requests to all servers and waits for all answers."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from shardscope.training.context import RankContext
 from shardscope.training.flat import copy_tensors_
 
 _FOR_OTHERS_S = 86400.0
-"""Seconds that a resting worker waits for slower ones. The servers fail after one time-out if a worker is silent; a
-worker whose gradient is to be applied waits two time-outs for them."""
+"""Time in seconds that a resting worker waits for slower ones. Servers fail if a worker sends nothing for one timeout;
+a worker waits two timeouts for the answer to a push."""
 
 
 class Client:
     """Client that pushes gradients to the servers and pulls parameters from them.
 
     Args:
-        job: The job that is trained.
-        context: Context of the worker's rank.
-        shards: The worker's own parameters, by the server that holds them.
-        link: Link to the servers.
+        job: The job to train.
+        context: The rank context of the worker.
+        shards: The worker's own parameters, grouped by server.
+        link: Message link to the servers.
         local: The server on this rank, if any.
         pushes: Format of the pushed gradients.
     """
@@ -63,10 +63,14 @@ class Client:
         self._timeout_s = job.timeout_s
 
     def exchange(self, step: int, *, finite: bool) -> tuple[float, bool]:
-        """Push the gradients of `step`, and pull parameters after they have been applied.
+        """Push the gradients of `step`, wait until they have been applied, and pull the new parameters.
+
+        Args:
+            step: Number of the step.
+            finite: Whether all gradients are finite; if not, servers skip the update.
 
         Returns:
-            The norm of the gradient if the servers clip, else 0, and whether any server skipped the update.
+            The norm of the gradient if the servers clip, else 0; and whether any server skipped the update.
 
         Raises:
             SpecError: A parameter has no gradient.
@@ -79,7 +83,7 @@ class Client:
         pushed = sum(message.payload.numel() * message.payload.element_size() for message in self._outbox)
         with self.context.meter.span("communication", "server_exchange", pushed + pulled):
             answers = self._ask(Kind.PUSH, step, finite=finite)
-            for s, inbox in self._inbox.items():  # the server on this rank has already written its own
+            for s, inbox in self._inbox.items():  # the server on this rank has already written its parameters
                 copy_tensors_(self.shards[s].parameters, self.shards[s].views(inbox.payload))
         return answers[0][1], any(skipped for _, _, skipped in answers)
 
@@ -90,7 +94,7 @@ class Client:
         return [*messages, *self.pushes.work_space]
 
     def rest(self, kind: Kind, step: int) -> int | None:
-        """Rest after `step` until all workers do; returns the step that all have finished, None if a worker ends."""
+        """Rest after `step` until all workers rest; return the step that all have finished, None if a worker ends."""
         answers = self._ask(kind, step)
         if answers[0][0] != AnswerKind.MET:
             return None
@@ -99,7 +103,7 @@ class Client:
         return int(answers[0][1])
 
     def _ask(self, kind: Kind, step: int, *, finite: bool = True) -> list[Header]:
-        """Send the same request to all servers; returns their answers."""
+        """Send the same request to all servers, and return their answers."""
         name, booked = "server_push" if kind == Kind.PUSH else None, kind.books(step)
         for message in self._outbox:
             message.write(kind, step, finite)

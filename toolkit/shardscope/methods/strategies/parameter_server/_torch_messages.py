@@ -1,7 +1,7 @@
 """Messages between workers and servers: a header of 24 bytes, followed by the values of a shard.
 
-The values of a shard lie flat in one message, tensor after tensor, so that each gradient and each set of parameters is
-one message to or from each server. Messages are in CPU memory, since gloo's point-to-point sends require it.
+A message contains all tensors of a shard as one flat tensor, so each push or pull is one message per server. Messages
+are in CPU memory, because gloo's point-to-point operations require it.
 """
 
 from __future__ import annotations
@@ -22,17 +22,23 @@ from shardscope.training.flat import views_of
 from shardscope.training.meter import OBSERVING, Traffic
 
 HEADER_BYTES = 24
-"""Bytes of a header, three float64: the kind of message and two values."""
+"""Size of a header, in bytes: three float64 numbers, the kind of message and two values."""
 TO_SERVER, TO_WORKER, SQUARES = (1 << 21) + 1, (1 << 21) + 2, (1 << 21) + 3
-"""Message tags, distinct from those of the rings."""
+"""Message tags, different from those of the rings."""
 
 
 class SilentPeer(ShardscopeError):
-    """A rank that is alive has sent nothing for too long, while others wait for it."""
+    """Error if a rank that is alive sends nothing for too long while others wait for it."""
 
 
 def wait_for(work: dist.Work, peer: str, patience_s: float, timeout_s: float) -> None:
     """Wait for a message from `peer`.
+
+    Args:
+        work: The pending receive.
+        peer: Description of the sender, for the error message.
+        patience_s: Seconds to wait.
+        timeout_s: The job's `timeout_s`, for the error message.
 
     Raises:
         SilentPeer: The message did not arrive within `patience_s` seconds.
@@ -49,10 +55,10 @@ def wait_for(work: dist.Work, peer: str, patience_s: float, timeout_s: float) ->
 
 
 class Kind(IntEnum):
-    """Kind of a worker's message to a server, sent with the worker's step and whether its gradient is finite.
+    """Kind of a worker's message to a server; the header also has the worker's step and whether its gradient is finite.
 
-    A push is answered with parameters after it has been applied. A rest (a pause, or the end) is answered after all
-    workers rest.
+    A push is answered with parameters once it has been applied. A rest (pause or end) is answered once all workers
+    rest.
     """
 
     PUSH = 0
@@ -60,12 +66,12 @@ class Kind(IntEnum):
     END = 2
 
     def books(self, step: int) -> int:
-        """The step to which a message is booked; rests are for evaluations, checkpoints or the end, so `OBSERVING`."""
+        """Return the step that a message's traffic counts towards; `OBSERVING` for rests."""
         return step if self is Kind.PUSH else OBSERVING
 
 
 class AnswerKind(IntEnum):
-    """Kind of a server's answer, sent with the gradient norm and whether the update was skipped, or the agreed step."""
+    """Kind of a server's answer; the header also has the gradient norm and whether it skipped, or the agreed step."""
 
     DONE = 0
     MET = 1
@@ -82,21 +88,21 @@ class Shard:
 
     @property
     def num_elements(self) -> int:
-        """Number of elements of all its tensors."""
+        """Total number of elements in all tensors."""
         return sum(parameter.numel() for parameter in self.parameters)
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of all its tensors."""
+        """The dtype of all tensors."""
         return self.parameters[0].dtype
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """Return views of a flat tensor in the shapes of this shard's tensors."""
+        """Split a flat tensor into views with the shapes of this shard's tensors."""
         return views_of(flat, self.parameters)
 
 
 def cut_into_shards(model: nn.Module, spec: ParameterServer) -> list[Shard]:
-    """Assign the trained parameters of `model`, as whole tensors, to the servers, balanced by size.
+    """Assign the trained parameters of `model` to the servers as whole tensors, balanced by size.
 
     Raises:
         SpecError: There are more servers than tensors, or the parameters have several dtypes.
@@ -104,9 +110,7 @@ def cut_into_shards(model: nn.Module, spec: ParameterServer) -> list[Shard]:
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     if len({p.dtype for _, p in named}) > 1:
         formats = ", ".join(sorted({str(p.dtype) for _, p in named}))
-        raise SpecError(
-            f"the model's parameters are {formats}; a parameter server needs one format for all of them"
-        )
+        raise SpecError(f"the model's parameters are {formats}; a parameter server needs a single dtype")
     if spec.servers > len(named):
         raise SpecError(
             f"strategy.servers={spec.servers} is more than the model has parameter tensors; use at most {len(named)}"
@@ -119,7 +123,12 @@ def cut_into_shards(model: nn.Module, spec: ParameterServer) -> list[Shard]:
 
 
 class MessageBuffer:
-    """Buffer for one message: `header` and `payload` are views of its `bytes`."""
+    """Buffer for one message; `header` and `payload` are views of `bytes`.
+
+    Args:
+        num_elements: Number of elements in the payload.
+        dtype: Dtype of the payload.
+    """
 
     def __init__(self, num_elements: int = 0, dtype: torch.dtype = torch.float32) -> None:
         self.bytes = torch.zeros(HEADER_BYTES + num_elements * dtype.itemsize, dtype=torch.uint8)
@@ -134,22 +143,23 @@ class MessageBuffer:
         return message
 
     def write(self, *header: float) -> None:
-        """Set the header; values not given are 0."""
+        """Set the header; missing values are 0."""
         self.header.zero_()
         for i, value in enumerate(header):
             self.header[i] = value
 
     def read(self) -> tuple[int, float, float]:
-        """Return the header: the kind, and two values."""
+        """Return the header: the kind of message and two values."""
         kind, first, second = self.header.tolist()
         return int(kind), first, second
 
 
 @dataclass
 class MessageLink:
-    """Metered messages between the ranks of a group: payloads under a given name, headers as ``server_control``.
+    """Metered messages between the ranks of a group.
 
-    Both ends book a message to the `step` of the worker whose gradient it concerns, regardless of their own step.
+    Payloads are counted under a given name, and headers as ``server_control``. Both ends count a message towards the
+    `step` of the worker whose gradient it concerns, regardless of their own step.
     """
 
     group: MeteredProcessGroup
@@ -160,25 +170,33 @@ class MessageLink:
     def send(
         self, message: MessageBuffer, peer: int, tag: int, name: str | None = None, *, step: int
     ) -> dist.Work:
-        """Send a message, with its payload if a `name` is given. The message must not change until the work is done."""
+        """Send a message, without its payload if `name` is None. It must not change until the returned work is done.
+
+        Args:
+            message: The message.
+            peer: Rank of the receiver.
+            tag: Message tag.
+            name: Name under which the payload is counted; None to send only the header.
+            step: Step that the traffic counts towards.
+        """
         self._count("server_control", peer, HEADER_BYTES, is_message=name is None, step=step)
         if name is not None:
             self._count(name, peer, message.bytes.numel() - HEADER_BYTES, step=step)
         return self._transport.send([message.bytes if name else message.bytes[:HEADER_BYTES]], peer, tag)
 
     def post(self, message: MessageBuffer, peer: int, tag: int) -> dist.Work:
-        """Post a receive for a message of at most this size."""
+        """Post a receive for a message that is at most as large as `message`."""
         return self._transport.recv([message.bytes], peer, tag)
 
     def received(self, name: str | None, num_bytes: int, *, step: int) -> None:
-        """Count a received message: a header, and `num_bytes` of payload under `name` if given."""
+        """Count a received message: its header, and `num_bytes` of payload unless `name` is None."""
         meter = self.group.meter
         meter.count("server_control", Traffic(HEADER_BYTES, received_bytes=HEADER_BYTES), step=step)
         if name is not None:
             meter.count(name, Traffic(num_bytes, received_bytes=num_bytes, calls=1), step=step)
 
     def sum_over(self, ranks: Sequence[int], value: Tensor) -> Tensor:
-        """Sum a small float64 tensor over some ranks, including this one; all ranks add in the same order."""
+        """Sum a small float64 tensor over `ranks`, which include this one; all add in the same order."""
         own, others = self.group.rank(), [rank for rank in ranks if rank != self.group.rank()]
         rows = {rank: torch.empty_like(value, device="cpu") for rank in others}
         rows[own] = value.cpu()
@@ -193,9 +211,9 @@ class MessageLink:
         return sum((rows[rank] for rank in sorted(rows)[1:]), rows[min(rows)]).to(value.device)
 
     def abort(self) -> None:
-        """Abort, with an error, all waits of this process for messages, and its peers' waits for it.
+        """Abort all waits for messages in this process, and its peers' waits for it, with an error.
 
-        gloo has no call for this, but closes all connections when a wait times out.
+        gloo has no function for this, but it closes all connections when a wait times out.
         """
         peer = (self.group.rank() + 1) % self.group.size()
         nothing = self._transport.recv([torch.empty(1)], peer, SQUARES + 1)

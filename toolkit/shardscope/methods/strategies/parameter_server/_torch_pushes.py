@@ -1,9 +1,9 @@
 """Payload of a worker's push: its gradients, uncompressed or packed.
 
-Both ends use these classes: the worker writes a shard's gradients into its message, and the server reads those of
-several workers and averages them. A packed push is unpacked by the server that receives it; the residual stays with the
-worker, and is added to its next gradient. A worker on the rank of a server packs as all others do, so that the
-placement of servers does not change the result.
+Both ends use these classes. A worker writes a shard's gradients to its message, and the server averages the gradients
+from several messages. With compression, the server unpacks the packets, while the worker keeps the residual and adds it
+to its next gradient. A worker on a server's rank packs its gradients like all others, so that the placement of servers
+does not change the result.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Pushed = tuple[int, Tensor]
 
 
 class Pushes:
-    """Uncompressed gradients."""
+    """Payload of uncompressed gradients."""
 
     def room(self, shard: Shard) -> MessageBuffer:
         """Allocate a message for a push to the server of `shard`."""
@@ -34,7 +34,13 @@ class Pushes:
         copy_tensors_(shard.views(payload), gradients)
 
     def mean_(self, shard: Shard, pushed: Mapping[int, Pushed], out: Tensor) -> None:
-        """Write the mean over these workers, summed in order of rank, to the flat tensor `out`."""
+        """Sum the gradients of all workers in rank order, and write their mean to `out`.
+
+        Args:
+            shard: The server's shard.
+            pushed: Step and payload of each worker's push.
+            out: Flat tensor for the mean.
+        """
         for i, worker in enumerate(sorted(pushed)):
             payload = pushed[worker][1]
             _ = out.add_(payload) if i else out.copy_(payload)
@@ -48,10 +54,10 @@ class Pushes:
 
 @dataclass
 class PackedPushes(Pushes):
-    """Gradients packed by a compressor, each shard in one packet of exact size.
+    """Payload of gradients that a compressor packs, one packet per shard.
 
     Args:
-        compressor: The compressor of this end.
+        compressor: The compressor of this worker or server.
         carrier: Provides the seed, this rank's position, and the meter; nothing is sent through it.
     """
 

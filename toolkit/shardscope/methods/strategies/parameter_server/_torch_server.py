@@ -1,9 +1,9 @@
-"""One server: a shard of the parameters, its optimizer, and the workers it serves.
+"""One server, which holds a shard of the parameters and its optimizer, and serves the workers.
 
-Each remote worker is served by its own thread, so that a dead worker is noticed at once: gloo ends a wait for a given
-rank when that rank is gone, but not a wait for any rank. A worker on the server's own rank passes its gradient in
-memory. The thread that receives the last gradient needed for an update performs the update, under the server's one
-lock. An error in a thread is stored, ends all waits of the process, and is raised in the main thread's wait.
+Each remote worker is served by its own thread, so that a dead worker is noticed at once: gloo ends a wait for a
+specific rank when that rank exits, but not a wait for any rank. A worker on the server's own rank passes its gradient
+in memory. The thread that receives the last gradient needed for an update performs the update, holding the server's
+only lock. An error in a thread is stored, ends all waits of the process, and is raised where the main thread waits.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class ParameterShardServer:
     """Server that holds a shard of the parameters, and applies gradients to it as they arrive.
 
     Args:
-        job: The job that is trained.
-        context: Context of the server's rank.
-        shard: The server's tensors; it starts from their current values, in separate memory.
-        link: Link to the workers.
-        on_update: Called after each update with whether it was skipped.
+        job: The job to train.
+        context: The rank context of the server.
+        shard: The server's tensors; their current values are copied as initial values.
+        link: Message link to the workers.
+        on_update: Function called after each update, with True if the update was skipped.
         pushes: Format of the pushed gradients.
     """
 
@@ -86,7 +86,7 @@ class ParameterShardServer:
         self._resting: dict[int, tuple[Kind, int]] = {}
         self._awaited: set[int] = set()
         self._sends: list[tuple[dist.Work, MessageBuffer]] = []
-        self._answer: Header | None = None  # to the worker on this rank
+        self._answer: Header | None = None  # for the worker on this rank
         self._threads: list[threading.Thread] = []
         self._granted = self._met = self._left = self._agreed = (
             0  # meetings granted, entered and left by this rank
@@ -94,7 +94,7 @@ class ParameterShardServer:
         self._limit: int | None = None  # the last step that may be served; None for no limit
 
     def take_over(self, tensors: Sequence[Tensor]) -> None:
-        """Start from these values of the shard's tensors."""
+        """Overwrite the server's parameters with these values of the shard's tensors."""
         copy_tensors_(self.parameters, tensors)
         self.message.payload.copy_(self.flat)
 
@@ -105,18 +105,19 @@ class ParameterShardServer:
 
     @property
     def _reduce_square(self) -> ReduceSquares | None:
-        """Function that sums squares over synchronous servers; None if a single server sees whole gradients."""
+        """Function that sums squares over synchronous servers; None if a single server receives whole gradients."""
         if self.spec.servers == 1 or not self.spec.clips_at_servers:
             return None
         return lambda square: self.link.sum_over(range(self.spec.servers), square)
 
-    # The main thread's side.
+    # Called by the main thread.
 
     def resume(self, step: int | None = None) -> None:
-        """Listen to the workers after a meeting, or for the first time.
+        """Start to serve the workers, or continue after a meeting.
 
-        In a synchronous run, serve only up to `step`, so that no worker is ahead of this rank's step: this rank may be
-        the one that decides when all stop, and the traffic it receives is counted in its step.
+        In a synchronous run, serve only up to `step`, so that no worker gets ahead of this rank. The reason is that
+        this rank may decide when all ranks stop, and that the traffic which it receives counts towards its current
+        step.
         """
         with self.state:
             self._limit = step if self.spec.bound == 0 else None
@@ -137,19 +138,19 @@ class ParameterShardServer:
             thread.start()
 
     def serve(self, step: int) -> bool:
-        """Serve until the slowest worker has finished `step`. Returns False if all workers have ended before."""
+        """Serve until the slowest worker has finished `step`. Return False if all workers ended before that."""
         self.resume(step)
         self._wait(lambda: self.ended or min(self.clocks.values()) >= step)
         return min(self.clocks.values()) >= step
 
     def synchronize(self) -> int:
-        """Serve until all workers rest; returns the step that all have finished. For a rank that only serves."""
+        """Serve until all workers rest, and return the step that all have finished; for dedicated servers."""
         self.resume()
         self._wait(lambda: self._granted > self._met)
         return self.enter_meeting()
 
     def enter_meeting(self) -> int:
-        """Enter the meeting and return the agreed step. The server listens to no worker until `resume`."""
+        """Enter the meeting and return the agreed step. No worker is served until `resume` is called."""
         with self.state:
             self._met += 1
             return self._agreed
@@ -173,7 +174,7 @@ class ParameterShardServer:
             if self.failure is not None:
                 raise self.failure
 
-    # The threads' side.
+    # Called by the threads that serve workers.
 
     def _attend(self, worker: int) -> None:
         try:
@@ -191,7 +192,7 @@ class ParameterShardServer:
             self.link.abort()
 
     def _listens_to(self, worker: int) -> bool:
-        """Wait until a message of this worker may be received; False if no more messages will come."""
+        """Wait until this worker's next message may be received; return False if no more messages will arrive."""
 
         def is_its_turn() -> bool:
             in_meeting = self._granted > self._left
@@ -203,9 +204,13 @@ class ParameterShardServer:
             return not self.ended and self.failure is None
 
     def receive(self, worker: int, message: MessageBuffer) -> None:
-        """Process a worker's message, and perform updates and meetings that are now due.
+        """Process a worker's message, and perform updates and meetings that are due.
 
-        A push's payload is kept until it is applied.
+        The payload of a push is kept until it is applied.
+
+        Args:
+            worker: Rank of the worker.
+            message: The message; see `Kind`.
         """
         kind, step, finite = message.read()
         is_remote = worker != self.context.rank
@@ -245,7 +250,7 @@ class ParameterShardServer:
         self._answer_pushes(workers, (AnswerKind.DONE, norm, float(skipped)))
 
     def _update(self, workers: list[int]) -> float:
-        """Update with the mean of these workers' gradients; returns its norm if it is clipped here, else 0."""
+        """Apply the mean of these workers' gradients; return its norm if it is clipped here, else 0."""
         with self.context.meter.span("compute", "server_update"):
             pushed = {worker: (self._pushed[worker][0], self._pushed[worker][2]) for worker in workers}
             self.pushes.mean_(self.shard, pushed, self.total)
@@ -265,7 +270,7 @@ class ParameterShardServer:
         return norm
 
     def _set_rates(self, workers: list[int]) -> None:
-        """Set the learning rates: each gradient contributes 1/m of the scheduled rate at its worker's step."""
+        """Set the learning rates: each of m workers' gradients adds 1/m of the scheduled rate at its worker's step."""
         job = self.job
         factors = [job.lr_schedule.factor(self._pushed[worker][0], job.steps) for worker in workers]
         for group, base in zip(self.optimizer.param_groups, self._base_lrs, strict=True):
@@ -278,7 +283,7 @@ class ParameterShardServer:
             if worker != self.context.rank:
                 self._send(worker, self.message, "server_pull", step=self._pushed[worker][0])
         self.admission.pull(workers)
-        if self.context.rank in workers:  # that worker is waiting, so its parameters can be written
+        if self.context.rank in workers:  # this worker is waiting, so its parameters may be overwritten
             copy_tensors_(self.shard.parameters, self.shard.views(self.message.payload))
             self._answer = (
                 header  # last, so that the worker continues only after this step's messages are counted
@@ -291,7 +296,7 @@ class ParameterShardServer:
         self._awaited.add(worker)
 
     def _wait_for_sends(self) -> None:
-        """Wait until all sends are done, since parameters being sent must not change; the receivers are waiting."""
+        """Wait until all sends are done, because parameters must not change while they are sent."""
         for work, _ in self._sends:
             work.wait()
         self._sends.clear()
@@ -299,7 +304,7 @@ class ParameterShardServer:
     # Meetings.
 
     def _end_rests(self) -> None:
-        """Answer resting workers: all of them after all rest, and those that only pause as soon as any worker ends."""
+        """Answer resting workers: all of them once all rest, and those that pause as soon as any worker ends."""
         kinds = {kind for kind, _ in self._resting.values()}
         if len(self._resting) == len(self.workers) and len(kinds) == 1:
             self._agreed = min(step for _, step in self._resting.values())

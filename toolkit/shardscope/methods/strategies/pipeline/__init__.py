@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from shardscope.spec.model.step import PipelinePiece, StepTrace
 
 _MOST_LISTED = 1 << 16
-"""Largest number of operations in a schedule table made for a prediction."""
+"""Largest number of operations in a schedule table that is built for a prediction."""
 _MOST_CHECKED = 4096
 """Largest product of micro-batches and ranks for which the order of operations is checked before a launch."""
 
 
 class Pipeline(Strategy):
-    """The layers cut into stages over the ranks; micro-batches flow through them, forward and backward.
+    """Layers are split into stages on different ranks; micro-batches pass through all stages, forward and backward.
 
-    All ranks work on the whole batch: the first stage reads its inputs, the last one its targets. A user's model must
+    All ranks work on the whole batch: the first stage reads its inputs, the last stage its targets. A user's model must
     be an `nn.Sequential`, or have a method ``pipeline_layers()`` that returns its layers as (name, module) in order.
     """
 
@@ -44,13 +44,14 @@ class Pipeline(Strategy):
     look = MethodStyle("#a35a3a", "longdashdot", "hexagon")
 
     schedule: AnyPipelineSchedule = Field(default_factory=lambda: PipelineSchedule("1f1b"))
-    """The order of forwards and backwards: a schedule, or its name."""
+    """The order of forward and backward passes: a schedule, or its name."""
     virtual_stages: int | None = Field(default=None, ge=1, le=64)
-    """Stages that each rank holds; None means the schedule's default."""
+    """Number of stages on each rank; None means the schedule's default."""
     microbatches: Count | None = None
-    """Micro-batches of one pass through the pipeline; None means all of a step, fewer make several passes."""
+    """Micro-batches in one pass through the pipeline; None means all of a step, and fewer mean several passes."""
     split: Literal["time", "memory", "even"] | tuple[CountOrZero, ...] = "time"
-    """How layers are cut into stages: by measured time, by memory, evenly by count, or as the layers of each stage."""
+    """How layers are split into stages: by measured time, by memory, evenly by number, or as a tuple with the number of
+    layers in each stage."""
 
     @model_validator(mode="after")
     def _possible_stages(self) -> Self:
@@ -60,59 +61,59 @@ class Pipeline(Strategy):
 
     @property
     def label(self) -> str:
-        """Strategy and schedule, such as ``pipeline:1f1b``."""
+        """Name of strategy and schedule, such as ``pipeline:1f1b``."""
         return f"{self.name}:{self.schedule.name}"
 
     @property
     def stages_per_rank(self) -> int:
-        """Stages that each rank holds, with the default filled in."""
+        """Number of stages on each rank, with the default filled in."""
         return self.virtual_stages or self.schedule.default_stages
 
     def degrees(self, world_size: int) -> Mapping[str, Any]:
-        """Layout: pipeline parallelism only."""
+        """Return the degrees of the layout: pipeline parallelism only."""
         stages = {"virtual_stages": self.stages_per_rank} if self.schedule.most_stages is None else {}
         return {"pipeline": world_size, "schedule": self.schedule.name, **stages}
 
     def num_data_ranks(self, world_size: int) -> int:
-        """1: all ranks work on the same batch."""
+        """Return 1, because all ranks work on the same batch."""
         return 1
 
     def stage_ranks(self, world_size: int) -> tuple[int, ...]:
-        """Return the rank that holds each stage, in the order of the stages."""
+        """Return the rank that holds each stage, in stage order."""
         return self.schedule.stage_ranks(world_size, self.stages_per_rank)
 
     def role(self, rank: int, world_size: int) -> str:
-        """``stage 2``, or ``stages 1 and 6``."""
+        """Return the stages of a rank in words, such as ``stage 2`` or ``stages 1 and 6``."""
         held = [str(stage) for stage, at in enumerate(self.stage_ranks(world_size)) if at == rank]
         if len(held) == 1:
             return f"stage {held[0]}"
         return f"stages {', '.join(held[:-1])} and {held[-1]}"
 
     def passes(self, num_micro_batches: int) -> int:
-        """Number of passes through the pipeline in a step of `num_micro_batches` micro-batches."""
+        """Return the number of passes through the pipeline in a step with `num_micro_batches` micro-batches."""
         return num_micro_batches // (self.microbatches or num_micro_batches)
 
     def suggested_micro_batch(self, global_batch: int, world_size: int) -> int | None:
-        """Largest size with at least two micro-batches per rank; if none, the largest that the schedule accepts."""
+        """Return the largest size with at least two micro-batches per rank; if none, the largest that is accepted."""
         fitting = self._fitting_micro_batches(global_batch, world_size)
         several = [size for size in fitting if global_batch // size >= 2 * world_size]
         return next(iter(several or fitting), None)
 
     def _fitting_micro_batches(self, global_batch: int, world_size: int) -> list[int]:
-        """Micro-batch sizes that the schedule accepts, the largest first."""
+        """Return the micro-batch sizes that the schedule accepts, largest first."""
         sizes = reversed(divisors(global_batch))
         return [size for size in sizes if self.schedule.accepts(global_batch // size, world_size)]
 
     @property
     def hides_noise_because(self) -> str:
-        """Why the gradient noise scale cannot be measured."""
+        """Why the gradient noise scale cannot be measured under this strategy."""
         return "each rank holds the gradients of its own stages only"
 
     def check(self, job: Job) -> None:
         """Refuse too few micro-batches, too few layers, and an explicit split that does not add up.
 
         Raises:
-            SpecError: The job is not valid; names the field, the value and a remedy.
+            SpecError: The job is invalid; the message names the field, its value and a remedy.
         """
         if self.schedule.is_here:
             self._check_microbatches(job)
@@ -139,7 +140,7 @@ class Pipeline(Strategy):
         )
 
     def _check_order(self, job: Job) -> None:
-        """Check the order of operations if torch has no such schedule; a huge one is checked only by the ranks."""
+        """Check the order of operations if torch lacks the schedule; very long ones are checked only by the ranks."""
         count = self.microbatches or job.num_micro_batches
         if self.schedule.torch_class is None and count * job.world_size <= _MOST_CHECKED:
             from shardscope.analytic.schedules import build
@@ -147,7 +148,7 @@ class Pipeline(Strategy):
             build(self.schedule, job.world_size, count, self.stages_per_rank)
 
     def _way_out(self, job: Job) -> str:
-        """Settings with the largest micro-batch that the schedule accepts, for an error message."""
+        """Return settings for an error message, with the largest micro-batch that the schedule accepts."""
         size = job.batch.global_batch
         fitting = self._fitting_micro_batches(size, job.world_size)
         if not fitting:
@@ -170,11 +171,11 @@ class Pipeline(Strategy):
 
     @property
     def ranks_meet(self) -> bool:
-        """False: stages send only to their neighbours, each at its own time."""
+        """False, because stages send only to their neighbours, each at its own time."""
         return False
 
     def split_of(self, trace: StepTrace, job: Job) -> tuple[int, ...]:
-        """Number of layers in each stage. If the split is by measured time, FLOP are used as a substitute."""
+        """Return the number of layers in each stage; FLOPs replace times if the split is by measured time."""
         pieces, num_stages = trace.pieces, job.world_size * self.stages_per_rank
         if isinstance(self.split, tuple):
             return self.split
@@ -192,13 +193,13 @@ class Pipeline(Strategy):
         return optimal_split([a + b for a, b in zip(states, stored, strict=True)], num_stages)
 
     def stages(self, step: JobStep) -> list[tuple[int, Sequence[PipelinePiece]]]:
-        """Return the rank and the layers of each stage."""
+        """Return the rank and the layers of each stage, in stage order."""
         ends = accumulate(self.split_of(step.trace, step.job))
         pieces, ranks = step.trace.pieces, self.stage_ranks(step.world_size)
         return [(rank, pieces[a:b]) for rank, (a, b) in zip(ranks, pairwise([0, *ends]), strict=True)]
 
     def _table(self, step: JobStep) -> ScheduleTable | None:
-        """Schedule table of one pass; None if it has too many operations to list."""
+        """Return the schedule table of one pass; None if it would have too many operations."""
         from shardscope.analytic.schedules import build
 
         count = self.microbatches or step.micro_batches
@@ -207,10 +208,10 @@ class Pipeline(Strategy):
         return build(self.schedule, step.world_size, count, self.stages_per_rank)
 
     def activations(self, step: JobStep) -> list[float] | None:
-        """Activation bytes of each rank: micro-batches in flight times those saved by each stage, and the loss.
+        """Return the activation bytes of each rank: those saved for all micro-batches in flight, and the loss.
 
-        It is an upper bound if blocks are recomputed, or if the backward pass is split, since its first part frees some
-        activations.
+        This is an upper bound if blocks are recomputed, or if the backward pass is split, because its first part frees
+        some activations.
         """
         table = self._table(step)
         if not step.trace.pieces or table is None:
@@ -222,7 +223,7 @@ class Pipeline(Strategy):
         return list(table.peak_activation(stage_sizes=stages))
 
     def work(self, step: JobStep) -> list[Work]:
-        """Work of each rank: its share of all FLOP, and the bubble, which is negligible for huge schedules."""
+        """Return the work of each rank: its share of all FLOPs, and the bubble, neglected for huge schedules."""
         if not step.trace.pieces:
             return [Work(1.0 / step.world_size)] * step.world_size
         flops = [0.0] * step.world_size
@@ -234,9 +235,9 @@ class Pipeline(Strategy):
         return [Work(share, share * bubble / (1.0 - bubble)) for share in shares]
 
     def traffic(self, step: JobStep) -> Traffic | None:
-        """Traffic of activations and their gradients between stages, of gradients of tied parameters, and of norms.
+        """Return the traffic of activations and their gradients, of gradients of tied parameters, and of norms.
 
-        It is an estimate if layers are cut by measured time and their outputs differ in size.
+        This is an estimate if layers are split by measured time and their outputs differ in size.
         """
         from shardscope.analytic.communication.pipeline import pipeline_traffic, tied_traffic
         from shardscope.analytic.communication.traffic import together
@@ -266,9 +267,9 @@ class Pipeline(Strategy):
         return together([crossing, *tied, *norm_traffic(step, of_layers=False)])
 
     def states(self, step: JobStep) -> RankStates | None:
-        """States of each rank's own layers; a tied parameter is on every rank that uses it.
+        """Return the bytes of the states of each rank's own layers; a tied parameter is on every rank that uses it.
 
-        It is an estimate if layers are cut by measured time.
+        This is an estimate if layers are split by measured time.
         """
         from shardscope.analytic.memory.stages import pipeline_states
 
@@ -285,6 +286,12 @@ class Pipeline(Strategy):
 
 def check_split(split: str | tuple[int, ...], num_layers: int, num_stages: int, *, of: str) -> None:
     """Refuse a split that does not fit the number of layers.
+
+    Args:
+        split: A value of `Pipeline.split`.
+        num_layers: Number of layers in the model.
+        num_stages: Number of stages on all ranks.
+        of: Description of the model, for the error message.
 
     Raises:
         SpecError: There are fewer layers than stages, or an explicit split does not add up to the number of layers.

@@ -1,11 +1,11 @@
-"""Pipeline strategy: the model cut into stages, run by torch's own schedules.
+"""Pipeline strategy: a model split into stages, run by torch's own schedules.
 
-    setup     cut the model, free the layers of other ranks, make torch's stages and schedule
+    setup     split the model, free the layers of other ranks, create torch's stages and schedule
     step      one or more passes of micro-batches through the pipeline; sum tied gradients; clip and update
     evaluate  pass activations from stage to stage
 
-Every rank updates its own parameters. The global norm is summed over all ranks in one all-reduce of one number. Trust
-ratios need no communication, since a tensor is never sharded. A parameter tied between two stages (GPT's token
+Every rank updates its own parameters. The global norm takes one all-reduce of a single number. Trust ratios need no
+communication, because tensors are never sharded. A parameter tied between two stages (GPT's token
 embedding and head) is held by both ranks; their gradients are summed, so both copies stay equal, and only one is
 counted in the norm.
 """
@@ -34,7 +34,7 @@ _PLACEHOLDER = "_no_parameters_on_this_rank"
 
 
 class PipelineRank(RankStrategy):
-    """Pipeline strategy: micro-batches flow through stages of layers, forward and backward."""
+    """Pipeline strategy: micro-batches pass through stages of layers, forward and backward."""
 
     settings: pipeline.Pipeline
     lockstep = True
@@ -79,7 +79,7 @@ class PipelineRank(RankStrategy):
         return [stage for stage, rank in enumerate(self.stage_ranks) if rank == self.context.rank]
 
     def _placeholder(self, model: nn.Module) -> nn.Parameter:
-        """Parameter of one element for a rank without parameters, so that it has an optimizer and joins every norm."""
+        """Return a one-element parameter for a rank without any, so that it has an optimizer and joins all norms."""
         placeholder = nn.Parameter(
             torch.zeros(1, dtype=self.precision.weight_dtype, device=self.context.device)
         )
@@ -87,7 +87,7 @@ class PipelineRank(RankStrategy):
         return placeholder
 
     def _share(self) -> None:
-        """Make a ring over the ranks that hold copies of each tied parameter; the lowest rank counts it in norms."""
+        """Create a ring for each tied parameter over the ranks that hold a copy; the lowest rank counts it in norms."""
         tied = {
             name: ranks for name, ranks in self.cut.holders.items() if len(ranks) > 1 and name in self.names
         }
@@ -137,7 +137,7 @@ class PipelineRank(RankStrategy):
         )
 
     def _agree_on_overflow(self) -> None:
-        """Make all ranks skip the step if a gradient overflows on one rank (fp16)."""
+        """Make all ranks skip a step if a gradient overflows on any rank (fp16)."""
         self.precision.share_overflow = largest_over_ranks
 
     @property
@@ -158,7 +158,7 @@ class PipelineRank(RankStrategy):
 
     @property
     def reports_layer_signals(self) -> bool:
-        """True: each rank has its own layers."""
+        """True, because each rank has its own layers."""
         return True
 
     def layer_signals(self, optimizer: torch.optim.Optimizer) -> list[LayerSignal]:
@@ -178,7 +178,7 @@ class PipelineRank(RankStrategy):
         self.loss_function, self.parts = loss_function, len(micro_batches)
         self.precision.scale(
             torch.zeros(1, device=self.context.device)
-        )  # a GradScaler must scale something before it steps
+        )  # a GradScaler must scale a tensor before its step
         for first in range(0, self.parts, self.in_a_pass):
             self.recorder.first = first
             self._pass(micro_batches[first : first + self.in_a_pass])
@@ -207,7 +207,7 @@ class PipelineRank(RankStrategy):
             raise
 
     def _loss(self, output: Any, index: Tensor) -> Tensor:
-        """Return the loss for `backward`: the contribution of micro-batch `index` to the mean over the global batch."""
+        """Return the loss for `backward`: what micro-batch `index` contributes to the mean over the global batch."""
         with self.recorder.loss(), self.precision.autocast():
             loss = self.loss_function(output, self.targets[int(index)])
         self.losses.append(loss.detach())
@@ -239,7 +239,7 @@ class PipelineRank(RankStrategy):
         return {}  # each tensor is already on the rank that trains it
 
     def _predict(self, inputs: Any) -> Any:
-        """Run the forward pass; returns the outputs on the rank of the last stage."""
+        """Run the forward pass; return the outputs on the rank of the last stage, and None on others."""
         x = inputs
         rank, last = self.context.rank, len(self.stage_ranks) - 1
         for index, stage in self.stages.items():
@@ -285,10 +285,10 @@ class PipelineRank(RankStrategy):
 
 
 def _boundary(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Message formats for torch: contiguous meta tensors that always require a gradient.
+    """Return meta tensors that tell torch the shapes and dtypes of messages; they always require a gradient.
 
-    A preceding stage that needs no gradient (frozen or without parameters) drops it. Without a gradient, torch's split
-    backward pass would leave out the weights of the next stage.
+    A preceding stage that needs no gradient (frozen or without parameters) discards it. If messages required none,
+    torch's split backward pass would leave out the weights of the next stage.
     """
     return tuple(
         torch.empty(tensor.shape, dtype=tensor.dtype, device="meta").requires_grad_(
@@ -299,5 +299,5 @@ def _boundary(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def _saved(key: str, value: Any) -> bool:
-    """Whether to save an entry in a checkpoint: not if another rank holds it, or it is a placeholder."""
+    """Return whether a checkpoint contains an entry: not if another rank holds it, or if it is a placeholder."""
     return _PLACEHOLDER not in key and not (isinstance(value, Tensor) and value.device.type == "meta")

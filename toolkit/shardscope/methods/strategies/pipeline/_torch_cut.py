@@ -1,7 +1,7 @@
 """Assign layers to ranks, and free the rest of the model on each rank.
 
-Every rank builds the whole model from the same seed, so all ranks compute the same cut without communication, except
-for the measured times, which rank 0 broadcasts. Then each rank keeps the parameters of its own stages; all others move
+Every rank builds the whole model from the same seed, so all ranks compute the same split without communication, except
+that rank 0 broadcasts measured times. Then each rank keeps the parameters of its own stages; all others move
 to the meta device and take no memory. The module keeps its structure, and thus the names of all parameters.
 """
 
@@ -26,12 +26,12 @@ from shardscope.training.models.in_order import Layers, layers_in_order
 
 @dataclass(frozen=True)
 class StagedModel:
-    """A model in stages.
+    """A model split into stages.
 
     Attributes:
         stages: The layers of each stage.
         outputs: The output tensors of each stage for one micro-batch, on the meta device: a single tensor, except for
-            the last stage, whose outputs go to the loss.
+            the last stage, whose outputs are passed to the loss.
         holders: The ranks that hold each parameter, by its name in the whole model; several if it is tied.
     """
 
@@ -46,10 +46,17 @@ class StagedModel:
 
 
 def cut(model: nn.Module, inputs: Any, autocast: Autocast, job: Job, context: RankContext) -> StagedModel:
-    """Find the layers of `model` and assign them to stages; called by all ranks.
+    """Find the layers of `model` and assign them to stages; must be called by all ranks.
+
+    Args:
+        model: The whole model.
+        inputs: Inputs of one micro-batch.
+        autocast: Function that returns the autocast context of the job's precision.
+        job: The job.
+        context: Context of this rank.
 
     Raises:
-        SpecError: The model cannot be cut, or not into this number of stages.
+        SpecError: The model cannot be split, or not into this number of stages.
     """
     settings = job.strategy
     assert isinstance(settings, Pipeline)
@@ -82,7 +89,7 @@ def _split(
 
 
 def _state_bytes(layer: nn.Module, job: Job) -> float:
-    """Bytes of a layer's parameters, gradients and optimizer moments."""
+    """Return the bytes of a layer's parameters, gradients and optimizer moments."""
     copies = 2 + job.optimizer.states.tensors
     return sum(p.nbytes * (copies if p.requires_grad else 1) for p in layer.parameters())
 
@@ -97,7 +104,7 @@ def _holders(model: nn.Module, stages: Sequence[Layers], ranks: Sequence[int]) -
 
 
 def let_go(model: nn.Module, keep: Sequence[nn.Module]) -> None:
-    """Move all parameters and buffers of `model` that no module in `keep` uses to the meta device, in place."""
+    """Move to the meta device, in place, all parameters and buffers of `model` that no module in `keep` uses."""
     kept = {id(tensor) for module in keep for tensor in (*module.parameters(), *module.buffers())}
     gone: dict[int, Tensor] = {}  # keeps tied tensors tied
     for module in model.modules():

@@ -1,7 +1,7 @@
-"""Send and receive activations between stages in an evaluation.
+"""Send and receive activations between stages during evaluation.
 
-In training, the shapes of messages are known to all ranks. The last micro-batch of an evaluation may be smaller, so
-here each message is preceded by a header with its shape and dtype.
+In training, all ranks know the shapes of messages. In an evaluation, the last micro-batch may be smaller, so each
+message is preceded by a header with its shape and dtype.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from shardscope.training.context import RankContext
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _MOST_DIMS = 8
-_TAG = 1 << 19  # distinct from the tags of training
+_TAG = 1 << 19  # different from the tags used in training
 
 
 def hand_on(x: Tensor, peer: int, context: RankContext) -> None:
@@ -26,7 +26,7 @@ def hand_on(x: Tensor, peer: int, context: RankContext) -> None:
 
 
 def take_over(peer: int, context: RankContext) -> Tensor:
-    """Receive a tensor that `peer` sends with `hand_on`."""
+    """Receive a tensor that rank `peer` sends with `hand_on`."""
     assert context.group is not None
     header = torch.empty(2 + _MOST_DIMS, dtype=torch.int64)
     context.group.recv([header], peer, _TAG).wait()

@@ -1,4 +1,4 @@
-"""Probe the cost and the output of each layer with one micro-batch, one layer at a time."""
+"""Measure the cost and record the output of each layer, one layer at a time, with one micro-batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shardscope.training.models.in_order import Layers
 from shardscope.training.tensors_in import tensors_in
 
 REPEATS = 3
-"""Number of measurements, of which the fastest counts, since disturbances only make a measurement slower."""
+"""Number of measurements; the fastest is used, because disturbances only make measurements slower."""
 
 Autocast = Callable[[], AbstractContextManager[Any]]
 
@@ -28,7 +28,7 @@ class LayerProbe:
     """Result of probing one layer with one micro-batch."""
 
     outputs: list[Tensor]
-    """Output tensors, on the meta device: a single tensor, or all tensors in the output of the last layer."""
+    """Output tensors, on the meta device: a single tensor, or for the last layer all tensors in its output."""
     stored_bytes: int
     """Bytes of activations saved for the backward pass."""
     seconds: float
@@ -38,7 +38,14 @@ class LayerProbe:
 def probe(
     model: nn.Module, layers: Layers, inputs: Any, autocast: Autocast, *, measure: bool
 ) -> list[LayerProbe]:
-    """Probe all layers, feeding the output of each into the next; the model is left unchanged.
+    """Probe all layers, with the output of each as input of the next; the model is left unchanged.
+
+    Args:
+        model: The whole model.
+        layers: Its layers, in order.
+        inputs: Inputs of one micro-batch.
+        autocast: Function that returns the autocast context of the job's precision.
+        measure: Whether to measure times.
 
     Raises:
         SpecError: A layer's output is not a floating-point tensor, which a pipeline cannot send or differentiate.
@@ -77,7 +84,7 @@ def _stored_bytes(layer: nn.Module, x: Any) -> tuple[int, Any]:
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage  # kept alive, so that no address is reused
+            kept[storage.data_ptr()] = storage  # keep it alive, so that its address is not reused
         return tensor
 
     with saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -107,7 +114,7 @@ def _finish(device: torch.device) -> None:
 
 @contextmanager
 def _untouched(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Restore buffers (running statistics) and the random state afterwards."""
+    """Context that restores buffers (such as running statistics) and the random state when it ends."""
     before = [(buffer, buffer.clone()) for buffer in model.buffers()]
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         yield

@@ -1,4 +1,4 @@
-"""A pipeline stage for torch's schedules that records every operation."""
+"""Pipeline stages for torch's schedules that record every operation."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ def schedule_of(
 ) -> Any:
     """Return an object that runs a schedule on this rank's stages.
 
-    It is torch's own class if torch has this schedule, and otherwise our order of operations in torch's runtime.
+    This is an instance of torch's own class if torch has the schedule; if not, torch's runtime executes our order of
+    operations.
 
     Args:
         schedule: The schedule.
-        stages: Stages of this rank, in order.
-        microbatches: Micro-batches of one pass.
-        options: Keyword arguments of torch's schedules.
+        stages: The stages of this rank, in order.
+        microbatches: Number of micro-batches in one pass.
+        options: Keyword arguments for torch's schedule.
     """
     if schedule.torch_class is None:
         table = build(schedule, stages[0].group_size, microbatches, len(stages))
@@ -42,14 +43,14 @@ def schedule_of(
 
 
 class StageRecorder:
-    """Recorder of one rank's operations in a step: kind, stage, micro-batch, start and end in unix seconds."""
+    """Recorder of one rank's operations in a step: kind, stage, micro-batch, start and end (Unix time in seconds)."""
 
     def __init__(self, meter: Meter, memory: MemoryWatch) -> None:
         self.meter = meter
         self.memory = memory
         self.ops: list[list[Any]] = []
         self.first = 0
-        """Offset added to micro-batch numbers, so that they continue over the passes of a step."""
+        """Offset added to micro-batch numbers, so that numbering continues over the passes of a step."""
 
     def begin(self) -> None:
         """Clear the operations of the last step."""
@@ -57,7 +58,7 @@ class StageRecorder:
 
     @contextmanager
     def op(self, kind: str, stage: int, microbatch: int) -> Iterator[None]:
-        """Record the body of the context as one operation."""
+        """Context that records its body as one operation."""
         start = clock.now()
         with self.meter.span("compute", "forward" if kind == "F" else "backward"):
             yield
@@ -66,7 +67,7 @@ class StageRecorder:
 
     @contextmanager
     def loss(self) -> Iterator[None]:
-        """Count the loss as part of the forward pass recorded last."""
+        """Context that counts its body, the loss, as part of the last recorded forward pass."""
         with self.meter.span("compute", "forward"):
             yield
         self.ops[-1][4] = round(clock.now(), 6)
@@ -81,7 +82,7 @@ class StageModule(nn.Module):
         self.autocast = autocast
 
     def forward(self, x: Any) -> Any:
-        """Map a tensor, or a batch's inputs of any structure, to a tensor, or to the output of the last layer."""
+        """Apply all layers to a tensor, or to the batch's inputs of any structure in the first stage."""
         with self.autocast():
             for layer in self.layers:
                 x = call(layer, x)
@@ -89,11 +90,11 @@ class StageModule(nn.Module):
 
 
 class RecordedStage(StaticStage):
-    """torch's stage, with its forward and backward passes recorded."""
+    """torch's stage, which also records forward and backward passes."""
 
     recorder: StageRecorder
     inputs: Sequence[Any] = ()
-    """Inputs of each micro-batch, for the first stage; passed this way since torch splits and checks only tensors."""
+    """Inputs of each micro-batch, for the first stage; set here because torch splits and checks only tensors."""
 
     def forward_one_chunk(self, fwd_chunk_id: int, args: Any, *others: Any, **options: Any) -> Any:
         with self.recorder.op("F", self.stage_index, fwd_chunk_id):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Ring(BucketedStrategy):
-    """Our own ring: scatter-reduce, then all-gather, each rank talking to its two neighbours only.
+    """Our own ring: reduce-scatter, then all-gather; each rank communicates only with its two neighbours.
 
     Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations (2009).
     """
@@ -28,15 +28,15 @@ class Ring(BucketedStrategy):
     carries = frozenset({"sums", "packets", "layers", "steps"})
 
     directions: Literal[1, 2] = 1
-    """1: every chunk travels clockwise; 2: half of each bucket travels each way, so both lanes of a link are used."""
+    """1: all chunks travel clockwise. 2: half of each bucket travels in each direction, which uses links both ways."""
     slice_mb: MessageMiB = 4.0
-    """Longest message in MiB: a longer chunk is cut into slices, so that adding one overlaps receiving the next."""
+    """Longest message in MiB: longer chunks are cut into slices, so that summing overlaps receiving."""
     trace_chunks: bool = False
-    """Write one event for every chunk sent, so that the ring can be watched hop by hop. Slows small steps."""
+    """Record one event for each chunk sent, to show the ring hop by hop. Slows down short steps."""
 
     @property
     def label(self) -> str:
-        """``ring``, or ``ring:2`` for both directions."""
+        """``ring``, or ``ring:2`` with both directions."""
         return self.name if self.directions == 1 else f"{self.name}:2"
 
     @property

@@ -1,4 +1,4 @@
-"""One process."""
+"""Training in one process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Single(Strategy):
-    """One process and no communication: the reference for every other strategy."""
+    """One process without communication, which is the reference for all other strategies."""
 
     name = "single"
     family = "One process"
@@ -26,15 +26,15 @@ class Single(Strategy):
     zero_stage = 0
 
     def degrees(self, world_size: int) -> Mapping[str, Any]:
-        """Layout: a single device."""
+        """Return no degrees, which means a layout on a single device."""
         return {}
 
     def traffic(self, step: JobStep) -> Traffic:
-        """No traffic."""
+        """Return no traffic."""
         return {}
 
     def states(self, step: JobStep) -> RankStates:
-        """States of one whole replica."""
+        """Return the bytes of one whole replica."""
         from shardscope.analytic.memory import spread_states
         from shardscope.analytic.memory.work_space import updates_of
 

@@ -1,4 +1,4 @@
-"""One process, no communication: the reference strategy."""
+"""Training in one process without communication, the reference strategy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shardscope.training.strategies.base import RankStrategy
 
 
 class SingleRank(RankStrategy):
-    """Plain training on one process."""
+    """Strategy that trains in one process."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
         return model

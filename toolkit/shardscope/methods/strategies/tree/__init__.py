@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class Tree(BucketedStrategy):
-    """Our own binary tree: sums climb to rank 0 and the total comes back down, slice after slice.
+    """Our own binary tree: sums move up to rank 0, and the total moves back down, slice by slice.
 
-    It takes 2 log2(W) steps where a ring takes 2(W-1), but a rank with two children sends three times its gradients,
-    where a ring sends less than two.
+    An all-reduce takes 2 log2(W) steps, and 2(W-1) with a ring. But a rank with two children sends three times the size
+    of its gradients, and less than twice with a ring.
     """
 
     name = "tree"
@@ -29,7 +29,7 @@ class Tree(BucketedStrategy):
     carries = frozenset({"sums"})
 
     slice_mb: MessageMiB = 2.0
-    """Longest message in MiB: a longer bucket is cut into slices, which climb and come down at the same time."""
+    """Longest message in MiB: longer buckets are cut into slices, which move up and down the tree at the same time."""
 
     def sum_traffic(self, num_elements: int, element_bytes: int, step: JobStep) -> Traffic:
         from shardscope.analytic.communication.traffic import by_tree

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 class Zero1(ZeroStrategy):
-    """Optimizer state partitioned: each rank updates an equal share of all elements, then they exchange weights.
+    """Shards optimizer state: each rank updates an equal share of all elements, then ranks exchange weights.
 
-    The bytes are those of the ring: gradients are reduce-scattered and parameters all-gathered once a step. With
-    compression, buckets are padded to equal shares, each share is sent as one packet, and error feedback keeps a
+    Ranks send as many bytes as with a ring: gradients are reduce-scattered and parameters all-gathered once per step.
+    With compression, buckets are padded to equal shares, each share is sent as one packet, and error feedback keeps a
     residual of the whole gradient.
     """
 
@@ -29,16 +29,16 @@ class Zero1(ZeroStrategy):
     zero_stage = 1
 
     bucket_mb: MessageMiB = 25.0
-    """Size of a gradient bucket in MiB; a bucket is sent as soon as all its gradients are there. 0 < value <= 1024."""
+    """Size of a gradient bucket in MiB, 0 < value <= 1024; a bucket is sent as soon as it is complete."""
 
     def exchanged_bytes(self, gradient_bytes: int, world_size: int, *, micro_batches: int = 1) -> float:
-        """2(W-1) S bytes: the reduce-scatter of gradients and the all-gather of parameters."""
+        """Return 2(W-1) S bytes, for the reduce-scatter of gradients and the all-gather of parameters."""
         from shardscope.analytic.communication import all_reduce_bytes
 
         return float(all_reduce_bytes(gradient_bytes, world_size))
 
     def traffic(self, step: JobStep) -> Traffic:
-        """Traffic of each bucket; norms are all-reduced by the backend."""
+        """Return the traffic of the buckets, and that of norms, which the backend all-reduces."""
         from shardscope.analytic.communication import zero_1_traffic
         from shardscope.analytic.communication.traffic import together
         from shardscope.methods.strategies.sharded import norm_traffic
@@ -47,14 +47,14 @@ class Zero1(ZeroStrategy):
         return together([sharded, *norm_traffic(step)])
 
     def _buckets(self, step: JobStep) -> list[int]:
-        """Elements of each flat bucket, without padding."""
+        """Return the number of elements in each flat bucket, without padding."""
         from shardscope.analytic.sharding import bucket_elements
 
         capacity = int(self.bucket_mb * 2**20) // step.element_bytes
         return bucket_elements([row.num_elements for row in step.trained], capacity)
 
     def states(self, step: JobStep) -> RankStates:
-        """Whole parameters and gradients, flat in buckets, and an equal share of the optimizer state."""
+        """Return the bytes of whole parameters and gradients in buckets, and of an equal share of optimizer state."""
         from shardscope.analytic.memory import spread_states
         from shardscope.analytic.memory.work_space import updates_of_shards
 

@@ -1,9 +1,10 @@
-"""ZeRO-1: whole gradients, optimizer state in equal shards, and the bytes of one ring all-reduce per step.
+"""ZeRO-1: whole gradients, equal shards of optimizer state, and the bytes of one ring all-reduce per step.
 
-torch's `ZeroRedundancyOptimizer` assigns whole parameters to ranks, which makes uneven shards, and broadcasts them one
-by one. Here the parameters lie flat in buckets, each cut element by element into equal chunks. As soon as the backward
-pass has filled a bucket, one thread per rank reduce-scatters it, in the same order on all ranks. Each rank updates its
-own chunk with its shard of the optimizer state. Then the buckets are all-gathered in place.
+torch's `ZeroRedundancyOptimizer` assigns whole parameters to ranks, which makes shards uneven, and broadcasts them one
+by one. Here the parameters are stored in flat buckets, each of which is cut into chunks with equal numbers of elements.
+As soon as the backward pass has filled a bucket, one thread per rank reduce-scatters it, in the same order on all
+ranks. Each rank updates its own chunk with its shard of the optimizer state. Then the buckets are all-gathered in
+place.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class Zero1Rank(Partitioned):
                 done.result()
         return result
 
-    # Gradients, as they arrive.
+    # Gradients, in the order in which the backward pass computes them.
 
     def _clear(self) -> None:
         for bucket in self.buckets:
@@ -99,7 +100,7 @@ class Zero1Rank(Partitioned):
         self.sent: list[Future[None]] = []
 
     def _arrived(self, parameter: nn.Parameter) -> None:
-        """Handle a complete gradient: send all complete buckets, in their order, which is the same on all ranks."""
+        """Register a complete gradient, and send all complete buckets in order, which is the same on all ranks."""
         if not self.is_last:
             return
         index, name = self.order[id(parameter)]
@@ -122,7 +123,7 @@ class Zero1Rank(Partitioned):
                 piece.parameter.grad = piece.grad
 
     def _reduce(self, bucket: FlatBucket) -> None:
-        """Reduce-scatter a bucket: this rank's chunk becomes the mean over all ranks; the rest is scratch."""
+        """Reduce-scatter a bucket: this rank's chunk becomes the mean over all ranks, and the rest is overwritten."""
         own = bucket.own(bucket.grads)
         if self.compressor is not None:
             self._compress(bucket, own)
@@ -148,7 +149,7 @@ class Zero1Rank(Partitioned):
             own.copy_(out)
 
     def _gather(self, flat: Tensor, bucket: FlatBucket) -> None:
-        """Fill a tensor laid out like `bucket` from every rank's chunk of it."""
+        """All-gather a tensor that is laid out like `bucket` from the chunks of all ranks, in place."""
         if not self.is_ring:
             dist.all_gather_into_tensor(flat, bucket.own(flat).clone())
         elif self.context.staged:
@@ -157,7 +158,7 @@ class Zero1Rank(Partitioned):
             self.ring.all_gather_(flat)
 
     def join(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Gather whole tensors on every rank: during a checkpoint, each rank holds the whole optimizer state once."""
+        """Gather whole tensors on every rank; during a checkpoint, each rank thus holds the whole optimizer state."""
         joined: dict[str, Tensor] = {}
         for bucket in self.buckets:
             flat = torch.zeros_like(bucket.weights)

@@ -1,8 +1,8 @@
-"""Parameters and gradients laid out flat in buckets, each bucket cut into equal chunks, one per rank.
+"""Flat buckets of parameters and gradients, each cut into equal chunks, one per rank.
 
-A parameter becomes a view of its bucket, so that gathering the bucket in place gathers the parameter. Its gradient is
-accumulated into a view of a second buffer, so that reducing needs no copy. The bounds of a rank's chunk can lie inside
-parameters; the part of each parameter inside the chunk, possibly empty, is the rank's piece of it.
+A parameter becomes a view of its bucket, so gathering the bucket in place gathers the parameter. Its gradient is
+accumulated in a view of a second buffer, so reducing needs no copy. A rank's chunk can start or end inside a parameter;
+the part of each parameter that lies in the chunk, possibly empty, is the rank's piece of the parameter.
 """
 
 from __future__ import annotations
@@ -21,22 +21,24 @@ Named = tuple[str, nn.Parameter]
 
 @dataclass(frozen=True)
 class FlatPiece(ParameterShare):
-    """Elements `start` to `stop` of a parameter, flattened."""
+    """Elements `start` to `stop` - 1 of a flattened parameter."""
 
     start: int
     stop: int
     grad: Tensor
-    """Gradients of these elements, a view of the bucket's."""
+    """Gradients of these elements, as a view of the bucket's gradients."""
 
 
 @dataclass
 class FlatBucket:
-    """Consecutive parameters in one flat bucket, on `world_size` ranks.
+    """One flat bucket of consecutive parameters, on one of `world_size` ranks.
 
     Attributes:
-        named: The parameters, by name, in their order in the bucket.
-        even: Pad to a multiple of the number of ranks, as the backends' own collectives require.
-        weights: All elements of the parameters, which are views of it.
+        named: Names and parameters, in bucket order.
+        rank: This rank.
+        world_size: Number of ranks.
+        even: Whether to pad to a multiple of the number of ranks, as the backends' own collectives require.
+        weights: Elements of all parameters; the parameters are views of this tensor.
         grads: Gradients of all elements.
         pieces: This rank's piece of each parameter.
     """
@@ -66,7 +68,7 @@ class FlatBucket:
             offset += parameter.numel()
 
     def _take(self, name: str, parameter: nn.Parameter, offset: int) -> FlatPiece:
-        """Move a parameter into the bucket; returns this rank's piece of it."""
+        """Move a parameter into the bucket, and return this rank's piece of it."""
         size = parameter.numel()
         home = self.weights[offset : offset + size]
         home.copy_(parameter.detach().reshape(-1))
@@ -76,7 +78,7 @@ class FlatBucket:
         return FlatPiece(name, parameter, nn.Parameter(home[start:stop]), start, stop, grad)
 
     def clear_gradients(self) -> None:
-        """Zero the gradients, and make those of the parameters views of the bucket, for the backward pass."""
+        """Set the gradients to zero, and make each parameter's gradient a view of the bucket for the backward pass."""
         self.grads.zero_()
         grads = self.wholes(self.grads)
         for name, parameter in self.named:
@@ -84,26 +86,30 @@ class FlatBucket:
 
     @property
     def layout(self) -> list[tuple[str, torch.Size]]:
-        """Names and shapes of everything in the bucket, including the padding."""
+        """Names and shapes of all tensors in the bucket, including the padding."""
         laid = [(name, parameter.shape) for name, parameter in self.named]
         padding = self.weights.numel() - sum(shape.numel() for _, shape in laid)
         return [*laid, (f"{laid[0][0]}.padding", torch.Size([padding]))] if padding else laid
 
     def own(self, flat: Tensor) -> Tensor:
-        """This rank's chunk of a tensor laid out like the bucket."""
+        """Return this rank's chunk of a tensor that is laid out like the bucket."""
         return flat[self.first : self.last]
 
     def wholes(self, flat: Tensor) -> dict[str, Tensor]:
-        """Views of each parameter's part of a tensor laid out like the bucket, by name, in the parameter's shape."""
+        """Return views of a tensor that is laid out like the bucket: by name, each parameter's part in its shape."""
         sizes = [parameter.numel() for _, parameter in self.named]
         parts = flat[: sum(sizes)].split(sizes)
         return {name: part.view(p.shape) for (name, p), part in zip(self.named, parts, strict=True)}
 
 
 def cut_into_buckets(parameters: Sequence[Named], bucket_bytes: int) -> list[list[Named]]:
-    """Cut parameters into buckets in reverse order, as the backward pass fills them.
+    """Group parameters into buckets in reverse order, in which the backward pass fills them.
 
-    A bucket has one dtype and device, and at least one parameter.
+    Each bucket has one dtype, one device, and at least one parameter.
+
+    Args:
+        parameters: Names and parameters, in the model's order.
+        bucket_bytes: Largest size of a bucket with more than one parameter, in bytes.
     """
     buckets: list[list[Named]] = []
     filled = 0

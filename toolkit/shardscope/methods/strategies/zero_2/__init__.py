@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 class Zero2(FullyShardedStrategy):
-    """Gradients partitioned as well: parameters stay gathered from the forward to the end of the backward pass.
+    """Also shards gradients; parameters stay gathered from the forward pass to the end of the backward pass.
 
-    The bytes are those of the ring, except for FSDP2's padding: parameters are all-gathered once a step. With gradient
-    accumulation they stay gathered over all micro-batches, and gradients are reduce-scattered after each, so that a
-    rank keeps only shards of them: m micro-batches cost m reduce-scatters.
+    Except for FSDP2's padding, ranks send as many bytes as with a ring: parameters are all-gathered once per step. With
+    gradient accumulation, parameters stay gathered over all micro-batches. Gradients are reduce-scattered after each
+    micro-batch, so that a rank keeps only their shards; m micro-batches take m reduce-scatters.
     """
 
     name = "zero-2"

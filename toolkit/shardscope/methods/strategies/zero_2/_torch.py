@@ -6,6 +6,6 @@ from shardscope.training.strategies.fully_sharded import FullySharded
 
 
 class Zero2Rank(FullySharded):
-    """ZeRO-2 strategy: gathers parameters once a step, and reduce-scatters gradients after each micro-batch."""
+    """ZeRO-2 strategy: gathers parameters once per step, and reduce-scatters gradients after each micro-batch."""
 
     keeps_gathered = True

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 class Zero3(FullyShardedStrategy):
-    """Parameters partitioned as well: each block is gathered for its forward pass and again for its backward pass.
+    """Also shards parameters; each block is gathered for its forward pass and again for its backward pass.
 
-    The bytes are 1.5 times those of the ring, except for FSDP2's padding, for each micro-batch.
+    Except for FSDP2's padding, ranks send 1.5 times as many bytes per micro-batch as with a ring.
     """
 
     name = "zero-3"
