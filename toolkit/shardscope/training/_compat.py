@@ -227,9 +227,7 @@ def _has_gradient(param: Any) -> bool:
 
 
 def before_backward(unit: Any) -> Callable[[Tensor], Tensor]:
-    """Return the hook that FSDP2 registers on a unit's output tensors: it gathers parameters when a gradient
-    arrives.
-    """
+    """Return FSDP2's hook for a unit's output tensors: it gathers parameters when a gradient arrives."""
     hook: Callable[[Tensor], Tensor] = unit._get_fsdp_state()._pre_backward  # noqa: SLF001
     return hook
 

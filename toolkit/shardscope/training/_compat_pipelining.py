@@ -61,9 +61,7 @@ class StaticStage(PipelineStage):
         return output.clone() if is_sent and output._is_view() else output
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **options: Any) -> Any:
-        """Run torch's method, but cache the last stage's output only if it is a tensor; otherwise only the loss needs
-        backward.
-        """
+        """Run torch's method, but cache the last stage's output only if it is a tensor; otherwise the loss suffices."""
         output = super().forward_one_chunk(fwd_chunk_id, *args, **options)
         if self.is_last and not isinstance(output, Tensor):
             self.fwd_cache[fwd_chunk_id] = (), self.fwd_cache[fwd_chunk_id][1]
@@ -116,8 +114,7 @@ _KINDS = {
 
 
 class OrderedSchedule(_PipelineScheduleRuntime):
-    """A schedule that runs forward and backward passes in any given order; torch's runtime inserts the sends and
-    receives.
+    """A schedule that runs passes in any given order; torch's runtime inserts the sends and receives.
 
     Args:
         ranks: For every rank, its operations in execution order, each a tuple of kind (``"F"``, ``"B"``, ``"I"`` or

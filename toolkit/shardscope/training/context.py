@@ -50,9 +50,7 @@ class RankContext:
         return self.device.type == "cuda"
 
     def paced(self, is_on: bool = True) -> AbstractContextManager[None]:
-        """Return a context that switches on or off the pacing of messages to the speed of the job's link, if it has
-        one.
-        """
+        """Return a context that turns pacing to the job's link on or off; it does nothing if the job has no link."""
         group = self.group
         return group.pacer.switched(is_on) if isinstance(group, PacedProcessGroup) else nullcontext()
 
@@ -76,9 +74,7 @@ def choose_device(job: Job, local_rank: int, local_world_size: int) -> tuple[tor
 
 @contextmanager
 def open_rank(job: Job, events: EventWriter, env: dict[str, str] | None = None) -> Iterator[RankContext]:
-    """Join the process group described by the environment (as set by `torchrun`), and leave it when the context
-    ends.
-    """
+    """Join the process group that the environment describes (as set by `torchrun`), and leave it on exit."""
     place = os.environ if env is None else env
     rank, world_size = int(place["RANK"]), int(place["WORLD_SIZE"])
     local_rank, local_size = (

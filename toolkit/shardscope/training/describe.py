@@ -198,9 +198,7 @@ class _Trace:
         self.order: list[_LayerTotals] = []
 
     def run(self) -> list[_LayerTotals]:
-        """Run the forward pass and return the rows in the order in which layers first ran; layers that never ran come
-        last.
-        """
+        """Run the forward pass; return the rows in the order in which layers first ran, with unused layers last."""
         rows = [self._watched(name, layer) for name, layer in _layers_of(self.module)]
         self._own_parameters(rows)
         with self.flops, self.saved.active():
@@ -231,9 +229,7 @@ class _Trace:
         return row
 
     def _own_parameters(self, rows: list[_LayerTotals]) -> None:
-        """Keep each parameter only in the first row that has it; parameters of no row go to the row outside the
-        layers.
-        """
+        """Keep each parameter only in the first row that has it, and add parameters of no layer to the outside row."""
         seen: set[int] = set()
         for row in rows:
             row.parameters = [p for p in row.parameters if id(p) not in seen]

@@ -21,8 +21,9 @@ MAX_ROWS, MAX_TARGETS = 512, 32_768
 
 
 class FailedTogether(Exception):
-    """An evaluation failed on some rank after all ranks had finished it; ``__cause__`` is this rank's own error, if
-    any.
+    """An evaluation failed on some rank, and all ranks raise this.
+
+    Every rank has run its part to the end. ``__cause__`` is this rank's own error, if it had one.
     """
 
 

@@ -32,8 +32,7 @@ from shardscope.training.sharding import sum_of_squares
 from shardscope.training.sketch import Sketch
 
 TRAFFIC = "noise_scale"
-"""Name under which traffic for this measurement is counted; `shardscope.runlog.summary` excludes it from a step's
-bytes."""
+"""Name under which this traffic is counted; `shardscope.runlog.summary` excludes it from a step's bytes."""
 
 
 @dataclass(frozen=True)

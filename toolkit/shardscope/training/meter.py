@@ -63,9 +63,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Span:
-    """A time interval on one rank, from `start` to `end` in Unix seconds, with the size of its payload in
-    `num_bytes`.
-    """
+    """A time interval on one rank: `start` and `end` in Unix seconds, payload of `num_bytes`."""
 
     lane: str
     name: str
@@ -83,9 +81,7 @@ class Span:
         return replace(self, start=self.start - zero, end=self.end - zero)
 
     def as_row(self) -> list[Any]:
-        """Return the row stored in events, from which `Span(*row)` restores the span; times are rounded to
-        microseconds.
-        """
+        """Return the row stored in events; `Span(*row)` restores the span. Times are rounded to microseconds."""
         return [self.lane, self.name, round(self.start, 6), round(self.end, 6), self.num_bytes]
 
 
@@ -107,9 +103,7 @@ class Meter:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def count(self, name: str, traffic: Traffic, *, step: int | None = None) -> None:
-        """Add this rank's traffic from one call of the collective `name`, for `step` or, if None, for the current
-        step.
-        """
+        """Add this rank's traffic from one call of the collective `name`; if `step` is None, to the current step."""
         with self._lock:
             booked = self._booked.setdefault(self._under_way if step is None else step, {})
             booked.setdefault(name, Traffic()).add(traffic)
@@ -129,9 +123,7 @@ class Meter:
 
     @contextmanager
     def collective(self, name: str, payload: int) -> Iterator[Traffic]:
-        """Record one call of one of Shardscope's own collectives as a span; the caller counts messages on the yielded
-        traffic.
-        """
+        """Record a call of one of Shardscope's own collectives; the caller counts messages on the yielded traffic."""
         traffic = Traffic(payload_bytes=payload, calls=1)
         try:
             with self.span("communication", name, payload):
@@ -141,9 +133,7 @@ class Meter:
 
     @contextmanager
     def backward_span(self) -> Iterator[None]:
-        """Record the computation span of a backward pass: it ends when the last gradients are handed over, or with the
-        pass.
-        """
+        """Record the compute span of a backward pass: it ends when the last gradients are handed over, if any are."""
         start = clock.now()
         try:
             yield
@@ -168,9 +158,7 @@ class Meter:
             self._spans.append(span)
 
     def drain(self) -> tuple[Rows, list[list[Any]]]:
-        """Return and clear the traffic of the current step (or of `OBSERVING` within `observing`) and all recorded
-        spans.
-        """
+        """Return and clear the traffic of the current step (within `observing`: of `OBSERVING`) and all spans."""
         with self._lock:
             traffic = self._booked.pop(self._under_way, {})
             spans, self._spans = self._spans, []

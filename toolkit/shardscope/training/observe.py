@@ -32,9 +32,7 @@ def unchanged(module: nn.Module, stand_ins: StandIns) -> Iterator[None]:
 
 @contextmanager
 def _standing_in(module: nn.Module, stand_ins: StandIns) -> Iterator[None]:
-    """Swap in the stand-ins as tensors rather than values, so that an evaluation cannot write to the original
-    tensors.
-    """
+    """Swap in whole tensors rather than values, so that an evaluation cannot write to the originals."""
     weights = [(p, p.data, stand_ins[p]) for p in module.parameters() if p in stand_ins]
     slots = [
         (part, name, buffer)

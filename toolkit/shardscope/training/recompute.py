@@ -74,9 +74,7 @@ def _recompute(modules: Sequence[nn.Module], *, keep: Sequence[Any] = ()) -> Non
 
 
 class _Recomputed(nn.Module):
-    """Mixin ahead of a module's own class: `forward` stores only its inputs and the results of the operations in
-    `_keep`.
-    """
+    """Mixin ahead of a module's class: `forward` stores only its inputs and the results of operations in `_keep`."""
 
     _keep: Sequence[Any]
 
@@ -87,9 +85,7 @@ class _Recomputed(nn.Module):
         return checkpoint(forward, *args, use_reentrant=False, context_fn=self._contexts(), **kwargs)
 
     def _contexts(self) -> Callable[[], Contexts]:
-        """Return a factory of contexts for the forward pass and its recomputation; on measured steps they also count
-        memory.
-        """
+        """Return a factory for the contexts of forward pass and recomputation; on measured steps they count memory."""
         plain = partial(_keeping, self._keep) if self._keep else noop_context_fn
         activations = counting()
         if activations is None:

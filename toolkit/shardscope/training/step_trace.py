@@ -325,9 +325,7 @@ def _replay(ledger: AllocationLedger, num_units: int, samples: int) -> Iterator[
 
 
 def _most(moments: Iterator[Moment]) -> Iterator[Moment]:
-    """Yield the moments that no other moment with the same mark exceeds or equals in every amount (the Pareto
-    maxima).
-    """
+    """Yield the Pareto maxima: no other moment with the same mark has at least as much of every amount."""
     places: dict[StepMark, dict[tuple[float, ...], Moment]] = defaultdict(dict)
     for moment in moments:
         amounts: tuple[float, ...] = (moment.activations, moment.arriving, moment.own, moment.around)

@@ -182,9 +182,7 @@ class Trainer:
         )  # fmt: skip
 
     def _link(self) -> dict[str, Any]:
-        """Return the emulated link's settings, and whether ranks can be paced to it accurately, for the ``start``
-        event.
-        """
+        """Return the emulated link's settings and whether pacing to it is accurate, for the ``start`` event."""
         link = self.job.link
         if link is None or self.context.group is None:
             return {}
@@ -224,9 +222,7 @@ class Trainer:
         )  # fmt: skip
 
     def _warmup(self, done: int) -> dict[str, int]:
-        """Return the step at which the compressor's uncompressed warm-up ends or ended; empty for methods without
-        one.
-        """
+        """Return the step at which the compressor's uncompressed warm-up ends; empty if it has none."""
         compressor = self.strategy.compressor
         ends = None if compressor is None else compressor.warmup_ends(done)
         return {} if ends is None else {"warmup_ended": ends}
@@ -344,9 +340,7 @@ class Trainer:
         return split(batch, self.job.num_micro_batches)
 
     def _place(self, batch: Any) -> Any:
-        """Move inputs and targets to this rank's device; floating-point tensors are cast to the dtype of the
-        weights.
-        """
+        """Move a batch to this rank's device, with floating-point tensors cast to the dtype of the weights."""
         return map_tensors(self._placed, batch)
 
     def _placed(self, tensor: Tensor) -> Tensor:
@@ -371,9 +365,7 @@ class Trainer:
         self._watch_compression(step)
 
     def _tell_late(self, up_to: float = math.inf) -> None:
-        """Write an event for each step already reported for which this rank, as a server, has since sent traffic to a
-        worker.
-        """
+        """Write an event for each reported step in which this rank, as a server, has since sent more traffic."""
         for step, traffic in self.context.meter.drain_late(up_to).items():
             self.context.events.emit("traffic", step=step, traffic=traffic)
 
@@ -389,9 +381,7 @@ class Trainer:
             self.context.events.emit("compression", step=step, figures=compressor.figures)
 
     def _watch_plan(self, step: int) -> None:
-        """Write an event if the compressor changed its bit widths or factor ranks; all training ranks choose the same
-        ones.
-        """
+        """Write an event if the compressor's bit widths or factor ranks changed; they are the same on all ranks."""
         compressor = self.strategy.compressor
         plan = {} if compressor is None else compressor.plan
         if plan != self.plan:
@@ -502,17 +492,13 @@ class Trainer:
             )  # fmt: skip
 
     def _keep_checkpoint_folder(self) -> None:
-        """Create ``checkpoints/`` in this run directory even if it was moved: its old path may now belong to another
-        run.
-        """
+        """Create ``checkpoints/`` in this run directory even if it was moved: its old path may be another run's."""
         with contextlib.suppress(OSError):  # if this fails, all ranks report it together
             os.mkdir("checkpoints", 0o700, dir_fd=self._home)
 
 
 def _seed_everything(seed: int) -> None:
-    """Seed all generators, so that initial weights and user-drawn random numbers are equal on all ranks and in all
-    runs.
-    """
+    """Seed all generators, so that initial weights and the user's draws are equal on all ranks and in all runs."""
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002 - the user's code may draw from the global generator
     torch.manual_seed(seed)

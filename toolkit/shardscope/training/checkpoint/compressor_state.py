@@ -115,9 +115,7 @@ def _name(rank: int) -> str:
 
 
 def _saved(reader: Reader | PickledReader) -> dict[int, dict[str, Tensor]]:
-    """Return tensors of zeros for each rank's saved state, by rank and name; only the checkpoint knows all the
-    names.
-    """
+    """Return tensors of zeros for each rank's saved state, by rank and name, as listed in the checkpoint."""
     saved: dict[int, dict[str, Tensor]] = {}
     for key in sorted(reader.keys):
         found = _KEY.fullmatch(key)

@@ -170,9 +170,7 @@ def _open(
 
 
 def _names(folder: Path, context: RankContext) -> list[str]:
-    """Return the names of the checkpoints in a folder, oldest first; empty except on rank 0, as other ranks may see
-    fewer.
-    """
+    """Return the names of a folder's checkpoints, oldest first; only on rank 0, as other ranks may see fewer."""
     return [path.name for path in complete_checkpoints(folder)] if context.rank == 0 else []
 
 
@@ -196,8 +194,7 @@ class _Look:
 def _whole(
     path: Path, context: RankContext, *, allow_pickle: bool
 ) -> tuple[Reader | PickledReader | None, str | None]:
-    """Return a reader for this checkpoint if all ranks find their share intact, otherwise None and the first damage
-    found.
+    """Return a reader if all ranks find their share of this checkpoint intact; otherwise None and the first damage.
 
     Raises:
         CheckpointError: A rank refuses to read it, for example because it is a pickle.
