@@ -105,7 +105,7 @@ def test_a_model_function_that_returns_no_module_is_refused() -> None:
 
 def test_a_model_without_anything_to_train_is_refused() -> None:
     error = failed(small_job(model=lambda: nn.Linear(64, 10).requires_grad_(False)))
-    assert "model of type Linear has no parameter to train" in str(error)
+    assert "model of type Linear has no trainable parameter" in str(error)
 
 
 @pytest.mark.sampled

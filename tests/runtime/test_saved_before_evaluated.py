@@ -78,7 +78,7 @@ def test_held_out_data_that_fail_leave_the_trained_model_and_say_where(strategy:
     ) as error:
         run.wait(60)
     first = str(error.value).splitlines()[0]
-    assert f"what was trained is in {run.path / 'parameters.npz'}" in first
+    assert f"the trained model is in {run.path / 'parameters.npz'}" in first
     assert ("OSError: the test file has gone" if breaks == "raises" else "IndexError: Target 99") in first
     assert "Traceback" in error.value.traceback
     assert set(np.load(run.path / "parameters.npz")["names"]) == {"weight", "bias"}
@@ -96,7 +96,7 @@ def test_an_evaluation_on_the_way_fails_after_the_checkpoint_of_its_step() -> No
         eval_every=2, steps=6, checkpoint=ss.Checkpoint(every=2),
     )  # fmt: skip
     run = ss.launch(job)
-    with pytest.raises(ss.RunFailed, match=r"after step 2 failed .*what was trained is in .*step-2"):
+    with pytest.raises(ss.RunFailed, match=r"after step 2 failed .*the trained model is in .*step-2"):
         run.wait(60)
 
 
@@ -112,7 +112,7 @@ def test_what_is_to_be_kept_at_the_end_is_kept_where_an_evaluation_on_the_way_fa
     )  # fmt: skip
     run = ss.launch(job)
     with pytest.raises(
-        ss.RunFailed, match=r"step 2 failed \(OSError: the .*what was trained is in .*step-2"
+        ss.RunFailed, match=r"step 2 failed \(OSError: the .*the trained model is in .*step-2"
     ) as error:
         run.wait(60)
     assert "set checkpoint" not in str(error.value)

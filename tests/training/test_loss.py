@@ -68,9 +68,9 @@ def test_a_callable_of_the_users_is_the_loss():
             lambda x, y: x,
             (4,),
             torch.zeros(4),
-            r"returned a tensor of shape \(4,\); return a tensor of one number",
+            r"returned a tensor of shape \(4,\); return a tensor with one element",
         ),
-        (lambda x, y: 1.0, (4,), torch.zeros(4), "returned float; return a tensor of one number"),
+        (lambda x, y: 1.0, (4,), torch.zeros(4), "returned float; return a tensor with one element"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_a_sentence(loss, output, target, message):

@@ -192,11 +192,11 @@ def moments_of(trainer: Trainer) -> list[dict[str, Tensor]]:
 @pytest.mark.parametrize(
     ("strategy", "first", "then", "note"),
     [
-        ("zero-1", "adamw", "lamb", "lamb goes on from the moments of adamw"),
-        ("zero-1", "lars", "nesterov", "holds the velocity with rate and ratio inside of lars, which are not"),
-        ("ring", "adamw", "nesterov", "moments of adamw, which are not the velocity of nesterov: these start afresh"),
-        ("ring", "lars", "nesterov", "holds the velocity with rate and ratio inside of lars, which are not"),
-        ("ring", "sgd", "lamb", "holds no state of sgd, which are not the moments of lamb: these start afresh"),
+        ("zero-1", "adamw", "lamb", "lamb continues from the moments of adamw"),
+        ("zero-1", "lars", "nesterov", "holds the velocity with rate and ratio inside of lars, but this job uses"),
+        ("ring", "adamw", "nesterov", "moments of adamw, but this job uses the velocity of nesterov: the optimizer"),
+        ("ring", "lars", "nesterov", "holds the velocity with rate and ratio inside of lars, but this job uses"),
+        ("ring", "sgd", "lamb", "holds no state of sgd, but this job uses the moments of lamb: the optimizer"),
     ],
 )  # fmt: skip
 def test_another_optimizer_keeps_the_weights_and_what_it_also_carries(
@@ -302,7 +302,7 @@ def test_a_one_bit_method_goes_on_only_from_itself_and_leaves_no_frozen_moments(
         assert all(moments["exp_avg"].any() for moments in had)
         assert not any(value.any() for moments in has for value in moments.values())
         assert (
-            "the frozen moments of adamw, which are not the moments of adamw: these start afresh"
+            "the frozen moments of adamw, but this job uses the moments of adamw: the optimizer"
             in told["notes"][0]
         )
         assert told["dropped"] == ["frozen_after", "residual", "scale", "share"]

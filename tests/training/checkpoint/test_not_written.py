@@ -20,7 +20,7 @@ from shardscope.training.trainer import Trainer
 
 REFUSALS = {
     errno.ENOSPC: "No space left on device .*; free some space",
-    errno.EFBIG: "File too large .*; raise the limit on the size of files",
+    errno.EFBIG: "File too large .*; raise the limit on file sizes",
     errno.EACCES: "Permission denied .*; make the folder writable",
     errno.EROFS: "Read-only file system .*; make the folder writable",
     errno.EIO: "Input/output error .*step-2$",

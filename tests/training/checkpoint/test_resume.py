@@ -89,7 +89,7 @@ def test_a_job_with_nothing_left_to_train_ends_with_its_parameters(pool: RankPoo
         trained(whole, context, tmp_path / "whole")
         trained(whole, context, tmp_path / "again", tmp_path / "whole/checkpoints")
         with pytest.raises(
-            CheckpointError, match="is of step 6, and this job ends after step 5; raise its steps"
+            CheckpointError, match="is from step 6, but this job ends after step 5; raise its steps"
         ):
             trained(whole.replace(steps=5), context, tmp_path / "fewer", tmp_path / "whole/checkpoints")
 
@@ -98,7 +98,7 @@ def test_a_job_with_nothing_left_to_train_ends_with_its_parameters(pool: RankPoo
     assert all(np.array_equal(before[key], after[key]) for key in before.files)
     told = [json.loads(line) for line in (tmp_path / "rank-0.jsonl").read_text().splitlines()]
     notes = [event["notes"] for event in told if event["event"] == "resume"]
-    assert "of the job's last step 6: nothing was left to train" in notes[0][-1]
+    assert "from the job's last step 6: nothing was left to train" in notes[0][-1]
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
@@ -134,7 +134,7 @@ def test_the_mean_of_gossiping_ranks_goes_on_elsewhere_and_says_that_moments_do_
 
     for mean, found in pool.run(body, tmp_path):
         torch.testing.assert_close(found, mean)
-    assert "their mean, the moments start afresh" in resume_notes(tmp_path / "rank-0.jsonl")[0]
+    assert "from the mean, the optimizer state is reset" in resume_notes(tmp_path / "rank-0.jsonl")[0]
 
 
 class Remembers(nn.Module):

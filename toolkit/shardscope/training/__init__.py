@@ -1,1 +1,1 @@
-"""Distributed training as it really runs, in torch."""
+"""Distributed training in PyTorch: the code that each rank executes."""

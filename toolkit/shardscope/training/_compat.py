@@ -1,4 +1,4 @@
-"""Uses of torch that are private or differ between releases, in one place; each has a plain fallback."""
+"""Wrappers around torch APIs that are private or differ between releases."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def fused_adamw_(
     betas: tuple[float, float],
     eps: float,
 ) -> None:
-    """Take one AdamW step with learning rate 1 and no decay, in torch's fused kernel.
+    """Take one AdamW step with learning rate 1 and no weight decay, using torch's fused kernel.
 
-    Tensors at the same index are contiguous and have the same shape, dtype and device. `steps` are float32
-    tensors of one element that already count this step.
+    Tensors at the same index must be contiguous and have the same shape, dtype and device. `steps` are one-element
+    float32 tensors that already include this step.
     """
     torch._fused_adamw_(
         list(params),
@@ -47,7 +47,7 @@ def fused_adamw_(
 
 
 def top_saved_tensors_hooks() -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]:
-    """Pack and unpack hooks of the innermost `saved_tensors_hooks` of this thread, which must exist."""
+    """Return the pack and unpack hooks of this thread's innermost `saved_tensors_hooks` context; one must be active."""
     from torch._C._autograd import _top_saved_tensors_default_hooks
 
     pack, unpack = _top_saved_tensors_default_hooks(False)
@@ -55,7 +55,7 @@ def top_saved_tensors_hooks() -> tuple[Callable[[Tensor], Any], Callable[[Any], 
 
 
 class SavedTensor:
-    """The result of an operation, detached, with a check whether it has been changed in place since."""
+    """The detached result of an operation, and a check for whether it has been modified in place since."""
 
     def __init__(self, result: Tensor) -> None:
         from torch.utils.checkpoint import _detach_helper
@@ -67,18 +67,18 @@ class SavedTensor:
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether the result is still what the operation returned."""
+        """Whether the result has not been modified in place since the operation returned it."""
         return bool(self.result._version == self._version)  # noqa: SLF001
 
 
 def offsets_of(tensor: Tensor) -> tuple[int, ...]:
-    """Offsets of this rank's shard in the whole DTensor; zeros for any other tensor."""
+    """Return the offset, in each dimension, of this rank's shard within a DTensor; zeros for any other tensor."""
     pieces = getattr(tensor, "__create_chunk_list__", None)  # as torch's own checkpoints use it
     return (0,) * tensor.ndim if pieces is None else tuple(pieces()[0].offsets)
 
 
 def fsdp_params(model: nn.Module) -> list[Any]:
-    """FSDP2's records of each parameter that it shards in `model`; empty if it shards none."""
+    """Return FSDP2's internal record of each parameter that it shards in `model`; empty if it shards none."""
     ask = [getattr(module, "_get_fsdp_state", None) for module in model.modules()]
     groups = [group for state in ask if state is not None for group in _fsdp_groups(state())]
     return [param for group in groups for param in group.fsdp_params]
@@ -92,15 +92,15 @@ def _fsdp_groups(state: Any) -> list[Any]:
 
 
 class FsdpUnit(NamedTuple):
-    """What is known of one parameter group of FSDP2.
+    """One FSDP2 parameter group and how FSDP2 handles it.
 
     Attributes:
-        parameters: Its parameters, as the model lists them between two steps.
-        shapes: Shapes of the whole parameters.
-        gathered_element_bytes: Bytes of one gathered weight.
-        reduced_element_bytes: Bytes of one reduced gradient element.
-        frees: Whether gathered parameters are freed after the forward pass.
-        num_shards: Number of ranks that hold one copy of the model.
+        parameters: The group's sharded parameters, as `model.parameters()` yields them between steps.
+        shapes: Unsharded shapes of the parameters.
+        gathered_element_bytes: Bytes per element of the all-gathered parameters.
+        reduced_element_bytes: Bytes per element of the gradients in the reduce-scatter.
+        frees: Whether the gathered parameters are freed after the forward pass.
+        num_shards: Number of ranks that the parameters are sharded over.
         exchanges: Whether the next backward pass reduces gradients.
     """
 
@@ -114,7 +114,7 @@ class FsdpUnit(NamedTuple):
 
 
 def fsdp_units(model: nn.Module) -> list[FsdpUnit]:
-    """The parameter groups of FSDP2 in `model`, in the module's order; empty if it shards nothing."""
+    """Return the FSDP2 parameter groups in `model`, in the order of its modules; empty if FSDP2 shards nothing."""
     ask = [getattr(module, "_get_fsdp_state", None) for module in model.modules()]
     return [
         _unit_of(group)
@@ -140,10 +140,10 @@ def _unit_of(group: Any) -> FsdpUnit:
 
 
 def gather_for_views(unit: Any) -> None:
-    """Have FSDP2 gather a unit's parameters for the backward pass even if its caller changes a view in place.
+    """Make FSDP2 gather a unit's parameters for backward even if the caller modifies the unit's output in place.
 
-    FSDP2's hook on an output that is a view is lost in ``y = block(x); y += x``. The view's base keeps its own node in
-    the graph, so the same hook is registered there as well. If both run, the second does nothing.
+    If the output is a view, FSDP2's hook on it is lost in ``y = block(x); y += x``. The view's base keeps its own node
+    in the graph, so the same hook is registered there as well. If both hooks run, the second does nothing.
     """
     state = unit._get_fsdp_state()  # noqa: SLF001
 
@@ -167,14 +167,14 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def _viewed(tensor: Tensor) -> Tensor:
-    """The tensor that this one is a view of; itself if it is not a view."""
+    """Return the base of a view; a tensor that is not a view is returned unchanged."""
     return tensor if tensor._base is None else tensor._base  # noqa: SLF001
 
 
 def first_left_out(ddp: nn.parallel.DistributedDataParallel) -> str | None:
-    """Name of a parameter that got no gradient in a backward pass with exchange, so that its bucket was not sent.
+    """Return the name of a parameter without a gradient after a synchronised backward pass; None if there is none.
 
-    The gradient accumulated over earlier micro-batches is then this rank's alone. None if all parameters got one.
+    DDP did not reduce the bucket of such a parameter, so gradients accumulated in it are still local to this rank.
     """
     try:
         ddp._check_reducer_finalized()  # noqa: SLF001
@@ -188,18 +188,18 @@ def first_left_out(ddp: nn.parallel.DistributedDataParallel) -> str | None:
 
 
 def holds_parameters(unit: Any) -> bool:
-    """Whether FSDP2 shards any parameter in this unit itself; the root unit has none if the blocks hold all."""
+    """Whether this FSDP2 unit itself shards any parameters; the root unit does not if its blocks hold them all."""
     return bool(_fsdp_groups(unit._get_fsdp_state()))  # noqa: SLF001
 
 
 def stock_collectives(unit: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The all-gather and the reduce-scatter that FSDP2 uses for a unit by default."""
+    """Return the all-gather and the reduce-scatter that FSDP2 uses for a unit by default."""
     group = _fsdp_groups(unit._get_fsdp_state())[0]  # noqa: SLF001
     return group._all_gather_comm, group._reduce_scatter_comm  # noqa: SLF001
 
 
 def tell_gradients(unit: Any, names: Mapping[int, str], tell: Callable[[tuple[str, ...]], None]) -> None:
-    """Have FSDP2 report, just before it reduces a unit's gradients, which parameters have one.
+    """Make FSDP2 report which parameters of a unit have a gradient, just before it reduces the unit's gradients.
 
     Args:
         unit: The module that `fully_shard` was called with.
@@ -227,15 +227,15 @@ def _has_gradient(param: Any) -> bool:
 
 
 def before_backward(unit: Any) -> Callable[[Tensor], Tensor]:
-    """The hook that FSDP2 registers on a unit's output tensors; when their gradient arrives, it gathers parameters."""
+    """Return FSDP2's hook for a unit's output tensors: it gathers parameters when a gradient arrives."""
     hook: Callable[[Tensor], Tensor] = unit._get_fsdp_state()._pre_backward  # noqa: SLF001
     return hook
 
 
 def overflow_flags(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Overflow flags after `unscale_`: per device, a tensor of one element that is 1 if a gradient is not finite.
+    """Return the overflow flags set by `unscale_`: one tensor per device, with the value 1 if a gradient is not finite.
 
-    The scaler reads these tensors when it decides whether to step; they may be written to.
+    Each has one element. The scaler reads them when it decides whether to step; callers may write to them.
     """
     state = scaler._per_optimizer_states[id(optimizer)]  # noqa: SLF001
     return list(state["found_inf_per_device"].values())

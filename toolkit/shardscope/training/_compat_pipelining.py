@@ -1,6 +1,6 @@
-"""Uses of torch.distributed.pipelining that are private or differ between releases, in one place.
+"""Wrappers around parts of torch.distributed.pipelining that are private or differ between releases.
 
-Imported only where a pipeline runs, as the import costs 20 ms.
+Import this module only where a pipeline runs: the import takes 20 ms.
 """
 
 # ruff: noqa: SLF001 - torch's private names are what this module is for
@@ -18,20 +18,22 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
 
 logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
-"""On any error torch writes its whole schedule to the log. That is silenced, as the error itself is raised."""
+"""Silenced: on any error torch logs its whole schedule. The error itself is still raised."""
 
 
 class StaticStage(PipelineStage):
-    """A stage that sends only activations and gradients, as the formulas assume, through the CPU where necessary.
+    """A pipeline stage that sends only activations and gradients, copying them through the CPU where necessary.
 
-    torch lets stages vote by message whether the shapes of their inputs are known, and warms connections up with
-    messages. Here the shapes are always known (`input_args` and `output_args`), and gloo needs no warm-up.
+    The formulas assume that no other messages are sent. By default, torch's stages exchange messages to agree whether
+    input shapes are known, and to warm up connections. Here the shapes are always known (`input_args` and
+    `output_args`), and gloo needs no warm-up.
 
     Args:
-        staged: Copy messages to the CPU before sending and from there after receiving: gloo sends no GPU tensors.
-        splits_backward: Pass on no views: torch's split backward pass detaches a stage's output in place, which a
-            view (such as the output of a linear layer on three dimensions) does not allow.
-        options: As for `PipelineStage`.
+        staged: Copy messages to the CPU before sending and back to the device after receiving, because gloo cannot send
+            GPU tensors.
+        splits_backward: Clone outputs that are views: torch's split backward pass detaches a stage's output in place,
+            which fails for a view (such as the output of a linear layer on a 3-d input).
+        options: Passed to `PipelineStage`.
     """
 
     def __init__(
@@ -42,7 +44,7 @@ class StaticStage(PipelineStage):
         self.splits_backward = splits_backward
         self._landing: dict[int, tuple[Tensor, Tensor]] = {}
 
-    # No messages but activations and gradients.
+    # Send only activations and gradients.
 
     def _warmup_forward_vote(self, has_backward: bool, received_acc: Tensor | None = None) -> Tensor:  # noqa: ARG002
         return torch.ones(1, dtype=torch.int32)
@@ -59,13 +61,13 @@ class StaticStage(PipelineStage):
         return output.clone() if is_sent and output._is_view() else output
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **options: Any) -> Any:
-        """Run like torch's, but keep a last stage's output only if it is a tensor; else only its loss runs backward."""
+        """Run torch's method, but cache the last stage's output only if it is a tensor; otherwise the loss suffices."""
         output = super().forward_one_chunk(fwd_chunk_id, *args, **options)
         if self.is_last and not isinstance(output, Tensor):
             self.fwd_cache[fwd_chunk_id] = (), self.fwd_cache[fwd_chunk_id][1]
         return output
 
-    # Messages: contiguous, and on the CPU where necessary.
+    # Make messages contiguous, and move them to the CPU where necessary.
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         return self._sendable(super().get_fwd_send_ops(fwd_chunk_id))
@@ -112,12 +114,14 @@ _KINDS = {
 
 
 class OrderedSchedule(_PipelineScheduleRuntime):
-    """Any order of passes, run by torch's runtime, which inserts the messages between them.
+    """A schedule that runs passes in any given order; torch's runtime inserts the sends and receives.
 
     Args:
-        ranks: The operations of every rank in order, each as its kind, its stage and its micro-batch.
+        ranks: For every rank, its operations in execution order, each a tuple of kind (``"F"``, ``"B"``, ``"I"`` or
+            ``"W"``), stage and micro-batch.
         stages: The stages of this rank.
-        options: As for torch's schedules.
+        microbatches: Number of micro-batches per step.
+        options: Passed to torch's schedule.
     """
 
     def __init__(
@@ -135,7 +139,7 @@ class OrderedSchedule(_PipelineScheduleRuntime):
         self._prepare_schedule_with_comms(self.pipeline_order)
         self._losses: dict[int, Tensor] = {}
 
-    # torch reads the losses by micro-batch from a list in the order of the forward passes.
+    # torch keeps losses in the order of the forward passes, but reads them by micro-batch: a dict suits any order.
 
     def _maybe_compute_loss(
         self, stage: Any, output: Any, target_mbs: Any, mb_index: int, *more: Any, **options: Any

@@ -1,9 +1,9 @@
-"""The clock of all spans: a monotonic clock that reads Unix seconds, the same on all ranks of a host.
+"""The clock for all spans: a monotonic clock in Unix seconds, identical on all ranks of a host.
 
-The system's wall clock may be stepped while a run trains. So spans are timed by the monotonic clock, to which one
-offset is added, taken when this module is imported. On one host all processes read the same monotonic clock: once rank
-0 has shared its offset, spans of different ranks are aligned exactly. Ranks on other hosts keep their own offset and
-are aligned as well as the hosts' wall clocks are.
+The system's wall clock may jump during a run. Spans are therefore timed with the monotonic clock plus an offset, which
+is measured once, when this module is imported. All processes on a host read the same monotonic clock: once rank 0 has
+shared its offset, spans from different ranks are aligned exactly. Ranks on other hosts keep their own offset, so their
+spans are aligned only as well as the hosts' wall clocks are.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _offset = time.time() - time.perf_counter()
 
 
 def now() -> float:
-    """Return the time in Unix seconds; it never goes back."""
+    """Return the current time in Unix seconds; it never decreases."""
     return _offset + time.perf_counter()
 
 
 def align(store: Store, rank: int) -> None:
-    """Use the clock of rank 0 on all ranks of its host. Every rank of the group calls this once."""
+    """Use rank 0's clock on all ranks of its host. Every rank of the group must call this once."""
     global _offset  # noqa: PLW0603 - a process has one clock
     if rank == 0:
         store.set(_KEY, json.dumps([_host(), _offset]))
@@ -39,7 +39,7 @@ def align(store: Store, rank: int) -> None:
 
 
 def _host() -> str:
-    """An identifier of this host since it was booted: within it all processes read the same monotonic clock."""
+    """Return an identifier of this host's current boot: processes with the same identifier share a monotonic clock."""
     try:
         return _BOOT.read_text().strip()
     except OSError:

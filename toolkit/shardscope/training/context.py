@@ -1,4 +1,4 @@
-"""The context of a rank: its rank number, its device, its group and its meter."""
+"""The context of a rank: its rank number, device, process group and meter."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class RankContext:
     """One rank of a running job.
 
     Attributes:
-        group: The metered group, or None for a job on one process.
-        transport: Backend of the collectives: ``"gloo"``, ``"nccl"``, ``"gloo (shared GPU, staged)"``, or ``"none"``.
-        local_world_size: Number of ranks on this machine; None where it is unknown.
+        group: The metered process group; None for a single-process job.
+        transport: Backend for collectives: ``"gloo"``, ``"nccl"``, ``"gloo (shared GPU, staged)"``, or ``"none"``.
+        local_world_size: Number of ranks on this machine; None if unknown.
     """
 
     rank: int
@@ -42,24 +42,24 @@ class RankContext:
 
     @property
     def staged(self) -> bool:
-        """Whether messages of our own collectives pass through the CPU.
+        """Whether messages of Shardscope's own collectives are copied through the CPU.
 
-        gloo cannot send GPU tensors, and NCCL pairs unbatched messages by their order alone, not by tag, so a ring
-        that posts receives ahead would deadlock on it.
+        gloo cannot send GPU tensors. NCCL matches unbatched messages by order, not by tag, so a ring that posts
+        receives in advance would deadlock.
         """
         return self.device.type == "cuda"
 
     def paced(self, is_on: bool = True) -> AbstractContextManager[None]:
-        """Context in which messages are paced to the job's link, if it has one, or are not."""
+        """Return a context that turns pacing to the job's link on or off; it does nothing if the job has no link."""
         group = self.group
         return group.pacer.switched(is_on) if isinstance(group, PacedProcessGroup) else nullcontext()
 
 
 def choose_device(job: Job, local_rank: int, local_world_size: int) -> tuple[torch.device, str]:
-    """Choose a rank's device and backend: NCCL with one GPU per rank, gloo where ranks share GPUs, else the CPU.
+    """Choose a rank's device and backend: NCCL with one GPU per rank, gloo where ranks share GPUs or run on the CPU.
 
     Raises:
-        LaunchError: The job requires a GPU and there is none.
+        LaunchError: The job requires a GPU and this machine has none.
     """
     num_gpus = 0 if job.device == "cpu" else torch.cuda.device_count()
     if not num_gpus:
@@ -74,7 +74,7 @@ def choose_device(job: Job, local_rank: int, local_world_size: int) -> tuple[tor
 
 @contextmanager
 def open_rank(job: Job, events: EventWriter, env: dict[str, str] | None = None) -> Iterator[RankContext]:
-    """Join the group that the environment describes (as set by `torchrun` and elastic) and leave it at the end."""
+    """Join the process group that the environment describes (as set by `torchrun`), and leave it on exit."""
     place = os.environ if env is None else env
     rank, world_size = int(place["RANK"]), int(place["WORLD_SIZE"])
     local_rank, local_size = (

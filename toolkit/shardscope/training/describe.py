@@ -1,8 +1,8 @@
-"""A module's table of layers, traced on shapes: no data is allocated and nothing is computed.
+"""Build a table of a module's layers by tracing shapes only: no data is allocated and nothing is computed.
 
-The module is copied without its data. The copy runs one forward pass on fake tensors, which live on the meta device but
-report the module's device: attention then uses the same kernel, and saves the same tensors, as in a real run. Hooks
-read torch's FLOP counter and our own count of saved tensors before and after each layer.
+The module is copied without its data. The copy runs one forward pass on fake tensors, which have no data but report the
+module's device, so that attention selects the same kernel and saves the same tensors as in a real run. Hooks read
+torch's FLOP counter and Shardscope's count of saved bytes before and after each layer.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
 
 
 _ALSO_COUNTED = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention}  # noqa: SLF001 - its name
-"""FLOP formula that torch's counter lacks: the CPU's attention kernel."""
+"""FLOP formulas that torch's counter lacks: the CPU attention kernel."""
 OUTSIDE = "(outside the layers)"
-"""Name of the row for what the module itself computes or holds, outside its layers."""
+"""Name of the row for FLOPs, saved bytes and parameters of the module itself, outside its layers."""
 
 
 def describe(
@@ -51,23 +51,24 @@ def describe(
     targets: Any = None,
     recompute: Iterable[RecomputeMode] = RECOMPUTE_MODES,
 ) -> LayerTable:
-    """Tabulate the layers of `module`, in the order in which they run on `example`.
+    """Return a table of the layers of `module`, in the order in which they run on `example`.
 
-    The layers are the module's children. Every `nn.Sequential` and `nn.ModuleList` is replaced by its own children.
+    The layers are the module's children, with every `nn.Sequential` and `nn.ModuleList` replaced by its own children.
 
     Args:
-        module: Not changed.
-        example: Arguments of the module: a tensor, a tuple of arguments, or a mapping of keywords. The first dimension
-            of its first tensor counts samples.
-        name: Name of the described model; None for the module's class.
-        memory: Whether to trace a training step too.
-        autocast: The short format that the step's matrix products compute in; None for the format of the weights.
-        loss: Loss of the step, from the module's output and `targets`; None for a stand-in that holds nothing.
-        targets: Targets of the example's samples.
-        recompute: With `memory`, the recomputation modes to trace.
+        module: The module to describe; it is not modified.
+        example: Arguments for the module: a tensor, a tuple of arguments, or a mapping of keyword arguments. The
+            first dimension of the first tensor is the number of samples.
+        name: Name of the model; None for the name of the module's class.
+        memory: Whether to trace the memory of a training step too.
+        autocast: The low-precision dtype of the step's matrix products; None for the dtype of the weights.
+        loss: Loss function of the step, called with the module's output and `targets`; None for a placeholder that
+            saves no tensors.
+        targets: Targets for the samples in `example`.
+        recompute: The recomputation modes to trace if `memory` is true.
 
     Raises:
-        SpecError: The example holds no tensor, or the module needs real data to run.
+        SpecError: The example contains no tensor, or the module cannot run without real data.
 
     Example:
         >>> table = describe(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), torch.zeros(2, 4))
@@ -119,7 +120,7 @@ def _num_samples(arguments: Arguments) -> int:
 
 
 def _inputs(arguments: Arguments, module: nn.Module) -> Arguments:
-    """The arguments as fake tensors on the module's device; a tensor that is passed twice stays one tensor."""
+    """Return the arguments as fake tensors on the module's device; a tensor that is passed twice stays one tensor."""
     device = next((device_of(parameter) for parameter in module.parameters()), None)
     known: dict[int, Tensor] = {}
 
@@ -131,19 +132,19 @@ def _inputs(arguments: Arguments, module: nn.Module) -> Arguments:
 
 
 def _shape_only(tensor: Tensor, device: torch.device | None = None) -> Tensor:
-    """A new tensor of the same shape, strides and dtype; fake within `FakeTensorMode`."""
+    """Return a new tensor with the same shape, strides and dtype; it is fake within `FakeTensorMode`."""
     return torch.empty_strided(
         tensor.size(), tensor.stride(), dtype=tensor.dtype, device=device or device_of(tensor)
     )
 
 
 def device_of(tensor: Tensor) -> torch.device:
-    """A tensor's device; the CPU for a meta tensor."""
+    """Return a tensor's device; the CPU for a meta tensor."""
     return torch.device("cpu") if tensor.is_meta else tensor.device
 
 
 def _shadow(module: nn.Module) -> nn.Module:
-    """A copy whose parameters and buffers have shapes only; deepcopy gets their copies ready-made."""
+    """Return a copy whose parameters and buffers have no data; their copies are passed to `deepcopy` in its memo."""
     known: dict[int, Any] = {}
     for parameter in module.parameters():
         known[id(parameter)] = nn.Parameter(_shape_only(parameter), requires_grad=parameter.requires_grad)
@@ -153,7 +154,7 @@ def _shadow(module: nn.Module) -> nn.Module:
 
 
 def _loose_tensors(module: nn.Module) -> Iterator[Tensor]:
-    """Tensors that are plain attributes, neither parameters nor buffers."""
+    """Yield the tensors in plain attributes, which are neither parameters nor buffers."""
     for part in module.modules():
         for name, value in vars(part).items():
             if name not in ("_parameters", "_buffers", "_modules"):
@@ -162,7 +163,7 @@ def _loose_tensors(module: nn.Module) -> Iterator[Tensor]:
 
 @dataclass
 class _LayerTotals:
-    """Totals of one layer, for the whole example."""
+    """Totals for one layer over the whole example."""
 
     name: str
     parameters: list[nn.Parameter]
@@ -197,7 +198,7 @@ class _Trace:
         self.order: list[_LayerTotals] = []
 
     def run(self) -> list[_LayerTotals]:
-        """Run the forward pass; return the rows in the order in which layers first ran, those that never ran last."""
+        """Run the forward pass; return the rows in the order in which layers first ran, with unused layers last."""
         rows = [self._watched(name, layer) for name, layer in _layers_of(self.module)]
         self._own_parameters(rows)
         with self.flops, self.saved.active():
@@ -228,7 +229,7 @@ class _Trace:
         return row
 
     def _own_parameters(self, rows: list[_LayerTotals]) -> None:
-        """Keep every parameter only in the first row that has it; the rest go to the outside row."""
+        """Keep each parameter only in the first row that has it, and add parameters of no layer to the outside row."""
         seen: set[int] = set()
         for row in rows:
             row.parameters = [p for p in row.parameters if id(p) not in seen]

@@ -1,4 +1,4 @@
-"""Advice on errors of the file system."""
+"""Advice on file-system errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _WRITABLE = "make the folder writable, or set SHARDSCOPE_RUNS to another"
 _ADVICE = {
     errno.ENOSPC: _ROOM,
     errno.EDQUOT: _ROOM,
-    errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
+    errno.EFBIG: "raise the limit on file sizes (ulimit -f)",
     errno.EACCES: _WRITABLE,
     errno.EPERM: _WRITABLE,
     errno.EROFS: _WRITABLE,
@@ -17,7 +17,7 @@ _ADVICE = {
 
 
 def advice_on(error: BaseException) -> str:
-    """Advice on an error of the file system; empty for any other error."""
+    """Return advice on how to fix a file-system error; empty for any other error."""
     return _ADVICE.get(error.errno or 0, "") if isinstance(error, OSError) else ""
 
 

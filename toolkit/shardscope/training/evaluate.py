@@ -1,4 +1,4 @@
-"""Evaluation on held-out data, divided among the data ranks; their means are combined."""
+"""Evaluation on held-out data: each data-parallel rank evaluates a share of the rows, and the results are combined."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ from shardscope.training.loss import Pairing, accuracy, pairing_of
 from shardscope.training.strategies.base import LossFunction, RankStrategy
 
 MAX_ROWS, MAX_TARGETS = 512, 32_768
-"""Maximum size of an evaluation, in rows and in targets (tokens): enough for a figure, yet fast."""
+"""Maximum size of an evaluation, in rows and in targets (tokens): large enough for a stable value, yet fast."""
 
 
 class FailedTogether(Exception):
-    """An evaluation failed, and all ranks have finished it; the cause is this rank's own error, if it had one."""
+    """An evaluation failed on some rank, and all ranks raise this.
+
+    Every rank has run its part to the end. ``__cause__`` is this rank's own error, if it had one.
+    """
 
 
 def evaluate(
@@ -30,15 +33,27 @@ def evaluate(
     loss_function: LossFunction,
     place: Callable[[Any], Any],
 ) -> dict[str, Any]:
-    """Mean loss and accuracy (None for regressions) over the first rows of a split; called by all ranks.
+    """Return the mean loss and accuracy over the first rows of a split. All ranks must call this together.
+
+    At most `MAX_ROWS` rows and about `MAX_TARGETS` targets are evaluated.
+
+    Args:
+        strategy: This rank's strategy, which holds the model.
+        source: The data to evaluate on.
+        loss_function: Mean loss, called with the model's output and the targets.
+        place: Moves a batch to the rank's device.
+
+    Returns:
+        ``loss``, ``accuracy`` (a fraction; None for regression) and ``samples``. Loss and accuracy are None if there
+        are no rows.
 
     Raises:
-        FailedTogether: The evaluation failed on a rank, and all ranks raise this.
-        Exception: A forward pass that needs all ranks failed; the other ranks may not be notified.
+        FailedTogether: The evaluation failed on some rank; all ranks raise this.
+        Exception: A forward pass that involves all ranks failed; the other ranks may not be notified.
     """
     context = strategy.context
-    totals = torch.zeros(4, dtype=torch.float64)  # samples, loss, accuracy, samples that have an accuracy
-    pairings: list[Pairing | None] = []  # computed once: it costs a pass over the scores
+    totals = torch.zeros(4, dtype=torch.float64)  # samples, loss, accuracy, samples with an accuracy
+    pairings: list[Pairing | None] = []  # computed once, because it takes a pass over the scores
     failures: list[Exception] = []
     apart = nullcontext() if strategy.lockstep and context.group is not None else _noted(failures)
     with context.meter.span("compute", "evaluation"), strategy.evaluating() as predict, apart:
@@ -46,7 +61,7 @@ def evaluate(
             batch = None
             with _noted(failures):
                 batch = place(read_batch(source, part))
-            inputs, targets = batch or strategy.example()  # the others may wait for this rank's forward pass
+            inputs, targets = batch or strategy.example()  # other ranks may be waiting for this forward pass
             output = predict(inputs)
             if output is None or not counts or failures:
                 continue
@@ -56,7 +71,7 @@ def evaluate(
                 loss, scored = float(loss_function(output, targets)), float(score is not None)
                 totals += len(part) * torch.tensor([1.0, loss, score or 0.0, scored], dtype=torch.float64)
     if failures:
-        totals.fill_(math.nan)  # NaN cannot come from counts, so its sum signals the failure to all ranks
+        totals.fill_(math.nan)  # a sum of counts is never NaN, so a NaN signals the failure to all ranks
     if context.group is not None:
         on_device = totals.to(context.device)
         dist.all_reduce(on_device)
@@ -75,18 +90,18 @@ def evaluate(
 
 @contextmanager
 def _noted(failures: list[Exception]) -> Iterator[None]:
-    """Context in which an error ends the block and is stored for later."""
+    """Context that catches an error raised in its block and appends it to `failures`."""
     try:
         yield
-    except Exception as error:  # noqa: BLE001 - raised after the ranks have met
+    except Exception as error:  # noqa: BLE001 - raised after the all-reduce
         failures.append(error)
 
 
 def _parts(strategy: RankStrategy, num_rows: int) -> Iterator[tuple[Tensor, bool]]:
-    """Yield this rank's rows, one micro-batch at a time, and whether they count.
+    """Yield this rank's row indices, one micro-batch at a time, each with a flag for whether its result counts.
 
-    Where a forward pass needs all ranks, each gets the same number of parts. Missing parts consist of the first row
-    and do not count.
+    If a forward pass involves all ranks, every rank gets the same number of parts: missing parts are filled with the
+    first row and do not count.
     """
     job, rank = strategy.job, strategy.data_rank
     if rank is None or not num_rows:

@@ -1,18 +1,19 @@
-"""Measurement of gradient noise: the squared norms of small batches' gradients and of their mean.
+"""Gradient noise measurement: squared norms of the gradients of small batches, and of their mean.
 
     noise = GradientNoise(job, context)
-    noise.watch(named_parameters)     once: receives each gradient from the backward pass
+    noise.watch(named_parameters)     once: registers hooks that measure each gradient in the backward pass
     noise.begin(step)                 before the first backward pass
-    noise.look_at(name, gradient)     for strategies that have gradients elsewhere
-    noise.finish(gradients)           when the mean is ready, before it is unscaled and clipped
+    noise.look_at(name, gradient)     for strategies whose gradients do not pass through these hooks
+    noise.finish(gradients)           when the mean gradient is ready, before it is unscaled and clipped
 
 A small batch is a micro-batch. Its gradient is measured before it is accumulated, compressed or combined with the
-residual of error feedback. Without compression, the mean over all micro-batches of all ranks is the result of the
-collective on this rank. With compression the result is another vector. Then each rank adds its gradients to a sketch
-(`sketch`), and the ranks sum their sketches, as traffic under a separate name. Each step draws another sketch, so that
-its error averages out over steps as the noise of the gradients does.
+error-feedback residual. Without compression, the collective leaves the mean over all micro-batches of all ranks on this
+rank. With compression, the collective returns an approximation instead. Each rank then adds its gradients to a sketch
+(see `sketch`), and the ranks sum their sketches; this traffic is counted under a separate name. Each step draws a new
+random sketch, so that sketching errors average out over steps, as gradient noise does.
 
-McCandlish et al. 2018 (arXiv 1812.06162), appendix A.1; `shardscope.analytic.large_batch` uses the two norms.
+The method is from McCandlish et al. 2018 (arXiv 1812.06162), appendix A.1. `shardscope.analytic.large_batch` computes
+the noise scale from the two norms.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ from shardscope.training.sharding import sum_of_squares
 from shardscope.training.sketch import Sketch
 
 TRAFFIC = "noise_scale"
-"""Name under which its traffic is counted; `shardscope.runlog.summary` leaves it out of a step's bytes."""
+"""Name under which this traffic is counted; `shardscope.runlog.summary` excludes it from a step's bytes."""
 
 
 @dataclass(frozen=True)
 class NoiseSample:
-    """One rank's measurement at one step.
+    """One rank's measurement in one step.
 
     Attributes:
-        small_square: Squared norm of a micro-batch's gradient, the mean over this rank's micro-batches.
+        small_square: Mean, over this rank's micro-batches, of the squared norm of a micro-batch's gradient.
         large_square: Squared norm of the mean gradient over all micro-batches of all ranks.
-        small_batch: Samples in a micro-batch.
-        large_batch: Samples in the global batch.
+        small_batch: Number of samples in a micro-batch.
+        large_batch: Number of samples in the global batch.
     """
 
     small_square: float
@@ -51,12 +52,17 @@ class NoiseSample:
     large_batch: int
 
     def as_event(self) -> dict[str, float]:
-        """The sample as a dictionary for events."""
+        """Return the sample as a dictionary for the event log."""
         return asdict(self)
 
 
 class GradientNoise:
-    """One rank's side of measuring the gradient noise scale."""
+    """Measures the norms behind the gradient noise scale on one rank.
+
+    Args:
+        job: The job being trained.
+        context: This rank's context.
+    """
 
     def __init__(self, job: Job, context: RankContext) -> None:
         self.job, self.context = job, context
@@ -65,7 +71,7 @@ class GradientNoise:
         self.is_measuring = False
 
     def watch(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
-        """Measure, from here on, the gradients of these parameters in each backward pass, before accumulation."""
+        """Register hooks that measure the gradients of these parameters in each backward pass, before accumulation."""
         for name, parameter in named:
             parameter.register_hook(self._looking_at(name))
 
@@ -73,7 +79,7 @@ class GradientNoise:
         return lambda gradient: self.look_at(name, gradient)
 
     def begin(self, step: int) -> None:
-        """Start a step, and decide whether the noise is measured in it."""
+        """Start a step, and decide whether to measure noise in it."""
         self.is_measuring = self.job.record.measures_noise(step)
         self._norms: list[Tensor] = []
         self._sketch = Sketch(self.context.device) if self._needs_sketch else None
@@ -83,7 +89,7 @@ class GradientNoise:
         return self.is_measuring and self.job.compression.is_on
 
     def look_at(self, name: str, gradient: Tensor) -> None:
-        """Measure one micro-batch's whole gradient of a tensor, still divided by the number of micro-batches."""
+        """Measure one parameter's whole gradient for one micro-batch, still divided by the number of micro-batches."""
         if not self.is_measuring:
             return
         self._norms.append(torch.linalg.vector_norm(gradient))
@@ -94,15 +100,15 @@ class GradientNoise:
     def finish(
         self, gradients: Sequence[Tensor], *, loss_scale: float | None, copies: int | None
     ) -> NoiseSample | None:
-        """Finish the measurement after the exchange; called by all ranks.
+        """Finish the measurement after the gradients are reduced. All ranks must call this together.
 
         Args:
-            gradients: This rank's part of the mean; ignored where gradients are compressed.
-            loss_scale: Factor that all gradients are still multiplied by; None for 1.
-            copies: Number of ranks that hold each piece of the mean; None where all ranks hold all of it.
+            gradients: This rank's part of the mean gradient; ignored if gradients are compressed.
+            loss_scale: Factor by which all gradients are still multiplied; None for 1.
+            copies: Number of ranks that hold each piece of the mean gradient; None if every rank holds all of it.
 
         Returns:
-            The measurement; None if this step was not due for it, or if gradients overflowed.
+            The measurement; None if none was scheduled for this step, or if gradients overflowed.
         """
         if not self.is_measuring:
             return None
@@ -110,7 +116,7 @@ class GradientNoise:
         unscale = 1 / (loss_scale or 1.0) ** 2
         total = float(torch.stack(self._norms).double().square().sum())
         mean = self._sketched() if self._sketch is not None else self._held(gradients, copies)
-        # each micro-batch's gradient was divided by their number, and the mean of the squares is wanted
+        # each gradient was divided by the number of parts n: sum / n * n**2 = sum * n is the mean of the squares
         small, large = total * self.parts * unscale, mean * unscale
         if not (isfinite(small) and isfinite(large)):
             return None

@@ -1,11 +1,11 @@
-"""Events every few steps about the effect of a step on the layers: trust ratios and compression residuals.
+"""Events every few steps with per-layer trust ratios and compression residuals.
 
     watch = LayerWatch(strategy, events)
-    watch.begin(optimizer, is_due=...)     before the step: switches on the records that are made only on demand
-    watch.tell(step, optimizer, ...)       after it
+    watch.begin(optimizer, is_due=...)     before the step: switches recording on or off
+    watch.tell(step, optimizer, ...)       after the step: writes the event
 
-One rank reports layers that are the same on all ranks; each rank reports its own residuals. The watch only reads: it
-exchanges nothing and does not change training.
+Layers that are identical on all ranks are reported by one rank; every rank reports its own residuals. The watch is
+read-only: it sends nothing and does not affect training.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from shardscope.training.strategies.base import RankStrategy
 
 @dataclass
 class LayerWatch:
-    """Records the layers of one rank."""
+    """Writes one rank's per-layer events."""
 
     strategy: RankStrategy
     events: EventWriter
 
     def begin(self, optimizer: torch.optim.Optimizer, *, is_due: bool) -> None:
-        """Start a step; `is_due` states whether its layers are recorded."""
+        """Prepare for a step; `is_due` says whether to record its layers."""
         if isinstance(optimizer, LayerwiseOptimizer):
             optimizer.is_watched = is_due
         if self.strategy.compressor is not None:
             self.strategy.compressor.watch(is_due)
 
     def tell(self, step: int, optimizer: torch.optim.Optimizer, *, lr: float, skipped: bool) -> None:
-        """Write the event unless it is empty; a skipped step has moved no layer."""
+        """Write the event for this step unless it is empty; a skipped step has no layer updates, only residuals."""
         layers = [] if skipped else self.strategy.layer_signals(optimizer)
         compressor = self.strategy.compressor
         residuals = [] if compressor is None else [list(row) for row in compressor.residuals]

@@ -1,7 +1,7 @@
-"""Lazy modules (such as `nn.LazyLinear`): materialises their parameters before a strategy wraps or shards the model.
+"""Materialise the parameters of lazy modules (such as `nn.LazyLinear`) before a strategy wraps or shards the model.
 
-They take their shapes from a forward pass on one micro-batch, in evaluation mode so that running statistics keep their
-initial values. Their values are drawn from the random numbers that follow those of the model's other parameters.
+Shapes come from a forward pass on one micro-batch, in evaluation mode so that running statistics keep their initial
+values. Initial values are drawn after those of the model's other parameters, from the same random generator.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from shardscope.training.data import call, map_tensors
 
 
 def is_unfinished(model: nn.Module) -> bool:
-    """Whether any parameter or buffer has no shape yet."""
+    """Whether any parameter or buffer is still lazy and has no shape yet."""
     return _waiting(model) is not None
 
 
 def materialise(model: nn.Module, inputs: Any) -> None:
-    """Materialise all parameters and buffers of `model`, in place, by a forward pass on `inputs`.
+    """Materialise all parameters and buffers of `model` in place, with a forward pass on `inputs`.
 
     Raises:
         SpecError: The forward pass does not reach some of them.
@@ -36,12 +36,12 @@ def materialise(model: nn.Module, inputs: Any) -> None:
     if name is not None:
         raise SpecError(
             f"{name!r} is lazy, and a forward pass in evaluation mode did not make it; "
-            "give its module all sizes, or call it in evaluation mode too"
+            "give its module all sizes, or make sure that the forward pass calls it in evaluation mode too"
         )
 
 
 def _in_format_of(model: nn.Module, inputs: Any) -> Any:
-    """The inputs with all floats in the format of the weights, as in every step."""
+    """Return the inputs with all floating-point tensors cast to the dtype of the weights, as in every step."""
     formats = (p.dtype for p in model.parameters() if p.dtype.is_floating_point)
     dtype = next(formats, torch.get_default_dtype())
 

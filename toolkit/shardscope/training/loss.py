@@ -1,11 +1,11 @@
-"""Losses and accuracy: means over the given rows.
+"""Losses and accuracy, each a mean over the given rows.
 
-A loss named by a job takes a model's output: a tensor of scores, or an object or mapping that has them as
-``logits``. Where a model has computed a loss itself, as Hugging Face's models do when ``labels`` are among their
-inputs, it is trained with that ``loss``. A user's own callable gets the output unchanged.
+A loss that a job selects by name accepts a tensor of scores, or an object or mapping with scores in ``logits``. If the
+model computes a ``loss`` itself, as Hugging Face models do when their inputs include ``labels``, that loss is used
+instead. A user-defined callable receives the output unchanged.
 
-A mean over equal parts is the mean of the parts' means, so micro-batches and ranks of equal size average to
-the loss of the whole batch.
+For parts of equal size, the mean of the parts' means is the mean over all rows. Averaging the losses of equal
+micro-batches and ranks therefore gives the loss of the whole batch.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from shardscope.errors import DataError, unknown_name
 
 Loss = Callable[[Any, Any], Tensor]
 Pairing = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Function from scores and targets to the scores and targets that correspond."""
+"""Function that aligns scores with targets: it returns the scores and the targets that they are compared with."""
 
-_COPIED = 2**20  # scores that are copied to double precision at a time: 8 MB
-_IGNORED = -100  # the target that torch's cross-entropy leaves out
+_COPIED = 2**20  # number of scores copied to double precision at a time: 8 MB
+_IGNORED = -100  # the target that torch's cross-entropy ignores
 
 
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
-    """Mean cross-entropy in nats of scores `(..., C)` against integer classes `(...)`.
+    """Return the mean cross-entropy, in nats, between scores `(..., C)` and integer classes `(...)`.
 
-    Accepts images `(N, C)` with `(N,)` as well as tokens `(N, T, V)` with `(N, T)`.
+    Both classification, `(N, C)` with `(N,)`, and language modelling, `(N, T, V)` with `(N, T)`, are supported.
 
     Raises:
         DataError: The shapes do not match, or the target does not hold integers.
@@ -41,7 +41,7 @@ def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
 
 
 def mse(output: Tensor, target: Tensor) -> Tensor:
-    """Mean squared error between two tensors of one shape.
+    """Return the mean squared error between two tensors of the same shape.
 
     Raises:
         DataError: The shapes differ (there is no broadcasting).
@@ -55,11 +55,11 @@ def mse(output: Tensor, target: Tensor) -> Tensor:
 
 
 LOSSES: dict[str, Loss] = {"cross-entropy": cross_entropy, "mse": mse}
-"""Every loss that a job can name."""
+"""The losses that a job can select by name."""
 
 
 def resolve_loss(loss: str | Loss) -> Loss:
-    """Return the loss of this name, or the user's callable of output and target, checked at each call.
+    """Return a loss by name, or wrap a callable ``loss(output, target)`` so that each result is checked to be a scalar.
 
     Raises:
         SpecError: No loss has this name.
@@ -72,10 +72,10 @@ def resolve_loss(loss: str | Loss) -> Loss:
 
 
 def pairing_of(output: object, target: object) -> Pairing | None:
-    """Find how the scores of an output correspond to the targets; None if there are no scores of their classes.
+    """Find how the scores in an output align with the targets; None if the output has no scores for the target classes.
 
-    Scores are the output itself or its ``logits``. Where a model has computed its own loss, they count as scores of
-    the targets, or of the next targets (in a language model), only if that loss is their cross-entropy.
+    The scores are the output itself or its ``logits``. If the model computed its own loss, the scores are aligned with
+    the targets, or with the targets shifted by one (in a language model), only if that loss equals their cross-entropy.
     """
     scores, own = _scores(output), _own_loss(output)
     if scores is None or not isinstance(target, Tensor) or not _are_classes(target):
@@ -91,7 +91,7 @@ def pairing_of(output: object, target: object) -> Pairing | None:
 
 
 def accuracy(output: object, target: object, *, pairing: Pairing | None = None) -> float | None:
-    """Share of targets whose class scores highest, in [0, 1]; None if there are no scores of the targets' classes.
+    """Return the fraction of targets whose class has the highest score; None if there are no scores for these classes.
 
     Args:
         output: The model's output.
@@ -110,7 +110,7 @@ def _as_given(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _shifted(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Pair each position's scores with the token after it."""
+    """Align the scores at each position with the next token."""
     return scores[:, :-1], target[:, 1:]
 
 
@@ -129,7 +129,7 @@ def _is_cross_entropy(loss: Tensor, scores: Tensor, target: Tensor) -> bool:
 
 
 def _few_at_a_time(scores: Tensor, target: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield rows of scores and their classes in parts so small that a double-precision copy needs little memory."""
+    """Yield scores and their classes in chunks small enough that a double-precision copy needs little memory."""
     size = max(1, _COPIED // scores.shape[-1])
     pairs = [(scores, target)] if scores.dim() == 2 else zip(scores, target, strict=True)
     for some, classes in pairs:
@@ -161,7 +161,7 @@ def _named(name: str, output: Any, target: Any) -> Tensor:
 
 
 def _own_loss(output: Any) -> Tensor | None:
-    """The mean loss that the model has computed itself."""
+    """Return the mean loss that the model computed itself; None if it did not."""
     loss = _part(output, "loss")
     return loss if isinstance(loss, Tensor) and loss.dim() == 0 else None
 
@@ -181,7 +181,7 @@ def _scalar(loss: Loss) -> Loss:
         if not isinstance(value, Tensor) or value.dim() > 0:
             got = f"a tensor of shape {_shape(value)}" if isinstance(value, Tensor) else type(value).__name__
             raise DataError(
-                f"loss={_name(loss)} returned {got}; return a tensor of one number, such as a mean"
+                f"loss={_name(loss)} returned {got}; return a tensor with one element and no dimensions, such as a mean"
             )
         return value
 

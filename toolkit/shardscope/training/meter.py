@@ -1,11 +1,12 @@
-"""The meter of one rank: every byte that it sends and receives, and its spans of computation and communication.
+"""The meter of one rank: counts every byte it sends and receives, and records spans of computation and communication.
 
-There is one meter per rank. The metered process group feeds it, the trainer opens and closes steps on it, and its
-records of a step go into that step's event. Collectives may finish on the backend's own threads, so adding is locked.
+There is one meter per rank. The metered process group adds traffic and spans to it, the trainer sets its current step,
+and what it recorded during a step goes into that step's event. Collectives may finish on the backend's own threads, so
+a lock protects all additions.
 
-Bytes are booked to the step that sends them. That is the current step, except for a parameter server, which answers
-workers that are at other steps than its own rank: it names the worker's step. Traffic of starting, evaluating and
-saving is booked to `OBSERVING` instead of a step.
+Bytes are attributed to the step in which they are sent. That is this rank's current step, except on a parameter server:
+it serves workers that may be at a different step, and attributes the traffic to the worker's step. Traffic for
+start-up, evaluation and checkpoints is attributed to `OBSERVING` instead of a step.
 """
 
 from __future__ import annotations
@@ -23,15 +24,16 @@ OBSERVING = 0
 """Step number for traffic that belongs to no step; steps count from 1."""
 
 Rows = dict[str, dict[str, int]]
-"""Traffic by collective, in the form that events carry."""
+"""Traffic by collective, as stored in events."""
 
 
 @dataclass
 class Traffic:
-    """Traffic of one kind of collective on this rank.
+    """Traffic of one type of collective on this rank.
 
-    `sent_bytes` is counted message by message where Shardscope sends the messages itself. Where the backend does, it
-    is this rank's even share of the total that the backend's algorithm sends, so that the sum over ranks is exact.
+    Where Shardscope sends the messages itself, `sent_bytes` is counted message by message. Where the backend sends
+    them, it is an equal share of the total that the backend's algorithm sends over all ranks, so that the sum over
+    ranks is exact.
     """
 
     payload_bytes: int = 0
@@ -40,16 +42,16 @@ class Traffic:
     messages: int = 0
     calls: int = 0
     sent_to: dict[int, int] = field(default_factory=dict)
-    """Bytes sent to each peer; empty where the backend sends, as it does not report them."""
+    """Bytes sent to each peer; empty where the backend sends the messages, because it does not report them."""
 
     def count_sent(self, peer: int, num_bytes: int) -> None:
-        """Add one message to `peer`."""
+        """Count one message to `peer`."""
         self.sent_bytes += num_bytes
         self.messages += 1
         self.sent_to[peer] = self.sent_to.get(peer, 0) + num_bytes
 
     def add(self, other: Traffic) -> None:
-        """Add the counts of another row."""
+        """Add the counts of another `Traffic` to this one."""
         self.payload_bytes += other.payload_bytes
         self.sent_bytes += other.sent_bytes
         self.received_bytes += other.received_bytes
@@ -61,7 +63,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Span:
-    """One interval of time on one rank: `start` and `end` in Unix seconds, `num_bytes` of payload."""
+    """A time interval on one rank: `start` and `end` in Unix seconds, payload of `num_bytes`."""
 
     lane: str
     name: str
@@ -75,21 +77,22 @@ class Span:
         return self.end - self.start
 
     def since(self, zero: float) -> Span:
-        """The span with times in seconds since `zero`."""
+        """Return the span with its times in seconds since `zero`."""
         return replace(self, start=self.start - zero, end=self.end - zero)
 
     def as_row(self) -> list[Any]:
-        """The row that events contain and that `Span(*row)` reads; times are rounded to the clock's precision."""
+        """Return the row stored in events; `Span(*row)` restores the span. Times are rounded to microseconds."""
         return [self.lane, self.name, round(self.start, 6), round(self.end, 6), self.num_bytes]
 
 
 @dataclass
 class Meter:
-    """Counts traffic by step and collective, and records spans, from one `drain` to the next.
+    """Counts traffic by step and collective, and records spans, until `drain` returns and clears them.
 
     Attributes:
-        step: The current step, also for components that write their own events.
-        handed_over: When the last collective was passed to the thread or backend that runs it, in Unix seconds.
+        step: The current step; components that write their own events read it too.
+        handed_over: Time at which the last collective was passed to the thread or backend that runs it, in Unix
+            seconds.
     """
 
     step: int = 0
@@ -100,7 +103,7 @@ class Meter:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def count(self, name: str, traffic: Traffic, *, step: int | None = None) -> None:
-        """Add this rank's traffic of one call of the collective `name`; a `step` of None is the current step."""
+        """Add this rank's traffic from one call of the collective `name`; if `step` is None, to the current step."""
         with self._lock:
             booked = self._booked.setdefault(self._under_way if step is None else step, {})
             booked.setdefault(name, Traffic()).add(traffic)
@@ -111,7 +114,7 @@ class Meter:
 
     @contextmanager
     def observing(self) -> Iterator[None]:
-        """Context in which this rank evaluates or saves, so that its traffic is booked to no step."""
+        """Context for evaluations and checkpoints: traffic within it is attributed to `OBSERVING`, not to a step."""
         before, self._is_observing = self._is_observing, True
         try:
             yield
@@ -120,7 +123,7 @@ class Meter:
 
     @contextmanager
     def collective(self, name: str, payload: int) -> Iterator[Traffic]:
-        """Meter one call of our own collective as one span; the caller counts its messages on the yielded traffic."""
+        """Record a call of one of Shardscope's own collectives; the caller counts messages on the yielded traffic."""
         traffic = Traffic(payload_bytes=payload, calls=1)
         try:
             with self.span("communication", name, payload):
@@ -130,7 +133,7 @@ class Meter:
 
     @contextmanager
     def backward_span(self) -> Iterator[None]:
-        """Record the span of a backward pass, which computes until it passes on its last gradients, and then waits."""
+        """Record the compute span of a backward pass: it ends when the last gradients are handed over, if any are."""
         start = clock.now()
         try:
             yield
@@ -142,7 +145,7 @@ class Meter:
 
     @contextmanager
     def span(self, lane: str, name: str, num_bytes: int = 0) -> Iterator[None]:
-        """Record the time spent inside as one span."""
+        """Record the time spent in this context as one span."""
         start = clock.now()
         try:
             yield
@@ -150,22 +153,23 @@ class Meter:
             self.add_span(Span(lane, name, start, clock.now(), num_bytes))
 
     def add_span(self, span: Span) -> None:
-        """Record a span that is already over."""
+        """Record a span that has already ended."""
         with self._lock:
             self._spans.append(span)
 
     def drain(self) -> tuple[Rows, list[list[Any]]]:
-        """Traffic of the current step (of `OBSERVING` within `observing`) and all spans, since the last call."""
+        """Return and clear the traffic of the current step (within `observing`: of `OBSERVING`) and all spans."""
         with self._lock:
             traffic = self._booked.pop(self._under_way, {})
             spans, self._spans = self._spans, []
         return _rows(traffic), [span.as_row() for span in spans]
 
     def drain_late(self, up_to: float = math.inf) -> dict[int, Rows]:
-        """Traffic of steps that this rank has reported already, by step, since the last call.
+        """Return and clear the traffic still recorded for steps, by step number: it arrived after the step was drained.
 
         Args:
-            up_to: The last step to return; this rank may serve workers that are ahead of it.
+            up_to: The last step to return. Later steps are kept, because this rank may serve workers that are ahead of
+                it.
         """
         with self._lock:
             steps = sorted(step for step in self._booked if OBSERVING < step <= up_to)

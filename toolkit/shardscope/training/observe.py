@@ -1,4 +1,4 @@
-"""Evaluating a model without side effects: training continues as if the evaluation had not run."""
+"""Evaluate a model without side effects: training continues as if the evaluation had not run."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 
 StandIns = Mapping[Tensor, Tensor]
-"""Map from tensors of this rank's model to the tensors that represent the whole run in evaluations and checkpoints."""
+"""Maps tensors of this rank's model to the tensors that replace them in evaluations and checkpoints."""
 
 
 @contextmanager
 def unchanged(module: nn.Module, stand_ins: StandIns) -> Iterator[None]:
-    """Context in which `module` holds the `stand_ins` and copies of all other buffers; everything is restored after.
+    """Context in which `stand_ins` replace tensors of `module`, and copies replace its other buffers.
 
-    Restored are its parameters and buffers, the training mode of its submodules, and the random number generators of
-    Python, NumPy and torch.
+    On exit, its parameters and buffers, the training mode of its submodules, and the random number generators of
+    Python, NumPy and torch are restored.
     """
     modes = [(part, part.training) for part in module.modules()]
     with random_state_kept(), _standing_in(module, stand_ins):
@@ -32,7 +32,7 @@ def unchanged(module: nn.Module, stand_ins: StandIns) -> Iterator[None]:
 
 @contextmanager
 def _standing_in(module: nn.Module, stand_ins: StandIns) -> Iterator[None]:
-    """Swap tensors, not values: what an evaluation writes does not reach the tensors that are restored."""
+    """Swap in whole tensors rather than values, so that an evaluation cannot write to the originals."""
     weights = [(p, p.data, stand_ins[p]) for p in module.parameters() if p in stand_ins]
     slots = [
         (part, name, buffer)
@@ -56,7 +56,7 @@ def _standing_in(module: nn.Module, stand_ins: StandIns) -> Iterator[None]:
 
 @contextmanager
 def random_state_kept() -> Iterator[None]:
-    """Context after which the generators of Python, NumPy and torch are restored."""
+    """Context that restores the random number generators of Python, NumPy and torch on exit."""
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - users draw from the global generator
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices):

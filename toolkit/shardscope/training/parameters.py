@@ -1,4 +1,4 @@
-"""The trained parameters as a file that NumPy can read, without torch or pickle, and written atomically."""
+"""Save the trained parameters, atomically, to a file that NumPy can read without torch or pickle."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ _EXACT = {torch.float32, torch.float64}
 
 
 def save_parameters(folder: Path, strategy: RankStrategy) -> Path:
-    """Write all parameters, whole and by name, to ``parameters.npz``; called by all ranks, written by rank 0.
+    """Write all parameters, unsharded, to ``parameters.npz``. All ranks must call this; rank 0 writes the file.
 
-    ``names`` holds the parameters' names and ``value-N`` the N-th parameter, because a user's name could be reserved
-    by `numpy.savez`. Number formats that NumPy lacks, such as bf16, are written as fp32.
+    The array ``names`` holds the parameters' names, and ``value-N`` the N-th parameter (from 0): a parameter's own name
+    could clash with an argument of `numpy.savez`. Dtypes other than fp32 and fp64, such as bf16, are written as fp32.
+
+    Returns:
+        The file's path, on all ranks.
     """
     parameters, path = strategy.full_parameters(), folder / FILE
     if strategy.context.rank != 0:

@@ -1,9 +1,10 @@
-"""Precision recipes: number formats of computation, and dynamic loss scaling for fp16.
+"""Precision modes: the dtypes used in computation, and dynamic loss scaling for fp16.
 
 bf16-mixed and fp16-mixed are mixed precision in the sense of Micikevicius et al. (2018): weights, gradients and
-optimizer state stay in fp32, and matrix products compute in the short format under autocast. fp16's narrow range needs
-a scaled loss. The scale halves when a gradient overflows, and every rank skips that step: all ranks hold the same
-reduced gradient, or, where each holds a piece of it, exchange the overflow flag (`Precision.share_overflow`).
+optimizer state stay in fp32, and autocast computes matrix products in the 16-bit dtype. Because of its narrow range,
+fp16 needs a scaled loss. When a gradient overflows, the scale halves and every rank skips the step. All ranks detect
+the overflow, because they hold the same reduced gradient or, if each holds a piece of it, share the overflow flag
+(`Precision.share_overflow`).
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ DTYPES = {
 
 
 def weight_dtype(precision: str) -> torch.dtype:
-    """The format of weights, gradients and optimizer state in a job's precision."""
+    """Return the dtype of weights, gradients and optimizer state for a job's precision."""
     return torch.float64 if precision == "fp64" else torch.float32
 
 
 class Precision:
-    """The recipe of one job on one device.
+    """The precision mode of one job on one device.
 
     Attributes:
-        share_overflow: Replaces a flag by its maximum over all ranks, in place. Set where ranks hold different pieces
-            of the gradients, so that an overflow on one rank skips the step on all.
+        share_overflow: Function that replaces a flag in place by its maximum over all ranks. It is set where ranks hold
+            different pieces of the gradients, so that an overflow on one rank makes all ranks skip the step.
     """
 
     share_overflow: Callable[[Tensor], object] | None = None
@@ -49,11 +50,11 @@ class Precision:
 
     @property
     def weight_dtype(self) -> torch.dtype:
-        """The format of weights, gradients and optimizer state."""
+        """The dtype of weights, gradients and optimizer state."""
         return weight_dtype(self.name)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Context in which matrix products compute in the short format."""
+        """Return the context in which matrix products compute in the 16-bit dtype; it does nothing in fp32 and fp64."""
         if self.compute_dtype == self.weight_dtype:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.compute_dtype)
@@ -76,9 +77,17 @@ class Precision:
         reduce_square: ReduceSquares | None = None,
         duplicate_grad_params: Sequence[nn.Parameter] = (),
     ) -> tuple[float | None, bool]:
-        """Unscale, clip and step. Returns the gradient norm before clipping (None without) and whether it skipped.
+        """Unscale and clip the gradients, and take an optimizer step unless a gradient overflowed.
 
-        `reduce_square` and `duplicate_grad_params` are those of `clip_grad_norm_`, for distributed gradients.
+        Args:
+            optimizer: The optimizer of `parameters`.
+            parameters: The parameters that this rank holds.
+            clip_norm: Maximum gradient norm; None to leave gradients unclipped.
+            reduce_square: As in `clip_grad_norm_`, for distributed gradients.
+            duplicate_grad_params: As in `clip_grad_norm_`, for distributed gradients.
+
+        Returns:
+            The gradient norm before clipping (None without clipping), and whether the step was skipped.
         """
         if self.scaler is not None:
             self.scaler.unscale_(optimizer)
@@ -96,7 +105,7 @@ class Precision:
         if self.scaler is None:
             optimizer.step()
             return None if norm is None else float(norm), False
-        # not left to the scaler: torch's fused SGD would leave its first momentum uninitialised on a skipped step
+        # the scaler is not called on a skipped step: torch's fused SGD would leave its first momentum uninitialised
         skipped = any(bool(flag) for flag in _compat.overflow_flags(self.scaler, optimizer))
         if not skipped:
             self.scaler.step(optimizer)
@@ -104,26 +113,26 @@ class Precision:
         return None if norm is None else float(norm), skipped
 
     def unscale(self, gradients: Sequence[Tensor]) -> bool:
-        """Unscale gradients that another rank will update with; returns False if any is not finite."""
+        """Unscale gradients that another rank will apply. Return whether all of them are finite."""
         if self.scaler is None:
             return True
         torch._foreach_mul_(list(gradients), 1.0 / self.scaler.get_scale())
         return all(bool(gradient.isfinite().all()) for gradient in gradients)
 
     def follow(self, *, skipped: bool) -> None:
-        """Update the loss scale after an update that another rank made or skipped."""
+        """Update the loss scale after another rank applied or skipped an update."""
         if self.scaler is None:
             return
-        # the scaler detects an overflow from gradients only: pass it one that overflows
+        # the scaler detects overflow only in gradients: give it a gradient that overflows
         witness = nn.Parameter(torch.zeros(1, device=self.device))
         witness.grad = torch.full_like(witness, float("inf") if skipped else 0.0)
         optimizer = torch.optim.SGD([witness], lr=0.0)
-        self.scaler.scale(witness.detach())  # initialises its scale, if no loss has been scaled here
+        self.scaler.scale(witness.detach())  # initialises the scale if no loss has been scaled here
         self.scaler.unscale_(optimizer)
         self.scaler.update()
 
     def state_dict(self) -> dict[str, Any]:
-        """The loss scale and its history."""
+        """Return the loss scale and its history; empty where losses are not scaled."""
         return {} if self.scaler is None else self.scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The state of the random generators that a rank's code and the user's code may use, as tensors and numbers."""
+"""Save and restore the random number generators that a rank's code or the user's code may use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TWISTER = "MT19937"
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
-    """State of torch's generators on the CPU and on `device`, of Python's and of NumPy's global generator."""
+    """Return the state of torch's generators on the CPU and `device`, and of Python's and NumPy's global generators."""
     version, words, gauss = random.getstate()
     state: dict[str, Any] = {
         "torch": torch.get_rng_state(),
@@ -25,7 +25,7 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
-    """Restore the state that `random_state` returned; a generator that it does not contain is left unchanged."""
+    """Restore the state that `random_state` returned; generators missing from `state` are left unchanged."""
     if "torch" in state:
         torch.set_rng_state(state["torch"])
     if "python" in state:
@@ -40,7 +40,7 @@ def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
 
 
 def _numpy_state() -> dict[str, Any]:
-    """State of NumPy's global generator; empty if the user has replaced it by one of another kind."""
+    """Return the state of NumPy's global generator; empty if the user has replaced it by one of another type."""
     state = np.random.get_state(legacy=False)  # noqa: NPY002 - as above
     assert isinstance(state, dict)
     if state["bit_generator"] != _TWISTER:

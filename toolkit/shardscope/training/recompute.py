@@ -1,8 +1,8 @@
-"""Recomputation: store less in the forward pass and run parts of it again in the backward pass.
+"""Activation recomputation: store less in the forward pass and run parts of it again in the backward pass.
 
-A module is changed in place: its class becomes a subclass whose `forward` is checkpointed. Parameters keep their
-names, so states can be exchanged between modes, and the module can still be copied. Gradients are bit-identical
-to those of the plain model.
+A module is changed in place: its class becomes a subclass whose `forward` is checkpointed. Parameters keep their names,
+so a state dict from one mode can be loaded in another, and the module can still be copied. Gradients are bit-identical
+to those without recomputation.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shardscope.training.models import CheapToRecompute, blocks
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 
 Results = dict[Any, list[SavedTensor | None]]
-"""Kept results by operation, in the order of the forward pass; None after one has been used."""
+"""Stored results by operation, in the order of the forward pass; a result is replaced by None once it has been used."""
 
 RecomputeMode = Literal["none", "selective", "full"]
 
@@ -37,22 +37,22 @@ _COSTLY = [
     torch.ops.aten.bmm.default,
     torch.ops.aten.convolution.default,
 ]
-"""Operations whose results selective recomputation keeps in a model that does not mark regions itself."""
+"""Operations whose results selective recomputation stores in a model without `CheapToRecompute` modules."""
 
 
 def apply_recompute(model: nn.Module, mode: RecomputeMode) -> nn.Module:
-    """Make `model` recompute in its backward pass, and return it.
+    """Change `model` in place to recompute activations in its backward pass, and return it.
 
     - ``"none"`` stores all activations.
     - ``"full"`` stores the inputs of each block and recomputes the block.
-    - ``"selective"`` recomputes the parts that take much memory and little arithmetic (Korthikanti et al., arXiv
-      2205.05198, section 5). In a GPT these are the attention core and the activation, with the inputs of
-      the linear layers after them: of 16 activations per layer, token and hidden unit, 11 are stored. The
-      paper's attention scores are stored in no mode, since the attention is fused. In every other model
-      the results of matrix products and convolutions are kept and the rest of each block is recomputed.
+    - ``"selective"`` recomputes the parts that take much memory but little computation (Korthikanti et al., arXiv
+      2205.05198, section 5). In a GPT these are the attention core and the activation function, whose outputs are the
+      inputs of the next linear layers: of 16 activations per layer, token and hidden unit, 11 are stored. Unlike in the
+      paper, attention scores are not stored in any mode, because attention is fused. In every other model, the results
+      of matrix products and convolutions are stored and the rest of each block is recomputed.
 
     Raises:
-        SpecError: `mode` is not one of these.
+        SpecError: `mode` is not one of the above.
     """
     if mode == "none":
         return model
@@ -74,7 +74,7 @@ def _recompute(modules: Sequence[nn.Module], *, keep: Sequence[Any] = ()) -> Non
 
 
 class _Recomputed(nn.Module):
-    """Mixin before a module's own class: `forward` keeps only its inputs, and the results of some operations."""
+    """Mixin ahead of a module's class: `forward` stores only its inputs and the results of operations in `_keep`."""
 
     _keep: Sequence[Any]
 
@@ -85,7 +85,7 @@ class _Recomputed(nn.Module):
         return checkpoint(forward, *args, use_reentrant=False, context_fn=self._contexts(), **kwargs)
 
     def _contexts(self) -> Callable[[], Contexts]:
-        """Contexts of the forward pass and its recomputation; on measured steps they also count memory."""
+        """Return a factory for the contexts of forward pass and recomputation; on measured steps they count memory."""
         plain = partial(_keeping, self._keep) if self._keep else noop_context_fn
         activations = counting()
         if activations is None:
@@ -101,18 +101,18 @@ class _Recomputed(nn.Module):
 
 
 def _keeping(operations: Sequence[Any]) -> Contexts:
-    """Contexts of a forward pass that keeps the results of some operations, and of the recomputation that uses them.
+    """Return contexts for a forward pass that stores the results of `operations` and a recomputation that reuses them.
 
-    They replace torch's own selective contexts, for two reasons. Those count every operation of the recomputation, so
-    they break where autocast, which caches its copies of weights, makes one fewer or more. And they refuse a kept
-    result that the model has changed in place since.
+    They replace torch's own contexts for selective checkpointing, which have two drawbacks. Torch's contexts count
+    every operation in the recomputation, so they fail when autocast, which caches cast weights, runs a different number
+    of casts. They also reject a stored result that the model has since modified in place.
     """
     kept: Results = {operation: [] for operation in operations}
     return _Keep(kept), _Take(kept)
 
 
 class _Keep(TorchDispatchMode):
-    """Keeps the results of the operations that `kept` names, in the order of the forward pass."""
+    """Stores the results of the operations that are keys of `kept`, in the order of the forward pass."""
 
     def __init__(self, kept: Results) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -126,7 +126,7 @@ class _Keep(TorchDispatchMode):
 
 
 class _Take(TorchDispatchMode):
-    """Returns each kept result once; a result that has changed since, or is needed again, is recomputed."""
+    """Reuses each stored result once; a result that was modified in place or is needed again is recomputed."""
 
     def __init__(self, kept: Results) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -149,7 +149,7 @@ class _Take(TorchDispatchMode):
 
 
 class _Joined(AbstractContextManager[None]):
-    """Several contexts as one, which can be entered repeatedly."""
+    """Several contexts combined into one, which can be entered repeatedly."""
 
     def __init__(self, *contexts: AbstractContextManager[Any]) -> None:
         self._contexts = contexts

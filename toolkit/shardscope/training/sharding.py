@@ -1,4 +1,4 @@
-"""Small helpers for tensors that are distributed over ranks."""
+"""Helpers for tensors that are distributed over ranks."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 ReduceSquares = Callable[[Tensor], Tensor]
-"""Function that sums this rank's sums of squares, a float64 vector, over the ranks that hold other pieces."""
+"""Function that adds up the ranks' sums of squares (a float64 vector on each), over all ranks with distinct pieces."""
 
 _EPS = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 
 
 def local(tensor: Tensor) -> Tensor:
-    """This rank's shard of a DTensor; any other tensor unchanged."""
+    """Return this rank's shard of a DTensor; any other tensor is returned unchanged."""
     to_local = getattr(tensor, "to_local", None)
     return tensor if to_local is None else to_local()
 
@@ -27,13 +27,13 @@ def largest_over_ranks(flag: Tensor) -> None:
 
 
 def start_alike(model: nn.Module) -> None:
-    """Broadcast parameters and buffers from rank 0: a model may draw its own random numbers."""
+    """Broadcast parameters and buffers from rank 0, because a model may draw its own random numbers on each rank."""
     for tensor in [*model.parameters(), *model.buffers()]:
         dist.broadcast(tensor.detach(), src=0)
 
 
 def sum_of_squares(tensors: Sequence[Tensor]) -> Tensor:
-    """Sum of squares over all elements of all tensors, as a float64 vector of one element."""
+    """Return the sum of squares over all elements of all tensors, as a float64 vector with one element."""
     if not tensors:
         return torch.zeros(1, dtype=torch.float64)
     norms = [torch.linalg.vector_norm(tensor) for tensor in tensors]
@@ -43,21 +43,21 @@ def sum_of_squares(tensors: Sequence[Tensor]) -> Tensor:
 def global_norm(
     square: Tensor, tensors: Sequence[Tensor], reduce_square: ReduceSquares | None = None
 ) -> Tensor:
-    """Root of a sum of squares over all ranks, recomputed with scaling where the squares overflowed their format.
+    """Return the square root of a sum of squares over all ranks; if the sum overflowed, recompute it with scaling.
 
     Args:
-        square: The sum, a float64 vector of one element, the same on every rank.
-        tensors: The tensors that this rank has contributed to it.
-        reduce_square: The function that summed it over the ranks.
+        square: The sum of squares, a float64 vector with one element, the same on every rank.
+        tensors: The tensors that this rank contributed to the sum.
+        reduce_square: The function that summed it over the ranks; None if it was not summed.
 
     Returns:
-        A 0-d tensor, the same on every rank; not finite only if an element is not.
+        A 0-d tensor, the same on every rank; finite unless an element is not.
     """
     if square.isfinite():
         return square[0].sqrt()
     largest = [tensor.abs().amax().double() for tensor in tensors if tensor.numel()]
     scale = torch.stack(largest).amax(dim=0, keepdim=True) if largest else torch.zeros_like(square)
-    # only a sum over the ranks is available, and it is as good a scale as the maximum
+    # only a sum over ranks is available; it serves as well for scaling as the maximum
     scale = _reduced(scale, reduce_square)
     if not scale.isfinite():
         return square[0].sqrt()
@@ -70,7 +70,7 @@ def _reduced(square: Tensor, reduce_square: ReduceSquares | None) -> Tensor:
 
 
 def shrink_(tensors: Sequence[Tensor], factor: float) -> None:
-    """Multiply by a factor of at most 1, in two steps where the factor is below the tensors' normal range."""
+    """Multiply tensors in place by a factor of at most 1, in two steps if the factor is subnormal in their dtype."""
     if factor == 1:
         return
     for tensor in tensors:
@@ -86,14 +86,14 @@ def clip_grad_norm_(
     reduce_square: ReduceSquares | None = None,
     duplicate_grad_params: Sequence[nn.Parameter] = (),
 ) -> Tensor:
-    """Scale the gradients of all ranks so that their norm, taken as one vector, is at most `max_norm`.
+    """Scale the gradients of all ranks so that their norm, as one concatenated vector, is at most `max_norm`.
 
     Args:
         parameters: The parameters that this rank holds: whole tensors or shards.
         max_norm: Maximum norm, above 0.
         reduce_square: Sums the squared norm over all ranks that hold distinct gradients; None where this rank
             holds all of them.
-        duplicate_grad_params: Those of `parameters` whose gradients another rank counts already.
+        duplicate_grad_params: Those of `parameters` whose gradients another rank already counts.
 
     Returns:
         The norm before scaling, a 0-d tensor, the same on every rank.
@@ -111,7 +111,7 @@ def clip_grad_norm_(
 
 
 def _elements(parameter: nn.Parameter) -> Tensor:
-    """This rank's part of the gradient, to be changed in place: a shard, or the values of a sparse gradient."""
+    """Return this rank's part of the gradient for in-place changes: a shard, or the values of a sparse gradient."""
     grad = parameter.grad
     assert grad is not None
     if not grad.is_sparse:

@@ -1,9 +1,9 @@
-"""Memory that is alive at each moment of a module's training step, traced on shapes.
+"""Trace the memory in use at each moment of a module's training step, from shapes only.
 
-The module's forward pass, its loss or a stand-in for one, and the backward pass run on fake tensors, once for each
-recomputation mode. Units are marked as FSDP2 marks them: by an identity around a block's inputs, whose backward runs
-when the block's backward is over, and by hooks on its outputs' gradients, which run when it starts. Without a loss, the
-formulas account for the memory that a loss holds in addition to the scores.
+The module's forward pass, its loss (or a placeholder), and the backward pass run on fake tensors, once for each
+recomputation mode. The start and end of each unit's backward pass are marked as in FSDP2: hooks on the gradients of a
+block's outputs run when its backward pass starts, and the backward of an identity around its inputs runs when it ends.
+If no loss is given, the formulas account for the memory that a loss uses in addition to the scores.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ AROUND = "(around the units)"
 
 
 class StepMark(NamedTuple):
-    """A point in the step; the fields are as in `Moment`."""
+    """A point in the step; the fields have the same meaning as in `Moment`."""
 
     phase: Phase
     unit: int
@@ -59,14 +59,14 @@ def trace_step(
     loss: Callable[[Any], Tensor] | None = None,
     recompute: Iterable[RecomputeMode] = RECOMPUTE_MODES,
 ) -> StepTrace:
-    """Trace a step; called within `FakeTensorMode`.
+    """Trace a training step. Call this within `FakeTensorMode`.
 
     Args:
-        make: Returns a new copy of the module, made of fake tensors.
-        inputs: Fake tensors.
+        make: Returns a new copy of the module with fake tensors.
+        inputs: Arguments for the module, as fake tensors.
         samples: Number of samples in the inputs.
-        autocast: The context of the forward pass.
-        loss: Loss of the module's output; None for a stand-in that holds nothing.
+        autocast: Returns the context in which the forward pass and the loss run.
+        loss: Computes the loss from the module's output; None for a placeholder that saves no tensors.
         recompute: Recomputation modes, each traced as a separate step; ``"none"`` is always included.
     """
     modes: dict[RecomputeMode, None] = dict.fromkeys(("none", *recompute))
@@ -97,7 +97,7 @@ def trace_step(
 
 
 class _Step:
-    """One step of one module, with marks among the ledger's events."""
+    """One step of one module; it inserts marks between the ledger's events."""
 
     def __init__(
         self,
@@ -123,11 +123,11 @@ class _Step:
 
     @property
     def gradient_order(self) -> tuple[int, ...]:
-        """Indices of the parameters in the module, in the order in which their gradients are finished."""
+        """Indices of the parameters in the module, in the order in which their gradients complete."""
         return tuple(self._arrived)
 
     def run(self, samples: int) -> tuple[Moment, ...]:
-        """Run the step and return the moments at which the most memory is alive."""
+        """Run the step and return the moments of peak memory use."""
         for number, unit in enumerate(self.units, 1):
             self._watch(unit, number)
         for parameter in self.module.parameters():
@@ -139,7 +139,7 @@ class _Step:
             self.note("loss", 0, 0)
             loss.backward()
         self.note("leave", 0, self.mark.done)
-        if self.mark.unit:  # its inputs needed no gradient, so no hook marked its end
+        if self.mark.unit:  # the unit's inputs need no gradient, so no hook marked its end
             self.note("leave", self.mark.unit, self.mark.done)
         return tuple(_most(_replay(self.ledger, len(self.units), samples)))
 
@@ -168,7 +168,7 @@ class _Step:
         return loss
 
     def _given_loss(self, output: Any, scores: list[Tensor], loss: Callable[[Any], Tensor]) -> Tensor:
-        """Compute the given loss, whose backward pass ends when the gradients of the scores are complete."""
+        """Compute the given loss, with hooks that mark where its backward pass ends and the module's begins."""
         for tensor in scores:
             tensor.register_hook(lambda _: self._enter_backward())
         self.mark = StepMark("loss", 0, 0)
@@ -179,7 +179,7 @@ class _Step:
         return value
 
     def _enter_backward(self) -> None:
-        """Mark that the backward pass reaches the module from its loss."""
+        """Mark the point at which the backward pass moves from the loss to the module."""
         if self.mark.phase == "loss":
             self.note("turn", 0, 0)
             self.mark = StepMark("backward", 0, 0)
@@ -207,21 +207,21 @@ class _Step:
         unit.register_forward_hook(leave)
 
     def _turn(self, number: int) -> None:
-        """Mark that the backward pass of a unit starts."""
+        """Mark the start of a unit's backward pass."""
         begun = StepMark("backward", number, len(self.units) - number)
         if self.mark != begun:
             self.note("turn", begun.unit, begun.done)
             self.mark = begun
 
     def passed(self, number: int) -> None:
-        """Mark that the backward pass of a unit is over."""
+        """Mark the end of a unit's backward pass."""
         done = len(self.units) - number
         self.note("leave", number, done)
         self.mark = StepMark("backward", 0, done + 1)
 
 
 class _Passage(Function):
-    """An identity whose backward runs after the gradients of all its tensors are complete."""
+    """An identity whose backward runs once the gradients of all its tensors are complete."""
 
     @staticmethod
     def forward(ctx: Any, step: _Step, number: int, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -257,7 +257,7 @@ def _pieces(
     samples: int,
     autocast: Callable[[], AbstractContextManager[Any]],
 ) -> Iterator[PipelinePiece]:
-    """Yield the layers between which a pipeline can cut, run one after another; none if the module cannot be cut."""
+    """Run the module layer by layer and yield each layer as a pipeline piece; yield nothing if it cannot be split."""
     try:
         layers = layers_in_order(module)
     except SpecError:
@@ -296,7 +296,7 @@ def _key(tensor: Tensor) -> int:
 
 
 def _replay(ledger: AllocationLedger, num_units: int, samples: int) -> Iterator[Moment]:
-    """Yield a moment for each mark, from the storages allocated, freed and placed before it."""
+    """Yield the memory in use at each mark, given the storages allocated, freed and placed before it."""
     gradients = ledger.gradients()
     sizes: dict[int, int] = {}
     owners: dict[int, int] = {}
@@ -325,7 +325,7 @@ def _replay(ledger: AllocationLedger, num_units: int, samples: int) -> Iterator[
 
 
 def _most(moments: Iterator[Moment]) -> Iterator[Moment]:
-    """Yield the Pareto-maximal moments: no other with the same mark has at least as much of every amount."""
+    """Yield the Pareto maxima: no other moment with the same mark has at least as much of every amount."""
     places: dict[StepMark, dict[tuple[float, ...], Moment]] = defaultdict(dict)
     for moment in moments:
         amounts: tuple[float, ...] = (moment.activations, moment.arriving, moment.own, moment.around)

@@ -1,4 +1,4 @@
-"""The tensors inside a module's output: in tuples, mappings, dataclasses and objects of the user's own classes."""
+"""Find the tensors in a module's inputs or output: in tuples, mappings, dataclasses and objects of any class."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from shardscope.errors import SpecError
 
 MAX_OBJECTS = 1_000_000
-"""Maximum number of containers and objects to search before a structure is refused; takes about a second."""
+"""Maximum number of objects to search in one structure; searching this many takes about a second."""
 
 _SCALARS = frozenset(
     {int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size}
@@ -33,10 +33,10 @@ _WITHOUT_TENSORS = (
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """Every tensor that is reachable through items and attributes, each once; modules are not searched.
+    """Return every tensor reachable through items and attributes, each once; modules are not searched.
 
     Raises:
-        SpecError: The structure holds more than `MAX_OBJECTS` objects.
+        SpecError: The structure contains more than `MAX_OBJECTS` objects.
     """
     found: list[Tensor] = []
     seen: dict[int, Any] = {}  # keeps the objects alive, so that no id is reused
@@ -52,7 +52,7 @@ def tensors_in(value: Any) -> list[Tensor]:
         if len(seen) > MAX_OBJECTS:
             raise SpecError(
                 f"a {type(value).__name__} that a layer takes or returns holds more than {MAX_OBJECTS:,} objects, "
-                "too many to look through for tensors in every forward pass; hand on only what the layers need"
+                "too many to search for tensors in every forward pass; pass only what the layers need"
             )
         waiting.extend(reversed(_parts(one)))
     return found

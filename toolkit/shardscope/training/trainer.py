@@ -1,9 +1,9 @@
-"""The training loop of one rank: it reads data, calls the strategy's step and writes events.
+"""The training loop of one rank: read data, call the strategy's step and write events.
 
     rank = Trainer(job, context, folder)     builds data, model, optimizer and strategy
-    state = rank.train(control)              trains to the last step, or to the step at which all ranks agreed to stop
+    state = rank.train(control)              trains to the last step, or until all ranks agree to stop
 
-The loop is as thin as a hand-written script. It adds one line of JSON per step.
+The loop adds little to a hand-written script: one line of JSON per step.
 """
 
 from __future__ import annotations
@@ -57,22 +57,22 @@ from shardscope.training.strategies import StepResult, build_strategy
 from shardscope.training.strategies.base import MicroBatch
 
 FIGURES_EVERY = 10
-"""Steps between two records of a compressor's figures. Norms of residuals cost a pass over them."""
+"""Number of steps between events with a compressor's metrics; residual norms take a pass over the residuals."""
 
 
 class TrainingError(ShardscopeError):
-    """Training cannot continue because the loss is no longer finite."""
+    """Training stopped because the loss is no longer finite."""
 
 
 class EvaluationError(ShardscopeError):
     """An evaluation on held-out data failed.
 
-    The message states where the trained model is saved; the original error is the cause.
+    The message says where the trained model is saved; ``__cause__`` is the original error.
     """
 
 
 class Control(Protocol):
-    """Decides between steps whether training stops. The answer is the same on all ranks."""
+    """Decides before each step whether to stop training; the decision is the same on all ranks."""
 
     def should_stop(self, step: int) -> bool:
         """Whether to stop before taking `step`."""
@@ -80,22 +80,24 @@ class Control(Protocol):
 
 
 Evaluated = Callable[[int, float], None]
-"""Callback that every rank runs after an evaluation during training, with the step before it and its seconds."""
+"""Callback that every rank runs after an evaluation during training.
+
+Its arguments are the last step before the evaluation and the time that this step took, in seconds."""
 
 
 def resolve(value: Named) -> Any:
-    """Return a catalogue name unchanged, and the callable inside a `UserCode`."""
+    """Return the callable wrapped in a `UserCode`, or a catalogue name unchanged."""
     return value.function if isinstance(value, UserCode) else value
 
 
 @dataclass
 class Trainer:
-    """One rank's training.
+    """Trains one rank's part of a job.
 
     Args:
         job: The training job.
         context: This rank's context.
-        folder: The run directory; checkpoints go to ``checkpoints/`` in it.
+        folder: The run directory; checkpoints are written to its subfolder ``checkpoints/``.
     """
 
     job: Job
@@ -126,20 +128,20 @@ class Trainer:
         self.optimizer = self.strategy.build_optimizer()
         self.layers = LayerWatch(self.strategy, self.context.events)
         self.base_lrs = [float(group["lr"]) for group in self.optimizer.param_groups]
-        torch.manual_seed(self.job.seed + 1 + self.context.rank)  # dropout differs from rank to rank
+        torch.manual_seed(self.job.seed + 1 + self.context.rank)  # a different dropout on each rank
         self.plan: dict[str, int] = {}
         self.first_step = 1
         self.saved: Path | None = None  # path of the newest saved checkpoint or parameters
-        self.context.meter.drain()  # the traffic that equalises the starting weights counts in no step
+        self.context.meter.drain()  # traffic to broadcast the initial weights belongs to no step
         self._announce()
 
     def _prepared(self, model: nn.Module) -> nn.Module:
-        """The model in the job's weight format, on this rank's device, ready for the strategy."""
+        """Move the model to this rank's device and the job's weight dtype, and prepare it for the strategy."""
         model.to(self.strategy.precision.weight_dtype)
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise SpecError(
-                f"model of type {type(model).__name__} has no parameter to train; "
-                "set requires_grad on those that are to be"
+                f"model of type {type(model).__name__} has no trainable parameter; "
+                "set requires_grad=True on the parameters to train"
             )
         settle_sparse_embeddings(model, optimizer=self.job.optimizer, world_size=self.context.world_size)
         apply_recompute(model, self.job.recompute)
@@ -157,7 +159,7 @@ class Trainer:
         return Loader(self.data.train, self.sampler, rank=rank, world_size=world_size)
 
     def _example(self) -> MicroBatch:
-        """One fixed micro-batch of the training split, on this rank's device."""
+        """Return a fixed micro-batch from the training split, on this rank's device."""
         inputs, targets = self._place(self._example_rows())
         return inputs, targets
 
@@ -180,7 +182,7 @@ class Trainer:
         )  # fmt: skip
 
     def _link(self) -> dict[str, Any]:
-        """The emulated link's settings, and whether the ranks can be paced to it, for the ``start`` event."""
+        """Return the emulated link's settings and whether pacing to it is accurate, for the ``start`` event."""
         link = self.job.link
         if link is None or self.context.group is None:
             return {}
@@ -188,10 +190,14 @@ class Trainer:
         return {"link": {**figures, "is_accurate": link.can_be_paced}}
 
     def resume(self, source: Path, *, allow_pickle: bool = False) -> None:
-        """Resume from a checkpoint, or from the newest complete one in a folder, under this job's own settings.
+        """Resume from a checkpoint, or from the newest complete one in a folder, with the settings of this job.
+
+        Args:
+            source: A checkpoint, or a folder of checkpoints.
+            allow_pickle: Whether to read pickled checkpoints of earlier versions; reading a pickle can run code.
 
         Raises:
-            CheckpointError: No checkpoint can be loaded, or its step is later than the job's last.
+            CheckpointError: No checkpoint can be loaded, or it was saved after the job's last step.
         """
         from shardscope.training import checkpoint  # imports much; only runs that save or resume need it
 
@@ -200,12 +206,12 @@ class Trainer:
         )
         if saved.step > self.job.last_step:
             raise CheckpointError(
-                f"checkpoint {saved.path} is of step {saved.step}, and this job ends after step {self.job.last_step}; "
-                f"raise its steps (and until, if it is set), or resume an earlier checkpoint"
+                f"checkpoint {saved.path} is from step {saved.step}, but this job ends after step "
+                f"{self.job.last_step}; raise its steps (and until, if it is set), or resume an earlier checkpoint"
             )
         if saved.step == self.job.last_step:
             saved.notes.append(
-                f"the checkpoint is of the job's last step {saved.step}: nothing was left to train"
+                f"the checkpoint is from the job's last step {saved.step}: nothing was left to train"
             )
         self.first_step = saved.step + 1
         self.sampler.resume(saved.step, saved.data)
@@ -216,17 +222,25 @@ class Trainer:
         )  # fmt: skip
 
     def _warmup(self, done: int) -> dict[str, int]:
-        """The step at which the compressor's uncompressed warm-up ends or has ended; empty for methods without one."""
+        """Return the step at which the compressor's uncompressed warm-up ends; empty if it has none."""
         compressor = self.strategy.compressor
         ends = None if compressor is None else compressor.warmup_ends(done)
         return {} if ends is None else {"warmup_ended": ends}
 
     def train(self, control: Control, *, evaluated: Evaluated | None = None) -> str:
-        """Train to the end. Returns ``"completed"`` or ``"stopped"``."""
+        """Train to the last step, or until all ranks agree to stop.
+
+        Args:
+            control: Decides before each step whether to stop.
+            evaluated: Called after each evaluation during training.
+
+        Returns:
+            ``"completed"`` or ``"stopped"``.
+        """
         self._check_extra_state()
         self.context.meter.drain()
         step = self.first_step - 1
-        with self.context.paced():  # equalising the starting weights was not paced
+        with self.context.paced():  # broadcasting the initial weights was not paced
             for step in range(self.first_step, self.job.last_step + 1):
                 if self.strategy.stops_before(step, asked=control.should_stop(step)):
                     step -= 1  # noqa: PLW2901 - the last step taken
@@ -240,7 +254,7 @@ class Trainer:
             return self._finish(step)
 
     def _check_extra_state(self) -> None:
-        """Refuse extra state that no checkpoint can hold before the first step, not at the first checkpoint."""
+        """Reject extra state that cannot be saved in a checkpoint now, rather than at the first checkpoint."""
         for name, module in self.model.named_modules() if self._keeps else ():
             if type(module).get_extra_state is not nn.Module.get_extra_state:
                 from shardscope.training.checkpoint.values import encode
@@ -270,7 +284,7 @@ class Trainer:
         self._record(step, result, micro_batches, time.perf_counter() - started)
         self._watch_plan(step)
         failed = result.loss is not None and not math.isfinite(result.loss)
-        if is_due or (failed and self.job.record.layers_every):  # the layers' norms show what went wrong
+        if is_due or (failed and self.job.record.layers_every):  # the layers' norms help find the cause
             lr = self.optimizer.param_groups[0]["lr"]
             self.layers.tell(step, self.optimizer, lr=lr, skipped=result.skipped)
         if memory is not None:
@@ -283,7 +297,7 @@ class Trainer:
     def _measured(
         self, step: int, micro_batches: list[MicroBatch]
     ) -> AbstractContextManager[StepMemory | None]:
-        """Context that measures memory by kind, if this step is due for it."""
+        """Return a context that measures memory by kind if a measurement is scheduled for this step."""
         if not self.job.record.measures_memory(step, self.first_step, self.job.last_step):
             return nullcontext()
         inputs = [tensor for batch in micro_batches for tensor in tensors_of(batch)]
@@ -292,21 +306,19 @@ class Trainer:
     def _not_finite(self, loss: float, step: int, micro_batches: list[MicroBatch]) -> str:
         bad = self._bad_row(step, micro_batches)
         if bad is not None:
-            return (
-                f"the loss became {loss} in step {step} because {bad}; repair the data or leave the row out"
-            )
+            return f"the loss became {loss} in step {step} because {bad}; repair the data or remove the row"
         lr = self.optimizer.param_groups[0]["lr"]
         advice = (
             "lower it, warm up longer, or set clip_norm"
             if self.job.clip_norm is None
-            else "lower it or warm up"
+            else "lower it or warm up longer"
         )
         return f"the loss became {loss} with learning rate {lr:.3g}; {advice}"
 
     def _bad_row(self, step: int, micro_batches: list[MicroBatch]) -> str | None:
-        """Describe the first row of the step's data that is not finite, if any."""
+        """Describe the first row in the step's data with a value that is not finite; None if there is none."""
         assert self.loader is not None
-        self.loader.close()  # its thread uses the sampler
+        self.loader.close()  # the loader's thread uses the sampler
         micro_rows = self.loader.rows(step - 1).chunk(len(micro_batches))
         for batch, rows in zip(micro_batches, micro_rows, strict=True):
             for name, tensor in named_tensors_of(batch):
@@ -328,7 +340,7 @@ class Trainer:
         return split(batch, self.job.num_micro_batches)
 
     def _place(self, batch: Any) -> Any:
-        """Inputs and targets on this rank's device, floating-point ones in the weights' format."""
+        """Move a batch to this rank's device, with floating-point tensors cast to the dtype of the weights."""
         return map_tensors(self._placed, batch)
 
     def _placed(self, tensor: Tensor) -> Tensor:
@@ -353,12 +365,12 @@ class Trainer:
         self._watch_compression(step)
 
     def _tell_late(self, up_to: float = math.inf) -> None:
-        """Write one event for each reported step whose worker this rank's server has answered since."""
+        """Write an event for each reported step in which this rank, as a server, has since sent more traffic."""
         for step, traffic in self.context.meter.drain_late(up_to).items():
             self.context.events.emit("traffic", step=step, traffic=traffic)
 
     def _codec_seconds(self, spans: list[list[Any]]) -> dict[str, float]:
-        """Seconds of packing and unpacking; empty without a compressor."""
+        """Return the time spent packing and unpacking, in seconds; empty without a compressor."""
         if self.strategy.compressor is None:
             return {}
         return {"codec_s": round(sum(end - start for lane, _, start, end, _ in spans if lane == "codec"), 6)}
@@ -369,7 +381,7 @@ class Trainer:
             self.context.events.emit("compression", step=step, figures=compressor.figures)
 
     def _watch_plan(self, step: int) -> None:
-        """Write an event whenever a compressor has changed its bits or ranks, which are the same on all ranks."""
+        """Write an event if the compressor's bit widths or factor ranks changed; they are the same on all ranks."""
         compressor = self.strategy.compressor
         plan = {} if compressor is None else compressor.plan
         if plan != self.plan:
@@ -393,29 +405,29 @@ class Trainer:
         self._tell_late()
         assert step is not None  # all ranks are ending
         state = "completed" if step >= self.job.last_step else "stopped"
-        if step >= self.first_step or state == "completed":  # also where nothing was left to train
+        if step >= self.first_step or state == "completed":  # also if nothing was left to train
             if (self.job.checkpoint.at_end or self.job.until is not None) and not self._is_saved(step):
                 self._save(step)
             if self.job.record.parameters and state == "completed":
                 self.saved = save_parameters(self.folder, self.strategy)
-            if state == "completed":  # a user who stops a run does not want to wait for an evaluation
+            if state == "completed":  # a user who stops a run should not wait for an evaluation
                 self._evaluate(
                     step, is_last=step >= self.job.steps
-                )  # last: the trained model is saved if this fails
+                )  # last, so that the trained model is saved if this fails
         self.strategy.close()
         self.context.events.emit("end", state=state, steps=step, traffic=self.context.meter.drain()[0])
         return state
 
     def _meets(self, step: int) -> bool:
-        """Whether all ranks are at `step` now and can run a joint operation."""
+        """Synchronise all ranks at `step`, and return whether they can run a joint operation there."""
         met = self.strategy.synchronize(step) is not None
         self._tell_late()
         return met
 
     def _evaluate(self, step: int, *, is_last: bool = False) -> None:
-        """Evaluate on the validation split and, once no step of the job is left, for the only time on the test split.
+        """Evaluate on the validation split and, only if no steps are left, on the test split.
 
-        Events of earlier versions, whose curve is of the test split, lack the field `split`.
+        Earlier versions evaluated on the test split during training; their events lack the field `split`.
         """
         if not self._meets(step):
             return
@@ -426,7 +438,7 @@ class Trainer:
             self.context.events.emit("test", step=step, **self._evaluated("test", self.data.test, step))
 
     def _evaluated(self, split: str, source: DataSource, step: int) -> dict[str, Any]:
-        """Loss, accuracy and number of samples on a split, and the traffic that computing them took."""
+        """Return the loss, accuracy and number of samples for a split, and the traffic of the evaluation."""
         try:
             with self.context.paced(False):
                 result = evaluate(self.strategy, source, self.loss_function, self._place)
@@ -439,12 +451,12 @@ class Trainer:
         return {"traffic": self.context.meter.drain()[0], **result}
 
     def _save_after_all(self, step: int) -> None:
-        """Save the model that a failed evaluation would otherwise lose, where the job asks for checkpoints at all."""
+        """Save the model that a failed evaluation would otherwise lose, if the job keeps checkpoints."""
         if self._keeps and not self._is_saved(step):
             try:
                 self._save(step)
-            except CheckpointError as error:  # report the evaluation's error, and this one in addition
-                self._not_saved = f", and saving after it failed: {error}"
+            except CheckpointError as error:  # report this error in addition to the evaluation's
+                self._not_saved = f"; saving a checkpoint failed too: {error}"
 
     @property
     def _keeps(self) -> bool:
@@ -458,10 +470,10 @@ class Trainer:
         reason = next(iter(str(error).strip().splitlines()), "")
         what = reason if isinstance(error, FailedTogether) else f"{type(error).__name__}: {reason}"
         where = (
-            "nothing was saved before it" if self.saved is None else f"what was trained is in {self.saved}"
+            "nothing was saved before it" if self.saved is None else f"the trained model is in {self.saved}"
         )
         if self.saved is None and not self._keeps:
-            where += "; set checkpoint=Checkpoint(at_end=True) to keep what is trained"
+            where += "; set checkpoint=Checkpoint(at_end=True) to keep the trained model"
         return (
             f"the evaluation on the {split} split after step {step} failed ({what}); {where}{self._not_saved}"
         )
@@ -480,13 +492,13 @@ class Trainer:
             )  # fmt: skip
 
     def _keep_checkpoint_folder(self) -> None:
-        """Make ``checkpoints/`` in this run directory even if it has moved; its old path may be another run's."""
+        """Create ``checkpoints/`` in this run directory even if it was moved: its old path may be another run's."""
         with contextlib.suppress(OSError):  # if this fails, all ranks report it together
             os.mkdir("checkpoints", 0o700, dir_fd=self._home)
 
 
 def _seed_everything(seed: int) -> None:
-    """Make weights and the user's own random draws the same on every rank and in every repetition."""
+    """Seed all generators, so that initial weights and the user's draws are equal on all ranks and in all runs."""
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002 - the user's code may draw from the global generator
     torch.manual_seed(seed)

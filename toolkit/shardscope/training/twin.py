@@ -1,4 +1,4 @@
-"""A stand-in for a model, to try out a forward pass without side effects on the model."""
+"""Copy a model in order to try out a forward pass without side effects on the original."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from torch import nn
 
 
 def twin_of(model: nn.Module) -> nn.Module | None:
-    """A copy that shares the model's parameters, and copies everything else: buffers, counters, lists.
+    """Return a copy that shares the model's parameters and copies everything else, such as buffers, counters and lists.
 
-    None if the model holds an object that cannot be copied, such as a lock.
+    Returns None if the model contains an object that cannot be copied, such as a lock.
     """
     try:
         return copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})

@@ -1,16 +1,15 @@
-"""Checkpoints: saved by all ranks together, atomically, and read without executing any code from them.
+"""Checkpoints: all ranks save them together, atomically, and reading them never executes code from the file.
 
-    saving            every rank writes its share of the tensors, rank 0 the index; then the folder gets its final name
+    saving            every rank writes its share of the tensors, rank 0 writes the index and renames the folder
     loading           loads the newest complete checkpoint, the same one on all ranks
-    contents          the contents: model, optimizer, position in the data, random state
+    contents          what a checkpoint contains: model, optimizer, position in the data, random state
     compressor_state  the state of compressors
-    index             the JSON index of tensors and files, with its checks
-    pieces            tensors as boxes of elements, so that any number of ranks can read what any other number wrote
+    index             the JSON index of tensors and files, and its validation
+    pieces            tensors stored as boxes of elements, so that a job can resume with any number of ranks
     pickled           checkpoints of earlier versions
 
 A checkpoint is written to ``step-N.partial`` and renamed to ``step-N`` after every rank's part is on disk, so a folder
-with the final name is always complete. It can be loaded with another number of ranks, and under another strategy, than
-it was saved with.
+with the final name is always complete. It can be loaded with a different number of ranks or a different strategy.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Compressor state in checkpoints: each rank saves it under its own name and loads it from there.
+"""Compressor state in checkpoints: each rank saves and loads its own state under its own key.
 
-With another number of ranks, or under another strategy, ranks do not correspond. Then every rank resumes with the mean
-of all old ranks' residuals. That preserves the mean residual, which is what the next mean gradient lacks. The same
-happens where the same method cuts its packets differently.
+If the number of ranks or the strategy changes, old and new ranks do not correspond. Every rank then resumes with the
+mean of all old ranks' residuals. This preserves the mean residual, which is the part still missing from the mean
+gradient. The same happens if the method stays the same but splits its packets differently.
 
-Another method starts with empty state. The residual of top-k is the sum of a hundred steps' small gradients, which int8
-would send in a single step. Factors, bits and velocities mean nothing to another method. The notes report dropped
-state.
+A different method starts with empty state. For example, the residual of top-k may be the sum of a hundred steps of
+small gradients, all of which int8 would send in a single step; and factors, bit widths and velocities have no meaning
+in another method. The notes report which state was dropped.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from shardscope.training.strategies.base import RankStrategy
 
 _CUTS = ("exchange", "block")
 _JOINS = {"share"}
-"""Kinds that are not lost when states are merged: the residual of a rank's share joins every rank's residual."""
+"""Kinds of state that merging preserves: the residual of a rank's share is merged into every rank's residual."""
 _KEY = re.compile(r"compression-(\d+)\.(.+)")
 
 
 def compressor_state(strategy: RankStrategy) -> dict[str, Any]:
-    """This rank's part of a checkpoint; nothing where gradients are not compressed."""
+    """Return the compressor state that this rank saves; empty if gradients are not compressed."""
     return {} if strategy.compressor is None else {_name(strategy.context.rank): strategy.compressor_state()}
 
 
@@ -41,9 +41,10 @@ class RestoredState:
     """The outcome of restoring compressor state.
 
     Attributes:
-        compressor_state: ``"nothing"``, ``"its own"``, or ``"the mean"`` over the ranks that saved it.
+        compressor_state: What was restored: ``"nothing"``, ``"its own"`` (this rank's own state), or ``"the mean"``
+            over the ranks that saved it.
         dropped: Kinds of state in the checkpoint that were dropped, such as ``residual``.
-        notes: The same as sentences.
+        notes: The same information as sentences.
     """
 
     compressor_state: str
@@ -52,7 +53,7 @@ class RestoredState:
 
 
 def method_of(compression: Compression) -> str:
-    """A method's name and the settings that decide how its packets are cut, as a checkpoint stores them."""
+    """Return, as JSON for a checkpoint, a method's name and the settings that determine how it splits its packets."""
     cut = {key: value for key, value in compression.settings.items() if key in _CUTS}
     return json.dumps({"name": compression.name, **cut})
 
@@ -63,16 +64,16 @@ def restore_compressor_state(
     saved_layout: str | None,
     saved_method: str | None,
 ) -> RestoredState:
-    """Restore the compressor's state from a checkpoint; called by all ranks.
+    """Restore the compressor's state from a checkpoint. All ranks must call this together.
 
     Args:
         strategy: The strategy that holds the compressor.
-        reader: Reads the checkpoint.
-        saved_layout: The `RankStrategy.layout` that it was saved under.
-        saved_method: The value of `method_of` at that time; None for the same as now.
+        reader: The reader of the checkpoint.
+        saved_layout: `RankStrategy.layout` when the checkpoint was saved.
+        saved_method: Value of `method_of` when it was saved; None for the same method as now.
 
     Raises:
-        CheckpointError: The method cannot resume after the saved one.
+        CheckpointError: The job's method cannot follow the saved one.
     """
     saved, now = _saved(reader), method_of(strategy.job.compression)
     before = json.loads(saved_method or now)
@@ -95,7 +96,7 @@ def restore_compressor_state(
         )
     kept = strategy.compressor_state()
     lost = _kinds(saved) - _kinds({0: kept}) - (_JOINS if what == "the mean" else set())
-    return _dropped(what if kept else "nothing", lost, "the method's new settings have no place for it")
+    return _dropped(what if kept else "nothing", lost, "the method does not use it with its new settings")
 
 
 def _dropped(what: str, kinds: set[str], why: str) -> RestoredState:
@@ -114,7 +115,7 @@ def _name(rank: int) -> str:
 
 
 def _saved(reader: Reader | PickledReader) -> dict[int, dict[str, Tensor]]:
-    """Empty tensors for each rank's saved state, by rank and name; only the checkpoint lists them all."""
+    """Return tensors of zeros for each rank's saved state, by rank and name, as listed in the checkpoint."""
     saved: dict[int, dict[str, Tensor]] = {}
     for key in sorted(reader.keys):
         found = _KEY.fullmatch(key)

@@ -1,9 +1,9 @@
-"""Contents of a checkpoint: model and optimizer by name, the run's position in its data, and random states.
+"""Contents of a checkpoint: model and optimizer state by name, the position in the data, and random states.
 
-The resumed job may have other settings, and those apply: no setting comes from a checkpoint. An optimizer's state is
-loaded by any optimizer that carries the same (`Optimizer.carries`: AdamW and LAMB load each other's moments), and is
-reset elsewhere. Compressor state belongs to its method (`compressor_state`). The data resume after the same number of
-samples (`GlobalSampler.resume`).
+The settings of the resumed job apply: no settings are read from a checkpoint. An optimizer can load the state of
+another if both carry the same kind of state (`Optimizer.carries`: AdamW and LAMB can load each other's moments);
+otherwise its state is reset. Compressor state can only be loaded by the same method (`compressor_state`). The data
+resume after the same number of samples (`GlobalSampler.resume`).
 """
 
 from __future__ import annotations
@@ -27,16 +27,23 @@ from shardscope.training.strategies.base import RankStrategy
 
 STATE = "state."
 RANK = "rank-"
-"""Key prefix under which a strategy whose ranks differ keeps each rank's own model and optimizer."""
+"""Key prefix for each rank's own model and optimizer, in strategies whose ranks hold different models."""
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 _FROZEN = "frozen "
-"""Prefix of `carries` for moments with a frozen second one, which no longer counts the same steps as the first."""
+"""Prefix of `carries` if the second moment is frozen, so that it covers fewer steps than the first moment."""
 
 
 def contents_of(
     strategy: RankStrategy, optimizer: torch.optim.Optimizer, step: int, data: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Everything that this rank saves after `step`, with the position in the `data`; called by all ranks."""
+    """Return everything that this rank saves after `step`. All ranks must call this together.
+
+    Args:
+        strategy: The strategy that holds the model.
+        optimizer: The strategy's optimizer.
+        step: The last step taken.
+        data: The position in the data, from `GlobalSampler.state_dict`.
+    """
     context = strategy.context
     return {
         **strategy.checkpoint_state(optimizer),
@@ -47,14 +54,14 @@ def contents_of(
 
 
 def random_key(rank: int) -> str:
-    """Key under which a rank's random state is saved."""
+    """Return the key under which a rank's random state is saved."""
     return f"random-{rank}"
 
 
 def extra_of(
     strategy: RankStrategy, optimizer: torch.optim.Optimizer, step: int, data: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Values saved in addition to tensors, the same on every rank."""
+    """Return the values saved in addition to tensors; they are the same on every rank."""
     job, spec = strategy.job, strategy.job.optimizer
     frozen = _FROZEN if getattr(optimizer, "frozen_after", None) is not None else ""
     return {
@@ -65,7 +72,7 @@ def extra_of(
 
 
 def what_fits(job: Job, extra: Mapping[str, Any]) -> tuple[bool, list[str]]:
-    """Whether the saved state fits this job's optimizer, and notes about it."""
+    """Return whether the saved optimizer state fits this job's optimizer, and notes on what changes."""
     optimizer = job.optimizer
     before, carried = extra.get("optimizer", optimizer.name), extra.get("carries", optimizer.carries)
     if extra.get("method") == method_of(job.compression):  # the same method can resume from frozen moments
@@ -73,10 +80,10 @@ def what_fits(job: Job, extra: Mapping[str, Any]) -> tuple[bool, list[str]]:
     if carried != optimizer.carries:
         had, now = _state_words(before, carried), _state_words(optimizer.name, optimizer.carries)
         return False, [
-            f"the checkpoint holds {had}, which are not {now}: these start afresh, the weights go on"
+            f"the checkpoint holds {had}, but this job uses {now}: the optimizer state is reset, the weights are kept"
         ]
     if before != optimizer.name and carried != "nothing":
-        return True, [f"{optimizer.name} goes on from the {carried} of {before}"]
+        return True, [f"{optimizer.name} continues from the {carried} of {before}"]
     return True, []
 
 
@@ -85,7 +92,14 @@ def _state_words(name: str, carries: str) -> str:
 
 
 def asked_of(state: dict[str, Any], known: set[str], *, with_state: bool, within: str = "") -> dict[str, Any]:
-    """`state` without the optimizer state that does not fit or that the checkpoint lacks."""
+    """Return `state` without optimizer state that does not fit or is missing from the checkpoint.
+
+    Args:
+        state: Nested dictionaries to fill from the checkpoint.
+        known: Keys in the checkpoint.
+        with_state: Whether the saved optimizer state fits; False omits all of it.
+        within: Key prefix of `state` in the checkpoint.
+    """
     asked: dict[str, Any] = {}
     for part, value in state.items():
         if part == "optimizer":
@@ -101,18 +115,18 @@ def asked_of(state: dict[str, Any], known: set[str], *, with_state: bool, within
 
 
 def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Model and optimizer state by name, as a checkpoint holds them."""
+    """Return model and optimizer state by name, as stored in a checkpoint."""
     return {"model": model.state_dict(), "optimizer": optimizer_state_of(model, optimizer)}
 
 
 def load_state_of(state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Load the state that `state_of` returned, filled from a checkpoint, into model and optimizer."""
+    """Load a state with the structure of `state_of`, filled from a checkpoint, into model and optimizer."""
     model.load_state_dict(state["model"])
     load_optimizer_state_of(state["optimizer"], model, optimizer)
 
 
 def optimizer_state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """The optimizer's state, without its settings, by the names that its parameters have in `model`."""
+    """Return the optimizer's state, without its settings, keyed by the parameters' names in `model`."""
     fill_in_state(optimizer)
     flat = get_optimizer_state_dict(model, optimizer, options=_FLAT)
     return {key: value for key, value in flat.items() if key.startswith(STATE)}
@@ -121,6 +135,6 @@ def optimizer_state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> di
 def load_optimizer_state_of(
     state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
-    """Load the part of `optimizer_state_of` that a checkpoint has into the optimizer; the rest stays unchanged."""
+    """Load optimizer state with the keys of `optimizer_state_of`; state missing from `state` is left unchanged."""
     own = get_optimizer_state_dict(model, optimizer, options=_FLAT)
     set_optimizer_state_dict(model, optimizer, optim_state_dict={**own, **state}, options=_FLAT)

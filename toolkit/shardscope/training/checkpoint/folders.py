@@ -1,4 +1,4 @@
-"""The folders of a run's checkpoints: ``step-N`` is complete; no other name is a complete checkpoint."""
+"""Checkpoint folders of a run: a complete checkpoint is named ``step-N``, an incomplete one never is."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ _COMPLETE = re.compile(r"step-(\d{1,18})")
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether a path has the name of a complete checkpoint."""
+    """Whether a path is named like a complete checkpoint."""
     return _COMPLETE.fullmatch(path.name) is not None
 
 
 def step_of(path: Path) -> int:
-    """The step after which a checkpoint was saved."""
+    """Return the step after which a checkpoint was saved."""
     return int(path.name.removeprefix("step-"))
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints in `folder`, oldest first."""
+    """Return the complete checkpoints in `folder`, oldest first; empty if the folder does not exist."""
     if not folder.is_dir():
         return []
     return sorted(filter(is_checkpoint, folder.iterdir()), key=step_of)

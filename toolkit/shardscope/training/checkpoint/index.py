@@ -1,11 +1,11 @@
-"""The index of a checkpoint: its tensors and values and where they are, as JSON that is parsed and never executed.
+"""The index of a checkpoint: its values and the location of its tensors, as JSON.
 
     step-N/
-        index.json      written last, with its own checksum: the tensors and values, and where they are
-        rank-R.bin      the bytes of the tensor pieces that rank R wrote, one after the other, each with a checksum
+        index.json      written last, with its own checksum: the values, and the location of each tensor's pieces
+        rank-R.bin      the bytes of the tensor pieces that rank R wrote, one after another
 
-Every entry of an index is checked before it is used: file names cannot leave the folder, and no piece exceeds its file
-on disk.
+Every entry of an index is validated before use: file names cannot point outside the folder, and no piece extends beyond
+its file.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from shardscope.errors import CheckpointError
 FILE = "index.json"
 _MOST_INDEX_BYTES = 2**30
 _AT_ONCE = 2**24
-"""Bytes that are read and checksummed at a time."""
+"""Number of bytes read and checksummed at a time."""
 
 Count = Annotated[int, Field(ge=0, le=2**62)]
 Shape = Annotated[tuple[Count, ...], Field(max_length=64)]
@@ -36,7 +36,7 @@ FileName = Annotated[str, Field(pattern=r"^rank-[0-9]{1,6}\.bin$")]
 
 
 class Damaged(CheckpointError):
-    """A checkpoint differs from what was written; an older one may be intact."""
+    """A checkpoint is missing data or differs from what was written; an older one may be intact."""
 
 
 class _Strict(BaseModel):
@@ -44,7 +44,15 @@ class _Strict(BaseModel):
 
 
 class StoredBox(_Strict):
-    """A box of a tensor's elements in one of the files, in row-major order."""
+    """A box of a tensor's elements, stored in row-major order in one of the files.
+
+    Attributes:
+        file: Name of the file.
+        at: Position of the first byte in the file.
+        offsets: Offset of the box in the whole tensor, in each dimension.
+        shape: Shape of the box.
+        checksum: CRC-32 of the bytes.
+    """
 
     file: FileName
     at: Count
@@ -54,7 +62,7 @@ class StoredBox(_Strict):
 
 
 class Stored(_Strict):
-    """One tensor: its number format, its whole shape and its pieces."""
+    """One tensor: its dtype, its whole shape and its pieces."""
 
     dtype: str
     shape: Shape
@@ -65,16 +73,16 @@ class Stored(_Strict):
         """The torch dtype."""
         found = getattr(torch, self.dtype, None)
         if not isinstance(found, torch.dtype):
-            raise Damaged(f"{FILE} names an unknown number format {self.dtype[:40]!r}")
+            raise Damaged(f"{FILE} names an unknown dtype {self.dtype[:40]!r}")
         return found
 
     def num_bytes(self, piece: StoredBox) -> int:
-        """Bytes of one of the tensor's pieces."""
+        """Return the size of one of the tensor's pieces, in bytes."""
         return math.prod(piece.shape) * self.format.itemsize
 
 
 class Index(_Strict):
-    """Contents of a checkpoint, under the names that `torch.distributed.checkpoint` would use."""
+    """The contents of a checkpoint, under the names that `torch.distributed.checkpoint` would use."""
 
     kind: Literal["shardscope-checkpoint"] = "shardscope-checkpoint"
     version: Literal[1] = 1
@@ -85,7 +93,7 @@ class Index(_Strict):
 
 
 def index_of(tensors: dict[str, Any], values: dict[str, Any], files: dict[str, int]) -> dict[str, Any]:
-    """Content of an index with its checksum, in JSON types."""
+    """Return the content of an index and its checksum, as JSON types."""
     content = {
         "kind": "shardscope-checkpoint", "version": 1, "byteorder": sys.byteorder,
         "tensors": tensors, "values": values, "files": files,
@@ -94,29 +102,31 @@ def index_of(tensors: dict[str, Any], values: dict[str, Any], files: dict[str, i
 
 
 def read_index(folder: Path) -> Index:
-    """Read the index of the checkpoint in `folder` and check that all entries are within bounds.
+    """Read the index of the checkpoint in `folder`, and validate that all its entries are within bounds.
 
     Raises:
-        Damaged: The index is missing, unreadable, or not what was written.
+        Damaged: The index is missing, unreadable or invalid, or differs from what was written.
+        CheckpointError: The checkpoint was written on a machine with a different byte order.
     """
     text = _read_small(folder / FILE)
     try:
         whole = json.loads(text)
         content = whole["content"]
         if _checksum(content) != whole["checksum"]:
-            raise Damaged(f"{FILE} is not what was written: its checksum differs")
+            raise Damaged(f"{FILE} is not what was written: its checksum does not match")
         index = Index.model_validate_json(json.dumps(content))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part)[:80] for part in first["loc"])
-        raise Damaged(f"{FILE} has an impossible entry {where!r} ({first['msg']})") from None
+        raise Damaged(f"{FILE} has an invalid entry {where!r} ({first['msg']})") from None
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         if isinstance(error, Damaged):
             raise
         raise Damaged(f"{FILE} is not the index of a checkpoint ({type(error).__name__})") from None
     if index.byteorder != sys.byteorder:
         raise CheckpointError(
-            f"{folder} was written on a {index.byteorder}-endian machine; resume it on such a one"
+            f"{folder} was written on a {index.byteorder}-endian machine; "
+            "resume it on a machine with the same byte order"
         )
     _check_files(folder, index)
     _check_pieces(index)
@@ -124,7 +134,7 @@ def read_index(folder: Path) -> Index:
 
 
 def verify(folder: Path, index: Index, files: Iterable[str]) -> None:
-    """Read all pieces in these files and compare their checksums.
+    """Read all pieces in `files` and compare their checksums with the index.
 
     Raises:
         Damaged: A checksum differs.
@@ -140,7 +150,7 @@ def verify(folder: Path, index: Index, files: Iterable[str]) -> None:
 
 
 def open_plain(path: Path) -> BinaryIO:
-    """Open a regular file for reading; links are not followed, and pipes and devices are not waited for or read.
+    """Open a regular file for reading. Links are not followed, and pipes and devices are never read or waited for.
 
     Raises:
         Damaged: The file does not exist, cannot be read, or is not a regular file.
@@ -153,7 +163,7 @@ def open_plain(path: Path) -> BinaryIO:
         raise Damaged(f"{path.name} cannot be read ({error.strerror})") from None
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
-        raise Damaged(f"{path.name} is not a file")
+        raise Damaged(f"{path.name} is not a regular file")
     return os.fdopen(file, "rb")
 
 
@@ -194,9 +204,9 @@ def _check_pieces(index: Index) -> None:
             if not _fits(piece, stored) or piece.at + stored.num_bytes(piece) > index.files.get(
                 piece.file, -1
             ):
-                raise Damaged(f"{FILE} has a piece of {key[:80]} that is out of its bounds")
+                raise Damaged(f"{FILE} has a piece of {key[:80]} that is out of bounds")
         if sum(math.prod(piece.shape) for piece in stored.pieces) != math.prod(stored.shape):
-            raise Damaged(f"{FILE} has not all of {key[:80]}")
+            raise Damaged(f"{FILE} does not list every element of {key[:80]}")
 
 
 def _fits(piece: StoredBox, stored: Stored) -> bool:

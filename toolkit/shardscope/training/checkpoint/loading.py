@@ -1,4 +1,4 @@
-"""Loading: the newest complete checkpoint, the same one on all ranks, into model and optimizer."""
+"""Load the newest complete checkpoint, the same one on all ranks, into model and optimizer."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _NO_DATA = {"global_size": 0, "step": 0, "epoch": 0, "row": 0, "samples": 0}
 
 @dataclass(frozen=True)
 class Loaded:
-    """The result of loading a checkpoint on this rank, in addition to model and optimizer state.
+    """What loading a checkpoint returns on this rank; model and optimizer are loaded in place.
 
     Attributes:
         path: The checkpoint's path.
         step: The step after which it was saved.
-        data: The `GlobalSampler.state_dict` of that step.
+        data: The saved position in the data: `GlobalSampler.state_dict` after that step.
         restored: The outcome of restoring the compressor's state.
-        notes: A sentence for each thing that does not resume unchanged.
+        notes: One sentence for each part of the state that was not resumed unchanged.
     """
 
     path: Path
@@ -49,16 +49,16 @@ class Loaded:
 def load(
     source: Path, *, strategy: RankStrategy, optimizer: torch.optim.Optimizer, allow_pickle: bool = False
 ) -> Loaded:
-    """Load a checkpoint into model and optimizer; called by all ranks.
+    """Load a checkpoint into model and optimizer. All ranks must call this together.
 
     Args:
-        source: A checkpoint, or the folder of a run's checkpoints, whose newest complete one is loaded.
+        source: A checkpoint, or a run's checkpoint folder, from which the newest complete checkpoint is loaded.
         strategy: The strategy that holds the model.
         optimizer: The strategy's optimizer.
-        allow_pickle: Whether to read a checkpoint of an earlier version, which is a pickle: reading it can run code.
+        allow_pickle: Whether to read checkpoints of earlier versions, which are pickles: reading a pickle can run code.
 
     Raises:
-        CheckpointError: There is no checkpoint, all are damaged, or it belongs to another model.
+        CheckpointError: There is no checkpoint, all are damaged, or the checkpoint does not fit the model.
     """
     reader, notes = _open(source, strategy.context, allow_pickle=allow_pickle)
     try:
@@ -91,7 +91,8 @@ def _load(
     changes += _averaged(known, asked)
     state = reader.fill(asked)
     strategy.precision.load_state_dict(extra.get("precision", {}))
-    strategy.load_checkpoint_state(state, optimizer)  # last: a rank may have its own loss scale
+    # after the precision's shared state, because a rank may have its own loss scale
+    strategy.load_checkpoint_state(state, optimizer)
     restored = restore_compressor_state(strategy, reader, extra.get("layout"), extra.get("method"))
     strategy.follow_order(extra.get("gradient_order", []))
     _go_on_at_random(reader, context)
@@ -101,9 +102,9 @@ def _load(
 
 
 def _go_on_at_random(reader: Reader | PickledReader, context: RankContext) -> None:
-    """Restore this rank's random state; a rank that the checkpoint has none for keeps the state from its seed."""
+    """Restore this rank's random state; without one in the checkpoint, the state from the rank's seed is kept."""
     mine = random_key(context.rank)
-    if isinstance(reader, PickledReader):  # these hold only torch's state, under another key
+    if isinstance(reader, PickledReader):  # pickled checkpoints hold only torch's state, under another key
         saved = _fill_known(reader, {"extra": {mine: torch.get_rng_state()}})["extra"]
         set_random_state({"torch": saved[mine]} if saved else {}, context.device)
         return
@@ -112,16 +113,16 @@ def _go_on_at_random(reader: Reader | PickledReader, context: RankContext) -> No
 
 
 def _averaged(known: set[str], asked: Mapping[str, Any]) -> list[str]:
-    """Notes for the case that each rank had its own model and now all share one."""
+    """Return a note if each rank had its own model when saving and all ranks now share one."""
     if not any(key.startswith(RANK) for key in known) or any(part.startswith(RANK) for part in asked):
         return []
     return [
-        "each rank had a model and an optimizer of its own: the weights go on from their mean, the moments start afresh"
+        "each rank had its own model and optimizer: the weights continue from the mean, the optimizer state is reset"
     ]
 
 
 def _fill_known(reader: Reader | PickledReader, state: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Fill the parts of `state` that this checkpoint has: older ones have fewer."""
+    """Fill only those parts of `state` that the checkpoint contains; older checkpoints contain fewer."""
     return reader.fill({
         part: {
             key: value
@@ -132,13 +133,13 @@ def _fill_known(reader: Reader | PickledReader, state: Mapping[str, Mapping[str,
     })  # fmt: skip
 
 
-# The choice of the checkpoint.
+# Choosing the checkpoint.
 
 
 def _open(
     source: Path, context: RankContext, *, allow_pickle: bool
 ) -> tuple[Reader | PickledReader, list[str]]:
-    """Open the checkpoint to load, the same on all ranks, and return a sentence for each newer, damaged one.
+    """Open the checkpoint to load, the same on all ranks; return its reader and notes on newer, damaged checkpoints.
 
     Raises:
         CheckpointError: No checkpoint can be loaded.
@@ -150,7 +151,7 @@ def _open(
     ]
     if not found:
         raise CheckpointError(
-            f"no complete checkpoint in {source}; run with Checkpoint(every=...) to have some"
+            f"no complete checkpoint in {source}; run with Checkpoint(every=...) to save checkpoints"
         )
     damages: list[str] = []
     for path in reversed(found):
@@ -169,12 +170,12 @@ def _open(
 
 
 def _names(folder: Path, context: RankContext) -> list[str]:
-    """Names of the checkpoints in a folder, oldest first, on rank 0 only: other ranks may see fewer of them."""
+    """Return the names of a folder's checkpoints, oldest first; only on rank 0, as other ranks may see fewer."""
     return [path.name for path in complete_checkpoints(folder)] if context.rank == 0 else []
 
 
 def _together(context: RankContext, mine: Item) -> list[Item]:
-    """Gather one item from each rank, in the order of ranks."""
+    """Gather one item from each rank, in rank order."""
     every = [mine] * context.world_size
     if context.group is not None:
         dist.all_gather_object(every, mine)
@@ -193,10 +194,10 @@ class _Look:
 def _whole(
     path: Path, context: RankContext, *, allow_pickle: bool
 ) -> tuple[Reader | PickledReader | None, str | None]:
-    """Return a reader of this checkpoint if all ranks together find it intact, else the first damage found.
+    """Return a reader if all ranks find their share of this checkpoint intact; otherwise None and the first damage.
 
     Raises:
-        CheckpointError: A rank must not read it, for example because it is a pickle.
+        CheckpointError: A rank refuses to read it, for example because it is a pickle.
     """
     reader: Reader | PickledReader | None = None
     try:
@@ -212,7 +213,7 @@ def _whole(
     if refusals:
         raise CheckpointError(refusals[0])
     if len({look.content for look in looks}) > 1 and not damages:
-        damages = ["ranks find different ones of this name; give all machines the same folder"]
+        damages = ["ranks see different checkpoints of this name; give all machines the same folder"]
     return (None, damages[0]) if damages else (reader, None)
 
 
@@ -227,7 +228,7 @@ def _read(path: Path, context: RankContext, *, allow_pickle: bool) -> tuple[Read
 
 
 def _notes(damages: list[str], path: Path) -> list[str]:
-    return [f"{'; '.join(damages)}: the run goes on from {path.name} before it"] if damages else []
+    return [f"{'; '.join(damages)}: the run continues from the earlier {path.name}"] if damages else []
 
 
 def _instead(named: Path, context: RankContext) -> str:
@@ -236,5 +237,5 @@ def _instead(named: Path, context: RankContext) -> str:
             continue
         with suppress(CheckpointError):  # a pickle
             if _whole(named.parent / name, context, allow_pickle=False)[0] is not None:
-                return f"the newest whole one is {named.parent / name}"
-    return "there is no other that is whole"
+                return f"the newest intact one is {named.parent / name}"
+    return "there is no other intact one"

@@ -1,6 +1,6 @@
-"""Checkpoints of earlier versions, pickled by `torch.distributed.checkpoint`: read only if the user allows it.
+"""Read checkpoints of earlier versions, pickled by `torch.distributed.checkpoint`, if the user allows it.
 
-Reading a pickle can run any code that its author put into it.
+Reading a pickle can run any code that its author put in it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ PICKLE = ".metadata"
 
 
 def is_pickled(path: Path) -> bool:
-    """Whether a checkpoint was written by an earlier version."""
+    """Whether a checkpoint is a pickle, as written by earlier versions."""
     return (path / PICKLE).is_file() and not (path / FILE).exists()
 
 
 @dataclass(frozen=True)
 class PickledReader:
-    """The counterpart of `Reader` for a pickled checkpoint."""
+    """Reads a pickled checkpoint; the counterpart of `Reader`."""
 
     path: Path
     stored: Mapping[str, Any]
@@ -39,12 +39,12 @@ class PickledReader:
 
         Raises:
             Damaged: The checkpoint cannot be read.
-            CheckpointError: Pickles are not allowed, or another user wrote it.
+            CheckpointError: `allowed` is false, or a file belongs to another user.
         """
         if not allowed:
             raise CheckpointError(
-                f"checkpoint {path} is of an earlier version and a pickle, which can run code when it is read; if you "
-                "trust whoever made it, resume with allow_pickle=True (--allow-pickle)"
+                f"checkpoint {path} is a pickle from an earlier version, and reading a pickle can run code; if you "
+                "trust its author, resume with allow_pickle=True (--allow-pickle)"
             )
         for file in (path, *path.iterdir()):
             owner = file.stat().st_uid
@@ -61,11 +61,11 @@ class PickledReader:
 
     @property
     def keys(self) -> set[str]:
-        """Names of all tensors and values in it."""
+        """Names of all tensors and values in the checkpoint."""
         return set(self.stored)
 
     def fill(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the same dictionaries with the checkpoint's values; tensors are filled in place.
+        """Return `state` with its values replaced by the checkpoint's; tensors are filled in place.
 
         Raises:
             Damaged: The checkpoint cannot be read.
@@ -80,7 +80,7 @@ class PickledReader:
         return filled
 
     def room(self, key: str) -> Tensor | None:
-        """A tensor of zeros like the saved one; None for a value."""
+        """Return a tensor of zeros with the shape and dtype of the saved one; None if `key` is not a tensor."""
         stored = self.stored[key]
         is_tensor = isinstance(stored, dcp.metadata.TensorStorageMetadata)
         return torch.zeros(stored.size, dtype=stored.properties.dtype) if is_tensor else None
@@ -89,7 +89,7 @@ class PickledReader:
 def _check_sizes(path: Path, metadata: dcp.metadata.Metadata) -> None:
     for piece in (metadata.storage_data or {}).values():
         if piece.offset + piece.length > (path / piece.relative_path).stat().st_size:
-            raise Damaged(f"{piece.relative_path} is cut off")
+            raise Damaged(f"{piece.relative_path} is truncated")
 
 
 def _copied(state: Mapping[str, Any]) -> dict[str, Any]:

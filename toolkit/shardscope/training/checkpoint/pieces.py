@@ -1,7 +1,8 @@
-"""Tensors as the pieces that ranks hold, and pieces as bytes.
+"""Split tensors into the pieces that ranks hold, and read and write pieces as bytes.
 
-A plain tensor is a single piece. A DTensor's piece is the box of elements on this rank. A rank copies from every saved
-piece the part that overlaps with its own, so a checkpoint can be read on any number of ranks, under any strategy.
+A plain tensor is a single piece. A DTensor has one piece per rank: the box of elements on that rank. When loading, a
+rank copies from every saved piece the part that overlaps with its own piece, so a checkpoint can be read on any number
+of ranks, under any strategy.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from shardscope.training.sharding import local
 
 
 def flat(state: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the tensors and values of nested dictionaries with their dotted paths."""
+    """Yield the tensors and values in nested dictionaries, each with its dotted path."""
     for key, value in state.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{within}{key}.")
@@ -36,8 +37,8 @@ class HeldPiece:
     """This rank's piece of a tensor.
 
     Attributes:
-        tensor: Elements of the piece, on any device, sharing memory with the tensor.
-        offsets: Offsets of the piece in the whole tensor.
+        tensor: Elements of the piece, on any device; they share memory with the original tensor.
+        offsets: Offset of the piece in the whole tensor, in each dimension.
         whole: Shape of the whole tensor.
     """
 
@@ -47,10 +48,10 @@ class HeldPiece:
 
     @classmethod
     def of(cls, key: str, tensor: Tensor) -> HeldPiece:
-        """This rank's piece of `tensor`, which may be a DTensor.
+        """Return this rank's piece of `tensor`, which may be a DTensor.
 
         Raises:
-            CheckpointError: The elements are not plain numbers in memory.
+            CheckpointError: The tensor is sparse or quantized or on the meta device.
         """
         own = local(tensor.detach())
         if own.layout != torch.strided or own.is_quantized or own.device.type == "meta":
@@ -61,29 +62,29 @@ class HeldPiece:
         return cls(own, _compat.offsets_of(tensor), tuple(tensor.shape))
 
     def as_bytes(self) -> memoryview:
-        """Bytes of the elements in row-major order."""
+        """Return the bytes of the elements in row-major order."""
         row = self.tensor.cpu().contiguous().reshape(-1)
         return row.view(torch.uint8).numpy().data if row.numel() else memoryview(b"")
 
 
 @dataclass(frozen=True)
 class Reader:
-    """A checkpoint that is being loaded, piece by piece."""
+    """Reads a checkpoint piece by piece."""
 
     path: Path
     index: Index
 
     @property
     def keys(self) -> set[str]:
-        """Names of all tensors and values in it."""
+        """Names of all tensors and values in the checkpoint."""
         return {*self.index.tensors, *self.index.values}
 
     def fill(self, state: Mapping[str, Any], within: str = "") -> dict[str, Any]:
-        """Return the same dictionaries with the checkpoint's values; tensors are filled in place.
+        """Return `state` with its values replaced by the checkpoint's; tensors are filled in place.
 
         Raises:
             KeyError: The checkpoint lacks an entry.
-            ValueError: A tensor has another shape in the checkpoint.
+            ValueError: A tensor has a different shape in the checkpoint.
         """
         filled: dict[str, Any] = {}
         for name, held in state.items():
@@ -98,21 +99,21 @@ class Reader:
         return filled
 
     def room(self, key: str) -> Tensor | None:
-        """A tensor of zeros like the saved one; None for a value."""
+        """Return a tensor of zeros with the shape and dtype of the saved one; None if `key` is not a tensor."""
         stored = self.index.tensors.get(key)
         return None if stored is None else torch.zeros(stored.shape, dtype=stored.format)
 
     def _fill(self, stored: Stored, held: HeldPiece, key: str) -> None:
         if stored.shape != held.whole:
             raise ValueError(
-                f"{key} has the shape {_shape(stored.shape)} there and {_shape(held.whole)} here"
+                f"{key} has shape {_shape(stored.shape)} in the checkpoint and {_shape(held.whole)} here"
             )
         copied = sum(self._copy(stored, piece, held) for piece in stored.pieces)
         if copied != held.tensor.numel():
-            raise Damaged(f"not every element of {key} is in it exactly once")
+            raise Damaged(f"it does not contain every element of {key} exactly once")
 
     def _copy(self, stored: Stored, piece: StoredBox, held: HeldPiece) -> int:
-        """Copy the overlap of a saved piece and a held one; returns its number of elements."""
+        """Copy the overlap of a saved piece and a held one, and return the number of elements copied."""
         starts = [max(a, b) for a, b in zip(piece.offsets, held.offsets, strict=True)]
         ends = [
             min(a + n, b + m)

@@ -1,7 +1,7 @@
-"""Saving: every rank writes its share of the pieces, rank 0 the index, and a final rename makes it a checkpoint.
+"""Save a checkpoint: every rank writes its share of the pieces, then rank 0 writes the index and renames the folder.
 
-A piece that several ranks hold is written by one of them, the one with the least to write so far. Ranks exchange the
-outcome of each phase, so that all fail together, with the same message, if one cannot write.
+A piece held by several ranks is written by the one with the fewest bytes to write so far. Ranks exchange the outcome of
+each phase, so that if one cannot write, all fail together with the same message.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from shardscope.training.disk import advice_on
 from shardscope.training.strategies.base import RankStrategy
 
 _REMOVED = ".removed"
-"""Suffix of a checkpoint that is being deleted: a half-deleted one must not have the name of a complete one."""
+"""Suffix of a checkpoint that is being deleted, so that a half-deleted one is not named like a complete one."""
 Result = TypeVar("Result")
 Place = tuple[str, tuple[int, ...]]
-"""A tensor's name and the offsets of the piece; equal for pieces that several ranks hold."""
+"""A tensor's name and a piece's offsets: it identifies a piece, even if several ranks hold copies."""
 
 
 def save(
@@ -45,7 +45,18 @@ def save(
     keep: int,
     data: Mapping[str, int],
 ) -> Path:
-    """Save the state after `step`, with the position in the `data`; called by all ranks. Returns the path.
+    """Save the state after `step`, and delete old checkpoints. All ranks must call this together.
+
+    Args:
+        folder: The folder for the run's checkpoints.
+        step: The last step taken.
+        strategy: The strategy that holds the model.
+        optimizer: The strategy's optimizer.
+        keep: Number of checkpoints to keep, including this one.
+        data: The position in the data, from `GlobalSampler.state_dict`.
+
+    Returns:
+        The path of the checkpoint.
 
     Raises:
         CheckpointError: The checkpoint could not be written; earlier ones are kept.
@@ -92,7 +103,7 @@ def _write(partial: Path, final: Path, contents: Mapping[str, Any], context: Ran
 
 
 def _together(context: RankContext, work: Callable[[], Result]) -> list[Result]:
-    """Run `work` on every rank. Return the result of each, or raise the first file-system error on all of them.
+    """Run `work` on every rank and return the results of all ranks; if any rank fails, raise its error on all ranks.
 
     Raises:
         OSError: A rank could not write.
@@ -113,7 +124,7 @@ def _together(context: RankContext, work: Callable[[], Result]) -> list[Result]:
 
 
 def _shared_out(held: list[dict[Place, int]]) -> list[set[Place]]:
-    """Pieces that each rank writes: of the ranks that hold a piece, the one with the least to write so far."""
+    """Return the pieces that each rank writes: of a piece's holders, the one with the fewest bytes so far writes it."""
     holders: dict[Place, list[int]] = {}
     for rank, pieces in enumerate(held):
         for place in pieces:
@@ -129,7 +140,7 @@ def _shared_out(held: list[dict[Place, int]]) -> list[set[Place]]:
 def _write_pieces(
     path: Path, own: set[Place], tensors: Mapping[str, HeldPiece]
 ) -> tuple[dict[str, Any], int]:
-    """Write this rank's share; returns its description for the index, and the bytes written."""
+    """Write this rank's share, and return its entries for the index and the number of bytes written."""
     described: dict[str, Any] = {}
     at = 0
     with open(path, "xb", opener=_private) as file:
@@ -154,7 +165,7 @@ def _write_pieces(
 
 
 def _complete(partial: Path, final: Path, told: list[tuple[dict[str, Any], int, dict[str, Any]]]) -> None:
-    """Write the index of all ranks' files, and rename the folder after everything is on disk."""
+    """Write the index for all ranks' files, and rename the folder once everything is on disk."""
     tensors: dict[str, Any] = {}
     values: dict[str, Any] = {}
     for described, _, said in told:
@@ -167,7 +178,7 @@ def _complete(partial: Path, final: Path, told: list[tuple[dict[str, Any], int, 
         file.flush()
         os.fsync(file.fileno())
     _sync_folder(partial)
-    if final.exists():  # of the same step: moved aside, and deleted only after the new one is in its place
+    if final.exists():  # a checkpoint of the same step: deleted once the new one is in place
         final.rename(final.with_suffix(_REMOVED))
     partial.rename(final)
     _sync_folder(final.parent)
@@ -186,7 +197,7 @@ def _sync_folder(path: Path) -> None:
 
 
 def _drop_old(folder: Path, step: int, keep: int) -> None:
-    """Delete old checkpoints, but never one with a higher step: this run did not write it."""
+    """Delete old checkpoints, but never one with a higher step number, because this run did not write it."""
     older = [path for path in complete_checkpoints(folder) if step_of(path) < step]
     for path in older[: len(older) + 1 - keep]:
         with contextlib.suppress(OSError):

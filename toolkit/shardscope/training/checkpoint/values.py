@@ -1,4 +1,4 @@
-"""Non-tensor values as JSON with an exact round trip, including tuples, bytes and non-finite numbers."""
+"""Convert non-tensor values to JSON and back exactly, including tuples, bytes and non-finite numbers."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from torch import Tensor
 from shardscope.errors import CheckpointError
 
 _TAG = "="
-"""The only key of a JSON object that represents a type JSON lacks; its value is the kind and the content."""
+"""The single key of a JSON object that represents a type JSON lacks; its value is a list of kind and content."""
 
 
-def encode(key: str, value: object) -> Any:  # noqa: PLR0911 - one a type
+def encode(key: str, value: object) -> Any:  # noqa: PLR0911 - one per type
     """Convert `value` to JSON types.
 
     Raises:
-        CheckpointError: The value is not made of tensors, arrays, numbers, text, bytes, and lists, tuples and
-            dictionaries of them.
+        CheckpointError: The value is not a tensor, array, number, string, bytes or None, or a list, tuple or dictionary
+            of these.
     """
     match value:
         case np.generic() | np.ndarray() if not value.dtype.hasobject and value.dtype.names is None:
@@ -45,7 +45,7 @@ def encode(key: str, value: object) -> Any:  # noqa: PLR0911 - one a type
         case dict():
             return {_TAG: ["dict", [[encode(key, k), encode(key, v)] for k, v in value.items()]]}
     raise CheckpointError(
-        f"{key} is a {type(value).__name__}, which a checkpoint cannot hold without a pickle; make it of tensors, "
+        f"{key} is a {type(value).__name__}, which a checkpoint cannot hold without a pickle; build it from tensors, "
         "arrays, numbers, text, lists, tuples and dictionaries"
     )
 
@@ -54,8 +54,8 @@ def _text(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
 
-def decode(value: Any) -> Any:  # noqa: PLR0911 - one a type
-    """Invert `encode`."""
+def decode(value: Any) -> Any:  # noqa: PLR0911 - one per type
+    """Convert the result of `encode` back to the original value."""
     if isinstance(value, list):
         return [decode(item) for item in value]
     if not isinstance(value, dict):

@@ -1,14 +1,15 @@
-"""Check that all ranks take the same path through a model whose layers communicate one by one.
+"""Check that all ranks take the same path through a model whose layers communicate one at a time.
 
-Under `fully_shard` the model's own code decides which layer communicates next. If ranks take different branches, one
-rank's message for a layer could be received as its peer's message for another. So every collective has a `Purpose`, and
-its messages carry a tag derived from it: the messages of ranks that disagree never pair, and the ranks wait for each
-other. A rank that has waited for a moment writes its path to the group's store and compares it with the paths that the
-others have written. After one rank has found the first difference, all raise the same error message. On our ring this
-costs nothing while ranks agree. The backend's collectives pair messages by order alone, so ranks meet before each.
+Under `fully_shard`, the model's own code decides which layer communicates next. If ranks take different branches, a
+rank could receive a message for one layer as if it were for another. So every collective has a `Purpose`, and its
+messages carry a tag derived from the path so far: messages of ranks that disagree never match, and those ranks wait for
+each other. A rank that has waited for some time writes its path to the group's store and compares it with the paths
+that other ranks have written. Once one rank has found the first difference, all ranks raise the same error. On
+Shardscope's ring this costs nothing while ranks agree. The backend's collectives match messages by order alone, so
+ranks synchronise before each of them.
 
-At the end of each step, before the optimizer, all ranks `require`: each rank sends one digest of all purposes to every
-other.
+At the end of each step, before the optimizer runs, all ranks call `require`: each rank sends every other rank a digest
+of all its purposes.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from shardscope.training.collectives.process_group import MeteredProcessGroup
 from shardscope.training.collectives.sender import Sender
 
 PATIENCE_S = 0.5
-"""Seconds that a rank waits before it looks for a disagreement, and between two looks."""
+"""Time that a rank waits before it checks for a disagreement, and between two checks, in seconds."""
 _TELLING_S = 5.0
-"""Seconds that the others have to write down their collective at the first difference, after one rank has found it."""
+"""Time for the other ranks to report their collective once one rank has found the first difference, in seconds."""
 _REMEMBERED = 4096
-"""Maximum number of collectives kept since the last meeting; an evaluation may have any number."""
+"""Maximum number of collectives recorded since the last `require`; an evaluation may run any number of them."""
 _FIRST_TAG = 1 << 30  # above all other tags
 _NUM_TAGS = _FIRST_TAG - (1 << 24)  # leaves room for the messages of one collective
 _VERDICT = "verdict"
@@ -47,13 +48,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Purpose:
-    """The purpose of a collective in words: ``reduces the gradients of``, layer ``blocks.0``.
+    """The purpose of a collective in words, such as ``reduces the gradients of`` layer ``blocks.0``.
 
     Attributes:
-        verb: The rank's action, on the layer where there is one.
-        layer: Name of the unit of communication.
-        num_elements: Size of the tensor.
-        names: Parameters that take part.
+        verb: What the rank does, up to the name of the layer if there is one.
+        layer: Name of the FSDP unit; empty if the collective belongs to none.
+        num_elements: Number of elements of the tensor.
+        names: Names of the parameters that take part.
     """
 
     verb: str
@@ -63,7 +64,7 @@ class Purpose:
 
 
 class _Noted(NamedTuple):
-    """One collective on a rank's path; the digest covers the path up to and including it."""
+    """One collective on a rank's path; `digest` covers the path up to and including this collective."""
 
     number: int
     digest: str
@@ -72,17 +73,17 @@ class _Noted(NamedTuple):
 
 
 _Told = tuple[int, str, Purpose]
-"""A rank, the place of its training, and the purpose of its collective there."""
+"""A rank, its point in training, and the purpose of its collective there."""
 
 
 class Agreement:
-    """This rank's path of collectives since the last meeting, for comparison with the other ranks' paths.
+    """This rank's sequence of collectives since the last `require`, to compare with those of the other ranks.
 
     Args:
         group: The group of all ranks.
         sender: The thread that exchanges digests.
         strategy: The strategy's name, for the error message.
-        place: Returns the current point in training, such as ``step 3``; the same on ranks that agree.
+        place: Returns the current point in training, such as ``step 3``; it must be the same on ranks that agree.
     """
 
     def __init__(
@@ -97,10 +98,10 @@ class Agreement:
         self._digest, self._number = int(series).to_bytes(8, "little"), 0
         self._path: deque[_Noted] = deque(maxlen=_REMEMBERED)
         self.refused = False
-        """Whether ranks have diverged: the sending thread may then wait for a peer that never arrives."""
+        """Whether ranks have diverged; if so, the sending thread may be waiting for a peer that never arrives."""
 
     def tag(self, purpose: Purpose) -> int:
-        """Record the next collective of this rank; returns the tag of its first message."""
+        """Record this rank's next collective, and return the tag of its first message."""
         place = self._place()
         self._number += 1
         self._digest = blake2b(self._digest + repr((place, purpose)).encode(), digest_size=8).digest()
@@ -108,10 +109,10 @@ class Agreement:
         return _FIRST_TAG + int.from_bytes(self._digest, "little") % _NUM_TAGS
 
     def require(self, purpose: Purpose) -> None:
-        """Wait until all ranks have reached this point by the same path.
+        """Wait until all ranks have reached this point along the same path.
 
         Raises:
-            SpecError: The ranks have taken different paths.
+            SpecError: The ranks took different paths.
         """
         tag = self.tag(purpose)
         own = torch.frombuffer(bytearray(self._digest), dtype=torch.uint8)
@@ -121,7 +122,7 @@ class Agreement:
             return self._packets.all_gather(own, name="agreement")
 
         digests = self.wait(self._sender.submit(exchange))
-        while not torch.equal(digests, own.expand_as(digests)):  # two tags were equal by chance
+        while not torch.equal(digests, own.expand_as(digests)):  # different paths, but equal tags by chance
             self._look()
         self._path.clear()
 
@@ -129,7 +130,7 @@ class Agreement:
         """Wait for the sending thread and return its result.
 
         Raises:
-            SpecError: The ranks have taken different paths, so that it would never finish.
+            SpecError: The ranks took different paths, so the task would never finish.
         """
         while True:
             try:
@@ -138,11 +139,11 @@ class Agreement:
             except TimeoutError:
                 self._look()
         if failure is not None:
-            self._raise_verdict()  # a peer that raised it may have ended and closed its connections
+            self._raise_verdict()  # a peer that raised the verdict may have ended and closed its connections
         return future.result()
 
     def _look(self) -> None:
-        """Write this rank's path to the store, and raise if another path differs from it."""
+        """Write this rank's path to the store, and raise an error if another rank's path differs from it."""
         self._store.set(f"{self._rank}", json.dumps({row.number: row.digest for row in self._path}))
         self._raise_verdict()
         paths = [json.loads(text) for rank in range(self._world_size) if (text := self._read(f"{rank}"))]
@@ -152,7 +153,7 @@ class Agreement:
             self._tell(own[parted[0]])
 
     def _tell(self, noted: _Noted) -> None:
-        """Raise the error about the first difference; all ranks use the message of the rank that wrote it first."""
+        """Raise the error for the first difference; all ranks use the message that was written first."""
         self._store.set(f"{self._rank}/{noted.number}", json.dumps([noted.place, asdict(noted.purpose)]))
         deadline = time.monotonic() + _TELLING_S
         while len(told := self._told(noted.number)) < self._world_size and time.monotonic() < deadline:
@@ -187,7 +188,7 @@ def _sentence(strategy: str, first: _Told, other: _Told) -> str:
 
 
 def _said(purpose: Purpose, other: Purpose) -> str:
-    """A rank's action in words; for a layer that both exchange, the parameters for which only it has a gradient."""
+    """Describe a rank's action; if both ranks exchange the same layer, name the parameters that only this rank has."""
     own = [repr(name) for name in purpose.names if name not in other.names]
     shown = ", ".join(own[:3]) + (f" and {len(own) - 3} more" if len(own) > 3 else "")
     if not purpose.layer:

@@ -1,9 +1,10 @@
-"""Rings in two levels, for nodes with faster links inside than between them.
+"""Two-level ring all-reduce, for nodes whose internal links are faster than the links between nodes.
 
-A ring inside each node reduce-scatters the tensor over the node's ranks. Ranks of equal position in their nodes form a
-ring across the nodes and all-reduce their shard of it. A ring inside the node gathers the shards again. With m ranks
-per node, a rank sends 2(m-1)/m of the tensor inside its node, and 2(n-1)/n of its m-th part across the n nodes: the
-slow links between nodes carry one m-th of the bytes that a flat ring sends over them.
+First, a ring inside each node reduce-scatters the tensor over the node's ranks. Then ranks with the same position in
+their nodes form a ring across nodes and all-reduce their shard. Finally, the ring inside each node all-gathers the
+shards. With n nodes and m ranks per node, a rank sends 2(m-1)/m of the tensor inside its node, and 2(n-1)/n of its
+shard (1/m of the tensor) across nodes: the slow links between nodes carry about 1/m of the bytes that a flat ring sends
+over them.
 
 The three phases are metered under the ring's names: ``ring_reduce_scatter`` and ``ring_all_gather`` inside a node,
 ``ring_all_reduce`` across nodes.
@@ -22,12 +23,12 @@ from shardscope.training.collectives.ring import SLICE_BYTES, RingAllReduce
 
 @dataclass
 class HierarchicalAllReduce:
-    """Rings inside nodes and across them, over a metered group.
+    """All-reduce with rings inside and across nodes, over a metered group.
 
     Attributes:
-        group: The ranks. Rank r is number r mod `per_node` of node r div `per_node`.
-        per_node: Ranks per node; must divide the size of the group.
-        slice_bytes: Longest message, in bytes, as in `RingAllReduce`.
+        group: The process group. Rank r is in node ``r // per_node``, at position ``r % per_node``.
+        per_node: Number of ranks per node; it must divide the size of the group.
+        slice_bytes: Maximum size of a message, in bytes, as in `RingAllReduce`.
 
     Raises:
         SpecError: `per_node` does not divide the size of the group.
@@ -49,11 +50,11 @@ class HierarchicalAllReduce:
 
     @property
     def work_space(self) -> list[torch.Tensor]:
-        """The buffers kept from call to call."""
+        """Buffers that are reused between calls."""
         return [*self.inside.work_space, *self.across.work_space]
 
     def all_reduce_(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum `tensor` over all ranks, in place. It is contiguous, with any shape that is the same on every rank."""
+        """Sum `tensor` over all ranks, in place. It must be contiguous and have the same shape on every rank."""
         if self.per_node == 1:
             return self.across.all_reduce_(tensor)
         if self.per_node == self.group.size():

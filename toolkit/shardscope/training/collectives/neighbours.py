@@ -1,8 +1,8 @@
-"""Averaging with the two neighbours on a ring.
+"""Gossip averaging: each rank averages its tensor with those of its two neighbours on a ring.
 
-Each rank sends its whole tensor both ways and meanwhile receives both neighbours' tensors, in slices, so that averaging
-one overlaps receiving the next. A rank gives itself and each neighbour equal weights: 1/3 each, or 1/2 on two ranks,
-which are each other's only neighbour.
+Each rank sends its whole tensor in both directions while it receives both neighbours' tensors, in slices, so that
+averaging one slice overlaps receiving the next. A rank and its neighbours have equal weights: 1/3 each, or 1/2 with two
+ranks, where each rank has only one neighbour.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ _FIRST_TAG = 3 << 20  # separate from the rings' and the parameter server's tags
 
 @dataclass
 class Neighbours:
-    """A rank's neighbours on the ring of all ranks of a group.
+    """This rank's neighbours on a ring of all ranks in a group.
 
     Attributes:
-        slice_bytes: Longest message, in bytes.
-        work_space: Receive buffers, kept from call to call.
+        group: The process group; its ranks form the ring in order.
+        slice_bytes: Maximum size of a message, in bytes.
+        work_space: Receive buffers, reused between calls.
     """
 
     group: MeteredProcessGroup
@@ -34,13 +35,13 @@ class Neighbours:
 
     def __post_init__(self) -> None:
         rank, world_size = self.group.rank(), self.group.size()
-        # each sends to the next rank first, so that no rank gets two messages at once while another gets none
+        # every rank sends to the next rank first, so that no rank receives two messages at once while another gets none
         self.ranks = list(dict.fromkeys([(rank + 1) % world_size, (rank - 1) % world_size]))
         self.work_space: list[Tensor] = []
         self._transport: dist.ProcessGroup = self.group.transport(torch.device("cpu"))
 
     def average_(self, flat: Tensor) -> Tensor:
-        """Replace a flat tensor in CPU memory, of one size on all ranks, by its mean with the neighbours' tensors."""
+        """Replace a flat CPU tensor, of the same size on all ranks, by its mean with the neighbours' tensors."""
         with self.group.meter.collective("gossip_mix", flat.numel() * flat.element_size()) as traffic:
             slices = flat.split(max(1, self.slice_bytes // flat.element_size()))
             receives = _Receives(self, slices, traffic)
@@ -56,7 +57,7 @@ class Neighbours:
         return flat
 
     def exchange(self, packet: Tensor) -> dict[int, Tensor]:
-        """Send a packet of bytes, of one size on all ranks, to each neighbour; returns their packets, by rank."""
+        """Exchange packets (uint8, the same size on all ranks) with each neighbour; return the neighbours' by rank."""
         incoming = {peer: torch.empty_like(packet) for peer in self.ranks}
         with self.group.meter.collective("gossip_packets", packet.numel()) as traffic:
             receives = [self.receive(into, peer, 0, traffic) for peer, into in incoming.items()]
@@ -70,13 +71,13 @@ class Neighbours:
         return self._transport.send([piece], peer, _FIRST_TAG + i)
 
     def receive(self, into: Tensor, peer: int, i: int, traffic: Traffic) -> dist.Work:
-        """Post the receive of a neighbour's slice i."""
+        """Post the receive for slice i from a neighbour."""
         traffic.received_bytes += into.numel() * into.element_size()
         return self._transport.recv([into], peer, _FIRST_TAG + i)
 
 
 class _Receives:
-    """The receives that are posted ahead, in a few buffers used in rotation."""
+    """Receives posted in advance, into a few buffers that are used in rotation."""
 
     def __init__(self, neighbours: Neighbours, slices: tuple[Tensor, ...], traffic: Traffic) -> None:
         self.neighbours, self.slices, self.traffic = neighbours, slices, traffic
@@ -96,20 +97,20 @@ class _Receives:
         return {peer: buffer[: self.slices[i].numel()] for peer, buffer in buffers.items()}
 
     def post(self, i: int) -> None:
-        """Post the receives of slice i, if it exists."""
+        """Post the receives for slice i, if there is such a slice."""
         if i < len(self.slices):
             into = self._into(i).items()
             self.works[i] = [self.neighbours.receive(buffer, peer, i, self.traffic) for peer, buffer in into]
 
     def take(self, i: int) -> dict[int, Tensor]:
-        """Wait for slice i of each neighbour and return it by rank."""
+        """Wait for slice i from each neighbour, and return the received slices by rank."""
         for work in self.works.pop(i):
             work.wait()
         return self._into(i)
 
 
 def _mean_(own: Tensor, received: dict[int, Tensor], rank: int) -> None:
-    """Average in the order of the ranks: ranks that average the same tensors get bit-identical results."""
+    """Average tensors in rank order, so that ranks that average the same tensors get bit-identical results."""
     first, *others = [
         tensor for _, tensor in sorted([(rank, own), *received.items()], key=lambda item: item[0])
     ]

@@ -1,6 +1,7 @@
-"""The sending side of a rank's link: messages to one receiver go in order, several receivers share the link evenly.
+"""Model of the sending side of a link: messages to one receiver leave in order, and receivers share it equally.
 
-This models TCP with one connection to each peer and fair sharing. It is only arithmetic; the caller passes the time.
+This approximates TCP with one connection to each peer and fair sharing. The model only computes times; the caller
+passes in the current time.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
-_NOTHING = 1e-6  # bytes: less is a rounding error
+_NOTHING = 1e-6  # in bytes: a smaller remainder is a rounding error
 
 
 @dataclass
@@ -22,7 +23,7 @@ class _Waiting(Generic[Item]):
 
 @dataclass(frozen=True)
 class DepartedMessage(Generic[Item]):
-    """A message whose last byte has left, and when its first and last bytes left, in seconds."""
+    """A message that has left completely, with the times at which its first and last bytes left, in seconds."""
 
     item: Item
     first: float
@@ -30,10 +31,10 @@ class DepartedMessage(Generic[Item]):
 
 
 class Outlet(Generic[Item]):
-    """The sending side of one link.
+    """Models the sending side of one link.
 
     Args:
-        bandwidth: Bytes per second.
+        bandwidth: Bandwidth of the link, in bytes per second.
     """
 
     def __init__(self, bandwidth: float) -> None:
@@ -42,23 +43,23 @@ class Outlet(Generic[Item]):
         self._clock = 0.0
 
     def add(self, item: Item, receiver: int, num_bytes: int, now: float) -> None:
-        """Queue a message after all others to this receiver; call `advance` to `now` before."""
+        """Queue a message behind all others to the same receiver. Call ``advance(now)`` first."""
         self._clock = now
         queue = self._queues.setdefault(receiver, deque())
         queue.append(_Waiting(item, num_bytes, began=now))
 
     def next_end(self) -> float | None:
-        """Time at which the next message will have left, if no more are added; None if there are none."""
+        """Return the time at which the next message will have left, if no more are added; None if none is queued."""
         if not self._queues:
             return None
         return self._clock + self._shortest() * len(self._queues) / self.bandwidth
 
     def all_end(self) -> float:
-        """Time at which all queued messages will have left."""
+        """Return the time at which all queued messages will have left."""
         return self._clock + sum(m.rest for queue in self._queues.values() for m in queue) / self.bandwidth
 
     def advance(self, now: float) -> list[DepartedMessage[Item]]:
-        """Send until `now`; returns the messages that have left meanwhile, in order."""
+        """Advance the model to time `now`, and return the messages that have left since the last call, in order."""
         left: list[DepartedMessage[Item]] = []
         while (end := self.next_end()) is not None and end <= now:
             self._serve(self._shortest())
@@ -70,7 +71,7 @@ class Outlet(Generic[Item]):
         return left
 
     def clear(self) -> list[Item]:
-        """Remove and return all queued messages, in order for each receiver."""
+        """Remove and return all queued messages, in sending order for each receiver."""
         items = [waiting.item for queue in self._queues.values() for waiting in queue]
         self._queues.clear()
         return items
@@ -79,7 +80,7 @@ class Outlet(Generic[Item]):
         return min(queue[0].rest for queue in self._queues.values())
 
     def _serve(self, num_bytes: float) -> None:
-        """Send `num_bytes` to each receiver."""
+        """Send `num_bytes` to each receiver with queued messages."""
         for queue in self._queues.values():
             queue[0].rest -= num_bytes
 

@@ -1,18 +1,18 @@
-"""The metered process group on a paced link: messages one by one, the backend's own collectives as a whole.
+"""The metered process group on a paced link: messages are delayed one by one, backend collectives as a whole.
 
-The backend's own collectives (such as DistributedDataParallel's all-reduce, FSDP2's stock collectives, broadcasts and
-barriers) run as fast as the machine can. Their works then finish only after the time that the algorithm would take on
-the link has passed since the last rank started:
+Backend collectives (such as DistributedDataParallel's all-reduce, FSDP2's default collectives, broadcasts and barriers)
+run at full speed. Each then reports that it is done only once enough time has passed since the last rank started,
+namely the time that its algorithm would take on the link:
 
-    all-reduce                      2(W-1) rounds of a W-th of the tensor each (a ring)
-    all-gather, all-to-all          W-1 such rounds
-    reduce-scatter                  W-1 such rounds; 2(W-1) on gloo, which runs an all-reduce inside
-    broadcast, reduce               ceil(log2 W) rounds of the whole tensor (a tree)
+    all-reduce                      2(W-1) rounds with 1/W of the tensor each (a ring)
+    all-gather, all-to-all          W-1 rounds with 1/W of the tensor each
+    reduce-scatter                  as an all-gather; on gloo as an all-reduce, which gloo runs internally
+    broadcast, reduce               ceil(log2 W) rounds with the whole tensor (a tree)
     gather, scatter                 one round in which the root's link carries W-1 parts
-    barrier                         ceil(log2 W) rounds of nothing
+    barrier                         ceil(log2 W) rounds without data
 
-A round takes the latency plus its bytes over the bandwidth. A collective starts when the one before it is over and the
-messages that this rank sent before have left. Messages that are sent during a collective still use the link. Metered
+A round takes the latency plus its bytes divided by the bandwidth. A collective starts once the previous one has ended
+and all messages that this rank sent earlier have left. Messages sent during a collective still use the link. Metered
 bytes are not affected.
 """
 
@@ -39,7 +39,15 @@ _BY_MESSAGE = ("send", "recv")
 
 
 def seconds_on(link: Link, kind: str, payload: int, world_size: int, backend: str) -> float:
-    """Minimum seconds of one of the backend's own collectives, by the rounds and bytes in this module's docstring."""
+    """Return the time of one backend collective on a link, in seconds, from the rounds in the module docstring.
+
+    Args:
+        link: The emulated link.
+        kind: The collective, such as ``"all_reduce"``.
+        payload: Size of the whole tensor, in bytes.
+        world_size: Number of ranks in the group.
+        backend: ``"gloo"`` or ``"nccl"``.
+    """
     others, levels = world_size - 1, (world_size - 1).bit_length()
     if kind == "reduce_scatter":
         kind = "all_reduce" if backend == "gloo" else "all_gather"
@@ -62,12 +70,12 @@ _KINDS = (
 
 
 class PacedWork(dist.Work):
-    """One of the backend's own collectives, which finishes when it would finish on the link.
+    """A backend collective that completes when it would complete on the emulated link.
 
     Args:
         inner: The backend's work.
         pacer: This rank's pacer.
-        over_at: Returns when it would finish; called after the backend is done.
+        over_at: Returns the time at which it would complete on the link; called once the backend is done.
     """
 
     def __init__(self, inner: dist.Work, pacer: Pacer, over_at: Callable[[], float]) -> None:
@@ -77,14 +85,14 @@ class PacedWork(dist.Work):
         self._future: torch.futures.Future[Any] | None = None
         try:
             done = inner.get_future()
-        except RuntimeError:  # gloo's reduce_scatter has none: `wait` detects its end instead
+        except RuntimeError:  # gloo's reduce_scatter has no future: `wait` detects its end instead
             return
         on_gpu = torch.cuda.is_initialized()
         self._future = torch.futures.Future(devices=[torch.cuda.current_device()] if on_gpu else None)
         done.add_done_callback(self._done)
 
     def _done(self, future: torch.futures.Future[Any]) -> None:
-        """Schedule the paced end; called when the backend is done, on any of its threads."""
+        """Schedule the paced completion. The backend calls this when it is done, on any of its threads."""
         assert self._future is not None
         try:
             value = future.value()
@@ -120,15 +128,15 @@ class PacedWork(dist.Work):
 
 
 class PacedProcessGroup(MeteredProcessGroup):
-    """A metered group where each rank has an emulated link that is slower than the machine.
+    """A metered process group that emulates a slower link on each rank.
 
     Args:
-        inner: The group that does the work.
+        inner: The process group that carries out the collectives.
         meter: Records bytes and spans.
         backend: ``"gloo"`` or ``"nccl"``.
-        pacer: This rank's pacer; one per process, shared by all its groups.
-        arrivals: This group's arrival times.
-        has_all: Whether it is the group of all ranks, whose shutdown closes the pacer.
+        pacer: This rank's pacer; each process has one, shared by all its groups.
+        arrivals: The arrival times of ranks at this group's collectives.
+        has_all: Whether this group contains all ranks; its shutdown then closes the pacer.
     """
 
     def __init__(
@@ -164,7 +172,7 @@ class PacedProcessGroup(MeteredProcessGroup):
     def _timed(self, lane: str, name: str, payload: int, call: Callable[[], dist.Work]) -> dist.Work:
         if name in _BY_MESSAGE:
             return super()._timed(lane, name, payload, call)
-        kind = name if name in _KINDS else "all_reduce"  # `sum_as` uses names of its callers
+        kind = name if name in _KINDS else "all_reduce"  # `sum_as` uses names that its callers choose
         return super()._timed(lane, name, payload, lambda: self._paced(kind, payload, call))
 
     def _paced(self, kind: str, payload: int, call: Callable[[], dist.Work]) -> dist.Work:
@@ -177,7 +185,7 @@ class PacedProcessGroup(MeteredProcessGroup):
         return PacedWork(work, pacer, lambda: pacer.collective(self._arrivals.last(number), seconds))
 
     def give_up(self) -> None:
-        """Stop delaying messages: this rank has closed its connections."""
+        """Stop delaying messages, because this rank has closed its connections."""
         self.pacer.hurry()
 
     def shutdown(self) -> None:
@@ -188,7 +196,7 @@ class PacedProcessGroup(MeteredProcessGroup):
 
 
 class PacedGroups:
-    """Makes this process's groups, which all share one link.
+    """Creates this process's groups, which all share one emulated link.
 
     Args:
         link: The link to emulate on each rank.
@@ -201,7 +209,7 @@ class PacedGroups:
     def make(
         self, inner: dist.ProcessGroup, meter: Meter, backend: str, store: dist.Store
     ) -> PacedProcessGroup:
-        """Make a group; the first one contains all ranks."""
+        """Create a group around `inner`; the first one must contain all ranks."""
         rank, world_size = inner.rank(), inner.size()
         is_first = self._pacer is None
         if self._pacer is None:

@@ -1,17 +1,18 @@
-"""Delays messages until they would have arrived over a slower link.
+"""Delay messages until the time at which they would have arrived over a slower link.
 
-Each rank has one link into a switch and sends and receives over it at the same time, at most `bandwidth` each way. A
-message of n bytes takes n / bandwidth to leave its sender and arrives `latency` later. By then it must also have passed
-its receiver's link, which accepts at most `bandwidth` from all ranks together. The send itself is delayed: the backend
-gets the message at the moment when its last byte would have arrived. So a receive finishes when its message arrives, no
-matter when it is waited for, and the receiving side needs no changes.
+Each rank has one full-duplex link to a switch, with `bandwidth` in each direction. A message of n bytes takes n /
+bandwidth to leave its sender and arrives `latency` later at the earliest. It must also pass through its receiver's
+link, which accepts at most `bandwidth` from all ranks together. The delay is applied to the send: the backend gets the
+message at the moment when its last byte would have arrived. A receive thus completes when its message arrives, no
+matter when the receiver waits for it, and the receiving side needs no changes.
 
-    Outlet              the sending side of a link, Switch its receiving side: when a message leaves and arrives
+    Outlet              models the sending side of a link: when each message leaves
+    Switch              models the receiving side: when each message arrives
     Pacer               one per process: a schedule of actions, and one thread that runs them
-    PacedTransport      replaces a backend's own send and receive
+    PacedTransport      replaces a backend's send and receive
 
-Times are planned from each other, not from when a thread woke up, so late wake-ups do not add up. After a rank has
-ended, or this one gives up, nothing is delayed any more, and the backend reports the error.
+Each time is computed from other scheduled times, not from when a thread woke up, so late wake-ups do not accumulate.
+Once any rank has ended, or this rank gives up, messages are no longer delayed, and the backend reports the error.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from shardscope.spec import Link
 from shardscope.training.collectives.outlet import Outlet
 from shardscope.training.collectives.switch import Switch
 
-_LOOK_S = 0.05  # how soon a rank that waits for its link notices that another has ended
+_LOOK_S = 0.05  # how often a rank that waits for its link checks whether another rank has ended
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,11 @@ class _Message:
 
 
 class Pacer:
-    """The messages and collectives in flight on this rank's link.
+    """Tracks the messages and collectives in flight on this rank's link, and releases messages on time.
 
     Args:
         link: The link to emulate.
-        switch: The switch that connects it to the other ranks.
+        switch: The switch that connects this link to the other ranks.
     """
 
     def __init__(self, link: Link, switch: Switch) -> None:
@@ -58,7 +59,7 @@ class Pacer:
         self._outlet: Outlet[_Message] = Outlet(link.bandwidth)
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
-        self._busy_until = 0.0  # end of the backend's own collectives, as far as known
+        self._busy_until = 0.0  # end of the backend collectives known so far
         self._hurries = self._closed = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="link", daemon=True)
@@ -66,7 +67,7 @@ class Pacer:
 
     @contextmanager
     def switched(self, is_on: bool) -> Iterator[None]:
-        """Context in which messages are delayed, or are not."""
+        """Context in which the delay of messages is switched on or off."""
         before, self.is_on = self.is_on, is_on
         try:
             yield
@@ -80,38 +81,38 @@ class Pacer:
 
     @property
     def free_at(self) -> float:
-        """Time at which this rank's link is free."""
+        """Time at which this rank's link becomes free, in seconds of `time.monotonic`."""
         with self._changed:
             self._advance()
             return max(time.monotonic(), self._outlet.all_end(), self._busy_until)
 
     def send(self, num_bytes: int, receiver: int, release: Callable[[], None]) -> None:
-        """Call `release` when a message of `num_bytes` to rank `receiver` has arrived."""
+        """Schedule a message of `num_bytes` to rank `receiver`; call `release` when it would arrive."""
         with self._changed:
             message = _Message(receiver, num_bytes / self.link.bandwidth, release)
             self._outlet.add(message, receiver, num_bytes, self._advance())
             self._changed.notify()
 
     def collective(self, started: float, seconds: float) -> float:
-        """End of one of the backend's own collectives; each occupies the whole link, one after the other."""
+        """Reserve the link for a backend collective, after any earlier one; return the time at which it ends."""
         with self._changed:
             self._busy_until = max(started, self._busy_until) + seconds
             return self._busy_until
 
     def at(self, when: float, action: Callable[[], None]) -> None:
-        """Call `action` on the pacer's thread at time `when`."""
+        """Call `action` on the pacer's thread at time `when` (of `time.monotonic`)."""
         with self._changed:
             self._add(when, action)
             self._changed.notify()
 
     def hurry(self) -> None:
-        """Stop delaying messages."""
+        """Release all delayed messages, and stop delaying new ones."""
         with self._changed:
             self._hurries = True
             self._changed.notify()
 
     def close(self) -> None:
-        """Release all delayed messages, end the thread and leave the switch."""
+        """Release all delayed messages, stop the thread and leave the switch."""
         with self._changed:
             if self._closed:
                 return
@@ -142,7 +143,7 @@ class Pacer:
             action()
 
     def _next(self) -> Callable[[], None] | None:
-        """Wait for the next action that is due; None after closing, when none is left."""
+        """Wait until an action is due and return it; return None once the pacer is closed and no actions are left."""
         looked = time.monotonic()
         with self._changed:
             while True:
@@ -160,7 +161,7 @@ class Pacer:
                     looked = time.monotonic()
 
     def _wait_s(self, now: float) -> float | None:
-        """Seconds until an action may be due; None if nothing is in flight."""
+        """Return the time until an action may be due, in seconds; None if nothing is in flight."""
         next_end = self._outlet.next_end()
         ends = [self._due[0][0]] if self._due else []
         ends += [next_end] if next_end is not None else []
@@ -168,7 +169,7 @@ class Pacer:
 
 
 class PacedSend(dist.Work):
-    """A message in flight; the work finishes for the sender when the message would have arrived."""
+    """A delayed message; its work completes for the sender when the message would have arrived."""
 
     def __init__(self, send: Callable[[], dist.Work]) -> None:
         super().__init__()
@@ -202,7 +203,7 @@ class PacedSend(dist.Work):
 
 
 class PacedTransport:
-    """Sends over a paced link, and receives as the backend does.
+    """Sends over a paced link; receives are passed to the backend unchanged.
 
     Args:
         inner: The backend that carries the messages.
@@ -215,7 +216,7 @@ class PacedTransport:
         self.recv, self.recv_anysource = inner.recv, inner.recv_anysource
 
     def send(self, tensors: list[torch.Tensor], dst: int, tag: int) -> dist.Work:
-        """Send like `ProcessGroup.send`; do not change the tensors until the work has been waited for."""
+        """Send like `ProcessGroup.send`. Do not modify the tensors before the returned work is done."""
         pacer = self._pacer
         if not pacer.is_on and pacer.is_idle:
             work: dist.Work = self._inner.send(tensors, dst, tag)

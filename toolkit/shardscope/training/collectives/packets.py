@@ -1,7 +1,8 @@
-"""Packets: opaque bytes from every rank to every other, for data that cannot be summed during the exchange.
+"""Exchange packets (opaque bytes) between all ranks, for data that cannot be summed during the exchange.
 
-All packets of an exchange have the same size, which all ranks can compute. Each rank sends its packets directly, first
-to the next rank, then to the one after it, and so on, so that at any time every rank receives from only one other.
+All packets in an exchange have the same size, which all ranks know. Each rank sends its packets directly to their
+receivers, first to the next rank, then to the one after that, and so on, so that every rank receives from only one
+other rank at a time.
 """
 
 from __future__ import annotations
@@ -22,17 +23,18 @@ _ALIGNED = 8
 
 
 def packet_rows(count: int, num_bytes: int) -> Tensor:
-    """Buffer for packets, [count, num_bytes] of uint8; each row can be viewed as numbers of up to 8 bytes."""
+    """Return a uint8 buffer of shape [count, num_bytes]; rows are aligned, so they can be viewed as wider dtypes."""
     return torch.empty(count, -(-num_bytes // _ALIGNED) * _ALIGNED, dtype=torch.uint8)[:, :num_bytes]
 
 
 @dataclass
 class Packets:
-    """Exchanges of packets among the ranks of a metered group.
+    """Exchanges packets among the ranks of a metered group.
 
     Attributes:
+        group: The process group.
         members: The ranks that take part, in the order of their rows; None for all.
-        tag: Tag of the messages of an exchange.
+        tag: Message tag used in exchanges.
     """
 
     group: MeteredProcessGroup
@@ -46,16 +48,24 @@ class Packets:
         self._transport: dist.ProcessGroup = self.group.transport(torch.device("cpu"))
 
     def all_to_all(self, outgoing: Tensor) -> Tensor:
-        """Send row j of `outgoing` to rank j; row j of the result came from rank j. Bytes, [ranks, packet]."""
+        """Send row j of `outgoing` to rank j, and return the received packets, with row j from rank j.
+
+        Both tensors are uint8, of shape [ranks, packet size].
+        """
         incoming = packet_rows(*outgoing.shape)
         incoming[self.index] = outgoing[self.index]
         self._exchange("packet_all_to_all", outgoing, incoming)
         return incoming
 
     def all_gather(self, own: Tensor, *, name: str = "packet_all_gather") -> Tensor:
-        """Gather every rank's packet in the row of its rank, [ranks, packet]; `own` is this rank's, [packet].
+        """Gather all ranks' packets, one row per rank.
 
-        The exchange is metered under `name`.
+        Args:
+            own: This rank's packet, uint8 of shape [packet size].
+            name: Name under which the exchange is metered.
+
+        Returns:
+            The packets, uint8 of shape [ranks, packet size].
         """
         incoming = packet_rows(self.world_size, own.numel())
         incoming[self.index] = own

@@ -1,11 +1,12 @@
-"""The process group that all communication uses: it forwards each collective to the backend and meters it.
+"""The process group that carries all communication: it forwards each collective to the backend and meters it.
 
 `MeteredProcessGroup` is a real `torch.distributed.ProcessGroup`, so `DistributedDataParallel`, FSDP2, pipelines and the
-user's own `dist.all_reduce` all go through it. `init` registers it as a backend and makes it the default group.
+user's own calls to `dist.all_reduce` all go through it. `init` registers it as a backend and makes it the default
+group.
 
-For collectives that the backend carries out itself (such as all-reduce), the bytes on the wire follow from its
-algorithm. `_TOTAL_SENT` gives the total over all ranks per payload byte, and each rank is counted an even share. The
-totals were confirmed against the kernel's TCP counters, and a test repeats this.
+For collectives that the backend carries out itself (such as all-reduce), the number of bytes sent follows from its
+algorithm. `_TOTAL_SENT` gives the total over all ranks per payload byte; each rank is assigned an equal share. A test
+compares these totals with the kernel's TCP counters.
 """
 
 from __future__ import annotations
@@ -28,29 +29,29 @@ BACKEND = "shardscope"
 
 
 def share(total: int, rank: int, world_size: int) -> int:
-    """This rank's part of `total`, split evenly, the remainder going to the lowest ranks."""
+    """Return this rank's equal share of `total`; the lowest ranks get one more each if there is a remainder."""
     return total // world_size + (rank < total % world_size)
 
 
 def num_bytes(tensors: Any) -> int:
-    """Payload in bytes of a tensor or of nested sequences of tensors."""
+    """Return the payload of a tensor or of nested sequences of tensors, in bytes."""
     if isinstance(tensors, torch.Tensor):
         return tensors.numel() * tensors.element_size()
     return sum(num_bytes(tensor) for tensor in tensors)
 
 
-# Bytes sent in total over all ranks, as a multiple of (world_size - 1) * payload. Payload: the reduced tensor, the
-# gathered output, the scattered input. gloo runs an all-reduce inside its reduce_scatter.
+# Total bytes sent by all ranks, in multiples of (world_size - 1) * payload. The payload is the reduced tensor, the
+# gathered output or the scattered input. gloo implements reduce_scatter as an all-reduce.
 _TOTAL_SENT = {"all_reduce": 2, "reduce_scatter": 1}
 _TOTAL_SENT_GLOO = {**_TOTAL_SENT, "reduce_scatter": 2}
 
 
 def sent_by_backend(name: str, payload: int, rank: int, world_size: int, backend: str) -> int:
-    """Bytes that this rank is counted to send in one collective that the backend carries out.
+    """Return the bytes attributed to this rank as sent in one collective that the backend carries out.
 
     Args:
         name: The collective, such as ``"all_reduce"``.
-        payload: Bytes of the reduced tensor, the gathered output or the scattered input.
+        payload: Size of the reduced tensor, the gathered output or the scattered input, in bytes.
         rank: This rank within the group.
         world_size: Number of ranks in the group.
         backend: ``"gloo"`` or ``"nccl"``.
@@ -60,7 +61,7 @@ def sent_by_backend(name: str, payload: int, rank: int, world_size: int, backend
 
 
 class _WatchedWork(dist.Work):
-    """A work that reports when it has been waited for."""
+    """A work that calls `finished` when it has been waited for."""
 
     def __init__(self, inner: dist.Work, finished: Callable[[Any], None]) -> None:
         super().__init__()
@@ -77,12 +78,12 @@ class _WatchedWork(dist.Work):
 
 
 class MeteredProcessGroup(dist.ProcessGroup):
-    """A process group that counts the traffic through it.
+    """A process group that meters all traffic through it.
 
     Args:
-        inner: The group that does the work.
+        inner: The process group that carries out the collectives.
         meter: Records bytes and spans.
-        backend: ``"gloo"`` or ``"nccl"``; decides how many bytes a collective sends.
+        backend: ``"gloo"`` or ``"nccl"``; determines how many bytes a collective sends.
     """
 
     def __init__(self, inner: dist.ProcessGroup, meter: Meter, backend: str) -> None:
@@ -124,7 +125,7 @@ class MeteredProcessGroup(dist.ProcessGroup):
         return self._timed("communication", "recv", size, lambda: self.inner.recv(tensors, src, tag))
 
     def sum_as(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum `tensor` over all ranks, in place, counted under the given name."""
+        """Sum `tensor` over all ranks, in place, and count the traffic under `name`."""
         payload = num_bytes(tensor)
         moved = sent_by_backend("all_reduce", payload, self.rank(), self.size(), self.backend)
         self.meter.count(name, Traffic(payload, moved, moved, calls=1))
@@ -132,7 +133,7 @@ class MeteredProcessGroup(dist.ProcessGroup):
         return tensor
 
     def transport(self, device: torch.device) -> Any:
-        """The backend that carries messages between two ranks, unmetered: for our own collectives, which count them."""
+        """Return the backend that carries unmetered messages; Shardscope's own collectives count theirs themselves."""
         return self.inner._get_backend(device)
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int) -> dist.Work:
@@ -141,7 +142,7 @@ class MeteredProcessGroup(dist.ProcessGroup):
         return self.inner.recv_anysource(tensors, tag)
 
     def give_up(self) -> None:
-        """Called when this rank has closed its connections, for groups that delay messages themselves."""
+        """React to this rank having closed its connections; groups that delay messages override this."""
 
     def barrier(self, *args: Any, **options: Any) -> dist.Work:
         self.meter.count("barrier", Traffic(calls=1))
@@ -231,7 +232,7 @@ setattr(MeteredProcessGroup, "scatter", _scatter)  # noqa: B010
 def make_inner(
     backend: str, store: dist.Store, rank: int, world_size: int, timeout: timedelta
 ) -> dist.ProcessGroup:
-    """Make a plain group on gloo or NCCL that serves both CPU and CUDA tensors."""
+    """Create a plain process group on gloo or NCCL that supports both CPU and CUDA tensors."""
     inner = dist.ProcessGroup(store, rank, world_size)
     gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, world_size, timeout=timeout)
     gloo._set_sequence_number_for_group()
@@ -265,16 +266,16 @@ def init(
     store: dist.Store | None = None,
     link: Link | None = None,
 ) -> MeteredProcessGroup:
-    """Make a metered group the default group of this process.
+    """Create a metered process group and make it the default group of this process.
 
     Args:
         meter: Records bytes and spans.
         backend: ``"gloo"`` or ``"nccl"``.
         rank: This rank.
         world_size: Number of ranks.
-        timeout: Time after which a collective that waits for a silent peer raises.
-        store: Rendezvous; None reads it from the environment (`MASTER_ADDR`, `MASTER_PORT`), as `torchrun` sets it.
-        link: The link to emulate on each rank while its pacer is switched on; None for the machine's own speed.
+        timeout: Time after which a collective that waits for an unresponsive peer raises an error.
+        store: Rendezvous store; None to use `MASTER_ADDR` and `MASTER_PORT` from the environment, as set by `torchrun`.
+        link: The link to emulate on each rank while its pacer is switched on; None to run at the machine's own speed.
     """
     paced = _paced_groups(link) if link is not None else None
 

@@ -1,16 +1,16 @@
-"""The ring algorithms: reduce-scatter, all-gather, and one after the other as an all-reduce.
+"""Ring algorithms: reduce-scatter, all-gather, and all-reduce as one after the other.
 
-The ranks form a ring, and each communicates with its two neighbours only. A tensor is cut into W chunks. In round k,
-rank r sends chunk r-1-k to the next rank and receives chunk r-2-k from the previous one. In the first W-1 rounds it
-adds the chunks that it receives, after which chunk r is complete on rank r (reduce-scatter). In the next W-1 rounds the
-complete chunks travel around the ring again (all-gather). Each rank sends 2(W-1)/W of the tensor in all, which is
-optimal (Patarasuk and Yuan 2009).
+The W ranks form a ring, and each communicates only with its two neighbours. A tensor is split into W chunks. In round
+k, rank r sends chunk r-1-k (mod W) to the next rank and receives chunk r-2-k from the previous one. In the first W-1
+rounds each rank adds the chunks that it receives to its own, after which chunk r is complete on rank r
+(reduce-scatter). In the next W-1 rounds the complete chunks travel around the ring (all-gather). In total, each rank
+sends 2(W-1)/W of the tensor, which is optimal (Patarasuk and Yuan 2009).
 
-Large chunks are cut into slices of at most `slice_bytes`, numbered through all rounds: message i is slice i mod S of
-round i div S. A slice is sent on as soon as it has been summed, so summing one overlaps receiving the next, and no rank
-waits for a round to end. Only a few receives are posted ahead, into a few small buffers that stay in the cache: with
-whole rounds of buffers the same algorithm is up to 1.5 times slower. With two directions, half of the tensor travels
-the other way around, which uses both directions of each link.
+Large chunks are split into S slices of at most `slice_bytes`. Messages are numbered across all rounds: message i is
+slice i mod S of round i div S. A slice is sent on as soon as it has been summed, so summing one slice overlaps
+receiving the next, and no rank waits for a round to end. Only a few receives are posted in advance, into small buffers
+that stay in the cache; with buffers for whole rounds, the same algorithm is up to 1.5 times slower. With two
+directions, half of the tensor travels the other way around, which uses both directions of each link.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from shardscope.training import clock
 from shardscope.training.collectives.process_group import MeteredProcessGroup
 from shardscope.training.meter import Traffic
 
-SLICE_BYTES = 4 << 20  # shorter slices overlap more, but each message costs a rank about 50 microseconds
+SLICE_BYTES = 4 << 20  # shorter slices overlap better, but each message takes a rank about 50 microseconds
 _AHEAD = 2  # receives posted in advance: gloo sends a message only after its receive is posted
-_FIRST_TAG = 1 << 20  # keeps our messages separate from the user's own sends and receives
+_FIRST_TAG = 1 << 20  # keeps these messages separate from the user's own sends and receives
 
 OnChunk = Callable[[dict[str, Any]], None]
 
 
 def split_sizes(num_elements: int, parts: int) -> list[int]:
-    """Sizes of `parts` nearly equal pieces: the first ones take the remainder."""
+    """Return the sizes of `parts` nearly equal pieces; the first pieces are one larger if there is a remainder."""
     base, rest = divmod(num_elements, parts)
     return [base + (i < rest) for i in range(parts)]
 
 
 @dataclass
 class _Lane:
-    """One direction around the ring: `step` is +1 or -1, `chunks[c][s]` is slice s of chunk c, a view."""
+    """One direction around the ring: `step` is +1 or -1, and `chunks[c][s]` is a view of slice s of chunk c."""
 
     step: int
     chunks: list[list[torch.Tensor]]
@@ -54,14 +54,14 @@ class _Lane:
 
 @dataclass
 class RingAllReduce:
-    """The ring over a metered group.
+    """Ring collectives over a metered group.
 
     Attributes:
-        group: The ranks.
-        directions: 1, or 2 to send half of every tensor the other way around.
-        slice_bytes: Longest message, in bytes; a longer chunk is cut into slices.
-        on_chunk: Called with one record for every slice sent, for tracing.
-        members: The ranks of the group that form this ring, in their order around it; None for all.
+        group: The process group.
+        directions: 1, or 2 to send half of the tensor the other way around in an all-reduce.
+        slice_bytes: Maximum size of a message, in bytes; larger chunks are split into slices.
+        on_chunk: Called with a record of every slice sent, for tracing.
+        members: The ranks of the group that form this ring, in ring order; None for all.
         tag: Tag of the first message of a collective; later messages count up from it.
     """
 
@@ -79,20 +79,20 @@ class RingAllReduce:
 
     @property
     def work_space(self) -> list[torch.Tensor]:
-        """The buffers kept from call to call."""
+        """Buffers that are reused between calls."""
         return list(self._scratch.values())
 
     def all_reduce_(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum `tensor` over all ranks, in place. It is contiguous, with any shape that is the same on every rank."""
+        """Sum `tensor` over all ranks, in place. It must be contiguous and have the same shape on every rank."""
         flat = tensor.view(-1)
         with self.group.meter.collective("ring_all_reduce", _bytes(flat)) as traffic:
             self._run(list(self._halves(flat)), range(2 * (self._world_size - 1)), traffic)
         return tensor
 
     def reduce_scatter_(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum over all ranks; returns this rank's chunk, a view of `tensor`, whose other chunks are left as scratch.
+        """Sum `tensor` over all ranks, and return this rank's chunk of the sum, a view of `tensor`.
 
-        Chunk sizes are `split_sizes(tensor.numel(), world_size)`.
+        Chunk sizes are ``split_sizes(tensor.numel(), world_size)``. The other chunks of `tensor` are overwritten.
         """
         flat = tensor.view(-1)
         with self.group.meter.collective("ring_reduce_scatter", _bytes(flat)) as traffic:
@@ -101,14 +101,14 @@ class RingAllReduce:
         return own
 
     def all_gather_(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Fill `tensor` from every rank's own chunk (where `reduce_scatter_` left it), in place."""
+        """Fill `tensor` in place with every rank's own chunk, located as `reduce_scatter_` leaves it."""
         flat = tensor.view(-1)
         with self.group.meter.collective("ring_all_gather", _bytes(flat)) as traffic:
             first = self._world_size - 1
             self._run([self._lane(flat, 1)], range(first, 2 * first), traffic)
         return tensor
 
-    # The layout of the tensor.
+    # Splitting the tensor into chunks and slices.
 
     def _halves(self, flat: torch.Tensor) -> Iterator[_Lane]:
         if self.directions == 1:
@@ -126,7 +126,7 @@ class RingAllReduce:
         return _Lane(step=step, chunks=chunks)
 
     def _make_scratch(self, lanes: list[_Lane]) -> None:
-        """Buffers for the receives that are posted ahead, kept from call to call."""
+        """Allocate buffers for the receives posted in advance, or reuse those of an earlier call."""
         example = lanes[0].chunks[0][0]
         sizes = [_bytes(lane.chunks[0][0]) for lane in lanes for _ in range(_AHEAD)]
         kept = self._scratch.get(example.device)
@@ -137,7 +137,7 @@ class RingAllReduce:
         for lane in lanes:
             lane.scratch = [next(free).view(example.dtype) for _ in range(_AHEAD)]
 
-    # The messages. Their number i stands for round i div S and slice i mod S; rounds below W-1 reduce.
+    # Messages: number i is slice i mod S of round i div S; the first W-1 rounds reduce.
 
     def _run(self, lanes: list[_Lane], rounds: range, traffic: Traffic) -> None:
         self._make_scratch(lanes)
@@ -162,7 +162,7 @@ class RingAllReduce:
 
 
 class _Way:
-    """The messages of one lane: a thin layer over the backend, as every microsecond here counts 2(W-1)S times."""
+    """The messages of one lane: a thin layer over the backend, because its overhead occurs 2(W-1)S times."""
 
     def __init__(self, ring: RingAllReduce, lane: _Lane, transport: Any, traffic: Traffic) -> None:
         assert ring.members is not None
@@ -183,13 +183,13 @@ class _Way:
         return self.lane.chunks[(self.first_chunk - self.lane.step * k) % self.world_size][s]
 
     def post_receive(self, i: int) -> None:
-        """Post the receive of message i, whose slice is sent on one round later."""
+        """Post the receive for message i, whose slice is sent on one round later."""
         into = self._outgoing(i + self.num_slices)
         if not into.numel():
             return
         if i < self.num_reducing:
             into = self.lane.scratch[i % _AHEAD][: into.numel()]
-        else:  # this slice was sent W-1 rounds ago; it may be overwritten after that send has finished
+        else:  # this slice was sent W-1 rounds ago and may be overwritten once that send is done
             work = self.sends.pop(i - self.num_reducing, None)
             if work is not None:
                 work.wait()
@@ -197,7 +197,7 @@ class _Way:
         self.traffic.received_bytes += _bytes(into)
 
     def take(self, i: int) -> None:
-        """Wait for message i, and add it if its round reduces."""
+        """Wait for message i, and add its slice to this rank's if its round reduces."""
         work = self.receives.pop(i, None)
         if work is None:
             return
@@ -207,7 +207,7 @@ class _Way:
             own.add_(self.lane.scratch[i % _AHEAD][: own.numel()])
 
     def send(self, i: int) -> None:
-        """Send message i. Empty slices (fewer elements than ranks) are skipped; both sides can compute the sizes."""
+        """Send message i. Both sides skip empty slices, which occur if there are fewer elements than slices."""
         tensor = self._outgoing(i)
         if not tensor.numel():
             return
@@ -229,7 +229,7 @@ class _Way:
         }
 
     def finish(self) -> None:
-        """Wait until all sends have finished."""
+        """Wait until all sends are done."""
         for work in self.sends.values():
             work.wait()
 
@@ -239,15 +239,15 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 
 def ring_all_reduce(tensor: torch.Tensor, group: MeteredProcessGroup, **settings: Any) -> torch.Tensor:
-    """Sum `tensor` over the ranks of `group`, in place; `settings` are those of `RingAllReduce`."""
+    """Sum `tensor` over the ranks of `group`, in place; `settings` are passed to `RingAllReduce`."""
     return RingAllReduce(group, **settings).all_reduce_(tensor)
 
 
 def ring_reduce_scatter(tensor: torch.Tensor, group: MeteredProcessGroup, **settings: Any) -> torch.Tensor:
-    """Sum over the ranks of `group`; returns this rank's chunk, a view of `tensor`."""
+    """Sum `tensor` over the ranks of `group`, and return this rank's chunk of the sum, a view of `tensor`."""
     return RingAllReduce(group, **settings).reduce_scatter_(tensor)
 
 
 def ring_all_gather(tensor: torch.Tensor, group: MeteredProcessGroup, **settings: Any) -> torch.Tensor:
-    """Fill `tensor` from every rank's own chunk, in place."""
+    """Fill `tensor` in place with every rank's own chunk; `settings` are passed to `RingAllReduce`."""
     return RingAllReduce(group, **settings).all_gather_(tensor)

@@ -1,4 +1,4 @@
-"""The thread that sends for a rank while computation continues: one task after another, and none after a failure."""
+"""The thread that sends a rank's messages while computation continues."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ T = TypeVar("T")
 
 
 class Sender:
-    """Runs the tasks that are submitted to it, in order.
+    """Runs the tasks submitted to it on one thread, in order.
 
-    After a task has failed, or was refused before it started, nothing more is sent. The peers are still in the
-    collective that failed and would mistake the next one's messages for its own, and gloo aborts a process that
-    receives a message of another size. All later tasks fail with the same exception, which states the cause.
+    After a task has failed, all later tasks fail with the same exception and send nothing. The peers are still in the
+    failed collective and would mistake messages of the next one for messages of the failed one; gloo aborts a process
+    that receives a message of unexpected size.
 
     Args:
         name: Name of the thread.
@@ -22,11 +22,11 @@ class Sender:
 
     def __init__(self, name: str) -> None:
         self.failure: Exception | None = None
-        """The exception that ended the sending."""
+        """The exception of the first task that failed; None if none has failed."""
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
 
     def submit(self, send: Callable[[], T]) -> Future[T]:
-        """Run `send` after all tasks submitted before."""
+        """Run `send` after all tasks submitted earlier, and return a future for its result."""
         return self._thread.submit(self._carry_out, send)
 
     def _carry_out(self, send: Callable[[], T]) -> T:
@@ -39,5 +39,5 @@ class Sender:
             raise
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread once all submitted tasks are done."""
         self._thread.shutdown()

@@ -1,12 +1,13 @@
-"""The ring as a replacement for FSDP2's own collectives.
+"""Ring collectives as a replacement for FSDP2's own.
 
-`fully_shard` lets its reduce-scatter and all-gather be replaced (`set_custom_reduce_scatter`, `set_custom_all_gather`)
-by objects with `allocate`, which makes a buffer, and `__call__`, which communicates. `ShardRing` serves both, over one
-ring among the ranks that share a model. One thread per rank sends all messages, in the order in which the collectives
-were called. That order must be the same on every rank, which an `Agreement` checks. So there are no circular waits, and
-computation continues meanwhile.
+The reduce-scatter and all-gather of `fully_shard` can be replaced (`set_custom_reduce_scatter`,
+`set_custom_all_gather`) by objects with `allocate`, which creates a buffer, and `__call__`, which communicates.
+`ShardRing` implements both over one ring of the ranks that share a model. One thread per rank sends all messages, in
+the order in which the collectives were called, while computation continues. This order must be the same on every rank,
+so that there are no circular waits; an `Agreement` checks it.
 
-FSDP2 pads every parameter to a multiple of the ranks along its first dimension, so all chunks are of equal size.
+FSDP2 pads the first dimension of every parameter to a multiple of the number of ranks, so all chunks have the same
+size.
 """
 
 from __future__ import annotations
@@ -27,11 +28,13 @@ from shardscope.training.collectives.ring import RingAllReduce
 from shardscope.training.collectives.sender import Sender
 
 ScatterMean = Callable[[str, Tensor, Tensor], None]
-"""Function of a unit's name, its flat gradients in CPU memory and an output for this rank's share of their mean."""
+"""Function ``(unit_name, gradients, output)`` that averages flat gradients on the CPU over ranks.
+
+It writes this rank's chunk of the mean to ``output``."""
 
 
 class _Sent(dist.Work):
-    """The work that FSDP2 waits for."""
+    """The handle of an asynchronous collective that FSDP2 waits for."""
 
     def __init__(self, future: Future[None], agreement: Agreement) -> None:
         super().__init__()
@@ -43,16 +46,16 @@ class _Sent(dist.Work):
 
 
 class ShardRing:
-    """A ring among the ranks that hold the shards of one model.
+    """A ring of the ranks that hold the shards of one model.
 
     Args:
         ring: The ring over those ranks.
-        num_ranks: Number of ranks over which gradients are averaged; more than in the ring where there are replicas.
-        agreement: The agreement of all ranks, on the same thread.
+        num_ranks: Number of ranks over which gradients are averaged; larger than the ring if the model has replicas.
+        agreement: Checks that all ranks call the same collectives; it uses the same sending thread.
         sender: The thread that sends all messages.
-        staged: Send copies in host memory instead of the tensors themselves.
-        scatter_mean: Computes the mean instead of the ring, where gradients are compressed.
-        packets: The packet exchanges that `scatter_mean` uses in addition to the ring.
+        staged: Whether to send copies in host memory instead of the tensors themselves.
+        scatter_mean: Computes the mean in place of the ring, if gradients are compressed.
+        packets: The packet exchange that `scatter_mean` uses in addition to the ring.
     """
 
     def __init__(
@@ -72,17 +75,17 @@ class ShardRing:
         self.staged = staged
         self._scatter_mean = scatter_mean or self._add_up
         self.deferred = False
-        """Whether a reduce-scatter may still be running when it returns; `finish` then waits for all of them."""
+        """Whether `reduce_mean` may return before its reduce-scatter is done; call `finish` to wait for all of them."""
         self.crosses = False
-        """Whether FSDP2 next reduces each gradient over the replicas, by the backend's collective."""
+        """Whether FSDP2 subsequently reduces each gradient over replicas, using the backend's collective."""
         self.look_at: Callable[[str, Tensor], None] | None = None
-        """Receives every unit's name and whole gradients, padded with zeros, before they are cut."""
+        """Called with every unit's name and whole gradients, padded with zeros, before they are reduced."""
         self._sender = sender
         self._carriers: list[RingAllReduce | Packets] = [ring] if packets is None else [ring, packets]
         self._pending: list[Future[None]] = []
 
     def submit(self, purpose: Purpose, send: Callable[[], None]) -> Future[None]:
-        """Run `send` on the sending thread, after everything submitted before, with message tags for this purpose."""
+        """Run `send` on the sending thread, after all earlier tasks, with message tags for this purpose."""
         tag = self.agreement.tag(purpose)
 
         def carry_out() -> None:
@@ -94,7 +97,7 @@ class ShardRing:
         return self._sender.submit(carry_out)
 
     def reduce_mean(self, purpose: Purpose, output: Tensor, buffer: Tensor) -> None:
-        """Write this rank's chunk of the mean of `buffer` over all ranks to `output`; `buffer` becomes scratch."""
+        """Average `buffer` over all ranks and write this rank's chunk of the mean to `output`; overwrites `buffer`."""
         unit = purpose.layer
         if self.look_at is not None:
             self.look_at(unit, buffer)
@@ -115,7 +118,7 @@ class ShardRing:
         torch.div(self.ring.reduce_scatter_(buffer), self.num_ranks, out=output)
 
     def gather(self, purpose: Purpose, output: Tensor) -> dist.Work:
-        """Fill `output`, which holds this rank's own chunk, from all ranks."""
+        """Fill `output` with all ranks' chunks; it must already hold this rank's own chunk."""
 
         def send() -> None:
             if self.staged:
@@ -129,28 +132,28 @@ class ShardRing:
         return sent
 
     def finish(self) -> None:
-        """Wait for every running reduce-scatter; raises the error of one that failed."""
+        """Wait for all running reduce-scatters; if one has failed, raise its error."""
         pending, self._pending = self._pending, []
         for future in pending:
             self.agreement.wait(future)
 
 
 class _Comm:
-    """Base class of all replacements.
+    """Base class of the collectives passed to FSDP2.
 
     Args:
-        unit: Name of the unit of communication.
+        unit: Name of the FSDP unit.
     """
 
     def __init__(self, unit: str) -> None:
         self.unit = unit
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return a new buffer."""
+        """Return a new, uninitialised buffer."""
         return torch.empty(*size, dtype=dtype, device=device)
 
     def gathering(self, tensor: Tensor) -> Purpose:
-        """The purpose of an all-gather of the unit."""
+        """Return the purpose of an all-gather for the unit."""
         return Purpose("gathers the parameters of", self.unit, tensor.numel())
 
 
@@ -161,16 +164,19 @@ class _Reducing(_Comm):
     """Names of the parameters that have a gradient."""
 
     def take_part(self, names: tuple[str, ...]) -> None:
-        """Set the names of the parameters that have a gradient; called before each reduce-scatter."""
+        """Set the names of the parameters that have a gradient. Call this before each reduce-scatter."""
         self.names = names
 
     def reducing(self, tensor: Tensor) -> Purpose:
-        """The purpose of a reduce-scatter of the unit."""
+        """Return the purpose of a reduce-scatter for the unit."""
         return Purpose("reduces the gradients of", self.unit, tensor.numel(), self.names)
 
 
 class RingReduceScatter(_Reducing):
-    """For `FSDPModule.set_custom_reduce_scatter`. Computes the mean whatever `op` is, so FSDP2 must not divide."""
+    """Ring reduce-scatter for `FSDPModule.set_custom_reduce_scatter`.
+
+    It computes the mean whatever `op` is, so FSDP2 must not divide the result.
+    """
 
     def __init__(self, unit: str, ring: ShardRing) -> None:
         super().__init__(unit)
@@ -191,7 +197,10 @@ class RingReduceScatter(_Reducing):
 
 
 class RingAllGather(_Comm):
-    """For `FSDPModule.set_custom_all_gather`. The input is this rank's chunk of the output, a view of it."""
+    """Ring all-gather for `FSDPModule.set_custom_all_gather`.
+
+    The input must be a view of this rank's chunk of the output.
+    """
 
     def __init__(self, unit: str, ring: ShardRing) -> None:
         super().__init__(unit)
@@ -208,10 +217,12 @@ class RingAllGather(_Comm):
 
 
 class StockReduceScatter(_Reducing):
-    """FSDP2's own reduce-scatter, run after all ranks agree on its purpose: the backend would pair any two.
+    """FSDP2's own reduce-scatter, run once all ranks agree on its purpose; the backend alone would match any two.
 
     Args:
-        stock: FSDP2's collective.
+        unit: Name of the FSDP unit.
+        agreement: Checks that all ranks call the same collectives.
+        stock: FSDP2's own collective.
     """
 
     def __init__(self, unit: str, agreement: Agreement, stock: Callable[..., Any]) -> None:
@@ -224,7 +235,7 @@ class StockReduceScatter(_Reducing):
 
 
 class StockAllGather(_Comm):
-    """FSDP2's own all-gather, run after all ranks agree on its purpose."""
+    """FSDP2's own all-gather, run once all ranks agree on its purpose."""
 
     def __init__(self, unit: str, agreement: Agreement, stock: Callable[..., Any]) -> None:
         super().__init__(unit)

@@ -1,13 +1,12 @@
-"""The switch that connects the ranks' links: a small memory that all ranks of a machine share.
+"""Model of the switch that connects the ranks' links, in a small memory shared by all ranks on a machine.
 
-A message that has left its sender must still get through its receiver's link, to which other ranks send as well: with k
-workers pushing to one server, the last push arrives after k times as long. So the recent messages to each rank are
-visible to all ranks. One of the backend's own collectives starts when its last rank has arrived, so each rank records
-its arrival.
+A message that has left its sender must still pass through its receiver's link, which other ranks use as well: if k
+workers push to one server at once, the last push takes k times as long. So the recent messages to each rank are visible
+to all ranks. A backend collective starts when the last rank arrives, so each rank records its arrival.
 
-The memory is a file that is unlinked after all ranks have opened it, so nothing is left behind if a rank is killed.
-Each rank holds a lock on one byte of the file as long as it lives. The operating system releases the lock when the rank
-ends, so the others can detect this.
+The memory is a file that is unlinked once all ranks have opened it, so nothing is left behind if a rank is killed. Each
+rank holds a lock on one byte position of the file for as long as its process lives. When the process ends, the
+operating system releases the lock, which other ranks can detect.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ import torch.distributed as dist
 
 from shardscope.errors import LaunchError
 
-_MEMORY = Path("/dev/shm")  # noqa: S108 - the file is private to the user; elsewhere than on Linux it is on disk
+_MEMORY = Path("/dev/shm")  # noqa: S108 - the file is private to the user; on systems other than Linux it is on disk
 _PAIR = struct.Struct("dd")
-_REMEMBERED = 64  # recent messages to a rank that delay a new one
-_KEPT = 512  # collectives that a rank may be ahead of another before its notes are overwritten
+_REMEMBERED = 64  # number of recent messages to a rank that can delay a new one
+_KEPT = 512  # number of collectives that a rank may be ahead of another before its records are overwritten
 
 
 class SharedFile:
-    """`size` bytes that the ranks of one group share, zero at first.
+    """Memory of `size` bytes shared by the ranks of one group, initially zero.
 
     Args:
         store: The group's store, which passes the file's path to the other ranks.
@@ -68,8 +67,8 @@ class SharedFile:
         host, path = store.get("shared-file").decode().split(":", 1)
         if host != socket.gethostname():
             raise LaunchError(
-                f"link=... holds ranks to a link that one machine makes up, but they are on {host} and "
-                f"{socket.gethostname()}; run them on one machine, or leave link out"
+                f"link=... emulates a link between ranks on one machine, but these ranks are on {host} and "
+                f"{socket.gethostname()}; run them on one machine, or omit link"
             )
         return os.open(path, os.O_RDWR)
 
@@ -80,7 +79,7 @@ class SharedFile:
 
     @contextmanager
     def locked(self, position: int) -> Iterator[None]:
-        """Context that locks this byte against other processes, but not against threads of this one."""
+        """Context that locks the byte at `position` against other processes, but not against other threads."""
         fcntl.lockf(self.file, fcntl.LOCK_EX, 1, position)
         try:
             yield
@@ -95,7 +94,10 @@ _INBOX_BYTES = _INBOX.size
 
 
 class Switch:
-    """Each rank's incoming link, and which ranks are alive. Times are `time.monotonic`, which all processes share."""
+    """Tracks each rank's incoming link and which ranks are alive.
+
+    Times are in seconds of `time.monotonic`, which all processes on a machine share.
+    """
 
     def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
@@ -107,20 +109,20 @@ class Switch:
         store.wait(["all-present"])
 
     def _presence(self, rank: int) -> int:
-        return self._shared.size + rank  # locks need no bytes under them
+        return self._shared.size + rank  # a lock may lie beyond the end of the file
 
     def receive(self, rank: int, first: float, last: float, duration: float) -> float:
-        """Send a message through the incoming link of `rank`; returns when it has arrived.
+        """Record a message on the incoming link of `rank`, and return the time at which it has arrived.
 
-        In no interval may more arrive than the link carries. Take all messages, including this one, that started at or
-        after some time t: the last of them arrives no earlier than t plus the sum of their durations. This is applied
-        with t as the start of this message and of each earlier one.
+        In no interval can more arrive than the link carries. Consider all messages, including this one, that started at
+        or after some time t: the last of them arrives no earlier than t plus the sum of their durations. This bound is
+        applied with t as the start of this message and of each earlier one.
 
         Args:
-            rank: The receiver.
-            first: When the first byte could arrive.
-            last: When the last byte could arrive if there were no other messages.
-            duration: Seconds that the message alone takes on the link.
+            rank: The receiving rank.
+            first: Time at which the first byte could arrive.
+            last: Time at which the last byte could arrive if there were no other messages.
+            duration: Time that the message takes on an otherwise idle link, in seconds.
         """
         position = _INBOX_BYTES * rank
         with self._shared.locked(position):
@@ -144,12 +146,12 @@ class Switch:
         return False
 
     def close(self) -> None:
-        """Leave the switch."""
+        """Release the memory and this rank's lock, so that other ranks see that it has left."""
         self._shared.close()
 
 
 class CollectiveArrivals:
-    """Arrival times of each rank of a group at each of its collectives, which are numbered from 0."""
+    """The times at which each rank of a group arrived at its collectives, which are numbered from 0."""
 
     def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
@@ -164,7 +166,7 @@ class CollectiveArrivals:
         _PAIR.pack_into(self._shared.memory, self._position(number, self.rank), number + 1.0, when)
 
     def last(self, number: int) -> float:
-        """Latest arrival so far at collective `number`, where this rank has arrived."""
+        """Return the time of the latest arrival so far at collective `number`; this rank must have arrived there."""
         notes = (
             _PAIR.unpack_from(self._shared.memory, self._position(number, rank))
             for rank in range(self.world_size)
@@ -178,7 +180,7 @@ class CollectiveArrivals:
 
 
 def _through(latest_first: list[tuple[float, float]], began: float) -> float:
-    """Earliest end that messages on the link allow for one that `began` then: the latest of the bounds in `receive`."""
+    """Return the latest of the lower bounds described in `Switch.receive` for a message that started at `began`."""
     through, total = 0.0, 0.0
     for start, duration in latest_first:
         total += duration
