@@ -113,7 +113,9 @@ def test_names_are_found_however_they_are_spelt(spelling: str) -> None:
 
 
 def test_the_start_of_several_names_is_answered_with_them() -> None:
-    with pytest.raises(SpecError, match=r"^device='a100' is not the full name .* use a100-40gb or a100-80gb$"):
+    with pytest.raises(
+        SpecError, match=r"^device='a100' is not the full name .* use a100-40gb or a100-80gb$"
+    ):
         Device.of("a100")
 
 

@@ -94,10 +94,6 @@ def steps_with_spans(run: Run) -> list[list[Event]]:
     return whole
 
 
-def _talking(event: Event) -> float:
-    return sum(end - start for start, end in lane_of(event, "communication"))
-
-
 def _alone(event: Event) -> float:
     """Return the time of a step without exposed communication, in seconds.
 

@@ -81,7 +81,7 @@ class DoctorReport:
         return self.to_text()
 
     def __repr__(self) -> str:
-        return f"Report(ok={self.ok}, {len(self.findings)} findings, {len(self._missing())} missing)"
+        return f"DoctorReport(ok={self.ok}, {len(self.findings)} findings, {len(self._missing())} missing)"
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(self.to_text())}</pre>"

@@ -227,7 +227,7 @@ def _compressors(job: Job, space: Space, paying: Sequence[Mapping[str, Value]]) 
 
     Their other settings are fixed at usual values, because a trial whose sampled learning rate fails shows nothing
     about the compressor. The optimizer alternates between Nesterov momentum, for which error feedback is proven to
-    compensate (Karimireddy et al. 2019), and the job's own.
+    compensate (Zheng, Huang and Kwok, NeurIPS 2019), and the job's own.
     """
     optimizers = space.parameters.get("optimizer")
     has_momentum = isinstance(optimizers, Choices) and _MOMENTUM in optimizers.values

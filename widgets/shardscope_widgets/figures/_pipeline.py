@@ -134,7 +134,7 @@ def gantt_text(info: GanttInfo) -> str:
 
 def gantt_title(info: GanttInfo) -> str:
     """Return the title of the chart: schedule, step and bubble."""
-    ideal = "" if info.ideal is None else f", ideal (p−1)/(m+p−1) = {info.ideal:.0%}"
+    ideal = "" if info.ideal is None else f", {info.ideal:.0%} with equal stages"
     return f"<b>{safe(info.schedule or 'pipeline')}</b>, step {info.step}: bubble {info.bubble:.0%} measured{ideal}"
 
 

@@ -112,6 +112,6 @@ def level_rate(saved_bytes: npt.ArrayLike, extra_s: npt.ArrayLike) -> Floats:
         extra_s: Additional time of the compressed exchange, in seconds, not counting the sending of bytes.
     """
     saved, extra = np.asarray(saved_bytes, dtype=np.float64), np.asarray(extra_s, dtype=np.float64)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         rate: Floats = np.where(saved <= 0, 0.0, np.where(extra <= 0, np.inf, saved / extra))
     return rate

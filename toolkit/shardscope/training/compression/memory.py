@@ -84,10 +84,6 @@ class ErrorFeedback(Memory):
         residual = self.residual.of(bucket)
         return residual.add_(bucket.flat)
 
-    def after(self, bucket: Bucket, values: Tensor, back: Tensor) -> None:
-        assert values.data_ptr() == self.residual.of(bucket).data_ptr()
-        values.sub_(back)
-
     @property
     def kept(self) -> dict[str, BucketState]:
         return {self._kind: self.residual}
