@@ -135,7 +135,7 @@ def _refuse_link(run: Run, link: Link | None) -> None:
 
 
 def _measured(events: Iterable[Event], world_size: int) -> Iterator[tuple[list[Rank], list[Event]]]:
-    """Yield the steps with the recorded spans of all ranks; warm-up steps are left out if there are others."""
+    """Yield each step for which every rank recorded spans; warm-up steps only if there are no other steps."""
     rows = finished_with_spans(events, world_size)
     own = {rank: _by_step([e for row in rows for e in row if e["rank"] == rank]) for rank in _ranks(rows)}
     for row in rows[WARM_UP_STEPS:] or rows:
@@ -170,10 +170,10 @@ def _by_step(events: list[Event]) -> dict[int, list[Span]]:
 
 
 def _handling(steps: Sequence[tuple[list[Rank], list[Event]]], wire: Wire, link: Link | None) -> list[float]:
-    """Return the software overhead of each communication of a step, in seconds: its least time beyond the formula.
+    """Return the software overhead of each communication of a step, in seconds: its smallest excess over the formula.
 
     Taking the minimum over all steps excludes the delay of communications that overlap computing on a busy machine.
-    That delay does not occur on a slower link, on which ranks wait.
+    That delay does not occur on a slower link, where ranks are idle while messages travel.
     """
     found = []
     for ranks, rows in steps:

@@ -48,7 +48,7 @@ class Notes(Protocol):
         """Return the step number; None if rank 0 has not left one yet."""
 
     def write(self, path: Path, step: int) -> None:
-        """Leave a step number, which every later `read` on any rank returns."""
+        """Publish a step number under `path`: later calls of `read` return it on every rank."""
 
 
 @dataclass(frozen=True)

@@ -51,9 +51,9 @@ class LaunchServer:
             return True
 
     def close(self) -> None:
-        """End the server, and with it the runs that belong to this process; wait up to `PATIENCE_S` seconds for it.
+        """Tell the server to end, and with it the runs that belong to this process; wait up to `PATIENCE_S` seconds.
 
-        A server with detached runs keeps running until they have ended.
+        A server that also has detached runs ends after they have ended.
         """
         with self._lock:
             if self._server is None or self._owner != os.getpid():

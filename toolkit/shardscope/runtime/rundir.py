@@ -188,7 +188,7 @@ class RunDir:
 
     @property
     def decision(self) -> Path:
-        """File that rank 0 writes after a decision or a timeout: the step up to which no rank needs to wait."""
+        """File that rank 0 writes when a decision arrives or the wait times out: the last step that ranks may pass."""
         return self.path / "control" / "decision"
 
     def request_stop(self, grace_s: float) -> None:

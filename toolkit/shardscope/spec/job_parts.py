@@ -118,7 +118,7 @@ class Record(Spec):
         return self.noise_scale and step % self.noise_every == 0
 
     def measures_memory(self, step: int, first_step: int, steps: int) -> bool:
-        """Whether memory is measured by kind at `step`, in a run from `first_step` to `steps`."""
+        """Whether memory is broken down by kind at `step`, in a run from step `first_step` to step `steps`."""
         first = min(first_step + self.memory_first - 1, steps)
         if step <= first:
             return step == first

@@ -148,7 +148,7 @@ class PipelineSchedule(Method):
             several = f"at least {least}" if most is None else f"{least} to {most}"
             bound = f"exactly {least}" if least == most else several
             raise SpecError(
-                f"virtual_stages={held}: the {self.name} schedule has {bound} stages a rank; "
+                f"virtual_stages={held}: the {self.name} schedule needs {bound} stage{'s' * (most != 1)} per rank; "
                 f"use virtual_stages={self.default_stages}"
             )
 

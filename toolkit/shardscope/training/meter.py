@@ -1,8 +1,8 @@
 """The meter of one rank: counts every byte it sends and receives, and records spans of computation and communication.
 
-There is one meter per rank. The metered process group adds traffic and spans to it, the trainer sets its current step,
-and what it recorded during a step goes into that step's event. Collectives may finish on the backend's own threads, so
-a lock protects all additions.
+There is one meter per rank. The metered process group adds traffic and spans to it, the trainer sets the meter's
+current step, and what the meter recorded during a step goes into that step's event. Collectives may finish on the
+backend's own threads, so a lock protects all additions.
 
 Bytes are attributed to the step in which they are sent. That is this rank's current step, except on a parameter server:
 it serves workers that may be at a different step, and attributes the traffic to the worker's step. Traffic for

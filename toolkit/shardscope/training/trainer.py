@@ -80,9 +80,7 @@ class Control(Protocol):
 
 
 Evaluated = Callable[[int, float], None]
-"""Callback that every rank runs after an evaluation during training.
-
-Its arguments are the last step before the evaluation and the time that this step took, in seconds."""
+"""Callback of every rank after an evaluation during training: with the step before it and that step's seconds."""
 
 
 def resolve(value: Named) -> Any:
@@ -228,15 +226,7 @@ class Trainer:
         return {} if ends is None else {"warmup_ended": ends}
 
     def train(self, control: Control, *, evaluated: Evaluated | None = None) -> str:
-        """Train to the last step, or until all ranks agree to stop.
-
-        Args:
-            control: Decides before each step whether to stop.
-            evaluated: Called after each evaluation during training.
-
-        Returns:
-            ``"completed"`` or ``"stopped"``.
-        """
+        """Train to the last step, or until all ranks agree to stop; return ``"completed"`` or ``"stopped"``."""
         self._check_extra_state()
         self.context.meter.drain()
         step = self.first_step - 1

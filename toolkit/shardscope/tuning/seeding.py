@@ -88,5 +88,5 @@ def _queue_missing(study: optuna.Study, writer: TrialWriter, seeds: Sequence[See
 
 
 def _of(study: optuna.Study, number: int) -> list[FrozenTrial]:
-    """Return the trials with a seed number, in order; the first one counts."""
+    """Return the trials queued for the seed configuration `number`, oldest first; later ones are duplicates."""
     return [trial for trial in study.get_trials(deepcopy=False) if trial.user_attrs.get(SEED) == number]

@@ -49,8 +49,8 @@ def title(name: str) -> str:
 def log_ticks(low: float, high: float, text: Callable[[float], str], *, most: int = 6) -> dict[str, Any]:
     """Return settings of a logarithmic axis from `low` to `high`, with tick labels formatted by `text`.
 
-    Ticks are at 1, 2 and 5 in each decade on a short axis, otherwise at powers of ten. `most` is the number of decades
-    from which only every second, third, ... decade has a tick.
+    An axis of at most two decades has ticks at 1, 2 and 5 in each, a longer one at powers of ten. Beyond `most`
+    decades, only every second, third, ... decade has a tick.
     """
     first, last = int(np.floor(np.log10(low))), int(np.ceil(np.log10(high)))
     parts: tuple[int, ...] = (1, 2, 5) if last - first <= 2 else (1,)

@@ -47,7 +47,9 @@ def exchange_of(
     element_bytes: int = _FLOAT_BYTES,
     directions: int = 1,
 ) -> Exchange:
-    """Return the cost of exchanging one step's gradients, bucket by bucket; sums use Shardscope's ring.
+    """Return the cost of exchanging one step's gradients, bucket by bucket.
+
+    All-reduces are those of Shardscope's own ring.
 
     Args:
         compression: The compression method; ``none`` for an uncompressed all-reduce over the ring.

@@ -91,7 +91,8 @@ def _check_table(schedule: PipelineSchedule, table: ScheduleTable, microbatches:
             if found not in ("BF", "FIW"):
                 raise SpecError(
                     f"schedule={schedule.name!r} gives rank {rank} the passes {found or 'none'!r} of micro-batch "
-                    f"{batch} on stage {stage}; give each one forward pass F and one backward pass, B or I and W"
+                    f"{batch} on stage {stage}; there must be one forward pass (F) and one backward pass (either B, "
+                    "or both I and W)"
                 )
         if passes:
             stage, batch = next(iter(passes))

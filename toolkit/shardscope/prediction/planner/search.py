@@ -178,7 +178,7 @@ def _chunks(found: Candidates, order: npt.NDArray[np.intp]) -> Iterator[tuple[In
 
 
 def _timed(setting: SearchSettings, found: Candidates, rows: Promising) -> RankedRows:
-    """Combine each row with every compression and compute the step times."""
+    """Pair each row with every compression of its layout, and compute the step times."""
     choices = found.compressions[found.bodies.grid[rows.body]]
     body, way = np.repeat(rows.body, choices), np.repeat(rows.way, choices)
     memory, share = np.repeat(rows.memory_bytes, choices), np.repeat(rows.drive_share, choices)

@@ -297,14 +297,10 @@ class Windows(NamedTuple):
 
 
 def windows(rows: StepRows, overlap: float) -> Windows:
-    """Return the waits in the passes of one micro-batch, for some layouts.
+    """Return the waits in the passes of one micro-batch if computation can hide the fraction `overlap` of collectives.
 
     ZeRO 3 gathers parameters for both passes. ZeRO 2 and 3 reduce gradients in the backward pass of every micro-batch,
     and pack them each time if they are compressed.
-
-    Args:
-        rows: The layouts.
-        overlap: Fraction of the collectives that computation can hide.
     """
     there, back = rows.micro["forward"], rows.micro["input"] + rows.micro["weight"]
     if rows.zero.max() < 2 and not rows.offload.any():
@@ -352,10 +348,7 @@ def _traffic(rows: StepRows) -> StepTraffic:
 
 
 def host_update(rows: StepRows) -> Floats:
-    """Return the time of an update on the host, in seconds.
-
-    Three steps follow one another: gradients move to the host, states are read and written, weights move back.
-    """
+    """Return the time of an update on the host, in seconds: gradients go there, states are updated, weights return."""
     update = _traffic(rows).update
     states = rows.states["host_update_s"] * np.maximum(1.0, rows.drag)
     return np.asarray(update.to_host + states + update.to_device)
@@ -365,11 +358,8 @@ def drag_of(cluster: Cluster, drive_share: Floats) -> Floats:
     """Return the time of drive traffic relative to that of host-link traffic.
 
     Each device has an equal share of its node's drives. Drives with an unknown bandwidth (0) are not used; if the
-    offloaded data exceed host memory, the memory formulas then reject the layout.
-
-    Args:
-        cluster: The cluster, with its host links and drives.
-        drive_share: Fraction of each layout's offloaded bytes that is stored on the drives.
+    offloaded data exceed host memory, the memory formulas then reject the layout. `drive_share` is the fraction of each
+    layout's offloaded bytes that is stored on the drives.
     """
     if not cluster.nvme_bandwidth:
         return np.zeros(1)

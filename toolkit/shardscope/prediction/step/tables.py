@@ -208,7 +208,7 @@ def _ranked(column: npt.NDArray[np.int64]) -> tuple[Ints, npt.NDArray[np.int32]]
 
 
 class WeightTimes(NamedTuple):
-    """Parameters on one device of the slowest stage, and times of operations on them, in seconds."""
+    """Parameter counts on one device of the slowest stage, and times of operations on these parameters, in seconds."""
 
     dense: Floats
     """Number of elements in parameters that all replicas share."""

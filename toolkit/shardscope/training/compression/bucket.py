@@ -16,11 +16,11 @@ class Bucket:
     """Gradients that travel together.
 
     Attributes:
-        names: Names of its tensors in their order: parameters, or a sharding unit.
-        shapes: Shapes of the tensors. Where a bucket is cut through tensors, each is one flat piece.
+        names: Names of the tensors, in order: of parameters, or of a sharding unit.
+        shapes: Shapes of the tensors. If a bucket boundary falls inside a tensor, its piece is flat.
         flat: All tensors, contiguous, one-dimensional, in CPU memory; exchanged in place.
         step: The current step, from 1.
-        part: Index of this bucket's exchange in the step, from 0, where each micro-batch has its own.
+        part: Index of this exchange within the step, from 0, if each micro-batch has its own exchange; otherwise 0.
     """
 
     names: Sequence[str]

@@ -66,7 +66,7 @@ class BlockCodec(CodeCodec):
 
 
 def peak_scale(rows: Tensor, scales: Tensor, largest: float) -> None:
-    """Set each scale to its block's largest magnitude over the largest number that a code can represent."""
+    """Set each scale to its block's largest magnitude divided by the largest number that a code can represent."""
     torch.amax(rows.abs(), dim=1, out=scales)
     scales.div_(largest)
     scales.masked_fill_(scales < TINY, 0.0)

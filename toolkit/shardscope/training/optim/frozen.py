@@ -61,7 +61,7 @@ class FrozenVariance(Optimizer):
         return moment
 
     def used(self, param: nn.Parameter) -> Tensor:
-        """Mask of elements: 1 where there has ever been a gradient, else 0, as those weights need not move."""
+        """Mask of elements: 1 where the gradient has ever been non-zero, else 0. Elements at 0 need no update."""
         square: Tensor = self.state[param]["exp_avg_sq"]
         return (square > 0).to(torch.float32)
 

@@ -25,7 +25,7 @@ def orthonormalize_(sets: Sequence[Tensor]) -> None:
 
 
 def unit_rows_(sets: Sequence[Tensor]) -> None:
-    """Normalise every row of every ``[rank, length]`` set to 1, in place; rows of zeros stay zero."""
+    """Scale every row of every ``[rank, length]`` matrix to unit norm, in place; rows of zeros stay zero."""
     _together(sets, lambda stack: stack * _inverse(stack.norm(dim=-1, keepdim=True)))
 
 

@@ -8,7 +8,7 @@ from shardscope.spec.lr_schedule import LRSchedule
 
 
 class Exponential(LRSchedule):
-    """Falls or rises by the same factor in every step."""
+    """Learning rate that falls or rises by the same factor at every step."""
 
     name = "exponential"
 

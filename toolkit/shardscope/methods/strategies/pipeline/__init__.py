@@ -208,10 +208,10 @@ class Pipeline(Strategy):
         return build(self.schedule, step.world_size, count, self.stages_per_rank)
 
     def activations(self, step: JobStep) -> list[float] | None:
-        """Return the activation bytes of each rank: those saved for all micro-batches in flight, and the loss.
+        """Return the peak activation bytes of each rank: those saved by all micro-batches in flight, and by the loss.
 
-        This is an upper bound if blocks are recomputed, or if the backward pass is split, because its first part frees
-        some activations.
+        This is an upper bound if blocks are recomputed, or if the backward pass is split, because the first part of a
+        split backward pass frees some activations.
         """
         table = self._table(step)
         if not step.trace.pieces or table is None:
