@@ -174,7 +174,7 @@ def test_what_is_observed_cannot_be_launched_stopped_or_observed_twice(tmp_path:
             ss.SpecError, match="'mine' was observed in a training script .* run the script again"
         ):
             attempt()
-    with pytest.raises(ss.SpecError, match=r"ss\.observe saw in a training script"):
+    with pytest.raises(ss.SpecError, match=r"was observed in a training script by ss\.observe"):
         ss.Job(model="mlp", data="digits", strategy=run.job.strategy).require_code()
     with pytest.raises(ss.SpecError, match=r"is not an nn\.Module"):
         ss.observe("model", optimizer)  # type: ignore[arg-type]

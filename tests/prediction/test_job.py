@@ -77,7 +77,7 @@ def test_a_budget_of_tokens_takes_days_and_dollars() -> None:
     assert found.dollars(1e9) == pytest.approx(seconds / 3600 * 4 * (CLUSTER.price_per_device_hour or 0))
     with pytest.raises(ss.SpecError, match="this machine, which has no price"):
         ss.predict(job_of("ring")).dollars(1e9)
-    with pytest.raises(ss.SpecError, match="reads no tokens"):
+    with pytest.raises(ss.SpecError, match="has no known sequence length"):
         ss.predict(ss.Job(model="mlp", data="digits")).time_to_train(1e9)
 
 

@@ -243,7 +243,7 @@ def test_a_check_says_that_compression_is_why_a_job_differs() -> None:
     assert report.passed is None
     assert "by design: int8 changes the gradients that are exchanged" in report.verdict
     both = compare(small_job(strategy="gossip", compression="int8"), ("a", "b"), ({}, {}), ({}, {}))
-    assert "neighbours' only, and int8 changes" in both.verdict
+    assert "only with its neighbours', and int8 changes" in both.verdict
 
 
 def test_a_setting_that_the_strategy_would_ignore_is_refused() -> None:
