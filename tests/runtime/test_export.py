@@ -90,6 +90,17 @@ def test_spans_that_overlap_in_a_lane_get_threads_of_their_own() -> None:
     ]  # fmt: skip
 
 
+def test_a_step_ends_before_the_next_one_begins() -> None:
+    import pandas as pd
+
+    from shardscope.runtime.export.chrome_trace import trace_events
+
+    rows = [(0, 1, "comm", "a", 0.0, 2.5, 8), (0, 2, "compute", "b", 2.0, 3.0, 0)]
+    spans = pd.DataFrame(rows, columns=["rank", "step", "lane", "name", "start_s", "end_s", "bytes"])
+    steps = [e for e in trace_events(spans) if e["ph"] == "X" and e["name"].startswith("step")]
+    assert [(e["ts"], e["dur"]) for e in steps] == [(0.0, 2e6), (2e6, 1e6)]
+
+
 def test_a_chrome_trace_may_be_compressed_and_is_refused_without_spans(run: ss.Run, tmp_path: Path) -> None:
     plain, packed = (run.export(tmp_path / f"run.json{end}", format="chrome-trace") for end in ("", ".gz"))
     assert gzip.decompress(Path(packed).read_bytes()) == Path(plain).read_bytes()

@@ -49,7 +49,7 @@ def test_returns_at_once_and_waits_on_demand() -> None:
     ss.launch(small_job()).wait(60)  # the launch server is up now
     run = ss.launch(endless_job())
     assert run.is_alive
-    with pytest.raises(TimeoutError, match="goes on"):
+    with pytest.raises(TimeoutError, match="keeps running"):
         run.wait(0.05)
     run.stop()
 

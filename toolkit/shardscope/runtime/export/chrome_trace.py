@@ -69,13 +69,7 @@ def trace_events(spans: pd.DataFrame) -> list[dict[str, Any]]:
 
 def _threads(spans: pd.DataFrame) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """Yield the threads of one rank with their slices: its steps, then its lanes."""
-    yield (
-        _STEPS,
-        [
-            _slice(f"step {step}", own["start_s"].min(), own["end_s"].max(), step=step)
-            for step, own in spans.groupby("step")
-        ],
-    )
+    yield _STEPS, list(_steps(spans))
     for lane, own in spans.groupby("lane", sort=False):
         for number, rows in enumerate(_apart(own)):
             name = str(lane) if number == 0 else f"{lane} {number + 1}"
@@ -86,6 +80,14 @@ def _threads(spans: pd.DataFrame) -> Iterator[tuple[str, list[dict[str, Any]]]]:
                     for row in rows
                 ],
             )
+
+
+def _steps(spans: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """Yield a slice for each step; it ends before the next one begins, even if a collective ends later."""
+    rows = spans.groupby("step").agg(start=("start_s", "min"), end=("end_s", "max")).reset_index()
+    following = [*rows["start"][1:], rows["end"].max()]
+    for step, start, end, limit in zip(rows["step"], rows["start"], rows["end"], following, strict=True):
+        yield _slice(f"step {step}", start, min(end, limit), step=step)
 
 
 def _apart(spans: pd.DataFrame) -> list[list[Any]]:
