@@ -127,7 +127,7 @@ def test_names_are_found_however_they_are_spelt() -> None:
     ("name", "says"),
     [
         ("gpt5", r"^model='gpt5' is not known; did you mean 'gpt2'\?"),
-        ("llama-2", "name llama-2-7b or llama-2-13b or"),
+        ("llama-2", "use llama-2-7b or llama-2-13b or"),
     ],
 )
 def test_an_unknown_model_is_answered_with_those_near_it(name: str, says: str) -> None:
