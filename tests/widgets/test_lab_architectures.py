@@ -24,7 +24,7 @@ class TestFamilies:
         directions, trace = settings_of_method(ss.Strategy, "ring")
         assert (directions.kind, directions.values, directions.default) == ("choice", (("1", 1), ("2", 2)), 1)
         assert (trace.kind, trace.default) == ("switch", False)
-        assert trace.help.startswith("Write one event for every chunk")
+        assert trace.help.startswith("Record one event for each chunk")
         (per_node,) = settings_of_method(ss.Strategy, "hierarchical")
         assert (per_node.kind, per_node.optional, per_node.default) == ("count", True, None)
 

@@ -36,7 +36,7 @@ class TestNoiseScale:
 
     @pytest.mark.parametrize(
         ("batch", "words"),
-        [(16, "well below it: a larger one would save steps"), (64, "is near it"), (512, "well beyond it")],
+        [(16, "well below it: a larger one would save steps"), (64, "is near it"), (512, "well above it")],
     )
     def test_words_say_where_the_batch_in_use_is(self, batch, words):
         text = figures.noise_scale_text(info_of(batch=batch))

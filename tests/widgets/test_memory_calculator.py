@@ -108,7 +108,7 @@ def test_an_unknown_choice_is_refused():
 
 
 def test_what_no_control_offers_is_refused_and_the_last_choice_stays(calculator):
-    with pytest.raises(SpecError, match="device='a100' is not one"):
+    with pytest.raises(SpecError, match="device='a100' is not the full name of an entry"):
         calculator.device = "a100"
     assert calculator.device == "a100-80gb"
     calculator.controls["global_batch"].value = 0
@@ -124,7 +124,7 @@ def test_offloading_says_what_the_host_holds(calculator):
 def test_words_and_table_tell_what_the_bars_show(calculator):
     info = calculator.info
     text = figures.memory_plan_text(info)
-    assert text.startswith("Stage 0 of 8 is the fullest")
+    assert text.startswith("Stage 0 of 8 uses the most memory")
     sizes = [block.num_bytes for block in table_rows(info)]
     assert sizes == sorted(sizes, reverse=True)
     assert sum(sizes) == pytest.approx(info.stages[0].num_bytes)

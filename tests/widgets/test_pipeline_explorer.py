@@ -67,7 +67,7 @@ class TestFigure:
     def test_words_say_what_the_figure_shows(self):
         text = figures.schedule_text(predicted("zbv", 4, 8, F=5.0, I=5.0, W=5.0))
         assert text.startswith(
-            "ZB-V: 8 micro-batches through 8 stages on 4 ranks take 255 ms, in 5.9% of which"
+            "ZB-V: 8 micro-batches through 8 stages on 4 ranks take 255 ms, and ranks are idle for 5.9% of it"
         )
         assert "No rank waits between its first operation and its last" in text
 

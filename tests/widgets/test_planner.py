@@ -72,7 +72,7 @@ def test_a_filter_searches_again(planner):
 
 def test_what_cannot_be_is_said_in_place(planner):
     planner.fix = {"tensor": 3}
-    assert "can be" in planner.screen.status.value
+    assert "no layout of small on 8 devices is valid" in planner.screen.status.value
     assert planner.screen.table.rows == []
     planner.fix = {"tensr": 3}
     assert "did you mean" in planner.problem

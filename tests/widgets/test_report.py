@@ -40,7 +40,7 @@ def test_runs_without_a_step_are_named_and_left_out(tmp_path):
     page = write_report(
         [fake_run("ring", 2, steps=0, run_id="too-early")], tmp_path / "report.html"
     ).read_text()
-    assert "left out: too-early" in page
+    assert "Left out because no step has finished: too-early" in page
 
 
 def test_the_demo_has_every_strategy_on_every_workload():

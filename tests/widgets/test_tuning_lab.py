@@ -45,7 +45,7 @@ class TestSearching:
     @pytest.mark.parametrize(
         ("change", "said"),
         [
-            ({"on": False}, "nothing is searched"),
+            ({"on": False}, "no setting is searched"),
             ({"picked": [7, 4]}, "Warm-up share: .* is not a range; choose an upper end above"),
             ({"picked": [4, 4]}, "Warm-up share: .* is not a range"),
         ],

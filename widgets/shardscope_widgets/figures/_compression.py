@@ -149,7 +149,7 @@ def _sentence(run: CompressedRun) -> str:
     if plain is not None:
         if plain.link == run.link and plain.step_s is not None and run.step_s is not None:
             parts.append(f"takes {seconds_text(run.step_s)} instead of {seconds_text(plain.step_s)} per step")
-        parts.append(f"has reached loss {run.loss_mean:.4f} instead of {plain.loss_mean:.4f}")
+        parts.append(f"has reached loss {run.loss_mean:.4f}, versus {plain.loss_mean:.4f} uncompressed")
     return f"{run.label} {listed(parts)}."
 
 
