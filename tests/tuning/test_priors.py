@@ -142,7 +142,9 @@ def test_a_driver_that_limits_memory_needs_no_torch() -> None:
 @pytest.mark.slow
 def test_a_trace_that_fails_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch")
-    with pytest.raises(StudyError, match="the process that traces a step of model='mlp' failed: .*nowhere.npz"):
+    with pytest.raises(
+        StudyError, match="the process that traces a step of model='mlp' failed: .*nowhere.npz"
+    ):
         traced(ss.Job(model="mlp", data="/nowhere.npz"))
 
 
