@@ -3,9 +3,10 @@
 
 VENV := .venv
 BIN  := $(VENV)/bin
-PIP  := $(BIN)/python -m pip --disable-pip-version-check
+# Tests that run at a time. Most of them wait for processes to start, so two do well on two cores.
+WORKERS ?= 2
 
-# The first candidate that really runs: a name on PATH may be a shim with nothing behind it.
+# The first candidate that actually runs: a name on PATH may be a shim without an interpreter.
 PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3 python3.14 python; do \
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo "$$python"; exit; }; done)
 
@@ -13,14 +14,14 @@ PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3 python3
 .PHONY: help demo lab test check format bench pins clean
 
 help:
-	@echo "make demo    train a small GPT and a classifier on 1 and 4 ranks by every strategy; table and HTML report"
-	@echo "make lab     open JupyterLab on the tour"
-	@echo "make test    run the quick tests (minutes), then make check; all of them: make test ARGS=--full"
-	@echo "make check   ruff (lint, format) and mypy"
-	@echo "make format  let ruff rewrite what it can"
-	@echo "make bench   print the measured ratios"
-	@echo "make pins    renew binder/constraints.txt from .venv"
-	@echo "make clean   remove .venv and caches (runs stay)"
+	@echo "make demo    train two models with every strategy on 1 process and on 4 ranks (3 minutes); table and HTML report"
+	@echo "make lab     open the tour notebook in JupyterLab"
+	@echo "make test    run the quick tests (about 8 minutes on two cores), then make check; full tier: make test ARGS=--full"
+	@echo "make check   run ruff (lint and format) and mypy"
+	@echo "make format  apply ruff fixes and formatting"
+	@echo "make bench   run the benchmarks and print their ratios"
+	@echo "make pins    update binder/constraints.txt from .venv"
+	@echo "make clean   remove .venv and caches; keep runs"
 
 demo: $(VENV)/.installed
 	@$(BIN)/shardscope demo $(ARGS)
@@ -29,7 +30,7 @@ lab: $(VENV)/.installed
 	@$(BIN)/shardscope lab $(ARGS)
 
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 	@$(MAKE) --no-print-directory check
 
 check: $(VENV)/.installed-dev
@@ -46,7 +47,7 @@ bench: $(VENV)/.installed-dev
 
 pins: $(VENV)/.installed-dev
 	@{ head -1 binder/constraints.txt; \
-	   $(PIP) freeze --exclude-editable | sed -E 's/^torch==([0-9.]+).*/torch==\1/' | grep '=='; } > $(VENV)/pins.txt
+	   $(BIN)/python -m pip --disable-pip-version-check freeze --exclude-editable | sed -E 's/^torch==([0-9.]+).*/torch==\1/' | grep '=='; } > $(VENV)/pins.txt
 	@mv $(VENV)/pins.txt binder/constraints.txt
 
 clean:
@@ -56,35 +57,21 @@ clean:
 # ── set-up ───────────────────────────────────────────────────────────────────────────────────────────────────
 
 $(BIN)/python:
-	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or newer found; install one, or name it: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 or newer found; install one, or give its path: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { echo "make: PYTHON=$(PYTHON) is not a working Python 3.11 or newer" >&2; exit 1; }
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "make: $(PYTHON) cannot create a virtual environment; on Debian or Ubuntu: apt-get install python3-venv" >&2; exit 1; }
 	@echo "Creating $(VENV) with $$($(PYTHON) --version)"
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
-# torch comes first and alone, so that at most one package is looked for on PyTorch's own index:
-# the rest then finds torch in place and never names that index.
+# Torch is installed first and alone; see binder/install.py.
 $(VENV)/.torch: binder/torch-cpu.txt | $(BIN)/python
-	@if nvidia-smi >/dev/null 2>&1 || [ "$$(uname -s)" != Linux ]; then \
-		echo "Installing torch (default build)"; \
-		$(PIP) install -qq "$$(grep '^torch==' binder/torch-cpu.txt)"; \
-	else \
-		echo "Installing torch (CPU build)"; \
-		$(PIP) install -qq --no-deps --retries 1 --timeout 20 -r binder/torch-cpu.txt || { \
-			echo "make: PyTorch's CPU index is out of reach; installing the default build of torch instead"; \
-			$(PIP) install -qq --no-deps "$$(grep '^torch==' binder/torch-cpu.txt)"; }; \
-		$(PIP) show torch | grep -q '^Version:.*+cpu' || \
-			echo "make: PyTorch's CPU build was out of reach, so the default build is used; it is larger and works the same"; \
-	fi
+	@$(BIN)/python binder/install.py torch
 	@touch $@
 
 $(VENV)/.installed: pyproject.toml binder/constraints.txt $(VENV)/.torch
-	@echo "Installing shardscope and its pinned dependencies (a minute or two)"
-	@$(PIP) install -qq -c binder/constraints.txt -e '.[fast]'
-	@$(BIN)/shardscope --version
+	@$(BIN)/python binder/install.py package
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	@echo "Installing the tools of the tests"
-	@$(PIP) install -qq -c binder/constraints.txt -e '.[dev]'
+	@$(BIN)/python binder/install.py dev
 	@touch $@

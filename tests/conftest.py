@@ -37,6 +37,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+@pytest.fixture(scope="session")
+def playwright_api() -> Iterator[object]:
+    """Playwright's one instance of this process: a second one that overlaps it is refused."""
+    api = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed (pip install playwright)"
+    )
+    with api.sync_playwright() as playwright:
+        yield playwright
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("--every-case") or _names_a_test(config):
         return

@@ -10,7 +10,7 @@ from shardscope.aliases import ALIASES
 from shardscope.errors import unknown_name
 from shardscope.spec import Optimizer
 from shardscope.spec.compression import Compression
-from shardscope.spec.precision import PRECISIONS
+from shardscope.spec.job_parts import PRECISIONS
 from shardscope.spec.registry import names
 from shardscope.spec.strategy import strategies
 from shardscope.tuning.objectives import OBJECTIVES
@@ -27,15 +27,15 @@ VALID = {
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("sampler", "bayes", "did you mean 'tpe', or 'gp' where trials are expensive?"),
+        ("sampler", "bayes", "did you mean 'tpe', or 'gp' if trials are expensive?"),
         ("sampler", "Bayesian", "did you mean 'tpe', or 'gp'"),
         ("sampler", "tpp", "did you mean 'tpe'?"),
         ("precision", "BF16", "did you mean 'bf16-mixed'?"),
-        ("sampler", "pbt", "use ss.train_population; valid are"),
+        ("sampler", "pbt", "use ss.train_population; valid names are"),
         ("pruner", "ASHA", "did you mean 'successive-halving', or promote=3"),
         ("optimizer", "Adam", "did you mean 'adamw'?"),
         ("space: optimizer", "adam", "did you mean 'adamw'?"),
-        ("optimizer", "rmsprop", "is not known; valid are"),
+        ("optimizer", "rmsprop", "is not known; valid names are"),
         ("strategy", "ddp", "did you mean 'all-reduce'"),
         ("strategy", "allreduce", "did you mean 'all-reduce'?"),
         ("strategy", "FSDP", "did you mean 'zero-3'?"),

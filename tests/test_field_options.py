@@ -149,7 +149,7 @@ def test_what_a_resumed_study_cannot_take_up_is_called_by_its_option(
         ["--optimizer-set", "beta1=0"],
     ):
         assert cli.main(["tune", "--resume", "nothing", *option]) == 2
-        assert f"{option[0]} describes a new study" in capsys.readouterr().err
+        assert f"{option[0]} applies only to a new study" in capsys.readouterr().err
 
 
 def test_an_option_is_called_as_its_field() -> None:

@@ -125,8 +125,8 @@ PANELS = {
     "memory_calculator": set(),
     "pipeline_explorer": set(),
     "planner": set(),
-    "ring_view": set(),
-    "training_lab": {"ring_view"},
+    "step_player": set(),
+    "training_lab": {"step_player"},
     "tuning_lab": {"training_lab"},
 }
 """Panels, and the panels that each contains; what they share lies in the kit, and the labs' form in `job_form`."""
@@ -164,6 +164,25 @@ def test_the_floors_for_calculators_import_no_torch() -> None:
 def test_importing_loads_nothing_heavy(code: str) -> None:
     heavy = ["torch", "plotly", "ipywidgets", "optuna", "sklearn"]
     check = f"{code}, sys; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", check], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import shardscope_widgets.figures as made; made.loss; made.plans",
+        "from shardscope_widgets import CommunicationCalculator as made; made()",
+        "from shardscope_widgets import MemoryCalculator as made; made()",
+        "from shardscope_widgets import PipelineExplorer as made; made()",
+        "from shardscope_widgets import Planner as made; made()",
+    ],
+)
+def test_figures_and_calculators_load_neither_torch_nor_optuna(code: str) -> None:
+    heavy = ["torch", "optuna", "sklearn", "multiprocessing"]
+    check = f"{code}; import sys; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run(
         [sys.executable, "-c", check], capture_output=True, text=True, check=True, timeout=60
     )
@@ -242,7 +261,8 @@ def test_every_direct_dependency_is_pinned_within_its_range() -> None:
 
 
 BROUGHT_BY = {
-    "IPython": "jupyterlab", "pydantic_core": "pydantic", "sklearn": "scikit-learn", "sqlalchemy": "optuna",
+    "IPython": "jupyterlab", "jupyter_server": "jupyterlab", "pydantic_core": "pydantic", "sklearn": "scikit-learn",
+    "sqlalchemy": "optuna",
     "traitlets": "ipywidgets",
 }  # fmt: skip
 """The declared package with which what is imported comes, where the names differ."""

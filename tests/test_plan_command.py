@@ -18,7 +18,7 @@ def test_it_prints_the_ranked_table_and_why_the_second_lost(capsys):
     assert "Plan 1 takes" in told
     assert "does not fit" in told or "beaten" in told
     assert "calibration a100-megatron: " in told
-    assert "ZeRO 2 and 3, offload and context parallelism were not among the rows" in told
+    assert "ZeRO 2 and 3, offload and context parallelism were not measured" in told
 
 
 def test_json_holds_plans_and_counts(capsys):
@@ -40,7 +40,7 @@ def test_nothing_that_fits_ends_with_one_and_says_what_would(capsys):
     ("options", "told"),
     [
         (["--model", "gpt9000"], "gpt9000"),
-        (["--model", "gpt2-xl", "--devices", "12"], "do not fill whole nodes of 8"),
+        (["--model", "gpt2-xl", "--devices", "12"], "is not a multiple of the 8 devices per node"),
         (["--model", "gpt2-xl", "--devices", "0"], "is not a cluster"),
         (["--model", "gpt2-xl", "--fix", "tensor"], "--fix tensor=8"),
         (["--model", "gpt2-xl", "--fix", "tensor=-2"], "tensor"),

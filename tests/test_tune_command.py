@@ -49,8 +49,8 @@ class TestSpace:
         [
             (["lr"], "is not NAME=RANGE"),
             (["optimizer.lr="], "is not NAME=RANGE"),
-            (["optimizer.lr=1:x"], "is not an interval; write optimizer.lr=LOW:HIGH"),
-            (["optimizer.lr=1:2:lin"], "is not an interval"),
+            (["optimizer.lr=1:x"], "is not a valid interval; write optimizer.lr=LOW:HIGH"),
+            (["optimizer.lr=1:2:lin"], "is not a valid interval"),
             (["seed=1,2", "seed=3,4"], "names 'seed' twice"),
         ],
     )
@@ -64,7 +64,7 @@ class TestMistakes:
     @pytest.mark.parametrize(
         ("options", "words"),
         [
-            (["--space", "optimizer.lr=0.1"], "leaves nothing to search; write optimizer.lr=LOW:HIGH"),
+            (["--space", "optimizer.lr=0.1"], "has only one choice; write optimizer.lr=LOW:HIGH"),
             (["--space", "optimizr=adamw,lamb"], "optimizer"),
             (["--space", "batch=30:60"], "not a power of two"),
             ([*RATES, "--objective", "lss"], "did you mean 'loss'"),
@@ -75,7 +75,10 @@ class TestMistakes:
             ([*RATES, "--promote", "1"], "use an integer of at least 2"),
             ([*RATES, "--seed", "-1"], "seed=-1 is not valid"),
             ([*RATES, "--storage", "nonsense"], "storage="),
-            (["--resume", "nothing"], "--model describes a new study, and --resume names an existing one"),
+            (
+                ["--resume", "nothing"],
+                "--model applies only to a new study, but --resume names an existing one",
+            ),
         ],
     )
     def test_they_are_one_line_with_a_way_out_and_status_two(
@@ -106,7 +109,7 @@ class TestMistakes:
         ]
         assert cli.main(["tune", *JOB, *options, "--name", "diverges"]) == 1
         error = capsys.readouterr().err.splitlines()[-1]
-        assert error.startswith("shardscope: no trial was completed, the last because ")
+        assert error.startswith("shardscope: no trial was completed; the last one ended because ")
 
     def test_time_that_is_over_before_the_study_begins_is_one_sentence_after_what_it_was_doing(
         self, capsys: pytest.CaptureFixture[str]
@@ -115,7 +118,7 @@ class TestMistakes:
         assert cli.main(["tune", *JOB, *link, "--name", "late", "--timeout", "0.1"]) == 2
         doing, error = capsys.readouterr().err.splitlines()
         assert doing.startswith("Measuring the gradient noise scale over 4 steps")
-        assert error.startswith("shardscope: stopped while the noise scale was measured")
+        assert error.startswith("shardscope: stopped while the noise scale was being measured")
 
 
 def test_help_says_what_every_objective_is_and_in_which_unit(capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,7 +126,7 @@ def test_help_says_what_every_objective_is_and_in_which_unit(capsys: pytest.Capt
         cli.main(["tune", "--help"])
     text = capsys.readouterr().out
     assert all(f"    {name:9} {about}\n" in text for name, about in OBJECTIVES.items())
-    assert "a real run.\nCtrl-C stops it" in text
+    assert "a real run.\nCtrl-C stops the study" in text
 
 
 class TestProgress:
@@ -158,7 +161,7 @@ class TestProgress:
         monkeypatch.setattr(session, "records", away)
         progress.draw()  # waits for the storage to come back, as the study does
         monkeypatch.setattr(session, "records", records)
-        progress._looked_at = 0.0
+        progress._read_at = 0.0
         trial = session.study.ask()
         trial.suggest_float("optimizer.lr", 1e-3, 1e-1)
         session.study.tell(trial, [0.5, 2.0, 1500.0], TrialState.COMPLETE)
@@ -231,7 +234,7 @@ class TestRealStudies:
         ]  # fmt: skip
         journal = runs_root / "studies/small/journal.log"
         assert printed.out.splitlines()[0].split() == ["trial", "loss", "seconds", "bytes", "settings"]
-        assert f"The study is in {journal}\n" in printed.out
+        assert f"The study is stored in {journal}\n" in printed.out
         assert f"optuna-dashboard {shlex.quote(str(journal))}" in printed.out
         assert cli.main(["tune", "--resume", "small", "--trials", "3", "--json"]) == 0
         resumed = capsys.readouterr()

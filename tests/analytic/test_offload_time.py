@@ -8,7 +8,7 @@ import pytest
 import shardscope as ss
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import RECIPES, device_memory, offload_traffic
-from shardscope.analytic.memory.offload import host_room
+from shardscope.analytic.memory.offload import host_bytes_per_device
 from shardscope.prediction.step import StepParts, step_time, time_term
 from shardscope.prediction.step.tables import stage_elements
 from shardscope.spec.calibration import Calibration
@@ -97,7 +97,7 @@ def test_drives_slow_down_what_the_host_has_no_room_for() -> None:
     layout = Layout(data=8, zero=3, offload="states", global_batch=8)
     drives = {"nvme_bytes": 1e15, "nvme_bandwidth": 8e6}
     roomy, tight = CLUSTER.replace(**drives), CLUSTER.replace(**drives, host_memory_bytes=8 * 4e8)
-    held = device_memory(MODEL, Layouts.of([layout]), host_capacity=host_room(tight))
+    held = device_memory(MODEL, Layouts.of([layout]), host_capacity=host_bytes_per_device(tight))
     share = float(held.nvme[0] / (held.host[0] + held.nvme[0]))
     assert 0 < share < 1
     weights = gradients = 2 * elements(layout) / 8
@@ -157,7 +157,7 @@ class TestNumberFormats:
     def test_eight_bits_are_refused_on_a_device_without_them(self) -> None:
         with pytest.raises(
             ss.SpecError,
-            match=r"precision='fp8-mixed' multiplies in fp8, and device 'a100-80gb' in .*use .*'bf16-mixed'",
+            match=r"precision='fp8-mixed' needs .* in fp8, but device 'a100-80gb' supports .*use .*'bf16-mixed'",
         ):
             parts(Layout(precision="fp8-mixed"))
 

@@ -266,7 +266,7 @@ def test_a_schedule_that_waits_for_itself_is_found_out() -> None:
         [ScheduledOp("B", 0, 0), ScheduledOp("F", 0, 0)],
         [ScheduledOp("F", 0, 0), ScheduledOp("W", 0, 0), ScheduledOp("I", 0, 0)],
     ):
-        with pytest.raises(ValueError, match="deadlocks"):
+        with pytest.raises(SpecError, match="deadlocks"):
             ScheduleTable((tuple(ops),), (0,)).timed()
     crossed = ScheduleTable(
         (
@@ -279,7 +279,7 @@ def test_a_schedule_that_waits_for_itself_is_found_out() -> None:
     missing = ScheduleTable(
         ((ScheduledOp("F", 0, 0), ScheduledOp("B", 0, 0)), (ScheduledOp("F", 1, 0),)), (0, 1)
     )
-    with pytest.raises(ValueError, match="deadlocks"):
+    with pytest.raises(SpecError, match="deadlocks"):
         missing.timed()
 
 
@@ -293,8 +293,8 @@ def test_a_schedule_that_waits_for_itself_is_found_out() -> None:
         (("gpipe", 4, 8, 2), "needs exactly 1 stage per rank"),
         (("zbv", 4, 8, 3), "needs exactly 2 stages per rank"),
         (("v-min", 4, 8, 1), "needs exactly 2 stages per rank"),
-        (("zb-h1", 0, 8), "stages=0: a pipeline has at least 1"),
-        (("v-half", 4, 0), "microbatches=0: a pipeline has at least 1"),
+        (("zb-h1", 0, 8), "stages=0 is too few; a pipeline needs at least 1"),
+        (("v-half", 4, 0), "microbatches=0 is too few; a pipeline needs at least 1"),
     ],
 )
 def test_impossible_schedules_are_refused(arguments: tuple, message: str) -> None:
@@ -309,7 +309,7 @@ def test_impossible_schedules_are_refused(arguments: tuple, message: str) -> Non
         ({"send": -0.1}, "send=-0.1"),
         ({"send": float("nan")}, "send=nan"),
         ({"stage_cost": [1.0, -2.0]}, "stage_cost=-2.0"),
-        ({"stage_cost": [1.0]}, "has 1 numbers, but the pipeline has 2 stages"),
+        ({"stage_cost": [1.0]}, "has length 1, but the pipeline has 2 stages"),
     ],
 )
 def test_impossible_times_are_refused(settings_: dict, message: str) -> None:

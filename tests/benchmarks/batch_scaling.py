@@ -13,7 +13,7 @@ import sys
 
 import shardscope as ss
 from shardscope.runtime import shut_down
-from shardscope.tuning.batch_sweep import BatchSweep, Cell
+from shardscope.tuning.sweep_result import BatchSweep, Cell
 
 TASKS = {
     "digits": (ss.Job(model="mlp", data="digits", strategy="all-reduce", world_size=2, batch=32, steps=448),

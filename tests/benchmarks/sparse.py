@@ -5,6 +5,7 @@ python tests/benchmarks/sparse.py [millions]
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks._report import compare
-from shardscope.analytic.communication.sparse import index_bytes, least_index_bits
+from shardscope.analytic.communication.sparse import index_bytes
 from shardscope.methods.compressors.randomblock._torch import RandomBlockCodec
 from shardscope.methods.compressors.randomk._torch import RandomKCodec
 from shardscope.methods.compressors.topk._torch import TopKCodec
@@ -64,7 +65,8 @@ def main() -> None:
         f"top-k by a sampled threshold: {ratio:.1f} copies, bar {BAR:g}: {'met' if ratio <= BAR else 'MISSED'}"
     )
     kept = round(RATIO * count)
-    bits, least = 8 * int(index_bytes(count, kept)) / kept, float(least_index_bits(count, kept))
+    nats = math.lgamma(count + 1) - math.lgamma(kept + 1) - math.lgamma(count - kept + 1)
+    bits, least = 8 * int(index_bytes(count, kept)) / kept, nats / math.log(2) / kept
     print(f"{bits:.2f} bits an index of {kept} among {count}; the least possible is {least:.2f}")
 
 

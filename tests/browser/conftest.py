@@ -43,20 +43,15 @@ def server(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def browser_context(tmp_path_factory):
-    api = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is not installed (pip install playwright)"
-    )
+def browser_context(playwright_api, tmp_path_factory):
     if not CHROMIUM:
         pytest.skip("no chromium on PATH (apt-get install chromium) and no $CHROMIUM")
-    with api.sync_playwright() as playwright:
-        context = playwright.chromium.launch_persistent_context(
-            str(tmp_path_factory.mktemp("profile")), executable_path=CHROMIUM, headless=True,
-            args=CHROMIUM_ARGS,
-            viewport=VIEWPORT,
-        )  # fmt: skip
-        yield context
-        context.close()
+    context = playwright_api.chromium.launch_persistent_context(
+        str(tmp_path_factory.mktemp("profile")), executable_path=CHROMIUM, headless=True, args=CHROMIUM_ARGS,
+        viewport=VIEWPORT,
+    )  # fmt: skip
+    yield context
+    context.close()
 
 
 @contextlib.contextmanager
@@ -70,6 +65,7 @@ def _page(server, browser_context, picture):
         opened.page.screenshot(path=str(picture))
         opened.shut_down()
     assert _left_behind(server) == []
+    shutil.rmtree(server.runs, ignore_errors=True)  # a lab shows the newest runs: those of its own test only
 
 
 @pytest.fixture

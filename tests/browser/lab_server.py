@@ -17,6 +17,8 @@ from pathlib import Path
 
 import psutil
 
+from shardscope.commands.lab import EXTENSION
+
 SETTINGS = {"@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False}}
 FOLDERS = {
     "JUPYTER_CONFIG_DIR": "config",
@@ -90,6 +92,7 @@ def _command(port: int, token: str, root: Path) -> list[str]:
         f"--ServerApp.root_dir={root}", "--LabApp.expose_app_in_browser=True",
         "--LabApp.extension_manager=readonly",
         "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
+        f"--ServerApp.jpserver_extensions={EXTENSION}=True",
     ]  # fmt: skip
 
 

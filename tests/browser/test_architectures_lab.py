@@ -10,7 +10,7 @@ from browser.test_training_lab import CONTRAST, LAB, choose, press, status
 
 pytestmark = pytest.mark.weekly
 
-TOUR = Path(__file__).parents[2] / "notebooks" / "tour.ipynb"
+TOUR = Path(__file__).parents[2] / "notebooks" / "01-tour.ipynb"
 BARS = """(heading) => {
     const heads = [...document.querySelectorAll('.jp-OutputArea-output .ss-lab .ss-heading')];
     const box = heads.find(head => head.textContent.startsWith(heading))?.closest('.widget-vbox');
@@ -44,8 +44,8 @@ def test_a_pipelines_chart_and_zeros_memory_appear_with_their_runs(lab):
 
     choose(lab, "Strategy", "zero-2")
     press(lab, "Start")
-    status(lab, "zero-2-gpt-nano has finished", 60_000)
-    wait_for_bars(lab, "Memory by kind", 4 * 4)
+    status(lab, "zero-2 has finished", 60_000)
+    wait_for_bars(lab, "Memory by type", 4 * 4)
     lab.page.wait_for_function(f"() => ({BARS})('Pipeline') === 0")  # the run in focus is no pipeline
     for theme in ("JupyterLab Dark", "JupyterLab Light"):
         lab.use_theme(theme)

@@ -22,6 +22,7 @@ def test_the_run_stands_beside_its_prediction_once_it_has_ended(notebook, tmp_pa
     notebook.open(tmp_path / "compared.ipynb").run_all()
     page = notebook.page
     page.wait_for_selector(f"{LAB} .js-plotly-plot .main-svg", timeout=60_000)
+    notebook.kernel("1")  # the cell has ended, so the lab no longer chooses a tab
     page.locator(LAB).get_by_role("tab", name="Predicted").click()
     page.locator(f"{LAB} .ss-words", has_text="once it has ended").wait_for()
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-TOUR = Path(__file__).parents[2] / "notebooks" / "tour.ipynb"
+TOUR = Path(__file__).parents[2] / "notebooks" / "01-tour.ipynb"
 LAB = ".jp-OutputArea-output .ss-lab"
 PLOT = f"document.querySelector('{LAB} .js-plotly-plot')"
 POINTS = f"""(label) => {{
     const lines = {PLOT}?.data?.filter(t => t.visible !== false && t.name === label && (t.xaxis ?? 'x') === 'x') ?? [];
     return Math.max(0, ...lines.map(t => t.y?.length ?? 0));
 }}"""
+LABEL = "lab._book.entries[{!r}].trace.label"
 CONTRAST = """(selector) => {
     const light = (colour) => {
         const [r, g, b] = colour.match(/[\\d.]+/g).map(Number)
@@ -38,8 +39,14 @@ def wait_for_points(notebook, label, count, timeout_ms=60_000):
     )
 
 
+UNFOLD = """control => control.closest('.jupyter-widget-Collapse:not(.jupyter-widget-Collapse-open)')
+    ?.querySelector('.jupyter-widget-Collapse-header').click()"""
+
+
 def choose(notebook, label, value):
-    notebook.page.locator(f"{LAB} .ss-controls").get_by_label(label, exact=True).select_option(value)
+    control = notebook.page.locator(f"{LAB} .ss-controls").get_by_label(label, exact=True)
+    control.evaluate(UNFOLD)
+    control.select_option(value)
 
 
 def press(notebook, name):
@@ -66,24 +73,30 @@ def test_start_watch_stop_start_again_and_reload(notebook):
 
     choose(notebook, "Strategy", "all-reduce")
     press(notebook, "Start")
-    status(notebook, "all-reduce-gpt-nano is running")
+    status(notebook, "all-reduce")
+    status(notebook, "is running")
     second = notebook.kernel("lab.run.id")
-    wait_for_points(notebook, "all-reduce-gpt-nano", 3)
+    label, other = (
+        notebook.kernel(LABEL.format(run)) for run in (first, second)
+    )  # by what differs between the two
+    assert "ring" in label
+    assert "all-reduce" in other
+    wait_for_points(notebook, other, 3)
 
     notebook.reload()
     notebook.page.wait_for_selector(f"{LAB} .js-plotly-plot .main-svg", timeout=60_000)
     wait_for_points(notebook, label, 8)
-    wait_for_points(notebook, "all-reduce-gpt-nano", 5)
+    wait_for_points(notebook, other, 5)
     rows = notebook.page.locator(f"{LAB} .ss-run").all_inner_texts()
     assert any(label in row and "stopped" in row for row in rows)
-    assert any("all-reduce-gpt-nano" in row and "running" in row for row in rows)
+    assert any(other in row and "running" in row for row in rows)
     assert first != second
     press(notebook, "Stop")
     status(notebook, "was stopped")
     assert notebook.kernel("[lab.problem, any(run.is_alive for run in lab.runs)]") == ["", False]
 
 
-def test_it_can_be_read_in_both_themes_and_follows_the_ring(notebook):
+def test_it_can_be_read_in_both_themes_and_plays_one_step(notebook):
     notebook.open(TOUR).run_until("TrainingLab(")
     notebook.page.wait_for_selector(f"{LAB} .js-plotly-plot .main-svg", timeout=60_000)
     notebook.kernel("lab.run.wait(60).id")
@@ -94,17 +107,15 @@ def test_it_can_be_read_in_both_themes_and_follows_the_ring(notebook):
         notebook.use_theme(theme)
         ratios = notebook.page.evaluate(CONTRAST, f"{LAB} .js-plotly-plot .xtick text, {LAB} .ss-words")
         assert min(ratios) >= 4.5, f"{theme}: {min(ratios):.2f}"
-    notebook.page.locator(LAB).get_by_role("tab", name="Ring").click()
-    notebook.page.locator(LAB).get_by_role("button", name="Next round").click()
-    notebook.page.locator(f"{LAB} .shardscope-ring h4", has_text="All-gather, round 1 of 1").wait_for(
-        timeout=60_000
-    )
-    notebook.page.locator(LAB).get_by_role("button", name="Play").click()
-    notebook.page.locator(LAB).get_by_role("button", name="Play").wait_for(
-        timeout=60_000
-    )  # it came to its end
+    notebook.page.locator(LAB).get_by_role("tab", name="One step").click()
+    player = notebook.page.locator(f"{LAB} .ss-step")
+    player.get_by_role("button", name="Next event").click()
+    player.get_by_role("button", name="Play").click()
+    player.get_by_role("button", name="Pause").wait_for(timeout=60_000)
+    player.press("End")
+    player.locator(".now", has_text="The step is over.").wait_for(timeout=60_000)
     deadline = time.monotonic() + 60
-    while notebook.kernel("lab.screen.ring.position") != 2.0:  # it is on its way
+    while notebook.kernel("lab.screen.player.position") != 1.0:  # it is on its way
         assert time.monotonic() < deadline
         notebook.page.wait_for_timeout(50)
 

@@ -37,7 +37,7 @@ SHOWN = f"""(name) => ({FRONT}?.data ?? []).filter(each => each.name?.startsWith
 
 
 def complete(notebook, count):
-    shown = f"() => [...({SHOWN})('on the front'), ...({SHOWN})('beaten')].length >= {count}"
+    shown = f"() => [...({SHOWN})('on the front'), ...({SHOWN})('dominated')].length >= {count}"
     notebook.page.wait_for_function(shown, timeout=60_000)
 
 
@@ -55,7 +55,7 @@ def opened(notebook, tmp_path):
     written.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     nbformat.write(written, tmp_path / "tune.ipynb")
     notebook.open(tmp_path / "tune.ipynb").run_all()
-    notebook.page.wait_for_selector(f"{LAB} .ss-space-row select", timeout=60_000)
+    notebook.page.wait_for_selector(f"{LAB} .ss-space-row select", timeout=60_000, state="attached")
     return notebook
 
 
@@ -89,6 +89,18 @@ def prune_by_click(notebook):
     raise AssertionError("no running trial could be pruned")
 
 
+def a_row_stays_where_it_is(page):
+    """Choose the next row: the table does not move under the pointer, and Stop is still in view."""
+    row = page.locator(f"{LAB} .ss-trial-table tbody tr[data-number='0']")
+    row.scroll_into_view_if_needed()
+    before = row.bounding_box()["y"]
+    row.click()
+    page.locator(f"{LAB} .ss-chosen .ss-heading", has_text="Trial 0 ").wait_for()
+    assert abs(row.bounding_box()["y"] - before) < 2
+    stop = page.locator(f"{LAB} .ss-actions button", has_text="Stop").bounding_box()
+    assert 0 < stop["y"] < page.viewport_size["height"] - stop["height"]
+
+
 def test_start_watch_prune_open_stop_reload_and_go_on(opened):
     page = opened.page
     press(opened, "Start")
@@ -96,9 +108,10 @@ def test_start_watch_prune_open_stop_reload_and_go_on(opened):
     running = prune_by_click(opened)
     page.wait_for_function(f"(n) => ({SHOWN})('pruned').includes(n)", arg=running, timeout=60_000)
 
-    assert click(opened, ["on the front", "beaten"], 0)
+    assert click(opened, ["on the front", "dominated"], 0)
+    a_row_stays_where_it_is(page)
     press(opened, "Open run")
-    page.locator(f"{LAB} .ss-words", has_text="Each row has computing above").wait_for(timeout=60_000)
+    page.locator(f"{LAB} .ss-words", has_text="Each row has computation above").wait_for(timeout=60_000)
     press(opened, "Stop")
     status(opened, "is stopped")
     left = opened.kernel("[[lab.problem, lab.is_running], [r.state for r in lab.session.records()]]")

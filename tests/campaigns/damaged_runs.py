@@ -105,7 +105,7 @@ def _readers_of(path: Path, folder: Path) -> Iterator[tuple[str, Callable[[], An
         "summary": lambda run: run.summary(),
         "repr": lambda run: repr(run).encode(),
         "html": lambda run: _harmless(run._repr_html_()),
-        "json": lambda run: run._repr_json_(),
+        "json": lambda run: run.job.to_json(),
         "logs": lambda run: (run.logs(), run.logs(0)),
         "report": lambda run: _harmless(write_report([run], folder / "report.html").read_text()),
         "comparison": lambda run: _harmless(html.summary([run])._repr_html_()),

@@ -49,7 +49,7 @@ def recorded_run(root: Path, name: str = "good", **changes: Any) -> Path:
     run.write_status("completed", pid=os.getpid(), process_started=process_started())
     world_size = 2
     told = [start_event("ring", world_size, rank) for rank in range(world_size)]
-    told += [event for step in range(1, 6) for event in step_events("ring", world_size, step, chunks=True)]
+    told += [event for step in range(1, 6) for event in step_events("ring", world_size, step)]
     told += memory_events(world_size, step=3)
     for rank in range(world_size):
         own = [event for event in told if event["rank"] == rank]

@@ -114,7 +114,7 @@ def drive(root: Path, recorded: Path, write: int | None) -> None:
 
     driver.launch = instant(recorded)
     storage.STATED_WITHIN_S = 0.05
-    storage._AGAIN_S = driver._LOOK_EVERY_S = 0.01
+    storage._RETRY_S = driver._READ_EVERY_S = 0.01
     os.fsync = lambda file: None  # a killed process takes nothing back that it has written
     if write is not None:
         kill_at(write)

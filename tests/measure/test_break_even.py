@@ -11,6 +11,7 @@ import shardscope as ss
 from shardscope.measure import codecs, compression_speedup
 from shardscope.measure.break_even import gradient_shapes
 from shardscope.measure.codecs import codec_seconds
+from shardscope.measure.loss_increase import is_within_tolerance, loss_increase, loss_text
 from shardscope.measure.messages import message_seconds
 from shardscope.measure.probe import Probed, probed
 from shardscope.spec.models import MODELS
@@ -78,10 +79,59 @@ def test_break_even_has_a_row_a_method_and_workers_and_names_the_best_way() -> N
     frame = found.to_frame()
     assert list(frame["method"].unique()) == ["bf16", "topk ratio=0.05"]
     assert list(frame["workers"]) == [2, 4, 2, 4]
-    slow, times = found.best(4, 1e3)
-    assert slow.name == "topk"
-    assert times > 2
-    assert found.best(4, 1e30) == (ss.Compression("none"), 1.0)
+    slow = found.best(4, "8 kbit/s")
+    assert slow.compression.name == "topk"
+    assert slow.speedup > 2
+    assert found.best(4, 1e30) == (ss.Compression("none"), 1.0, "loss unchanged")
+
+
+def test_packing_is_timed_for_the_fewest_and_the_most_workers_and_lies_on_a_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """bf16 is summed packed, so it is timed once; int8 takes 1 ms per worker."""
+    timed: list[tuple[str, int]] = []
+
+    def packing_times(jobs: Any, _: object, repeats: int) -> list[codecs.PackingTime]:
+        assert repeats == 5
+        timed.extend((job.compression.name, count) for job, count in jobs)
+        return [codecs.PackingTime(1e-3 * count, 2e-3 * count) for _, count in jobs]
+
+    monkeypatch.setattr(codecs, "packing_times", packing_times)
+    found = ss.break_even(JOB.replace(world_size=4), methods=["bf16", "int8"], workers=(2, 4, 8))
+    assert timed == [("bf16", 2), ("int8", 2), ("int8", 8)]
+    frame = found.to_frame()
+    assert list(frame["codec_s"]) == pytest.approx([2e-3] * 3 + [2e-3, 4e-3, 8e-3])
+    assert (found.own_workers, found.variation) == (4, 2.0)
+    bf16 = found.methods[0]
+    assert all(low < high for low, high in zip(bf16.low_bandwidths, bf16.bandwidths, strict=True))
+
+
+def test_jobs_take_turns_and_the_fastest_step_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns: list[str] = []
+
+    def timed(job: ss.Job, _buckets: object, _others: object, steps: int) -> list[float]:
+        turns.append(job.compression.name)
+        return [9.0] * (steps - 3) + [3.0, 2.0 + len(turns), 4.0]
+
+    monkeypatch.setattr(codecs, "_timed", timed)
+    pair = [(JOB.replace(compression=name), 2) for name in ("int8", "bf16")]
+    first, second = codecs.packing_times(pair, [[(8,)]], repeats=2)
+    assert turns == ["int8", "bf16", "int8", "bf16"]
+    assert (first.fastest_s, first.median_s, second.fastest_s) == (3.0, 3.5, 3.0)
+
+
+def test_the_best_method_names_its_effect_on_the_loss() -> None:
+    assert loss_text(ss.Compression("topk"), "adamw") == "loss 19 % higher with AdamW"
+    assert loss_text(ss.Compression("int4"), "adamw") == "loss 2.9 % lower with AdamW"
+    assert loss_text(ss.Compression("randomk"), "nesterov") == "diverges with Nesterov"
+    assert loss_text(ss.Compression("topk", ratio=0.3), "sgd") == "loss not measured with SGD"
+    assert loss_text(ss.Compression("int8"), "adafactor") == "loss not measured with adafactor"
+    assert [is_within_tolerance(ss.Compression(name), "adamw") for name in ("none", "int4", "topk", "dgc")] == [
+        True, True, False, False,
+    ]  # fmt: skip
+    table = loss_increase()
+    assert table.loc["int8", "LAMB"] == -0.4
+    assert list(table.columns) == ["SGD", "Nesterov", "LARS", "AdamW", "LAMB", "tolerance"]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +144,10 @@ def test_break_even_has_a_row_a_method_and_workers_and_names_the_best_way() -> N
         ({"repeats": 0}, "repeats=0 is not valid: it should be an integer of 1 or more"),
         ({"methods": []}, r"methods=\[\] is empty or not a list; give for example methods=\['int8'\]"),
         ({"methods": 8}, "methods=8 is empty or not a list"),
-        ({"methods": [8]}, "methods holds 8, which is not a compressor; give names such as 'int8'"),
+        (
+            {"methods": [8]},
+            "methods contains 8, which is not a compression method; give names such as 'int8'",
+        ),
         ({"latency_s": "1"}, "latency_s='1' has no unit; write '5 us' or '1.5 ms'"),
         ({"latency_s": -1}, "latency_s=-1 is not valid: it should be finite, and 0 or more"),
         ({"latency_s": None}, "latency_s=None is not a quantity"),
@@ -183,17 +236,20 @@ class Probe:
 @pytest.mark.parametrize(
     ("probe", "message"),
     [
-        (Probe(JOB.replace(batch=32), 8), "probe='there' ran with batch=.*32.*, and the job has .*64"),
+        (Probe(JOB.replace(batch=32), 8), "probe='there' ran with batch=.*32.*, but the job has .*64"),
         (Probe(JOB.replace(optimizer="lamb"), 8), "probe='there' ran with optimizer="),
         (
             Probe(JOB.replace(compression="int8"), 8),
-            "probe='there' ran with compression='int8'; give an uncompressed",
+            "probe='there' ran with compression='int8'; pass an uncompressed",
         ),
         (
             Probe(JOB.replace(link=ss.Link(bandwidth="1 Gbit/s", latency_s=0)), 8),
-            "probe='there' ran on a link of 1 Gbit/s, 0 s; give an uncompressed run without a link",
+            r"probe='there' ran on an emulated link \(1 Gbit/s, 0 s\); pass an uncompressed run with link=None",
         ),
-        (Probe(JOB, 2), "probe='there' has no step after its first 2 with spans; give a longer run"),
+        (
+            Probe(JOB, 2),
+            "probe='there' has no spans of all ranks after its 2 warm-up steps; pass a longer run",
+        ),
         (Probe(JOB, 8, is_alive=True), "probe='there' is still running; wait for it"),
     ],
 )
@@ -227,7 +283,7 @@ def test_software_costs_something_a_message_and_a_byte(message_s: float) -> None
 @pytest.mark.slow
 def test_what_a_message_costs_is_measured_on_real_ranks() -> None:
     cost = message_seconds(JOB, ss.Link(bandwidth="1 Mbit/s", latency="2 ms"))
-    (run,) = ss.runs()
+    (run,) = ss.runs(all=True)
     assert (run.name, run.job.world_size, run.state) == ("messages", 2, "completed")
     starts, ends = ([[span[at] for span in event["spans"] if span[0] == "communication"]
                      for event in run.events("step") if event["step"] == 20] for at in (2, 3))  # fmt: skip
@@ -289,15 +345,15 @@ def test_a_probe_of_a_long_schedule_is_its_own_job() -> None:
     ("change", "message"),
     [
         ({"methods": []}, r"methods=\[\] is empty or not a list"),
-        ({"link": "1 Gbit/s"}, "link='1 Gbit/s' is a rate, which needs a latency"),
+        ({"link": "1 Gbit/s"}, "link='1 Gbit/s' is a bandwidth, which needs a latency"),
         ({"link": "carrier pigeon"}, "link='carrier pigeon' is not known"),
-        ({"link": 1e9}, "link=1000000000.0 is not a link; give Link"),
+        ({"link": 1e9}, "link=1000000000.0 is not a link; give for example Link"),
     ],
 )
 def test_what_worth_cannot_look_at_is_refused_before_anything_runs(change: dict, message: str) -> None:
     with pytest.raises(ss.SpecError, match=message):
         ss.compression_speedup(JOB, **change)
-    assert not ss.runs()
+    assert not ss.runs(all=True)
 
 
 def test_a_verdict_is_said_before_anything_compressed_has_run() -> None:
@@ -305,8 +361,8 @@ def test_a_verdict_is_said_before_anything_compressed_has_run() -> None:
         JOB, methods=["int8", "topk"], link=ss.Link(bandwidth="1 Mbit/s", latency="1 ms")
     )
     assert slow.best.compression.is_on
-    assert slow.verdict.startswith("On a link of 1 Mbit/s, 1 ms compressing pays: with ")
-    assert len(ss.runs()) == 2  # the probe, and the one that tells what a message costs
+    assert slow.verdict.startswith("On a link of 1 Mbit/s, 1 ms, compression pays off: with ")
+    assert len(ss.runs(all=True)) == 2  # the probe, and the one that tells what a message costs
     assert list(slow.to_frame().columns)[:2] == ["method", "step_s"]
 
 
@@ -328,12 +384,13 @@ def test_the_same_measurements_say_that_it_does_not_pay_on_a_quick_link(
     assert slow.pays
     assert not quick.pays
     assert quick.plain.step_s == pytest.approx(0.0058, rel=1e-3)
-    assert "does not pay: the uncompressed step of 0.0058 s is the fastest" in quick.verdict
+    assert "does not pay off: the uncompressed step of 5.8 ms is the fastest" in quick.verdict
 
 
 def test_only_rings_and_all_reduces_of_several_ranks_are_predicted() -> None:
     with pytest.raises(
-        ss.SpecError, match="compression is not predicted for strategy='zero-3' on world_size=2"
+        ss.SpecError,
+        match="the effect of compression cannot be predicted for strategy='zero-3' with world_size=2",
     ):
         ss.compression_speedup(JOB.replace(strategy="zero-3"))
 
@@ -346,5 +403,5 @@ def test_a_gain_within_the_error_of_predictions_is_no_reason_to_compress() -> No
     found = Worth("a link", (plain, packed))
     assert not found.pays
     assert found.verdict == (
-        "On a link compressing does not pay: int4 would be 5 % faster, less than the prediction error."
+        "On a link, compression does not pay off: int4 would be 5 % faster, less than the prediction error."
     )

@@ -18,8 +18,8 @@ from prediction.ranks_of import EVERY_STEP, run_on
 from shardscope import cli
 from shardscope.measure.compare.comparison import ComparedTerm, Comparison
 from shardscope.measure.compare.measured import step_time
-from shardscope.measure.compare.of_run import compare, comparison_or_reason
-from shardscope.measure.compare.view import error_text
+from shardscope.measure.compare.of_run import _where_it_ran, compare, comparison_or_reason
+from shardscope.measure.compare.view import error_text, overview
 from shardscope.runtime import Run
 from shardscope.runtime.rundir import RunDir
 
@@ -96,6 +96,19 @@ def test_an_error_is_predicted_over_measured(fields: dict[str, Any], text: str) 
     assert error_text(ComparedTerm("time", "forward", "s", "rank 0", **fields)) == text
 
 
+@pytest.mark.parametrize(
+    ("group", "unit", "agrees", "text"),
+    [
+        ("bytes", "bytes", False, "+100 B"), ("messages", "messages", False, "+100"),
+        ("memory", "bytes", None, "+100 B"),
+    ],
+)  # fmt: skip
+def test_where_nothing_was_measured_the_error_is_a_difference(
+    group: Any, unit: str, agrees: bool | None, text: str
+) -> None:
+    assert error_text(ComparedTerm(group, "ring", unit, "all ranks", 100.0, 0.0, agrees=agrees)) == text
+
+
 @pytest.fixture
 def ran(pool: RankPool, tmp_path: Path) -> Run:
     """Ten steps of local SGD with periods of four."""
@@ -114,7 +127,7 @@ def test_bytes_are_of_whole_periods_and_the_summarys(ran: Run) -> None:
     assert sent.predicted == sent.measured == summary.bytes_per_step
     assert sent.measured == sum(measured for _, measured in sent.by_rank)
     assert found["time", "step"].measured == summary.step_time_s
-    assert found["memory", "peak"].measured == summary.peak_memory_bytes
+    assert found["memory", "peak"].measured == summary.process_bytes
     assert "steps 3 to 10" in " ".join(found.notes)
 
 
@@ -167,9 +180,47 @@ def test_on_a_cluster_terms_without_a_counterpart_are_noted() -> None:
     assert any(note.startswith("communication is left out") for note in found.notes)
 
 
+@pytest.mark.parametrize(
+    ("start", "has_time", "backend"),
+    [
+        ({"device": "cuda:0", "backend": "nccl"}, False, "nccl"),
+        ({"device": "cuda:0", "backend": "gloo (shared GPU, staged)"}, False, "gloo"),
+        ({"device": "cpu", "backend": "gloo"}, True, "gloo"),
+    ],
+)
+def test_a_run_is_laid_beside_a_prediction_for_the_device_on_which_it_ran(
+    start: dict[str, str], has_time: bool, backend: str
+) -> None:
+    """Not for the one that the job would take on this machine."""
+    for device in ("auto", "cuda"):
+        job = ss.Job(
+            model="mlp",
+            data="digits",
+            strategy="all-reduce",
+            world_size=2,
+            steps=3,
+            optimizer="sgd",
+            device=device,
+        )
+        step = {"event": "step", "peak_memory_bytes": 5, "traffic": {}, "step": 3}
+        events = [{"event": "start", "rank": rank, **start} for rank in (0, 1)]
+        events += [step_of(rank, SPANS, 20.0) | step for rank in (0, 1)]
+        run: Any = SimpleNamespace(id="r", name="r", job=job, events=lambda events=events: events)
+        assert _where_it_ran(ss.predict(job), events).step.backend == backend
+        for found in (compare(run), compare(run, prediction=ss.predict(job))):
+            assert any(row.group == "time" for row in found.rows) == has_time
+            assert (
+                any("Step time is left out: the ranks compute on GPUs" in note for note in found.notes)
+                != has_time
+            )
+            assert (
+                any(note.startswith("peak is predicted for tensors only") for note in found.notes) == has_time
+            )
+
+
 def test_what_cannot_be_compared_is_refused(tmp_path: Path, ran: Run) -> None:
     empty: Any = SimpleNamespace(id="too-early", job=ran.job, events=list)
-    with pytest.raises(ss.RunUnreadable, match="too-early has nothing to compare.*wait for one"):
+    with pytest.raises(ss.RunUnreadable, match="too-early has nothing to compare.*wait for a step"):
         compare(empty)
     with pytest.raises(ss.SpecError, match=r"prediction is for 1 ranks.*ss.predict"):
         compare(ran, prediction=ss.predict(ss.Job(model="mlp", data="digits", strategy="single")))
@@ -185,6 +236,27 @@ def test_the_command_prints_text_or_json(capsys: pytest.CaptureFixture[str]) -> 
     assert said["run"] == run.id
     assert {row["group"] for row in said["rows"]} == {"bytes", "messages", "memory", "time"}
     assert cli.main(["compare", "nothing-of-that-name"]) == 2
+    assert [row.term for row in compare(run.id).rows] == [row["term"] for row in said["rows"]]
+    assert compare(run.path.name, root=run.path.parent).run_id == compare(run.path).run_id == run.id
+
+
+def test_the_command_compares_with_a_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+    run = ss.launch(ss.Job(model="mlp", data="digits", strategy="zero-1", world_size=2, steps=5)).wait(60)
+    on_a_cluster = ["compare", run.id, "--cluster", "a100-80gb", "--per-node", "2"]
+    assert cli.main([*on_a_cluster, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["where"] == CLUSTER.name
+    assert cli.main([*on_a_cluster, "--calibration", "b200-megatron"]) == 0
+    with_b200 = repr(
+        compare(run, prediction=ss.predict(run.job, CLUSTER, calibration=ss.Calibration.of("b200-megatron")))
+    )
+    assert capsys.readouterr().out == f"{with_b200}\n"
+    for options, says in (
+        (["--per-node", "2"], "--per-node has no effect without --cluster"),
+        (["--calibration", "b200-megatron"], "calibration has no effect without a cluster"),
+        (["--cluster", "a100-80gb"], "world_size=2 does not match the 8 devices"),
+    ):
+        assert cli.main(["compare", run.id, *options]) == 2
+        assert says in capsys.readouterr().err
 
 
 def test_an_observed_training_loop_is_compared_in_bytes_and_states(tmp_path: Path) -> None:
@@ -202,7 +274,7 @@ def test_an_observed_training_loop_is_compared_in_bytes_and_states(tmp_path: Pat
     for left_out in ("activations", "peak", "Step time"):
         assert any(note.startswith(f"{left_out} is left out") for note in found.notes)
     assert comparison_or_reason(run) == found
-    with pytest.raises(ss.SpecError, match="its own ranks only"):
+    with pytest.raises(ss.SpecError, match="only for the ranks on which it ran"):
         compare(run, CLUSTER)
 
 
@@ -223,8 +295,15 @@ def test_steps_before_compression_begins_are_left_out_and_noted(pool: RankPool, 
     run_on(pool, job, tmp_path)
     found = compare(Run(RunDir(tmp_path), job))
     assert 1 < first < job.steps
-    assert f"Times are from step {first} on, where steps are compressed." in found.notes
+    assert f"Times are from step {first} onwards, the first compressed step." in found.notes
     assert found.disagreeing == ()
+    assert found.per == found.to_dict()["per"] == "compressed step"
+    assert ("time", "step") not in {(row.group, row.term) for row in found.rows}, (
+        "the summary's step has all kinds"
+    )
+    assert "A compressed step took" in found.verdict
+    assert "Bytes sent per compressed step, all ranks" in found._repr_html_()
+    assert overview([found])[0][-2].endswith(" a compressed step")
     assert {row.term for row in found.rows if row.group == "bytes"} == {
         "packet_all_to_all", "packet_all_gather", "all collectives",
     }  # fmt: skip

@@ -93,11 +93,11 @@ def test_a_run_on_the_machines_own_link_tells_the_step_time_on_another(strategy:
 def test_what_cannot_be_projected_is_refused() -> None:
     run = ss.launch(small_job(strategy="pipeline:gpipe", steps=2)).wait(60)
     with pytest.raises(
-        ss.SpecError, match="strategy='pipeline:gpipe' cannot be projected .* run it on the link"
+        ss.SpecError, match="strategy='pipeline:gpipe' cannot be projected .* run the job on that link"
     ):
         project(run, LINK)
     run = ss.launch(small_job(steps=2, compression=ss.Compression("local-sgd", every=2))).wait(60)
-    with pytest.raises(ss.SpecError, match="its steps differ; run it on the link"):
+    with pytest.raises(ss.SpecError, match="its steps differ; run the job on that link"):
         project(run, LINK)
     run = ss.launch(small_job(steps=2, compression=ss.Compression("powersgd", warmup_steps=1))).wait(60)
     with pytest.raises(ss.SpecError, match="its steps differ"):
@@ -105,14 +105,14 @@ def test_what_cannot_be_projected_is_refused() -> None:
     run = ss.launch(small_job(steps=2, link=LINK, record=ss.Record(spans_first=0))).wait(60)
     with pytest.raises(ss.SpecError, match="cannot be projected to the machine's own link"):
         project(run, None)
-    with pytest.raises(ss.SpecError, match="no step with its spans"):
+    with pytest.raises(ss.SpecError, match="no step with recorded spans"):
         project(run, LINK)
 
 
 def test_a_run_that_was_stopped_before_its_first_event_is_refused_in_a_sentence() -> None:
     job = small_job(steps=2)
     run = SimpleNamespace(id="early", job=job, events=list)
-    with pytest.raises(ss.SpecError, match="run early has no step with its spans"):
+    with pytest.raises(ss.SpecError, match="run early has no step with recorded spans"):
         Projector(run)  # type: ignore[arg-type]
 
 

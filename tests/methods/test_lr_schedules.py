@@ -60,7 +60,7 @@ def test_stays_at_the_final_ratio_past_the_end(name: str) -> None:
     [
         ("cosine", {"power": 3}, r"lr_schedule.power=3 has no effect on cosine; .* polynomial"),
         ("sqrt", {"final_ratio": 0.1}, "final_ratio=0.1 has no effect on sqrt; .* exponential or linear"),
-        ("sqrt", {"pwoer": 2}, "setting of sqrt='pwoer' is not known; valid are warmup_steps"),
+        ("sqrt", {"pwoer": 2}, "sqrt setting='pwoer' is not known; valid names are warmup_steps"),
         ("cosin", {}, "lr_schedule='cosin' is not known; did you mean 'cosine'"),
         ("cosine", {"final_ratio": 2}, "lr_schedule.final_ratio=2 is not valid: it should be less than or equal to 1"),
         ("exponential", {"final_ratio": 0}, "lr_schedule.final_ratio=0 is not valid: it should be greater than 0"),

@@ -21,7 +21,9 @@ EXCEPTED = {
     "toolkit/shardscope/analytic/communication/algorithms/__init__.py": ALGORITHMS,
     "toolkit/shardscope/analytic/large_batch/scaling.py": {"linear", "sqrt"},  # rules by which the rate is scaled
     "toolkit/shardscope/training/strategies/fully_sharded.py": {"ring"},  # a setting: whose collectives
+    "toolkit/shardscope/measure/loss_increase.py": {"sgd", "nesterov", "lars", "adamw", "lamb"},  # a measured table
     "widgets/shardscope_widgets/communication_calculator/_asked.py": ALGORITHMS,
+    "widgets/shardscope_widgets/step_player/_picture.py": {"ring", "tree"},  # how ranks are arranged
     "widgets/shardscope_widgets/figures/_communication_look.py": ALGORITHMS,
     "widgets/shardscope_widgets/figures/_who_sends.py": ALGORITHMS,
     "toolkit/shardscope/tuning/population/explore.py": {"linear"},  # how an axis is drawn

@@ -95,18 +95,20 @@ def test_a_strategy_that_builds_something_else_is_refused() -> None:
         def build(self, job: object, context: object) -> object:
             return job
 
-    with pytest.raises(ss.RunFailed, match="strategy='builds' built .*; let it build a"):
+    with pytest.raises(
+        ss.RunFailed, match="strategy='builds': its build method returned .*; return an object"
+    ):
         ss.launch(job_of(strategy=Builds, world_size=2)).wait(60)
 
 
 @pytest.mark.parametrize(
     ("order", "says"),
     [
-        (lambda rank, ranks, n, held: [("F", rank, i) for i in range(n)], "passes 'F' of micro-batch 0 on stage 0"),
+        (lambda rank, ranks, n, held: [("F", rank, i) for i in range(n)], "passes 'F' for micro-batch 0 on stage 0"),
         (lambda rank, ranks, n, held: [(kind, rank, 0) for kind in "FB" for _ in range(n)], "passes 'BBBBFFFF'"),
         (
             lambda rank, ranks, n, held: [(kind, at, i) for at in range(ranks) for kind in "FB" for i in range(n)],
-            "gives rank 0 ScheduledOp.*whose stage it does not hold; it holds 0",
+            "schedules ScheduledOp.* on rank 0, which does not hold that stage; use its stages: 0",
         ),
         (lambda rank, ranks, n, held: [(kind, rank, i) for kind in "BF" for i in range(n)], "deadlocks"),
     ],
@@ -156,11 +158,11 @@ class TestOrders:
         ("order", "says"),
         [
             (lambda self, *_: None, "schedule='mine': order.rank=0, ranks=2.* failed .TypeError"),
-            (lambda self, *_: [("F", 0)], "let it return triples of a kind, a stage and a micro-batch"),
+            (lambda self, *_: [("F", 0)], "make it return triples such as"),
             (lambda self, *_: [("F", 0.0, 1)], "cannot be interpreted as an integer"),
             (
                 lambda self, rank, ranks, n: [],
-                "Mine.order does not take the arguments that it is called with",
+                "Mine.order does not accept the arguments that it is called with",
             ),
         ],
     )
@@ -171,10 +173,10 @@ class TestOrders:
     @pytest.mark.parametrize(
         ("members", "says"),
         [
-            ({"default_stages": 2}, "default_stages=2 and most_stages=1; let each be at most the next"),
+            ({"default_stages": 2}, "default_stages=2 and most_stages=1; these must be in ascending order"),
             ({"v_shaped": True}, "v_shaped=True needs two stages on each rank"),
             ({"held_terms": (1.0, 0.0)}, "held_terms=.* is not a HeldTerms"),
-            ({"name": "2"}, "give it one of lower-case letters, digits and hyphens"),
+            ({"name": "2"}, "give it a name of lower-case letters, digits and hyphens"),
         ],
     )
     def test_members_that_cannot_be_are_refused(self, members: dict[str, Any], says: str) -> None:
@@ -215,7 +217,7 @@ class TestSums:
         assert report.passed, report
 
     def test_what_is_no_sum_is_refused(self) -> None:
-        with pytest.raises(ss.RunFailed, match="OnRank.reduce_ returned None; let it return the sum"):
+        with pytest.raises(ss.RunFailed, match="OnRank.reduce_ returned None; return the sum"):
             ss.launch(self.job(lambda buffer: None)).wait(60)
 
 
@@ -224,8 +226,11 @@ class TestSums:
     [
         ({"look": "#ff0000"}, "look='#ff0000' is not a MethodStyle"),
         ({"variant": "nope"}, "variant='nope' is not one of its settings"),
-        ({"carries": frozenset({"sum"})}, "carries has 'sum'; it may have none, sums, packets"),
-        ({"build": lambda self, job: None}, "build does not take the arguments that it is called with"),
+        (
+            {"carries": frozenset({"sum"})},
+            "carries contains 'sum', which is not valid; use none, sums, packets",
+        ),
+        ({"build": lambda self, job: None}, "build does not accept the arguments that it is called with"),
     ],
 )
 def test_members_of_a_strategy_that_cannot_be_are_refused(members: dict[str, Any], says: str) -> None:
@@ -267,7 +272,7 @@ class TestASchedulesJob:
         assert closed.in_flight(place, 0, 4, 8, 1) == 5
         assert closed.bubble_time(place, 4, 8, 1, 1.0, 1.0, 1.0) == 9
         assert ss.analytic.schedules.build("patient", 4, 8).bubble_fraction == pytest.approx(3 / 11)
-        with pytest.raises(ss.SpecError, match="schedule='patient' has no closed form for what a rank holds"):
+        with pytest.raises(ss.SpecError, match="schedule='patient' has no closed form for the micro-batches"):
             ss.Layout(pipeline=2, schedule="patient")
 
     def test_searches_look_up_the_class_that_was_defined_last(self) -> None:

@@ -2,8 +2,8 @@
 
     python script.py OUT WRAPPER...
 
-Trains by each wrapper (plain, ddp, accumulate, fsdp2) twice: as it stands, then within `ss.observe`. Each rank writes,
-by wrapper, the losses of both, and the bytes that the kernel has counted on its connections meanwhile, as JSON.
+Trains by each wrapper (plain, ddp, accumulate, fsdp2, mixed) twice: as it stands, then within `ss.observe`. Each rank
+writes, by wrapper, the losses of both, and the bytes that the kernel has counted on its connections meanwhile, as JSON.
 """
 
 from __future__ import annotations
@@ -40,9 +40,21 @@ class Net(nn.Sequential):
         super().__init__(*blocks, nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, 7))
 
 
+class Double(nn.Linear):
+    """A layer with weights in float64 among others in float32."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, width, dtype=torch.float64)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return super().forward(inputs.double()).float()
+
+
 def build(wrapper: str) -> nn.Module:
     model = Net()
-    if wrapper in ("ddp", "accumulate"):
+    if wrapper == "mixed":
+        model.append(Double(7))
+    if wrapper in ("ddp", "accumulate", "mixed"):
         return DistributedDataParallel(model)
     if wrapper == "fsdp2":
         for block in (model[0], model[1]):
@@ -70,8 +82,16 @@ def train(wrapper: str, observed: Path | None) -> dict[str, Any]:
                     loss.backward()
                 losses.append(loss.item())
             optimizer.step()
+            if wrapper == "mixed":
+                evaluate(model)
         sent = kernel_bytes() - before
     return {"losses": losses, "sent": sent, "weights": [float(p.sum()) for p in local(model)]}
+
+
+def evaluate(model: nn.Module) -> None:
+    """Evaluate as people do in between steps; DDP then leaves out the next broadcast of buffers."""
+    with torch.no_grad():
+        model(torch.ones(8, WIDTH))
 
 
 def local(model: nn.Module) -> list[torch.Tensor]:

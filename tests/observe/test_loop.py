@@ -190,4 +190,4 @@ def test_a_script_that_is_killed_leaves_a_failed_run(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code], timeout=100)
     (run,) = ss.runs(tmp_path)
     assert run.state == "failed"
-    assert "ended before its training loop did" in str(run.error)
+    assert "ended before its training loop was complete" in str(run.error)

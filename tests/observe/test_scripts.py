@@ -15,6 +15,8 @@ import shardscope as ss
 from shardscope.spec.observed import ObservedJob
 
 WRAPPERS = ("ddp", "accumulate", "fsdp2")
+MIXED = "mixed"
+"""DDP around weights of two dtypes, evaluated after every step."""
 SCRIPT = Path(__file__).with_name("script.py")
 
 
@@ -30,7 +32,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     folder = tmp_path_factory.mktemp("observed")
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--rdzv-backend=c10d",
-        "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1", str(SCRIPT), str(folder), *WRAPPERS,
+        "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1", str(SCRIPT), str(folder), *WRAPPERS, MIXED,
     ]  # fmt: skip
     env = {
         **os.environ,
@@ -91,6 +93,17 @@ def test_bytes_and_model_states_are_those_of_the_formulas(trained: Trained, wrap
         "parameters",
         "gradients",
     }
+
+
+def test_mixed_dtypes_and_evaluations_agree_with_the_formulas(trained: Trained) -> None:
+    run = trained.runs[MIXED]
+    predicted = ss.predict(run.job).traffic
+    assert predicted is not None
+    assert {name: one.is_exact for name, one in predicted.items()} == {"all_reduce": True, "broadcast": False}
+    assert sent(run, 0, 3) == {"all_reduce": int(predicted["all_reduce"].bytes[0])}
+    compared = ss.compare(run)
+    assert {"all_reduce", "broadcast"} <= {row.term for row in compared.rows if row.agrees}
+    assert compared.disagreeing == ()
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="reads sockets as Linux shows them")

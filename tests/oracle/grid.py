@@ -67,12 +67,12 @@ SCHEDULES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 REFUSALS: dict[str, str] = {
-    "no gradient": r"parameter '.+' took no part in the loss.*, and strategy='.+' needs a gradient of each",
-    "no gradient for a server": r"parameter '.+' got no gradient, but servers update whole sets of tensors",
-    "cannot be cut": r"model of type .+ cannot be cut into stages; give an nn.Sequential",
-    "different layers": r"in micro-batch \d+ of step \d+, rank .+ needs all ranks to use the same layers",
+    "no gradient": r"parameter '.+' has no gradient from the loss.*, but strategy='.+' needs a gradient",
+    "no gradient for a server": r"parameter '.+' got no gradient, but servers need a gradient for each trained",
+    "cannot be cut": r"model of type .+ cannot be split into stages; give an nn.Sequential",
+    "different layers": r"in micro-batch \d+ of step \d+, rank .+ requires that all ranks use the same layers",
     "sparse gradient": r"'.+' has a sparse gradient, which (optimizer|strategy)='.+' does not support",
-    "too few layers": r"the model has \d+ layers to cut, fewer than the pipeline's \d+ stages",
+    "too few layers": r"the model has \d+ layers to split, fewer than the pipeline's \d+ stages",
 }
 """What the toolkit may refuse where plain torch trains: the class, and what its sentence looks like."""
 

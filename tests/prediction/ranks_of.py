@@ -36,7 +36,7 @@ def run_on(pool: RankPool, job: ss.Job, folder: Path) -> list[Events]:
             trainer.take_step(step)
         with context.meter.observing():
             trainer.strategy.synchronize(job.steps, ending=True)
-        trainer._tell_late()
+        trainer._write_late_traffic()
         if trainer.loader is not None:
             trainer.loader.close()
         trainer.strategy.close()

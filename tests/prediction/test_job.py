@@ -13,6 +13,8 @@ from torch import Tensor, nn
 import shardscope as ss
 from conformance.ranks import RankPool
 from prediction.ranks_of import run_on
+from shardscope.prediction import job as prediction_of_jobs
+from shardscope.runlog.schema import MEMORY_KINDS
 from shardscope.spec.models import MODELS, GPTConfig
 
 CLUSTER = ss.Cluster.of("a100-80gb", per_node=4)
@@ -51,6 +53,21 @@ def test_every_strategy_is_predicted_and_its_terms_add_up(strategy: str) -> None
     assert found.frame()["bytes"].sum() == found.sent_bytes.sum()
     assert json.loads(json.dumps(found.to_dict()))["peak_bytes"] == found.peak_bytes
     assert "step " in repr(found) and "<details" in found._repr_html_()
+
+
+@pytest.mark.parametrize("model", ["gpt-nano", "resnet"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_memory_has_the_names_and_the_bytes_of_each_type(strategy: str, model: str) -> None:
+    """A term that is not a type's own peak has another name, which says so."""
+    job = job_of(strategy, model=model, data="digits" if model == "resnet" else "python-source")
+    found = ss.predict(job)
+    assert found.by_rank is not None
+    for rank, memory in enumerate(found.by_rank):
+        terms = {part.name: part.value for part in memory.parts}
+        shared = terms.keys() & set(MEMORY_KINDS)
+        assert "parameters" in shared
+        assert {name: terms[name] for name in shared} == {name: found.kinds[name][rank] for name in shared}
+        assert all(name == "batch" or name.endswith(" at the peak") for name in terms.keys() - shared)
 
 
 def test_a_transformer_takes_its_layouts_time_on_a_cluster() -> None:
@@ -93,6 +110,46 @@ def test_a_jobs_layout_spreads_it_over_as_many_devices(strategy: str) -> None:
     assert layout.num_micro_batches == job.num_micro_batches
     assert layout.global_batch == job.batch.global_batch
     assert layout.precision == "bf16-autocast"
+
+
+class TestOnGPUs:
+    """Without a cluster, the rates of GPUs are unknown; those of this machine's CPUs say nothing about them."""
+
+    @pytest.fixture(params=["cuda", "auto"])
+    def job(self, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ss.Job:
+        monkeypatch.setattr(prediction_of_jobs, "num_gpus", lambda: 2)
+        return job_of("all-reduce", world_size=2, device=request.param)
+
+    def test_there_is_no_time_and_a_sentence_says_why(self, job: ss.Job) -> None:
+        found = ss.predict(job)
+        assert (found.time, found.step_time_s, found.run_time_s, found.fits) == (None, None, None, None)
+        assert found.machine_bytes is None
+        assert found.peak_bytes and found.sent_bytes.all()
+        said = json.loads(json.dumps(found.to_dict()))
+        assert (said["time"], said["step_time_s"], said["run_time_s"]) == (None, None, None)
+        for text in (said["note"], repr(found), found._repr_html_().replace("&#x27;", "'")):
+            assert "rates are unknown without a cluster; give a cluster" in text
+        with pytest.raises(ss.SpecError, match=r"no step time.*give a cluster.*per_node=2"):
+            found.time_to_train(1e9)
+
+    def test_a_cluster_gives_the_time(self, job: ss.Job) -> None:
+        found = ss.predict(job, ss.Cluster.of("h100", per_node=2))
+        assert found.step_time_s is not None and found.fits
+
+    def test_ranks_that_share_a_gpu_take_gloo(self, job: ss.Job) -> None:
+        assert ss.predict(job).step.backend == "nccl"
+        shared = ss.predict(job.replace(world_size=4))
+        assert (shared.step.backend, shared.time) == ("gloo", None)
+
+    def test_the_cpus_keep_their_time(self, job: ss.Job) -> None:
+        found = ss.predict(job.replace(device="cpu"))
+        assert (found.step.backend, found.note) == ("gloo", None)
+        assert found.step_time_s is not None and found.fits
+
+
+def test_cuda_on_a_machine_without_gpus_is_for_another_machine() -> None:
+    found = ss.predict(job_of("all-reduce", device="cuda"))
+    assert (found.step.backend, found.time) == ("nccl", None)
 
 
 def test_what_cannot_be_is_refused_with_a_way_out() -> None:

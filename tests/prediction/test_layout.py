@@ -85,7 +85,14 @@ def test_a_device_never_measured_is_said_to_be() -> None:
 
 @pytest.mark.parametrize(
     ("value", "unit", "text"),
-    [(0.0123, "s", "12.3 ms"), (3.2 * 2**30, "bytes", "3.2 GiB"), (0.0, "s", "0 s"), (2, "USD", "2 USD")],
+    [
+        (0.0123, "s", "12.3 ms"),
+        (3.2e9, "bytes", "3.2 GB"),
+        (3.2 * 2**30, "GiB", "3.2 GiB"),
+        (1.26e8, "FLOP", "126 MFLOP"),
+        (0.0, "s", "0 s"),
+        (2, "USD", "2 USD"),
+    ],
 )
 def test_figures_carry_a_fitting_unit(value: float, unit: str, text: str) -> None:
     assert figure(value, unit) == text
@@ -134,3 +141,8 @@ def test_the_command_prints_nothing_but_the_problem_where_tokens_are_none(
     told = capsys.readouterr()
     assert told.out == ""
     assert "is not a number of tokens" in told.err
+
+
+def test_a_model_may_be_given_by_its_name() -> None:
+    by_name = ss.predict("gpt3-175b", CLUSTER, LAYOUT)
+    assert by_name.to_dict() == ss.predict(ss.Model.of("gpt3-175b"), CLUSTER, LAYOUT).to_dict()

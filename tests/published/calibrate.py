@@ -85,11 +85,11 @@ RECIPES = (
             "pipeline_efficiency": Prior(0.3, 0.3),
         },
         weights={"vtrain_ground_truth_multi": 25.0},
-        measured_on="A100, 8 a node, 800 Gbit/s a node; Megatron-DeepSpeed, fp16, attention not fused",
+        measured_on="A100, 8 per node, 800 Gbit/s per node; Megatron-DeepSpeed, fp16, unfused attention",
         source="VIA-Research/vTrain@f8dda84 data/ground_truth_multi.csv and ground_truth_single.csv",
         start={"attention_efficiency": 0.32, "attention_half_seq": 100.0},
-        note="fused attention is a100-fsdp's; ZeRO 2 and 3, offload and context parallelism were not among the rows; "
-        "DeepSpeed's ZeRO 3 of 2021 over hundreds of devices took 1.5 to 4.3 times what this predicts",
+        note="fused attention has the constant of a100-fsdp; ZeRO 2 and 3, offload and context parallelism were not "
+        "measured; ZeRO 3 in DeepSpeed of 2021 took 1.5 to 4.3 times as long as predicted on hundreds of devices",
     ),
     Recipe(
         name="a100-fsdp",
@@ -99,7 +99,7 @@ RECIPES = (
         priors={**SHARED, **FUSED, **SHARDED, "matmul_efficiency": Prior(0.75, 0.15)},
         measured_on="A100 of 40 and 80 GB, up to 128; LLM Foundry with FSDP, bf16, fused attention",
         source="mosaicml/llm-foundry@8c8dd48 scripts/train/benchmarking/README.md",
-        note="tensor, context, expert and pipeline parallelism were not among the rows: their constants are priors",
+        note="tensor, context, expert and pipeline parallelism were not measured: their constants are priors",
     ),
     Recipe(
         name="h100-fsdp",
@@ -116,8 +116,8 @@ RECIPES = (
         },
         measured_on="H100 SXM 80 GB, up to 512; LLM Foundry with FSDP, bf16 and fp8, fused attention",
         source="mosaicml/llm-foundry@8c8dd48 scripts/train/benchmarking/README.md",
-        note="tensor, context, expert and pipeline parallelism were not among the rows: their constants are priors; "
-        "Llama 3 with 131,072 tokens took half of what this predicts, for its attention was faster",
+        note="tensor, context, expert and pipeline parallelism were not measured: their constants are priors; "
+        "Llama 3 with 131,072 tokens took half the predicted time, because its attention was faster",
     ),
     Recipe(
         name="b200-megatron",
@@ -139,7 +139,7 @@ RECIPES = (
         weights={"simumax_b200": 20.0},
         measured_on="8 B200 of 180 GB in one node; Megatron-LM 23e00ed0 with TransformerEngine 2.11, bf16",
         source="MooreThreads/SimuMax@4dcaae5 docs/b200/b200_release_v1.2_summary.json",
-        note="one node only: nothing between nodes was measured, nor 8-bit products, nor recomputation",
+        note="only one node was measured, without 8-bit products and without recomputation",
     ),
 )
 

@@ -18,12 +18,14 @@ import pytest
 
 import shardscope as ss
 from conformance.runs import small_job
+from shardscope.measure.compare.of_run import compare
 from shardscope.tuning.measured import TrialReader
 from shardscope_widgets.figures import comparison_info
 from shardscope_widgets.report import write_report
 from shardscope_widgets.trace import Trace
 from shardscope_widgets.words import bytes_text, rate_text, seconds_text
 
+MEMORY = ("parameters", "gradients", "optimizer", "activations", "gathered", "buffers")
 OTHER_THAN_TRAINING = {"noise_scale", "consensus"}
 
 
@@ -34,7 +36,8 @@ class Oracle(NamedTuple):
     seconds: dict[int, float]
     sent_bytes: dict[int, int]
     messages: dict[int, int]
-    peak_memory_bytes: int
+    process_bytes: int
+    held_bytes: int
     validation_loss: float | None
     test_loss: float
 
@@ -51,6 +54,10 @@ class Oracle(NamedTuple):
                 sent[event["step"]] += [
                     row for name, row in event["traffic"].items() if name not in OTHER_THAN_TRAINING
                 ]
+        held: dict[int, int] = {}
+        for event in events:
+            if event["event"] == "memory":
+                held[event["rank"]] = sum(event[kind] for kind in MEMORY)
         evaluated = [event["loss"] for event in events if event["event"] == "eval" and event["rank"] == 0]
         (tested,) = [event["loss"] for event in events if event["event"] == "test" and event["rank"] == 0]
         losses = {
@@ -62,6 +69,7 @@ class Oracle(NamedTuple):
             {step: sum(row["sent_bytes"] for row in sent[step]) for step in sorted(rows)},
             {step: sum(row["messages"] for row in sent[step]) for step in sorted(rows)},
             max(event["peak_memory_bytes"] for row in rows.values() for event in row),
+            max(held.values()),
             evaluated[-1] if evaluated else None,
             tested,
         )
@@ -96,12 +104,13 @@ def test_all_doors_give_the_same_figures(name: str, tmp_path: Path) -> None:
     assert list(metrics["loss"]) == pytest.approx(list(oracle.loss.values()))
     assert list(metrics["step_time_s"]) == list(oracle.seconds.values())
     assert list(metrics["sent_bytes"]) == list(oracle.sent_bytes.values())
-    assert metrics["peak_memory_bytes"].max() == oracle.peak_memory_bytes
+    assert metrics["process_bytes"].max() == oracle.process_bytes
 
     assert (summary.steps, summary.last_step) == (len(oracle.loss), max(oracle.loss))
     assert summary.loss == pytest.approx([*oracle.loss.values()][-1])
+    assert summary.loss_mean == pytest.approx(fmean([*oracle.loss.values()][-10:]))
     assert summary.step_time_s == pytest.approx(oracle.step_time_s(kinds))
-    assert summary.peak_memory_bytes == oracle.peak_memory_bytes
+    assert (summary.process_bytes, summary.held_bytes) == (oracle.process_bytes, oracle.held_bytes)
     assert (summary.validation_loss, summary.test_loss) == (oracle.validation_loss, oracle.test_loss)
     on_disk = json.loads((run.path / "summary.json").read_text())
     assert on_disk.pop("wall_s") <= (
@@ -115,7 +124,7 @@ def test_all_doors_give_the_same_figures(name: str, tmp_path: Path) -> None:
     assert measured.messages == sum(oracle.messages.values())
     assert measured.objective("bytes", summary.steps) == pytest.approx(metrics["sent_bytes"].sum())
     assert measured.objective("seconds", 1) == pytest.approx(summary.step_time_s)
-    assert measured.objective("memory", 1) == summary.peak_memory_bytes
+    assert measured.objective("memory", 1) == summary.process_bytes
     assert measured.spent_s == pytest.approx(metrics["step_time_s"].sum())
     assert [loss for _, loss, _ in measured.curve][-1:] == [summary.validation_loss]
     assert measured.test is not None
@@ -127,14 +136,29 @@ def test_all_doors_give_the_same_figures(name: str, tmp_path: Path) -> None:
     (row,) = comparison_info([trace])
     assert (row.steps, row.loss, row.step_time_s) == (summary.steps, summary.loss, summary.step_time_s)
     assert (row.bytes_per_step, row.per_second) == (summary.bytes_per_step, summary.samples_per_s)
-    assert row.peak_memory_bytes == summary.peak_memory_bytes
+    assert (row.held_bytes, row.process_bytes) == (summary.held_bytes, summary.process_bytes)
+
+    compared = compare(run)
+    sent = sum(
+        row.measured for row in compared.rows if row.group == "bytes" and row.term != "all collectives"
+    )
+    took = compared["time", compared.per].measured
+    if len(kinds) == 1:
+        assert compared.per == "step"
+        assert (sent, took) == (pytest.approx(summary.bytes_per_step), pytest.approx(summary.step_time_s))
+    else:
+        assert compared.per == "compressed step"
+        assert "Bytes sent per compressed step, all ranks" in repr(compared)
+        assert took == pytest.approx(median([oracle.seconds[step] for step in kinds[-1][2:]]))
+        assert sent == pytest.approx(fmean(oracle.sent_bytes[step] for step in kinds[-1][2:]))
+    assert compared["memory", "peak"].measured == summary.process_bytes
 
     page = write_report([run], tmp_path / "report.html").read_text()
     table = re.search(r"<tbody><tr>(.*?)</tr>", page)
     assert table is not None
     cells = [html.unescape(cell) for cell in re.findall(r"<td>(.*?)</td>", table[1])]
-    assert cells[2:8] == [
-        str(summary.steps), f"{summary.loss:.4f}", seconds_text(summary.step_time_s),
+    assert cells[2:9] == [
+        str(summary.last_step), f"{summary.loss:.4f}", seconds_text(summary.step_time_s),
         rate_text(summary.samples_per_s, "samples"), bytes_text(summary.bytes_per_step),
-        bytes_text(summary.peak_memory_bytes),
+        bytes_text(summary.held_bytes), bytes_text(summary.process_bytes),
     ]  # fmt: skip

@@ -15,8 +15,15 @@ from shardscope.spec import Optimizer
 LAMB = Optimizer("lamb")
 
 
-def look(step: int, rank: int = 0, ratio: Any = 1.0, residuals: Any = 1.0) -> dict[str, Any]:
-    rows = {"layer": ["a"], "ratio": [ratio], "weight_norm": [1.0], "update_norm": [None], "bound": [None]}
+def look(
+    step: int, rank: int = 0, ratio: Any = 1.0, residuals: Any = 1.0, is_zero: bool = False
+) -> dict[str, Any]:
+    norms = (
+        {"weight_norm": [0.0], "update_norm": [1.0]}
+        if is_zero
+        else {"weight_norm": [1.0], "update_norm": [None]}
+    )
+    rows = {"layer": ["a"], "ratio": [ratio], **norms, "bound": [None]}
     told = rows if rank == 0 else {name: [] for name in rows}
     return {
         "event": "layers", "step": step, "rank": rank, "lr": 0.1, **told,
@@ -63,3 +70,10 @@ def test_a_rank_that_comes_late_to_a_look_left_out_is_passed_over() -> None:
     kept = steps_of(layer_samples)
     layer_samples.take(look(2, rank=1))
     assert steps_of(layer_samples) == kept
+
+
+def test_a_step_of_a_layer_of_zeros_is_found_however_many_samples_there_are() -> None:
+    events = [look(step, is_zero=step == 7) for step in range(1, 2001)]
+    alarms = looks_of(events).layers(LAMB).alarms
+    assert [alarm.kind for alarm in alarms] == ["bare step"]
+    assert layers_of(events, LAMB).alarms == alarms

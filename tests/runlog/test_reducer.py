@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from conformance.events import step_event, traffic
-from shardscope.runlog.averages import StepKinds, per_step
 from shardscope.runlog.reducer import Evaluation, RunLog
-from shardscope.runlog.steps import Step
+from shardscope.runlog.steps import Step, StepKinds, per_step
 
 
 def log_of(events: list[dict[str, Any]], world_size: int = 2) -> RunLog:

@@ -58,7 +58,7 @@ def test_logs_of_version_0_are_read(old: Path) -> None:
     assert (summary.bytes_per_step, summary.codec_s_per_step) == (2 * (32 + 22_100), 0.25)
     assert summary.observing_bytes == 2 * (16_384 + 16)
     assert (summary.test_loss, summary.test_accuracy) == (float("inf"), 0.25)
-    assert (summary.peak_memory_bytes, summary.wall_s) == (400, pytest.approx(0.5))
+    assert (summary.process_bytes, summary.wall_s) == (400, pytest.approx(0.5))
     assert run.metrics()["sent_bytes"].tolist() == [summary.bytes_per_step]
     assert run.memory()["activations"].tolist() == [70, 70]
     assert len(run.timeline()) == 4
@@ -88,8 +88,8 @@ def test_a_newer_log_is_refused_in_one_sentence(runs_root: Path) -> None:
     attached = ss.Run.attach(newer)
     restate(newer, SCHEMA + 1)
     sentence = (
-        f"rank-1.jsonl has events of schema version {SCHEMA + 1}, and this version of Shardscope reads up to {SCHEMA}; "
-        "upgrade shardscope to read this run"
+        f"rank-1.jsonl has events of schema version {SCHEMA + 1}, but this version of Shardscope reads only up to "
+        f"{SCHEMA}; upgrade shardscope to read this run"
     )
     with pytest.raises(ss.RunUnreadable) as refused:
         ss.Run.attach(newer)
@@ -107,4 +107,4 @@ def test_a_version_that_is_no_number_is_damage(version: Any, runs_root: Path) ->
     restate(path, version)
     run = ss.Run.attach(path)
     assert [event["rank"] for event in first_events(path)] == [0]
-    assert run.problems == ("1 line of its logs contain no readable event",)
+    assert run.problems == ("1 line of the run's logs cannot be read as events",)

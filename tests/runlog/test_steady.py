@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import shardscope as ss
 from conformance.runs import small_job
-from shardscope.runlog.averages import StepKinds, per_step
+from shardscope.runlog.steps import StepKinds, per_step
 
 
 @given(st.lists(st.floats(0, 1e9), min_size=1, max_size=20))

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from html import escape
 from pathlib import Path
 
 import pytest
@@ -76,7 +77,7 @@ def test_nobody_waits_for_a_run_that_says_nothing_at_all(text: str | None, bad: 
         log.unlink()
     run = ss.Run.attach(bad)
     assert run.state == "failed"
-    with pytest.raises(ss.RunFailed, match=r"how run .* ended is not known: .*status\.json"):
+    with pytest.raises(ss.RunFailed, match=r"it is unknown how run .* ended: .*status\.json"):
         run.wait(10)
 
 
@@ -153,9 +154,9 @@ def test_a_run_says_what_of_its_logs_could_not_be_read(bad: Path) -> None:
     (bad / "rank-0.jsonl").unlink()
     (bad / "rank-0.jsonl").mkdir()
     run = ss.Run.attach(bad)
-    problems = ("rank-0.jsonl is a folder, not a file", "2 lines of its logs contain no readable event")
+    problems = ("rank-0.jsonl is a folder, not a file", "2 lines of the run's logs cannot be read as events")
     assert run.problems == problems
-    assert all(problem in run._repr_html_() for problem in problems)
+    assert all(escape(problem) in run._repr_html_() for problem in problems)
 
 
 def test_a_job_file_that_is_a_pipe_is_refused_and_one_of_the_shell_is_read(bad: Path, tmp_path: Path) -> None:

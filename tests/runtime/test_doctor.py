@@ -7,6 +7,8 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -52,6 +54,27 @@ def test_without_namespaces_links_are_emulated_all_the_same(monkeypatch: pytest.
     assert missing.cost.startswith("Only for developers: ")
     assert "emulate" not in DoctorReport(tuple(doctor._extras())).to_text()
     assert not missing.required
+
+
+@pytest.mark.parametrize(
+    ("visible", "count"), [(None, 4), ("0,1", 2), ("", 0), ("-1", 0), ("0,1,2,3,4,5", 4)]
+)
+def test_gpus_are_those_that_cuda_programs_may_use(
+    visible: str | None, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def device_count(result: Any) -> int:
+        result._obj.value = 4
+        return 0
+
+    nvml = SimpleNamespace(nvmlInit_v2=lambda: 0, nvmlShutdown=lambda: 0, nvmlDeviceGetCount_v2=device_count)
+    monkeypatch.setattr(machine.ctypes, "CDLL", lambda _: nvml)
+    if visible is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert machine.num_gpus() == count
+    monkeypatch.setattr(nvml, "nvmlInit_v2", lambda: 9)
+    assert machine.num_gpus() == 0
 
 
 def test_this_machine_can_run_jobs(report: DoctorReport) -> None:

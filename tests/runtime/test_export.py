@@ -16,8 +16,6 @@ import shardscope as ss
 from conformance.damage import recorded_run
 from conformance.runs import small_job
 from shardscope import cli
-from shardscope.commands import export as command
-from shardscope.runtime.export import FORMATS
 from shardscope.runtime.export.tables import traffic_frame
 from shardscope.runtime.export.trackers import figures_of, settings_of
 
@@ -224,11 +222,12 @@ def test_mlflow_has_the_figures_of_every_step(run: ss.Run, tmp_path: Path) -> No
 def test_the_command_writes_a_file_named_after_the_run(
     run: ss.Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert set(command.FORMATS) == set(FORMATS)
     monkeypatch.chdir(tmp_path)
     assert cli.main(["export", str(run.path), "--format", "chrome-trace"]) == 0
     path = capsys.readouterr().out.strip()
     assert path == f"{run.path.name}-chrome-trace.json"
     assert read_trace(path)
+    assert cli.main(["export", str(run.path), "--format", "chrome-trace", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"run": run.id, "format": "chrome-trace", "path": path}
     with pytest.raises(ss.SpecError, match="did you mean 'parquet'"):
         run.export(tmp_path, format="parket")

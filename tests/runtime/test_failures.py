@@ -33,14 +33,14 @@ from shardscope.runtime.rundir import RunDir
         ({"recompute": "ful"}, "did you mean 'full'"),
         ({"loss": "cross_entropy"}, "did you mean 'cross-entropy'"),
         ({"batchsize": 3}, "did you mean 'batch'"),
-        ({"world_size": 3}, "batch.global_batch=64 does not divide over world_size=3; use 63 or 66"),
+        ({"world_size": 3}, "batch.global_batch=64 is not divisible by world_size=3; use 63 or 66"),
         (
             {"batch": ss.Batch(64, micro_batch=5)},
             "micro_batch=5 does not divide the per-rank batch 32; use one of 1, 2, 4",
         ),
         (
             {"strategy": ss.ParameterServer(dedicated=True), "world_size": 4},
-            "global_batch=64 does not divide over the 3 workers of world_size=4; use 63 or 66",
+            "global_batch=64 is not divisible by the 3 workers of world_size=4; use 63 or 66",
         ),
         ({"strategy": None}, "strategy=None is not a Strategy; give a name"),
         (

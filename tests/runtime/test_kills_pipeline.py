@@ -66,7 +66,7 @@ def test_a_layer_that_raises_is_named_with_its_own_error() -> None:
     [
         (
             {"batch": ss.Batch(48, micro_batch=24)},
-            "batch.micro_batch=24 makes 2 micro-batches a pass, but the 1f1b schedule on 3 ranks needs",
+            "batch.micro_batch=24 makes 2 micro-batches per pass, but the 1f1b schedule on 3 ranks needs",
         ),
         ({"batch": ss.Batch(48, micro_batch=24)}, "use batch.micro_batch=16 (3 micro-batches)"),
         ({"strategy": "pipeline:zb"}, "zero-bubble"),
@@ -82,17 +82,17 @@ def test_a_layer_that_raises_is_named_with_its_own_error() -> None:
             {"strategy": ss.Pipeline(microbatches=5)},
             "microbatches=5 does not divide the 12 micro-batches of a step",
         ),
-        ({"strategy": ss.Pipeline(microbatches=2)}, "microbatches=2 makes 2 micro-batches a pass"),
-        ({"world_size": 5}, "the model has 4 layers to cut, fewer than the pipeline's 5 stages"),
-        ({"strategy": "pipeline:zbv"}, "the model has 4 layers to cut, fewer than the pipeline's 6 stages"),
+        ({"strategy": ss.Pipeline(microbatches=2)}, "microbatches=2 makes 2 micro-batches per pass"),
+        ({"world_size": 5}, "the model has 4 layers to split, fewer than the pipeline's 5 stages"),
+        ({"strategy": "pipeline:zbv"}, "the model has 4 layers to split, fewer than the pipeline's 6 stages"),
         (
             {"strategy": ss.Pipeline(split=(2, 2))},
-            "names 2 stages, but world_size=3 times 1 stages a rank are 3",
+            "has 2 numbers, but world_size=3 with virtual_stages=1 makes 3 stages",
         ),
         ({"strategy": ss.Pipeline(split=(2, 0, 2))}, "give 3 numbers of at least 1"),
         (
             {"strategy": ss.Pipeline(split=(2, 2, 2))},
-            "adds up to 6 layers, but model='mlp' has 4 layers to cut",
+            "adds up to 6 layers, but model='mlp' has 4 layers; make",
         ),
     ],
 )
@@ -115,18 +115,18 @@ def failure(model: Any, **fields: Any) -> str:
 
 def test_a_model_of_the_users_with_too_few_layers_is_refused() -> None:
     message = failure(lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), world_size=3)
-    assert "the model has 2 layers to cut, fewer than the pipeline's 3 stages" in message
+    assert "the model has 2 layers to split, fewer than the pipeline's 3 stages" in message
 
 
 def test_a_cut_by_hand_that_does_not_add_up_is_refused() -> None:
     message = failure(
         lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), strategy=ss.Pipeline(split=(2, 1))
     )
-    assert "split=(2, 1) adds up to 3 layers, but a model of type Sequential has 2 layers to cut" in message
+    assert "split=(2, 1) adds up to 3 layers, but a model of type Sequential has 2 layers; make" in message
 
 
 def test_a_model_that_cannot_be_cut_is_refused() -> None:
-    assert "cannot be cut into stages; give an nn.Sequential" in failure(lambda: nn.Linear(64, 10))
+    assert "cannot be split into stages; give an nn.Sequential" in failure(lambda: nn.Linear(64, 10))
 
 
 def test_a_run_goes_on_from_its_checkpoint_as_if_it_had_not_stopped() -> None:

@@ -171,11 +171,11 @@ def test_a_worker_that_falls_silent_is_named_by_the_server_that_waits_for_it(str
         ({"strategy": "parameter-server:asinc"}, "mode='asinc' is not known; did you mean 'async'"),
         (
             {"strategy": {"kind": "parameter-server", "servers": 3}},
-            "strategy.servers=3 is more than world_size=2",
+            "strategy.servers=3 is too many for world_size=2; use at most 2",
         ),
         (
             {"strategy": {"kind": "parameter-server", "servers": 2, "dedicated": True}},
-            "strategy.servers=2 is more than world_size=2 has ranks that leave a worker; use at most 1",
+            "strategy.servers=2 is too many for world_size=2, since one rank must be a worker; use at most 1",
         ),
         ({"strategy": {"kind": "parameter-server", "staleness": -1}}, "staleness=-1"),
         (

@@ -19,11 +19,10 @@ from torch import Tensor, nn
 
 import shardscope as ss
 from shardscope.cli import main
-from shardscope.prediction import job as prediction
 from shardscope.prediction.traced import traced
 from shardscope.runtime import preflight as home
 from shardscope.runtime.driver_server import driver, trace_on_server
-from shardscope.runtime.preflight import preflight
+from shardscope.runtime.preflight import memory_needed, preflight
 
 JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=3, device="cpu")
 TOO_LARGE = JOB.replace(batch=2**30)
@@ -36,8 +35,15 @@ def test_a_job_that_fits_has_its_time_and_its_bytes_in_a_line() -> None:
     assert "of memory in all" in str(found)
 
 
+def test_a_job_on_gpus_has_its_memory_and_no_time_in_a_line() -> None:
+    found = preflight(JOB.replace(device="cuda"))
+    assert (found.refusal, found.memory, found.run_time_s) == (None, None, None)
+    assert "on the fullest rank, but no step time: the ranks compute on GPUs" in str(found)
+    assert memory_needed(JOB.replace(device="cuda")) is None
+
+
 def test_a_job_that_does_not_fit_is_not_launched(tmp_path: Path) -> None:
-    with pytest.raises(ss.LaunchError, match=r"it would take .* GiB that this machine has.*preflight=False"):
+    with pytest.raises(ss.LaunchError, match=r"it would take .* GB that this machine has.*preflight=False"):
         ss.launch(TOO_LARGE, root=tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -45,11 +51,22 @@ def test_a_job_that_does_not_fit_is_not_launched(tmp_path: Path) -> None:
 def test_it_is_launched_all_the_same_where_one_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (home, prediction):
-        monkeypatch.setattr(module, "usable_memory_bytes", lambda: 1000)
+    monkeypatch.setattr(home, "usable_memory_bytes", lambda: 1000)
     with pytest.raises(ss.LaunchError, match="the job does not fit"):
         ss.launch(JOB, root=tmp_path)
     assert len(ss.launch(JOB, root=tmp_path, preflight=False).wait(60).metrics()) == 3
+
+
+def test_memory_is_predicted_once_for_jobs_that_need_equally_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = memory_needed(JOB)
+    assert first is not None
+    monkeypatch.setattr(home, "predict_job", lambda *_, **__: pytest.fail("predicted again"))
+    same = JOB.replace(seed=9, name="again", optimizer=JOB.optimizer.replace(lr=0.25))
+    assert memory_needed(same) == first
+    monkeypatch.undo()
+    larger = memory_needed(JOB.replace(batch=512))
+    assert larger is not None
+    assert larger.peak_bytes > first.peak_bytes
 
 
 def test_functions_of_ones_own_are_left_to_the_ranks() -> None:
@@ -79,7 +96,7 @@ def test_a_model_function_that_fails_or_leaves_stops_nothing(leave: BaseExceptio
 
     before = torch.get_rng_state(), random.getstate()
     assert preflight(JOB.replace(model=model)).prediction is None
-    with pytest.raises(ss.SpecError, match="cannot be traced on shapes"):
+    with pytest.raises(ss.SpecError, match="cannot be traced on the meta device"):
         ss.predict(JOB.replace(model=model))
     assert torch.equal(before[0], torch.get_rng_state())
     assert before[1] == random.getstate()
@@ -103,12 +120,14 @@ def test_the_server_says_so_when_the_child_that_traces_is_killed() -> None:
     """At once, and the next trace is made."""
     server = driver.server()
     asked = ss.Job(model="gpt-124m", data="python-source", strategy="single", batch=2).to_json()
+    process = psutil.Process(server.pid)
+    agents = set(process.children())  # of runs that earlier tests started
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(trace_on_server, asked)
         end = time.monotonic() + 60
-        while not (children := psutil.Process(server.pid).children()) and time.monotonic() < end:
+        while not (tracing := set(process.children()) - agents) and time.monotonic() < end:
             time.sleep(0.001)
-        children[0].kill()
+        tracing.pop().kill()
         started = time.monotonic()
         with pytest.raises(ss.SpecError, match="was killed"):
             waiting.result(30)

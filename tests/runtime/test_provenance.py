@@ -61,7 +61,7 @@ def test_a_run_records_versions_machine_commit_and_command(repository: Path) -> 
     (repository / "train.py").write_text("print('changed')\n")
     now = Provenance.here(command=sys.orig_argv, seed=5)
     assert list(found.differences(now)) == [
-        f"the working directory is changed since commit {str(found.commit)[:10]}"
+        f"the working directory is modified since commit {str(found.commit)[:10]}"
     ]
 
 
@@ -123,6 +123,6 @@ def test_differences_are_a_sentence_each() -> None:
         "numba was 0.60 and is none",
         "gpus was ['H100'] and is none",
         f"git commit of the working directory was {'a' * 40} and is none",
-        "the working directory was changed since commit aaaaaaaaaa",
+        "the working directory was modified since commit aaaaaaaaaa",
     ]
     assert list(now.differences(now)) == []

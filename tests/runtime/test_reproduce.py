@@ -66,6 +66,23 @@ def test_the_command_says_from_which_step_on_losses_differ(capsys: pytest.Captur
     assert (told["first_difference"], told["environment"]) == (2, [])
 
 
+def test_the_command_launches_as_the_function_does(
+    runs_root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each difference is a line on stderr, not also a warning."""
+    asked: list[tuple[str, bool]] = []
+
+    def called(run: ss.Run, *, trust_code: bool, root: Path | None) -> ss.Run:
+        asked.append((run.id, trust_code))
+        return run
+
+    monkeypatch.setattr(reproduce, "reproduce", called)
+    earlier = ss.Run.attach(recorded_run(runs_root))
+    assert cli.main(["reproduce", earlier.id, "--trust-code"]) == 0
+    assert asked == [(earlier.id, True)]
+    assert capsys.readouterr().err.startswith("shardscope: its environment was not recorded")
+
+
 def test_each_difference_of_the_environment_is_warned_of_in_a_line(
     runs_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

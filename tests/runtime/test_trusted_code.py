@@ -75,7 +75,7 @@ def test_code_of_anybody_else_is_named_and_not_run(own: Path, mark: Path) -> Non
     ):
         ss.load_job(own)
     assert not mark.exists()
-    with pytest.raises(ss.LaunchError, match="does not hold the code of this job"):
+    with pytest.raises(ss.LaunchError, match="does not contain the functions of this job"):
         ss.load_job(own, trust_code=True)
     assert mark.exists(), "this test would not notice code that runs"
 
@@ -150,7 +150,7 @@ def test_opening_resuming_and_listing_a_foreign_run_runs_nothing_in_it(
 ) -> None:
     plant_code(own, mark)
     run = ss.Run.attach(own)
-    (run.metrics(), run.summary(), run._repr_html_(), run._repr_json_(), run.logs(0), ss.runs())
+    (run.metrics(), run.summary(), run._repr_html_(), run.logs(0), ss.runs())
     with pytest.raises(ss.RunFailed):
         ss.launch(small_job(), resume=run, root=tmp_path / "resumed").wait(60)
     assert not mark.exists()

@@ -77,10 +77,10 @@ def test_a_device_of_the_users_own_needs_its_links() -> None:
     assert own.memory_bytes == 48 * 2**30
     cluster = Cluster.of(own, 2, 4, intra="pcie-5", inter="100GbE")
     assert cluster.device is own
-    with pytest.raises(SpecError, match="intra=None is not valid for a device of your own"):
+    with pytest.raises(SpecError, match="intra=None is not valid for a user-defined device"):
         Cluster.of(own, 2, 4, inter="100GbE")
     with pytest.raises(
-        SpecError, match=r"intra='50 GB/s' is a rate, .* give Link.of\('50 GB/s', latency_s='5 us'\)"
+        SpecError, match=r"intra='50 GB/s' is a bandwidth, .* give Link.of\('50 GB/s', latency_s='5 us'\)"
     ):
         Cluster.of(own, 2, 4, intra="50 GB/s", inter="100GbE")
 
@@ -93,12 +93,12 @@ def test_a_device_of_the_users_own_needs_its_links() -> None:
         (lambda: Cluster.of("h100", inter="-5 GB/s"), "inter='-5 GB/s' is not valid: it should be greater than 0"),
         (lambda: Cluster.of("h100", inter="200 G"), "inter='200 G' has the unit 'G', .* Gbit/s or GB/s"),
         (lambda: Cluster.of("h100", inter="200"), "inter='200' has no unit"),
-        (lambda: Cluster.of("h100", inter="token ring"), "inter='token ring' is not known; .*valid are .*25GbE"),
+        (lambda: Cluster.of("h100", inter="token ring"), "inter='token ring' is not known; .*valid names are .*25GbE"),
         (lambda: Cluster.of("h100", ports=0), "ports=0 is not valid"),
         (lambda: Cluster.of("h100", per_node=0, ports=2), "devices=0 is not valid"),
         (lambda: Cluster.of("h100", price=-1), "price_per_device_hour=-1 is not valid"),
-        (lambda: Cluster.of("k80"), "device or node='k80' is not known; .*valid are .*a100-80gb"),
-        (lambda: Link.of("25 GB/s"), "link='25 GB/s' is a rate, which needs a latency"),
+        (lambda: Cluster.of("k80"), "device or node='k80' is not known; .*valid names are .*a100-80gb"),
+        (lambda: Link.of("25 GB/s"), "link='25 GB/s' is a bandwidth, which needs a latency"),
         (lambda: Link.of("25GbE").replace(bandwidth=float("inf")), "bandwidth=inf is not valid: it should be a finite"),
         (lambda: Cluster.of("a100-80gb").replace(nvme_bandwidth=float("inf")), "nvme_bandwidth=inf is not valid"),
         (lambda: Link.of("25GbE", latency_s="-1 us"), r"latency_s=.* is not valid: it should be greater than or equal"),
@@ -107,7 +107,7 @@ def test_a_device_of_the_users_own_needs_its_links() -> None:
         (lambda: Device.of("h100").replace(memory_bytes="80"), "memory_bytes='80' has no unit; write '80 GiB'"),
         (lambda: Device.of("h100").replace(peak_flops={"bf16": 0}), r"peak_flops.bf16=0 is not valid"),
         (Cluster.mixed, "Cluster.mixed needs at least one cluster"),
-        (lambda: Cluster.mixed(Cluster.of("cpu"), Cluster.of("tpu-v4")), "have no number format in common"),
+        (lambda: Cluster.mixed(Cluster.of("cpu"), Cluster.of("tpu-v4")), "have no dtype in common"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_in_one_sentence(make, says: str) -> None:

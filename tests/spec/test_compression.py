@@ -47,14 +47,15 @@ def test_a_strategy_without_gradients_on_the_wire_names_those_that_take_the_meth
     with pytest.raises(SpecError) as refused:
         Job(model="mlp", data="digits", strategy=strategy, compression=name)
     assert str(refused.value) == (
-        f"compression={name!r} does not go with strategy={strategy!r}; it exchanges no gradients; "
-        f"use compression='none', or one of {', '.join(takers)}"
+        f"compression={name!r} cannot be combined with strategy={strategy!r}; this strategy exchanges no gradients; "
+        f"use compression='none', or one of the strategies {', '.join(takers)}"
     )
     assert takers
 
 
 def test_a_strategy_that_adds_up_on_the_way_names_what_it_takes() -> None:
     with pytest.raises(
-        SpecError, match="it takes bf16, fp16, randomblock, randomk, and int8 goes with .*, ring, "
+        SpecError,
+        match="use one of bf16, fp16, randomblock, randomk, or for int8 one of the strategies .*, ring, ",
     ):
         Job(model="mlp", data="digits", strategy="tree", compression="int8")

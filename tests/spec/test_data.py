@@ -15,7 +15,7 @@ def test_a_model_reads_exactly_the_data_of_its_modality(model, data):
     if MODELS[model].reads == DATA[data].gives:
         check_compatible(model, data)
     else:
-        with pytest.raises(SpecError, match=f"data='{data}' gives .* but model='{model}' reads"):
+        with pytest.raises(SpecError, match=f"data='{data}' provides .* but model='{model}' reads"):
             check_compatible(model, data)
 
 
@@ -33,7 +33,7 @@ def test_what_a_name_or_path_gives(data, expected):
 
 
 def test_a_text_is_nothing_for_an_image_model():
-    with pytest.raises(SpecError, match=r"data='book.txt' gives tokens"):
+    with pytest.raises(SpecError, match=r"data='book.txt' provides tokens"):
         check_compatible("cnn", "book.txt")
 
 

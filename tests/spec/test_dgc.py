@@ -43,7 +43,7 @@ def dgc_job(optimizer: ss.Optimizer, **settings: float) -> ss.Job:
     ids=lambda o: o.name,
 )
 def test_a_second_momentum_is_refused(optimizer: ss.Optimizer) -> None:
-    with pytest.raises(ss.SpecError, match=r"would come on top of compression.momentum=0.9"):
+    with pytest.raises(ss.SpecError, match=r"compression.momentum=0.9 would apply momentum twice"):
         dgc_job(optimizer)
     assert dgc_job(optimizer, momentum=0.0).compression.settings["momentum"] == 0.0
 

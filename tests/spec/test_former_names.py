@@ -40,13 +40,13 @@ def test_a_study_of_an_earlier_version_has_the_same_definition() -> None:
     [
         (
             lambda: ss.Batch(global_size=64),
-            "Batch has no field 'global_size', which is called 'global_batch' now; give global_batch=",
+            "Batch has no field 'global_size', which was renamed to 'global_batch'; give global_batch=",
         ),
         (
             lambda: ss.Batch(64, micro_size=8),
-            "Batch has no field 'micro_size', which is called 'micro_batch'",
+            "Batch has no field 'micro_size', which was renamed to 'micro_batch'",
         ),
-        (lambda: ss.Job(**OLD), "Job has no field 'schedule', which is called 'lr_schedule' now"),
+        (lambda: ss.Job(**OLD), "Job has no field 'schedule', which was renamed to 'lr_schedule'"),
         (
             lambda: ss.Batch.from_fields({"global_size": 64, "global_batch": 32}),
             "Batch has no field 'global_size'",

@@ -138,21 +138,21 @@ def test_a_file_or_its_folder_may_be_given(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"model_type": "rwkv"}, "model_type of .*config.json='rwkv' is not known"),
-        ({"hidden_size": 3}, "model_type of .*config.json=None is not known; valid are bert"),
+        ({"model_type": "rwkv"}, "config.json: model_type='rwkv' is not known"),
+        ({"hidden_size": 3}, "config.json: model_type=None is not known; valid names are bert"),
         (
             {"model_type": "llama", "hidden_size": 4},
             "has no 'num_hidden_layers', which model_type='llama' needs; add it",
         ),
-        ([1], "holds a list; give the config.json of a model"),
-        ({"model_type": ["llama"]}, "model_type of .*config.json=.'llama'. is not known"),
+        ([1], "contains a list; give the config.json of a model"),
+        ({"model_type": ["llama"]}, "config.json: model_type=.'llama'. is not known"),
         (
             {"model_type": "deepseek_v3", **LLAMA_LIKE, **LATENT, "attention_bias": True},
-            "has attention_bias=True, which cannot be described exactly; only False can",
+            "has attention_bias=True, which is not supported; only False is",
         ),
         (
             {"model_type": "gpt2", **CONFIGS["gpt2"], "add_cross_attention": True},
-            "has add_cross_attention=True, which cannot be described exactly; only False can",
+            "has add_cross_attention=True, which is not supported; only False is",
         ),
         (
             {"model_type": "mistral", **without(LLAMA_LIKE, "num_key_value_heads")},
@@ -164,7 +164,7 @@ def test_a_file_or_its_folder_may_be_given(tmp_path: Path) -> None:
         ),
         (
             {"model_type": "qwen3_moe", **LLAMA_LIKE, **SPARSE, "decoder_sparse_step": 2},
-            "decoder_sparse_step=2, which cannot be described exactly; only 1 can",
+            "decoder_sparse_step=2, which is not supported; only 1 is",
         ),
     ],
 )

@@ -42,14 +42,14 @@ def test_the_json_of_a_job_names_its_format_and_json_without_one_is_read() -> No
 
 @pytest.mark.parametrize("read", [ss.Job.from_json, ss.Job.from_history])
 def test_a_newer_format_is_refused_in_a_sentence_that_names_both_versions(read: Any) -> None:
-    said = f"format {FORMAT + 1}, and shardscope {ss.__version__} reads formats up to {FORMAT}; update shardscope"
+    said = f"format {FORMAT + 1}, but shardscope {ss.__version__} reads formats up to {FORMAT}; update shardscope"
     with pytest.raises(ss.SpecError, match=said):
         read(json.dumps({**written(format=FORMAT + 1), "gravity": 9.81}))
 
 
 @pytest.mark.parametrize("version", ["1", None, True, 0, 1.5])
 def test_a_format_that_is_not_a_version_is_refused(version: Any) -> None:
-    with pytest.raises(ss.SpecError, match="is not a version of a job's JSON"):
+    with pytest.raises(ss.SpecError, match="is not a format version of a job's JSON"):
         ss.Job.from_json(json.dumps(written(format=version)))
 
 
@@ -68,6 +68,14 @@ def test_fields_of_a_newer_version_are_left_out_of_history_and_refused_elsewhere
         ss.Job.from_json(text)
 
 
+def test_a_removed_setting_is_ignored_in_json_and_refused_in_python() -> None:
+    old = json.loads(JOB.replace(strategy="ring").to_json())
+    old["strategy"]["trace_chunks"] = True
+    assert ss.Job.from_json(json.dumps(old)) == JOB.replace(strategy="ring")
+    with pytest.raises(ss.SpecError, match="trace_chunks"):
+        ss.Ring(trace_chunks=True)
+
+
 def test_a_run_of_a_newer_version_is_listed_and_says_what_was_left_out(runs_root: Path) -> None:
     folder = runs_root / "newer"
     folder.mkdir(parents=True)
@@ -75,7 +83,7 @@ def test_a_run_of_a_newer_version_is_listed_and_says_what_was_left_out(runs_root
     (run,) = ss.runs()
     assert (run.job.batch, run.job.strategy.name) == (JOB.batch, "zero-1")
     (problem,) = run.problems
-    assert problem.startswith("job.json has fields of a newer version, which are left out: ")
+    assert problem.startswith("job.json has fields from a newer version, which are ignored: ")
     with pytest.raises(ss.SpecError, match="update shardscope to run it"):
         ss.launch(ss.load_job(run), preflight=False)
     (folder / "job.json").write_text(json.dumps(written(format=FORMAT + 1)))

@@ -27,22 +27,22 @@ BAD: list[tuple[dict[str, Any], Transformer, str]] = [
     ({"tensor": 3}, DENSE, "tensor=3 does not divide heads=8"),
     ({"pipeline": 16}, DENSE, "16 stages are more than the 8 layers of dense; use at most 8"),
     ({"context": 3, "data": 1}, DENSE, "context=3 does not divide seq=32"),
-    ({"expert": 2, "data": 2, "global_batch": 2}, DENSE, "expert=2: dense has no experts; use expert=1"),
+    ({"expert": 2, "data": 2, "global_batch": 2}, DENSE, "expert=2, but dense has no experts; use expert=1"),
     ({"expert": 3, "data": 3, "global_batch": 3}, SPARSE, "expert=3 does not divide mixture.experts=4"),
     ({"expert": 2}, SPARSE, "expert=2 does not divide data x context = 1; use one of 1"),
     ({"sequence_parallel": True}, DENSE, "sequence_parallel=True has no effect with tensor=1"),
     ({"shard": 2, "data": 4, "global_batch": 4}, DENSE, "shard=2 has no effect with zero=0"),
     ({"shard": 3, "zero": 1, "data": 4, "global_batch": 4}, DENSE, "shard=3 does not divide data x context = 4"),
     ({"virtual_stages": 2}, DENSE, "virtual_stages=2 has no effect with pipeline=1"),
-    ({"virtual_stages": 2, "pipeline": 2}, DENSE, "the 1f1b schedule holds 1 stages a rank; use 1"),
-    ({"pipeline": 2, "schedule": "interleaved"}, DENSE, "the interleaved schedule holds 2 or more stages a rank"),
+    ({"virtual_stages": 2, "pipeline": 2}, DENSE, "but schedule='1f1b' needs 1 stages per rank; use 1"),
+    ({"pipeline": 2, "schedule": "interleaved"}, DENSE, "schedule='interleaved' needs 2 or more stages per rank"),
     (
         {"pipeline": 2, "schedule": "interleaved", "virtual_stages": 2, "global_batch": 3}, DENSE,
         "num_micro_batches=3 is not a multiple of pipeline=2",
     ),
     (
         {"pipeline": 2, "schedule": "dualpipev", "virtual_stages": 2, "global_batch": 3}, DENSE,
-        "num_micro_batches=3 is too few for the dualpipev schedule on pipeline=2; use 4 or more",
+        "num_micro_batches=3 is too few for schedule='dualpipev' with pipeline=2; use 4 or more",
     ),
     ({"compression": "int8"}, DENSE, "compression='int8' has no effect"),
 ]  # fmt: skip
@@ -58,7 +58,7 @@ def test_a_layout_that_cannot_be_is_refused(fields: dict[str, Any], model: Trans
 
 def test_the_number_of_devices_must_be_the_clusters() -> None:
     Layout(data=2, global_batch=2).check(DENSE, CLUSTER)
-    with pytest.raises(SpecError, match="takes 1 devices, but the cluster has 2; make the product 2"):
+    with pytest.raises(SpecError, match="needs 1 devices, but the cluster has 2; make the product 2"):
         Layout().check(DENSE, CLUSTER)
 
 
@@ -68,7 +68,7 @@ def test_a_table_of_layers_can_be_replicated_and_cut_between_its_rows() -> None:
     Layout(data=2, pipeline=3, global_batch=2).check(table)
     with pytest.raises(SpecError, match="4 stages are more than the 3 layers of net; use at most 3"):
         Layout(pipeline=4).check(table)
-    with pytest.raises(SpecError, match="tensor=2: net is a table of layers, which only data and pipeline"):
+    with pytest.raises(SpecError, match="tensor=2, but net is a table of layers, which supports only data"):
         Layout(tensor=2).check(table)
 
 

@@ -70,5 +70,5 @@ def test_a_job_takes_a_link_or_its_name_and_keeps_it() -> None:
     assert slower.link.can_be_paced
     assert Job.from_json(slower.to_json()) == slower
     assert Job(model="mlp", data="digits").link is None
-    with pytest.raises(SpecError, match="link='100 Mbit/s' is a rate, which needs a latency"):
+    with pytest.raises(SpecError, match="link='100 Mbit/s' is a bandwidth, which needs a latency"):
         Job(model="mlp", data="digits", link="100 Mbit/s")

@@ -53,5 +53,5 @@ def test_an_even_split_differs_by_one_layer_at_most(num_layers: int, num_stages:
 
 @pytest.mark.parametrize("function", [lambda: even_split(3, 4), lambda: optimal_split([1, 1, 1], 4)])
 def test_fewer_layers_than_stages_are_refused(function) -> None:
-    with pytest.raises(SpecError, match="3 layers to cut, fewer than the pipeline's 4 stages"):
+    with pytest.raises(SpecError, match="3 layers to split, fewer than the pipeline's 4 stages"):
         function()

@@ -40,7 +40,7 @@ def test_a_quantity_is_read_in_its_base_unit(text: str, kind: Kind, value: float
         ("200 G", "bytes/s", r"inter='200 G' has the unit 'G', .* bits or bytes; write Gbit/s or GB/s"),
         ("200 Gbps", "bytes/s", "write Gbit/s or GB/s"),
         ("200 Gb/s", "bytes/s", "write Gbit/s or GB/s"),
-        ("25 gb/s", "bytes/s", "is not one of|bits or bytes"),
+        ("25 gb/s", "bytes/s", "is not a unit for|bits or bytes"),
         ("80 G", "bytes", "write Gbit or GB"),
         ("80 Gi", "bytes", "write Gibit or GiB"),
         ("80 K", "bytes", "write kbit or kB"),

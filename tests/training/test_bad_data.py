@@ -42,7 +42,7 @@ def rows(value: float, where: str) -> Any:
 def test_the_row_that_is_not_finite_is_named(tmp_path: Path, where: str, name: str, value: float) -> None:
     sampler = GlobalSampler(60, 12, seed=0)
     step = next(step for step in range(5) if ROW in sampler.indices(step)) + 1
-    words = f"in step {step} because {name} of row {ROW} of the training split are not all finite; repair the data"
+    words = f"in step {step} because row {ROW} of the training split has a NaN or an infinity in {name}"
     with pytest.raises(TrainingError, match=words):
         steps(tmp_path, lambda: rows(value, where), lr=0.01)
 

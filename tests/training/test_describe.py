@@ -134,9 +134,9 @@ def test_what_cannot_be_traced_is_refused() -> None:
         Model.from_module(Looks(), torch.ones(1))
     with pytest.raises(SpecError, match="does not run on shapes alone: Attempted to use an uninitialized"):
         Model.from_module(nn.LazyLinear(2), torch.ones(1, 2))
-    with pytest.raises(SpecError, match="module is a type; give a torch.nn.Module, built"):
+    with pytest.raises(SpecError, match="module is a type; give an instance of torch.nn.Module"):
         Model.from_module(Looks, torch.ones(1))
-    with pytest.raises(SpecError, match="example holds no tensor"):
+    with pytest.raises(SpecError, match="example contains no tensor"):
         Model.from_module(nn.Linear(1, 1), (3,))
     with pytest.raises(SpecError, match="does not run on shapes alone"):
         Model.from_module(nn.Linear(4, 4), torch.zeros(1, 5))

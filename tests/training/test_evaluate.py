@@ -105,7 +105,7 @@ def test_what_a_models_own_loss_scores_is_looked_for_once_and_a_few_rows_at_a_ti
             copied.append(len(part))
             yield part, classes
 
-    monkeypatch.setattr(loss, "_COPIED", 20)  # two rows of ten classes
+    monkeypatch.setattr(loss, "_CHUNK_LOGITS", 20)  # two rows of ten classes
     monkeypatch.setattr(loss, "_few_at_a_time", watched)
     with EventWriter(tmp_path / "rank-0.jsonl", 0) as events:
         alone = RankContext(0, 1, torch.device("cpu"), Meter(), events)

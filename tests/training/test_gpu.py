@@ -60,4 +60,4 @@ def test_mixed_precision_learns_on_a_gpu(precision: str) -> None:
         small_job(device="cuda", strategy="single", world_size=1, precision=precision, steps=40)
     ).wait(110)
     assert run.metrics()["loss"].iloc[-1] < 0.5 * run.metrics()["loss"].iloc[0]
-    assert run.metrics()["peak_memory_bytes"].max() > 0
+    assert run.metrics()["process_bytes"].max() > 0

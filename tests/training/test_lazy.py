@@ -59,7 +59,7 @@ def test_a_lazy_layer_that_no_input_reaches_is_named() -> None:
     model.aside = nn.ModuleList([nn.LazyLinear(2)])
     model.forward = lambda x: x  # type: ignore[method-assign]
     with pytest.raises(
-        SpecError, match=r"'aside.0.weight' is lazy, .* did not make it; give its module all sizes"
+        SpecError, match=r"'aside.0.weight' is lazy, .* did not initialise it; give all sizes"
     ):
         materialise(model, torch.ones(2, 2))
 

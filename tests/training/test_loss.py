@@ -68,9 +68,9 @@ def test_a_callable_of_the_users_is_the_loss():
             lambda x, y: x,
             (4,),
             torch.zeros(4),
-            r"returned a tensor of shape \(4,\); return a tensor with one element",
+            r"returned a tensor of shape \(4,\); return a scalar tensor",
         ),
-        (lambda x, y: 1.0, (4,), torch.zeros(4), "returned float; return a tensor with one element"),
+        (lambda x, y: 1.0, (4,), torch.zeros(4), "returned float; return a scalar tensor"),
     ],
 )
 def test_what_does_not_fit_is_refused_in_a_sentence(loss, output, target, message):
@@ -116,9 +116,7 @@ def test_accuracy_follows_the_loss_of_the_model_itself():
 
 def test_a_named_loss_says_what_it_cannot_read():
     loss = resolve_loss("cross-entropy")
-    with pytest.raises(
-        DataError, match="got a tuple without logits from the model; return a tensor, or give a call"
-    ):
+    with pytest.raises(DataError, match="the model returned a tuple without logits; return a tensor"):
         loss((torch.ones(2, 2),), torch.zeros(2).long())
-    with pytest.raises(DataError, match="got a target of type dict; give a tensor, or a callable"):
+    with pytest.raises(DataError, match="got a target of type dict; give targets as a tensor"):
         loss(torch.ones(2, 2), {})

@@ -259,7 +259,9 @@ def test_another_method_starts_with_nothing_and_says_so(two: RankPool, tmp_path:
         assert owed
         assert not any(tensor.any() for tensor in owes.values())
         assert (told["compressor_state"], told["dropped"]) == ("nothing", ["residual"])
-        assert told["notes"] == ["dropped compressor state (residual): topk is no longer the method"]
+        assert told["notes"] == [
+            "dropped compressor state (residual): the compression method is no longer topk"
+        ]
 
 
 def test_feedback_that_is_turned_off_is_dropped_and_said(two: RankPool, tmp_path: Path) -> None:

@@ -55,6 +55,6 @@ def test_a_mapping_without_an_end_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(home, "MAX_OBJECTS", 1000)
     with pytest.raises(
-        SpecError, match="an? Endless that a layer takes or returns holds more than 1,000 objects"
+        SpecError, match="an? Endless that a layer takes or returns contains more than 1,000 objects"
     ):
         tensors_in(Endless())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import shardscope as ss
-from shardscope.commands._study import as_json
+from shardscope.commands._study import as_dict
 from shardscope.tuning import report
 from shardscope.tuning.session import StudySession
 
@@ -25,7 +25,7 @@ def test_the_alarms_of_a_trial_are_in_its_record_and_in_the_report() -> None:
     assert record.alarms == (str(alarm),)
     assert session.report().alarms == ((0, str(alarm)),)
     assert f"Alarm in trial 0: {alarm}." in str(session.report())
-    assert as_json(session, [record])["trials"][0]["alarms"] == [str(alarm)]
+    assert as_dict(session, [record])["trials"][0]["alarms"] == [str(alarm)]
     # the front's first, the rest counted
     many = replace(session.report(), alarms=tuple((number, f"alarm {number}") for number in range(7, -1, -1)))
     told = str(many).splitlines()[-(report._MOST_ALARMS + 1) :]

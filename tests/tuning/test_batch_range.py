@@ -76,13 +76,13 @@ class TestAround:
 def test_what_is_said_of_a_range_names_its_centre_or_why_there_is_none() -> None:
     figure = BatchRange(own=64, critical=84.6, low=61.2, high=None, steps=32)
     assert figure.sentence(ss.PowersOfTwo(16, 256)) == (
-        "Batches of 16 to 256, around the critical batch of 84.6 samples (61.2 to any number) by the gradient noise "
-        "scale of 32 steps."
+        "Batch sizes 16 to 256, around the critical batch size 84.6 (95 % interval: 61.2 to infinity), from the "
+        "gradient noise scale of 32 steps."
     )
     assert "as close as possible to" in figure.sentence(ss.PowersOfTwo(16, 64))
     assert (
         BatchRange(own=64).sentence(ss.PowersOfTwo(16, 64))
-        == "Batches of 16 to 64, around the job's own of 64."
+        == "Batch sizes 16 to 64, around the job's own 64."
     )
 
 
@@ -99,7 +99,8 @@ def test_a_study_without_a_space_measures_the_noise_scale_once_and_keeps_it() ->
     assert found.steps == 32
     assert batches == around(JOB, found.critical)
     assert batches.low <= 2 ** round(math.log2(found.critical)) <= batches.high
-    assert session.noise_run().job == probe_of(JOB)
+    assert found.run is not None
+    assert ss.Run.attach(found.run).job == probe_of(JOB)
     assert len(session.records()) == 1 + sum(record.state == "unused" for record in session.records())
     assert session.report().batches == found.sentence(batches)
     assert str(session.report().batches) in str(session.report())
@@ -122,9 +123,12 @@ def test_a_study_whose_maker_died_after_measuring_does_not_measure_again(tmp_pat
 @pytest.mark.parametrize(
     ("job", "why"),
     [
-        (JOB.replace(strategy="gossip"), "does not go with strategy='gossip', where"),
-        (JOB.replace(compression="local-sgd"), "does not go with compression='local-sgd', where each rank"),
-        (JOB.replace(strategy="single", world_size=1), "and one rank with batch.micro_batch=64 has only one"),
+        (JOB.replace(strategy="gossip"), "cannot be combined with strategy='gossip', where"),
+        (
+            JOB.replace(compression="local-sgd"),
+            "cannot be combined with compression='local-sgd', where each rank",
+        ),
+        (JOB.replace(strategy="single", world_size=1), "but one rank with batch.micro_batch=64 has only one"),
     ],
 )
 def test_where_it_cannot_be_measured_the_study_says_so_and_runs_nothing(job: Job, why: str) -> None:
@@ -133,11 +137,9 @@ def test_where_it_cannot_be_measured_the_study_says_so_and_runs_nothing(job: Job
     assert said is not None
     assert why in said
     assert said.startswith(
-        "Batches of 16 to 256, around the job's own of 64, because measuring the gradient noise"
+        "Batch sizes 16 to 256, around the job's own 64, because measuring the gradient noise"
     )
     assert not runs(session.folder / "probe")
-    with pytest.raises(StudyError, match="has no noise-scale run"):
-        session.noise_run()
 
 
 def test_a_run_that_fails_leaves_the_jobs_own_batch_and_its_sentence(tmp_path: Path) -> None:
@@ -151,7 +153,7 @@ def test_it_is_given_up_when_asked_to_stop_and_leaves_no_run_behind(tmp_path: Pa
     stopping = threading.Event()
     stopping.set()
     with pytest.raises(
-        StudyError, match="stopped while the noise scale was measured, before the study was created"
+        StudyError, match="stopped while the noise scale was being measured, before the study was created"
     ):
         measured(JOB.replace(steps=100_000), tmp_path, stopping)
     assert [run.is_alive for run in runs(tmp_path)] == [False]
@@ -159,7 +161,7 @@ def test_it_is_given_up_when_asked_to_stop_and_leaves_no_run_behind(tmp_path: Pa
 
 def test_the_time_of_a_study_counts_from_before_it_is_measured() -> None:
     began = time.monotonic()
-    with pytest.raises(StudyError, match="stopped while the noise scale was measured"):
+    with pytest.raises(StudyError, match="stopped while the noise scale was being measured"):
         ss.tune(
             JOB.replace(steps=100_000, link=ss.Link(bandwidth="1 Gbit/s", latency="50 ms")),
             name="late",
@@ -171,7 +173,7 @@ def test_the_time_of_a_study_counts_from_before_it_is_measured() -> None:
 
 def test_around_the_jobs_own_where_asked_and_a_space_of_ones_own_stays_as_it_is() -> None:
     session = StudySession.open(JOB, name="own", batch_range="job")
-    assert session.report().batches == "Batches of 16 to 256, around the job's own of 64."
+    assert session.report().batches == "Batch sizes 16 to 256, around the job's own 64."
     assert not (session.folder / "probe").exists()
     given = StudySession.open(JOB, {"batch": ss.PowersOfTwo(32, 64)}, name="given")
     assert given.report().batches is None

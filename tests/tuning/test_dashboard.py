@@ -95,7 +95,7 @@ def test_a_study_that_has_its_definition_where_it_used_to_be_goes_on() -> None:
     study.set_user_attr(DEFINITION, session.definition.to_json())
     older = StudySession.open(JOB, SPACE, name="older", storage=session.study._storage)
     assert older.definition == session.definition
-    with pytest.raises(StudyError, match="cannot be named in a shell"):
+    with pytest.raises(StudyError, match="cannot be written in a shell"):
         older.dashboard_command()
 
 

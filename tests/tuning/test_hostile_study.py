@@ -156,7 +156,7 @@ def test_settings_that_no_study_can_have_are_refused(arguments: dict, says: str)
 def test_a_study_in_a_folder_that_cannot_be_written_is_refused_in_a_sentence(tmp_path: Path) -> None:
     taken = tmp_path / "taken"
     taken.write_text("a file")
-    with pytest.raises(StudyError, match="cannot be kept in .*root="):
+    with pytest.raises(StudyError, match="cannot be stored in .*root="):
         ss.tune(JOB, SPACE, trials=1, root=taken)
 
 

@@ -170,7 +170,7 @@ def test_a_torn_line_and_a_dead_writers_lock_are_cleared_away(recorded: Path, mo
 def test_a_full_disk_is_waited_for_and_said(recorded: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("shardscope.tuning.driver.launch", instant(recorded))
     session = StudySession.open(JOB, SPACE, trials=1, name="full", baselines=False)
-    monkeypatch.setattr(storage, "_AGAIN_S", 0.01)
+    monkeypatch.setattr(storage, "_RETRY_S", 0.01)
     fsync, left = os.fsync, [3]
 
     def full(file: int) -> None:
@@ -198,8 +198,8 @@ def test_no_answer_to_a_commit_is_missed_without_harm(
     from sqlalchemy.orm import Session as Connection
 
     monkeypatch.setattr("shardscope.tuning.driver.launch", instant(recorded))
-    monkeypatch.setattr("shardscope.tuning.driver._LOOK_EVERY_S", 0.01)
-    monkeypatch.setattr(storage, "_AGAIN_S", 0.01)
+    monkeypatch.setattr("shardscope.tuning.driver._READ_EVERY_S", 0.01)
+    monkeypatch.setattr(storage, "_RETRY_S", 0.01)
     monkeypatch.setenv(recovery.SILENCE_VARIABLE, "0.5")
     written, at, is_open = [0], [0], False
     url = f"sqlite:///{tmp_path / 'studies.db'}"

@@ -66,7 +66,7 @@ def test_a_study_that_compared_trials_on_the_test_split_is_read_and_not_gone_on_
     for given in ({"job": JOB, "space": SPACE}, {}):
         more = StudySession.open(name="older", trials=2, baselines=False, **given)  # type: ignore[arg-type]
         with pytest.raises(
-            StudyError, match=r"compared its trials on the test split.* more trials need a new study"
+            StudyError, match=r"compared its trials on the test split.* to run more trials, create a study"
         ):
             more.driver.tick()
     assert len(study.trials) == 1

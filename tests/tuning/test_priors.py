@@ -191,7 +191,7 @@ def test_the_report_says_so_when_a_baseline_wins() -> None:
         == "The baseline adamw has the lowest loss, 0.1, with 2 trials each: lower than lamb (0.2)."
     )
     assert (
-        "not equal"
+        "unequal budgets"
         in report_of(
             "study", [records[0], *records[1:3], *[_record(4 + k, "lamb", 1.0) for k in range(3)]], definition
         ).verdict

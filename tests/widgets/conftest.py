@@ -13,15 +13,17 @@ class FakeRuntime:
         self.known: list[FakeRun] = []
         self.skipped: list[Skipped] = []
 
-    def runs(self, root=None):
+    def runs(self, root=None, *, all=False):  # noqa: A002
         from shardscope.runtime import Runs
 
-        return Runs(reversed(self.known), self.skipped)
+        kept = [run for run in self.known if not run.is_deleted and (all or run.made_by is None)]
+        return Runs(reversed(kept), self.skipped)
 
-    def launch(self, job, root=None, preflight=True):
+    def launch(self, job, root=None, preflight=True, group=None):
         ranks = [start_event(job.strategy.name, job.world_size, rank) for rank in range(job.world_size)]
         run_id = f"{len(self.known):03d}-{job.label}"
         self.known.append(FakeRun(run_id, job, ranks, state="running", title=job.label))
+        self.known[-1].group = group or self.known[-1].group
         return self.known[-1]
 
 

@@ -7,10 +7,12 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
-from shardscope.errors import RunFailed
+from shardscope.errors import RunFailed, SpecError
+from shardscope.runlog.reducer import RunLog
+from shardscope.runlog.summary import Summary, summarise
+from shardscope.spec import Job
 
 START = 1_800_000_000.0
 
@@ -36,6 +38,11 @@ class FakeRun:
     stopped: bool = False
     title: str = ""
     tails: list[FakeTail] = field(default_factory=list)
+    group: str = "gpt-nano on python-source"
+    note: str = ""
+    baseline: str | None = None
+    made_by: str | None = None
+    is_deleted: bool = False
 
     @property
     def name(self) -> str:
@@ -58,17 +65,27 @@ class FakeRun:
         for tail in self.tails:
             tail.pending.extend(events)
 
+    @property
+    def stored_summary(self) -> Summary | None:
+        if self.is_alive:
+            return None
+        log = RunLog(world_size=self.job.world_size)
+        log.feed(self.all_events)
+        return summarise(log, self.state, self.job)
+
+    def delete(self) -> None:
+        if self.is_alive:
+            raise SpecError(f"run {self.id} has not ended; stop it with run.stop(), then delete it")
+        self.is_deleted = True
+
     def stop(self, grace_s: float = 5.0) -> None:
         self.stopped = True
         self.state = "stopped"
 
 
-def fake_job(strategy: str = "ring", world_size: int = 2, *, model: str = "gpt-nano", steps: int = 60) -> Any:
-    return SimpleNamespace(
-        model=model, data="python-source", strategy=SimpleNamespace(name=strategy, label=strategy),
-        world_size=world_size, steps=steps, label=f"{strategy}-{model}",
-        progress=lambda step: f"{step} of {steps}",
-    )  # fmt: skip
+def fake_job(strategy: str = "ring", world_size: int = 2, *, steps: int = 60, **changes: Any) -> Job:
+    fields = {"model": "gpt-nano", "data": "python-source", "steps": max(1, steps), "batch": 5040}
+    return Job(**{**fields, "strategy": strategy, "world_size": world_size, **changes})
 
 
 def fake_run(
@@ -76,19 +93,19 @@ def fake_run(
     world_size: int = 2,
     *,
     steps: int = 60,
-    chunks: bool = False,
     run_id: str = "",
     seed: int = 0,
+    **changes: Any,
 ) -> FakeRun:
     world_size = 1 if strategy == "single" else world_size
     events = [
-        event
-        for step in range(1, steps + 1)
-        for event in step_events(strategy, world_size, step, chunks, seed)
+        event for step in range(1, steps + 1) for event in step_events(strategy, world_size, step, seed)
     ]
     starts = [start_event(strategy, world_size, rank) for rank in range(world_size)]
     return FakeRun(
-        run_id or f"{strategy}-gpt-nano", fake_job(strategy, world_size, steps=steps), starts + events
+        run_id or f"{strategy}-gpt-nano",
+        fake_job(strategy, world_size, steps=steps, **changes),
+        starts + events,
     )
 
 
@@ -101,9 +118,7 @@ def start_event(strategy: str, world_size: int, rank: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def step_events(
-    strategy: str, world_size: int, step: int, chunks: bool = False, seed: int = 0
-) -> list[dict[str, Any]]:
+def step_events(strategy: str, world_size: int, step: int, seed: int = 0) -> list[dict[str, Any]]:
     dice = random.Random(f"{strategy}-{step}-{seed}")
     duration = 0.09 if strategy == "single" else 0.055 + 0.01 * (strategy == "ring") + 0.004 * dice.random()
     begin = START + 1 + step * 0.094
@@ -122,8 +137,6 @@ def step_events(
             },
             "spans": spans,
         })  # fmt: skip
-        if chunks:
-            events += _chunks(world_size, rank, step, begin + 0.6 * duration, duration * 0.3)
     return events
 
 
@@ -146,24 +159,6 @@ def _spans(strategy, world_size, rank, begin, duration, dice):
         spans += [["communication", "ring_all_gather", at(0.75), at(0.87), size // 2]]
         return spans, {"ring_reduce_scatter": size // 2, "ring_all_gather": size // 2}
     return spans, {}
-
-
-def _chunks(world_size, rank, step, begin, length):
-    events = []
-    rounds = world_size - 1
-    each = length / (2 * rounds)
-    for number, phase in enumerate(("reduce_scatter", "all_gather")):
-        for turn in range(rounds):
-            start = begin + (number * rounds + turn) * each + 0.0003 * rank
-            chunk = (rank - turn + number) % world_size
-            events.append({
-                "event": "chunk", "t": start, "rank": rank, "step": step, "bucket": 0, "phase": phase,
-                "direction": 1,
-                "round": turn, "chunk": chunk, "peer": (rank + 1) % world_size,
-                "bytes": 800_000 // world_size,
-                "start": start, "end": start + each * 0.9,
-            })  # fmt: skip
-    return events
 
 
 GPIPE_F, GPIPE_B = 0.01, 0.02

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from shardscope import Pipeline
-from shardscope.runlog.traffic import Moved
+from shardscope.runlog.schema import Moved
 from shardscope.spec import Batch, Job
 from shardscope_widgets import figures
 from shardscope_widgets.figures import theme
@@ -56,7 +56,7 @@ class TestMemoryKinds:
     def test_it_is_also_there_in_words(self):
         info = figures.memory_kinds_info([trace_of(memory_events(1, activations=0), "zero-1", 1)])
         assert figures.memory_kinds_text(info) == (
-            "zero-1: a rank holds up to 3.3 MB: 48% optimizer state, 24% parameters, 24% gradients and "
+            "zero-1: up to 3.3 MB held by tensors on a rank: 48% optimizer state, 24% parameters, 24% gradients and "
             "3% buffers."
         )
 
@@ -115,6 +115,16 @@ class TestGantt:
         assert info.ideal is None
         assert {op.op for op in info.ops} == {"F", "I", "W"}
 
+    def test_one_step_is_named_beside_the_medians_of_all(self):
+        steps = [event for step in range(1, 6) for event in schedule_events(2, 4, step=step)]
+        slow = [
+            event | {"ops": [[*op, start, end + (end - start)] for *op, start, end in event["ops"]]}
+            for event in schedule_events(2, 4, step=6)
+        ]
+        text = figures.gantt_text(figures.gantt_info(trace_of(steps + slow, schedule="gpipe")))
+        assert "step 6: 4 micro-batches" in text
+        assert "(medians: 150 ms, 20%)" in text
+
     def test_stages_of_one_rank_are_told_apart_by_shade(self):
         trace = trace_of(schedule_events(2, 2, virtual=2), schedule="interleaved")
         info = figures.gantt_info(trace)
@@ -139,8 +149,9 @@ class TestGantt:
     def test_it_is_also_there_in_words(self):
         info = figures.gantt_info(trace_of(schedule_events(2, 4), schedule="gpipe"))
         assert figures.gantt_text(info) == (
-            "pipeline, step 1, 150 ms: 4 micro-batches through 2 stages on 2 ranks. Ranks are idle for 20% of the "
-            "time; with stages of equal cost and backward passes twice as long as forward ones it would be 20%."
+            "pipeline, step 1: 4 micro-batches through 2 stages on 2 ranks take 150 ms, and ranks wait 20% of it. The "
+            "bubble alone would be 20%: that is with stages of equal cost and backward passes twice as long as "
+            "forward ones."
         )
         assert "No schedule" in figures.gantt_text(
             figures.gantt_info(Trace("id", "run", "pipeline", world_size=2))
@@ -181,7 +192,7 @@ class TestConsensus:
         trace = trace_of(consensus_events([0.1, 0.01, 0.0]), "gossip")
         (curve,) = figures.consensus_info([trace, Trace("id", "ring", "ring", world_size=2)]).curves
         assert (curve.steps, curve.values) == ((1, 2, 3), (0.1, 0.01, None))
-        assert "at most 1.0e-01 apart" in figures.consensus_text(figures.consensus_info([trace]))
+        assert "at most 1.0e-01 of its norm" in figures.consensus_text(figures.consensus_info([trace]))
 
     def test_the_axis_is_logarithmic(self):
         assert figures.consensus([trace_of(consensus_events([0.1]), "gossip")]).layout.yaxis.type == "log"
@@ -197,7 +208,9 @@ class TestColours:
     def test_every_strategy_has_a_look_of_its_own(self):
         from shardscope.spec.strategy import strategies
 
-        layer_samples = [theme.run_looks([kind])[0] for kind in strategies()]
+        layer_samples = [
+            theme.run_looks([Trace("id", "run", kind, world_size=2)])[0] for kind in strategies()
+        ]
         assert len({look.colour for look in layer_samples}) == len(layer_samples)
 
 

@@ -11,6 +11,7 @@ import shardscope as ss
 from conformance.events import step_event, traffic
 from shardscope.analytic.communication.exchange import Exchange
 from shardscope.measure.break_even import BreakEven, MethodWorth
+from shardscope.spec import Compression, Job, Link
 from shardscope_widgets import figures
 from shardscope_widgets.figures._comparison import comparison_info
 from shardscope_widgets.figures._compression import CompressedRun, step_parts
@@ -31,12 +32,13 @@ def trace(
 ) -> Trace:
     """A run of two ranks: each step computes for 0.1 s, packs (a tenth of it behind computing), and waits. One step in
     `every` sends and waits."""
-    compression = SimpleNamespace(name=method, label=method, period=every, uncompressed=lambda _: 0)
-    job = SimpleNamespace(
-        model="mlp", data="digits", strategy=SimpleNamespace(name=strategy, label=strategy), world_size=2, steps=steps,
-        compression=compression, link=SimpleNamespace(label=link) if link else None,
+    period = {"every": every} if every > 1 else {}
+    job = Job(
+        model="mlp", data="digits", strategy=strategy, steps=steps, compression=Compression(method, **period),
+        link=Link(bandwidth=link, latency="0 s", name=link) if link else None,
     )  # fmt: skip
     made = Trace.of(SimpleNamespace(id=method, name=f"{strategy}-{method}-mlp", job=job))
+    made.label, made.link = f"{strategy}-{method}-mlp run", link
     for step in range(1, steps + 1):
         start = 10.0 * step
         packed = (
@@ -79,7 +81,7 @@ def test_compressed_runs_stand_after_the_uncompressed_one_and_are_held_against_i
     )
     assert info.is_telling
     text = figures.compression_text(info)
-    assert "ring-int8-mlp sends 200 B per step, 4 times less than uncompressed, packs for 36 ms" in text
+    assert "ring-int8-mlp run sends 200 B per step, 4 times less than uncompressed, packs for 36 ms" in text
     assert "takes 186 ms instead of 300 ms per step" in text
 
 
@@ -115,7 +117,7 @@ def test_steps_that_talk_now_and_then_are_averaged_over_their_periods() -> None:
 def test_before_its_first_period_is_over_a_run_says_so() -> None:
     info = figures.compression_info([trace("none", 400), trace("local-sgd", 400, steps=3, every=4)])
     assert (info.runs[1].bytes_per_step, info.runs[1].ratio, info.runs[1].parts) == (None, None, None)
-    assert "has not finished its first period" in figures.compression_text(info)
+    assert "has not finished its first local-SGD period" in figures.compression_text(info)
     assert figures.draw_compression(info).data[0].y[1] is None
 
 
@@ -169,38 +171,65 @@ def test_bars_of_bytes_start_at_zero_and_an_empty_plot_says_why() -> None:
     assert "no run carries" in layout.annotations[-1].text
 
 
-def found(bandwidths: tuple[float, float]) -> BreakEven:
-    """One method that sends a tenth."""
+def found(bandwidths: tuple[float, float], variation: float = 1.0) -> BreakEven:
+    """One method that sends a tenth; with the median packing time it pays off below half the bandwidth."""
     plain = (Exchange(1e6, 2), Exchange(1.5e6, 6))
     packed = (Exchange(1e5, 2, 0.01), Exchange(1.5e5, 2, 0.02))
-    return BreakEven(
-        "mlp", 250_000, (2, 4), 0.0, plain, (MethodWorth(ss.Compression("topk"), packed, bandwidths),)
-    )
+    low = (bandwidths[0] / 2, bandwidths[1] / 2)
+    worth = MethodWorth(ss.Compression("topk"), packed, bandwidths, low, variation)
+    return BreakEven("mlp", 250_000, (2, 4), 0.0, plain, (worth,), 2, "adamw")
 
 
 def test_a_line_a_method_in_bits_a_second_and_none_where_it_never_pays() -> None:
-    info = figures.break_even_info(found((9e7, 0.0)), here=(2, 12.5e6))
+    info = figures.break_even_info(found((9e7, 0.0)), here=(2, "100 Mbit/s"))
     assert info.lines[0].bits_per_s == (pytest.approx(7.2e8), None)
+    assert info.lines[0].low_bits_per_s == (pytest.approx(3.6e8), None)
     assert info.here == (2, 1e8)
-    assert figures.break_even_text(info).endswith("Never: topk.")
-    assert "10 times less; packing and unpacking take 10 ms" in info.lines[0].hover[0]
-
-
-def test_where_nothing_pays_the_text_says_so() -> None:
-    text = figures.break_even_text(figures.break_even_info(found((0.0, 0.0))))
-    assert text == (
-        "Among 4 workers, compressing mlp's gradients pays off with none of the methods on any link. Never: topk."
+    assert (
+        "below 720 Mbit/s; sends 100 kB, 10 times less; packing and unpacking take 10 ms"
+        in info.lines[0].hover[0]
     )
 
 
-def test_what_always_pays_is_said_in_words_and_drawn_at_the_edge() -> None:
+def test_the_text_begins_with_the_jobs_own_workers_and_compares_exchanges_only() -> None:
+    assert figures.break_even_text(figures.break_even_info(found((9e7, 0.0)))) == (
+        "Among **2 workers**, compressing mlp's gradients pays off below 720 Mbit/s with topk. Among 4: never with "
+        "topk. Only exchanges are compared: a whole step also computes, and gains less."
+    )
+
+
+def test_where_packing_times_vary_the_text_says_so() -> None:
+    busy = figures.break_even_text(figures.break_even_info(found((9e7, 1e7), variation=2.34)))
+    assert "Packing times varied by 2.3 times: the machine is busy, run again." in busy
+    assert "busy" not in figures.break_even_text(figures.break_even_info(found((9e7, 1e7), variation=1.4)))
+
+
+def test_what_always_pays_is_said_in_words_and_drawn_at_the_top() -> None:
     info = figures.break_even_info(found((9e7, math.inf)))
-    assert "pays off with topk on any link" in figures.break_even_text(info)
+    assert "on any link with topk (fewer messages in sequence)" in figures.break_even_text(info)
     figure = figures.break_even(found((9e7, math.inf)))
-    assert figure.data[0].y[1] > figure.data[0].y[0]
-    ticks = ("100 Mbit/s", "1 Gbit/s", "10 Gbit/s", "100 Gbit/s", "1 Tbit/s", "10 Tbit/s")
+    ticks = ("100 Mbit/s", "1 Gbit/s", "10 Gbit/s", "any link")
     assert figure.layout.yaxis.ticktext == ticks
+    assert figure.data[0].y[1] == figure.layout.yaxis.tickvals[-1]
+    assert figure.data[0].error_y.arrayminus[0] == pytest.approx(3.6e8)
     assert "250 k parameters" in figure.layout.annotations[0].text
+
+
+def test_a_loss_curve_can_have_the_colour_of_its_method() -> None:
+    runs = [trace("none", 400), trace("int8", 100), trace("topk", 10)]
+    colours = [line.line.color for line in figures.loss(runs, by_method=True).data if line.showlegend]
+    assert colours == list(figures.compression(runs).data[0].marker.color)
+
+
+def test_the_parts_of_a_step_add_up_to_the_time_in_the_text() -> None:
+    """One slow step changes neither the bars nor the text."""
+    slow = trace("int8", 100, codec_s=0.04, steps=9)
+    for rank in (0, 1):
+        spans = [["compute", "forward", 200.0, 200.1, 0], ["codec", "encode", 200.1, 200.9, 0]]
+        slow.feed([step_event(10, rank, loss=0.2, step_time_s=3.0, traffic=traffic(100), spans=spans)])
+    (run,) = figures.compression_info([slow]).runs
+    assert run.parts == pytest.approx((0.1, 0.036, 0.2))
+    assert sum(run.parts) == pytest.approx(run.step_s)
 
 
 def test_runs_with_the_same_method_keep_bars_of_their_own() -> None:

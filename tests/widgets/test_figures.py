@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from conformance.events import step_event
 from shardscope.runlog.spans import union
 from shardscope.runlog.steps import Step, Steps
+from shardscope.spec import Job
 from shardscope_widgets import figures
 from shardscope_widgets.figures import Curve, Shares, SpanBar, theme
-from shardscope_widgets.figures._curves import moving_average
+from shardscope_widgets.figures._curves import LossView, moving_average
 from shardscope_widgets.trace import Trace
-from widgets.fake_runs import fake_run, step_events
+from widgets.fake_runs import fake_run
 
 
 def trace_of(*losses: float, strategy: str = "ring") -> Trace:
@@ -30,15 +31,36 @@ def trace_of(*losses: float, strategy: str = "ring") -> Trace:
         label="run",
         strategy=strategy,
         world_size=2,
-        workload="mlp on digits",
+        group="mlp on digits",
+        job=Job(model="mlp", data="digits", strategy=strategy, seed=1),
         steps=Steps(steps),
     )
 
 
 class TestCurves:
-    def test_few_points_are_not_smoothed(self):
-        info = figures.loss_info([trace_of(3.0, 2.0)])
-        assert info.curves == (Curve("run", "ring", (1, 2), (3.0, 2.0), (3.0, 2.0)),)
+    def test_without_smoothing_only_the_values_are_drawn(self):
+        info = figures.loss_info([trace_of(3.0, 2.0)], LossView(0))
+        (look,) = theme.run_looks([Trace("id", "run", "ring", world_size=2)])
+        assert info.curves == (Curve("run", look, (1, 2), (3.0, 2.0), (3.0, 2.0)),)
+
+    def test_the_average_has_the_span_that_the_heading_states(self):
+        info = figures.loss_info([trace_of(3.0, 2.0, 1.0)], LossView(3))
+        assert info.curves[0].smooth == pytest.approx((3.0, 7 / 3, 11 / 7))
+        assert (
+            "exponential average over 3 steps"
+            in figures.loss([trace_of(3.0)], smoothing=3).layout.xaxis.title.text
+        )
+
+    def test_a_diverged_run_does_not_flatten_the_others(self):
+        good, bad = trace_of(3.0, 2.0, 1.0), trace_of(3.0, 50.0, 900.0, 2000.0, 2460.0)
+        bad.label = "lr 5"
+        figure = figures.loss([good, bad])
+        assert figure.layout.yaxis.range == pytest.approx((0.88, 3.12))
+        assert [note.text for note in figure.layout.annotations] == ["▲ lr 5: off the scale, up to 2460.0"]
+        assert "diverged" in figure.data[3].hovertemplate
+        logarithmic = figures.loss([good, bad], is_log=True)
+        assert (logarithmic.layout.yaxis.type, logarithmic.layout.yaxis.range) == ("log", None)
+        assert figures.loss([bad]).layout.yaxis.range is None, "alone, it has the whole axis"
 
     def test_what_is_not_finite_leaves_a_gap(self):
         (curve,) = figures.loss_info([trace_of(3.0, math.nan, 1.0)]).curves
@@ -63,7 +85,7 @@ class TestCurves:
     @given(st.lists(st.floats(-1e6, 1e6), min_size=1))
     def test_an_average_stays_within_what_it_averages(self, values):
         slack = 1e-6 + 1e-9 * max(map(abs, values))
-        means = moving_average(values, count=len(values))
+        means = moving_average(values, span=10)
         assert len(means) == len(values)
         assert all(min(values) - slack <= mean <= max(values) + slack for mean in means)
 
@@ -109,8 +131,8 @@ class TestTimeline:
     def test_it_is_also_there_in_words(self):
         text = figures.timeline_text(figures.timeline_info(self.trace))
         assert text == (
-            "run, step 1, 10 ms: on average, a rank spends 60% computing, 40% communicating (50% of it "
-            "hidden by compute) and 20% idle."
+            "run, step 1, 10 ms: on average, a rank spends 60% computing, 20% communicating or waiting and 20% idle. "
+            "Computing includes 20% in which it also communicates or waits."
         )
 
     def test_the_window_never_spans_steps_that_were_not_recorded(self):
@@ -130,41 +152,6 @@ class TestTimeline:
         assert sum(end - start for start, end in union(intervals)) == len(points)
 
 
-class TestRing:
-    @pytest.mark.parametrize("world_size", [2, 3, 4, 7])
-    def test_after_all_rounds_every_chunk_is_whole_everywhere(self, world_size):
-        info = figures.ring_info(Trace.read(fake_run("ring", world_size, steps=1, chunks=True)))
-        assert len(info.rounds) == 2 * (world_size - 1)
-        assert set(info.counts[0][0][0]) == {1}
-        assert {count for rank in info.counts[-1][0] for count in rank} == {world_size}
-
-    def test_after_the_scatter_each_rank_holds_one_whole_chunk(self):
-        info = figures.ring_info(Trace.read(fake_run("ring", 4, steps=1, chunks=True)))
-        assert [rank.count(4) for rank in info.counts[3][0]] == [1, 1, 1, 1]
-
-    def test_the_slices_of_a_chunk_are_one_transfer(self):
-        run = fake_run("ring", 2, steps=1, chunks=True)
-        whole = figures.ring_info(Trace.read(run))
-        for event in [event for event in run.all_events if event["event"] == "chunk"]:
-            half = event | {"bytes": event["bytes"] // 2}
-            run.all_events.remove(event)
-            run.all_events += [half | {"slice": 0}, half | {"slice": 1}]
-        assert figures.ring_info(Trace.read(run)) == whole
-
-    def test_chunks_without_a_step_belong_to_the_step_under_way(self):
-        trace = Trace("id", "run", "ring", world_size=2)
-        for step in (1, 2):
-            events = step_events("ring", 2, step, chunks=True)
-            steps = [event for event in events if event["event"] == "step"]
-            chunks = [
-                {k: v for k, v in event.items() if k != "step"}
-                for event in events
-                if event["event"] == "chunk"
-            ]
-            trace.feed(chunks + steps)
-        assert {step: len(chunks) for step, chunks in trace.chunks.items()} == {1: 4, 2: 4}
-
-
 class TestComparison:
     def test_speed_is_against_the_single_process_of_the_same_workload(self):
         single = trace_of(1.0, 1.0, 1.0, strategy="single")
@@ -172,17 +159,21 @@ class TestComparison:
         double = trace_of(1.0, 1.0, 1.0)
         double.steps = Steps(step._replace(tokens=2048) for step in double.steps)
         other = trace_of(1.0, 1.0, 1.0)
-        other.workload = "cnn on digits"
-        assert [row.speed for row in figures.comparison_info([single, double, other])] == [1.0, 2.0, None]
+        other.job = Job(model="mlp", data="digits", batch=128)
+        again = trace_of(1.0, 1.0, 1.0, strategy="single")
+        again.world_size, again.job = 1, Job(model="mlp", data="digits", strategy="single", batch=256)
+        speeds = [row.speed for row in figures.comparison_info([single, double, other, again])]
+        assert speeds == [1.0, 2.0, None, 1.0], "another batch is another workload"
 
     def test_a_run_without_steps_has_a_row_of_dashes(self):
         (row,) = figures.comparison_info([Trace("id", "run", "ring", world_size=4)])
-        assert row.cells() == ("run", "4", "0", "–", "–", "–", "–", "–", "–")
+        assert row.cells() == ("run", "4", "0", *["–"] * 7)
 
 
 class TestLook:
     def test_no_two_runs_look_the_same(self):
-        layer_samples = theme.run_looks(["ring", "all-reduce", "single", "ring", "ring", "single"])
+        names = ("ring", "all-reduce", "single", "ring", "ring", "single")
+        layer_samples = theme.run_looks([Trace("id", "run", name, world_size=2) for name in names])
         assert len({(look.colour, look.dash) for look in layer_samples}) == 6
         assert len({look.dash for look in layer_samples[:3]}) == 3, "strategies differ without colour too"
 
@@ -190,10 +181,7 @@ class TestLook:
         assert theme.strategy_colour("zero-3") == theme.strategy_colour("zero-3")
 
     def test_everything_can_be_drawn(self):
-        traces = [
-            Trace.read(fake_run(kind, 3, steps=12, chunks=kind == "ring"))
-            for kind in ("single", "all-reduce", "ring")
-        ]
+        traces = [Trace.read(fake_run(kind, 3, steps=12)) for kind in ("single", "all-reduce", "ring")]
         for draw in (
             figures.loss,
             figures.throughput,
@@ -204,5 +192,4 @@ class TestLook:
         ):
             assert draw(traces).data
         assert figures.timeline(traces[2]).data
-        assert figures.ring(traces[2]).data
         assert figures.overview([]).layout.height

@@ -55,7 +55,7 @@ class TestSettings:
                 f"compression.bits=3 has no effect on topk; leave it out, or use {HAVE_BITS}",
             ),
             ({"raito": 0.1}, "did you mean 'ratio'"),
-            ({"name": "int8"}, "name='int8' is not a setting"),
+            ({"name": "int8"}, "name='int8' is not an option"),
             ({7: 0.1}, "compression_options"),
         ],
     )
@@ -152,7 +152,7 @@ def test_the_latency_stands_below_its_link_and_the_panels_figure_has_a_name(lab)
     order = [control.description for control in boxes(lab) if getattr(control, "description", "")]
     assert [name for name in order if name in {"Link", "Compression", "Latency"}] == [
         "Link",
-        "Compression",
         "Latency",
+        "Compression",
     ]
     assert lab.screen.panels.compression.figure.label == "Compression"

@@ -24,7 +24,7 @@ def test_a_run_that_measures_it_shows_what_the_run_itself_says() -> None:
     run = trained(noise_scale=True, steps=12)
     trace, panels = Trace.read(run), Panels()
     panels.draw(trace, [trace])
-    assert panels.noise.is_shown
+    assert panels.noise.box.layout.display is None
     told, info = run.noise_scale(), figures.noise_scale_info_of(trace)
     assert info is not None
     assert (info.steps, info.batch, info.critical[-1]) == (told.steps, 32, pytest.approx(told.latest))
@@ -34,11 +34,11 @@ def test_a_run_that_measures_it_shows_what_the_run_itself_says() -> None:
 def test_other_runs_have_no_such_panel() -> None:
     trace, panels = Trace.read(trained(noise_scale=False, steps=2)), Panels()
     panels.draw(trace, [trace])
-    assert not panels.noise.is_shown
+    assert panels.noise.box.layout.display == "none"
 
 
 def test_where_it_cannot_be_measured_the_plan_says_so_before_anything_runs(make_lab) -> None:
     lab = make_lab(strategy="pipeline", noise_scale=True)
-    assert "noise_scale=True does not go with strategy=" in lab.screen.plan.value
+    assert "noise_scale=True cannot be combined with strategy=" in lab.screen.plan.value
     lab.strategy = "ring"
     assert "does not go" not in lab.screen.plan.value

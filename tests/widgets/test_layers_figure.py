@@ -13,7 +13,7 @@ from shardscope_widgets import figures
 from shardscope_widgets.figures import _layers
 from shardscope_widgets.trace import Trace
 from shardscope_widgets.training_lab.panels import Panels
-from shardscope_widgets.tuning_lab._alarms import alarms_html
+from shardscope_widgets.tuning_lab._words import alarms_html
 from widgets.fake_runs import fake_run
 
 LAMB = Optimizer("lamb")
@@ -85,7 +85,7 @@ def test_the_words_are_those_of_the_figure(layers: Layers):
         "run: trust ratios at step 4 lie between 0.5 (a.weight) and 0.5 (a.weight); 1 layer not adapted; crosses are "
         "ratios limited by clamp. The largest residual is in a.weight, 4 times the gradient of a step."
     )
-    assert alarm.startswith("Alarm: the trust ratio of a.weight is held at a bound by clamp at 100%")
+    assert alarm.startswith("Alarm: the trust ratio of a.weight is limited by clamp in 100%")
     healthy = figures.layers_info(Layers("sgd", (), (residuals([0.1, 0.2]),)))
     assert figures.layers_text(healthy).endswith("No alarm.")
 
@@ -107,11 +107,11 @@ def test_the_alarms_of_a_trial_stand_below_its_figures():
 def test_the_lab_has_a_panel_once_a_run_tells():
     panels, trace = Panels(), replace(Trace.of(fake_run()), optimizer=LAMB)
     panels.draw(trace, [trace])
-    assert not panels.layers.is_shown
+    assert panels.layers.box.layout.display == "none"
     assert trace.feed([event(step) for step in STEPS])
     panels.draw(trace, [trace])
-    assert panels.layers.is_shown
-    assert "held at a bound by clamp" in panels.layers.words.value
+    assert panels.layers.box.layout.display is None
+    assert "limited by clamp" in panels.layers.words.value
 
 
 @pytest.mark.parametrize("num_looks", [4, 121, 122, 130, 131, 500])

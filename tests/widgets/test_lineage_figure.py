@@ -77,7 +77,7 @@ def test_each_dot_tells_its_settings_and_what_was_explored() -> None:
 
 def test_the_tree_is_there_in_words() -> None:
     assert figures.lineage_text(figures.lineage_info(TREE)) == (
-        "3 members, 3 intervals of 20 steps. 2 times a member copied a better one. 1 interval of a member "
+        "3 members, 3 intervals of 20 steps. A member copied a better one 2 times. 1 interval of a member "
         "failed. The best is member 2, loss 0.25; its weights were trained by member 1 and member 2."
     )
     assert figures.lineage_text(figures.lineage_info(population())) == "No member has started."

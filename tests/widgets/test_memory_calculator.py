@@ -11,7 +11,7 @@ from shardscope.errors import SpecError
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Model
 from shardscope_widgets import MemoryCalculator, figures
-from shardscope_widgets.figures._memory_plan import GIB, gib_text, table_rows
+from shardscope_widgets.figures._memory_plan import GIB, gib_text, symbols_text, table_rows
 
 GPT3 = {"model": "gpt3-175b", "tensor": 8, "pipeline": 8, "zero": 1, "micro_batch": 4}
 TRILLION = Model.transformer(name="1T", layers=128, hidden=25600, heads=160, vocab=51200, seq=2048)
@@ -124,11 +124,32 @@ def test_offloading_says_what_the_host_holds(calculator):
 def test_words_and_table_tell_what_the_bars_show(calculator):
     info = calculator.info
     text = figures.memory_plan_text(info)
-    assert text.startswith("Stage 0 of 8 uses the most memory")
+    assert text.startswith("Stage 0 of 8, which uses the most memory, takes")
     sizes = [block.num_bytes for block in table_rows(info)]
     assert sizes == sorted(sizes, reverse=True)
     assert sum(sizes) == pytest.approx(info.stages[0].num_bytes)
     assert calculator._table.value.count("<tr>") == len(sizes) + 1
+
+
+def test_a_key_says_what_each_symbol_of_the_formulas_means(calculator):
+    key = symbols_text(calculator.info)
+    assert "Ψ: parameters of a rank" in key
+    assert "V: " not in key  # no formula in the table has it
+    assert key in calculator._table.value
+
+
+def test_a_box_is_empty_where_0_stands_for_a_default(calculator):
+    seq, shard = calculator.controls["seq"], calculator.controls["shard"]
+    assert [(box.value, box.placeholder) for box in (seq, shard)] == [
+        ("", "the model's own"),
+        ("", "all data ranks"),
+    ]
+    seq.value = "1024"
+    assert calculator.seq == 1024
+    seq.value = "many"  # refused
+    assert (seq.value, calculator.seq) == ("1024", 1024)
+    seq.value = ""
+    assert calculator.seq == 0
 
 
 def test_a_figure_alone_needs_no_widget():

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import statistics
-import time
+from math import log10
 
 import pytest
 
 from prediction.planner.brute import machine, small_model
 from shardscope.prediction.planner import plan
+from shardscope.prediction.planner.table import budget_of
+from shardscope.prediction.predict import predict
 from shardscope_widgets import Planner, figures
+from shardscope_widgets.figures import _plans
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +29,7 @@ def as_at_first(request):
         made.set_trait("weights", {"time": 1.0})
         made.set_trait("fix", {"offload": "none"})
         made.set_trait("global_batch", 16)
+        made.set_trait("chosen", 1)
 
 
 def shown_ranks(planner):
@@ -37,7 +40,7 @@ def test_it_shows_the_best_fifteen_and_the_first_is_chosen(planner):
     assert planner.problem == ""
     assert shown_ranks(planner) == [str(rank) for rank in range(1, 16)]
     assert planner.chosen == planner.screen.table.chosen == 1
-    assert "layouts are valid on 8 devices" in planner.screen.status.value
+    assert "valid layouts fit on 8 devices" in planner.screen.status.value
 
 
 def test_choosing_a_row_lays_it_beside_the_best(planner):
@@ -52,7 +55,56 @@ def test_clicking_a_point_chooses_its_plan(planner):
     planner.screen.scatter.clicked = int(planner.plans.order[8])
     assert planner.chosen == 9
     marks = [trace for trace in planner.screen.scatter.figure["data"] if trace["name"] == "chosen"]
-    assert marks[0]["x"] == [planner.plans[8].time_s]
+    assert marks[0]["x"] == [planner.plans[8].time_s / planner.plans.time_s.min() - 1 + _plans.NEAR]
+
+
+def test_stages_differ_by_symbol_and_points_spread_over_the_axis(planner):
+    info = figures.plans_info(planner.plans)
+    dots = [trace for trace in _plans.scatter(info)["data"] if trace["mode"] == "markers"]
+    symbols = [trace["marker"]["symbol"] for trace in dots]
+    assert len(set(symbols)) == len(symbols) == len({point.pipeline for point in info.points})
+    left, right = _plans.scatter(info)["layout"]["xaxis"]["range"]
+    places = sorted((log10(x) - left) / (right - left) for trace in dots for x in trace["x"])
+    assert places[len(places) // 10] < 0.6 < places[-len(places) // 10]
+
+
+def test_a_token_budget_gives_the_days_and_the_dollars_of_the_training(planner):
+    planner.tokens_billions = 2.0
+    best = planner.plans.best
+    whole = budget_of(planner.plans, best, 2e9)
+    assert whole.days == pytest.approx(2e9 / best.tokens_per_s / 86400)
+    steps = 2e9 / (planner.global_batch * planner.plans.setting.model.seq)
+    assert whole.dollars is None or whole.dollars == pytest.approx(steps * best.dollars)
+    assert "2 G tokens take" in planner.screen.status.value
+    assert "time to train" in planner.screen.table.header
+    planner.chosen = 3
+    planner.tokens_billions = 300.0
+    assert planner.chosen == 3  # another budget keeps the ranking
+
+
+def test_the_table_in_a_notebook_has_units(planner):
+    shown = planner.plans._repr_html_()
+    assert "GiB" in shown
+    assert "e+" not in shown
+
+
+def test_another_model_brings_its_own_sequence_length_and_batch():
+    planner = Planner("gpt3-175b", device="h100-80gb", nodes=8, global_batch=64)
+    assert (planner.seq, planner.global_batch) == (2048, 64)
+    planner.model = "llama-3-70b"
+    assert (planner.seq, planner.global_batch) == (8192, 512)
+    best = planner.plans.best
+    found = predict(planner.transformer, planner.plans.setting.cluster, best.layout)
+    assert best.mfu == pytest.approx(found.mfu)
+    for text in (
+        f"MFU {found.mfu:.0%}",
+        "512 sequences of 8,192 tokens",
+        f"needs {found.peak_bytes / 2**30:.1f} of",
+    ):
+        assert text in planner.screen.status.value
+    planner.seq = 4096
+    assert planner.plans.setting.model.seq == 4096
+    planner.close()
 
 
 def test_weights_rank_anew_without_a_search(planner):
@@ -80,7 +132,7 @@ def test_what_cannot_be_is_said_in_place(planner):
 
 def test_a_precision_that_the_device_lacks_is_refused_without_empty_plots_beside_it(planner):
     planner.precision = "fp8-mixed"
-    assert "multiplies in fp8, and device" in planner.problem
+    assert "needs matrix products in fp8, but device" in planner.problem
     screen = planner.screen
     assert [box.layout.display for box in (screen.answer, screen.left_out)] == ["none", "none"]
     planner.precision = "bf16-mixed"
@@ -90,7 +142,7 @@ def test_a_precision_that_the_device_lacks_is_refused_without_empty_plots_beside
 
 def test_nothing_of_the_last_search_stays_after_one_that_cannot_be():
     planner = Planner("gpt2", nodes=1, global_batch=8, weights={"dollars": 1.0})
-    assert "ZeRO 2 and 3, offload and context parallelism were not among" in planner.screen.note.value
+    assert "ZeRO 2 and 3, offload and context parallelism were not measured" in planner.screen.note.value
     planner.device = "mi300x"
     assert planner.problem == ""
     planner.device = "mi250x"
@@ -103,15 +155,6 @@ def test_nothing_of_the_last_search_stays_after_one_that_cannot_be():
     assert planner.plans.setting.cluster.device.name == "mi250x"
     assert planner.screen.table.rows
     planner.close()
-
-
-def test_a_slider_is_answered_within_milliseconds(planner):
-    took = []
-    for step in range(15):
-        start = time.process_time()
-        planner.weights = {"time": 1.0, "headroom": 0.1 + step / 10}
-        took.append(time.process_time() - start)
-    assert statistics.median(took) < 0.040  # a few milliseconds; slower and busy machines pass too
 
 
 def test_every_control_has_a_description_and_a_tooltip(planner):
@@ -142,4 +185,4 @@ class TestFigures:
             assert len(figure.data) > 0
 
     def test_the_words_name_the_best(self, plans):
-        assert f"{plans.valid:,} layouts are valid" in figures.plans_text(plans)
+        assert f"of {plans.valid:,} valid layouts fit" in figures.plans_text(plans)

@@ -18,10 +18,10 @@ from widgets.made_comparison import made_comparison
 
 def test_bars_are_of_one_unit_in_each_panel_without_sums_messages_and_single_collectives() -> None:
     traffic, memory, time = figures.compared_info(made_comparison()).panels
-    assert (traffic.unit, traffic.terms) == ("KiB", ("ring_all_reduce", "all_gather"))
-    assert traffic.values == {"predicted": (4.0, 1.0), "measured": (4.0, 2.0)}
+    assert (traffic.unit, traffic.terms) == ("kB", ("ring_all_reduce", "all_gather"))
+    assert traffic.values == {"predicted": (4.096, 1.024), "measured": (4.096, 2.048)}
     assert traffic.errors == ("exact", "-50 %")
-    assert (memory.unit, memory.terms) == ("MiB", ("parameters", "activations"))
+    assert (memory.unit, memory.terms) == ("MB", ("parameters", "activations"))
     assert (time.unit, time.terms) == ("ms", ("forward", "communication", "step"))
     assert time.hover["measured"] == ("5 ms", "2 ms", "20 ms")
 
@@ -37,16 +37,12 @@ def test_each_panel_has_a_bar_for_each_column_and_each_term_its_error() -> None:
     assert with_twin.data[-2].x[-1] == 10.0
 
 
-def test_the_report_ends_with_the_comparisons(tmp_path: Path) -> None:
+def test_the_report_has_a_section_on_predictions_if_there_are_comparisons(tmp_path: Path) -> None:
     runs = [fake_run("ring", 2, steps=9)]
-    plain = write_report(runs, tmp_path / "plain.html").read_text()
-    assert "Predicted and measured" not in plain
-    assert "Everything on this page was measured" in plain
+    assert "Predicted and measured" not in write_report(runs, tmp_path / "plain.html").read_text()
     page = write_report(runs, tmp_path / "all.html", comparisons=[made_comparison("<b>x</b>")]).read_text()
-    assert page.rindex("<h2>") == page.index("<h2>Predicted and measured</h2>")
-    assert "Everything on this page except the predictions was measured" in page
     assert "<b>x</b>" not in page
-    section = page[page.index("<h2>Predicted and measured</h2>") :]
+    section = page[page.index('<h2 id="predicted-and-measured">') :]
     assert "<td>&lt;b&gt;x&lt;/b&gt;</td><td>-50 %</td><td>exact</td><td>exact</td><td>+50 %</td>" in section
     assert "A note &lt;of&gt; its own." in section
 
@@ -63,7 +59,7 @@ def test_the_demo_prints_what_can_be_compared_and_says_why_the_rest_cannot(
     (row,) = [line.split("  ") for line in lines if line.lstrip().startswith("good") and "20 ms" in line]
     assert "-75 %" in row[-1]
     assert said.err == "bad: it has no prediction\n"
-    assert "Predicted and measured</h2>" in (tmp_path / "demo.html").read_text()
+    assert '<h2 id="predicted-and-measured">' in (tmp_path / "demo.html").read_text()
 
 
 class TestOutcome:
@@ -109,6 +105,23 @@ class TestOutcome:
         outcome.wait(10)
         assert "it has no &lt;prediction&gt;" in outcome.table.value
         assert (outcome.found, outcome.figure.layout.display, asked) == (None, "none", ["bad"])
+
+    def test_an_error_of_any_kind_takes_the_place_of_the_figure(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(run: Any) -> Comparison:
+            raise KeyError(run.id)
+
+        monkeypatch.setattr(_outcome, "comparison_or_reason", fail)
+        outcome = OutcomePanel()
+        outcome.begin()
+        outcome.want(run_of("<broken>"))
+        outcome.wait(10)
+        assert (
+            "cannot be compared with its prediction: KeyError: &#x27;&lt;broken&gt;&#x27;"
+            in outcome.table.value
+        )
+        assert (outcome.found, outcome.figure.layout.display) == (None, "none")
 
     def test_only_the_newest_run_is_shown(self, monkeypatch: pytest.MonkeyPatch) -> None:
         go, begun, names = threading.Event(), threading.Event(), []

@@ -9,11 +9,13 @@ import threading
 import pytest
 
 from shardscope.errors import RunFailed, SpecError
-from shardscope.runlog.traffic import Moved
+from shardscope.runlog.schema import Moved
 from shardscope.runtime.listing import Skipped
+from shardscope.spec import Optimizer
 from shardscope_widgets.kit.live_figure import LiveFigure
 from shardscope_widgets.trace import Trace
 from shardscope_widgets.training_lab._runbook import RunBook
+from shardscope_widgets.training_lab._words import status_text
 from widgets.fake_runs import fake_run, step_events
 
 
@@ -58,7 +60,7 @@ class TestChoosing:
     def test_a_job_that_cannot_exist_cannot_be_started(self, lab):
         lab.global_batch = 31
         assert lab.screen.start.disabled
-        assert "batch.global_batch=31 does not divide over world_size=2" in lab.screen.plan.value
+        assert "batch.global_batch=31 is not divisible by world_size=2" in lab.screen.plan.value
         lab.global_batch = 32
         assert not lab.screen.start.disabled
 
@@ -84,8 +86,10 @@ class TestChoosing:
         assert forecast.line.value == ""
         forecast.begin()
         forecast.wait(60)
-        assert "about " in forecast.line.value
-        assert "of memory in all" in forecast.line.value
+        text = forecast.line.value
+        assert "for 200 steps, once the ranks have started." in text
+        assert "Each rank sends 882 kB per step and holds up to " in text
+        assert "it fits. Comput" in text or "it fits. Communication" in text
         assert forecast.anyway.layout.display == "none"
 
     def test_what_does_not_fit_is_started_only_where_one_says_so(self, lab, monkeypatch):
@@ -126,6 +130,17 @@ class TestRunning:
         assert (bold["name"], tuple(bold["x"]), len(bold["y"])) == ("ring-gpt-nano", (1, 2, 3), 3)
         assert "ring-gpt-nano, steps 2 to 3" in lab.screen.live.words.value
 
+    def test_a_run_that_is_far_slower_than_predicted_says_so_with_the_load(self, lab, monkeypatch):
+        monkeypatch.setattr("psutil.getloadavg", lambda: (13.2, 9.0, 5.0))
+        finish_steps(lab, lab.start(), *range(1, 8))
+        entry = lab._book.entries[lab.focus]
+        assert "Slower" not in status_text(entry, entry.trace.step_time_s / 1.9)
+        text = status_text(entry, entry.trace.step_time_s / 2.1)
+        assert "Slower than predicted: 6" in text
+        assert "other programs keep the machine busy (load 13 on " in text
+        monkeypatch.setattr("psutil.getloadavg", lambda: (2.0, 9.0, 5.0))
+        assert "busy" not in status_text(entry, entry.trace.step_time_s / 2.1)
+
     def test_stop_returns_at_once_and_says_so_when_it_is_done(self, lab):
         run = lab.start()
         done = threading.Event()
@@ -165,7 +180,7 @@ class TestRunning:
         lab.start()
         lab.start()
         assert [row.label for row in (lab._book.entries[run.id].trace for run in lab.runs)] == [
-            "ring-gpt-nano 2",
+            "ring-gpt-nano (2)",
             "ring-gpt-nano",
         ]
 
@@ -198,19 +213,119 @@ class TestHistory:
         assert lab.shown[-1] == "run-0"
         lab.screen.history._rows["run-3"].tick.value = False
         assert "run-3" not in lab.shown
-        assert [trace["name"] for trace in lab.screen.live.overview.traces[1::6]] == [
-            "run-2",
-            "run-4",
-            "run-5",
-            "run-0",
+        names = [trace["name"] for trace in lab.screen.live.overview.traces[1::6]]
+        assert names == ["ring-gpt-nano", "ring-gpt-nano (2)", "ring-gpt-nano (3)", "ring-gpt-nano (4)"]
+
+    def test_runs_are_named_by_what_differs_in_legend_list_and_table(self, make_lab, runtime):
+        rates = [Optimizer("adamw", lr=lr) for lr in (0.1, 0.01)]
+        runtime.known = [
+            fake_run("ring", 2, steps=3, run_id=f"run-{n}", optimizer=rate) for n, rate in enumerate(rates)
         ]
+        lab = make_lab()
+        assert [trace["name"] for trace in lab.screen.live.overview.traces[1::6]] == ["lr 0.1", "lr 0.01"]
+        assert len({trace["line"]["color"] for trace in lab.screen.live.overview.traces[1::6]}) == 2
+        rows = lab.screen.history._rows
+        assert [rows[f"run-{n}"].tick.description for n in (0, 1)] == ["lr 0.1", "lr 0.01"]
+        assert all(
+            text in lab.screen.table.table.value for text in (">lr</th>", "lr 0.1 (baseline)<", "lr 0.01<")
+        )
+        assert "lr 0.01 has finished: step 3 of 3, loss " in lab.status
+
+    def test_unticking_the_last_run_leaves_none_ticked_and_the_list_keeps_its_loss(self, make_lab, runtime):
+        runtime.known = [fake_run("ring", 2, steps=3, run_id=f"run-{n}") for n in range(5)]
+        lab = make_lab()
+        lab.shown = []
+        lab.refresh()
+        assert lab.shown == []
+        layout = lab.screen.live.overview.figure["layout"]
+        assert layout["xaxis"]["range"] == [0, 1]
+        assert all("loss " in row.about.value for row in lab.screen.history._rows.values())
+        lab.shown = ["run-1"]
+        assert lab.screen.live.overview.figure["layout"]["xaxis"]["autorange"] is True
+        lab.screen.history._rows["run-1"].tick.value = False
+        lab.refresh()
+        assert lab.shown == []
+
+    def test_runs_of_other_models_are_another_group_that_never_shares_the_plots(self, make_lab, runtime):
+        other = fake_run("ring", 2, steps=3, run_id="mlp", model="mlp", data="digits")
+        other.group = "mlp on digits"
+        runtime.known = [*(fake_run("ring", 2, steps=3, run_id=f"run-{n}") for n in range(2)), other]
+        lab = make_lab()
+        assert (lab.group, lab.shown) == ("mlp on digits", ["mlp"])
+        lab.screen.history.groups.value = "gpt-nano on python-source"
+        assert lab.shown == ["run-0", "run-1"]
+        lab.shown = ["run-0", "mlp"]
+        assert (lab.group, lab.shown) == ("mlp on digits", ["mlp"])
+
+    def test_runs_of_tools_are_listed_only_when_asked_for(self, make_lab, runtime):
+        mine, checked = (fake_run("ring", 2, steps=3, run_id=name) for name in ("mine", "checked"))
+        checked.made_by = "check"
+        runtime.known = [mine, checked]
+        lab = make_lab()
+        assert [run.id for run in lab.runs] == ["mine"]
+        lab.screen.history.tools.value = True
+        assert [run.id for run in lab.runs] == ["checked", "mine"]
+
+    def test_a_diverged_run_is_flagged_in_list_status_and_table(self, make_lab, runtime):
+        run = fake_run("ring", 2, steps=9)
+        for event in run.all_events:
+            if event["event"] == "step" and event["step"] > 4:
+                event["loss"] = 500.0 * event["step"]
+        runtime.known = [run]
+        lab = make_lab()
+        assert "▲ It diverged at step 5: its loss is 4500.0" in lab.status
+        assert "▲ diverged" in lab.screen.history._rows[run.id].about.value
+        assert "▲ diverged" in lab.screen.live.legend.value
+        assert "▲ diverged at step 5" in lab.screen.table.table.value
+
+    def test_the_baseline_is_the_run_that_a_run_follows_until_one_is_chosen(self, make_lab, runtime):
+        runtime.known = [fake_run("ring", 2, steps=3, run_id=f"run-{n}", seed=n) for n in range(3)]
+        lab = make_lab()
+        table = lab.screen.table
+        assert table.baseline.value == "run-0"
+        runtime.known[2].baseline = "run-1"
+        lab.refresh()
+        assert table.baseline.value == "run-1"
+        table.baseline.value = ""
+        lab.refresh()
+        assert "Changes are against" not in table.table.value
+
+    def test_a_baseline_notes_and_deleting_with_a_question(self, make_lab, runtime):
+        runtime.known = [fake_run("ring", 2, steps=3, run_id=f"run-{n}", seed=n) for n in range(2)]
+        lab = make_lab()
+        table = lab.screen.table
+        table.baseline.value = "run-0"
+        assert "Changes are against ring-gpt-nano." in table.table.value
+        table.run.value = "run-1"
+        table.note.value = "the <good> one"
+        assert runtime.known[1].note == "the <good> one"
+        lab.refresh()
+        assert "the &lt;good&gt; one" in table.table.value
+        table.delete.click()
+        assert not runtime.known[1].is_deleted
+        assert "run-1" in table.message.value
+        table.confirm.click()
+        assert runtime.known[1].is_deleted
+        assert lab.shown == ["run-0"]
+        runtime.known[0].state = "running"
+        table.confirm.click()
+        assert not runtime.known[0].is_deleted
+        assert "has not ended" in table.message.value
+
+    def test_the_loss_axis_and_the_smoothing_can_be_changed(self, make_lab, runtime):
+        runtime.known = [fake_run("ring", 2, steps=30)]
+        live = make_lab().screen.live
+        live.log.value = True
+        assert live.overview.figure["layout"]["yaxis"]["type"] == "log"
+        live.smoothing.value = 25
+        assert "25-step average" in live.overview.figure["layout"]["annotations"][0]["text"]
 
     def test_the_focus_can_be_chosen(self, make_lab, runtime):
         runtime.known = [fake_run("ring", 2, steps=3, run_id=f"run-{n}") for n in range(2)]
         lab = make_lab()
         lab.screen.live.focus.value = "run-0"
         assert lab.run.id == "run-0"
-        assert lab.screen.live.words.value.startswith('<div class="ss-words">run-0')
+        assert lab.screen.live.words.value.startswith('<div class="ss-words">ring-gpt-nano, steps')
 
     @pytest.mark.slow
     def test_runs_that_cannot_be_read_are_told_of_in_one_quiet_line(self, make_lab, runtime):
@@ -223,8 +338,8 @@ class TestHistory:
         assert "1 run could not be read: &lt;b&gt;bad" in lab.screen.history._note.value
 
     def test_side_by_side_escapes_what_users_wrote(self, make_lab, runtime):
-        runtime.known = [fake_run("ring", 2, steps=3, run_id="<script>alert(1)</script>")]
-        html = make_lab().screen.summary.value
+        runtime.known = [fake_run("ring", 2, steps=3, name="<script>alert(1)</script>")]
+        html = make_lab().screen.table.table.value
         assert "<script>" not in html
         assert "&lt;script&gt;" in html
 
@@ -251,7 +366,7 @@ class TestLiveFigure:
         import plotly.graph_objects as go
 
         assert LiveFigure(go.Figure()).library is LiveFigure(go.Figure()).library
-        assert len(LiveFigure._esm) < 5_000
+        assert len(LiveFigure._esm) < 6_000
 
 
 @pytest.mark.slow

@@ -46,8 +46,8 @@ class TestSearching:
         ("change", "said"),
         [
             ({"on": False}, "no setting is searched"),
-            ({"picked": [7, 4]}, "Warm-up share: .* is not a range; choose an upper end above"),
-            ({"picked": [4, 4]}, "Warm-up share: .* is not a range"),
+            ({"picked": [7, 4]}, "Warm-up fraction: .* is not a range; choose an upper end above"),
+            ({"picked": [4, 4]}, "Warm-up fraction: .* is not a range"),
         ],
     )
     def test_what_cannot_be_searched_is_said_in_one_sentence(self, change, said):
@@ -98,7 +98,8 @@ class TestChoosing:
         assert (lab.name, lab.session, lab.is_running, lab.problem) == ("mlp-ring", None, False, "")
         assert not runs_root.exists()
         assert lab.definition().space == SPACE
-        assert "2 settings of mlp on digits" in lab.screen.plan.value
+        assert "2 settings of mlp on digits" in lab.screen.settings.summary
+        assert not lab.screen.settings.is_open
 
     def test_what_is_impossible_is_said_before_anything_runs(self, make_tuning_lab):
         lab = make_tuning_lab(JOB, SPACE)
@@ -106,13 +107,13 @@ class TestChoosing:
             lab.choose(2)
         lab.global_batch = 31
         assert lab.screen.start.disabled
-        assert "batch.global_batch=31 does not divide over world_size=2" in lab.screen.plan.value
+        assert "batch.global_batch=31 is not divisible by world_size=2" in lab.screen.plan.value
         lab.global_batch = 64
         lab.objectives = ["seconds"]
         assert "contain no measure of quality" in lab.screen.plan.value
         lab.objectives = ["loss", "seconds"]
         lab.sampler = "cma-es"
-        assert "minimises one objective, got 2" in lab.screen.plan.value
+        assert "minimises only one objective, got 2" in lab.screen.plan.value
         lab.sampler = "tpe"
         assert not lab.screen.start.disabled
 
@@ -180,7 +181,7 @@ def test_a_study_is_run_shown_applied_moved_and_found_again(make_tuning_lab, mon
     assert again.definition().space == SPACE
     assert [row["number"] for row in again.screen.table.rows] == [0, 1, 2]
     other = make_tuning_lab(JOB.replace(steps=9), SPACE, name="seen")
-    assert "the job has another steps" in other.screen.plan.value
+    assert "the job differs in steps" in other.screen.plan.value
     with pytest.raises(StudyError, match="created with other arguments"):
         other.start()
 
@@ -199,7 +200,7 @@ def test_stop_answers_at_once_prune_counts_and_continue_goes_on(make_tuning_lab)
     assert (records[0].state, records[0].reason) == ("pruned", "pruned by hand")
     assert {record.state for record in records[1:]} <= {"failed", "waiting"}
     assert lab.screen.start.description == "Continue"
-    with pytest.raises(StudyError, match="trial 0 is not running here"):
+    with pytest.raises(StudyError, match="trial 0 is not running in this kernel"):
         lab.prune(0)
     assert (
         sum(record.counted for record in StudySession.open(name="long").records() if record.state == "pruned")
@@ -238,14 +239,14 @@ def test_the_default_search_centres_its_batches_on_the_noise_scale_and_is_found_
     assert lab.problem == ""
     definition = lab.session.definition
     assert definition.batch_range.critical > 0
-    assert definition.batches in lab.screen.plan.value
+    assert definition.batches in lab.screen.settings.summary
     assert lab.definition().space == definition.space
     again = make_tuning_lab(job, name="noise")
     again._engine.session = None
     again._find(is_shown_as_begun=False, takes_trials=False)
     again.refresh()
     assert again.definition().space == definition.space
-    assert definition.batches in again.screen.plan.value
+    assert definition.batches in again.screen.settings.summary
 
 
 def test_a_stop_while_the_noise_scale_is_measured_is_no_problem(make_tuning_lab):

@@ -104,11 +104,11 @@ def test_a_storage_that_is_gone_is_one_sentence_for_every_act(make_tuning_lab):
     lab.chosen = 0
     shutil.rmtree(lab.session.folder)
     for act in (lab.pin, lab.apply, lab.open_run, lab.again):
-        with pytest.raises(StudyError, match="of the study is gone; restore it or create the study again"):
+        with pytest.raises(StudyError, match="no longer exists; restore it or create the study again"):
             act()
     lab.problem = ""
     lab.refresh()
-    assert "of the study is gone" in lab.problem
+    assert "no longer exists" in lab.problem
 
 
 def test_looking_for_a_study_leaves_nothing_behind(runs_root):

@@ -3,12 +3,12 @@
     import shardscope as ss
 
     job = ss.Job(model="gpt-nano", data="python-source", strategy="ring", world_size=4, steps=50)
-    run = ss.launch(job)     # returns at once; real ranks train in processes of their own
-    run.wait().metrics()     # one row a step
-    ss.compare(run)          # measured beside predicted, term by term
+    run = ss.launch(job)     # returns at once; the ranks train in separate processes
+    run.wait().metrics()     # one row per step
+    ss.compare(run)          # measured values next to predicted ones, term by term
 
-Names are imported when first used, as `_lazy` says, so `import shardscope` costs milliseconds and loads neither
-torch nor plotly. A notebook kernel that only starts and watches runs never needs torch at all.
+Names are imported when first used (see `_lazy`), so `import shardscope` takes milliseconds and loads neither torch nor
+plotly. A notebook kernel that only starts and watches runs never needs torch at all.
 """
 
 from shardscope._lazy import attach

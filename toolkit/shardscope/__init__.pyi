@@ -13,7 +13,11 @@ from shardscope.errors import UntrustedCode as UntrustedCode
 from shardscope.measure.break_even import break_even as break_even
 from shardscope.measure.compare.comparison import Comparison as Comparison
 from shardscope.measure.compare.of_run import compare as compare
+from shardscope.measure.compare_runs.comparison import RunsComparison as RunsComparison
+from shardscope.measure.compare_runs.of_runs import compare_runs as compare_runs
 from shardscope.measure.compression_speedup import compression_speedup as compression_speedup
+from shardscope.measure.explain.of_run import Explanation as Explanation
+from shardscope.measure.explain.of_run import explain as explain
 from shardscope.methods.compressors.packed import PackedCompression as PackedCompression
 from shardscope.methods.strategies.all_reduce import AllReduce as AllReduce
 from shardscope.methods.strategies.bucketed import BucketedStrategy as BucketedStrategy
@@ -27,6 +31,7 @@ from shardscope.methods.strategies.tree import Tree as Tree
 from shardscope.methods.strategies.zero_1 import Zero1 as Zero1
 from shardscope.methods.strategies.zero_2 import Zero2 as Zero2
 from shardscope.methods.strategies.zero_3 import Zero3 as Zero3
+from shardscope.prediction import simulate as simulate
 from shardscope.prediction.job import JobPrediction as JobPrediction
 from shardscope.prediction.layout import Prediction as Prediction
 from shardscope.prediction.planner import Plans as Plans

@@ -1,4 +1,4 @@
-"""Uses of private APIs of the standard library, in one place; those of torch are in `training/_compat.py`."""
+"""All uses of private APIs of the standard library; uses of private torch APIs are in `training/_compat.py`."""
 
 from __future__ import annotations
 
@@ -11,15 +11,18 @@ from pathlib import Path
 
 
 def started_processes() -> set[BaseProcess]:
-    """The `multiprocessing` children of this process that have not been joined yet, without joining any.
+    """Return the `multiprocessing` children of this process that have not been joined yet, without joining any.
 
-    The public `active_children` joins children that have ended, so that a later `wait` would miss their exit codes.
+    The public `active_children` joins the children that have ended, and a later `wait` then misses their exit codes.
     """
     return set(getattr(process, "_children", ()))
 
 
 def ended_forkserver() -> tuple[int, int] | None:
-    """Pid and exit code (minus the signal number if killed) of this process's forkserver; None while it is running."""
+    """Return the pid and the exit code of this process's forkserver; None while it is running, or if there is none.
+
+    The exit code of a killed forkserver is the negative signal number.
+    """
     pid = getattr(forkserver._forkserver, "_forkserver_pid", None)  # noqa: SLF001
     if pid is None:
         return None
@@ -28,28 +31,28 @@ def ended_forkserver() -> tuple[int, int] | None:
 
 
 def fork_forkserver(folder: Path) -> int | None:
-    """Fork a forkserver from this process, with everything it has imported, in a millisecond.
+    """Start the forkserver as a fork of this process, which takes a millisecond and keeps all imported modules.
 
-    The standard library starts the forkserver as a fresh interpreter that imports everything again. Call this before
-    any thread is started.
+    The standard library would start the forkserver as a fresh interpreter that imports every module again. Call this
+    function before any thread is started.
 
     Args:
-        folder: Folder for its socket. It must be private to the user, because any process that can open the socket
-            can run code.
+        folder: Folder for the forkserver's socket. It must be private to the user, because any process that can open
+            the socket can run code.
 
     Returns:
-        The forkserver's pid, or None where this Python's forkserver has different internals. The standard forkserver
-        then starts on first use, which takes a second or two longer.
+        The forkserver's pid, or None if this Python version or platform has a different forkserver. The standard
+        forkserver then starts on first use, which takes a second or two longer.
     """
     server = forkserver._forkserver  # noqa: SLF001
     fields = {"_forkserver_address", "_forkserver_alive_fd", "_forkserver_pid"}
     if sys.version_info >= (3, 14) or sys.platform != "linux" or not fields <= set(vars(server)):
         return None
     resource_tracker.ensure_running()
-    # the path of a socket is limited to about 100 characters; the path of a run directory is not
+    # a socket's path is limited to about 100 characters, and the path of a run directory may be longer
     short = f"/proc/self/fd/{os.open(folder, os.O_PATH | os.O_DIRECTORY)}"
-    # folder for the socket of a replacement if this forkserver is killed; the default is a folder that a kill leaves
-    # behind
+    # if this forkserver is killed, multiprocessing puts the socket of its replacement here; the default would be a
+    # temporary folder, which is not deleted when this process is killed
     process.current_process()._config["tempdir"] = short  # type: ignore[attr-defined]  # noqa: SLF001
     address = f"{short}/forkserver"
     listener = socket.socket(socket.AF_UNIX)

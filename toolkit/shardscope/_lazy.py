@@ -1,6 +1,6 @@
-"""Packages whose names are imported when they are first used (PEP 562), so that importing them costs milliseconds.
+"""Lazy imports for packages (PEP 562): each name is imported when first used, so a package loads in milliseconds.
 
-The names are listed in the package's stub, `__init__.pyi`, one per line: ``from shardscope.spec import Job as Job``.
+A package lists its names in its stub, `__init__.pyi`, one per line: ``from shardscope.spec import Job as Job``.
 Type checkers read the stub directly; `attach` provides the same names at run time. This module imports very little, so
 that it loads quickly.
 """
@@ -23,7 +23,8 @@ def attach(package: str, file: str) -> tuple[Callable[[str], object], Callable[[
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         home = homes[name]
-        value = import_module(f"{home}.{name}") if home == package else getattr(import_module(home), name)
+        found = None if home == package else getattr(import_module(home), name, None)
+        value = import_module(f"{home}.{name}") if found is None else found
         setattr(module, name, value)
         return value
 

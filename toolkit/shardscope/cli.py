@@ -1,11 +1,11 @@
 """The command line: `shardscope COMMAND`; `shardscope --help` lists the commands.
 
 Exit status:
-    0    done
+    0    success
     1    a rank failed, no trial of a study was completed, a check or comparison found a difference, or this machine
          cannot run jobs (`doctor`)
-    2    the command or the job as described cannot be carried out; one line on stderr says why
-    130  stopped by Ctrl-C (143 by SIGTERM); the run was stopped with it
+    2    the command cannot run, for example because its job is invalid; a line on stderr gives the reason
+    130  interrupted by Ctrl-C (143: by SIGTERM); the run was stopped as well
 """
 
 from __future__ import annotations
@@ -22,20 +22,28 @@ from shardscope.commands import (
     doctor,
     export,
     lab,
+    logs,
     plan,
     predict,
+    report,
     reproduce,
     run,
     runs,
     scoreboard,
+    show,
     stop,
     tune,
 )
+from shardscope.commands._colour import coloured
+from shardscope.commands._parser import Parser
 from shardscope.errors import RunFailed, ShardscopeError
 
 COMMANDS = (
-    lab, run, compare, tune, check, demo, plan, predict, scoreboard, runs, reproduce, export, stop, doctor,
+    lab, demo, run, check, compare, reproduce, stop, runs, show, logs, report, export, tune, predict, plan, scoreboard,
+    doctor,
 )  # fmt: skip
+"""All commands, in the order of the help: to start with, one run, all runs, tuning, large models, this machine."""
+_ABOUT = "Describe a training job; predict its traffic, memory and time, run it on real processes, and compare the two."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,10 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         status: int = arguments.carry_out(arguments)
     except RunFailed as error:
-        print(f"shardscope: {error}", file=sys.stderr)
+        _complain(error)
         return 1
     except ShardscopeError as error:
-        print(f"shardscope: {error}", file=sys.stderr)
+        _complain(error)
         return 2
     except KeyboardInterrupt:
         return 130
@@ -57,11 +65,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
+def _complain(error: Exception) -> None:
+    print(f"{coloured('shardscope:', 'red', sys.stderr)} {error}", file=sys.stderr)
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser for all commands and options."""
-    parser = argparse.ArgumentParser(
-        prog="shardscope", description="A laboratory for distributed training.", epilog=_exit_statuses()
-    )
+    parser = Parser(prog="shardscope", description=_ABOUT, epilog=_exit_statuses())
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--version", action="version", version=f"shardscope {__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")

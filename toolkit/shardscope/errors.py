@@ -1,4 +1,4 @@
-"""All errors that a user can cause, under one base class.
+"""All errors that a user can cause, derived from one base class.
 
 Each message is one sentence that names the field, quotes the given value and states what to do instead.
 Broken invariants of Shardscope itself are `assert`s, never one of these errors.
@@ -16,7 +16,7 @@ from shardscope.aliases import meant
 _QUOTED = 80
 """Maximum number of characters of a value quoted in a message."""
 _QUOTED_BITS = 256
-"""Maximum number of bits of an integer that a message writes out in full."""
+"""Size, in bits, up to which a message writes out all digits of an integer."""
 _ITEMS = 8
 """Maximum number of items of a collection quoted in a message."""
 _BRACKETS: dict[type, tuple[str, str]] = {
@@ -33,7 +33,7 @@ class ShardscopeError(ValueError):
 
 
 class SpecError(ShardscopeError):
-    """The job as described cannot exist; raised before any process starts."""
+    """A job, another spec such as a cluster, or an argument is invalid; raised before any process starts."""
 
 
 class DataError(ShardscopeError):
@@ -45,11 +45,11 @@ class LaunchError(ShardscopeError):
 
 
 class UntrustedCode(LaunchError):
-    """A job carries code from a file, and the caller has not declared it trusted."""
+    """A job's code would be loaded from a file, but the caller has not declared that file trusted."""
 
 
 class RunNotFound(ShardscopeError):
-    """No run directory with this name or path."""
+    """No run directory has the given name or path."""
 
 
 class RunUnreadable(RunNotFound):
@@ -61,17 +61,17 @@ class CheckpointError(ShardscopeError):
 
 
 class StudyError(ShardscopeError):
-    """A study cannot be created or resumed: its storage is unreachable, or holds another study."""
+    """A study cannot be created or resumed: its storage is unreachable, or contains a different study."""
 
 
 class RunFailed(ShardscopeError):
-    """A rank failed: reports the rank, its step, the strategy and the rank's traceback.
+    """A run failed. The error gives the failed rank, its step, the strategy and the rank's traceback.
 
     Attributes:
-        rank: The rank that failed first; None when the failure was outside the ranks (in the agent).
+        rank: The rank that failed first; None if the failure was outside the ranks (in the agent).
         step: Step of that rank at the failure, 1-based; 0 before the first step; None if unknown.
         strategy: Name of the strategy, for example ``"ring"``.
-        traceback: The rank's own traceback, as text; empty if it left none.
+        traceback: The rank's own traceback, as text; empty if there is none.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class RunFailed(ShardscopeError):
 def unknown_name(field: str, value: object, valid: Iterable[str]) -> SpecError:
     """Return the error for a name that is not in a catalogue.
 
-    The message suggests an equivalent or the closest name, and lists all valid names.
+    The message suggests the equivalent of another library's name, or the closest valid name, and lists all valid names.
     """
     names = sorted(valid)
     text = value if isinstance(value, str) else quoted(value)
@@ -103,17 +103,17 @@ def unknown_name(field: str, value: object, valid: Iterable[str]) -> SpecError:
             near = near or get_close_matches(spelt, names, n=1, cutoff=0.4)
         hint = repr(near[0]) if near else ""
     told = f"did you mean {hint}? " if hint.startswith(("'", "compression=")) else f"{hint}; " * bool(hint)
-    return SpecError(f"{field}={quoted(value)} is not known; {told}valid are {', '.join(names)}")
+    return SpecError(f"{field}={quoted(value)} is not known; {told}valid names are {', '.join(names)}")
 
 
 def require(value: object, kind: type, *, by: str, write: str) -> None:
     """Check the type of an argument.
 
     Args:
-        value: The given argument.
+        value: The argument to check.
         kind: The required type.
-        by: Name of the function that takes the argument.
-        write: The text to write instead, for the message.
+        by: Name of the function to which the argument was passed.
+        write: Correct code, which the error message recommends.
 
     Raises:
         SpecError: The argument is not of that type.
@@ -125,7 +125,8 @@ def require(value: object, kind: type, *, by: str, write: str) -> None:
 def quoted(value: object) -> str:
     """Return the repr of a value for an error message, truncated to 80 characters.
 
-    Collections are truncated before their items are formatted. If an object's ``__repr__`` raises, its type is shown.
+    Collections are truncated before their items are formatted. If the ``__repr__`` of an object raises an error, the
+    name of its type is returned instead.
 
     Example:
         >>> quoted("ring"), quoted([1, 2]), quoted(10**400)

@@ -1,7 +1,8 @@
-"""Resources that this process may use on the machine: cores, memory, disk, devices. Pure reads; imports no torch.
+"""Resources that this process may use on the machine: cores, memory, disk, devices. Read-only; imports no torch.
 
-`os.cpu_count()` and total memory describe the hardware. In a container or on Binder the process is granted less, and
-a run planned for more is slow or gets killed. So every number here is the smaller of the two.
+`os.cpu_count()` and total memory describe the hardware. In a container or on Binder the process may use less, and a
+run planned for more is slow or is killed. Every number here is therefore the smaller of the hardware's capacity and the
+container's limit.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ CHROMIUM_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrom
 
 
 def usable_cores() -> float:
-    """Cores that this process may use: the smaller of its affinity mask and its control group's quota."""
+    """Return the number of cores that this process may use: the smaller of its affinity mask and its cgroup's quota."""
     return min(float(_affinity()), cgroup_cores())
 
 
@@ -37,18 +39,18 @@ def _affinity() -> int:
 
 
 def usable_memory_bytes() -> int:
-    """Bytes of memory that this process may use: the smaller of the machine's total and its control group's limit."""
+    """Return the bytes of memory that this process may use: the smaller of total memory and its cgroup's limit."""
     return int(min(float(psutil.virtual_memory().total), cgroup_memory_bytes()))
 
 
 def cgroup_cores(root: Path = CGROUP_ROOT) -> float:
-    """CPU quota of the control group (cgroup v1 or v2), in cores; infinite without a quota."""
+    """Return the CPU quota of the control group (cgroup v1 or v2), in cores; infinity if there is none."""
     quotas = [_quota_v2(_words(folder / "cpu.max")) for folder in _cgroup_folders(root)]
     return min([*quotas, _quota_v1(root)])
 
 
 def cgroup_memory_bytes(root: Path = CGROUP_ROOT) -> float:
-    """Memory limit of the control group (cgroup v1 or v2), in bytes; infinite without a limit."""
+    """Return the memory limit of the control group (cgroup v1 or v2), in bytes; infinity if there is none."""
     limits = [_words(folder / "memory.max") for folder in _cgroup_folders(root)]
     limits.append(_words(root / "memory" / "memory.limit_in_bytes"))
     numbers = [float(limit[0]) for limit in limits if limit and limit[0].isdigit()]
@@ -56,18 +58,18 @@ def cgroup_memory_bytes(root: Path = CGROUP_ROOT) -> float:
 
 
 def shared_memory_bytes(path: Path = SHARED_MEMORY) -> int | None:
-    """Size of the shared-memory file system, in bytes; None where there is none, as on macOS."""
+    """Return the size of the shared-memory file system, in bytes; None if the machine has none, as on macOS."""
     return shutil.disk_usage(path).total if path.is_dir() else None
 
 
 def free_disk_bytes(path: Path) -> int:
-    """Free bytes on the file system that holds `path`, or would hold it after its creation."""
+    """Return the free bytes on the file system of `path`, which need not exist yet."""
     existing = next(folder for folder in [path.absolute(), *path.absolute().parents] if folder.is_dir())
     return shutil.disk_usage(existing).free
 
 
 def loopback_works() -> bool:
-    """Whether this machine can open a TCP connection to itself over the loopback interface."""
+    """Return whether this machine can open a TCP connection to itself over the loopback interface."""
     try:
         with (
             socket.create_server(("127.0.0.1", 0)) as server,
@@ -79,36 +81,48 @@ def loopback_works() -> bool:
 
 
 def namespaces_work() -> bool:
-    """Whether an unprivileged process may create its own network and mount namespaces (Linux only)."""
+    """Return whether an unprivileged process may create its own network and mount namespaces (Linux only)."""
     return sys.platform == "linux" and _succeeds(["unshare", "-Urnm", "true"])
 
 
-def nvml_works() -> bool:
-    """Whether NVIDIA's management library initialises: a hint, without torch, that there may be GPUs to train on."""
+def num_gpus() -> int:
+    """Return the number of GPUs that CUDA programs may use. Asks NVIDIA's management library and imports no torch.
+
+    Torch may find fewer: it finds none if it was built for CPUs only.
+    """
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
-        return False
+        return 0
     if library.nvmlInit_v2() != 0:
-        return False
+        return 0
+    count = ctypes.c_uint()
+    failed = library.nvmlDeviceGetCount_v2(ctypes.byref(count))
     library.nvmlShutdown()
-    return True
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if failed or visible is None:
+        return 0 if failed else count.value
+    # CUDA ignores the first invalid index and all after it
+    return min(
+        count.value, len([*takewhile(lambda index: index.strip() not in ("", "-1"), visible.split(","))])
+    )
 
 
 def chromium_path() -> str | None:
-    """Path of the system's Chromium, under any of the names that distributions use; None if there is none."""
+    """Return the path of the system's Chromium, under any name that distributions use; None if not installed."""
     return next(filter(None, map(shutil.which, CHROMIUM_NAMES)), None)
 
 
 def probe_torch(timeout_s: float = 120.0) -> dict[str, Any]:
-    """Probe what torch supports on this machine, in a separate process: version, gloo, NCCL version, GPUs.
+    """Find out in a separate process what torch supports on this machine: version, gloo, NCCL version, GPUs.
 
     The caller therefore never loads torch (200 MB), never opens a CUDA context, and survives a crash of torch.
 
     Returns:
         ``version``, ``gloo`` (whether a process group could be created), ``nccl`` (version or None), ``gpus`` (name and
-        memory_bytes of each) and ``codecs`` (``numba``, ``torch``, or the error of the requested route). If the probe
-        fails, only ``error``: the last line of its error output.
+        memory_bytes of each) and ``codecs`` (implementation of the compression codecs: ``numba`` or ``torch``, or the
+        error message if the requested one is unavailable). If the probe fails, only ``error``: the last line of its
+        error output.
     """
     try:
         done = subprocess.run(
@@ -122,7 +136,7 @@ def probe_torch(timeout_s: float = 120.0) -> dict[str, Any]:
         return {"error": f"importing torch took more than {timeout_s:.0f} s"}
     if done.returncode:
         lines = done.stderr.strip().splitlines()
-        return {"error": lines[-1] if lines else f"torch ended its process with status {done.returncode}"}
+        return {"error": lines[-1] if lines else f"the torch process exited with status {done.returncode}"}
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer
 
@@ -166,7 +180,7 @@ print(json.dumps(found))
 
 
 def _cgroup_folders(root: Path) -> Iterator[Path]:
-    """Folders of this process's cgroup v2 and of all its ancestors, each of which may set a limit."""
+    """Yield the folders of this process's cgroup v2 and of all its ancestors, each of which may set a limit."""
     lines = _lines(Path("/proc/self/cgroup"))
     relative = next((line.removeprefix("0::").lstrip("/") for line in lines if line.startswith("0::")), "")
     folder = root / relative

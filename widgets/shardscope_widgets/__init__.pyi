@@ -5,7 +5,8 @@ from shardscope_widgets.memory_calculator import MemoryCalculator as MemoryCalcu
 from shardscope_widgets.pipeline_explorer import PipelineExplorer as PipelineExplorer
 from shardscope_widgets.planner import Planner as Planner
 from shardscope_widgets.report import write_report as write_report
-from shardscope_widgets.ring_view import RingView as RingView
+from shardscope_widgets.sentences import say as say
+from shardscope_widgets.step_player import StepPlayer as StepPlayer
 from shardscope_widgets.trace import Trace as Trace
 from shardscope_widgets.training_lab import TrainingLab as TrainingLab
 from shardscope_widgets.tuning_lab import TuningLab as TuningLab

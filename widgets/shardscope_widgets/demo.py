@@ -12,15 +12,16 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, TextIO
 
-from shardscope.machine import usable_cores
 from shardscope.measure.compare.comparison import Comparison
 from shardscope.measure.compare.of_run import comparison_or_reason
 from shardscope.measure.compare.view import OVERVIEW, overview
+from shardscope.runlog.figures import loss_text
 from shardscope.spec import Batch, Job, Strategy
 from shardscope.spec.strategy import strategies
-from shardscope_widgets.figures._comparison import HEADERS, RunRow, comparison_info, comparison_text
+from shardscope_widgets.figures._comparison import HEADERS, RunRow
 from shardscope_widgets.trace import Trace
 from shardscope_widgets.words import seconds_text
 
@@ -29,13 +30,13 @@ if TYPE_CHECKING:
 
 RANKS = 4
 WORKLOADS = (("gpt-nano", "python-source", 32, 40), ("mlp", "digits", 64, 100))
-"""(model, data, global batch in samples, steps) for each workload."""
+"""Model, data, global batch in samples and number of steps of each workload."""
 _LOOK_EVERY_S = 0.1
 _BAR = 28
 
 
 def jobs(*, ranks: int = RANKS, steps: int | None = None) -> list[Job]:
-    """Return one job for each workload and strategy in the catalogue.
+    """Return one job for each pair of a workload and a strategy in the catalogue.
 
     Args:
         ranks: Number of ranks, reduced to the maximum that a strategy allows.
@@ -61,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     started = time.monotonic()
     todo = jobs(ranks=arguments.ranks, steps=arguments.steps)
     print(
-        f"Shardscope demo: {len(todo)} runs in real processes. Ctrl-C stops and reports the results so far.\n"
+        f"Shardscope demo: {len(todo)} runs in real processes. Ctrl-C ends it and reports the results so far.\n"
     )
     done: list[Run] = []
     status = 0
@@ -139,31 +140,36 @@ def bar_line(title: str, trace: Trace, steps: int) -> str:
     if now is None:
         return f"{title:<62} {bar} starting"
     pace = f"{seconds_text(now.step_time_s)} per step"
-    return f"{title:<62} {bar} {now.number:>4}/{steps}  loss {now.loss:.3f}  {pace}"
+    return f"{title:<62} {bar} {now.number:>4}/{steps}  loss {loss_text(now.loss)}  {pace}"
 
 
 def _report(done: Sequence[Run], path: Path, took_s: float) -> None:
+    """Print the tables and the findings, and write the report."""
     from shardscope_widgets.report import write_report
+    from shardscope_widgets.report.entries import groups_of
+    from shardscope_widgets.report.findings import headline
 
-    traces = [Trace.read(run) for run in done]
-    rows = comparison_info([trace for trace in traces if trace.steps])
-    if not rows:
+    groups, _ = groups_of(done)
+    if not groups:
         print("No run has finished a step, so there is nothing to report.")
         return
-    print(f"\n{table_text(rows)}\n\n{comparison_text(rows)}")
-    print(f"Speed is throughput against one process on the same model and data. {_cores_text(rows)}".rstrip())
-    comparisons = _compared([run for run, trace in zip(done, traces, strict=True) if trace.steps])
+    entries = [entry for group in groups for entry in group.entries]
+    print(f"\n{table_text([entry.row._replace(label=entry.trace.label) for entry in entries])}")
+    print("Speed is relative to one process; below 1 × where the ranks share cores or a step is short.")
+    finished = {entry.run.id for entry in entries}
+    comparisons = _compared([run for run in done if run.id in finished])
     if comparisons:
-        cells = overview(comparisons)
-        print(
-            f"\nPredicted and measured; shardscope compare RUN shows every term.\n{columns_text(OVERVIEW, cells)}"
-        )
+        print("\nPredicted and measured; shardscope compare RUN shows every term.")
+        print(columns_text(OVERVIEW, overview(comparisons)))
     written = write_report(done, path, title="Shardscope demo", comparisons=comparisons)
+    print("\nWhat these runs show:")
+    for sentence in headline(groups):
+        print(fill(sentence, 110, initial_indent="  • ", subsequent_indent="    "))
     print(f"\nTook {seconds_text(took_s)}. Report with plots: {written.resolve()}")
 
 
 def _compared(runs: Sequence[Run]) -> list[Comparison]:
-    """Compare the runs with their predictions; skip a run that cannot be compared and print the reason to stderr."""
+    """Compare each run with its prediction; skip a run that cannot be compared, and print the reason to stderr."""
     found = []
     for run in runs:
         each = comparison_or_reason(run)
@@ -174,19 +180,11 @@ def _compared(runs: Sequence[Run]) -> list[Comparison]:
     return found
 
 
-def _cores_text(rows: Sequence[RunRow]) -> str:
-    """Return a note that ranks share cores; empty if there is a core for every rank."""
-    cores, ranks = max(1, int(usable_cores())), max(row.world_size for row in rows)
-    if ranks <= cores:
-        return ""
-    return f"{ranks} ranks share {cores} core{'s' * (cores > 1)} here: they take turns, which costs time."
-
-
 def table_text(rows: Sequence[RunRow]) -> str:
     """Format the rows as aligned columns, with one block per workload."""
     head, rule, *lines = columns_text(HEADERS, [row.cells() for row in rows]).splitlines()
     blocks = [
-        [""] * (row.workload != before.workload) + [line]
+        [""] * (row.group != before.group) + [line]
         for row, before, line in zip(rows, [rows[0], *rows], lines, strict=False)
     ]
     return "\n".join([head, rule, *(line for block in blocks for line in block)])

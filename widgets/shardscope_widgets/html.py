@@ -2,34 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from IPython.display import HTML
 
-from shardscope_widgets.figures._comparison import HEADERS, RunRow, comparison_info, comparison_text
-from shardscope_widgets.trace import Source, Trace
+from shardscope.measure.compare_runs.comparison import RunsComparison
+from shardscope.measure.compare_runs.of_runs import compared
+from shardscope.measure.compare_runs.view import sentences, table_html, title
+from shardscope.runlog.figures import FIGURES
+from shardscope.runlog.summary import summarise
+from shardscope_widgets.figures._comparison import HEADERS, NONE, RunRow
+from shardscope_widgets.figures.theme import run_looks
+from shardscope_widgets.kit import markup
+from shardscope_widgets.kit.swatch import swatch
+from shardscope_widgets.trace import Source, Trace, named_apart
 from shardscope_widgets.words import safe
 
 _NOTHING = "Tick runs in the list to compare them."
 
 
-def table_html(rows: Sequence[RunRow]) -> str:
-    """Return the rows as an HTML table."""
-    head = "".join(f'<th scope="col">{safe(name)}</th>' for name in HEADERS)
-    body = "".join(f"<tr>{''.join(f'<td>{safe(cell)}</td>' for cell in row.cells())}</tr>" for row in rows)
-    table = f'<table class="ss-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-    return f'<div style="overflow-x:auto">{table}</div>'
+def runs_html(rows: Sequence[RunRow]) -> str:
+    """Return the rows as an HTML table, without columns that no run has a value for."""
+    cells = [row.cells() for row in rows]
+    kept = [at for at in range(len(HEADERS)) if any(row[at] != NONE for row in cells)]
+    told = (markup.row_html(safe(row[at]) for at in kept) for row in cells)
+    return markup.table_html([HEADERS[at] for at in kept], told)
+
+
+def comparison_of(
+    traces: Sequence[Trace], *, states: Mapping[str, str] | None = None, notes: Mapping[str, str] | None = None,
+    baseline: str = "",
+) -> RunsComparison | None:  # fmt: skip
+    """Return the comparison of the runs that have finished a step; None if there are none.
+
+    Args:
+        traces: The runs.
+        states: States by run id; a run without one counts as completed.
+        notes: Notes by run id.
+        baseline: Id of the run against which changes are given; empty for none.
+    """
+    begun = [trace for trace in named_apart(traces) if trace.steps and trace.job is not None]
+    told = [
+        (each.run_id, each.job, summarise(each, (states or {}).get(each.run_id, "completed"), each.job),
+         (notes or {}).get(each.run_id, ""))
+        for each in begun
+        if each.job is not None
+    ]  # fmt: skip
+    ids = [run_id for run_id, *_ in told]
+    index = ids.index(baseline) if baseline in ids else None
+    return compared(told, index, [trace.label for trace in begun]) if told else None
+
+
+def comparison_html(found: RunsComparison | None, traces: Sequence[Trace]) -> str:
+    """Return a comparison as HTML, each run with a sample of its line; `traces` are all runs in the plots."""
+    if found is None:
+        return markup.words_html(_NOTHING)
+    looks = run_looks(traces)
+    samples = {trace.run_id: swatch(look) for trace, look in zip(traces, looks, strict=True)}
+    table = table_html(found, tuple(samples[run.run_id] for run in found.runs))
+    about = f"{FIGURES['loss'].label.capitalize()}: {FIGURES['loss'].about}. Hover over a heading to see what it is."
+    words = "".join(map(markup.words_html, [*sentences(found), about]))
+    return f'<div style="margin:.7em 0 .2em"><strong>{safe(title(found))}</strong></div>{table}{words}'
 
 
 def summary_html(traces: Sequence[Trace]) -> str:
-    """Return a table and a text description of `traces` as HTML."""
-    rows = comparison_info([trace for trace in traces if trace.steps])
-    if not rows:
-        return f'<div class="ss-words">{_NOTHING}</div>'
-    speed = any(row.speed for row in rows)
-    note = "Speed is throughput against the single process on the same model and data." if speed else ""
-    words = f"{comparison_text(rows)} {note} Times are medians without the first two steps; bytes are means."
-    return f'{table_html(rows)}<div class="ss-words">{safe(" ".join(words.split()))}</div>'
+    """Return a table that compares `traces`, and what stands out in sentences, as HTML."""
+    return comparison_html(comparison_of(traces), traces)
 
 
 def summary(runs: Iterable[Source]) -> HTML:

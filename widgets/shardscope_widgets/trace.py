@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, Self
 
 from shardscope.analytic.large_batch.noise_scale import batches_compared
-from shardscope.runlog.averages import ALIKE, StepKinds
+from shardscope.measure.pipeline_waits import PassTimes
+from shardscope.runlog.recorded_step import recorded_step
 from shardscope.runlog.reducer import RunLog
-from shardscope.runlog.traffic import Event, Moved
+from shardscope.runlog.schema import Event, Moved
+from shardscope.runlog.step_events import StepEvents
+from shardscope.runlog.steps import ALIKE, StepKinds
+from shardscope.spec.job import Job
+from shardscope.spec.job_parts import label_of
 from shardscope.spec.optimizer import Optimizer
 from shardscope.spec.pipeline_schedule import PipelineSchedule
-from shardscope.spec.user_code import label_of
+from shardscope.spec.run_names import RunLook, run_names
 
+_OF_A_STEP = frozenset({"step", "traffic", "messages", "memory", "schedule"})
+_MOST_EARLY = 2000
+"""Number of events after which no more events of early steps are kept."""
 SPANS_KEPT = 200
-"""Number of steps whose spans, chunks and operations are kept; older ones are dropped to limit memory."""
+"""Number of steps whose spans and operations are kept; those of older steps are dropped to limit memory."""
 
 
 class TraceSpan(NamedTuple):
-    """One activity of one rank; times in Unix seconds."""
+    """One activity of one rank, such as a forward pass or an all-reduce; times in Unix seconds."""
 
     rank: int
     lane: str
@@ -71,36 +79,45 @@ class Trace(RunLog):
     Attributes:
         run_id: Name of the run directory.
         label: Name of the run in text and legends.
-        strategy: Short name of its strategy, which determines the colour.
-        workload: Model and data, for example ``gpt-nano on python-source``; runs with equal workloads are comparable.
-        schedule: Name of the pipeline schedule; empty for other strategies.
-        order: The pipeline schedule object; None if its code is not available, and for other strategies.
-        passes: Consecutive passes through the pipeline in one step; 1 for other strategies.
-        bound: Staleness bound in updates; None if there is none.
+        look: Colour and dash of the run while a lab shows it; None lets each figure choose.
+        strategy: Name of the run's strategy, which determines its colour in figures.
+        group: Group of the run: what its user named it, else model and data, for example ``gpt-nano on python-source``.
+            Only runs of one group share a plot.
+        name: The run's own name, which is its label until `named_apart` or the user gives it another.
+        job: The job; None if it is unknown.
+        schedule: Name of the pipeline schedule; empty if the strategy is not a pipeline.
+        order: The pipeline schedule; None if the strategy is not a pipeline, or the schedule's code is not available.
+        passes: Consecutive passes through the pipeline in one step; 1 if the strategy is not a pipeline.
+        bound: Maximum staleness that the strategy allows, in updates; None if it has no limit.
         spans: Spans of recent steps, by step.
-        chunks: Chunk events of recent steps, by step.
         ops: Pipeline operations of recent steps, by step.
+        pass_times: Length and waiting of the steps in `ops`, as far as figures have asked for them.
         updates: Updates of all servers, in order of arrival.
         consensus: Distance of the ranks' parameters from their mean, by step.
-        links: Traffic of each rank in its newest step, plus traffic that it has reported since then.
+        links: Traffic of each rank in its newest step, plus any traffic reported after the step ended, by rank.
         method: Compression method of the gradients, or ``none``; `method_label` adds its non-default settings.
-        link: Link that ranks are paced to, as text; empty for the machine's own link.
+        link: Link that limits the speed of the ranks' traffic, as text; empty for the machine's own link.
         kept: Compression metrics (residual norms, bits, matrix ranks) by name and step; the maximum over all workers.
-        batches: Numbers of samples in the two gradients compared to estimate noise: a small batch and a whole step.
+        batches: Sizes of the two batches whose gradients are compared for the gradient noise scale: a rank's
+            micro-batch and the global batch; (0, 0) if not recorded.
         optimizer: The job's optimizer.
+        early: Events of the first steps, one of which is recorded message by message.
     """
 
     run_id: str
     label: str
     strategy: str
-    workload: str = ""
+    look: RunLook | None = None
+    group: str = ""
+    name: str = ""
+    job: Job | None = None
     schedule: str = ""
     passes: int = 1
     order: PipelineSchedule | None = None
     bound: float | None = None
     spans: dict[int, list[TraceSpan]] = field(default_factory=dict)
-    chunks: dict[int, list[Event]] = field(default_factory=dict)
     ops: dict[int, list[TraceOp]] = field(default_factory=dict)
+    pass_times: dict[int, PassTimes] = field(default_factory=dict, repr=False)
     updates: list[Update] = field(default_factory=list)
     consensus: dict[int, float] = field(default_factory=dict)
     links: dict[int, Moved] = field(default_factory=dict)
@@ -110,17 +127,19 @@ class Trace(RunLog):
     kept: dict[str, dict[int, float]] = field(default_factory=dict)
     batches: tuple[int, int] = (0, 0)
     optimizer: Optimizer | None = None
+    early: list[Event] = field(default_factory=list, repr=False)
     _newest: dict[int, int] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, run: Source) -> Self:  # type: ignore[override]  # it also needs the run's name
         """Return a trace with the metadata of `run` but no events; call `feed` to add events, or use `read` instead."""
         job = run.job
-        workload = f"{label_of(job.model)} on {label_of(job.data)}"
+        group = getattr(run, "group", None) or f"{label_of(job.model)} on {label_of(job.data)}"
         bound, schedule = getattr(job.strategy, "bound", None), getattr(job.strategy, "schedule", None)
         compression, link = getattr(job, "compression", None), getattr(job, "link", None)
         return cls(
-            run_id=run.id, label=run.name, strategy=job.strategy.name, world_size=job.world_size, workload=workload,
+            run_id=run.id, label=run.name, strategy=job.strategy.name, world_size=job.world_size, group=group,
+            name=run.name, job=job if isinstance(job, Job) else None,
             kinds=ALIKE if compression is None else StepKinds.of(job),
             schedule=schedule.name if schedule is not None else "",
             order=schedule if schedule is not None and schedule.is_here else None,
@@ -138,6 +157,24 @@ class Trace(RunLog):
         trace = cls.of(run)
         trace.feed(run.events())
         return trace
+
+    def feed(self, events: Iterable[Event]) -> bool:
+        new = list(events)
+        room = max(0, _MOST_EARLY - len(self.early))
+        self.early += [event for event in new if event["event"] in _OF_A_STEP][:room]
+        return super().feed(new)
+
+    def step_events(self) -> StepEvents | None:
+        """Return the step whose messages the run records, or the first step of a run without messages.
+
+        None if that step has not finished.
+        """
+        record = getattr(self.job, "record", None)
+        if self.job is None or record is None or not self.steps:
+            return None
+        if self.last_step < record.logged_step(self.steps[0].number, self.job.steps):
+            return None
+        return recorded_step(self.job, self.early, self.label)
 
     def _on_step(self, event: Event) -> None:
         super()._on_step(event)
@@ -161,12 +198,6 @@ class Trace(RunLog):
             self.spans.setdefault(number, []).extend(new)
             _drop_oldest(self.spans)
 
-    def _on_chunk(self, event: Event) -> None:
-        """Store a chunk event; one without a step number belongs to the step after its rank's last finished step."""
-        step = event.get("step") or self._newest.get(int(event["rank"]), 0) + 1
-        self.chunks.setdefault(int(step), []).append(event)
-        _drop_oldest(self.chunks)
-
     def _on_schedule(self, event: Event) -> None:
         rank = int(event["rank"])
         ops = [
@@ -174,6 +205,7 @@ class Trace(RunLog):
             for op, stage, part, start, end in event["ops"]
         ]
         self.ops.setdefault(int(event["step"]), []).extend(ops)
+        self.pass_times.pop(int(event["step"]), None)
         _drop_oldest(self.ops)
 
     def _on_update(self, event: Event) -> None:
@@ -204,6 +236,17 @@ class Trace(RunLog):
     def complete_span_steps(self) -> list[int]:
         """Return the steps whose spans every rank has reported, in order."""
         return sorted(n for n, spans in self.spans.items() if len({s.rank for s in spans}) == self.world_size)
+
+
+def named_apart(traces: Sequence[Trace]) -> list[Trace]:
+    """Return the runs with labels that tell them apart by what differs between them (see `run_names`).
+
+    A run with a label of its own keeps it. The traces returned share their events with those given.
+    """
+    plain = [trace for trace in traces if trace.label == trace.name and trace.job is not None]
+    names = iter(run_names([trace.job for trace in plain if trace.job is not None]))
+    chosen = {id(trace) for trace in plain}
+    return [replace(trace, label=next(names)) if id(trace) in chosen else trace for trace in traces]
 
 
 def _drop_oldest(by_step: dict[int, Any]) -> None:

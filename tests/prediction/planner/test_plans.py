@@ -70,7 +70,7 @@ def test_explaining_names_settings_that_differ(plans):
 
 
 def test_a_rank_that_is_not_there_is_refused(plans):
-    with pytest.raises(SpecError, match="second=0 is not a rank in the table"):
+    with pytest.raises(SpecError, match="second=0 is not a position in the ranking"):
         plans.explain(1, 0)
 
 
@@ -100,7 +100,7 @@ class TestWhy:
 
     def test_a_step_of_another_size_is_not_compared(self, plans):
         assert plans.why(plans.best.layout.replace(global_batch=32)).startswith(
-            "global_batch=32 is not the table's 16"
+            "global_batch=32 differs from the table's 16"
         )
 
     def test_one_that_does_not_fit_hears_by_how_much_and_what_helps(self):
@@ -108,7 +108,7 @@ class TestWhy:
             small_model(), machine(per_node=4, memory_gb=0.085), global_batch=16, calibration=CALIBRATION
         )
         told = small.why(Layout(data=4, global_batch=16, micro_batch=4))
-        assert "does not fit by 0." in told
+        assert "it needs 0." in told
         assert "GiB" in told
         assert "would help" in told
 
@@ -124,7 +124,7 @@ class TestNothingFits:
         assert len(nothing) == 0
         assert "the closest, " in nothing.problem
         assert "GiB too much" in nothing.problem
-        assert "it would fit" in nothing.problem
+        assert "a layout would fit" in nothing.problem
         assert nothing.problem in nothing._repr_html_().replace("&#x27;", "'")
 
     def test_the_nodes_it_names_are_the_fewest_doubled(self, nothing):
@@ -149,7 +149,7 @@ class TestNothingFits:
     [
         ({"objective": "speed"}, "objective='speed' is not known"),
         ({"objective": {"time": -1}}, "weights are finite and at least 0"),
-        ({"objective": {"time": 0}}, "weighs nothing"),
+        ({"objective": {"time": 0}}, "has no weight above 0"),
         ({"global_batch": 0}, "global_batch=0"),
         ({"top": 0}, "top=0"),
         ({"precision": "fp4"}, "precision='fp4' is not known"),

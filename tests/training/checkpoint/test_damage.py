@@ -129,7 +129,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(copy: Path
     DAMAGE[damage](copy / "step-4")
     again = trainer_in(copy.parent / "again", steps=6)
     with pytest.raises(
-        CheckpointError, match=r"checkpoint step-4 is damaged \(.*intact one is .*step-2$"
+        CheckpointError, match=r"checkpoint step-4 is damaged \(.*intact checkpoint is .*step-2$"
     ) as refused:
         again.resume(copy / "step-4")
     assert "\n" not in str(refused.value)

@@ -61,7 +61,7 @@ def test_what_one_rank_cannot_write_is_one_sentence_on_all(
     with pytest.raises(CheckpointError, match=rf"^{REFUSALS[number]}"):
         raise CheckpointError(told)
     assert "while writing checkpoint step-4 in" in told
-    assert "the newest one before it is step-2" in told
+    assert "the newest earlier checkpoint is step-2" in told
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-2", "step-4"], (
         "no part of the refused one is left, and once there is room it is written"
     )

@@ -170,7 +170,7 @@ def test_what_a_module_keeps_beside_tensors_goes_on_as_it_was(tmp_path: Path, ex
 def test_what_only_a_pickle_could_hold_is_refused(tmp_path: Path) -> None:
     trainer = trainer_in(tmp_path, model=lambda: Remembers(random.Random(1)))
     with pytest.raises(
-        CheckpointError, match="model._extra_state is a Random, which a checkpoint cannot hold"
+        CheckpointError, match="model._extra_state is a Random, which cannot be saved in a checkpoint"
     ):
         trainer.train(Never())
     assert '"step"' not in (tmp_path / "rank-0.jsonl").read_text(), "before anything is trained"

@@ -225,7 +225,9 @@ def test_whoever_gives_up_or_is_left_alone_is_not_held_up(pool: RankPool, tmp_pa
 def test_ranks_on_another_machine_are_refused() -> None:
     store = dist.HashStore()
     store.set("shared-file", "elsewhere:/dev/shm/shardscope-link-x")
-    with pytest.raises(LaunchError, match=r"ranks are on elsewhere and .*; run them on one machine, or omit"):
+    with pytest.raises(
+        LaunchError, match=r"ranks are on elsewhere and .*; run all ranks on one machine, or omit"
+    ):
         SharedFile(store, 1, 2, 8)
 
 

@@ -18,7 +18,7 @@ import shardscope as ss
 from conformance.compressor import CompressorConformance, bucket_of, carrier_of, sent_bytes
 from conformance.ranks import RankPool
 from shardscope.methods.compressors.adaptive_bits._torch import AdaptiveBitsCompressor, layer_of, spread_of
-from shardscope.methods.compressors.adaptive_bits._torch_plan import LayerStatistics, allot
+from shardscope.methods.compressors.adaptive_bits._torch_plan import LayerStatistics, allocate
 from shardscope.methods.compressors.adaptive_rank._torch import AdaptiveRankCompressor, least_rank
 from shardscope.training.compression import Bucket
 from shardscope.training.context import RankContext
@@ -65,7 +65,7 @@ def error_of(layers: dict[str, LayerStatistics], bits: dict[str, int]) -> float:
 @settings(max_examples=200, deadline=None)
 @given(layers_of_any_kind, some.floats(2, 8))
 def test_bits_stay_within_the_budget(layers: dict[str, LayerStatistics], budget: float) -> None:
-    bits = allot(layers, budget)
+    bits = allocate(layers, budget)
     assert all(2 <= bits[name] <= 8 for name in layers)
     alike = dict.fromkeys(layers, math.floor(budget))
     assert error_of(layers, bits) <= error_of(layers, alike) * (1 + 1e-9)
@@ -92,7 +92,7 @@ def test_bits_leave_the_least_error_but_for_the_last_that_do_not_fit(
             for choice in itertools.product(range(2, 9), repeat=len(layers))
         )
         best = min(error_of(layers, plan) for plan in plans if cost(layers, plan) <= room)
-        ours = allot(layers, budget)
+        ours = allocate(layers, budget)
         if len(set(sizes)) == 1:
             assert error_of(layers, ours) <= best * (1 + 1e-9)
         refused = [name for name in layers if ours[name] < 8]

@@ -216,4 +216,4 @@ def test_a_double_that_float32_has_no_number_for_is_refused_by_name(pool: RankPo
 
     for said in pool.run(body, tmp_path):
         assert list(said) == list(methods[:-1])
-        assert all("'p1' is beyond float32 at step 1" in message for message in said.values())
+        assert all("'p1' is beyond the range of float32 at step 1" in message for message in said.values())

@@ -15,7 +15,7 @@ import shardscope as ss
 from conformance.codec import back, needs_numba, packed, random_values
 from conformance.ranks import RankPool
 from shardscope.errors import SpecError
-from shardscope.methods.compressors.qsgd._torch import QsgdCodec, round_at_random
+from shardscope.methods.compressors.qsgd._torch import QsgdCodec, round_stochastically
 from shardscope.training.compression import ready, route
 from shardscope.training.compression.noise import Keys
 from shardscope.training.compression.packed import Packed
@@ -27,7 +27,7 @@ def test_the_environment_may_choose_and_is_told_when_it_cannot(monkeypatch: pyte
     monkeypatch.setenv(route.VARIABLE, "torch")
     assert route.choose_route() == "torch"
     monkeypatch.setenv(route.VARIABLE, "fortran")
-    with pytest.raises(SpecError, match="'fortran' is not a way to run codecs; use numba or torch"):
+    with pytest.raises(SpecError, match="'fortran' is not valid; use numba or torch"):
         route.choose_route()
     monkeypatch.setenv(route.VARIABLE, "numba")
     monkeypatch.setattr(route.importlib.util, "find_spec", lambda name: None)
@@ -123,7 +123,7 @@ class Thirds(BlockCodec):
         peak_scale(rows, scales, 1)
 
     def quantize(self, rows: torch.Tensor, scales: torch.Tensor, keys: Keys, start: int) -> torch.Tensor:
-        return round_at_random(rows.mul(inverse_of(scales)), 1, keys, start)
+        return round_stochastically(rows.mul(inverse_of(scales)), 1, keys, start)
 
     def dequantize(self, codes: torch.Tensor) -> torch.Tensor:
         return codes.float().sub_(1.0)

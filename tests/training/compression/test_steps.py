@@ -385,10 +385,10 @@ def test_it_learns_about_as_well_as_without(
 @pytest.mark.parametrize("warmup_steps", [0, 4, 10])
 def test_a_warmup_of_no_use_is_refused(name: str, warmup_steps: int) -> None:
     optimizer = {"onebit-adam": "adamw", "onebit-lamb": "lamb"}[name]
-    with pytest.raises(SpecError, match=rf"warmup_steps={warmup_steps} of steps=10 .* use 5 to 9"):
+    with pytest.raises(SpecError, match=rf"warmup_steps={warmup_steps} with steps=10 .* use 5 to 9"):
         job(optimizer=optimizer, compression=ss.Compression(name, warmup_steps=warmup_steps))
 
-    with pytest.raises(SpecError, match="steps=5 are too few"):
+    with pytest.raises(SpecError, match="steps=5 is too few"):
         job(steps=5, optimizer=optimizer, compression=name)
 
 

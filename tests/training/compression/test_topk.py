@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 
 import shardscope as ss
-from shardscope.analytic.communication.sparse import index_bytes, kept_elements, least_index_bits
+from shardscope.analytic.communication.sparse import index_bytes, kept_elements
 from shardscope.methods.compressors.randomk._torch import RandomKCodec
 from shardscope.methods.compressors.topk import _torch_select as topk_select
 from shardscope.methods.compressors.topk._torch import TopKCodec
@@ -151,8 +151,6 @@ def test_indices_are_never_wider_than_a_bitmap_nor_narrower_than_possible(
 def test_an_index_takes_8_56_bits_of_25_million_at_1_percent() -> None:
     count, kept = 25_000_000, 250_000
     assert 8 * int(index_bytes(count, kept)) / kept == pytest.approx(8.5625, abs=1e-4)
-    assert float(least_index_bits(count, kept)) == pytest.approx(8.079, abs=1e-3)
-    assert float(least_index_bits(1000, 37)) == pytest.approx(math.log2(math.comb(1000, 37)) / 37, rel=1e-3)
 
 
 def test_bytes_take_arrays() -> None:

@@ -92,24 +92,30 @@ class Gives:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda n: (torch.ones(n - 1, 2), torch.ones(n - 1)), "gave 3 rows of inputs for 4 indices"),
-        (lambda n: (torch.ones(n + 1, 2), torch.ones(n + 1)), "gave 5 rows of inputs for 4 indices"),
-        (lambda n: (torch.ones(n, 2), torch.ones(n - 1)), "gave 3 rows of targets for 4 indices"),
-        (lambda n: (torch.ones(n), torch.tensor(1.0)), "gave a single number of targets for 4 indices"),
+        (lambda n: (torch.ones(n - 1, 2), torch.ones(n - 1)), "returned 3 rows in inputs for 4 indices"),
+        (lambda n: (torch.ones(n + 1, 2), torch.ones(n + 1)), "returned 5 rows in inputs for 4 indices"),
+        (lambda n: (torch.ones(n, 2), torch.ones(n - 1)), "returned 3 rows in targets for 4 indices"),
+        (lambda n: (torch.ones(n), torch.tensor(1.0)), "returned a single number in targets for 4 indices"),
         (
             lambda n: ({"a": torch.ones(n), "b": torch.ones(1)}, torch.ones(n)),
-            r"1 rows of inputs\['b'\] for 4",
+            r"1 rows in inputs\['b'\] for 4",
         ),
-        (lambda n: (torch.ones(0, 2), torch.ones(0)), "gave no rows of inputs for 4 indices"),
-        (lambda n: ((), torch.ones(n)), "gave no rows of inputs for 4 indices"),
-        (lambda n: (torch.ones(n).numpy(), torch.ones(n)), "gave inputs of type ndarray; give tensors"),
+        (lambda n: (torch.ones(0, 2), torch.ones(0)), "returned no rows of inputs for 4 indices"),
+        (lambda n: ((), torch.ones(n)), "returned no rows of inputs for 4 indices"),
+        (lambda n: (torch.ones(n).numpy(), torch.ones(n)), "returned inputs of type ndarray; return tensors"),
         (
             lambda n: ({"text": ["a"] * n}, torch.ones(n)),
-            r"gave inputs\['text'\]\[0\] of type str; give tensors",
+            r"returned inputs\['text'\]\[0\] of type str; return tensors",
         ),
-        (lambda n: (torch.ones(n),) * 3, "batches that are tuples of 3; give pairs of an input and a target"),
-        (lambda n: {"a": torch.ones(n)}, "mappings of 'a'; give pairs .* or mappings with 'labels'"),
-        (torch.ones, "batches that are Tensor; give pairs"),
+        (
+            lambda n: (torch.ones(n),) * 3,
+            r"a batch that is a tuple of length 3; return a pair \(inputs, targets\)",
+        ),
+        (
+            lambda n: {"a": torch.ones(n)},
+            "mapping with 'a'; return a pair .* or a mapping with the key 'labels'",
+        ),
+        (torch.ones, "a batch that is a Tensor; return a pair"),
     ],
 )
 def test_what_is_no_batch_of_so_many_rows_is_refused(make: Any, message: str) -> None:
@@ -128,7 +134,9 @@ def test_what_is_no_batch_of_so_many_rows_is_refused(make: Any, message: str) ->
     ],
 )
 def test_items_of_several_shapes_are_refused(item: Any) -> None:
-    with pytest.raises(DataError, match=r"do not stack .*give items of one structure and shape|pairs"):
+    with pytest.raises(
+        DataError, match=r"cannot be stacked .*return items of equal structure and shape|return a pair"
+    ):
         read_batch(load_data(lambda: Items(item)).train, torch.arange(3))
 
 
@@ -161,7 +169,7 @@ def test_none_and_booleans_stay_as_they_are() -> None:
 )
 def test_inputs_of_a_type_that_the_model_cannot_take_are_named(layer: Any, inputs: Any, dtype: str) -> None:
     with pytest.raises(
-        DataError, match=f"the model cannot take inputs of torch.{dtype}: .*; give the type that"
+        DataError, match=f"the model does not accept inputs of torch.{dtype}: .*; convert the inputs"
     ):
         call(layer, inputs)
 

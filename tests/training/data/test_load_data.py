@@ -60,7 +60,7 @@ def test_scikit_learn_is_not_imported():
 def test_missing_scikit_learn_is_told(monkeypatch, tmp_path):
     monkeypatch.setenv("SHARDSCOPE_CACHE", str(tmp_path))
     monkeypatch.setattr("shardscope.training.data.digits.find_spec", lambda name: None)
-    with pytest.raises(DataError, match="not installed; pip install scikit-learn"):
+    with pytest.raises(DataError, match="not installed; run pip install scikit-learn"):
         load_data("digits")
 
 
@@ -160,13 +160,17 @@ def npz(path, **arrays):
         (
             "flat.npy",
             lambda p: np.save(p, np.zeros((300, 2), int)),
-            r"shape \(.*, 2\) .*; give one row of integers",
+            r"shape \(.*, 2\) .*; give a one-dimensional array of integers",
         ),
-        ("real.npy", lambda p: np.save(p, np.zeros(300)), "type float64; give one row of integers"),
+        (
+            "real.npy",
+            lambda p: np.save(p, np.zeros(300)),
+            "type float64; give a one-dimensional array of integers",
+        ),
         ("torn.npy", lambda p: p.write_bytes(b"\x93NUMPY\x01"), "cannot be read as .npy"),
         ("odd.bin", lambda p: p.write_bytes(b"abc"), "cannot be read as .bin"),
         ("torn.npz", lambda p: p.write_bytes(b"PK\x03\x04"), "cannot be read as .npz"),
-        ("names.npz", lambda p: npz(p, images=[1]), "holds images; save it with np.savez"),
+        ("names.npz", lambda p: npz(p, images=[1]), "the file has images; save it with np.savez"),
         ("length.npz", lambda p: npz(p, x=np.zeros((3, 2)), y=[1]), "x has 3 rows but y has 1"),
         ("words.npz", lambda p: npz(p, x=["a"], y=[1]), "x has shape .* give an array of numbers"),
         ("one.npz", lambda p: npz(p, x=[1], y=[1]), "data has 1 rows; give at least 2"),
@@ -281,10 +285,10 @@ class Endless(IterableDataset):
         ([PAIR], "returned list of tuple; return tensors"),
         (Endless(), "returned Endless; return tensors"),
         ((torch.zeros(3), torch.zeros(2)), "give one target for each input"),
-        ((torch.zeros(0), torch.zeros(0)), "a data set of no rows"),
+        ((torch.zeros(0), torch.zeros(0)), "a data set without rows"),
         ((torch.tensor(1), torch.tensor(1)), "give one target for each input"),
     ],
-    ids=str,
+    ids=["None", "numbers", "a list of pairs", "no length", "unlike lengths", "no rows", "no dimensions"],
 )
 def test_a_function_that_returns_something_else_is_refused(made, message):
     with pytest.raises(DataError, match=message):
@@ -292,5 +296,5 @@ def test_a_function_that_returns_something_else_is_refused(made, message):
 
 
 def test_items_that_are_no_pairs_are_refused():
-    with pytest.raises(DataError, match="give pairs of an input and a target"):
+    with pytest.raises(DataError, match=r"return a pair \(inputs, targets\)"):
         load_data(lambda: TensorDataset(torch.zeros(20))).train.batch(torch.tensor([0]))

@@ -57,6 +57,6 @@ def test_each_epoch_and_each_seed_has_its_own_order():
 @pytest.mark.parametrize("size", [0, 11])
 def test_a_batch_that_does_not_fit_is_refused(size):
     with pytest.raises(
-        DataError, match=f"global_batch={size} does not fit the data's 10 rows; use a size from 1 to 10"
+        DataError, match=f"global_batch={size} is out of range for data with 10 rows; use a size from 1 to 10"
     ):
         GlobalSampler(10, size, seed=0)

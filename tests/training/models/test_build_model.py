@@ -90,7 +90,7 @@ def test_a_gpt_starts_as_gpt2_does():
 
 
 def test_a_gpt_refuses_sequences_beyond_its_positions():
-    with pytest.raises(DataError, match="seq=65 is longer than the 64 positions of the model"):
+    with pytest.raises(DataError, match="seq=65 is longer than the model.s 64 positions"):
         build_model("gpt-nano")(torch.zeros(1, 65, dtype=torch.int64))
 
 
@@ -171,3 +171,11 @@ def test_blocks_are_the_repeated_parts(model, count):
 
 def test_a_container_without_a_forward_pass_is_not_a_unit_of_communication():
     assert [type(unit) for unit in units_of(Nested())] == [nn.Linear, nn.Linear]
+
+
+def test_a_module_is_copied_and_keeps_its_weights():
+    mine = nn.Linear(4, 2)
+    built = build_model(mine, dtype=torch.float64)
+    assert built is not mine
+    assert mine.weight.dtype == torch.float32
+    torch.testing.assert_close(built.weight, mine.weight.double())

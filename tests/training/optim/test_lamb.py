@@ -224,7 +224,7 @@ def test_settings_out_of_range_are_named(options):
 def test_complex_weights_are_refused_by_name():
     weight = nn.Parameter(torch.ones(3, dtype=torch.complex64))
     weight.grad = torch.ones_like(weight)
-    with pytest.raises(SpecError, match=r"parameter 'weight' is complex.*use sgd or adamw"):
+    with pytest.raises(SpecError, match=r"parameter 'weight' is complex.*use optimizer='sgd'"):
         TorchLamb([("weight", weight)]).step()
 
 

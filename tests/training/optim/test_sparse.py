@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from conformance.optimizers import build_optimizer
 from shardscope.errors import SpecError
 from shardscope.spec.optimizer import Optimizer
-from shardscope.training.optim.sparse import settle_sparse_embeddings
+from shardscope.training.optim.sparse import prepare_sparse_embeddings
 from shardscope.training.sharding import clip_grad_norm_
 
 SETTINGS: list[dict[str, Any]] = [
@@ -95,26 +95,26 @@ def test_other_optimizers_refuse_sparse_gradients_with_advice_that_works(name: s
         optimizer = build_optimizer(spec, table.named_parameters())
         nn.functional.embedding(torch.tensor([1]), table.weight, sparse=table.sparse).sum().backward()
         if advised is not None:
-            settle_sparse_embeddings(table, optimizer=spec, world_size=1)
+            prepare_sparse_embeddings(table, optimizer=spec, world_size=1)
             optimizer.step()
             continue
         words = f"has a sparse gradient, which optimizer='{name}' does not support; .*sparse=False.*'sgd'"
         with pytest.raises(SpecError, match=words):
-            settle_sparse_embeddings(table, optimizer=Optimizer(name), world_size=2)
+            prepare_sparse_embeddings(table, optimizer=Optimizer(name), world_size=2)
         with pytest.raises(SpecError, match=words):
             optimizer.step()
 
 
 def test_ranks_that_exchange_gradients_have_dense_ones() -> None:
     net = nn.Sequential(nn.Embedding(4, 2, sparse=True), nn.EmbeddingBag(4, 2, sparse=True))
-    settle_sparse_embeddings(net, optimizer=Optimizer("sgd"), world_size=2)
+    prepare_sparse_embeddings(net, optimizer=Optimizer("sgd"), world_size=2)
     assert [module.sparse for module in net] == [False, False]
 
 
 def test_a_frozen_table_is_left_as_it_is_under_every_optimizer() -> None:
     table = nn.Embedding(4, 2, sparse=True)
     table.weight.requires_grad_(False)
-    settle_sparse_embeddings(
+    prepare_sparse_embeddings(
         nn.Sequential(table, nn.Linear(2, 2)), optimizer=Optimizer("adamw"), world_size=1
     )
     assert table.sparse

@@ -65,7 +65,7 @@ class Star:
         self.clocks[worker] += 1
         if self.clocks[worker] == steps:
             for server, rule in enumerate(self.rules):
-                rule.rest(worker)
+                rule.stop_computing(worker)
                 self._apply(server, steps)
 
 

@@ -51,7 +51,7 @@ def test_nested_sequentials_are_flattened() -> None:
 
 
 def test_a_model_that_does_not_say_how_it_is_cut_is_refused() -> None:
-    with pytest.raises(SpecError, match="model of type Bilinear cannot be cut .* pipeline_layers"):
+    with pytest.raises(SpecError, match="model of type Bilinear cannot be split .* pipeline_layers"):
         layers_in_order(nn.Bilinear(2, 2, 2))
 
 

@@ -266,5 +266,7 @@ def test_two_micro_batches_come_to_the_gradient_of_one(pool: RankPool, tmp_path:
 
 
 def test_methods_that_need_whole_tensors_are_refused_with_those_that_go() -> None:
-    with pytest.raises(SpecError, match=r"'powersgd' does not go with strategy='zero-2'; it takes .*int8"):
+    with pytest.raises(
+        SpecError, match=r"'powersgd' cannot be combined with strategy='zero-2'; use one of .*int8"
+    ):
         zero_job("zero-2", 2, compression="powersgd")

@@ -139,7 +139,7 @@ def test_goes_on_from_a_checkpoint_as_if_never_interrupted() -> None:
     assert list(rest.metrics()["loss"]) == pytest.approx(list(whole.metrics()["loss"])[6:], rel=1e-12)
     fewer = ss.launch(job.replace(world_size=2), resume=half)
     with pytest.raises(
-        ss.RunFailed, match="holds the models of 3 gossiping ranks, not of 2; resume with world_size=3"
+        ss.RunFailed, match="holds the models of 3 gossip ranks, not of 2; resume with world_size=3"
     ):
         fewer.wait(60)
 

@@ -365,7 +365,8 @@ def test_a_model_with_too_few_tensors_for_its_servers_is_refused() -> None:
         4, ss.ParameterServer(servers=3), model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     )
     with pytest.raises(
-        ss.RunFailed, match="strategy.servers=3 is more than the model has parameter tensors; use at most 2"
+        ss.RunFailed,
+        match="servers=3 is too many for a model with 2 trained parameter tensors; use at most 2",
     ):
         ss.launch(job).wait(60)
 

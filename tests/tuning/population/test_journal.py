@@ -89,7 +89,7 @@ def test_a_population_that_compared_members_on_the_test_split_is_read_and_not_tr
     (tmp_path / "journal.jsonl").write_text("\n".join([json.dumps(plan), *lines[1:], ""]))
     assert ss.Population(tmp_path).plan.split == "test"
     with pytest.raises(
-        ss.PopulationError, match="compared its members on the test split.* needs another folder"
+        ss.PopulationError, match="compared its members on the test split.* needs a different folder"
     ):
         ss.train_population(job, space, members=2, intervals=2, folder=tmp_path)
 

@@ -157,12 +157,14 @@ def test_only_what_is_gone_on_from_stays_on_disk(
             parents = {str(t.parent.relative_to(tmp_path / "p")) for t in trainees}
             others = {run for run in saved(tmp_path / "p") if before in run} - parents
             assert len(others) <= 4 - len(trainees)
-        made_up(trainees, **{**rest, "tell": lambda outcome: told_and_saved(outcome, rest["tell"])})
+        made_up(
+            trainees, **{**rest, "on_outcome": lambda outcome: told_and_saved(outcome, rest["on_outcome"])}
+        )
 
-    def told_and_saved(outcome: Any, tell: Any) -> None:
+    def told_and_saved(outcome: Any, on_outcome: Any) -> None:
         place = tmp_path / "p" / outcome.run / "checkpoints" / "step-3"
         place.mkdir(parents=True)
-        tell(outcome)
+        on_outcome(outcome)
 
     def dying(driver: Any, line: Any, write: Any = driver_module._Driver._write) -> None:
         write(driver, line)
@@ -178,7 +180,7 @@ def test_only_what_is_gone_on_from_stays_on_disk(
     assert saved(population.folder) == {entry.outcome.run for entry in population.front}
 
 
-def made_up(trainees: Any, *, at_once: int, asked_to_stop: Any, tell: Any) -> None:
+def made_up(trainees: Any, *, at_once: int, asked_to_stop: Any, on_outcome: Any) -> None:
     """Outcomes that follow from settings alone; one in five fails."""
     assert at_once == 1
     assert not asked_to_stop()
@@ -186,7 +188,7 @@ def made_up(trainees: Any, *, at_once: int, asked_to_stop: Any, tell: Any) -> No
         where = (trainee.interval, trainee.move.member)
         score = Random(f"{where} {trainee.move.settings}").random()
         failed = score < 0.2
-        tell(
+        on_outcome(
             Outcome(
                 *where,
                 f"runs/interval-{trainee.interval:03d}/{trainee.move.member}/run",
@@ -325,7 +327,9 @@ def test_several_objectives_make_a_front_and_what_a_clone_drops_is_said(tmp_path
     parent = first[clone.move.parent]
     assert parent.move.settings["compression"] == {"name": "topk", "ratio": 0.1}
     assert clone.move.settings["compression"] == "none"
-    assert clone.outcome.notes == ("dropped compressor state (residual): topk is no longer the method",)
+    assert clone.outcome.notes == (
+        "dropped compressor state (residual): the compression method is no longer topk",
+    )
     assert list(population.lineage()["notes"])[3 + clone.member] == f"{clone.outcome.notes[0]}."
     scores = {entry.member: entry.outcome.scores for entry in second}
     assert all(set(score) == {"loss", "bytes"} for score in scores.values())
@@ -377,9 +381,9 @@ def test_any_space_that_can_be_explored_will_do(tmp_path: Path, monkeypatch: pyt
     [
         ({"members": 1}, "members=1 is too few; use at least 2"),
         ({"objectives": "speed"}, "objective='speed' is not known"),
-        ({"objectives": ()}, "names none"),
+        ({"objectives": ()}, r"objectives=\(\) is empty"),
         ({"objectives": "seconds"}, "contain no measure of quality"),
-        ({"objectives": ("loss", "loss")}, "name one twice"),
+        ({"objectives": ("loss", "loss")}, "contain a duplicate"),
         ({"space": {"seed": [1, 2]}}, "cannot change while a member trains"),
         ({"space": {"optimizer[lion].lr": (0.1, 1.0)}}, "'lion' is not known"),
         ({"quantile": 0.9}, "quantile=0.9 is not a valid fraction"),

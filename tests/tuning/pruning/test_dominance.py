@@ -82,7 +82,7 @@ GOOD = [finished(number, [loss / 2 for loss in SLOW], 1.0, 8e6) for number in ra
 def test_what_is_beaten_whatever_it_does_is_stopped_with_the_trial_and_the_figures() -> None:
     said = PRUNER.judge(run_of([2.3] * 8, 1.3, 9e6, until=2), JOB, GOOD)
     assert said == (
-        "trial 0 beats the best that this one may still reach, estimated at 25% of its samples from the best "
+        "trial 0 beats the best result that this trial may still reach, estimated at 25% of its samples from the best "
         "improvement so far: loss 0.4 versus 1.8, seconds 1 s versus 1.3 s, bytes 8 MB versus 9 MB"
     )
     by_chance = PRUNER.judge(run_of([2.3] * 8, 0.95, 9e6, until=2), JOB, GOOD)
@@ -148,7 +148,7 @@ def test_the_best_improver_is_the_best_in_each_way() -> None:
 
 
 def test_an_objective_of_ones_own_is_refused() -> None:
-    with pytest.raises(SpecError, match="'mine' is a function of yours"):
+    with pytest.raises(SpecError, match="but 'mine' is user-defined"):
         ss.tune(
             JOB, SPACE, objectives={"loss": None, "mine": lambda run: 1.0}, pruner="dominance", name="own"
         )
@@ -159,7 +159,7 @@ def test_an_objective_of_ones_own_is_refused() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"objectives": ["loss", "bytes"]}, "beats the best that this one may still reach"),
+        ({"objectives": ["loss", "bytes"]}, "beats the best result that this trial may still reach"),
         ({"objectives": ["error"]}, "the pruner 'median' stopped it"),
     ],
 )
@@ -193,7 +193,10 @@ def test_a_real_trial_that_learns_nothing_is_stopped_early_and_says_why(
     [
         ({"pruner": "medain"}, "pruner='medain' is not known; did you mean 'median'?"),
         ({"pruner": "median"}, "pruner='median' needs one objective, got loss, seconds, bytes"),
-        ({"pruner": "hyperband", "objectives": {"mine": len}}, "'mine' is known only when a run has ended"),
+        (
+            {"pruner": "hyperband", "objectives": {"mine": len}},
+            "the objective 'mine' is neither; use pruner='none'",
+        ),
         (
             {"pruner": __import__("optuna").pruners.ThresholdPruner(upper=1.0)},
             "pruner=ThresholdPruner needs one",

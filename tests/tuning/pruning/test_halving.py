@@ -143,7 +143,7 @@ def test_rungs_that_cannot_be_are_refused(promote: Any, said: str) -> None:
 
 
 def test_an_objective_of_ones_own_cannot_rank_what_is_on_its_way() -> None:
-    with pytest.raises(SpecError, match="'mine' is a function of yours"):
+    with pytest.raises(SpecError, match="objective 'mine' is user-defined"):
         ss.tune(JOB, RATES, objectives={"loss": None, "mine": lambda run: 1.0}, promote=2, name="refused")
 
 
@@ -263,7 +263,7 @@ def test_paused_trials_wait_while_a_study_is_stopped_and_can_be_pruned_by_hand()
     driver.stop()
     assert session.record(first).state == "pruned"
     assert session.record(first).reason == "pruned by hand"
-    with pytest.raises(StudyError, match="promotes one in 3 from 0.111 of the samples on"):
+    with pytest.raises(StudyError, match="promotes one trial in 3, from 0.111 of the samples onwards"):
         ss.tune(None, trials=3, promote=2, name="stopped")
     ss.tune(None, trials=3, name="stopped")
     records = [record for record in session.records() if record.counted]

@@ -42,7 +42,12 @@ def pause(session: StudySession, driver: HalvingDriver, loss: float = 1.0) -> in
     (run.path / "checkpoints" / "rank-0").touch()
     paused = Paused(0, JOB.steps, (str(run.path),), this_host())
     measured = TrialMetrics(1, 1.0, None, 0.0, 100, 0, 0, ((1, loss, 0.5),))
-    attrs = {DRIVER: driver._me, RUN: str(run.path), MEASURED: measured_to(measured), **paused.to_attrs()}
+    attrs = {
+        DRIVER: driver._identity,
+        RUN: str(run.path),
+        MEASURED: measured_to(measured),
+        **paused.to_attrs(),
+    }
     assert driver.writer.write(trial.number, attrs)
     driver.held[trial.number] = Held(trial, params, JOB, TrialReader(Run(run)), paused)
     return trial.number
@@ -100,15 +105,15 @@ def test_paused_trials_of_a_driver_that_was_stopped_are_anybodys_at_once(host: s
     session, driver = opened()
     number = pause(session, driver)
     parent = os.getppid()  # its process lives on, as a notebook's kernel does
-    driver._me |= {"pid": parent, "process_started": process_started(parent)}
-    driver._me |= {"host": host} if host != "here" else {}
-    driver.writer.write(number, {DRIVER: driver._me})
+    driver._identity |= {"pid": parent, "process_started": process_started(parent)}
+    driver._identity |= {"host": host} if host != "here" else {}
+    driver.writer.write(number, {DRIVER: driver._identity})
     watch = recovery.Watch()
     assert watch.gone(session.study.get_trials()) == []
     driver.stop()
     assert [trial.number for trial in watch.gone(session.study.get_trials())] == [number]
     assert session.record(number).state == "paused"
-    assert session.record(number).host == driver._me["host"]
+    assert session.record(number).host == driver._identity["host"]
 
 
 # What stays on disk.

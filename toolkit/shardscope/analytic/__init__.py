@@ -1,4 +1,4 @@
-"""Closed-form predictions of a job's communication, memory and schedule before it runs. NumPy only, no torch."""
+"""Closed-form predictions of a job's communication, memory and pipeline schedule. Needs NumPy, but not torch."""
 
 from shardscope.analytic import communication, memory, schedules
 

@@ -1,4 +1,4 @@
-"""One step of a job with a traced model: the input from which strategies compute each rank's traffic and memory."""
+"""One step of a job with a traced model; strategies compute each rank's traffic and memory from it."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ class JobStep:
 
     Attributes:
         job: The job.
-        trace: A step of the job's model, traced on shapes.
+        trace: Trace of one step of the job's model; traced with tensor shapes only, without data.
         number: Number of the step, from 1.
-        backend: The library that runs the collectives that are not Shardscope's own.
+        backend: Library that `torch.distributed` uses for the collectives that Shardscope does not implement itself.
+        is_on_gpus: Whether the ranks compute on GPUs; ranks that share one use gloo.
     """
 
     job: Job
     trace: StepTrace
     number: int
     backend: Backend = "gloo"
+    is_on_gpus: bool = False
 
     @property
     def world_size(self) -> int:
@@ -39,12 +41,12 @@ class JobStep:
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of one weight, of one gradient element and of one optimizer moment."""
+        """Bytes of one element of a weight, a gradient or an optimizer moment."""
         return self.job.element_bytes
 
     @property
     def kept(self) -> OptimizerStates:
-        """Size of the optimizer state, including state that compression adds."""
+        """Size of the optimizer state, including state added by compression."""
         return self.job.compression.optimizer_states(self.job.optimizer.states)
 
     @cached_property
@@ -54,24 +56,26 @@ class JobStep:
 
     @cached_property
     def arriving(self) -> list[ParameterRow]:
-        """The trained parameters, in the order in which the backward pass finishes their gradients."""
+        """The trained parameters, in the order in which the backward pass completes their gradients."""
         rows = self.trace.parameters
         found = [rows[place] for place in self.trace.gradient_order]
         return found if len(found) == len(self.trained) else self.trained[::-1]
 
     @cached_property
     def rows(self) -> list[ParameterRow]:
-        """All parameters, in the module's order; parameters that the loss does not depend on count as frozen."""
+        """All parameters, in the module's order; those that the loss does not depend on are marked as frozen."""
         reached, rows = set(self.trace.gradient_order), self.trace.parameters
         if not reached or all(place in reached for place, row in enumerate(rows) if row.is_trained):
             return list(rows)
         return [row if place in reached else row.replace(is_trained=False) for place, row in enumerate(rows)]
 
     def buckets(self, bucket_mb: float) -> list[list[tuple[int, ...]]]:
-        """Shapes of the tensors in each bucket of `DistributedDataParallel`, in the order in which buckets are sent.
+        """Return the tensor shapes in each bucket of `DistributedDataParallel`, in the order in which they are sent.
 
-        In its first pass, which is step 1 unless gradients are compressed, `DistributedDataParallel` has only one
-        bucket.
+        In step 1, `DistributedDataParallel` puts all gradients in one bucket, unless they are compressed.
+
+        Args:
+            bucket_mb: Size of a bucket in MiB.
         """
         if self.number == 1 and not self.job.compression.is_on:
             return [shapes_of(self.arriving)]
@@ -84,7 +88,7 @@ class JobStep:
 
     @property
     def micro_batches(self) -> int:
-        """Number of micro-batches on a rank, each with one forward and one backward pass."""
+        """Number of micro-batches that a rank processes in a step."""
         return self.job.num_micro_batches
 
     @property
@@ -94,19 +98,19 @@ class JobStep:
 
     @property
     def saved_bytes(self) -> float | None:
-        """Bytes that one micro-batch saves for the whole model's backward pass; None if the loss was not traced."""
+        """Bytes of activations that one micro-batch saves for the backward pass; None if the loss was not traced."""
         saved = self.trace.saved_bytes.get(self.job.recompute)
         return None if saved is None else self.samples * saved
 
     @property
     def is_compressed(self) -> bool:
-        """Whether gradients are compressed in this step; they are not while a method warms up."""
+        """Whether gradients are compressed in this step; some methods do not compress in the first steps."""
         compression = self.job.compression
         return compression.is_on and self.number > compression.uncompressed(self.job.steps)
 
     @property
     def compression(self) -> Compression:
-        """The job's compression with its settings in this step; ``none`` while it is off."""
+        """The job's compression with its settings in this step; ``none`` if gradients are not compressed."""
         now = self.job.compression
         return now.at_step(self.number) if self.is_compressed else Compression.by_name("none")
 

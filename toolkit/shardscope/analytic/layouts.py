@@ -16,7 +16,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class _Columns(NamedTuple):
-    """The columns of `Layouts`; for `Layouts`, unlike for this tuple, `len` counts rows."""
+    """The columns of `Layouts`, as a named tuple. Its `len` counts columns, but that of `Layouts` counts rows."""
 
     data: Ints
     tensor: Ints
@@ -25,7 +25,7 @@ class _Columns(NamedTuple):
     expert: Ints
     zero: Ints
     shard: Ints
-    """Number of ranks that ZeRO shards over, with the default filled in (never 0)."""
+    """Number of ranks over which ZeRO shards; the default of a layout, 0, is replaced by the actual number."""
     micro_batch: Ints
     num_micro_batches: Ints
     virtual_stages: Ints
@@ -35,7 +35,7 @@ class _Columns(NamedTuple):
     compression: Ints
     sequence_parallel: Ints
     compressions: tuple[Compression, ...]
-    """Methods that `compression` indexes; the first is ``none``."""
+    """Compression methods; the column `compression` holds indices into this tuple, whose first entry is ``none``."""
     precision: str
     optimizer: LayoutOptimizer
     flash_attention: bool
@@ -47,12 +47,11 @@ def distinct(methods: Iterable[Compression]) -> tuple[Compression, ...]:
 
 
 class Layouts(_Columns):
-    """The fields of `spec.Layout`, one array each.
+    """A table of layouts: one array for each field of `spec.Layout`, with one element per layout.
 
-    Names are stored as indices into the tuples of `spec.layout`, and compression methods as indices into
-    `compressions`. Precision,
-    optimizer and flash attention are shared by the whole table: they select the formulas, and a search makes one call
-    for each combination.
+    Schedules, recomputation and offloading are stored as indices into the tuples of names in `spec.layout`, compression
+    methods as indices into `compressions`. All layouts of a table share precision, optimizer and flash attention,
+    because these select the formulas; a search evaluates one table for each combination of them.
     """
 
     __slots__ = ()
@@ -63,7 +62,7 @@ class Layouts(_Columns):
         rows = list(layouts)
         first = rows[0]
         alike = {(row.precision, row.optimizer, row.flash_attention) for row in rows}
-        assert len(alike) == 1, "layouts of one table share precision, optimizer and flash_attention"
+        assert len(alike) == 1, "layouts of one table must share precision, optimizer and flash_attention"
 
         def column(name: str) -> Ints:
             return np.array([getattr(row, name) for row in rows], dtype=np.int64)
@@ -102,5 +101,5 @@ class Layouts(_Columns):
         return self.data.size
 
     def _replace(self, **columns: Any) -> Self:
-        """Return a table with some columns changed; the tuple's own method relies on `len` counting columns."""
+        """Return a table with some columns changed (the inherited method requires that `len` counts columns)."""
         return type(self)(**{**self._asdict(), **columns})

@@ -1,9 +1,10 @@
-"""Pareto fronts: the rows of a table of costs that no other row dominates, for trials, members and layouts.
+"""Pareto fronts of a table of costs, such as those of trials, population members or layouts.
 
-Every column is a cost; lower is better. A row dominates another if it is higher in no column and lower in at least one
-(Deb et al. 2002, NSGA-II, section III.A). Equal rows share a front. With `in_turn`, the first of them dominates the
-others, for callers that need only one of them. A NaN is not comparable: its row neither dominates nor is dominated. The
-caller leaves out rows that break a constraint.
+Every column is a cost, so lower is better. A row dominates another if it is higher in no column and lower in at least
+one (Deb et al. 2002, NSGA-II, section III.A). The Pareto front consists of the rows that no other row dominates. Equal
+rows are on the same front; with `in_turn`, the first of them counts as dominating the others, for callers that need
+only one of them. A row with a NaN neither dominates other rows nor is dominated. Callers must leave out rows that
+violate a constraint.
 """
 
 from __future__ import annotations
@@ -16,13 +17,20 @@ Indices = npt.NDArray[np.intp]
 
 
 def dominates(one: npt.ArrayLike, other: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-    """Whether rows of `one` dominate rows of `other`; all axes but the last, the costs, follow NumPy broadcasting."""
+    """Return whether rows of `one` dominate rows of `other`.
+
+    The last axis holds the costs of a row; all other axes are broadcast against each other.
+    """
     one, other = np.asarray(one, float), np.asarray(other, float)
     return np.asarray((one <= other).all(axis=-1) & (one < other).any(axis=-1))
 
 
 def front(costs: npt.ArrayLike, *, in_turn: bool = False) -> Indices:
     """Return the indices of the Pareto-optimal rows, in table order.
+
+    Args:
+        costs: Shape `(rows, columns)`.
+        in_turn: Whether only the first of several equal rows is returned.
 
     Example:
         >>> front([[3.0, -9.0], [1.0, -1.0], [2.0, -5.0], [2.5, -4.0]]).tolist()
@@ -32,14 +40,15 @@ def front(costs: npt.ArrayLike, *, in_turn: bool = False) -> Indices:
 
 
 def front_numbers(costs: npt.ArrayLike, *, count: int | None = None, in_turn: bool = False) -> Indices:
-    """Return the front number of each row; each front is the Pareto front of the rows that earlier fronts leave over.
+    """Return, for each row, the number of the front to which it belongs.
 
-    Two columns take O(n log n + n count), any other number O(n²).
+    Front 0 is the Pareto front of all rows, front 1 the Pareto front of the remaining rows, and so on. For n rows, the
+    time is O(n log n + n count) with two columns and O(n²) with any other number.
 
     Args:
         costs: Shape `(rows, columns)`.
-        count: Number of fronts to find; all remaining rows get this number. None finds all fronts.
-        in_turn: Whether equal rows are put on successive fronts, in table order, instead of sharing one.
+        count: Number of fronts to find; rows on later fronts get the number `count`. None finds all fronts.
+        in_turn: Whether equal rows are put on successive fronts, in table order, instead of on the same front.
     """
     columns = np.ascontiguousarray(np.asarray(costs, float).T)
     if not columns.size:
@@ -58,16 +67,19 @@ def front_numbers(costs: npt.ArrayLike, *, count: int | None = None, in_turn: bo
 
 
 def lexical_order(costs: npt.ArrayLike) -> Indices:
-    """Return row indices sorted stably by the first cost, then the second, and so on.
+    """Return row indices in lexical order: sorted by the first cost, ties by the second, and so on.
 
-    In this order, no row is dominated by a later one.
+    In this order, no row is dominated by a later one. Equal rows keep their order.
     """
     columns = np.asarray(costs, float).T
     return np.lexsort(columns[::-1]) if columns.size else np.arange(len(np.asarray(costs)))
 
 
 def _sweep(x: Floats, y: Floats, count: int) -> Indices:
-    """Front numbers of sorted rows with two costs: a front is the rows whose second cost is below all earlier ones."""
+    """Return the front numbers of sorted rows with costs `x` and `y`.
+
+    Each front consists of the remaining rows whose `y` is lower than the `y` of all remaining rows before them.
+    """
     numbers, left = np.full(len(x), count), np.arange(len(x))
     y = np.where(np.isnan(x), x, y)
     for number in range(count):
@@ -81,7 +93,10 @@ def _sweep(x: Floats, y: Floats, count: int) -> Indices:
 
 
 def _chains(columns: Floats) -> Indices:
-    """Front numbers of sorted rows: the length of the longest chain of dominating rows that ends at each."""
+    """Return the front numbers of sorted rows: for each row, the length of the longest chain that leads to it.
+
+    In a chain, every row dominates the next one.
+    """
     numbers = np.zeros(columns.shape[1], np.intp)
     for row in range(1, len(numbers)):
         above = (columns[:, :row] <= columns[:, row, None]).all(axis=0)

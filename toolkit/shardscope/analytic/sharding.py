@@ -1,9 +1,9 @@
-"""How gradients are split: into buckets that are sent together, and with ZeRO into shards, with or without padding.
+"""How gradients are grouped into buckets, and how ZeRO splits tensors into shards.
 
-Replicas fill the buckets of `DistributedDataParallel` with whole tensors. ZeRO-1 splits flat buckets element by element
-(`shardscope.analytic.communication.chunk_sizes`): nothing is padded, and the shares of two ranks differ by at most one
-element per bucket. Stages 2 and 3 are FSDP2's: every tensor is split along its first dimension into pieces of
-``ceil(d0 / N)`` rows, and the last pieces are padded for communication.
+`DistributedDataParallel` fills its buckets with whole tensors. ZeRO-1 concatenates the tensors of a bucket and splits
+the elements evenly (`shardscope.analytic.communication.chunk_sizes`): without padding, the shards of two ranks differ
+by at most one element per bucket. ZeRO-2 and ZeRO-3 shard as FSDP2 does: every tensor is split along its first
+dimension, of size d0, into N pieces of ``ceil(d0 / N)`` rows, and the last pieces are padded for communication.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ Shape = Sequence[int]
 def replica_buckets(
     shapes: Sequence[tuple[int, ...]], bucket_mb: float, *, element_bytes: int = 4
 ) -> list[list[tuple[int, ...]]]:
-    """Shapes of the tensors in each bucket of `DistributedDataParallel`, in the order in which the buckets are sent.
+    """Return the tensor shapes in each bucket of `DistributedDataParallel`, in the order in which buckets are sent.
 
-    A bucket is closed after it reaches its size, so buckets are usually larger than that
-    (``_compute_bucket_assignment_by_size`` in torch's reducer). ZeRO-1's buckets (`bucket_elements`) are larger only if
-    a single tensor is. In its first step, `DistributedDataParallel` has only one bucket.
+    A bucket is closed only after its tensors reach `bucket_mb`, so most buckets are larger than this
+    (``_compute_bucket_assignment_by_size`` in torch's reducer). In contrast, a bucket of ZeRO-1 (`bucket_elements`)
+    exceeds its capacity only if a single tensor does. The single bucket that `DistributedDataParallel` uses in its
+    first step is not modelled here.
 
     Args:
-        shapes: Shapes of the trained tensors, in the order in which their gradients are ready: the last layer's first.
+        shapes: Shapes of the trained tensors, in the order in which their gradients are ready, the last layer first.
         bucket_mb: Size of a bucket in MiB.
         element_bytes: Bytes of one gradient element.
     """
@@ -47,7 +48,11 @@ def replica_buckets(
 
 
 def bucket_elements(tensor_elements: Sequence[int], capacity: int) -> list[int]:
-    """Elements of each flat bucket of ZeRO-1: tensors in reverse order, up to `capacity` elements or one tensor."""
+    """Return the number of elements in each flat bucket of ZeRO-1.
+
+    Buckets are filled with whole tensors in reverse order. A bucket has at most `capacity` elements, unless it consists
+    of one larger tensor.
+    """
     buckets: list[int] = []
     for num_elements in reversed(tensor_elements):
         if not buckets or buckets[-1] + num_elements > capacity:
@@ -57,12 +62,13 @@ def bucket_elements(tensor_elements: Sequence[int], capacity: int) -> list[int]:
 
 
 def flat_shard_elements(bucket_elements: Sequence[int], world_size: int, *, is_padded: bool = False) -> Ints:
-    """Elements that each rank updates with ZeRO-1, over all buckets; shape `(W,)`, by rank.
+    """Return the number of elements that each rank updates with ZeRO-1, summed over buckets; shape `(W,)`.
 
     Args:
-        bucket_elements: Elements of each flat bucket, without padding.
+        bucket_elements: Number of elements in each flat bucket, without padding.
         world_size: W, the number of ranks.
-        is_padded: Whether buckets are padded to equal shares; the padding, which no rank updates, is in the last ones.
+        is_padded: Whether each bucket is padded so that all ranks get equal shards. Padding, which no rank updates, is
+            at the end of the bucket and therefore in the shards of the last ranks.
     """
     total = np.zeros(world_size, dtype=np.int64)
     for num_elements in bucket_elements:
@@ -77,13 +83,13 @@ def flat_shard_elements(bucket_elements: Sequence[int], world_size: int, *, is_p
 def flat_piece_elements(
     tensor_elements: Sequence[int], capacity: int, world_size: int, *, is_padded: bool = False
 ) -> Ints:
-    """Elements of each tensor that each rank updates with ZeRO-1; shape `(tensors, W)`.
+    """Return the number of elements of each tensor that each rank updates with ZeRO-1; shape `(tensors, W)`.
 
     Args:
-        tensor_elements: Elements of each tensor, in the module's order.
-        capacity: As for `bucket_elements`.
+        tensor_elements: Number of elements in each tensor, in the module's order.
+        capacity: Maximum number of elements in a bucket, as for `bucket_elements`.
         world_size: W, the number of ranks.
-        is_padded: As for `flat_shard_elements`.
+        is_padded: Whether buckets are padded, as for `flat_shard_elements`.
     """
     found = np.zeros((len(tensor_elements), world_size), dtype=np.int64)
     places = reversed(range(len(tensor_elements)))
@@ -100,9 +106,9 @@ def flat_piece_elements(
 
 
 def padded_elements(shape: Shape, num_shards: int) -> int:
-    """Elements of a tensor after FSDP2 has padded its first dimension to a multiple of `num_shards`.
+    """Return the number of elements in a tensor after FSDP2 pads its first dimension to a multiple of `num_shards`.
 
-    A scalar is replicated on every rank.
+    A scalar is replicated on every rank, so it counts as `num_shards` elements.
     """
     if not shape:
         return num_shards
@@ -111,10 +117,11 @@ def padded_elements(shape: Shape, num_shards: int) -> int:
 
 
 def row_shard_elements(shapes: Sequence[Shape], num_shards: int) -> Ints:
-    """Elements that each rank of a shard group holds of tensors split along their first dimension; shape `(N,)`.
+    """Return the number of elements that each rank holds when tensors are split along their first dimension.
 
-    Scalars are replicated on every rank. Padding is not counted: it is in FSDP2's buffers (`padded_elements`), not in
-    gradients and optimizer state.
+    The result has shape `(N,)` for N = `num_shards` ranks. Scalars are replicated on every rank. Padding is not
+    counted, because only FSDP2's communication buffers contain it (`padded_elements`), not gradients or optimizer
+    state.
     """
     total = np.zeros(num_shards, dtype=np.int64)
     for shape in shapes:

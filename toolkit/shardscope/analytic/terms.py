@@ -1,4 +1,4 @@
-"""Terms: numbers with explanations, as trees of parts with formulas, inputs and sources."""
+"""Terms: predicted numbers, explained by a formula with inputs and source, or by the parts of which they consist."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ Unit = Literal["s", "bytes", "FLOP", "USD", "1"]
 
 @dataclass(frozen=True)
 class Term:
-    """A number with either a formula or parts that explain it.
+    """A predicted number, with either the formula or the parts that explain it.
 
     Attributes:
-        name: Short name, as in a legend: ``"optimizer state"``.
+        name: Short name for legends, such as ``"optimizer state"``.
         value: The number, in `unit`.
-        formula: Formula, as in a paper: ``"KΨ / N"``; empty if there are parts.
+        unit: Unit of the value; ``"1"`` for a number without a unit.
+        formula: Formula in a paper's notation, such as ``"KΨ / N"``; empty if there are parts.
         inputs: Inputs of the formula, by symbol.
-        source: Paper with section or equation, or the calibration.
-        parts: Terms whose sum (`how` is ``"sum"``) or maximum (``"max"``) is `value`.
+        source: Paper with section or equation, or name of the calibration.
+        parts: Terms whose sum or maximum is `value`.
+        how: How `value` follows from the parts: ``"sum"`` or ``"max"``.
     """
 
     name: str
@@ -33,12 +35,16 @@ class Term:
 
     @classmethod
     def total(cls, name: str, parts: tuple[Term, ...], *, how: Literal["sum", "max"] = "sum") -> Term:
-        """Return a term that is the sum or the maximum of parts, which must share a unit."""
+        """Return a term whose value is the sum or the maximum of `parts`, which must all have the same unit."""
         values = [part.value for part in parts]
         return cls(name, sum(values) if how == "sum" else max(values), parts[0].unit, parts=parts, how=how)
 
     def __getitem__(self, name: str) -> Term:
-        """Return the part with this name, at any depth."""
+        """Return the first term with this name in the tree, at any depth.
+
+        Raises:
+            KeyError: No term has this name.
+        """
         for term in self.walk():
             if term.name == name:
                 return term
@@ -51,7 +57,7 @@ class Term:
             yield from part.walk()
 
     def to_dict(self) -> dict[str, object]:
-        """Return the tree as plain values, for JSON."""
+        """Return the tree as nested dictionaries, for JSON."""
         inside: dict[str, object] = {"how": self.how, "parts": [part.to_dict() for part in self.parts]}
         leaf: dict[str, object] = {
             "formula": self.formula,

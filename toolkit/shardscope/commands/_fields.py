@@ -1,4 +1,4 @@
-"""Command options generated from the fields of a spec, so that every new field has an option with help."""
+"""Command-line options generated from the fields of a spec, so that every new field gets an option and a help text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shardscope.spec.method import Method
 
 
 def flag_of(place: str) -> str:
-    """Return the option of a field or a nested field, such as ``--checkpoint-every`` for ``checkpoint.every``."""
+    """Return the command-line option of a field, such as ``--checkpoint-every`` for the nested ``checkpoint.every``."""
     return "--" + re.sub("[._]", "-", place)
 
 
@@ -28,19 +28,21 @@ def add_field(
     default: str | None = None,
     names: Sequence[str] = (),
 ) -> None:
-    """Add the option of one field; its value is stored under `place`, and is None if the option is not given.
+    """Add the command-line option of one field.
 
-    Values are validated later by the spec, whose errors state the remedy.
+    The parsed value is stored under the name `place`; it is None if the option is not given. The spec validates the
+    value later, and its error messages say how to correct it.
 
     Args:
         parser: The parser to which the option is added.
         spec: The spec with the field.
         place: Name of the field, or path of a nested field, such as ``checkpoint.every``.
-        flags: Names of the option, if they differ from that of the field.
-        about: Help text, if it is not the first sentence of the field's docstring.
-        default: Text for the default in the help, if it is not the field's own.
-        names: Names to choose from, if the field's type does not list them. Names of methods are listed in the help
-            instead, since there are many and a method may be given with settings.
+        flags: Names of the option, such as ``--ranks``; by default, `flag_of` of the field.
+        about: Help text; by default, the first sentence of the field's docstring.
+        default: Default value as shown in the help; by default, the default of the field.
+        names: Valid values, if the field's type does not list them; the help shows them in place of a metavariable.
+            Names of methods are instead listed after the help text, because there are many and because a method may
+            be given with settings.
     """
     field = spec.model_fields[place.rpartition(".")[2]]
     kind, known = _type_of(field.annotation)
@@ -73,7 +75,7 @@ def parts_of(spec: type[Spec]) -> Iterator[tuple[str, type[Spec]]]:
 
 
 def methods_of(spec: type[Spec]) -> Iterator[tuple[str, type[Method]]]:
-    """Yield the name and base class of each field that is a method."""
+    """Yield the name of each field whose value is a method, and the base class of these methods."""
     for name, field in spec.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Method):
             yield name, field.annotation
@@ -85,14 +87,17 @@ def _methods_in(annotation: Any) -> list[type[Method]]:
 
 
 def given_fields(arguments: argparse.Namespace, spec: type[Spec], part: str = "") -> dict[str, Any]:
-    """Return the values of the options that were given, by field of a spec or of its nested spec `part`."""
+    """Return the values of the options that the user gave, by field of `spec`.
+
+    For a nested spec, `part` is the name of the field that holds it.
+    """
     values = vars(arguments)
     places = {name: f"{part}.{name}" if part else name for name in spec.model_fields}
     return {name: values[place] for name, place in places.items() if values.get(place) is not None}
 
 
 def _type_of(annotation: Any) -> tuple[type, tuple[str, ...]]:
-    """Return the type as which an option's text is parsed, and the choices if the type lists them."""
+    """Return the type to which an option's text is converted, and the valid values if the annotation is a literal."""
     members = tuple(members_of(annotation))
     kinds = {member if isinstance(member, type) else type(member) for member in members}
     known = tuple(str(member) for member in members if not isinstance(member, type))
@@ -101,12 +106,13 @@ def _type_of(annotation: Any) -> tuple[type, tuple[str, ...]]:
 
 
 def _as_in_a_terminal(sentence: str) -> str:
+    """Return the sentence with a lower-case first letter, unless its first word is an abbreviation."""
     is_a_name = any(letter.isupper() for letter in sentence.partition(" ")[0][1:])  # such as CPU or ZeRO
     return sentence if is_a_name else sentence[:1].lower() + sentence[1:]
 
 
 def _default_text(value: Any) -> str:
-    """Return the text for a field's default; empty if it is None or False."""
+    """Return a field's default value as shown in the help; an empty string for None and False."""
     if isinstance(value, Method):
         return value.name
     if isinstance(value, bool) or value is None:

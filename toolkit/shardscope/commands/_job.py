@@ -1,17 +1,20 @@
-"""The options that describe a job, and the job built from them."""
+"""Command-line options that describe a job, and `build_job`, which builds the `Job` from them."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from shardscope.commands._fields import add_field, flag_of, given_fields, methods_of, parts_of
 from shardscope.errors import SpecError, UntrustedCode
 from shardscope.spec import Job, Link, Method
 from shardscope.spec.units import parse
+
+T = TypeVar("T")
 
 _MOST_BYTES = 16 * 2**20
 _FLAGS = {
@@ -19,34 +22,34 @@ _FLAGS = {
     "batch.global_batch": ("--batch", "--global-batch"),
     "batch.micro_batch": ("--micro-batch",),
 }
-"""Options whose names differ from those of their fields."""
+"""Options whose names differ from those of their fields, by field."""
 _ABOUT = {
     "model": "model by name",
     "data": "data by name, or a path",
-    "strategy": "strategy, perhaps with its setting, as in pipeline:gpipe",
+    "strategy": "strategy, optionally with a setting after a colon, such as pipeline:gpipe",
     "optimizer": "update rule",
     "lr_schedule": "learning-rate schedule",
     "compression": "how gradients are compressed",
     "loss": "cross-entropy or mse",
 }
-"""Help texts for fields whose docstrings describe values that only Python can give."""
-_DEFAULTS = {"model": "gpt-nano", "data": "what the model reads"}
-"""Defaults of options, if they differ from those of the fields."""
+"""Help texts for fields whose docstrings describe Python objects, which cannot be given on the command line."""
+_DEFAULTS = {"model": "gpt-nano", "data": "digits or python-source, depending on the model"}
+"""Default values as shown in the help, for options whose default differs from that of the field."""
 _EXAMPLES = {"optimizer": "weight_decay=0.1", "lr_schedule": "warmup_steps=10", "compression": "ratio=0.01"}
-"""An example setting for each field that holds a method."""
+"""An example setting for each field whose value is a method."""
 _BY_HAND = ("link", "name")
-"""Fields whose options are not generated: bandwidth and latency of a link, and the name of a run or a study."""
+"""Fields without a generated option: a link has two options, and commands that need ``--name`` add it themselves."""
 
 
 def add_job_options(parser: argparse.ArgumentParser, *, steps: int = 100) -> None:
-    """Add the options that `build_job` reads, one per field; `steps` is the default number of steps in the help."""
+    """Add the options that `build_job` reads; `steps` is the default number of steps to show in the help."""
     parser.add_argument(
-        "--job", type=Path, help="a job.json, such as a run directory holds; options change it"
+        "--job", type=Path, help="a job.json, such as the one in a run directory; options override its fields"
     )
     parser.add_argument(
         "--trust-code",
         action="store_true",
-        help="run the code that lies beside the file of --job, where its model, data or loss is a function",
+        help="run the code saved next to the --job file; required if its model, data or loss is a Python function",
     )
     defaults, parts, settable = {**_DEFAULTS, "steps": str(steps)}, dict(parts_of(Job)), _settable()
     for name in Job.model_fields:
@@ -66,7 +69,7 @@ def add_job_options(parser: argparse.ArgumentParser, *, steps: int = 100) -> Non
         if name in settable:
             parser.add_argument(
                 f"{flag_of(name)}-set", action="append", metavar="NAME=VALUE",
-                help=f"a setting of it, such as {_EXAMPLES.get(name, 'NAME=VALUE')}; may be given several times",
+                help=f"a setting for {flag_of(name)}, such as {_EXAMPLES.get(name, 'NAME=VALUE')}; can be repeated",
             )  # fmt: skip
         if name == "optimizer":
             parser.add_argument("--lr", type=float, help="learning rate (default: the optimizer's own)")
@@ -75,7 +78,7 @@ def add_job_options(parser: argparse.ArgumentParser, *, steps: int = 100) -> Non
         help='bandwidth at which each rank sends and receives, such as "100 Mbit/s"; needs --link-latency too',
     )
     parser.add_argument(
-        "--link-latency", help='additional time that every message takes, such as "1 ms", or 0'
+        "--link-latency", help='time added to every message, such as "1 ms", or 0; needs --link-bandwidth too'
     )
 
 
@@ -85,7 +88,7 @@ def job_flag(place: str) -> str:
 
 
 def build_job(arguments: argparse.Namespace) -> Job:
-    """Build the job from the options alone, or from a job file with the options as changes.
+    """Build the job from the options; if ``--job`` names a file, the options override the fields of that job.
 
     Raises:
         SpecError: The file cannot be read, or the job is not valid.
@@ -112,12 +115,15 @@ def build_job(arguments: argparse.Namespace) -> Job:
 
 
 def _settable() -> tuple[str, ...]:
-    """Return the method fields whose settings have an option; a strategy's settings are part of its short string."""
+    """Return the names of the fields with a ``--...-set`` option: all methods except the strategy.
+
+    The settings of a strategy are part of its value, as in ``pipeline:gpipe``.
+    """
     return tuple(name for name, _ in methods_of(Job) if name != "strategy")
 
 
 def _link(base: Link | None, arguments: argparse.Namespace) -> Link | None:
-    """Return the link from the options, on top of the job file's link; None if no link option is given."""
+    """Return the link given by the options, completed from the job file's link; None without a link option."""
     bandwidth, latency = arguments.link_bandwidth, arguments.link_latency
     given = {}
     if bandwidth is not None:
@@ -131,9 +137,10 @@ def _link(base: Link | None, arguments: argparse.Namespace) -> Link | None:
 
 
 def _method(kind: str, arguments: argparse.Namespace, base: Job | None) -> Method | None:
-    """Return the method that the options select for a field; None without such options.
+    """Return the method that the options select for the field `kind`; None if no such option is given.
 
-    If its name is that of the job file's method, it is that method with changed settings, else a new one.
+    The options change settings of the job file's method, or of the default method without a job file. If the options
+    name another method, all settings that they do not give have that method's defaults.
     """
     name, given = getattr(arguments, kind), getattr(arguments, f"{kind}_set") or []
     settings = dict(_setting(kind, text) for text in given)
@@ -149,10 +156,10 @@ def _method(kind: str, arguments: argparse.Namespace, base: Job | None) -> Metho
 
 
 def _setting(kind: str, text: str) -> tuple[str, Any]:
-    """Parse text such as ``ratio=0.01`` to a name and a JSON value, or a string if the value is not JSON.
+    """Parse text such as ``ratio=0.01`` into a name and a value; a value that is not valid JSON stays a string.
 
     Raises:
-        SpecError: The text is not NAME=VALUE, or sets the name of the method.
+        SpecError: The text is not NAME=VALUE, or NAME is ``name``, which is not a setting.
     """
     name, equals, value = text.partition("=")
     option = flag_of(kind)
@@ -174,36 +181,55 @@ def _read_job(path: Path, *, trust_code: bool) -> Job:
             path.is_fifo() and not path.is_symlink()
         ):  # a pipe from the shell's process substitution is a symlink
             raise SpecError(
-                f"job={str(path)!r} is a pipe that might never be written to; name a job.json, or /dev/stdin"
+                f"job={str(path)!r} is a named pipe, and reading it may block forever; give a job.json, or /dev/stdin"
             )
-        with path.open("rb") as file:  # reads at most this much, even from a sparse file of a terabyte
+        with path.open("rb") as file:  # limited, as a sparse file can appear to hold a terabyte
             job = Job.from_json(file.read(_MOST_BYTES).decode())
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
-        raise SpecError(f"job={str(path)!r} cannot be read ({reason}); name a job.json") from None
+        raise SpecError(f"job={str(path)!r} cannot be read ({reason}); give the path of a job.json") from None
     return with_code(job, path.resolve(), trust_code=trust_code)
 
 
 def with_code(job: Job, path: Path, *, trust_code: bool) -> Job:
-    """Add the functions saved next to the job's file; at a terminal, ask whether to trust them.
+    """Return the job with the user's functions loaded from beside its file; on a terminal, first ask for permission.
+
+    Args:
+        job: The job as read from its file.
+        path: Path of the job's file.
+        trust_code: Whether to load the functions without asking; loading them runs code.
 
     Raises:
-        UntrustedCode: There are such functions, and they are not trusted.
+        UntrustedCode: The job needs such functions, and the user has not agreed to run them.
     """
     from shardscope.runtime.load_job import add_code
 
+    return if_trusted(lambda is_trusted: add_code(job, path, trust_code=is_trusted), trust_code=trust_code)
+
+
+def if_trusted(load: Callable[[bool], T], *, trust_code: bool) -> T:
+    """Return what `load` returns; if it needs trust in saved code, ask at a terminal whether to run the code.
+
+    Args:
+        load: Function that takes whether the code is trusted, and raises `UntrustedCode` if it must be.
+        trust_code: Whether the code is trusted without asking.
+
+    Raises:
+        UntrustedCode: The user has not agreed to run the code.
+    """
     try:
-        return add_code(job, path, trust_code=trust_code)
+        return load(trust_code)
     except UntrustedCode as error:
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise
         print(f"shardscope: {error}", file=sys.stderr)
         if input("Run this code? [y/N] ").strip().lower() not in {"y", "yes"}:
             raise
-    return add_code(job, path, trust_code=True)
+    return load(True)
 
 
 def _data_for(model: str) -> str:
+    """Return the name of the default data set for a model, which depends on the type of the model's input."""
     from shardscope.spec.models import model_config
 
     return "digits" if model_config(model).reads == "images" else "python-source"

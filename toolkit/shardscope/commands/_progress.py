@@ -1,4 +1,4 @@
-"""One line of progress during a run, and a table at its end. Depends on events and metrics, but not on runs."""
+"""A progress line during a run, and a summary table at its end. Reads events and metrics, but needs no `Run`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
 from shardscope.commands._table import aligned, human_bytes
+from shardscope.runlog.figures import FIGURES, figure_text, loss_text
 from shardscope.runlog.reducer import RunLog
 from shardscope.runtime.bar import bar, is_terminal
+from shardscope.spec.units import duration_text
 
 if TYPE_CHECKING:
     from shardscope.runtime import Summary
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 class Progress:
     """Progress line for the latest step that all ranks have finished.
 
-    On a terminal it is rewritten in place; elsewhere it is printed every tenth of the run.
+    On a terminal, the line is rewritten in place. Otherwise, a new line is printed after each tenth of the steps.
     """
 
     def __init__(
@@ -30,7 +32,7 @@ class Progress:
         self._printed_tenth = -1
 
     def feed(self, events: Iterable[Mapping[str, Any]]) -> None:
-        """Process new events, and update the line if they complete a step."""
+        """Process new events, and redraw the progress line if they complete a step."""
         before = self.last_step
         self._log.feed(events)
         if self.last_step > before and not self._quiet:
@@ -44,13 +46,12 @@ class Progress:
     def line(self) -> str:
         """Return the current progress line."""
         step = self._log.steps[-1]
-        figures = (
-            f"loss {step.loss:.4f}  {step.step_time_s * 1e3:.1f} ms/step  {step.samples_per_s:,.0f} samples/s"
-        )
+        loss = f"{FIGURES['loss'].label} {loss_text(step.loss)}"
+        figures = f"{loss}  {duration_text(step.step_time_s)}/step  {step.samples_per_s:,.0f} samples/s"
         return f"{bar(step.number / self._steps)} {step.number}/{self._steps}  {figures}"
 
     def close(self) -> None:
-        """Keep the last line on the terminal."""
+        """End the progress line with a newline, so that later output does not overwrite it on a terminal."""
         if self._rewrite and not self._quiet and self._log.steps:
             self._stream.write("\n")
 
@@ -66,37 +67,40 @@ class Progress:
 
 def table(summary: Summary) -> str:
     """Return the summary of a run as a table: a header and one row."""
-    tokens = summary.tokens_per_s is not None
-    rate = summary.tokens_per_s if tokens else summary.samples_per_s
+    counted = "samples_per_s" if summary.tokens_per_s is None else "tokens_per_s"
+    shown = ("loss", "loss_mean", "test_loss", "test_accuracy", "step_time_s", counted, "bytes_per_step")
     columns = {
         "strategy": summary.strategy or "?",
         "ranks": str(summary.world_size),
         "steps": str(summary.steps),
-        "loss": _shown(summary.loss, ".4f"),
-        "test loss": _shown(summary.test_loss, ".4f"),
-        "test accuracy": _shown(summary.test_accuracy, ".1%"),
-        "step time": _shown(summary.step_time_s, ".4f", " s"),
-        "tokens/s" if tokens else "samples/s": _shown(rate, ",.0f"),
-        "sent a step": human_bytes(summary.bytes_per_step),
+        **_figures(summary, shown),
         **_compression(summary),
-        "peak memory": human_bytes(summary.peak_memory_bytes),
+        **_figures(summary, ("held_bytes", "process_bytes")),
         **({"link": summary.link} if summary.link else {}),
     }
-    note = f"\nlink: {summary.link_note}" if summary.link_note else ""
-    return aligned(list(columns), [list(columns.values())]) + note
+    notes = [f"\nlink: {summary.link_note}"] if summary.link_note else []
+    if summary.diverged_at is not None:
+        notes.append(
+            f"\nThe loss diverged at step {summary.diverged_at}; lower the learning rate or warm it up."
+        )
+    return aligned(list(columns), [list(columns.values())]) + "".join(notes)
+
+
+def _figures(summary: Summary, names: Iterable[str]) -> dict[str, str]:
+    """Return the texts of figures, by their labels."""
+    return {FIGURES[name].label: figure_text(name, getattr(summary, name), "-") for name in names}
 
 
 def _compression(summary: Summary) -> dict[str, str]:
-    """Return the cells of a compressed run: uncompressed bytes per step, compression ratio, and codec time per step."""
+    """Return the additional columns for a compressed run; an empty dictionary without compression.
+
+    The columns are the uncompressed bytes per step, the compression ratio, and the codec time per step.
+    """
     if summary.compression is None:
         return {}
     ratio = summary.bytes_ratio
     return {
         "uncompressed": human_bytes(summary.uncompressed_bytes_per_step),
         "ratio": "-" if ratio is None else f"{ratio:.1f}x",
-        "codec": _shown(summary.codec_s_per_step, ".4f", " s"),
+        "codec": "-" if summary.codec_s_per_step is None else duration_text(summary.codec_s_per_step),
     }
-
-
-def _shown(value: float | None, form: str, unit: str = "") -> str:
-    return "-" if value is None else f"{value:{form}}{unit}"

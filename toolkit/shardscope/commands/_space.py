@@ -1,4 +1,4 @@
-"""Search spaces in the syntax of the command line."""
+"""Parser for search spaces that are given as ``--space NAME=RANGE`` on the command line."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from shardscope.errors import SpecError
 
 
 def read_space(options: Sequence[str]) -> dict[str, Any] | None:
-    """Parse options ``--space NAME=RANGE`` to the parameters of a `Space`; return None if there are no options.
+    """Parse the values of ``--space`` into the parameters of a `Space`; return None if there are no values.
 
     Raises:
-        SpecError: An option has another form, or a name is given twice.
+        SpecError: A value does not have the form NAME=RANGE, or a name is given twice.
 
     Example:
         >>> read_space(["optimizer=adamw,lamb", "optimizer.lr=1e-4:1e-1:log"])
@@ -34,22 +34,22 @@ def read_space(options: Sequence[str]) -> dict[str, Any] | None:
 
 
 def _parameter(name: str, text: str, option: str) -> Any:
-    """Parse a range: an interval if it has a colon, else choices.
+    """Parse a range into an interval if it contains a colon, else into a list of choices.
 
-    Strategies are always choices, as their names may have colons.
+    Strategies are always parsed as choices, because their names may contain colons.
     """
     if ":" not in text or name == "strategy":
         values = [_value(part) for part in text.split(",")]
         if len(values) < 2:
             raise SpecError(
-                f"--space {option!r} leaves nothing to search; write {name}=LOW:HIGH, or choices separated by commas"
+                f"--space {option!r} has only one choice; write {name}=LOW:HIGH, or several choices separated by commas"
             )
         return values
     low, high, *log = text.split(":")
     ends = [_value(low), _value(high)]
     if log not in ([], ["log"]) or not all(isinstance(end, int | float) for end in ends):
         raise SpecError(
-            f"--space {option!r} is not an interval; write {name}=LOW:HIGH or {name}=LOW:HIGH:log"
+            f"--space {option!r} is not a valid interval; write {name}=LOW:HIGH or {name}=LOW:HIGH:log"
         )
     if name != "batch":
         return (*ends, *log)

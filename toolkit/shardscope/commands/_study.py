@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def as_text(session: StudySession, records: Sequence[TrialRecord]) -> str:
-    """Return the Pareto front as a table, the report, and the location of the study."""
+    """Return the Pareto front as a table, the report, and where the study is stored."""
     report = session.report()
     names, front = session.definition.objectives, report.front
     rows = [
@@ -24,11 +24,13 @@ def as_text(session: StudySession, records: Sequence[TrialRecord]) -> str:
     parts = [aligned(["trial", *names, "settings"], rows)] if rows else []
     if records:
         parts.append(str(report))
-    parts.append(f"The study is in {session.where}\nOn Optuna's dashboard: {session.dashboard_command()}")
+    parts.append(
+        f"The study is stored in {session.where}\nOpen it in Optuna Dashboard: {session.dashboard_command()}"
+    )
     return "\n\n".join(parts)
 
 
-def as_json(session: StudySession, records: Sequence[TrialRecord]) -> dict[str, Any]:
+def as_dict(session: StudySession, records: Sequence[TrialRecord]) -> dict[str, Any]:
     """Return the study, its Pareto front and its trials as a JSON object."""
     report = session.report()
     front = {record.number for record in report.front}

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from shardscope.commands._colour import coloured
 from shardscope.spec.units import bytes_text
 
 
-def aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a header and rows as text, with columns aligned left, two spaces apart."""
+def aligned(
+    header: Sequence[str], rows: Sequence[Sequence[str]], *, paint: Callable[[str], str] | None = None
+) -> str:
+    """Return a header and rows as text, with columns aligned left, two spaces apart.
+
+    On a terminal the header is bold. `paint` may colour a padded cell, without changing its width.
+    """
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        for row in [header, *rows]
-    ]
-    return "\n".join(line.rstrip() for line in lines)
+    padded = [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in [header, *rows]]
+    first, *rest = padded
+    body = ["  ".join(map(paint, row) if paint else row).rstrip() for row in rest]
+    return "\n".join([coloured("  ".join(first).rstrip(), "bold"), *body])
 
 
 def human_bytes(count: float | None) -> str:

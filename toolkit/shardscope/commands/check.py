@@ -1,13 +1,16 @@
-"""`shardscope check`: train a job sharded and on one process, and compare the results."""
+"""`shardscope check`: train a job with its strategy and on one process, and compare losses and parameters."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
+from shardscope.commands._colour import coloured
 from shardscope.commands._job import add_job_options, build_job
+from shardscope.commands._runs import ROOT_HELP
 from shardscope.commands._signals import Terminated, sigterm_interrupts
 from shardscope.commands._table import aligned
 
@@ -23,18 +26,18 @@ def add_to(commands: Any) -> None:
     """Add this command to the parser's commands."""
     parser = commands.add_parser(
         "check",
-        help="run a job sharded and on one process, and compare every loss and parameter",
-        description="Run a job sharded and on one process, and compare every loss and parameter. "
+        help="train a job with its strategy and on one process, and compare every loss and parameter",
+        description="Train a job with its strategy and on one process, and compare every loss and parameter. "
         "Exit status 1 if they do not agree.",
     )
     add_job_options(parser, steps=STEPS)
-    parser.add_argument("--root", type=Path, help="folder of the runs (default: $SHARDSCOPE_RUNS or ./runs)")
+    parser.add_argument("--root", type=Path, metavar="FOLDER", help=ROOT_HELP)
     parser.add_argument("--json", action="store_true", help="print the report as JSON and no progress")
     parser.set_defaults(carry_out=carry_out)
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
-    """Run the check, print the verdict and the parameters that differ most; return 1 if the results do not agree."""
+    """Run the check, and print the verdict and the parameters that differ most; return 1 if the results disagree."""
     steps, arguments.steps = arguments.steps, None  # a job file may have more steps than the check
     job = build_job(arguments)
 
@@ -51,19 +54,27 @@ def carry_out(arguments: argparse.Namespace) -> int:
 
 
 def text(report: CheckReport) -> str:
-    """Return the parameters that differ most as a table, and the verdict."""
+    """Return the text to print: the verdict, and the parameters that differ most with what the bound applies to."""
+    colour = "yellow" if report.passed is None else "green" if report.passed else "red"
+    verdict = coloured(report.verdict, colour)
+    if not report.tensors:
+        return verdict
     rows = [
         (row.tensor, "x".join(map(str, row.shape)), f"{row.relative_difference:.1e}", f"{row.share:.0%}")
         for row in report.tensors[:ROWS]
     ]
     left = len(report.tensors) - len(rows)
     more = [f"and {left} more, none with a larger difference (--json lists all)"] if left > 0 else []
+    about = (
+        f"Parameters that differ most. The bound of {report.bound:.0e} applies to each loss and to all parameters as "
+        "one vector, not to a single parameter; share is a parameter's part of that vector's difference:"
+    )
     table = aligned(["parameter", "shape", "relative difference", "share"], rows)
-    return "\n".join([table, *more, "", report.verdict])
+    return "\n".join([verdict, "", fill(about, 100), table, *more])
 
 
 class _Announcer:
-    """Prints on stderr which run is in progress, once per run."""
+    """Callback that prints a line to stderr when each of the check's runs starts."""
 
     def __init__(self) -> None:
         self._run = ""

@@ -1,33 +1,73 @@
-"""`shardscope compare`: compare a run with its prediction, term by term."""
+"""`shardscope compare`: compare a run with its prediction, or several runs with each other."""
 
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any
+
+from shardscope.commands._cluster import add_cluster_options, build_cluster
+from shardscope.commands._json import as_json
+from shardscope.commands._runs import ROOT_HELP, attach
+from shardscope.errors import SpecError
 
 
 def add_to(commands: Any) -> None:
     """Add this command to the parser's commands."""
     parser = commands.add_parser(
         "compare",
-        help="compare a run with its prediction, term by term",
-        description="Compare a run with its prediction for this machine, term by term: bytes and messages by "
-        "collective, memory by kind, step time by part. Exit status 1 if a term that is predicted exactly, or within "
-        "bounds, differs.",
+        help="compare a run with its prediction, or runs with each other",
+        description="With one run: compare it with its prediction for this machine, or for the cluster on which it "
+        "ran, term by term: bytes and messages by collective, memory by type, step time by part. Exit status 1 if a "
+        "measured value differs from an exact prediction, or lies outside predicted bounds. With several runs: compare "
+        "the settings in which they differ, and their results.",
     )
-    parser.add_argument("run", help="path of a run, or its name below the runs' folder")
-    parser.add_argument("--root", type=Path, help="folder of the runs (default: $SHARDSCOPE_RUNS or ./runs)")
+    parser.add_argument("run", nargs="+", help="a run's id, as `shardscope runs` lists it, or its path")
+    parser.add_argument(
+        "--baseline", metavar="RUN", help="with several runs: the run against which to give changes"
+    )
+    parser.add_argument("--root", type=Path, metavar="FOLDER", help=ROOT_HELP)
+    add_cluster_options(parser)
+    parser.add_argument("--calibration", help="with --cluster: name of a calibration (default: the device's)")
     parser.add_argument("--json", action="store_true", help="print the comparison as JSON")
     parser.set_defaults(carry_out=carry_out)
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
-    """Print the comparison; return 1 if a term that is predicted exactly, or within bounds, differs."""
-    from shardscope.measure.compare.of_run import compare
-    from shardscope.runtime import Run
+    """Print the comparison of one run with its prediction, or of several runs with each other."""
+    return _with_prediction(arguments) if len(arguments.run) == 1 else _with_each_other(arguments)
 
-    found = compare(Run.attach(arguments.run, arguments.root))
-    print(json.dumps(found.to_dict(), indent=2) if arguments.json else found)
+
+def _with_prediction(arguments: argparse.Namespace) -> int:
+    """Print the comparison; return 1 if a value differs from an exact prediction or lies outside predicted bounds."""
+    from shardscope.measure.compare.of_run import compare
+    from shardscope.prediction.predict import predict
+    from shardscope.spec.calibration import Calibration
+
+    if arguments.baseline is not None:
+        raise SpecError(
+            "--baseline has no effect with one run; give two or more runs, or leave --baseline out"
+        )
+    run, cluster = attach(arguments.run[0], arguments.root), build_cluster(arguments)
+    if arguments.calibration is None:
+        found = compare(run, cluster)
+    else:
+        known = Calibration.of(arguments.calibration)
+        found = compare(run, prediction=predict(run.job, cluster, calibration=known))
+    print(as_json(found.to_dict()) if arguments.json else found)
     return 1 if found.disagreeing else 0
+
+
+def _with_each_other(arguments: argparse.Namespace) -> int:
+    """Print the comparison of several runs."""
+    from shardscope.measure.compare_runs.of_runs import compare_runs
+
+    for option in ("cluster", "nodes", "per_node", "calibration"):
+        if getattr(arguments, option) is not None:
+            flag = f"--{option.replace('_', '-')}"
+            raise SpecError(f"{flag} has no effect with several runs; give one run, or leave {flag} out")
+    runs = [attach(name, arguments.root) for name in arguments.run]
+    baseline = None if arguments.baseline is None else attach(arguments.baseline, arguments.root)
+    found = compare_runs(runs, baseline=baseline)
+    print(as_json(found.to_dict()) if arguments.json else found)
+    return 0

@@ -1,4 +1,4 @@
-"""`shardscope doctor`: report the features of this machine, and the consequences of each missing one."""
+"""`shardscope doctor`: report which features this machine has, and what does not work without the missing ones."""
 
 from __future__ import annotations
 

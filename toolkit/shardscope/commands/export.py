@@ -3,34 +3,36 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
-FORMATS = ("parquet", "chrome-trace", "tensorboard", "wandb", "mlflow")
+from shardscope.commands._json import as_json
+from shardscope.commands._runs import add_run_argument, attach
+from shardscope.runtime.export import FORMATS
+
 _FILE = {"chrome-trace": ".json"}
 
 
 def add_to(commands: Any) -> None:
     """Add this command to the parser's commands."""
     parser = commands.add_parser(
-        "export", help="write a run for another tool: Parquet, Chrome trace, TensorBoard, ..."
+        "export", help="write a run in the format of another tool: Parquet, Chrome trace, TensorBoard, ..."
     )
-    parser.add_argument("run", help="a run's id, as `shardscope runs` lists it, or its path")
-    parser.add_argument("--format", required=True, choices=FORMATS)
+    add_run_argument(parser)
+    written = "; ".join(f"{name}: {about}" for name, (_, about) in FORMATS.items())
+    parser.add_argument("--format", required=True, choices=FORMATS, help=written)
     parser.add_argument(
         "--to",
         metavar="PATH",
-        help="file or folder, or URI of an MLflow server (default: named after the run, here)",
+        help="file or folder, or URI of an MLflow server (default: in this folder, named after the run)",
     )
-    parser.add_argument("--root", type=Path, help="folder of the runs (default: $SHARDSCOPE_RUNS or ./runs)")
+    parser.add_argument("--json", action="store_true", help="print the run, the format and the path as JSON")
     parser.set_defaults(carry_out=carry_out)
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
-    """Write the run, and print the path that was written."""
-    from shardscope.runtime import Run
-
-    run = Run.attach(arguments.run, arguments.root)
+    """Write the run in the requested format, and print the path of the result."""
+    run = attach(arguments.run, arguments.root)
     form = arguments.format
-    print(run.export(arguments.to or f"{run.path.name}-{form}{_FILE.get(form, '')}", format=form))
+    written = run.export(arguments.to or f"{run.path.name}-{form}{_FILE.get(form, '')}", format=form)
+    print(as_json({"run": run.id, "format": form, "path": written}) if arguments.json else written)
     return 0

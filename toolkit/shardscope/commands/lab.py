@@ -1,4 +1,4 @@
-"""`shardscope lab`: open JupyterLab on the tour notebook, from a checkout or an installed package."""
+"""`shardscope lab`: open the tour notebook in JupyterLab, from a checkout or from the installed package."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from typing import Any
 from shardscope.errors import LaunchError, SpecError
 
 CHECKOUT = Path(__file__).parents[3]
-TOUR = "tour.ipynb"
+TOUR = "01-tour.ipynb"
+EXTENSION = "shardscope_widgets.server"
+"""Extension of Jupyter's server; named on the command line because a checkout does not enable it."""
 
 
 def add_to(commands: Any) -> None:
     """Add this command to the parser's commands."""
-    parser = commands.add_parser("lab", help="open JupyterLab on the tour")
+    parser = commands.add_parser("lab", help="open the tour notebook in JupyterLab")
     parser.add_argument(
         "folder",
         nargs="?",
         type=Path,
-        help="where the notebooks are copied to; none of yours is overwritten "
-        "(default: a checkout's own notebooks/, else ./shardscope-notebooks)",
+        help="folder to which the notebooks are copied; existing files are not overwritten "
+        "(default: in a checkout, its notebooks/ without a copy; else ./shardscope-notebooks)",
     )
     parser.add_argument("--port", type=int, help="port on 127.0.0.1 (default: 8888, or the next free one)")
     parser.add_argument("--no-browser", action="store_true", help="only print the address")
@@ -32,10 +34,10 @@ def add_to(commands: Any) -> None:
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
-    """Replace this process with JupyterLab, so that signals reach it and no process is left when it ends."""
+    """Replace this process with JupyterLab, which then receives all signals and leaves no parent process behind."""
     if arguments.port is not None and not 0 <= arguments.port < 2**16:
         raise SpecError(
-            f"--port {arguments.port} is not a port; give one from 1 to 65535, or 0 for any that is free"
+            f"--port {arguments.port} is not a valid port; use 1 to 65535, or 0 for any free port"
         )
     folder = prepare(arguments.folder)
     command = lab_command(folder, port=arguments.port, browser=not arguments.no_browser)
@@ -44,7 +46,10 @@ def carry_out(arguments: argparse.Namespace) -> int:
 
 
 def prepare(folder: Path | None) -> Path:
-    """Return the folder to open: that of the checkout, or one to which the packaged notebooks are copied.
+    """Return the notebooks folder to open: that of the checkout, or a folder with copies of the packaged notebooks.
+
+    Args:
+        folder: Folder to copy the notebooks to; None for those of the checkout, or ``./shardscope-notebooks``.
 
     Raises:
         LaunchError: The notebooks are not installed, or the folder cannot be written to.
@@ -60,13 +65,13 @@ def prepare(folder: Path | None) -> Path:
                 shutil.copyfile(notebook, target / notebook.name)
     except OSError as error:
         raise LaunchError(
-            f"folder={str(target)!r} cannot be written ({error.strerror}); name another one"
+            f"folder={str(target)!r} cannot be written to ({error.strerror}); choose another folder"
         ) from None
     return target
 
 
 def lab_command(folder: Path, *, port: int | None, browser: bool) -> list[str]:
-    """Return the command that serves `folder` on this machine only, and opens the tour."""
+    """Return the command that starts JupyterLab on `folder`, reachable from this machine only, and opens the tour."""
     command = [
         sys.executable,
         "-P",  # do not import modules from the current folder
@@ -74,6 +79,7 @@ def lab_command(folder: Path, *, port: int | None, browser: bool) -> list[str]:
         "jupyterlab",
         "--ServerApp.ip=127.0.0.1",
         f"--ServerApp.root_dir={folder}",
+        f"--ServerApp.jpserver_extensions={EXTENSION}=True",
     ]
     command += [f"--LabApp.default_url=/lab/tree/{TOUR}"]
     if port is not None:

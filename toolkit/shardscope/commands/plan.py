@@ -1,12 +1,12 @@
-"""`shardscope plan`: rank all layouts of a model on a cluster."""
+"""`shardscope plan`: rank all layouts (parallel degrees and other settings) of a model on a cluster."""
 
 from __future__ import annotations
 
 import argparse
-import json
 from typing import TYPE_CHECKING, Any
 
 from shardscope.commands._fields import add_field, given_fields
+from shardscope.commands._json import as_json
 from shardscope.commands._table import aligned
 from shardscope.errors import SpecError
 from shardscope.spec.layout import Layout
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 GIB = 2**30
 _OF_A_LAYOUT = ("precision", "optimizer")
-"""Fields of a layout that are not searched; the searched ones are fixed by `--fix` instead."""
+"""Fields of a layout that have their own option because they are not searched; ``--fix`` sets searched fields."""
 
 
 def add_to(commands: Any) -> None:
@@ -43,7 +43,7 @@ def add_to(commands: Any) -> None:
         action="append",
         default=[],
         metavar="AXIS=VALUE[,VALUE]",
-        help="hold an axis, for example tensor=8",
+        help="search only these values of a field, for example tensor=8",
     )
     for name in _OF_A_LAYOUT:
         add_field(parser, Layout, name, names=optimizer_names() if name == "optimizer" else ())
@@ -53,10 +53,10 @@ def add_to(commands: Any) -> None:
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
-    """Print the table, and why the first plan beats the second; return 1 if no layout fits."""
+    """Print the best layouts, and explain why the first is better than the second; return 1 if no layout fits."""
     plans = _search(arguments)
     if arguments.json:
-        print(json.dumps(plans.to_dict(), indent=2))
+        print(as_json(plans.to_dict()))
     elif len(plans):
         print(_table(plans))
     else:
@@ -70,13 +70,13 @@ def _search(arguments: argparse.Namespace) -> Plans:
 
     if arguments.devices < 1 or arguments.per_node < 1:
         raise SpecError(
-            f"--devices {arguments.devices} in nodes of --per-node {arguments.per_node} is not a cluster; "
-            "both must be 1 or more"
+            f"--devices {arguments.devices} with --per-node {arguments.per_node} is not a cluster; "
+            "both must be at least 1"
         )
     per_node = min(arguments.per_node, arguments.devices)
     if arguments.devices % per_node:
         raise SpecError(
-            f"--devices {arguments.devices} do not fill whole nodes of {per_node}; "
+            f"--devices {arguments.devices} is not a multiple of the {per_node} devices per node; "
             f"use a multiple of {per_node}, or another --per-node"
         )
     return plan(
@@ -95,13 +95,17 @@ def _objective(text: str) -> str | dict[str, float]:
     try:
         return {name: float(weight) for name, weight in (part.split("=") for part in text.split(","))}
     except ValueError:
-        raise SpecError(f"--objective {text!r} cannot be read; write for example time=2,headroom=1") from None
+        raise SpecError(
+            f"--objective {text!r} is not NAME=WEIGHT,...; write for example time=2,headroom=1"
+        ) from None
 
 
 def _fixed(text: str) -> tuple[str, list[Any]]:
     axis, equals, values = text.partition("=")
     if not (equals and values):
-        raise SpecError(f"--fix {text!r} cannot be read; write for example --fix tensor=8 or --fix zero=1,2")
+        raise SpecError(
+            f"--fix {text!r} is not AXIS=VALUE; write for example --fix tensor=8 or --fix zero=1,2"
+        )
     return axis.replace("-", "_"), [_value(value) for value in values.split(",")]
 
 
@@ -113,17 +117,16 @@ def _value(text: str) -> Any:
 
 def _table(plans: Plans) -> str:
     from shardscope.prediction.planner import short
+    from shardscope.prediction.planner.explain import seconds
 
     def cells(plan: PlanRow) -> list[str]:
         dollars = "" if plan.dollars is None else f"{plan.dollars:.3g}"
         return [
-            str(plan.rank), f"{plan.time_s:.4g} s", f"{plan.tokens_per_s:,.0f}", dollars,
+            str(plan.rank), seconds(plan.time_s), f"{plan.tokens_per_s:,.0f}", dollars,
             f"{plan.headroom_bytes / GIB:.1f} GiB", short(plan.layout),
         ]  # fmt: skip
 
-    rows = aligned(["#", "step", "tokens/s", "$/step", "left", "layout"], [cells(plan) for plan in plans])
+    rows = aligned(["#", "step", "tokens/s", "$/step", "headroom", "layout"], [cells(plan) for plan in plans])
     counts = ", ".join(f"{count:,} {reason}" for reason, count in plans.rejected.items())
     told = f"\n\n{plans.explain(1, 2)}" if len(plans) > 1 else ""
-    return (
-        f"{rows}{told}\n\nNot in the table, of {plans.considered:,} combinations: {counts}.\n{plans.caveat}"
-    )
+    return f"{rows}{told}\n\nRejected, of {plans.considered:,} combinations: {counts}.\n{plans.caveat}"

@@ -1,12 +1,13 @@
-"""`shardscope predict`: step time and memory of one layout, part by part."""
+"""`shardscope predict`: predict the step time and memory of one layout, broken down into parts."""
 
 from __future__ import annotations
 
 import argparse
-import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 from shardscope.commands._fields import add_field, given_fields
+from shardscope.commands._json import as_json
 from shardscope.errors import SpecError
 from shardscope.spec.layout import Layout, searched_schedules
 from shardscope.spec.layout_compression import compression_names
@@ -14,6 +15,8 @@ from shardscope.spec.layout_optimizer import optimizer_names
 
 if TYPE_CHECKING:
     from shardscope.prediction.budget import Budgeted
+    from shardscope.spec.calibration import Calibration
+    from shardscope.spec.cluster import Cluster
     from shardscope.spec.model import Transformer
 
 
@@ -21,13 +24,14 @@ def add_to(commands: Any) -> None:
     """Add this command to the parser's commands."""
     parser = commands.add_parser(
         "predict",
-        help="predict step time and memory of one layout, part by part",
-        description="Predict step time and memory of one layout of a model on a cluster, part by part.",
+        help="predict step time and memory of one layout, broken down into parts",
+        description="Predict step time and memory of one layout of a model on a cluster, broken down into parts. "
+        "Without any option of a layout, the fastest layout that fits is chosen.",
     )
     parser.add_argument("model", help="a model from the catalogue, or the path of a Hugging Face config.json")
     parser.add_argument("cluster", help="a device or a node from the catalogue, for example a100-80gb")
     parser.add_argument("--nodes", type=int, default=1, help="number of nodes (default: 1)")
-    parser.add_argument("--per-node", type=int, help="devices per node (default: the standard node's)")
+    parser.add_argument("--per-node", type=int, help="devices per node (default: as in the standard node)")
     parser.add_argument("--seq", type=int, help="tokens per sequence (default: the model's)")
     parser.add_argument("--calibration", help="name of a calibration (default: the device's)")
     parser.add_argument(
@@ -52,10 +56,12 @@ def carry_out(arguments: argparse.Namespace) -> int:
 
     known = Calibration.of(arguments.calibration) if arguments.calibration else None
     cluster = Cluster.of(arguments.cluster, nodes=arguments.nodes, per_node=arguments.per_node)
-    found = predict_layout(_model(arguments), cluster, Layout(**given_fields(arguments, Layout)), known)
+    model, given = _model(arguments), given_fields(arguments, Layout)
+    layout = Layout(**given) if given else _fastest(model, cluster, known)
+    found = predict_layout(model, cluster, layout, known)
     training = for_tokens(found, arguments.tokens)
     if arguments.json:
-        print(json.dumps({**found.to_dict(), **training}, indent=2))
+        print(as_json({**found.to_dict(), **training}))
     else:
         print(found)
         for name, value in training.items():
@@ -63,8 +69,33 @@ def carry_out(arguments: argparse.Namespace) -> int:
     return 0 if found.fits else 1
 
 
+def _fastest(model: Transformer, cluster: Cluster, known: Calibration | None) -> Layout:
+    """Return the fastest layout that fits, and say on stderr which it is.
+
+    Raises:
+        SpecError: None fits; the message says which options to add.
+    """
+    from shardscope.prediction.planner import plan, short
+
+    plans = plan(model, cluster, top=1, calibration=known)
+    if not len(plans):
+        raise SpecError(
+            f"no layout of {model.name} fits on {cluster.num_devices} x {cluster.device.name}: {plans.problem} Add "
+            f"nodes (--nodes {2 * cluster.nodes}), or give a layout (such as --tensor 8 --zero 3)"
+        )
+    print(
+        f"chosen from {plans.considered:,} combinations as the fastest that fits: {short(plans.best.layout)}; "
+        "`shardscope plan` ranks the others",
+        file=sys.stderr,
+    )
+    return plans.best.layout
+
+
 def for_tokens(found: Budgeted, tokens: float | None) -> dict[str, float]:
-    """Return the hours to train on a number of tokens, and the dollars if the cluster has a price."""
+    """Return the time to train on `tokens` tokens, in hours, and its cost in dollars if the cluster has a price.
+
+    The dictionary has the keys ``hours`` and ``dollars``; it is empty if `tokens` is None.
+    """
     if tokens is None:
         return {}
     figures = {"hours": found.time_to_train(tokens) / 3600}
@@ -79,6 +110,6 @@ def _model(arguments: argparse.Namespace) -> Transformer:
     model = Model.of(arguments.model)
     if not isinstance(model, Transformer):
         raise SpecError(
-            f"model={arguments.model!r} is not a transformer; only layouts of transformers can be predicted"
+            f"model={arguments.model!r} is not a transformer, and only transformers have layouts; choose another model"
         )
     return model if arguments.seq is None else model.replace(seq=arguments.seq)

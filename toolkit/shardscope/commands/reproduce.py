@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-from pathlib import Path
+import warnings
 from typing import Any
 
-from shardscope.commands._job import with_code
+from shardscope.commands._job import if_trusted
+from shardscope.commands._json import as_json
+from shardscope.commands._runs import add_run_argument, attach
 from shardscope.commands.run import follow
 
 
@@ -19,36 +20,40 @@ def add_to(commands: Any) -> None:
         help="train the job of a run again, and compare the losses",
         description="Train the job of a run again and compare the losses bit by bit. Exit status 1 if they differ.",
     )
-    parser.add_argument("run", help="a run's id, as `shardscope runs` lists it, or its path")
-    parser.add_argument("--root", type=Path, help="folder of the runs (default: $SHARDSCOPE_RUNS or ./runs)")
+    add_run_argument(parser)
     parser.add_argument(
-        "--trust-code", action="store_true", help="load the user's functions beside job.json, which runs them"
+        "--trust-code",
+        action="store_true",
+        help="load the user's functions saved next to job.json, which runs code",
     )
     parser.add_argument("--json", action="store_true", help="print the result as JSON and no progress")
     parser.set_defaults(carry_out=carry_out)
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
-    """Launch the job, show its progress to the end, and print the step from which the losses differ.
+    """Launch the run's job again, show its progress, and print the first step whose loss differs from that of the run.
 
-    Returns 1 if they differ.
+    Return 1 if a loss differs.
     """
-    from shardscope.runtime import Run, launch
-    from shardscope.runtime.reproduce import differences, first_difference
+    from shardscope.runtime.reproduce import EnvironmentDiffers, differences, first_difference, reproduce
 
-    earlier = Run.attach(arguments.run, arguments.root)
-    job = with_code(earlier.job, earlier.path / "job.json", trust_code=arguments.trust_code)
+    earlier = attach(arguments.run, arguments.root)
     found = list(differences(earlier))
     for difference in found:
         print(f"shardscope: {difference}", file=sys.stderr)
-    run = launch(job, root=arguments.root)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EnvironmentDiffers)  # printed above
+        run = if_trusted(
+            lambda is_trusted: reproduce(earlier, trust_code=is_trusted, root=arguments.root),
+            trust_code=arguments.trust_code,
+        )
     status = follow(run, quiet=arguments.json)
     if status is not None:
         return status
     step = first_difference(earlier, run)
     if arguments.json:
         told = {"id": run.id, "path": str(run.path), "first_difference": step, "environment": found}
-        print(json.dumps(told, indent=2))
+        print(as_json(told))
     else:
         print("the losses are bit-identical" if step is None else f"the losses differ from step {step} on")
         print(run.path)

@@ -1,17 +1,19 @@
-"""`shardscope run`: train a job from options or a file on real ranks; one line of progress, a table at the end."""
+"""`shardscope run`: train a job on real ranks, with a progress line during the run and a table at its end."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardscope.commands._cluster import add_cluster_options, build_cluster
 from shardscope.commands._job import add_job_options, build_job
+from shardscope.commands._json import as_json
 from shardscope.commands._progress import Progress, table
+from shardscope.commands._runs import ROOT_HELP
 from shardscope.commands._signals import Terminated, sigterm_interrupts
 from shardscope.errors import SpecError
 
@@ -31,27 +33,24 @@ def add_to(commands: Any) -> None:
     )
     add_job_options(parser)
     parser.add_argument("--name", help="name of the run directory")
-    parser.add_argument("--root", type=Path, help="folder of the runs (default: $SHARDSCOPE_RUNS or ./runs)")
     parser.add_argument(
-        "--resume", help="run whose newest checkpoint to resume from, or the path of a checkpoint"
+        "--group",
+        help="group of runs with which it is compared (default: the model and its data); not part of the job",
+    )
+    parser.add_argument("--root", type=Path, metavar="FOLDER", help=ROOT_HELP)
+    parser.add_argument(
+        "--resume", help="run to resume from its newest checkpoint, or the path of a checkpoint"
     )
     parser.add_argument(
         "--allow-pickle", action="store_true",
-        help="read a checkpoint from an earlier version, which can run code: only if you trust whoever made it",
+        help="load a checkpoint from an earlier version; loading can run code, so only do this if you trust its author",
     )  # fmt: skip
     parser.add_argument(
         "--predict",
         action="store_true",
-        help="predict what ranks send, how much memory they need and how long it takes; train nothing",
+        help="predict the bytes that ranks send, their memory and the step time, instead of training",
     )
-    parser.add_argument(
-        "--cluster",
-        help="with --predict: a device or a node from the catalogue, for example h100 (default: this machine)",
-    )
-    parser.add_argument("--nodes", type=int, help="with --cluster: number of nodes (default: 1)")
-    parser.add_argument(
-        "--per-node", type=int, help="with --cluster: devices per node (default: the standard node's)"
-    )
+    add_cluster_options(parser, only_with="with --predict: ")
     parser.add_argument(
         "--tokens", type=float, help="with --predict: also hours and dollars to train on this many tokens"
     )
@@ -65,7 +64,7 @@ def add_to(commands: Any) -> None:
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
-    """Launch the job, show its progress to the end, and print the table."""
+    """Launch the job, show its progress, and print its summary; with ``--predict``, only print the prediction."""
     job = build_job(arguments)  # reports errors before the slow imports
     if arguments.predict:
         return _predict(job, arguments)
@@ -77,28 +76,29 @@ def carry_out(arguments: argparse.Namespace) -> int:
     found = preflight(job)
     if not arguments.json:
         print(found, file=sys.stderr)
-    if not arguments.anyway:
-        found.require_fits("train it all the same with --anyway")
+    if found.memory is not None and not arguments.anyway:
+        found.memory.require_fits("train anyway with --anyway")
     run = launch(
         job,
         root=arguments.root,
         resume=arguments.resume,
         allow_pickle=arguments.allow_pickle,
         preflight=False,
+        group=arguments.group,
     )
     status = follow(run, quiet=arguments.json)
     if status is not None:
         return status
     summary = run.summary()
     if arguments.json:
-        print(json.dumps({"id": run.id, "path": str(run.path), **asdict(summary)}, indent=2))
+        print(as_json({"id": run.id, "path": str(run.path), **asdict(summary)}))
     else:
         print(f"{table(summary)}\n{run.path}")
     return 0
 
 
 def follow(run: Run, *, quiet: bool) -> int | None:
-    """Show a run's progress to its end; return None, or the exit status if an interrupt stopped it.
+    """Show a run's progress until it ends; return the exit status if the user interrupted it, else None.
 
     Raises:
         RunFailed: A rank failed.
@@ -109,23 +109,19 @@ def follow(run: Run, *, quiet: bool) -> int | None:
             run.wait()
     except KeyboardInterrupt as interrupt:
         stop(run)
-        print(f"stopped; what it recorded is in {run.path}", file=sys.stderr)
+        print(f"stopped; the run's records are in {run.path}", file=sys.stderr)
         return 143 if isinstance(interrupt, Terminated) else 130
     return None
 
 
 def _predict(job: Job, arguments: argparse.Namespace) -> int:
-    """Print the prediction; return 1 if the job does not fit in memory."""
+    """Print the prediction for the job; return 1 if the job does not fit in memory."""
     from shardscope.commands.predict import for_tokens
     from shardscope.prediction.job import predict_job
-    from shardscope.spec.cluster import Cluster
 
-    cluster = None
-    if arguments.cluster is not None:
-        cluster = Cluster.of(arguments.cluster, nodes=arguments.nodes or 1, per_node=arguments.per_node)
-    found = predict_job(job, cluster)
+    found = predict_job(job, build_cluster(arguments))
     if arguments.json:
-        print(json.dumps({**found.to_dict(), **for_tokens(found, arguments.tokens)}, indent=2))
+        print(as_json({**found.to_dict(), **for_tokens(found, arguments.tokens)}))
     else:
         print(found)
         for name, value in for_tokens(found, arguments.tokens).items():
@@ -137,14 +133,14 @@ def _refuse_options_of_predict(arguments: argparse.Namespace) -> None:
     for option in ("cluster", "nodes", "per_node", "tokens"):
         if getattr(arguments, option) is not None:
             flag = f"--{option.replace('_', '-')}"
-            raise SpecError(f"{flag} has no effect without --predict; add it, or leave {flag} out")
+            raise SpecError(f"{flag} has no effect without --predict; add --predict, or leave {flag} out")
 
 
 def watch(run: Run, progress: Progress) -> None:
-    """Show the run's steps as they are recorded, until it ends."""
+    """Update the progress line as the run records steps, until the run ends."""
     tail = run.tail()
     while True:
-        alive = run.is_alive  # read before the poll, so that the last events are not missed
+        alive = run.is_alive  # read before polling, so that the last events are not missed
         progress.feed(tail.poll())
         if not alive:
             break

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardscope.commands._colour import OF_STATE, coloured
+from shardscope.commands._json import as_json
+from shardscope.commands._runs import ROOT_HELP
 from shardscope.commands._table import aligned
+from shardscope.runlog.figures import FIGURES, figure_text
 from shardscope.runtime.status import printable
-from shardscope.spec.user_code import label_of
+from shardscope.spec.job_parts import label_of
 
 if TYPE_CHECKING:
     from shardscope.runtime import Run
@@ -19,38 +22,71 @@ if TYPE_CHECKING:
 def add_to(commands: Any) -> None:
     """Add this command to the parser's commands."""
     parser = commands.add_parser("runs", help="list the runs on disk, newest first")
-    parser.add_argument("--root", type=Path, help="folder of the runs (default: $SHARDSCOPE_RUNS or ./runs)")
-    parser.add_argument("--json", action="store_true", help="print them as JSON")
+    parser.add_argument("--root", type=Path, metavar="FOLDER", help=ROOT_HELP)
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="also list runs that tools launched for measurements, such as checks",
+    )
+    parser.add_argument(
+        "--group", help="only the runs of this group; by default, a group is a model and its data"
+    )
+    parser.add_argument("--json", action="store_true", help="print the runs as JSON")
     parser.set_defaults(carry_out=carry_out)
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
-    """Print one row per run."""
+    """Print one row per run, and a line on stderr for each run that was skipped."""
     from shardscope.runtime import runs
 
-    found = runs(arguments.root)
+    found = runs(arguments.root, all=arguments.all, group=arguments.group)
     if arguments.json:
         skipped = [{"id": name, "problem": reason} for name, reason in found.skipped]
-        print(json.dumps([*map(describe, found), *skipped], indent=2))
+        print(as_json([*map(describe, found), *skipped]))
         return 0
-    rows = [_cells(describe(run)) for run in found]
+    rows = [describe(run) for run in found]
     if rows:
-        print(aligned(["run", "state", "strategy", "ranks", "model", "steps"], rows))
+        columns = [name for name in _COLUMNS if name in _ALWAYS or any(row[name] for row in rows)]
+        print(
+            aligned(
+                [_COLUMNS[name] for name in columns], [_cells(row, columns) for row in rows], paint=_paint
+            )
+        )
     elif not found.skipped:
-        print("no runs yet; start one with: shardscope run")
+        known = sorted({run.group for run in runs(arguments.root, all=True)}) if arguments.group else []
+        hint = f"no runs in group {arguments.group!r}; the groups are {', '.join(known)}"
+        print(hint if known else "no runs yet; start one with: shardscope run")
     for name, reason in found.skipped:
         print(f"skipped: {name} ({reason})", file=sys.stderr)
     return 0
 
 
+_COLUMNS = {
+    "id": "run", "state": "state", "group": "group", "strategy": "strategy", "world_size": "ranks", "steps": "steps",
+    "loss": FIGURES["loss"].label, "made_by": "made by", "note": "note",
+}  # fmt: skip
+_ALWAYS = frozenset(_COLUMNS) - {"made_by", "note"}
+
+
 def describe(run: Run) -> dict[str, Any]:
-    """Return a few plain values that describe a run."""
-    job = run.job
+    """Return what identifies a run and how it ended, for JSON; the loss is known once the run has ended."""
+    job, summary = run.job, run.stored_summary
     return {
         "id": run.id, "path": str(run.path), "state": run.state, "strategy": job.strategy.label,
-        "world_size": job.world_size, "model": label_of(job.model), "steps": job.steps,
+        "world_size": job.world_size, "model": label_of(job.model), "steps": job.steps, "group": run.group,
+        "made_by": run.made_by, "note": run.note, "loss": summary and summary.loss,
+        "diverged_at": summary and summary.diverged_at,
     }  # fmt: skip
 
 
-def _cells(row: dict[str, Any]) -> list[str]:
-    return [printable(str(row[key])) for key in ("id", "state", "strategy", "world_size", "model", "steps")]
+def _paint(cell: str) -> str:
+    """Colour the state of a run, which is padded to the width of its column."""
+    colour = OF_STATE.get(cell.strip().partition(",")[0])
+    return coloured(cell, colour) if colour else cell
+
+
+def _cells(row: dict[str, Any], columns: list[str]) -> list[str]:
+    texts = {**row, "loss": figure_text("loss", row["loss"], "-"), "note": " ".join(row["note"].split())}
+    if row["diverged_at"] is not None:
+        texts["state"] = f"{row['state']}, diverged at step {row['diverged_at']}"
+    return [printable(str(texts[name] or "")) for name in columns]

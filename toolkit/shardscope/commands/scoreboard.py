@@ -1,11 +1,11 @@
-"""`shardscope scoreboard`: compare predictions and two trivial formulas with published measurements."""
+"""`shardscope scoreboard`: compare published step times with our predictions and with two trivial formulas."""
 
 from __future__ import annotations
 
 import argparse
-import json
 from typing import TYPE_CHECKING, Any
 
+from shardscope.commands._json import as_json
 from shardscope.commands._table import aligned
 from shardscope.spec.calibration import Calibration
 
@@ -18,9 +18,9 @@ def add_to(commands: Any) -> None:
     """Add this command to the parser's commands."""
     parser = commands.add_parser(
         "scoreboard",
-        help="compare predicted with published step times",
-        description="Compare predicted with published step times: the tables of four papers, to which no calibration "
-        "was fitted.",
+        help="compare predicted step times with published ones",
+        description="Compare predicted step times with those in the tables of four papers; no calibration was fitted "
+        "to these tables.",
     )
     parser.add_argument("--json", action="store_true", help="print the scores as JSON")
     parser.set_defaults(carry_out=carry_out)
@@ -32,12 +32,12 @@ def carry_out(arguments: argparse.Namespace) -> int:
     from shardscope.measure.scoreboard.tables import published
 
     lines = board(published())
-    print(json.dumps([_plain(line) for line in lines], indent=2) if arguments.json else text(lines))
+    print(as_json([_plain(line) for line in lines]) if arguments.json else text(lines))
     return 0
 
 
 def text(lines: list[Line]) -> str:
-    """Return the scores as a table: MAPE, worst error and rank correlation, and the scores of both trivial formulas."""
+    """Return a table of MAPE, worst error and rank correlation by data set, and the scores of both trivial formulas."""
     header = [
         "data set",
         "rows",

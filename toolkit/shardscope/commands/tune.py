@@ -1,9 +1,8 @@
-"""`shardscope tune`: search the settings of a job by real runs; one line per trial, the front at the end."""
+"""`shardscope tune`: tune the settings of a job in a study of real runs; print each trial, then the Pareto front."""
 
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 import time
@@ -11,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardscope.commands._job import add_job_options, build_job, job_flag
+from shardscope.commands._json import as_json
+from shardscope.commands._runs import ROOT_HELP
 from shardscope.commands._signals import Terminated, sigterm_interrupts
 from shardscope.commands._space import read_space
-from shardscope.commands._study import as_json, as_text
+from shardscope.commands._study import as_dict, as_text
 from shardscope.errors import SpecError
 from shardscope.tuning.objectives import DEFAULT_OBJECTIVES, OBJECTIVES
 from shardscope.tuning.progress import StudyProgress, measuring_text
@@ -29,9 +30,9 @@ def add_to(commands: Any) -> None:
     """Add this command to the parser's commands."""
     parser = commands.add_parser(
         "tune",
-        help="search the settings of a job by real runs",
-        description="Search the settings of a job; every trial is a real run.\n"
-        "Ctrl-C stops it without losing anything: --resume NAME resumes it.",
+        help="tune the settings of a job in a study of real runs",
+        description="Tune the settings of a job; every trial is a real run.\n"
+        "Ctrl-C stops the study without losing anything; --resume NAME resumes it.",
         epilog=_objectives_text(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -50,13 +51,14 @@ def _objectives_text() -> str:
 def _add_study_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--space", action="append", metavar="NAME=RANGE",
-        help="a setting to search: lr is optimizer.lr=1e-4:1e-1:log, a choice optimizer=adamw,lamb, a setting of one "
-        "'compression[topk].ratio=0.01:0.1', a batch batch=32:256; several times (default: a space for the job)",
+        help="a setting to search: optimizer.lr=1e-4:1e-1:log for an interval, optimizer=adamw,lamb for choices, "
+        "batch=32:256 for powers of two, 'compression[topk].ratio=0.01:0.1' for a setting of one choice; can be "
+        "repeated (default: a search space that suits the job)",
     )  # fmt: skip
     parser.add_argument("--trials", type=int, help="total number of trials of the study (default: 40)")
     parser.add_argument(
         "--objective", action="append", metavar="NAME",
-        help=f"what to minimise, from the list below; several times (default: {', '.join(DEFAULT_OBJECTIVES)})",
+        help=f"objective to minimise, listed below; can be repeated (default: {', '.join(DEFAULT_OBJECTIVES)})",
     )  # fmt: skip
     parser.add_argument("--name", help="name of the study (default: model and strategy)")
     parser.add_argument("--storage", help="URL of an Optuna storage (default: a journal beside the runs)")
@@ -69,26 +71,31 @@ def _add_study_options(parser: argparse.ArgumentParser) -> None:
         "--promote",
         type=int,
         metavar="N",
-        help="train all trials a little, and only the best 1 in N further, from their checkpoints",
+        help="train all trials for a few steps, then continue only the best 1 in N from their checkpoints",
     )
-    parser.add_argument("--parallel", type=int, default=1, help="trials at the same time (default: 1)")
+    parser.add_argument(
+        "--parallel", type=int, default=1, help="number of trials to run at the same time (default: 1)"
+    )
     parser.add_argument(
         "--timeout", type=float, metavar="SECONDS", help="time limit; --resume resumes the study"
     )
     parser.add_argument(
         "--batch-range", choices=("noise", "job"),
-        help="without --space, centre the batches on the measured noise scale or the job's own (default: noise)",
+        help="without --space: centre the searched batch sizes on the measured gradient noise scale (noise) or on the "
+        "job's batch (job) (default: noise)",
     )  # fmt: skip
-    parser.add_argument("--root", type=Path, help="folder of the runs (default: $SHARDSCOPE_RUNS or ./runs)")
+    parser.add_argument("--root", type=Path, metavar="FOLDER", help=ROOT_HELP)
     known = parser.add_mutually_exclusive_group()
     known.add_argument(
-        "--resume", metavar="NAME", help="resume the study with this name, with its own arguments"
+        "--resume",
+        metavar="NAME",
+        help="resume the study with this name, with the arguments it was created with",
     )
     known.add_argument("--report", metavar="NAME", help="only print the results of the study with this name")
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
-    """Open the study, run its trials, and print the front."""
+    """Open the study, run its trials, and print the Pareto front."""
     name = arguments.resume or arguments.report
     if name is not None:
         _check_nothing_new(arguments)
@@ -133,7 +140,7 @@ def _tell(session: StudySession, arguments: argparse.Namespace) -> int:
     from shardscope.tuning.records import NOT_BEGUN
 
     records = session.records()
-    print(json.dumps(as_json(session, records), indent=2) if arguments.json else as_text(session, records))
+    print(as_json(as_dict(session, records)) if arguments.json else as_text(session, records))
     counted = [record for record in records if record.counted and record.state not in (*NOT_BEGUN, "running")]
     if arguments.report is None and len(counted) < session.driver.trials:
         print(
@@ -141,13 +148,16 @@ def _tell(session: StudySession, arguments: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     if counted and not any(record.values for record in records):
-        print(f"shardscope: no trial was completed, the last because {counted[-1].reason}", file=sys.stderr)
+        print(
+            f"shardscope: no trial was completed; the last one ended because {counted[-1].reason}",
+            file=sys.stderr,
+        )
         return 1
     return 0
 
 
 def _again(session: StudySession | None, arguments: argparse.Namespace) -> str:
-    """Return the command that resumes the study, with its storage and root."""
+    """Return the command that resumes the study, including its options ``--storage`` and ``--root``."""
     if session is None:
         return "the same command; no trial had started"
     parts = ["shardscope", "tune", "--resume", session.study.study_name]
@@ -159,10 +169,10 @@ def _again(session: StudySession | None, arguments: argparse.Namespace) -> str:
 
 
 def _check_nothing_new(arguments: argparse.Namespace) -> None:
-    """Reject options that cannot change an existing study.
+    """Reject options that apply only to a new study, because ``--resume`` or ``--report`` names an existing one.
 
     Raises:
-        SpecError: An option that describes a new study was given.
+        SpecError: Such an option was given.
     """
     scratch = argparse.ArgumentParser()
     add_job_options(scratch)
@@ -172,6 +182,6 @@ def _check_nothing_new(arguments: argparse.Namespace) -> None:
     if given:
         option = job_flag(given[0])
         raise SpecError(
-            f"{option} describes a new study, and --{'resume' if arguments.resume else 'report'} names an existing "
-            f"one; leave {option} out, or create another study"
+            f"{option} applies only to a new study, but --{'resume' if arguments.resume else 'report'} names an "
+            f"existing one; leave {option} out, or create another study"
         )

@@ -23,7 +23,7 @@ _CLASSES: tuple[type[MethodConformance], ...] = (
 
 
 def check_method(method: type[Method]) -> None:
-    """Run all conformance tests for the method's kind; return normally if they all pass.
+    """Run the conformance tests that apply to a method, such as those for optimizers; raise an error if a test fails.
 
     Args:
         method: The class of the method, such as one defined in a notebook cell.
@@ -40,7 +40,7 @@ def check_method(method: type[Method]) -> None:
     base = next((cls for cls in _CLASSES if is_class and issubclass(method, cls.kind)), None)
     if base is None:
         raise TypeError(
-            f"{method!r} is not a method; derive it from a method base class, such as ss.LRSchedule"
+            f"{method!r} is not a method class; derive it from a method base class, such as ss.LRSchedule"
         )
     tests = type(f"Test{method.__name__}", (base,), {"method": method})()
     for name in sorted(name for name in dir(tests) if name.startswith("test_")):

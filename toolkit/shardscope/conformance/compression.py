@@ -1,4 +1,4 @@
-"""Conformance tests of compression methods."""
+"""Conformance tests for compression methods."""
 
 from __future__ import annotations
 
@@ -41,12 +41,14 @@ class CompressionConformance(MethodConformance):
         codec = method.codec()
         for count in _SIZES:
             told, packed = method.packet_bytes(count), codec.num_bytes(count)
-            assert told == packed, f"packet_bytes({count}) is {told}, but its codec makes {packed} bytes"
+            assert told == packed, (
+                f"packet_bytes({count}) returns {told}, but num_bytes of its codec returns {packed}"
+            )
 
     def test_a_codec_does_what_its_docstrings_say(self) -> None:
-        """For many sizes, including 0, the codec is deterministic, leaves its input unchanged, and keeps zeros.
+        """For many sizes, including 0, encoding is deterministic and leaves its input unchanged.
 
-        Decoding can also add to or subtract from existing values.
+        Zeros are decoded as zeros, and the codec can also add decoded values to a tensor or subtract them.
         """
         method = self.method()
         if not isinstance(method, PackedCompression):
@@ -63,7 +65,9 @@ class CompressionConformance(MethodConformance):
         size, given = values.numel(), values.clone()
         packet = _packed(codec, values)
         assert torch.equal(values, given), f"encode changes its input of {size} values"
-        assert torch.equal(packet, _packed(codec, values)), "the same values and seed make different packets"
+        assert torch.equal(packet, _packed(codec, values)), (
+            "encoding twice with one seed makes different packets"
+        )
         back, there = _back(codec, values), torch.ones(size)
         codec.decode(packet, there, _SEED, add=True)
         assert torch.allclose(there, 1 + back), "decode(..., add=True) does not add to the existing values"
@@ -73,8 +77,8 @@ class CompressionConformance(MethodConformance):
             "subtract does not leave the input minus the decoded values"
         )
 
-    def _look_at(self, run: Run) -> None:
-        """Compare the bytes that each rank sent in the last step with `bucket_bytes` for the job's only bucket."""
+    def _check_records(self, run: Run) -> None:
+        """Compare the bytes that each rank sent in the last step with `bucket_bytes` of the job's single bucket."""
         if not isinstance(run.job.compression, PackedCompression) or run.job.world_size == 1:
             return
         shapes = [(run.events("start", rank=0)[0]["num_params"],)]
@@ -84,5 +88,5 @@ class CompressionConformance(MethodConformance):
             sent = sum(row["sent_bytes"] for row in event["traffic"].values())
             told = int(expected[event["rank"]])
             assert sent == told, (
-                f"rank {event['rank']} sent {sent} bytes in a step, but bucket_bytes returns {told}"
+                f"rank {event['rank']} sent {sent} bytes in the last step, but bucket_bytes returns {told}"
             )

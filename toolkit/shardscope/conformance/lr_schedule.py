@@ -1,4 +1,4 @@
-"""Conformance tests of learning-rate schedules."""
+"""Conformance tests for learning-rate schedules."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ class LRScheduleConformance(MethodConformance):
     kind = LRSchedule
 
     def test_factors_are_finite_and_not_negative(self) -> None:
-        """Factors are valid with and without a warm-up, at every step and beyond the last."""
+        """Factors are finite and non-negative with and without a warm-up, in every step and after the last one."""
         for warmup in (0, 5, _STEPS):
             schedule = self.method().replace(warmup_steps=warmup)
             assert isinstance(schedule, LRSchedule)
             for step in range(1, _STEPS + 10):
                 factor = schedule.factor(step, _STEPS)
-                assert math.isfinite(factor), f"the factor in step {step} of {_STEPS} is {factor}"
-                assert factor >= 0, f"the factor in step {step} of {_STEPS} is {factor}"
+                assert math.isfinite(factor), (
+                    f"the factor in step {step} of {_STEPS} is {factor}, not a finite number"
+                )
+                assert factor >= 0, f"the factor in step {step} of {_STEPS} is {factor}, a negative number"
 
     def test_nothing_is_kept_between_steps(self) -> None:
-        """Factors do not depend on earlier calls, because a resumed run starts at a later step."""
+        """Factors do not depend on earlier calls, which a resumed run does not repeat."""
         schedule = self.method()
         assert isinstance(schedule, LRSchedule)
         forwards = [schedule.factor(step, _STEPS) for step in range(1, _STEPS + 1)]
         backwards = [schedule.factor(step, _STEPS) for step in range(_STEPS, 0, -1)]
         assert forwards == backwards[::-1], "factors depend on earlier calls"
 
-    def _look_at(self, run: Run) -> None:
+    def _check_records(self, run: Run) -> None:
         job = run.job
         for event in run.events("step"):
             rate = job.optimizer.lr * job.lr_schedule.factor(event["step"], job.steps)

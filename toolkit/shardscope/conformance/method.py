@@ -1,4 +1,4 @@
-"""Conformance tests for methods of every kind."""
+"""Conformance tests that apply to methods of every type: optimizers, compression methods, strategies and schedules."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _TIMEOUT_S = 120
 class MethodConformance:
     """Base class of conformance tests.
 
-    A subclass for one kind of method sets `kind`; a subclass that tests one method sets `method`.
+    A subclass for one type of method, such as optimizers, sets `kind`. A subclass that tests one method sets `method`.
 
     Class attributes:
         method: The class under test.
-        kind: Base class of that kind of method.
-        job: Fields of the job that tests the method.
+        kind: Base class of the methods that these tests apply to, such as `Optimizer`.
+        job: Fields of the job that the tests run with the method.
     """
 
     method: ClassVar[type[Method]]
@@ -43,11 +43,11 @@ class MethodConformance:
         with tempfile.TemporaryDirectory(prefix="shardscope-conformance-") as root:
             run = launch(self._job(**changes), root=root).wait(_TIMEOUT_S)
             assert run.state == "completed", f"the run ended as {run.state}: {run.error or run.reason}"
-            self._look_at(run)
+            self._check_records(run)
         return run
 
     def _resumes(self, job: Job, *, tolerance: float = 0.0) -> None:
-        """Check that a resumed run and an uninterrupted one end with weights that differ by at most `tolerance`."""
+        """Check that the final weights of a resumed and an uninterrupted run differ by at most `tolerance`."""
         with tempfile.TemporaryDirectory(prefix="shardscope-conformance-") as root:
             whole = launch(job, root=root).wait(_TIMEOUT_S)
             first = launch(job.replace(until=2), root=root).wait(_TIMEOUT_S)
@@ -60,19 +60,24 @@ class MethodConformance:
                         continue
                     apart = float(np.abs(ours[name] - theirs[name]).max(initial=0.0))
                     assert apart <= tolerance, (
-                        f"{job.strategy.label}: {name} of a resumed run differs by {apart:.2g}"
+                        f"{job.strategy.label}: parameter {name} of the resumed run differs by {apart:.2g}, "
+                        f"more than {tolerance:g}"
                     )
 
-    def _look_at(self, run: Run) -> None:
-        """Check the records of a finished run; the test classes of some kinds override this."""
+    def _check_records(self, run: Run) -> None:
+        """Check the records of a finished run; does nothing unless a subclass overrides it."""
 
     def test_it_is_known_by_its_name(self) -> None:
         """The registry finds the method by its name."""
         register(self.method)
         name = self.method.name
-        assert name in names(self.kind), f"{name!r} is not among {', '.join(names(self.kind))}"
+        assert name in names(self.kind), (
+            f"{name!r} is not registered; known are {', '.join(names(self.kind))}"
+        )
         found = type(self.kind.by_name(name))
-        assert found is self.method, f"{name!r} creates a {found.__name__}"
+        assert found is self.method, (
+            f"by_name({name!r}) creates a {found.__name__}, not a {self.method.__name__}"
+        )
 
     def test_it_survives_json(self) -> None:
         """A job that uses the method survives a round trip through JSON."""
@@ -86,7 +91,7 @@ class MethodConformance:
         assert code(**method.settings).settings == method.settings
 
     def test_it_is_an_axis_of_a_study(self) -> None:
-        """A search space can contain the method as one of several choices, and can apply it to a job."""
+        """A search space can offer the method as one of several choices, and a trial can apply it to a job."""
         others = [name for name in names(self.kind) if name != self.method.name][:1]
         job, axis = self._job(), self.method.kind
         space = Space(parameters={axis: [self.method.name, *others]})

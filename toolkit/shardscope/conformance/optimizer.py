@@ -20,7 +20,7 @@ class OptimizerConformance(MethodConformance):
     strategies: ClassVar[tuple[str, ...]] = ("ring", "zero-1", "zero-2", "zero-3", "pipeline")
 
     def test_every_strategy_trains_what_one_process_trains(self) -> None:
-        """Weights match those of a single process; fp64 rules out rounding as the cause of a difference."""
+        """Weights match those of a single-process run; fp64 rules out rounding as the cause of a difference."""
         for strategy in self.strategies:
             report = check(self._job(strategy=strategy, world_size=2, precision="fp64"), steps=4)
             assert report.passed, f"under {strategy}: {report}"
@@ -30,8 +30,8 @@ class OptimizerConformance(MethodConformance):
         for strategy in ("ring", "zero-1", "zero-3"):
             self._resumes(self._job(strategy=strategy, world_size=2, record=Record(parameters=True)))
 
-    def _look_at(self, run: Run) -> None:
-        """Check the learning rates and, if parameters are replicated, the state's size against `Optimizer.states`."""
+    def _check_records(self, run: Run) -> None:
+        """Check the learning rates and, if parameters are replicated, the size of the optimizer state."""
         for event in run.events("step"):
             assert event["lr"] == run.job.optimizer.lr, f"step {event['step']} trained with lr={event['lr']}"
         if run.job.strategy.zero_stage != 0:
@@ -40,5 +40,6 @@ class OptimizerConformance(MethodConformance):
         said = model_states(table.num_params, optimizer=optimizer, num_tensors=table.num_tensors).optimizer
         for held in run.memory()["optimizer"]:
             assert held == said, (
-                f"it keeps {held:,} bytes of state, but its states property gives {said:,.0f}; correct states"
+                f"the optimizer holds {held:,} bytes of state, but its `states` property implies {said:,.0f}; "
+                "correct `states`"
             )

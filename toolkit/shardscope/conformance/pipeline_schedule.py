@@ -20,13 +20,13 @@ _LAYERS = 12
 
 
 def deep_model() -> nn.Module:
-    """Return a model with enough layers for several stages on each of four ranks."""
+    """Return a model of 12 layers, enough for several stages on each of four ranks."""
     hidden = [nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(_LAYERS - 2)]
     return nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(64, 16)), *hidden, nn.Linear(16, 10))
 
 
 class PipelineScheduleConformance(MethodConformance):
-    """Test that a schedule's tables are complete, that real ranks execute them, and that results match one process."""
+    """Test that a schedule's tables are complete, that ranks execute them, and that the final weights are correct."""
 
     kind = PipelineSchedule
 
@@ -37,7 +37,7 @@ class PipelineScheduleConformance(MethodConformance):
         return Job(**{**fields, "batch": {"global_batch": 48, "micro_batch": 6}, **changes})
 
     def test_it_is_an_axis_of_a_study(self) -> None:
-        """A search space can contain the schedule as one of several choices, and can apply it to a job."""
+        """A search space can offer the schedule as one of several choices, and a trial can apply it to a job."""
         own = f"pipeline:{self.method.name}"
         others = [f"pipeline:{name}" for name in names(self.kind) if name != self.method.name][:1]
         job = self._job()
@@ -51,7 +51,7 @@ class PipelineScheduleConformance(MethodConformance):
         assert Strategy.from_json(strategy.to_json()) == strategy
 
     def test_every_table_is_whole_and_can_be_carried_out(self) -> None:
-        """With up to 8 ranks and 3 micro-batches per rank, each pass occurs exactly once and no rank deadlocks."""
+        """Each pass occurs exactly once and no rank deadlocks, for up to 8 ranks and 3 micro-batches per rank."""
         schedule: Any = self.method()
         for ranks in range(1, 9):
             for count in range(1, 3 * ranks + 1):
@@ -59,17 +59,19 @@ class PipelineScheduleConformance(MethodConformance):
                     assert build(schedule, ranks, count).order
 
     def test_it_trains_what_one_process_trains(self) -> None:
-        """Weights match those of a single process; fp64 rules out rounding as the cause of a difference."""
+        """Weights match those of a single-process run; fp64 rules out rounding as the cause of a difference."""
         for world_size in (2, 3, 4):
             report = check(self._job(world_size=world_size, precision="fp64"), steps=3)
             assert report.passed, f"on {world_size} ranks: {report}"
 
-    def _look_at(self, run: Run) -> None:
-        """Check that the passes recorded by each rank match the table, in order."""
+    def _check_records(self, run: Run) -> None:
+        """Check that each rank recorded the passes of its table, in the same order."""
         strategy: Any = run.job.strategy
         table = build(strategy.schedule, run.job.world_size, 8, strategy.stages_per_rank)
         told = run.events("schedule")
         assert told, "no rank recorded its passes"
         for event in told:
             done = [tuple(op[:3]) for op in event["ops"]]
-            assert done == [tuple(op) for op in table.ranks[event["rank"]]], f"rank {event['rank']}: {done}"
+            assert done == [tuple(op) for op in table.ranks[event["rank"]]], (
+                f"rank {event['rank']} did not execute the passes of its table in order; it executed {done}"
+            )

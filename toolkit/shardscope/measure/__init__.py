@@ -1,1 +1,1 @@
-"""Comparison of predictions with measurements, both published ones and those made on this machine."""
+"""Predictions that use measurements of this machine, and comparisons of predictions with measurements."""

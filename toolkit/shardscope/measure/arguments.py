@@ -1,4 +1,4 @@
-"""Arguments of `break_even` and `compression_speedup`: one value or several, as numbers or as text with units."""
+"""Conversion of the arguments of `break_even` and `compression_speedup`: one or several values, as numbers or text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardscope.spec.units import positive, quantity
 
 
 def methods_of(methods: Iterable[Compression | str] | Compression | str) -> tuple[Compression, ...]:
-    """Return one or several compression methods, given by name or with their settings.
+    """Return a tuple of compression methods for one or several names or `Compression` objects.
 
     Raises:
         SpecError: The list is empty, or an item is not a compression method.
@@ -25,13 +25,14 @@ def _method(method: object) -> Compression:
         return method
     if not isinstance(method, str):
         raise SpecError(
-            f"methods holds {method!r}, which is not a compressor; give names such as 'int8', or Compression(...)"
+            f"methods contains {method!r}, which is not a compression method; "
+            "give names such as 'int8', or Compression(...)"
         )
     return Compression(name=method)
 
 
 def workers_of(workers: Iterable[int] | int) -> tuple[int, ...]:
-    """Return one or several numbers of workers, each 2 or more.
+    """Return one or several worker counts as a tuple of integers, each 2 or more.
 
     Raises:
         SpecError: The list is empty, or an item is not an integer of 2 or more.
@@ -57,27 +58,27 @@ def whole(field: str, value: object, least: int) -> int:
 
 
 def link_of(link: Link | str | None) -> Link | None:
-    """Return the link that is given, or the link with the given name from the catalogue; None stays None.
+    """Return a given link unchanged, or the link with the given name in the catalogue; None stays None.
 
     Raises:
-        SpecError: There is no link with that name, or the text is a bandwidth, which lacks a latency.
+        SpecError: There is no link with that name, or the text is a bandwidth, without a latency.
     """
     if link is None or isinstance(link, Link):
         return link
     if not isinstance(link, str):
         raise SpecError(
-            f"link={link!r} is not a link; give Link(bandwidth='1 Gbit/s', latency='1 ms') or the like"
+            f"link={link!r} is not a link; give for example Link(bandwidth='1 Gbit/s', latency='1 ms')"
         )
     return Link.of(link)
 
 
 def latency_of(latency: float | str) -> float:
-    """Return a latency in seconds, 0 or more, from a number of seconds or a text with a unit."""
+    """Return a latency in seconds, from a number of seconds or a text with a unit; it must be 0 or more."""
     return quantity(latency, "s", field="latency_s")
 
 
 def bandwidth_of(bandwidth: float | str) -> float:
-    """Return a bandwidth in bytes per second, above 0, from such a number or a text with a unit.
+    """Return a bandwidth in bytes per second, from a number in that unit or a text with a unit; it must be above 0.
 
     Raises:
         SpecError: The value is not a bandwidth, or it is 0.

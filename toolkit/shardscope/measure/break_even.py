@@ -1,8 +1,12 @@
-"""Break-even bandwidth: the link speed below which each compression method pays off, for a job's model and n workers.
+"""Break-even bandwidth: the link speed below which a compression method saves time, for a model and n workers.
 
-Gradients are divided into the job's buckets. Bytes come from formulas. Packing and unpacking times are measured on this
-machine, by running each method's code on gradients of the model's shapes. Each worker is assumed to have its own
-machine, as fast as this one.
+Gradients are divided into the job's buckets. The number of bytes comes from formulas. Packing and unpacking times are
+measured on this machine, by running each method's code on gradients with the model's shapes. Each worker is assumed to
+have its own machine, as fast as this one when it does nothing else.
+
+If packets can be summed, packing takes equally long for any number of workers. Otherwise a worker unpacks a packet of
+each worker, which takes longer the more there are: it is timed for the fewest and the most workers, and the times in
+between lie on a straight line.
 """
 
 from __future__ import annotations
@@ -10,17 +14,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from shardscope.analytic.communication.exchange import Exchange, exchange_of, exchange_time, level_bandwidth
 from shardscope.analytic.sharding import replica_buckets
 from shardscope.errors import SpecError
 from shardscope.measure.arguments import bandwidth_of, latency_of, methods_of, whole, workers_of
+from shardscope.measure.loss_increase import loss_text
 from shardscope.methods.strategies.bucketed import BucketedStrategy
 from shardscope.spec import Compression, Job
 from shardscope.spec.compression import Shapes
+from shardscope.spec.job_parts import label_of
 from shardscope.spec.strategy import Strategy
-from shardscope.spec.user_code import label_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,8 +35,10 @@ if TYPE_CHECKING:
 USUAL = tuple(
     Compression(name) for name in ("bf16", "int8", "int4", "qsgd", "sign", "topk", "randomblock", "powersgd")
 )
-"""Default methods: one of each type."""
+"""Compression methods compared by default: at least one of each type."""
 WORKERS = (2, 4, 8, 16, 32, 64)
+BUSY = 1.5
+"""Variation of the packing times, median over fastest, above which the machine is too busy to trust them."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +47,28 @@ class MethodWorth:
 
     Attributes:
         compression: The method.
-        exchanges: The exchange of one step, for each number of workers.
+        exchanges: Cost of the gradient exchange in one step, for each number of workers.
         bandwidths: Break-even bandwidth in bytes per second, for each number of workers: on slower links the method is
-            faster than sending uncompressed gradients. 0 if it is never faster, infinite if it always is.
+            faster than sending uncompressed gradients. 0 if the method is never faster, infinity if it always is.
+        low_bandwidths: The same with the median packing time instead of the fastest.
+        variation: Median packing time divided by the fastest, the largest over the numbers of workers.
     """
 
     compression: Compression
     exchanges: tuple[Exchange, ...]
     bandwidths: tuple[float, ...]
+    low_bandwidths: tuple[float, ...]
+    variation: float = 1.0
+
+
+class Best(NamedTuple):
+    """The method with the fastest exchange on a link; ``none`` if no compressed exchange is faster."""
+
+    compression: Compression
+    speedup: float
+    """Of the exchange alone, over the uncompressed exchange."""
+    loss: str
+    """How much the loss increased with this method and the job's optimizer, in the runs that `loss_increase` names."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +78,12 @@ class BreakEven:
     Attributes:
         label: Name of the model.
         num_params: Number of elements of the model's gradient.
-        workers: Numbers of workers.
-        latency_s: Latency of a message in seconds, as given.
-        plain: The uncompressed exchange, for each number of workers.
+        workers: The worker counts that were compared.
+        latency_s: Latency of one message, in seconds.
+        plain: Cost of the uncompressed gradient exchange in one step, for each number of workers.
         methods: One entry per method.
+        own_workers: The job's own number of workers; the first of `workers` if these lack it.
+        optimizer: Name of the job's optimizer.
     """
 
     label: str
@@ -67,9 +92,18 @@ class BreakEven:
     latency_s: float
     plain: tuple[Exchange, ...]
     methods: tuple[MethodWorth, ...]
+    own_workers: int
+    optimizer: str
 
-    def best(self, workers: int, bandwidth: float | str) -> tuple[Compression, float]:
-        """Return the fastest method on a link (which may be no compression) and its speed-up over no compression.
+    @property
+    def variation(self) -> float:
+        """Largest variation of a method's packing times; above `BUSY`, other programs slowed the machine down."""
+        return max(method.variation for method in self.methods)
+
+    def best(self, workers: int, bandwidth: float | str) -> Best:
+        """Return the method with the fastest exchange on a link, its speed-up, and its effect on the loss.
+
+        A step also computes, so it gains less than its exchange: `compression_speedup` predicts the whole step.
 
         Args:
             workers: One of the numbers in `workers`.
@@ -81,7 +115,7 @@ class BreakEven:
         rate = bandwidth_of(bandwidth)
         if workers not in self.workers:
             raise SpecError(
-                f"workers={workers} was not computed; use one of {', '.join(map(str, self.workers))}"
+                f"workers={workers} is not in this result; use one of {', '.join(map(str, self.workers))}"
             )
         column = self.workers.index(workers)
         plain = float(exchange_time(self.plain[column], rate, self.latency_s))
@@ -90,7 +124,7 @@ class BreakEven:
             for method in self.methods
         ]
         seconds, quickest = min([(plain, Compression("none")), *times], key=lambda pair: pair[0])
-        return quickest, plain / seconds
+        return Best(quickest, plain / seconds, loss_text(quickest, self.optimizer))
 
     def to_frame(self) -> pd.DataFrame:
         """Return a data frame with one row per method and number of workers.
@@ -117,20 +151,22 @@ def break_even(
     methods: Iterable[Compression | str] | Compression | str = USUAL,
     workers: Iterable[int] | int = WORKERS,
     latency_s: float | str = 0.0,
-    repeats: int = 3,
+    repeats: int = 5,
 ) -> BreakEven:
-    """Compute the break-even bandwidth of each method for the model of `job`. Takes a few seconds, mostly for packing.
+    """Compute the break-even bandwidth of each method for the model of `job`.
+
+    This takes a few seconds, mostly to measure packing times.
 
     Args:
-        job: Its model, precision, optimizer, seed, threads and bucket size are used. If its strategy has no bucket
-            size, that of ``ring`` is used.
+        job: The job. Only its model, precision, optimizer, seed, threads, bucket size and number of ranks are used; if
+            its strategy has no bucket size, the default of ``ring`` is used.
         methods: One or several methods, given by name or with their settings.
-        workers: One or several numbers of workers, each 2 or more.
+        workers: One or several worker counts, each 2 or more.
         latency_s: Latency of a message on the link, in seconds or as text with a unit, such as ``"1 ms"``.
-        repeats: Number of steps to time for each method and number of workers, at least 1.
+        repeats: Number of turns in which each method is timed for a few steps, at least 1.
 
     Raises:
-        SpecError: A number is too small, or a method is unknown or incompatible with the job.
+        SpecError: A number is too small, or a method is unknown, incompatible with the job, or differs between steps.
     """
     compressions, counts, latency = methods_of(methods), workers_of(workers), latency_of(latency_s)
     whole("repeats", repeats, 1)
@@ -142,22 +178,39 @@ def break_even(
     buckets = gradient_buckets(ringed)
     plain = tuple(exchange(ringed, buckets, count) for count in counts)
     worths = []
-    for own in jobs:
-        exchanges = tuple(_packed(own, buckets, count, repeats) for count in counts)
-        levels = [level_bandwidth(a, b, latency) for a, b in zip(plain, exchanges, strict=True)]
-        worths.append(MethodWorth(own.compression, exchanges, tuple(map(float, levels))))
+    for own, times in zip(jobs, _packing_lines(jobs, buckets, counts, repeats), strict=True):
+        fastest, median = (
+            tuple(exchange(own, buckets, count, codec_s=s) for count, s in zip(counts, line, strict=True))
+            for line in times
+        )
+        levels, low_levels = (
+            tuple(float(level_bandwidth(a, b, latency)) for a, b in zip(plain, packed, strict=True))
+            for packed in (fastest, median)
+        )
+        variation = max(slow / fast if fast else 1.0 for fast, slow in zip(*times, strict=True))
+        worths.append(MethodWorth(own.compression, fastest, levels, low_levels, variation))
     num_params = sum(prod(shape) for shapes in buckets for shape in shapes)
-    return BreakEven(label_of(job.model), num_params, counts, latency, plain, tuple(worths))
+    own_workers = job.world_size if job.world_size in counts else counts[0]
+    return BreakEven(
+        label_of(job.model),
+        num_params,
+        counts,
+        latency,
+        plain,
+        tuple(worths),
+        own_workers,
+        job.optimizer.name,
+    )
 
 
 def exchange(job: Job, buckets: Sequence[Shapes], workers: int, *, codec_s: float = 0.0) -> Exchange:
-    """Return the exchange of one step of a job, with the job's gradient precision and ring directions.
+    """Return the cost of the gradient exchange in one step, with the job's precision and ring directions.
 
     Args:
         job: The job.
         buckets: Shapes of the gradients in each bucket.
         workers: Number of workers.
-        codec_s: Time of packing and unpacking in the step, in seconds.
+        codec_s: Time for packing and unpacking in the step, in seconds.
     """
     return exchange_of(
         job.compression, buckets, workers, codec_s=codec_s, element_bytes=job.element_bytes,
@@ -165,18 +218,33 @@ def exchange(job: Job, buckets: Sequence[Shapes], workers: int, *, codec_s: floa
     )  # fmt: skip
 
 
-def _packed(job: Job, buckets: Sequence[Shapes], workers: int, repeats: int) -> Exchange:
-    """Return the exchange of one step, with measured packing time."""
+def _packing_lines(
+    jobs: Sequence[Job], buckets: Sequence[Shapes], workers: Sequence[int], repeats: int
+) -> list[tuple[list[float], list[float]]]:
+    """Return the packing times of each job for each number of workers, in seconds: the fastest, and the median."""
     from shardscope.measure.codecs import (
-        codec_seconds,
-    )  # imported here, since predictions without packing times do not need torch
+        packing_times,
+    )  # needs torch, which predictions without packing times do not load
 
-    codec_s = codec_seconds(job, buckets, world_size=workers, repeats=repeats)
-    return exchange(job, buckets, workers, codec_s=codec_s)
+    least, most = min(workers), max(workers)
+    counts = [
+        [least]
+        if all(each.op == "sum" for each in job.compression.collectives(buckets[0], most))
+        else sorted({least, most})
+        for job in jobs
+    ]
+    timed = [(job, count) for job, own in zip(jobs, counts, strict=True) for count in own]
+    found = iter(packing_times(timed, buckets, repeats=repeats))
+    lines = []
+    for own in counts:
+        times = [next(found) for _ in own]
+        fastest, median = (np.interp(workers, own, seconds).tolist() for seconds in zip(*times, strict=True))
+        lines.append((fastest, median))
+    return lines
 
 
 def refuse_unsteady(compression: Compression) -> None:
-    """Reject a method whose exchange differs between steps, since no single step represents all of them.
+    """Reject a method whose exchange differs between steps, since the prediction is for a single step.
 
     Raises:
         SpecError: The exchange differs between steps.
@@ -189,7 +257,7 @@ def refuse_unsteady(compression: Compression) -> None:
     if compression.at_step(1) != compression:
         raise SpecError(
             f"compression={compression.label!r} sends different data while it warms up, so no single step can be "
-            "predicted; use warmup_steps=0, which is what it sends afterwards"
+            "predicted; use warmup_steps=0 to predict the steps after the warm-up"
         )
 
 
@@ -207,7 +275,7 @@ def gradient_shapes(job: Job) -> list[tuple[int, ...]]:
 
 
 def gradient_buckets(job: Job) -> Sequence[Shapes]:
-    """Return the shapes of the trained parameters by bucket, as the strategies ``ring`` and ``all-reduce`` send them.
+    """Return the shapes of the trained parameters, grouped into the buckets of ``ring`` and ``all-reduce``.
 
     The job's strategy must exchange gradients in buckets.
     """

@@ -1,10 +1,13 @@
-"""Packing and unpacking times on this machine: each method's own code, run without a network.
+"""Packing and unpacking times on this machine, measured by running each method's own code without a network.
 
 A compressor runs as in a job, but with simulated peers: every rank appears to send the compressor's own packet, after a
-short sleep that is not counted. The sleep matters, because a thread that has waited finds its core idle and its caches
-cold: packing a small bucket then takes two to three times as long as packing consecutive ones. Gradients are packed
-bucket by bucket, since each bucket has a fixed cost. So the times are those of the real code, including error feedback,
-for any number of ranks.
+short sleep that is not counted. The sleep matters, because after it the core has been idle and its caches are cold:
+packing a small bucket then takes two to three times as long as without a wait. Gradients are packed bucket by bucket,
+since each bucket has a fixed cost. The times are therefore those of the real code, including error feedback, for any
+number of ranks.
+
+Other programs can only slow a step down, so the fastest step is what a repetition finds again. Jobs that are compared
+take turns, so that a busy second slows down a few steps of each job instead of all steps of one.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,10 +31,12 @@ from shardscope.training.precision import Precision
 LARGEST_SAMPLE = 16_000_000
 """Maximum number of elements that are actually packed; the time for a larger model is extrapolated."""
 MOST_BUCKETS = 32
-"""Maximum number of buckets that are actually packed, each with its waits."""
+"""Maximum number of buckets that are actually packed in one step."""
 _WARM_UP = 2
+_STEPS = 3
+"""Number of steps that are timed in one turn, after the warm-up steps."""
 _MOMENT_S = 1e-3
-"""Time of one simulated exchange, during which the packing thread sleeps, in seconds."""
+"""Duration of one simulated exchange, in seconds; the packing thread sleeps during it."""
 
 
 class _Alone(Packets):
@@ -55,7 +61,7 @@ class _Alone(Packets):
         return rows.expand(self.world_size, -1)
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """Return the tensor itself, as the sum over one rank."""
+        """Return the tensor unchanged, in place of the sum over ranks."""
         self._wait()
         return tensor
 
@@ -65,27 +71,51 @@ class _Alone(Packets):
         self.waited_s += time.perf_counter() - start
 
 
+class PackingTime(NamedTuple):
+    """Time that one rank, on its own core, spends on packing and unpacking per step, in seconds."""
+
+    fastest_s: float
+    median_s: float
+    """Median of all timed steps; far above the fastest on a busy machine."""
+
+
 def codec_seconds(
-    job: Job, buckets: Sequence[Shapes], *, world_size: int | None = None, repeats: int = 5
+    job: Job, buckets: Sequence[Shapes], *, world_size: int | None = None, repeats: int = 3
 ) -> float:
-    """Return the time per step that one rank spends on packing and unpacking, on its own core, in seconds.
+    """Return the time for packing and unpacking in the fastest step of one job, in seconds; see `packing_times`."""
+    return packing_times([(job, world_size or job.world_size)], buckets, repeats=repeats)[0].fastest_s
+
+
+def packing_times(
+    jobs: Sequence[tuple[Job, int]], buckets: Sequence[Shapes], *, repeats: int
+) -> list[PackingTime]:
+    """Return the time for packing and unpacking per step, for each job.
 
     Args:
-        job: Its compression, precision, optimizer and threads are used.
+        jobs: Each job with a number of ranks, which replaces its own. Only its compression, precision, optimizer, seed
+            and threads are used.
         buckets: Shapes of the tensors in each bucket.
-        world_size: Number of ranks; None takes the job's.
-        repeats: Number of steps to time after two warm-up steps; the result is their median.
+        repeats: Number of turns, in each of which every job is timed for a few steps.
     """
-    if not job.compression.is_on:
-        return 0.0
     sample = _sample(buckets)
+    whole = _elements(buckets) / _elements(sample)
+    steps: list[list[float]] = [[] for _ in jobs]
+    for _ in range(repeats):
+        for (job, world_size), own in zip(jobs, steps, strict=True):
+            own.extend(_turn(job, sample, world_size))
+    return [PackingTime(whole * min(seconds), whole * statistics.median(seconds)) for seconds in steps]
+
+
+def _turn(job: Job, sample: Sequence[Shapes], world_size: int) -> list[float]:
+    """Return the time for packing and unpacking in each step of one turn, in seconds."""
+    if not job.compression.is_on:
+        return [0.0]
     threads = torch.get_num_threads()
     torch.set_num_threads(job.threads)
     try:
-        seconds = _timed(job, sample, _Alone(world_size or job.world_size), _WARM_UP + repeats)
+        return _timed(job, sample, _Alone(world_size), _WARM_UP + _STEPS)[_WARM_UP:]
     finally:
         torch.set_num_threads(threads)
-    return statistics.median(seconds[_WARM_UP:]) * _elements(buckets) / _elements(sample)
 
 
 def _timed(job: Job, buckets: Sequence[Shapes], others: _Alone, steps: int) -> list[float]:
@@ -118,9 +148,9 @@ def _elements(buckets: Sequence[Shapes]) -> int:
 
 
 def _sample(buckets: Sequence[Shapes]) -> list[list[tuple[int, ...]]]:
-    """Return the first tensors by bucket, at most `LARGEST_SAMPLE` elements (but at least one tensor).
+    """Return the first tensors of the first buckets: at most `LARGEST_SAMPLE` elements, but at least one tensor.
 
-    At most `MOST_BUCKETS` buckets are taken.
+    They come from at most `MOST_BUCKETS` buckets.
     """
     taken: list[list[tuple[int, ...]]] = []
     filled = 0

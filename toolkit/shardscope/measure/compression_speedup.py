@@ -1,16 +1,16 @@
-"""Prediction of whether compression pays off for a job on a link, from a short probe and formulas.
+"""Prediction of whether compression saves time for a job on a link, from a short probe and formulas.
 
-The probe is a few uncompressed steps of the job on its real ranks. It measures the compute time of a step, and the time
-to copy and add one byte. The software overhead of a message is measured by `messages`, and the packing time of each
-method by `codecs`. Rounds and bytes on the wire come from formulas. The time of a step is
+The probe is a run of a few uncompressed steps of the job. It measures the compute time of a step, and the time to copy
+and add one byte. The module `messages` measures the software overhead of a message, and `codecs` the packing time of
+each method. Rounds and bytes on the wire come from formulas. The time of a step is
 
     T = compute + codec c + rounds (a + s) + bytes (1 / B + b)
 
-with the crowding c, which is the compute threads of all ranks over the cores of the machine, at least 1; the latency a
-and the bandwidth B of the link; the software overhead s of a message and b of a byte. Packing, rounds and bytes are
-those of the job's own buckets, which one thread per rank exchanges one after the other. No communication is assumed to
-be hidden behind the backward pass: that of the last bucket never is, and in a model that fits a laptop the last bucket
-holds most of the parameters.
+where c is the crowding (the number of compute threads of all ranks divided by the number of cores, at least 1), a and B
+are the latency and the bandwidth of the link, and s and b are the software overhead per message and per byte. Packing,
+rounds and bytes are those of the job's own buckets, which one thread per rank exchanges in sequence. All
+communication is assumed to be exposed, that is, not hidden behind the backward pass: the communication of the last
+bucket is always exposed, and if a model fits on a laptop, its last bucket contains most of the parameters.
 """
 
 from __future__ import annotations
@@ -31,19 +31,20 @@ from shardscope.methods.strategies.bucketed import BucketedStrategy
 from shardscope.runtime import Run
 from shardscope.spec import Compression, Job, Link
 from shardscope.spec.strategy import Strategy, strategies_where
+from shardscope.spec.units import seconds_text
 
 if TYPE_CHECKING:
     import pandas as pd
 
 MARGIN = 1.15
-"""Predicted speed-up from which compression counts as worthwhile: predictions are accurate to 15 %."""
+"""Smallest predicted speed-up that counts as a gain, since predictions are accurate to 15 %."""
 
 
 @dataclass(frozen=True)
 class PredictedStep:
-    """Predicted time of one method's step, in seconds: computing, packing and unpacking, the wire, software overhead.
+    """Predicted step time with one method, in seconds: compute, packing and unpacking, wire, software overhead.
 
-    The software overhead is the time to hand over every message, and to copy and add every byte. On the machine's own
+    The software overhead is the time to hand over all messages, and to copy and add all bytes. On the machine's own
     link, copying and adding count as wire time instead.
     """
 
@@ -62,10 +63,10 @@ class PredictedStep:
 
 @dataclass(frozen=True)
 class Worth:
-    """Predicted steps of all methods on one link.
+    """Predicted step times of all methods on one link.
 
     Attributes:
-        link: Description of the link in words.
+        link: Description of the link, such as ``a link of 100 Mbit/s, 1 ms``.
         steps: One entry per method, the uncompressed step first.
     """
 
@@ -84,23 +85,24 @@ class Worth:
 
     @property
     def pays(self) -> bool:
-        """Whether the fastest step is faster than the uncompressed one by more than the prediction error."""
+        """Whether the fastest step is faster than the uncompressed step by more than the prediction error."""
         return self.plain.step_s >= MARGIN * self.best.step_s
 
     @property
     def verdict(self) -> str:
-        """Sentence on whether compression pays off."""
+        """Sentence that says whether compression saves time on the link."""
         best, plain = self.best, self.plain
         if not best.compression.is_on:
-            step = f"the uncompressed step of {plain.step_s:.3g} s is the fastest"
-            return f"On {self.link} compressing does not pay: {step}."
+            step = f"the uncompressed step of {seconds_text(plain.step_s)} is the fastest"
+            return f"On {self.link}, compression does not pay off: {step}."
         times = plain.step_s / best.step_s
         if not self.pays:
             gain = f"{best.compression.label} would be {100 * (times - 1):.0f} % faster, less than the prediction error"
-            return f"On {self.link} compressing does not pay: {gain}."
+            return f"On {self.link}, compression does not pay off: {gain}."
         return (
-            f"On {self.link} compressing pays: with {best.compression.label} a step takes {best.step_s:.3g} s instead "
-            f"of {plain.step_s:.3g} s, {times:.3g} times as fast; the effect on the loss is not considered."
+            f"On {self.link}, compression pays off: with {best.compression.label} a step takes "
+            f"{seconds_text(best.step_s)} instead of {seconds_text(plain.step_s)} (a speed-up of {times:.3g}); the "
+            "effect on the loss is not considered."
         )
 
     def to_frame(self) -> pd.DataFrame:
@@ -138,25 +140,26 @@ def compression_speedup(
 ) -> Worth:
     """Predict a job's step time under each compression method, before any of them runs.
 
-    Runs a probe of the job, unless one is given, and a second short run that sends small messages.
+    If no probe is given, the job is first probed. A second short run then measures the overhead of small messages.
 
     Args:
         job: A job with the strategy ``ring`` or ``all-reduce``. Its own compression is ignored.
         methods: One or several methods, given by name or with their settings.
-        link: The emulated link of each rank, or its name in the catalogue; None takes the job's link, or the machine's
-            own if the job has none.
+        link: The emulated link of each rank, or its name in the catalogue; None for the job's link, or for the
+            machine's own if the job has none.
         probe: A finished run of the same job with more than 2 steps, uncompressed and without an emulated link; None
             runs one with 8 steps.
 
     Raises:
-        SpecError: The job has another strategy or only one rank, or a method is incompatible with it. Also if the probe
-            is a run of another job or has no usable steps.
+        SpecError: The job's strategy is neither ``ring`` nor ``all-reduce``, the job has only one rank, or a method is
+            incompatible with the job or differs between steps. Also if the probe is a run of a different job or has no
+            usable steps.
     """
     if not _in_a_ring(job.strategy) or job.world_size == 1:
         rings = strategies_where(_in_a_ring)
         raise SpecError(
-            f"compression is not predicted for strategy={job.strategy.name!r} on world_size={job.world_size}; "
-            f"use strategy={' or '.join(map(repr, rings))} on 2 ranks or more"
+            f"the effect of compression cannot be predicted for strategy={job.strategy.name!r} with "
+            f"world_size={job.world_size}; use strategy={' or '.join(map(repr, rings))} and world_size=2 or more"
         )
     link = job.link if link is None else link_of(link)
     compressions = [Compression("none"), *methods_of(methods)]
@@ -180,7 +183,7 @@ def compression_speedup(
         rows.append(
             PredictedStep(one.compression, sent.sent_bytes, found.compute_s, codec_s, wire_s, software_s)
         )
-    own = 8 * found.sent_bytes / found.talking_s
+    own = 8 * found.sent_bytes / found.communication_s
     return Worth(
         f"the machine's own link ({own / 1e9:.3g} Gbit/s)" if link is None else f"a link of {link.label}",
         tuple(rows),
@@ -188,8 +191,8 @@ def compression_speedup(
 
 
 def _byte_seconds(probe: Probed, handed_s: float) -> float:
-    """Return the time to copy and add one byte, in seconds.
+    """Return the time to copy and add one byte, in seconds: the rest of the communication time, per byte sent.
 
-    It is the communication time that remains after handing over all messages, per byte.
+    `handed_s` is the time spent on handing over all messages, in seconds, which is part of the communication time.
     """
-    return max(0.0, probe.talking_s - handed_s) / probe.sent_bytes
+    return max(0.0, probe.communication_s - handed_s) / probe.sent_bytes

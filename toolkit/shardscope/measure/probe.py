@@ -1,4 +1,4 @@
-"""The probe: a few uncompressed steps of a job on its real ranks, at the machine's own speed."""
+"""The probe: a short uncompressed run of a job without an emulated link."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from statistics import median
 from typing import NamedTuple
 
 from shardscope.errors import SpecError
-from shardscope.runlog.averages import WARM_UP_STEPS
+from shardscope.runlog.schema import Event, Moved
 from shardscope.runlog.spans import covered, finished_with_spans, lane_of
-from shardscope.runlog.traffic import Event, Moved
+from shardscope.runlog.steps import WARM_UP_STEPS
 from shardscope.runtime import Run, launch
 from shardscope.spec import Compression, Job, LRSchedule
 from shardscope.spec.job_parts import Record
 
 PROBE_STEPS = 8
 _OPEN = frozenset({"compression", "link", "steps", "name", "lr_schedule", "record"})
-"""Fields in which a probe's job may differ: they only affect the traffic, or do not affect the step time."""
+"""Fields in which the probe's job may differ from the job: they only affect traffic, or do not affect step time."""
 
-_PLAIN = "give an uncompressed run without a link, or none"
+_PLAIN = "pass an uncompressed run with link=None, or omit probe"
 
 
 def probe_of(job: Job) -> Run:
-    """Run the probe of a job and wait until it ends."""
-    return launch(plain_job(job)).wait()
+    """Run the probe for a job, wait until it ends, and return it."""
+    return launch(plain_job(job), made_by="probe").wait()
 
 
 def plain_job(job: Job) -> Job:
-    """Return the job of the probe: a few uncompressed steps without a link."""
+    """Return the job that the probe runs: a few uncompressed steps without a link."""
     return job.replace(
         compression=Compression("none"), link=None, steps=PROBE_STEPS, name="probe", lr_schedule=LRSchedule("constant"),
         record=Record(),
@@ -34,18 +34,18 @@ def plain_job(job: Job) -> Job:
 
 
 class Probed(NamedTuple):
-    """Measurements of one step from a probe; medians over its steps."""
+    """Measurements of a typical step: medians over the steps of a probe."""
 
     compute_s: float
-    """Time of the step without exposed communication, in seconds, on the rank that computes longest."""
+    """Step time without exposed communication, in seconds, on the rank where it is longest."""
     sent_bytes: float
     """Bytes sent by the rank that sends most."""
-    talking_s: float
-    """Communication time in seconds on the rank with the least of it, since that rank does not wait for others."""
+    communication_s: float
+    """Communication time, in seconds, on the rank where it is shortest, since that rank does not wait for others."""
 
 
 def probed(job: Job, run: Run) -> Probed:
-    """Evaluate a finished probe of a job.
+    """Return the measurements of a typical step from a finished probe of a job.
 
     Args:
         job: The job.
@@ -55,10 +55,10 @@ def probed(job: Job, run: Run) -> Probed:
         SpecError: The run is not an uncompressed run of this job without a link, or it has no step after the warm-up
             with the spans of all ranks.
     """
-    _refuse_another(job, run)
+    _check_probe(job, run)
     steps = steps_with_spans(run)
     return Probed(
-        median(max(_alone(event) for event in row) for row in steps),
+        median(max(_unexposed_seconds(event) for event in row) for row in steps),
         median(max(Moved.of(event).sent_bytes for event in row) for row in steps),
         median(
             min(sum(end - start for start, end in lane_of(event, "communication")) for event in row)
@@ -67,37 +67,38 @@ def probed(job: Job, run: Run) -> Probed:
     )
 
 
-def _refuse_another(job: Job, run: Run) -> None:
+def _check_probe(job: Job, run: Run) -> None:
     if run.is_alive:
         raise SpecError(f"probe={run.id!r} is still running; wait for it with probe.wait()")
     its, asked = run.job, job.model_dump(mode="json")
     for field, value in its.model_dump(mode="json").items():
         if field not in _OPEN and value != asked[field]:
             raise SpecError(
-                f"probe={run.id!r} ran with {field}={getattr(its, field)!r}, and the job has "
-                f"{getattr(job, field)!r}; give a run of the same job, or none"
+                f"probe={run.id!r} ran with {field}={getattr(its, field)!r}, but the job has "
+                f"{getattr(job, field)!r}; pass a run of the same job, or omit probe"
             )
     if its.compression.is_on:
         raise SpecError(f"probe={run.id!r} ran with compression={its.compression.name!r}; {_PLAIN}")
     if its.link is not None:
-        raise SpecError(f"probe={run.id!r} ran on a link of {its.link.label}; {_PLAIN}")
+        raise SpecError(f"probe={run.id!r} ran on an emulated link ({its.link.label}); {_PLAIN}")
 
 
 def steps_with_spans(run: Run) -> list[list[Event]]:
-    """Return the step events of each step after the warm-up for which every rank has recorded its spans."""
+    """Return the step events of all ranks for each step after the warm-up whose spans every rank has recorded."""
     rows = finished_with_spans(run.events(), run.job.world_size)
     whole = [row for row in rows if row[0]["step"] > WARM_UP_STEPS]
     if not whole:
         raise SpecError(
-            f"probe={run.id!r} has no step after its first {WARM_UP_STEPS} with spans; give a longer run, or none"
+            f"probe={run.id!r} has no spans of all ranks after its {WARM_UP_STEPS} warm-up steps; pass a longer "
+            "run, or omit probe"
         )
     return whole
 
 
-def _alone(event: Event) -> float:
-    """Return the time of a step without exposed communication, in seconds.
+def _unexposed_seconds(event: Event) -> float:
+    """Return a rank's step time without exposed communication, in seconds.
 
-    Communication is exposed while this rank communicates and does not compute.
+    Communication is exposed while the rank communicates and does not compute.
     """
     both = covered(lane_of(event, "compute") + lane_of(event, "communication"))
     return float(event["step_time_s"]) - both + covered(lane_of(event, "compute"))

@@ -1,6 +1,6 @@
-"""Projection of a finished run to another link: computing and packing as measured, communication by formula.
+"""Prediction of a finished run's step time on another link: compute times as measured, communication by formula.
 
-project(run, ss.Link(bandwidth="100 Mbit/s", latency="1 ms")).step_s
+For example, ``project(run, ss.Link(bandwidth="100 Mbit/s", latency="1 ms")).step_s`` is the step time on that link.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from numpy.typing import ArrayLike, NDArray
 from shardscope.errors import SpecError
 from shardscope.measure.replay import FIRST_SPAN, Rank, replay, step_of
 from shardscope.measure.wire import Links, Wire, busiest
-from shardscope.runlog.averages import WARM_UP_STEPS
+from shardscope.runlog.schema import Event
 from shardscope.runlog.spans import finished_with_spans
-from shardscope.runlog.traffic import Event
+from shardscope.runlog.steps import WARM_UP_STEPS
 from shardscope.runtime import Run
 from shardscope.spec import Link
 from shardscope.training.meter import Span
@@ -26,15 +26,15 @@ from shardscope.training.meter import Span
 
 @dataclass(frozen=True)
 class Projection:
-    """Times of one step on a link, in seconds; medians over those of the run's steps whose spans were recorded.
+    """Predicted times of one step on a link, in seconds; medians over the steps whose spans the run recorded.
 
     Attributes:
         step_s: Step time of the slowest rank.
-        compute_s: Compute time of the rank that computes longest, as measured.
-        codec_s: Packing and unpacking time of the rank with the most of it, as measured.
+        compute_s: Measured compute time, the maximum over ranks.
+        codec_s: Measured packing and unpacking time, the maximum over ranks.
         wire_s: Time of all communications, from the formulas for their patterns.
-        software_s: Measured time of the communications beyond the formulas: handing over, copying, adding.
-        exposed_s: Time of the step that is not hidden behind computing.
+        software_s: Measured time of all communications in excess of these formulas: handing over, copying, adding.
+        exposed_s: Part of the step that is not hidden behind computation: `step_s` minus `compute_s`.
     """
 
     step_s: float
@@ -46,54 +46,56 @@ class Projection:
 
 
 def project(run: Run, link: Link | None) -> Projection:
-    """Project the step time of a run to another link.
+    """Predict the step time that a run would have on another link.
 
     Args:
         run: A run with recorded spans for at least one step, on any link or on the machine's own.
         link: The link of each rank; None for the machine's own, which the run must then have used.
 
     Raises:
-        SpecError: Ranks of this strategy wait for each other's computing, its steps are not equal (local-sgd), or the
-            run has no spans. Also if `link` is None but the run was on an emulated link.
+        SpecError: The ranks do not all take part in the same communications, the steps differ (local-sgd), or the run
+            has no spans. Also if `link` is None but the run was on an emulated link.
     """
-    _refuse_link(run, link)
+    _check_link(run, link)
     return Projector(run).on(link)
 
 
 class Projector:
-    """One run, read once, for projections to many links; see `project` for its requirements.
+    """Predictor of one run's step time on many links; it reads the run only once. See `project` for requirements.
 
     Raises:
-        SpecError: Ranks of this strategy wait for each other's computing, its steps are not equal, or the run has no
+        SpecError: The ranks do not all take part in the same communications, the steps differ, or the run has no
             spans.
     """
 
     def __init__(self, run: Run) -> None:
-        _refuse(run)
+        _check_run(run)
         self.run = run
         events = run.events()
         backend = next((event["backend"] for event in events if event["event"] == "start"), "")
-        self._wire = Wire(run.job, backend)  # without a start event there are no steps either
+        self._wire = Wire(run.job, backend)  # without a start event, the check for steps below fails
         self._steps = list(_measured(events, run.job.world_size))
         if not self._steps:
             raise SpecError(
-                f"run {run.id} has no step with its spans; record them with Record(spans_first=100)"
+                f"run {run.id} has no step with recorded spans; record them with Record(spans_first=100)"
             )
-        self._handling = _handling(self._steps, self._wire, run.job.link)
+        self._software_overheads = _software_overheads(self._steps, self._wire, run.job.link)
 
     def on(self, link: Link | None) -> Projection:
-        """Project one step to this link.
+        """Predict the step time on this link; None means the machine's own link.
 
         Raises:
             SpecError: `link` is None, but the run was on an emulated link.
         """
-        _refuse_link(self.run, link)
+        _check_link(self.run, link)
         found = [
-            _step([rank.fresh() for rank in ranks], rows, self._wire, link, self._handling)
+            _step([rank.fresh() for rank in ranks], rows, self._wire, link, self._software_overheads)
             for ranks, rows in self._steps
         ]
         step, compute, codec, moving = (median(column) for column in zip(*found, strict=True))
-        return Projection(step, compute, codec, moving, sum(self._handling), exposed_s=step - compute)
+        return Projection(
+            step, compute, codec, moving, sum(self._software_overheads), exposed_s=step - compute
+        )
 
     def step_on(self, bandwidth: ArrayLike, latency_s: ArrayLike) -> NDArray[np.float64]:
         """Return the step time on many links at once, in seconds; each value equals `step_s` of `on`.
@@ -105,32 +107,32 @@ class Projector:
         pairs = np.broadcast_arrays(np.asarray(bandwidth, float), np.asarray(latency_s, float))
         links = Links(*(np.ascontiguousarray(each) for each in pairs))
         found = [
-            _step([rank.fresh() for rank in ranks], rows, self._wire, links, self._handling)[0]
+            _step([rank.fresh() for rank in ranks], rows, self._wire, links, self._software_overheads)[0]
             for ranks, rows in self._steps
         ]
         stacked = np.stack([np.broadcast_to(each, links.bandwidth.shape) for each in found])
         return np.asarray(np.median(stacked, axis=0))
 
 
-def _refuse(run: Run) -> None:
+def _check_run(run: Run) -> None:
     strategy = run.job.strategy
     if not strategy.ranks_meet:
         raise SpecError(
-            f"a run of strategy={strategy.label!r} cannot be projected step by step, as its ranks do not all take part "
-            "in the same communications; run it on the link instead"
+            f"a run of strategy={strategy.label!r} cannot be projected to another link, because its ranks do not all "
+            "take part in the same communications; run the job on that link instead"
         )
     if not run.job.compression.steps_are_alike:
         raise SpecError(
-            f"a run with compression={run.job.compression.label!r} cannot be projected step by step, as its steps "
-            "differ; run it on the link instead"
+            f"a run with compression={run.job.compression.label!r} cannot be projected to another link, because "
+            "its steps differ; run the job on that link instead"
         )
 
 
-def _refuse_link(run: Run, link: Link | None) -> None:
+def _check_link(run: Run, link: Link | None) -> None:
     if link is None and run.job.link is not None:
         raise SpecError(
-            f"run {run.id} was on a link ({run.job.link.label}) and cannot be projected to the machine's own link; "
-            "give a link, or run the job without one"
+            f"run {run.id} used an emulated link ({run.job.link.label}) and cannot be projected to the machine's own "
+            "link; give a link, or run the job without one"
         )
 
 
@@ -156,7 +158,7 @@ def _ranks(rows: list[list[Event]]) -> set[int]:
 
 
 def _by_step(events: list[Event]) -> dict[int, list[Span]]:
-    """Return a rank's spans by the step in which they started; one that ends with it is recorded with the next."""
+    """Return a rank's spans by the step in which they started, because the next step's event contains some of them."""
     spans = sorted(
         (Span(*row) for event in events for row in event["spans"]), key=lambda span: (span.start, span.end)
     )
@@ -169,11 +171,13 @@ def _by_step(events: list[Event]) -> dict[int, list[Span]]:
     }
 
 
-def _handling(steps: Sequence[tuple[list[Rank], list[Event]]], wire: Wire, link: Link | None) -> list[float]:
-    """Return the software overhead of each communication of a step, in seconds: its smallest excess over the formula.
+def _software_overheads(
+    steps: Sequence[tuple[list[Rank], list[Event]]], wire: Wire, link: Link | None
+) -> list[float]:
+    """Return the software overhead of each communication in a step, in seconds: the smallest excess over the formula.
 
-    Taking the minimum over all steps excludes the delay of communications that overlap computing on a busy machine.
-    That delay does not occur on a slower link, where ranks are idle while messages travel.
+    The minimum over all steps excludes the delay of communications that overlap computation on a busy machine. Such
+    delays do not occur on a slower link, where ranks are idle during the transfer.
     """
     found = []
     for ranks, rows in steps:
@@ -190,9 +194,9 @@ def _handling(steps: Sequence[tuple[list[Rank], list[Event]]], wire: Wire, link:
 
 
 def _step(
-    ranks: list[Rank], rows: list[Event], wire: Wire, link: Link | Links | None, handling: Sequence[float]
+    ranks: list[Rank], rows: list[Event], wire: Wire, link: Link | Links | None, overheads: Sequence[float]
 ) -> tuple[Any, float, float, Any]:
-    counted, rest = busiest(rows), iter(handling)
+    counted, rest = busiest(rows), iter(overheads)
     on_wire: list[Any] = [0.0]
 
     def takes(span: Span, _: float) -> Any:

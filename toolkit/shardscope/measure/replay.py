@@ -1,12 +1,13 @@
-"""Replay of one measured step with other durations of its communications.
+"""Replay of one measured step with different durations for its communications.
 
-Every rank has two lanes. On one it computes; on the other it packs and communicates sequentially. A communication
-starts when every rank has reached it; the measured gap to each rank's previous operation is kept. Its new duration is
-the measured time beyond the formula for its own link (the software overhead) plus the formula for the other link.
+Every rank has two lanes. On one lane it computes; on the other it packs and communicates sequentially. A communication
+starts when every rank has reached it, and each rank keeps its measured gap to the previous operation. The new duration
+of a communication is the time by the formula for the new link, plus the software overhead: the measured time minus the
+time by the formula for the run's own link.
 
-A computation that directly follows a communication, without another computation in between, waited for it and waits
-again. A communication inside a computation delays that computation. The exception is the reduction of gradients, for
-which a backward pass does not wait.
+A computation that directly follows a communication is assumed to have waited for that communication, and waits again in
+the replay. A communication inside a computation delays that computation. The exception is the reduction of gradients,
+for which a backward pass does not wait.
 """
 
 from __future__ import annotations
@@ -23,20 +24,22 @@ from shardscope.training.meter import Span
 
 FIRST_SPAN = "data"
 """Name of the first span of every step on every rank."""
-_AT_ONCE_S = 1e-3  # a span that starts within this gap after another on its lane was waiting for it
-_LEFT_BEHIND = (
+_WAITED_GAP_S = (
+    1e-3  # a span that starts this soon after the previous one on its lane was waiting for that one
+)
+_OVERLAPPED = (
     "reduce",
     "packet",
     "gossip",
-)  # parts of the names of spans for which a backward pass does not wait
-_ON_THREADS_OF_THEIR_OWN = ("server_update",)  # these spans are part of the exchange that they respond to
+)  # parts of span names: the backward pass does not wait for these
+_BACKGROUND_SPANS = ("server_update",)  # left out, since the exchange that triggers such a span includes it
 
 Time = Any
 """A new time in seconds: a float, or an array with one value per link if the step is replayed on several links."""
 
 
 def latest(times: Sequence[Time]) -> Time:
-    """Return the latest time, element-wise over links."""
+    """Return the latest of several times, element-wise if they are arrays over links."""
     if any(isinstance(time, np.ndarray) for time in times):
         return reduce(np.maximum, times)
     return max(times)
@@ -44,33 +47,33 @@ def latest(times: Sequence[Time]) -> Time:
 
 @dataclass
 class Rank:
-    """The step of one rank.
+    """One rank's spans in a step, and their new times in the replay.
 
     Attributes:
-        computed: Spans on the first lane, in order and not nested; the last one marks the end of the step.
-        sent: Communication and codec spans, in order.
+        computed: Computations, in order and not nested; the last span marks the end of the step.
+        sent: Communications, and codec spans for packing and unpacking, in order.
     """
 
     computed: list[Span]
     sent: list[Span]
     starts: list[Time] = field(default_factory=list)
-    """New start times of `computed`, as far as they are known yet."""
+    """New start times of the first spans in `computed`: of those that have been replayed."""
     ends: list[Time] = field(default_factory=list)
     moved: dict[int, Time] = field(default_factory=dict)
-    """New end times of `sent` by index, as far as they are known yet."""
+    """New end times of the spans in `sent` that have been replayed, by index."""
 
     def fresh(self) -> Rank:
-        """Return the same step before its replay."""
+        """Return the same spans without new times, for another replay."""
         return Rank(self.computed, self.sent)
 
     @property
     def communications(self) -> list[int]:
-        """Indices in `sent` of the communications; all ranks take part in these."""
+        """Indices of the communications in `sent`; all ranks take part in every communication."""
         return [i for i, span in enumerate(self.sent) if span.lane == "communication"]
 
     @property
     def compute_s(self) -> float:
-        """Compute time in seconds, without the communications inside a computation that delayed it."""
+        """Compute time in seconds, without the communications that ran inside a computation and delayed it."""
         waited = sum(
             span.seconds
             for inside in self.computed
@@ -80,9 +83,9 @@ class Rank:
         return sum(span.seconds for span in self.computed) - waited
 
     def began(self, index: int) -> Time:
-        """Return the new start of `sent[index]` if it need not wait for other ranks; all earlier ends must be known."""
+        """Return the time at which this rank can start `sent[index]`; the new ends of earlier items must be known."""
         span = self.sent[index]
-        if index and span.start - self.sent[index - 1].end < _AT_ONCE_S:
+        if index and span.start - self.sent[index - 1].end < _WAITED_GAP_S:
             return self.moved[index - 1] + max(0.0, span.start - self.sent[index - 1].end)
         place = max((k for k, inside in enumerate(self.computed) if inside.start <= span.start), default=0)
         self._compute_up_to(place)
@@ -101,7 +104,7 @@ class Rank:
         return latest([ready, self.moved.get(index - 1, 0.0)])
 
     def finish(self) -> Time:
-        """Return the new end of the step, once all ends of `sent` are known."""
+        """Return the new end of the step; the new ends of all spans in `sent` must be known."""
         self._compute_up_to(len(self.computed) - 1)
         return self.starts[-1]
 
@@ -109,7 +112,7 @@ class Rank:
         return [(i, span) for i, span in enumerate(self.sent) if _holds_up(span, self.computed[place])]
 
     def _end(self, place: int, known: int) -> None:
-        """Set the new end of a computation, once the ends of the communications inside it are known."""
+        """Set the new end of a computation; the new ends of the communications inside it must be known."""
         if len(self.ends) > place:
             return
         span = self.computed[place]
@@ -125,24 +128,24 @@ class Rank:
             self._end(k - 1, len(self.sent))
             before, waited = self.computed[k - 1].end, self.ends[k - 1]
             for i, sent in enumerate(self.sent):
-                if sent.end <= span.start + _AT_ONCE_S / 10 and i in self.moved:
+                if sent.end <= span.start + _WAITED_GAP_S / 10 and i in self.moved:
                     before = max(before, min(sent.end, span.start))
                     waited = latest([waited, self.moved[i]])
             self.starts.append(waited + span.start - before)
 
 
 def _holds_up(span: Span, inside: Span) -> bool:
-    """Return whether a communication lies inside this computation and delayed it."""
+    """Return whether a communication lies inside a computation and delayed that computation."""
     within = inside.start <= span.start and span.end <= inside.end
-    return within and not (inside.name == "backward" and any(part in span.name for part in _LEFT_BEHIND))
+    return within and not (inside.name == "backward" and any(part in span.name for part in _OVERLAPPED))
 
 
 def step_of(spans: Sequence[Span], seconds: float) -> Rank:
-    """Return the step of a rank, built from its spans; `seconds` is its duration from the first span."""
+    """Return a rank's step, built from its spans; `seconds` is its duration from the first computation on."""
     computed: list[Span] = []
     for span in sorted((s for s in spans if s.lane == "compute"), key=lambda s: (s.start, -s.end)):
         nested = computed and span.end <= computed[-1].end
-        if not nested and span.name not in _ON_THREADS_OF_THEIR_OWN:
+        if not nested and span.name not in _BACKGROUND_SPANS:
             computed.append(span)
     end = max(computed[0].start + seconds, computed[-1].end)
     sent = sorted((s for s in spans if s.lane in ("communication", "codec")), key=lambda s: s.start)
@@ -153,9 +156,9 @@ def replay(ranks: Sequence[Rank], takes: Callable[[Span, float], Time]) -> Time:
     """Replay a step and return its time on the slowest rank, in seconds.
 
     Args:
-        ranks: The steps of all ranks. Those that communicate must share the same sequence of communications.
+        ranks: The steps of all ranks. All ranks that communicate must have the same sequence of communications.
         takes: Function that returns the new duration of a communication (an array for several links). Its arguments
-            are the span on the rank that reached it last, and the measured duration from that moment.
+            are the span on the rank that started the communication last, and the measured duration from that start.
     """
     takers = [rank for rank in ranks if rank.communications]
     for together in zip_longest(*(rank.communications for rank in takers)):
@@ -168,7 +171,7 @@ def replay(ranks: Sequence[Rank], takes: Callable[[Span, float], Time]) -> Time:
         for rank, i, span in zip(takers, together, spans, strict=True):
             rank.moved[i] = latest(
                 [start, end - (ended - span.end)]
-            )  # a rank that finished earlier than others does so again
+            )  # a rank that finished before the others does so again
     return latest([_to_the_end(rank) - rank.starts[0] for rank in ranks])
 
 

@@ -1,4 +1,4 @@
-"""Time of each communication of a run on a link, by the formula for its pattern and its counted bytes."""
+"""Time of each communication of a run on a link, computed from its communication pattern and its recorded bytes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from shardscope.analytic.communication import collective_time
 from shardscope.methods.strategies.tree import Tree
-from shardscope.runlog.traffic import Event
+from shardscope.runlog.schema import Event
 from shardscope.spec import Job, Link
 
 _RING = {
@@ -25,21 +25,21 @@ _RING = {
     "noise_scale": "all_reduce",
 }
 _TREE = {"broadcast": "broadcast", "reduce": "reduce"}
-_AT_ONCE = ("packet_all_to_all", "packet_all_gather", "agreement")
+_DIRECT = ("packet_all_to_all", "packet_all_gather", "agreement")
 
 
 @dataclass(frozen=True)
 class Counted:
-    """Traffic of one communication pattern in a step, by its name: the maximum over ranks."""
+    """Traffic of all collectives and transfers that share a name, in one step; the maximum over ranks."""
 
     num_bytes: int = 0
-    """Bytes in one direction: the larger of sent and received."""
+    """Bytes in one direction: the larger of the numbers sent and received."""
     messages: int = 0
     calls: int = 1
 
 
 def busiest(events: Iterable[Event]) -> dict[str, Counted]:
-    """Return the largest counted traffic over ranks, by name, from the events of one step (one event per rank)."""
+    """Return the traffic of one step by communication name, as the maximum over ranks; `events` has one per rank."""
     found: dict[str, Counted] = {}
     for event in events:
         for name, row in event["traffic"].items():
@@ -53,7 +53,7 @@ def busiest(events: Iterable[Event]) -> dict[str, Counted]:
 
 
 class Links(NamedTuple):
-    """Several links at once; arrays of equal shape."""
+    """Several links at once, as arrays of the same shape."""
 
     bandwidth: NDArray[np.float64]
     """Bytes per second, one value per link."""
@@ -61,11 +61,11 @@ class Links(NamedTuple):
 
 
 class Wire:
-    """Computes the time that the communications of one job take on any link.
+    """Formulas for the time that each communication of a job takes on any link.
 
     Args:
         job: The job of the run.
-        backend: Its communication backend, from its start event.
+        backend: Communication backend of the run, from the run's start event.
     """
 
     def __init__(self, job: Job, backend: str) -> None:
@@ -77,13 +77,13 @@ class Wire:
     ) -> Any:
         """Return the time of one communication on a link, in seconds.
 
-        It is 0 on the machine's own link (None), where the measured time applies.
+        The time is 0 on the machine's own link (None), for which measured times are used instead.
 
         Args:
             name: Name of the communication's span.
-            payload: Bytes of its span.
+            payload: Number of bytes in this span.
             link: The link; for several links at once the result is an array.
-            counted: The result of `busiest` for its step.
+            counted: The result of `busiest` for the step.
         """
         if link is None or self.world_size == 1:
             return 0.0
@@ -92,15 +92,15 @@ class Wire:
         takes = self._formula(name, link)
         return _by_counts(counted.get(name, Counted()), link) if takes is None else takes(payload)
 
-    def _formula(self, name: str, link: Link | Links) -> Callable[[int], Any] | None:  # noqa: PLR0911 - one a pattern
+    def _formula(self, name: str, link: Link | Links) -> Callable[[int], Any] | None:  # noqa: PLR0911 - one per pattern
         if name == "reduce_scatter":
-            name = "all_reduce" if self._on_gloo else "ring_reduce_scatter"  # gloo runs an all-reduce inside
+            name = "all_reduce" if self._on_gloo else "ring_reduce_scatter"  # gloo all-reduces
         if name in _RING:
             return self._by(_RING[name], "ring", link, self.job.strategy.ring_size(name, self.world_size))
         if name in _TREE:
             return self._by(_TREE[name], "tree", link, self.world_size)
         others = self.world_size - 1
-        if name in _AT_ONCE:
+        if name in _DIRECT:
             return lambda payload: link.latency_s + others / self.world_size * payload / link.bandwidth
         if name == "gossip_mix":
             return lambda payload: link.latency_s + min(2, others) * payload / link.bandwidth
@@ -127,7 +127,7 @@ class Wire:
 
 
 def _served(counted: Mapping[str, Counted], link: Link | Links) -> Any:
-    """Return the time of a push and a pull with their headers, in seconds, on the rank with the most traffic."""
+    """Return the time of a push to the servers and a pull, including headers, on the busiest rank, in seconds."""
     parts = [
         counted.get(name, Counted()).num_bytes for name in ("server_push", "server_pull", "server_control")
     ]
@@ -135,5 +135,5 @@ def _served(counted: Mapping[str, Counted], link: Link | Links) -> Any:
 
 
 def _by_counts(counted: Counted, link: Link | Links) -> Any:
-    """Return the time of one call, in seconds: an equal share of all traffic under this name, sent consecutively."""
+    """Return the time of one call in seconds, if all calls with this name have equal traffic and do not overlap."""
     return (counted.num_bytes / link.bandwidth + counted.messages * link.latency_s) / max(1, counted.calls)

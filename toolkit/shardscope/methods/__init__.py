@@ -1,5 +1,5 @@
-"""Built-in methods, one folder each, which contains everything specific to the method.
+"""Built-in methods, each in its own folder that contains all code specific to the method.
 
-A folder's `__init__` does not import torch. `shardscope.spec.registry` discovers methods by scanning the folders, so
-there is no list to update.
+The `__init__` of each folder works without torch. `shardscope.spec.registry` discovers methods by scanning the folders,
+so a new method needs no entry in a list.
 """

@@ -1,4 +1,4 @@
-"""Trace a job's model in this process, which must have torch."""
+"""Trace one training step of a job's model with torch, in this process."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch import nn
 from shardscope.errors import DataError, ShardscopeError, SpecError
 from shardscope.prediction.traced import Traced
 from shardscope.spec import Job
+from shardscope.spec.job_parts import UserCode, label_of
 from shardscope.spec.models import GPTConfig, model_config
-from shardscope.spec.user_code import UserCode, label_of
 from shardscope.training.data import load_data, map_tensors, read_batch, tensors_of
 from shardscope.training.describe import describe
 from shardscope.training.loss import resolve_loss
@@ -24,14 +24,14 @@ from shardscope.training.precision import DTYPES, weight_dtype
 from shardscope.training.random_state import random_state, set_random_state
 
 _CPU = torch.device("cpu")
-_FEW = 2
-"""Number of samples read from the user's own data."""
+_MAX_SAMPLES = 2
+"""Maximum number of samples read from the user's own data, for their shapes and dtypes."""
 _DIGIT = (1, 8, 8)
 """Shape of one image in the built-in digits data."""
 
 
 def trace(job: Job, *, builds: bool = True) -> Traced:
-    """Return the trace of a single-rank job.
+    """Return the trace of one training step of a single-rank job.
 
     The model is built on the meta device. If that fails and `builds` is true, it is built with real values. If the job
     has user code, the random generators are restored to their previous state afterwards.
@@ -41,7 +41,7 @@ def trace(job: Job, *, builds: bool = True) -> Traced:
         builds: Whether to build the model with real values if it cannot be built on the meta device.
 
     Raises:
-        SpecError: The user's code fails, or the model or loss that it returns fails.
+        SpecError: The user's code, or a model or loss function that it returns, raises an error.
     """
     brings_code = bool(job.user_code)
     before = random_state(_CPU) if brings_code else {}
@@ -51,8 +51,8 @@ def trace(job: Job, *, builds: bool = True) -> Traced:
         raise
     except BaseException as error:  # user code can raise anything, even SystemExit
         raise SpecError(
-            f"model={label_of(job.model)!r} cannot be traced on shapes ({type(error).__name__}: {error}); fix it, or "
-            "run the job without a prediction"
+            f"model={label_of(job.model)!r} cannot be traced on the meta device ({type(error).__name__}: {error}); "
+            "fix the model, or run the job without a prediction"
         ) from error
     finally:
         if brings_code:
@@ -61,7 +61,7 @@ def trace(job: Job, *, builds: bool = True) -> Traced:
 
 def _by_shapes(job: Job, *, builds: bool) -> Traced:
     said = logging.getLogger("torch._subclasses.fake_tensor")
-    was_disabled, said.disabled = said.disabled, True  # it logs a traceback for each failing operation
+    was_disabled, said.disabled = said.disabled, True  # it writes a traceback for each failing operation
     try:
         with torch.device("meta"):
             module = build_model(_resolved(job.model))
@@ -95,7 +95,7 @@ def _resolved(value: Any) -> Any:
 
 
 def _example(job: Job, module: Any) -> tuple[Any, Any]:
-    """Return example inputs of the model and their targets, on the meta device."""
+    """Return a batch of example inputs and targets for the model, on the meta device."""
     samples, dtype = job.batch.per_rank(1), weight_dtype(job.precision)
     config = model_config(job.model) if isinstance(job.model, str) else getattr(module, "config", None)
     classes = torch.empty(samples, dtype=torch.int64, device="meta")
@@ -106,7 +106,7 @@ def _example(job: Job, module: Any) -> tuple[Any, Any]:
             return torch.empty(samples, *_DIGIT, dtype=dtype, device="meta"), classes
     window = {"seq": config.seq, "vocab": config.vocab} if isinstance(config, GPTConfig) else {}
     data = load_data(_resolved(job.data), seed=job.seed, **window)
-    few = read_batch(data.train, torch.arange(min(samples, len(data.train), _FEW)))
+    few = read_batch(data.train, torch.arange(min(samples, len(data.train), _MAX_SAMPLES)))
 
     def as_many(tensor: torch.Tensor) -> torch.Tensor:
         kind = dtype if tensor.is_floating_point() else tensor.dtype

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from math import inf
+from numbers import Real
 
 from shardscope.errors import SpecError
 from shardscope.spec.cluster import Cluster
@@ -27,7 +28,7 @@ class Budgeted(ABC):
     @property
     @abstractmethod
     def priced(self) -> Cluster | None:
-        """The cluster whose price applies; None for this machine."""
+        """The cluster whose price `dollars` uses; None for this machine, which has no price."""
 
     def time_to_train(self, tokens: float) -> float:
         """Return the training time for a number of tokens, in seconds, without failures and evaluations.
@@ -35,9 +36,9 @@ class Budgeted(ABC):
         Raises:
             SpecError: `tokens` is not a positive finite number.
         """
-        if not isinstance(tokens, int | float) or not 0 < tokens < inf:
-            raise SpecError(f"tokens={tokens!r} is not a number of tokens; give one above 0")
-        return tokens / self.tokens_per_s
+        if isinstance(tokens, bool) or not isinstance(tokens, Real) or not 0 < tokens < inf:
+            raise SpecError(f"tokens={tokens!r} is not a number of tokens; give a finite number above 0")
+        return float(tokens) / self.tokens_per_s
 
     def dollars(self, tokens: float) -> float:
         """Return the cost of training on a number of tokens, in US dollars, at the cluster's price.
@@ -50,6 +51,28 @@ class Budgeted(ABC):
             raise SpecError("cluster=None is this machine, which has no price; give a cluster")
         if cluster.price_per_device_hour is None:
             raise SpecError(
-                f"cluster {cluster.name!r} has no price; give it one: cluster.replace(price_per_device_hour=...)"
+                f"cluster {cluster.name!r} has no price; set one: cluster.replace(price_per_device_hour=...)"
             )
         return self.time_to_train(tokens) / HOUR_S * cluster.price_per_device_hour * self.num_devices
+
+
+class Throughput(Budgeted):
+    """A throughput in tokens per second on a cluster, for the time and the cost of a token budget."""
+
+    def __init__(self, tokens_per_s: float, cluster: Cluster) -> None:
+        self._tokens_per_s, self._cluster = tokens_per_s, cluster
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens per second, over all devices."""
+        return self._tokens_per_s
+
+    @property
+    def num_devices(self) -> int:
+        """Number of devices of the cluster."""
+        return self._cluster.num_devices
+
+    @property
+    def priced(self) -> Cluster:
+        """The cluster."""
+        return self._cluster

@@ -1,4 +1,4 @@
-"""Prediction for one job before it runs: bytes that each rank sends and holds, and step time, as sums of terms."""
+"""Predict a job before it runs: bytes sent and memory of each rank, and the step time, as sums of terms."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from shardscope.analytic.memory import RankStates
 from shardscope.analytic.show import figure, term_html, term_text
 from shardscope.analytic.terms import Term
 from shardscope.errors import SpecError
-from shardscope.machine import usable_memory_bytes
+from shardscope.machine import num_gpus, usable_memory_bytes
 from shardscope.prediction.budget import Budgeted
 from shardscope.prediction.job_memory import kinds_by_rank, rank_memory
 from shardscope.prediction.job_time import job_time_term
@@ -28,8 +28,9 @@ from shardscope.prediction.traced import Traced, traced
 from shardscope.spec import Job
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
+from shardscope.spec.job_parts import label_of
 from shardscope.spec.models import GPTConfig, model_config
-from shardscope.spec.user_code import label_of
+from shardscope.spec.units import bytes_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,8 +39,12 @@ AGENT_BYTES = 200e6
 RANK_BYTES = 80e6
 """Memory of the agent process and of a rank with a tiny model, in bytes (proportional set size on Linux, 4 ranks)."""
 Tracer = Callable[[Job], Traced]
+_NO_RATES = (
+    "the ranks compute on GPUs, whose rates are unknown without a cluster; give a cluster that describes them, such as "
+    "ss.Cluster.of('h100', per_node={world_size})"
+)
 _SETTLED = 3
-"""Number of a step by which optimizer states exist and DistributedDataParallel has its final buckets."""
+"""First step that starts with optimizer states and DistributedDataParallel's final buckets already in place."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +54,8 @@ class JobPrediction(Budgeted):
     Attributes:
         job: The job.
         cluster: The cluster that it runs on; None for this machine.
-        step: The training step that `traffic` and `states` describe; by default one after all warm-up.
-        found: Trace of one step of the job's model.
+        step: The training step that `traffic` and `states` describe; `predict_job` chooses one after all warm-ups.
+        found: Trace of the job's model in one training step.
         calibration: The cluster's constants; None on this machine.
     """
 
@@ -59,6 +64,11 @@ class JobPrediction(Budgeted):
     step: JobStep
     found: Traced
     calibration: Calibration | None = None
+
+    @property
+    def has_rates(self) -> bool:
+        """Whether rates are known: those of a cluster or of this machine's CPUs, not of its GPUs."""
+        return self.cluster is not None or not self.step.is_on_gpus
 
     @cached_property
     def traffic(self) -> Traffic | None:
@@ -73,7 +83,7 @@ class JobPrediction(Budgeted):
         return said
 
     def at_step(self, number: int) -> JobPrediction:
-        """Return the prediction for another step; in the step time, only traffic and compression depend on the step.
+        """Return the prediction for a different step. Only the times of traffic and compression differ between steps.
 
         Args:
             number: Number of the step, from 1.
@@ -82,9 +92,9 @@ class JobPrediction(Budgeted):
 
     @cached_property
     def kinds(self) -> dict[str, Any]:
-        """Peak bytes of each kind of memory, as arrays of shape `(W,)`, one value per rank; unknown kinds are left out.
+        """Peak bytes of each type of memory, as arrays of shape `(world_size,)`; unknown types are left out.
 
-        The kinds are those of `Run.memory`. Different kinds may reach their peaks at different times.
+        The types are those of `Run.memory`. Different types may reach their peaks at different times.
         """
         return kinds_by_rank(self.step, self.states)
 
@@ -99,14 +109,17 @@ class JobPrediction(Budgeted):
         return None if self.by_rank is None else max(self.by_rank, key=lambda term: term.value)
 
     @cached_property
-    def time(self) -> Term:
-        """Time of one step, in seconds.
+    def time(self) -> Term | None:
+        """Time of one step, in seconds; None on GPUs of this machine, whose rates are unknown.
 
         On a cluster, if the model is a GPT from the catalogue and the strategy corresponds to a valid layout, this is
         the step time for that layout. Otherwise it is the sum over the model's operations, without overlap.
         """
+        if not self.has_rates:
+            return None
         if self.cluster is None or self.calibration is None:
-            return job_time_term(self.step, self.found, self.traffic, RankRates.of_this_machine(self.job))
+            rates = RankRates.of_this_machine(self.job, self.job.strategy.work(self.step))
+            return job_time_term(self.step, self.found, self.traffic, rates)
         config = _config(self.job)
         if isinstance(config, GPTConfig):
             model = config.transformer(label_of(self.job.model))
@@ -114,21 +127,21 @@ class JobPrediction(Budgeted):
                 layout = self.job.layout()
                 layout.check(model, self.cluster)
             except SpecError:
-                pass  # no layout corresponds to this strategy and split
+                pass  # no valid layout corresponds to this strategy and batch
             else:
                 return time_term(model, layout, self.cluster, self.calibration)
         rates = RankRates.of_cluster(self.job, self.cluster, self.calibration)
         return job_time_term(self.step, self.found, self.traffic, rates)
 
     @property
-    def step_time_s(self) -> float:
-        """Time of one step, in seconds."""
-        return self.time.value
+    def step_time_s(self) -> float | None:
+        """Time of one step, in seconds; None if not `has_rates`."""
+        return None if self.time is None else self.time.value
 
     @property
-    def run_time_s(self) -> float:
-        """Time of all steps, in seconds, without start-up, evaluations and checkpoints."""
-        return self.step_time_s * self.job.last_step
+    def run_time_s(self) -> float | None:
+        """Time of all steps, in seconds, without start-up, evaluations and checkpoints; None if not `has_rates`."""
+        return None if self.step_time_s is None else self.step_time_s * self.job.last_step
 
     @property
     def peak_bytes(self) -> float | None:
@@ -137,13 +150,13 @@ class JobPrediction(Budgeted):
 
     @property
     def sent_bytes(self) -> Any:
-        """Bytes that each rank sends in one step, as an array of shape `(W,)`; None if unknown."""
+        """Bytes that each rank sends in one step, as an array of shape `(world_size,)`; None if unknown."""
         return None if self.traffic is None else sent_bytes(self.traffic) + np.zeros(self.job.world_size, int)
 
     @property
     def fits(self) -> bool | None:
-        """Whether the fullest rank fits on its device, or all ranks together on this machine; None if unknown."""
-        if self.by_rank is None:
+        """Whether each rank fits on its device or, on this machine's CPUs, all fit together; None if unknown."""
+        if self.by_rank is None or not self.has_rates:
             return None
         if self.cluster is not None:
             return max(term.value for term in self.by_rank) <= self.cluster.device.memory_bytes
@@ -151,14 +164,20 @@ class JobPrediction(Budgeted):
 
     @property
     def machine_bytes(self) -> float | None:
-        """Memory of all processes on this machine, in bytes, with interpreters and libraries; None if unknown."""
-        if self.by_rank is None:
+        """Memory of all processes of a run on this machine's CPUs, in bytes, including libraries; None if unknown."""
+        if self.by_rank is None or not self.has_rates:
             return None
         return AGENT_BYTES + self.job.world_size * RANK_BYTES + sum(term.value for term in self.by_rank)
 
     @property
     def samples_per_s(self) -> float:
-        """Samples per second, over all ranks."""
+        """Samples per second, over all ranks.
+
+        Raises:
+            SpecError: The ranks run on GPUs of this machine.
+        """
+        if self.step_time_s is None:
+            raise SpecError(f"device={self.job.device!r} has no step time: {self.note}")
         return self.job.batch.global_batch / self.step_time_s
 
     @property
@@ -166,7 +185,7 @@ class JobPrediction(Budgeted):
         """Tokens per second, over all ranks.
 
         Raises:
-            SpecError: The model is not a GPT from the catalogue.
+            SpecError: The model is not a GPT from the catalogue, or the ranks run on GPUs of this machine.
         """
         config = _config(self.job)
         if not isinstance(config, GPTConfig):
@@ -182,11 +201,21 @@ class JobPrediction(Budgeted):
 
     @property
     def priced(self) -> Cluster | None:
-        """The cluster whose price applies; None on this machine."""
+        """The cluster whose price `dollars` uses; None on this machine, which has no price."""
         return self.cluster
 
+    @property
+    def note(self) -> str | None:
+        """Caveats of the calibration, or why there is no step time; None on this machine's CPUs."""
+        if not self.has_rates:
+            return _NO_RATES.format(world_size=self.job.world_size)
+        return None if self.calibration is None else self.calibration.note
+
     def frame(self) -> pd.DataFrame:
-        """Return a row per collective and rank: ``bytes``, ``messages``, and bounds of bytes, ``fewest``, ``most``."""
+        """Return a data frame with one row per collective and rank.
+
+        Columns: collective, rank, bytes, messages, and lower and upper bounds of the bytes: fewest, most.
+        """
         import pandas as pd
 
         rows = [
@@ -198,22 +227,20 @@ class JobPrediction(Budgeted):
         return pd.DataFrame(rows, columns=["collective", "rank", "bytes", "messages", "fewest", "most"])
 
     def _table(self) -> pd.DataFrame:
-        """Return a row per collective: bytes and messages per rank, and bytes over all ranks."""
+        """Return a data frame with one row per collective: bytes and messages per rank, and bytes over all ranks."""
         import pandas as pd
 
         rows = [
             (
                 name,
-                _span(sent.bytes, ","),
-                _span(sent.messages, ","),
-                f"{int(sent.bytes.sum()):,}",
+                _span(sent.bytes, bytes_text),
+                _span(sent.messages, "{:,}".format),
+                bytes_text(int(sent.bytes.sum())),
                 _exactness(sent),
             )
             for name, sent in (self.traffic or {}).items()
         ]
-        return pd.DataFrame(
-            rows, columns=["collective", "bytes per rank", "messages", "bytes, all ranks", ""]
-        )
+        return pd.DataFrame(rows, columns=["collective", "sent per rank", "messages", "sent by all", ""])
 
     def to_dict(self) -> dict[str, object]:
         """Return all values and both trees of terms in a JSON-compatible form."""
@@ -225,14 +252,14 @@ class JobPrediction(Budgeted):
             "job": self.job.model_dump(mode="json"),
             "cluster": None if self.cluster is None else self.cluster.name,
             "calibration": self.calibration and self.calibration.name,
-            "note": self.calibration and self.calibration.note,
+            "note": self.note,
             "step_time_s": self.step_time_s,
             "run_time_s": self.run_time_s,
             "peak_bytes": self.peak_bytes,
             "fits": self.fits,
             "states": states,
             "traffic": self.frame().to_dict("records"),
-            "time": self.time.to_dict(),
+            "time": self.time and self.time.to_dict(),
             "memory": self.memory and self.memory.to_dict(),
         }
 
@@ -240,29 +267,27 @@ class JobPrediction(Budgeted):
     def _headline(self) -> tuple[str, ...]:
         where = "this machine" if self.cluster is None else self.cluster.name
         count = f"{self.job.world_size} rank{'s' * (self.job.world_size > 1)}"
-        held = "memory per rank: unknown"
+        about = "no step time" if self.calibration is None else f"calibration {self.calibration.name}"
+        took, held = "step time: unknown", "memory per rank: unknown"
+        if self.step_time_s is not None and self.run_time_s is not None:
+            took = f"step {figure(self.step_time_s, 's')}, {self.job.last_step} steps {figure(self.run_time_s, 's')}"
         if self.peak_bytes is not None:
-            held = f"the fullest rank holds {figure(self.peak_bytes, 'bytes')}"
+            held = f"the fullest rank needs {figure(self.peak_bytes, 'bytes')}"
         sent = "bytes sent: unknown"
         if self.sent_bytes is not None:
-            sent = f"the busiest sends {figure(float(self.sent_bytes.max()), 'bytes')} a step"
+            sent = f"the busiest rank sends {figure(float(self.sent_bytes.max()), 'bytes')} a step"
         return (
             f"{self.job.label} on {count}, {where}",
-            f"step {figure(self.step_time_s, 's')}, {self.job.last_step} steps {figure(self.run_time_s, 's')}; {held}"
-            + (": it does not fit" if self.fits is False else ""),
+            f"{took}; {held}" + (": it does not fit" if self.fits is False else ""),
             sent,
-            *(
-                []
-                if self.calibration is None
-                else [f"calibration {self.calibration.name}: {self.calibration.note}"]
-            ),
+            *([] if self.note is None else [f"{about}: {self.note}"]),
         )
 
     def __repr__(self) -> str:
         table = self._table()
         parts = [
             "\n".join(self._headline),
-            term_text(self.time),
+            "" if self.time is None else term_text(self.time),
             "" if self.memory is None else term_text(self.memory),
             "" if table.empty else table.to_string(index=False),
         ]
@@ -274,21 +299,25 @@ class JobPrediction(Budgeted):
         table = self._table()
         sent = "" if table.empty else table.to_html(index=False, border=0)
         for tag in ("th", "td"):
-            sent = sent.replace(f"<{tag}>", f"<{tag} style='padding:.1em .5em .1em 0; text-align:right'>")
-        memory = "" if self.memory is None else term_html(self.memory)
-        return f"<div><strong>{title}</strong>{lines}{term_html(self.time)}{memory}{sent}</div>"
+            sent = sent.replace(f"<{tag}>", f"<{tag} style='padding:.1em .8em .1em 0; text-align:right'>")
+        parts = [*(term_html(term) for term in (self.time, self.memory) if term is not None), sent]
+        beside = "".join(
+            f"<div style='max-width:100%;overflow-x:auto'>{part}</div>" for part in parts if part
+        )
+        row = "display:flex;flex-wrap:wrap;gap:.3em 3em;margin:.4em 0"
+        return f"<div><strong>{title}</strong>{lines}<div style='{row}'>{beside}</div></div>"
 
 
-def _span(values: Any, layout: str) -> str:
+def _span(values: Any, text: Callable[[int], str]) -> str:
     """Format one number if all ranks have the same value, else the minimum and the maximum."""
     low, high = int(values.min()), int(values.max())
-    return f"{low:{layout}}" if low == high else f"{low:{layout}} to {high:{layout}}"
+    return text(low) if low == high else f"{text(low)} to {text(high)}"
 
 
 def _exactness(sent: Sent) -> str:
     if sent.bounds is None:
         return "exact"
-    return f"{int(sent.bounds[0].sum()):,} to {int(sent.bounds[1].sum()):,}"
+    return " to ".join(bytes_text(int(bound.sum())) for bound in sent.bounds)
 
 
 def predict_job(
@@ -298,7 +327,7 @@ def predict_job(
     *,
     trace: Tracer = traced,
 ) -> JobPrediction:
-    """Predict the bytes that each rank of a job sends and holds in one step, and the step time.
+    """Predict the bytes that each rank of a job sends in one step, the rank's memory, and the step time.
 
     Args:
         job: The job.
@@ -316,18 +345,28 @@ def predict_job(
             f"or a cluster of {job.world_size} devices (nodes, per_node)"
         )
     if cluster is None and calibration is not None:
-        raise SpecError("calibration has no effect without a cluster; leave it out, or name the cluster")
+        raise SpecError("calibration has no effect without a cluster; omit it, or give a cluster")
     found = trace(job)
     assert found.table.step is not None
-    backend: Backend = "nccl" if job.device == "cuda" or cluster is not None else "gloo"
-    step = JobStep(job, found.table.step, _settled(job), backend)
+    is_on_gpus, backend = _place(job, cluster)
+    step = JobStep(job, found.table.step, _settled(job), backend, is_on_gpus)
     if cluster is not None and calibration is None:
         calibration = Calibration.of(cluster.device)
     return JobPrediction(job, cluster, step, found, calibration)
 
 
+def _place(job: Job, cluster: Cluster | None) -> tuple[bool, Backend]:
+    """Return whether the job's ranks compute on GPUs, and their backend (on this machine, by the ranks' rule)."""
+    if cluster is not None:
+        return True, "nccl"
+    here = 0 if job.device == "cpu" else num_gpus()
+    if job.device == "cuda" and not here:  # another machine's GPUs, one per rank
+        return True, "nccl"
+    return here > 0, "nccl" if job.world_size <= here else "gloo"
+
+
 def _settled(job: Job) -> int:
-    """Return the number of a step after all warm-up in which every periodic message is sent."""
+    """Return the number of the first step after all warm-ups in which every periodic message is sent."""
     first = max(_SETTLED, job.compression.uncompressed(job.steps) + 1)
     if not job.compression.is_fixed:
         first = max(first, job.last_step)

@@ -1,4 +1,9 @@
-"""Peak memory of each rank of a job, by kind of memory."""
+"""Peak memory of each rank of a job, by type of memory.
+
+Terms have the names of `Run.memory` where they are the same quantity: each type at its own peak. For a replicated or
+sharded model, activations, gradients and gathered parameters are instead those at the moment when the rank's whole
+memory is at its peak, and these terms say so in their names.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +17,11 @@ from shardscope.analytic.terms import Term
 from shardscope.prediction.traced import Traced
 from shardscope.spec import Job
 
-_STATES = "Rajbhandari et al. 2020, arXiv 1910.02054; torch's cuts"
-_TRACE = "a step traced on shapes"
-_WORK = "compression state, updates that wait for norms, received messages"
+_STATES = (
+    "Rajbhandari et al. 2020, arXiv 1910.02054; sharded as in torch; parameters with the model's buffers"
+)
+_TRACE = "one step traced on the meta device"
+_WORK = "compression state, updates kept until all norms are known, received messages"
 
 
 def rank_memory(step: JobStep, found: Traced, states: RankStates | None) -> list[Term] | None:
@@ -29,7 +36,7 @@ def rank_memory(step: JobStep, found: Traced, states: RankStates | None) -> list
         return None
     ranks: list[Term] = []
     if step.job.strategy.zero_stage is not None:
-        shards = _shards(step.job)  # ranks that update equally many elements need equal memory
+        shards = _shards(step.job)  # ranks with the same bytes of states are computed only once
         seen: dict[tuple[float, ...], Term] = {}
         for rank in range(shards):
             kind = (
@@ -49,9 +56,9 @@ def rank_memory(step: JobStep, found: Traced, states: RankStates | None) -> list
         _sum(
             ("parameters", float(states.parameters[rank]), _STATES),
             ("gradients", float(states.gradients[rank]), _STATES),
-            ("optimizer state", float(states.optimizer[rank]), _STATES),
-            ("saved activations", held, _TRACE),
-            ("buffers to work in", _work(states, rank, 0.0), _WORK),
+            ("optimizer", float(states.optimizer[rank]), _STATES),
+            ("activations", held, _TRACE),
+            ("buffers", _work(states, rank, 0.0), _WORK),
             ("batch", data, "inputs and targets"),
         )
         for rank, held in enumerate(saved)
@@ -59,14 +66,14 @@ def rank_memory(step: JobStep, found: Traced, states: RankStates | None) -> list
 
 
 def kinds_by_rank(step: JobStep, states: RankStates | None) -> dict[str, npt.NDArray[np.float64]]:
-    """Return the peak bytes of each kind of memory on each rank; unknown kinds are left out.
+    """Return the peak bytes of each type of memory on each rank; unknown types are left out.
 
     Args:
         step: The training step to predict.
         states: Bytes of model states on each rank; None if unknown.
 
     Returns:
-        Arrays of shape `(W,)`, one value per rank, by kind: ``parameters``, ``gradients``, ``optimizer``,
+        Arrays of shape `(world_size,)`, one value per rank, by type: ``parameters``, ``gradients``, ``optimizer``,
         ``activations``, ``gathered``, ``buffers``.
     """
     known = {
@@ -81,7 +88,7 @@ def kinds_by_rank(step: JobStep, states: RankStates | None) -> dict[str, npt.NDA
 
 
 def _gathered(step: JobStep) -> float:
-    """Return the peak bytes of parameters that a rank gathers from other ranks."""
+    """Return the largest number of bytes of gathered parameters that a rank has in memory at one time."""
     stage = step.job.strategy.zero_stage
     if stage is None or stage < 2:
         return 0.0
@@ -93,7 +100,7 @@ def _work(states: RankStates | None, rank: int, otherwise: float) -> float:
 
 
 def _by_moments(step: JobStep, found: Traced, states: RankStates | None, rank: int) -> Term:
-    """Return the peak memory of one rank of a replicated or sharded model."""
+    """Return the peak memory of one rank with a replicated or ZeRO-sharded model, from the traced moments of a step."""
     job = step.job
     assert job.strategy.zero_stage is not None
     held = module_memory(
@@ -104,12 +111,11 @@ def _by_moments(step: JobStep, found: Traced, states: RankStates | None, rank: i
         element_bytes=step.element_bytes,
     )  # fmt: skip
     return _sum(
-        ("parameters", held.parameters, _STATES),
-        ("the model's buffers", held.buffers, _TRACE),
-        ("optimizer state", held.optimizer, _STATES),
-        ("activations, at the peak", held.alive, _TRACE),
-        ("gradients and gathered, at the peak", held.moving, _STATES),
-        ("buffers to work in", _work(states, rank, held.work), _WORK),
+        ("parameters", held.parameters + held.buffers, _STATES),
+        ("optimizer", held.optimizer, _STATES),
+        ("activations at the peak", held.alive, _TRACE),
+        ("gradients and gathered at the peak", held.moving, _STATES),
+        ("buffers", _work(states, rank, held.work), _WORK),
         ("batch", held.data, "inputs and targets"),
     )
 

@@ -1,7 +1,7 @@
 """Step time of a job, computed from its traced operations, for every strategy and every model that can be traced.
 
-The terms have the same names as a run's measurements: ``data``, ``forward``, ``backward``, ``optimizer``, ``codec``
-(packing and unpacking of compressed gradients), ``communication`` with a term for each collective, and ``idle``.
+The terms have the same names as the measured times of a run: ``data``, ``forward``, ``backward``, ``optimizer``,
+``codec`` (packing and unpacking of compressed gradients), ``communication`` with a term for each collective, ``idle``.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def job_time_term(step: JobStep, found: Traced, traffic: Traffic | None, rates: 
     """Return the time of one step, in seconds, as a sum of terms; no overlap is assumed.
 
     Each operation takes the time of its matrix products or of its memory traffic, plus the time of its launch. The
-    optimizer reads and writes all its states, and a codec reads and writes the gradient and its packets. Each
-    collective takes as long as its slowest rank needs to send its bytes and messages.
+    optimizer takes the time to read and write all states, and the codec the time to read and write the gradient and its
+    packets. Each collective takes as long as its slowest rank needs to send its bytes and messages.
 
     Args:
         step: The training step to predict.
@@ -52,7 +52,7 @@ def _data(step: JobStep, found: Traced, rates: RankRates) -> Term:
 
 
 def _pass(name: str, step: JobStep, found: Traced, work: Work, rates: RankRates) -> Term:
-    """Return the term of all forward or all backward passes of a step."""
+    """Return the term for all forward passes or all backward passes of a step."""
     trace, is_forward = step.trace, name == "forward"
     count = step.samples * step.micro_batches * work.computing
     flops = (1 if is_forward else _BACKWARD_PASSES[step.job.recompute]) * found.table.flops * count
@@ -65,7 +65,7 @@ def _pass(name: str, step: JobStep, found: Traced, work: Work, rates: RankRates)
         _term("matrix products", flops / rates.flops, "FLOP / rate", rates, _ROOFLINE, FLOP=flops, rate=rates.flops),
         _term("other operations", moved / rates.bandwidth, "bytes / bandwidth", rates, _ROOFLINE, bytes=moved,
               bandwidth=rates.bandwidth),
-        _term("launches", launched * rates.operation_s, "operations × time of one", rates, "traced",
+        _term("launches", launched * rates.operation_s, "operations × time per launch", rates, "traced",
               operations=launched),
     )  # fmt: skip
     return Term.total(name, parts)
@@ -82,7 +82,7 @@ def _optimizer(step: JobStep, work: Work, rates: RankRates) -> Term:
 
 
 def _codec(step: JobStep, rates: RankRates) -> Term | None:
-    """Return the term of packing and unpacking; None if compression is off in this step or has no `codec_passes`."""
+    """Return the term for packing and unpacking; None if compression is off in this step or has no `codec_passes`."""
     now = step.compression
     if not now.is_on or now.codec_passes is None:
         return None
@@ -95,26 +95,26 @@ def _codec(step: JobStep, rates: RankRates) -> Term | None:
 
 
 def _communication(traffic: Traffic, rates: RankRates) -> Term | None:
-    """Return the term of all collectives, with one part for each; None if there are none."""
+    """Return the term for all collectives, with one part for each; None if there are none."""
     parts = tuple(_collective(name, sent, rates) for name, sent in traffic.items())
     return Term.total("communication", parts) if parts else None
 
 
 def _collective(name: str, sent: Sent, rates: RankRates) -> Term:
-    """Return the term of one collective; if its number of messages is unknown, W - 1 per sending rank are assumed."""
+    """Return the term for one collective; an unknown number of messages counts as one to each other rank."""
     unknown = (sent.bytes > 0) & (sent.messages == 0)
     messages = np.where(unknown, len(sent.bytes) - 1, sent.messages)
     seconds = sent.bytes / rates.link + messages * rates.message_s
     rank = int(seconds.argmax())
     return _term(
-        name, float(seconds[rank]), "bytes / bandwidth + messages × time of one", rates,
+        name, float(seconds[rank]), "bytes / bandwidth + messages × time per message", rates,
         "time of the slowest rank; no overlap", bytes=float(sent.bytes[rank]), messages=float(messages[rank]),
         bandwidth=rates.link,
     )  # fmt: skip
 
 
 def _idle(computing_s: float, work: Work, rates: RankRates) -> Term:
-    """Return the term of the time in which a rank does nothing that a run records."""
+    """Return the term for idle time: the pipeline bubble, and the fixed cost of a step, for which no span exists."""
     waits = computing_s * work.waiting / work.computing
     parts = (
         _term("pipeline bubble", waits, "bubble / (1 - bubble) × computing", rates, "closed form of the schedule"),

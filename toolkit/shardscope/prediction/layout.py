@@ -1,32 +1,26 @@
-"""Prediction for one layout of a model on a cluster: step time, memory and cost, as sums of terms."""
+"""Predict the step time, memory and cost of one layout of a model on a cluster, as sums of terms."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any
 
 from shardscope.analytic.compute.flops import hardware_flops, model_flops
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import device_memory, memory_term
-from shardscope.analytic.memory.offload import drive_room, host_room
+from shardscope.analytic.memory.offload import drive_bytes_per_device, host_bytes_per_device
 from shardscope.analytic.show import term_html, term_text
 from shardscope.analytic.terms import Term
 from shardscope.prediction.budget import Budgeted
 from shardscope.prediction.step.machine import Machine
 from shardscope.prediction.step.term import time_term
-from shardscope.spec.calibration import Calibration
+from shardscope.spec.calibration import Calibration, Interval
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
+from shardscope.spec.units import duration_text
 
 GIB = 2**30
-
-
-class Interval(NamedTuple):
-    """Interval in seconds that contained 90 % of the measured step times in held-out rows."""
-
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)
@@ -49,9 +43,8 @@ class Prediction(Budgeted):
 
     @property
     def interval(self) -> Interval:
-        """Interval of the step time in seconds: 5th to 95th percentile of the calibration's residuals."""
-        quantiles = self.calibration.quantiles
-        return Interval(self.step_time_s * quantiles["5"], self.step_time_s * quantiles["95"])
+        """Interval of the step time, in seconds, from the 5th and 95th percentiles of the calibration's residuals."""
+        return self.calibration.interval(self.step_time_s)
 
     @property
     def peak_bytes(self) -> float:
@@ -60,15 +53,15 @@ class Prediction(Budgeted):
 
     @property
     def fits(self) -> bool:
-        """Whether the peak fits on the device, and offloaded data fit in its share of host memory and drives."""
-        return self.peak_bytes <= self.cluster.device.memory_bytes and not self._homeless_bytes
+        """Whether the fullest device has enough memory, and its offloaded data fit on the host and its drives."""
+        return self.peak_bytes <= self.cluster.device.memory_bytes and not self._offload_overflow_bytes
 
     @property
-    def _homeless_bytes(self) -> float:
+    def _offload_overflow_bytes(self) -> float:
         """Offloaded bytes of a device that exceed its shares of host memory and drives."""
-        room = host_room(self.cluster)
+        room = host_bytes_per_device(self.cluster)
         parts = device_memory(self.model, Layouts.of([self.layout]), host_capacity=room)
-        return max(0.0, float(parts.nvme[0]) - drive_room(self.cluster))
+        return max(0.0, float(parts.nvme[0]) - drive_bytes_per_device(self.cluster))
 
     @property
     def tokens_per_s(self) -> float:
@@ -78,18 +71,18 @@ class Prediction(Budgeted):
     @property
     def mfu(self) -> float:
         """Model FLOPs utilization: model FLOPs (3 x forward) divided by the devices' peak FLOPs in one step."""
-        return float(model_flops(self.model, self.layout.global_batch)) / self._promised_flops
+        return self._utilization(model_flops(self.model, self.layout.global_batch))
 
     @property
     def hfu(self) -> float:
         """Hardware FLOPs utilization: like `mfu`, but including the FLOPs of recomputation."""
-        done = hardware_flops(self.model, self.layout.global_batch, recompute=self.layout.recompute)
-        return float(done) / self._promised_flops
+        return self._utilization(
+            hardware_flops(self.model, self.layout.global_batch, recompute=self.layout.recompute)
+        )
 
-    @property
-    def _promised_flops(self) -> float:
-        peak = Machine.of(self.cluster, self.calibration, self.layout.precision).peak
-        return peak * self.layout.num_devices * self.step_time_s
+    def _utilization(self, flops: Any) -> float:
+        machine = Machine.of(self.cluster, self.calibration, self.layout.precision)
+        return machine.utilization(float(flops), self.num_devices, self.step_time_s)
 
     @property
     def num_devices(self) -> int:
@@ -98,7 +91,7 @@ class Prediction(Budgeted):
 
     @property
     def priced(self) -> Cluster:
-        """The cluster whose price applies."""
+        """The cluster whose price `dollars` uses."""
         return self.cluster
 
     def to_dict(self) -> dict[str, object]:
@@ -121,15 +114,17 @@ class Prediction(Budgeted):
         }
 
     def __repr__(self) -> str:
-        return "\n".join([*self._headline(), "", term_text(self.time), "", term_text(self.memory)])
+        return "\n".join(
+            [*self._headline(), "", term_text(self.time), "", term_text(self.memory, unit="GiB")]
+        )
 
     def _headline(self) -> list[str]:
-        low, high = self.interval
+        low, high = map(duration_text, self.interval)
         held = f"{self.peak_bytes / GIB:.1f} of {self.cluster.device.memory_bytes / GIB:.1f} GiB"
         return [
             f"{self.model.name} on {self.layout.num_devices} x {self.cluster.device.name}",
-            f"step {self.step_time_s:.4g} s ({low:.4g} to {high:.4g}), {self.tokens_per_s:.4g} tokens/s, "
-            f"MFU {self.mfu:.1%}, HFU {self.hfu:.1%}; a device holds {held}"
+            f"step {duration_text(self.step_time_s)} ({low} to {high}), "
+            f"{self.tokens_per_s:,.0f} tokens/s, MFU {self.mfu:.1%}, HFU {self.hfu:.1%}; a device needs {held}"
             + ("" if self.fits else ": it does not fit"),
             f"calibration {self.calibration.name}"
             + (f": {self.calibration.note}" if self.calibration.note else ""),
@@ -140,25 +135,26 @@ class Prediction(Budgeted):
 
         title, *rest = map(escape, self._headline())
         lines = "".join(f"<p style='margin:.2em 0'>{line}</p>" for line in rest)
-        return f"<div><strong>{title}</strong>{lines}{term_html(self.time)}{term_html(self.memory)}</div>"
+        terms = term_html(self.time) + term_html(self.memory, unit="GiB")
+        return f"<div><strong>{title}</strong>{lines}{terms}</div>"
 
 
 def predict_layout(
     model: Transformer, cluster: Cluster, layout: Layout, calibration: Calibration | None = None
 ) -> Prediction:
-    """Predict the step time and memory of a layout from closed-form formulas and a machine's calibration.
+    """Predict the step time and memory of a layout from closed-form formulas and the cluster's calibration.
 
     Args:
         model: The model.
         cluster: The cluster; the layout must use all of its devices.
         layout: The layout.
-        calibration: The machine's constants; by default `Calibration.of` the cluster's device. For a device that was
-            never measured, that calibration is transferred from another device: its note says so, and its interval is
-            twice as wide on a logarithmic scale.
+        calibration: The cluster's constants; None for `Calibration.of` the cluster's device. For a device that was
+            never measured, that calibration is transferred from a similar device: `Calibration.note` says so, and the
+            `interval` of the prediction is twice as wide on a logarithmic scale.
 
     Raises:
-        SpecError: The layout does not use exactly the cluster's devices, or the model or batch cannot be divided as it
-            specifies.
+        SpecError: The layout does not use exactly the cluster's devices, or the model or batch cannot be divided as the
+            layout specifies.
     """
     layout.check(model, cluster)
     known = Calibration.of(cluster.device) if calibration is None else calibration

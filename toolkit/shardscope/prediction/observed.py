@@ -1,9 +1,9 @@
-"""Prediction for an observed training loop: bytes that each rank sends and holds in one step, from formulas."""
+"""Predict the bytes that each rank of an observed training loop sends in one step, and the size of its model states."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from shardscope.analytic.communication import Traffic
-from shardscope.analytic.communication.traffic import by_backend, sent_bytes, together
+from shardscope.analytic.communication.traffic import between, by_backend, sent_bytes, together
 from shardscope.analytic.communication.zero import times, unit_traffic
 from shardscope.analytic.job_step import JobStep
 from shardscope.analytic.memory import RankStates, spread_states
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _SETTLED = 3
-"""Number of a step by which optimizer states exist and DistributedDataParallel has its final buckets."""
+"""First step that starts with optimizer states and DistributedDataParallel's final buckets already in place."""
 
 
 @dataclass(frozen=True)
 class ObservedPrediction:
-    """Bytes that each rank of an observed training loop sends and holds in one step, from formulas.
+    """Prediction for an observed training loop: bytes that each rank sends in one step, and bytes of its model states.
 
-    The formulas use the model's shapes, the wrapper, and the number of passes and exchanges in the first step. They do
-    not use measurements, and they leave out collectives that the script calls itself.
+    The formulas use the model's shapes, the wrapper (such as DDP), and the number of forward passes and gradient
+    exchanges in the first step. They do not use measured bytes, and leave out collectives that the script calls itself.
 
     Attributes:
         job: Description of the training loop, from ``run.job``.
@@ -43,23 +43,27 @@ class ObservedPrediction:
     def traffic(self) -> Traffic | None:
         """Bytes that each rank sends in one step, by collective; None under FSDP1.
 
+        DDP does not broadcast its buffers before a forward pass that follows an evaluation, so for the broadcast only
+        bounds are known.
+
         For DDP, each rank's value is an even share of one all-reduce over all gradients. DDP all-reduces its buckets
         one by one, so a rank may send one byte more or less for each bucket, but the total over all ranks is exact.
         """
         job = self.job
-        if job.wrapper == "DDP":
+        if job.wrapper == "DDP" and job.gradient_bytes is not None:
             return times(together(self._replicated()), job.exchanges)
         if job.wrapper == "FSDP2":
             return together(self._sharded())
         return {} if job.wrapper == "none" and job.world_size == 1 else None
 
     def _replicated(self) -> Iterator[Traffic]:
-        """Yield the traffic of one exchange: the gradients, and rank 0's buffers, broadcast before the forward pass."""
+        """Yield DDP's traffic per gradient exchange: the all-reduce of gradients, and the broadcast of buffers."""
         job = self.job
-        num_bytes = job.weight_bytes * sum(row.num_elements for row in job.parameters if row.is_trained)
-        yield by_backend("all_reduce", num_bytes, job.world_size, backend=job.backend)
+        assert job.gradient_bytes is not None
+        yield by_backend("all_reduce", job.gradient_bytes, job.world_size, backend=job.backend)
         if job.broadcast_bytes:
-            yield by_backend("broadcast", job.broadcast_bytes, job.world_size, backend=job.backend)
+            every = by_backend("broadcast", job.broadcast_bytes, job.world_size, backend=job.backend)
+            yield between(times(every, 0), every, every)
 
     def _sharded(self) -> Iterator[Traffic]:
         for place, unit in enumerate(self.job.units):
@@ -88,19 +92,29 @@ class ObservedPrediction:
         """Bytes of parameters, gradients and optimizer state on each rank.
 
         None under FSDP1, for optimizers other than torch's AdamW and SGD, and for models that mix dtypes or have
-        parameters outside FSDP2's units.
+        parameters outside FSDP2's units. Not exact if the optimizer also updates parameters outside the model.
         """
         job = self.job
         is_known = job.wrapper != "FSDP1" and job.optimizer.is_here and job.weight_bytes
         if not is_known or any(row.unit >= max(1, len(job.units)) for row in job.parameters):
             return None
-        if job.wrapper == "FSDP2":
-            return spread_states(self._step, 2, ranks=self._num_shards).repeated(job.replicas)
-        return spread_states(self._step)
+        states = self._spread(job.parameters)
+        if job.stateful is None:
+            return states._replace(is_exact=False)
+        updated = set(job.stateful)
+        kept = [row.replace(is_trained=place in updated) for place, row in enumerate(job.parameters)]
+        return states._replace(optimizer=self._spread(kept).optimizer)
+
+    def _spread(self, rows: Sequence[ParameterRow]) -> RankStates:
+        """Return the states of each rank for a model with these parameters."""
+        step = self._step(rows)
+        if self.job.wrapper == "FSDP2":
+            return spread_states(step, 2, ranks=self._num_shards).repeated(self.job.replicas)
+        return spread_states(step)
 
     @property
     def kinds(self) -> dict[str, Any]:
-        """Peak bytes of parameters, gradients and optimizer state, as arrays of shape `(W,)`; empty if unknown."""
+        """Peak bytes of parameters, gradients and optimizer state, with one value per rank; empty if unknown."""
         known = ("parameters", "gradients", "optimizer")
         return {} if self.states is None else {kind: getattr(self.states, kind) for kind in known}
 
@@ -108,28 +122,31 @@ class ObservedPrediction:
         """Return this prediction, which is the same for every step."""
         return self
 
-    @property
-    def _step(self) -> JobStep:
+    def _step(self, rows: Sequence[ParameterRow]) -> JobStep:
         job = self.job
         units = tuple(map(str, range(max(1, len(job.units)))))
         trace = StepTrace(
             units=units,
-            parameters=job.parameters,
+            parameters=tuple(rows),
             buffer_bytes=job.buffer_bytes,
             output_bytes=0,
             moments={},
         )
-        return JobStep(job, trace, _SETTLED, "nccl" if job.backend == "nccl" else "gloo")
+        is_on_gpus = job.backend == "nccl"
+        return JobStep(job, trace, _SETTLED, "nccl" if is_on_gpus else "gloo", is_on_gpus)
 
     @property
     def sent_bytes(self) -> Any:
-        """Bytes that each rank sends in one step, as an array of shape `(W,)`; None if unknown."""
+        """Bytes that each rank sends in one step, as an array of shape `(world_size,)`; None if unknown."""
         if self.traffic is None:
             return None
         return sent_bytes(self.traffic) + np.zeros(self.job.world_size, int)
 
     def frame(self) -> pd.DataFrame:
-        """Return a table with one row per rank and per collective or kind of memory: ``term``, ``rank``, ``bytes``."""
+        """Return a data frame with one row per rank and term. Columns: term, rank, bytes.
+
+        A term is a collective, such as ``all_reduce``, or a type of memory, such as ``gradients``.
+        """
         import pandas as pd
 
         columns = {name: sent.bytes for name, sent in (self.traffic or {}).items()}

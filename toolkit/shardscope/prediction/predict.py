@@ -12,7 +12,7 @@ from shardscope.spec import Job
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
-from shardscope.spec.model import Transformer
+from shardscope.spec.model import Model, Transformer
 from shardscope.spec.observed import ObservedJob
 
 
@@ -24,10 +24,10 @@ def predict(
 ) -> JobPrediction: ...
 @overload
 def predict(
-    job: Transformer, cluster: Cluster, layout: Layout, calibration: Calibration | None = None
+    job: Transformer | str, cluster: Cluster, layout: Layout, calibration: Calibration | None = None
 ) -> Prediction: ...
 def predict(
-    job: Job | Transformer,
+    job: Job | Transformer | str,
     cluster: Cluster | None = None,
     layout: Layout | None = None,
     calibration: Calibration | None = None,
@@ -35,14 +35,14 @@ def predict(
     """Predict bytes sent, memory and step time of a job, or memory and step time for a layout of a large model.
 
     Args:
-        job: A job; a transformer, if `layout` is given; or the ``run.job`` of a training loop recorded by `ss.observe`,
-            for which bytes sent and model states are predicted.
+        job: A job; a transformer or the name of one, if `layout` is given; or the ``run.job`` of a training loop
+            recorded by `ss.observe`, for which bytes sent and model states are predicted.
         cluster: The cluster to train on; the layout, or the job's ranks, must use all of its devices. For a job, None
             means this machine.
-        layout: The layout of the model; leave it out for a job.
-        calibration: The cluster's constants; by default `Calibration.of` its device. For a device that was never
-            measured, that calibration is transferred from another device: its note says so, and its interval is
-            twice as wide on a logarithmic scale.
+        layout: The layout of the model; omit it for a job.
+        calibration: The cluster's constants; None for `Calibration.of` its device. For a device that was never
+            measured, that calibration is transferred from a similar device: `Calibration.note` says so, and the
+            `interval` of the prediction is twice as wide on a logarithmic scale.
 
     Example:
         >>> import shardscope as ss
@@ -54,24 +54,26 @@ def predict(
         SpecError: The job or layout does not use exactly the cluster's devices, the model or batch cannot be divided as
             the layout specifies, or the job's model cannot be traced.
     """
-    if not isinstance(job, Job | Transformer):
-        require(job, Job, by="predict", write="ss.predict(ss.Job(...))")
-    if isinstance(job, ObservedJob):
+    known = Model.of(job) if isinstance(job, str) and layout is not None else job
+    if not isinstance(known, Job | Transformer):
+        require(known, Job, by="predict", write="ss.predict(ss.Job(...))")
+    if isinstance(known, ObservedJob):
         if (cluster, layout, calibration) != (None, None, None):
             raise SpecError(
-                "an observed training loop is predicted on its own ranks only; leave out cluster, layout and "
-                "calibration"
+                "an observed training loop can be predicted only for the ranks on which it ran; omit cluster, layout "
+                "and calibration"
             )
-        return ObservedPrediction(job)
-    if cluster is not None or not isinstance(job, Job):
+        return ObservedPrediction(known)
+    if cluster is not None or not isinstance(known, Job):
         require(cluster, Cluster, by="predict", write="ss.Cluster.of('a100-80gb', nodes=...)")
-    if isinstance(job, Job):
+    if isinstance(known, Job):
         if layout is not None:
             raise SpecError(
-                "layout has no effect on a job, which has job.layout(); leave it out, or give a model"
+                "layout has no effect on a job, whose strategy determines job.layout(); omit it, or give a Transformer"
             )
-        return predict_job(job, cluster, calibration)
+        return predict_job(known, cluster, calibration)
     require(layout, Layout, by="predict", write="ss.Layout(...)")
+    assert isinstance(known, Transformer)
     assert cluster is not None
     assert layout is not None
-    return predict_layout(job, cluster, layout, calibration)
+    return predict_layout(known, cluster, layout, calibration)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from shardscope.spec import Job
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.job import IN_LAYOUTS
+from shardscope.spec.strategy import Work
 
 PRODUCTS, ELEMENTWISE = 0.82, 0.11
 """Speeds of torch's matrix products and of its other operations in a training step on a CPU, as fractions of the speed
@@ -32,7 +34,7 @@ class RankRates(NamedTuple):
     flops: float
     """FLOP/s in matrix products."""
     bandwidth: float
-    """Bytes per second that other operations read and write."""
+    """Bytes per second that operations other than matrix products read and write."""
     operation_s: float
     """Fixed time per operation, in seconds, independent of its size."""
     step_s: float
@@ -44,14 +46,21 @@ class RankRates(NamedTuple):
     source: str
 
     @classmethod
-    def of_this_machine(cls, job: Job) -> RankRates:
-        """Return the rates of one rank of `job` on this machine, whose cores all ranks share.
+    def of_this_machine(cls, job: Job, work: Sequence[Work]) -> RankRates:
+        """Return the rates of one rank of `job` on this machine, whose cores the ranks share.
 
-        Sending is limited by the job's link. Times from these rates can be off by a factor of two, because the
-        constants were fitted on another machine.
+        Ranks that wait in a schedule leave their core to others: a pipeline that mostly waits is not slowed down by few
+        cores, and a smaller bubble then gains little. The job's link, if it has one, limits the rate of sending.
+        Predicted times can be off by a factor of two, because the constants of this module were fitted on another
+        machine.
+
+        Args:
+            job: The job.
+            work: Work of each rank.
         """
         speed = core_speed()
-        cores = usable_cores() / job.world_size
+        computing = sum(each.computing for each in work) / max(each.computing + each.waiting for each in work)
+        cores = usable_cores() / max(1.0, computing)
         share = min(job.threads, cores)
         waits = max(1.0, 1.0 / cores)
         bandwidth, latency = (np.inf, 0.0) if job.link is None else (job.link.bandwidth, job.link.latency_s)
@@ -67,7 +76,7 @@ class RankRates(NamedTuple):
 
     @classmethod
     def of_cluster(cls, job: Job, cluster: Cluster, calibration: Calibration) -> RankRates:
-        """Return the rates of one device of `cluster`; messages take the slowest link between the ranks.
+        """Return the rates of one device of `cluster`, with the link rate of the slowest link between the ranks.
 
         Raises:
             SpecError: The device supports none of the dtypes of the job's precision.

@@ -23,15 +23,15 @@ from shardscope.spec.data import DATA
 from shardscope.spec.model.table import LayerTable
 
 Elsewhere = Callable[[str], str]
-_FEW = 2
-"""Number of samples to trace if memory is proportional to it."""
+_NUM_SAMPLES = 2
+"""Number of samples to trace if memory is proportional to the number of samples."""
 _WITHIN_S = 120.0
 _MOST_KNOWN = 64
 _KNOWN: dict[tuple[Any, ...], Traced] = {}
 
 
 class Traced(Spec):
-    """A model's layer table with its traced step, and the size of one sample."""
+    """The layer table of a model, which includes one traced training step, and the size of one sample."""
 
     table: LayerTable
     sample_bytes: float
@@ -39,7 +39,7 @@ class Traced(Spec):
 
 
 def traced(job: Job, elsewhere: Elsewhere | None = None, *, builds: bool = True) -> Traced:
-    """Return the trace of a job's model with the job's data and precision.
+    """Return the trace of one training step of a job's model, with the job's data and precision.
 
     Traces of jobs without user code are cached. With user code, the cache is used only if `builds` is false.
 
@@ -60,7 +60,7 @@ def traced(job: Job, elsewhere: Elsewhere | None = None, *, builds: bool = True)
     """
     codes = [*job.user_functions.values()]
     grows = not codes and job.precision in ("fp32", "fp64")
-    samples = _FEW if grows else job.batch.per_rank(job.num_data_ranks) // job.num_micro_batches
+    samples = _NUM_SAMPLES if grows else job.batch.per_rank(job.num_data_ranks) // job.num_micro_batches
     data, stamp = _file(job.data)
     asked = Job(
         model=job.model,

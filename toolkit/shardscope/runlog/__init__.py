@@ -1,1 +1,1 @@
-"""A run's events: written by its ranks, read while they are being written, and reduced once for all readers."""
+"""The run log: write the events of each rank, read them while the run continues, and reduce them to metrics."""

@@ -1,13 +1,15 @@
-"""Read and replace the files of a run directory, which may be damaged, another user's, or malicious.
+"""Read and replace the files of a run directory, which may be damaged, owned by another user, or malicious.
 
-A file is read only if it is a regular file of bounded size in the directory itself. A link, a pipe, a device or a
-folder in its place is rejected before opening it can block or lead out of the directory. A file is replaced atomically,
-and never through a link: neither the file itself nor its folder may be one.
+A file is read only if it is a regular file of limited size in the directory itself. Links, pipes, devices and folders
+are rejected, because opening a pipe could block, and a link could lead out of the directory. A file is replaced
+atomically, without following links: a link in place of the file is replaced, and a link in place of a folder inside the
+run directory is an error.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import secrets
 import stat
@@ -19,7 +21,9 @@ from typing import Any, NoReturn
 from shardscope.errors import RunUnreadable
 
 MOST_BYTES = 16 * 2**20
-"""Largest file that is read whole, in bytes; the files that Shardscope writes are about a thousand times smaller."""
+"""Size limit in bytes for files that are read as a whole; files that Shardscope writes are about 1000 times smaller."""
+MOST = 2**53
+"""Largest integer in an event; JSON readers that use float64 represent all integers up to it exactly."""
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _KINDS = (
     (stat.S_ISLNK, "a link"), (stat.S_ISDIR, "a folder"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"),
@@ -28,7 +32,7 @@ _KINDS = (
 
 
 class OutOfReach(RunUnreadable):
-    """A file that may be intact but cannot be opened at the moment (no free file descriptors, a failing disk)."""
+    """Error for a file that cannot be opened at the moment but may be intact (no free descriptors, a failing disk)."""
 
 
 @contextmanager
@@ -37,8 +41,8 @@ def opened(path: Path) -> Iterator[int]:
 
     Raises:
         FileNotFoundError: The file does not exist.
-        OutOfReach: It cannot be opened at the moment.
-        RunUnreadable: It is not a regular file.
+        OutOfReach: The file cannot be opened at the moment.
+        RunUnreadable: The path is not a regular file.
     """
     try:
         descriptor = os.open(path, _READ)
@@ -60,17 +64,17 @@ def read_bytes(path: Path, *, most: int = MOST_BYTES) -> bytes:
 
     Raises:
         FileNotFoundError: The file does not exist.
-        RunUnreadable: It is not a regular file, is larger, or may not be read.
+        RunUnreadable: The path is not a regular file, or the file is larger than `most` or cannot be opened.
     """
     with opened(path) as descriptor:
         size = os.fstat(descriptor).st_size
         if size > most:
-            raise RunUnreadable(f"{path.name} has {size:,} bytes; at most {most:,} are read")
+            raise RunUnreadable(f"{path.name} has {size:,} bytes, more than the limit of {most:,}")
         return read_range(descriptor, 0, most)
 
 
 def read_range(descriptor: int, start: int, most: int) -> bytes:
-    """Return the content of a file from offset `start` on, at most `most` bytes."""
+    """Return the content of an open file from byte `start` on, up to `most` bytes."""
     parts: list[bytes] = []
     while most > 0:
         part = os.pread(descriptor, most, start)
@@ -82,9 +86,9 @@ def read_range(descriptor: int, start: int, most: int) -> bytes:
 
 
 def read_tail(path: Path, *, most: int = MOST_BYTES) -> str:
-    """Return the end of a text file, at most `most` bytes; empty if the file does not exist.
+    """Return the last `most` bytes of a text file as a string, or the whole text of a shorter file.
 
-    If the file cannot be read, the reason is returned in brackets.
+    If the file does not exist, return an empty string; if it cannot be read, return the reason in brackets.
     """
     try:
         with opened(path) as descriptor:
@@ -101,7 +105,7 @@ def read_text(path: Path) -> str:
 
     Raises:
         FileNotFoundError: The file does not exist.
-        RunUnreadable: It is not a regular file, is too large, or is not text.
+        RunUnreadable: The path is not a regular file, or the file is too large or is not UTF-8 text.
     """
     try:
         return read_bytes(path).decode()
@@ -114,7 +118,7 @@ def read_json(path: Path) -> Any:
 
     Raises:
         FileNotFoundError: The file does not exist.
-        RunUnreadable: It is not a regular file, is too large, or is not JSON.
+        RunUnreadable: The path is not a regular file, or the file is too large or is not strict JSON.
     """
     text = read_text(path)
     try:
@@ -135,11 +139,11 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("nested too deeply") from None
 
 
-def _refuse_constant(name: str) -> NoReturn:
+def _reject_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not JSON")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+_DECODER = json.JSONDecoder(parse_constant=_reject_constant)
 
 
 def replace_whole(path: Path, content: bytes, *, within: Path) -> None:
@@ -148,7 +152,8 @@ def replace_whole(path: Path, content: bytes, *, within: Path) -> None:
     Args:
         path: The file, in the folder `within` or one folder below it.
         content: New content of the file.
-        within: The run directory. It may be reached through a link; the folder below it may not be a link.
+        within: The run directory. The path of the directory may contain links, but a folder inside the directory may
+            not be a link.
 
     Raises:
         OSError: The file cannot be written.
@@ -183,12 +188,12 @@ def _discard(name: str, folder: int) -> None:
 
 
 def _kind(mode: int) -> str | None:
-    """Return what the file is if it is not a regular file; None if it is one."""
+    """Return a description of the type of file, such as ``a link``; None for a regular file."""
     return next((name for test, name in _KINDS if test(mode)), None)
 
 
 def _unopened(path: Path, error: Exception) -> RunUnreadable:
-    """Return the error for a file that cannot be opened."""
+    """Return the error to raise for a file that could not be opened."""
     try:
         kind = _kind(path.lstat().st_mode)
     except (OSError, ValueError):
@@ -196,3 +201,13 @@ def _unopened(path: Path, error: Exception) -> RunUnreadable:
     if kind is not None:
         return RunUnreadable(f"{path.name} is {kind}, not a file")
     return OutOfReach(f"{path.name} cannot be read ({getattr(error, 'strerror', None) or error})")
+
+
+def is_whole(value: Any, most: int = MOST) -> bool:
+    """Return whether a value is an integer from 0 to `most`."""
+    return type(value) is int and 0 <= value <= most
+
+
+def is_real(value: Any) -> bool:
+    """Return whether a value is a finite number."""
+    return math.isfinite(value) if type(value) is float else type(value) is int and -MOST <= value <= MOST

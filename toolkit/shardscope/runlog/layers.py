@@ -1,8 +1,10 @@
 """Statistics of a run's layers: trust ratios, norms, and the residuals of compression with error feedback.
 
-Samples are kept in bounded memory while the run continues. As their number grows, only every second, then every fourth
-and so on is kept, evenly over the whole run. The first sample, the newest, and the first with a NaN or infinite value
-are always kept, so that `runlog.alarms` finds the same alarms as with all samples.
+The number of samples in memory is limited. As a run continues, only every second sample stays in memory, then every
+fourth, and so on, so that the samples remain spread evenly over the run. Some samples are never dropped: the first and
+the newest, the first with a NaN or infinite value, and, among those with a layer of zeros, the one with the largest
+learning rate. The last two raise an alarm by themselves. `Layers.alarms` is computed from the samples in memory only,
+so every reader of a run gets the same alarms.
 """
 
 from __future__ import annotations
@@ -22,16 +24,17 @@ Known = tuple[float | None, ...]
 
 @dataclass(frozen=True)
 class RatioSeries:
-    """Trust ratios and norms of one layer with a layer-wise optimizer, by step.
+    """Trust ratios and norms of one layer under a layer-wise optimizer, with one value for each sampled step.
 
     Attributes:
         layer: Name of the parameter.
-        steps: Numbers of the sampled steps.
-        lr: Learning rate at each of them.
-        ratio: Trust ratio; None where the layer is not adapted.
-        weight_norm: Norm of the weights before the step; None where the optimizer did not compute it.
-        update_norm: Norm in the ratio's denominator: of LAMB's update, or of LARS's gradient with weight decay.
-        bound: The setting that clipped the ratio, ``clamp``, ``trust_clip`` or ``factor``; None where none did.
+        steps: Step numbers of the samples.
+        lr: Learning rate.
+        ratio: Trust ratio; None in steps without one.
+        weight_norm: Norm of the weights before the step; None if the optimizer did not compute it.
+        update_norm: Norm in the denominator of the trust ratio: that of LAMB's update, or of LARS's gradient plus
+            weight decay.
+        bound: The bound that limited the ratio, ``clamp``, ``trust_clip`` or ``factor``; None if none did.
     """
 
     layer: str
@@ -44,21 +47,21 @@ class RatioSeries:
 
     @property
     def is_adapted(self) -> bool:
-        """Whether the layer has a trust ratio at any step."""
+        """Whether the layer has a trust ratio in at least one sampled step."""
         return any(value is not None for value in self.ratio)
 
 
 @dataclass(frozen=True)
 class ResidualSeries:
-    """Error-feedback residual of one tensor or sharding unit, by step.
+    """Error-feedback residual of one tensor or sharding unit, with one value for each sampled step.
 
     Attributes:
         layer: Name of the tensor or unit.
-        kind: ``residual`` (of the ranks' own gradients), ``share`` (of the mean), or ``unsent`` (deep gradient
-            compression).
-        steps: Numbers of the sampled steps.
-        norm: Norm of the residual that is left to be sent after the step.
-        gradient: Norm of the gradient that the step added, in the same units.
+        kind: What the residual is left over from: the compression of the ranks' own gradients (``residual``), the
+            compression of each rank's share of the mean (``share``), or deep gradient compression (``unsent``).
+        steps: Step numbers of the samples.
+        norm: Norm of the residual after the step.
+        gradient: Norm of the gradient that the step added to the residual, in the same units as `norm`.
     """
 
     layer: str
@@ -91,32 +94,29 @@ class Layers:
         ratios: One series per layer, in the model's order, if the optimizer is layer-wise.
         residuals: One series for each tensor or sharding unit and kind of residual, if gradients are compressed with
             error feedback.
+        alarms: Alarms raised by the rules of `shardscope.runlog.alarms`, the most severe kinds first.
     """
 
     optimizer: Optimizer | None
     ratios: tuple[RatioSeries, ...]
     residuals: tuple[ResidualSeries, ...]
-
-    @property
-    def alarms(self) -> tuple[Alarm, ...]:
-        """Alarms raised by the rules of `shardscope.runlog.alarms`, the most severe kinds first."""
-        return alarms_of(self.optimizer, self.ratios, self.residuals)
+    alarms: tuple[Alarm, ...] = ()
 
     @property
     def frame(self) -> pd.DataFrame:
-        """Data frame with one row for each layer and step: layer, step, lr, ratio, weight_norm, update_norm, bound."""
+        """Data frame by layer and step, with columns layer, step, lr, ratio, weight_norm, update_norm and bound."""
         return _frame(("layer", "steps", "lr", *_RATIO_COLUMNS, "bound"), self.ratios)
 
     @property
     def residual_frame(self) -> pd.DataFrame:
-        """Data frame with one row for each layer, kind and step: layer, kind, step, norm, gradient, relative."""
+        """Data frame by layer, kind and step, with columns layer, kind, step, norm, gradient and relative."""
         return _frame(("layer", "kind", "steps", "norm", "gradient", "relative"), self.residuals)
 
     def __repr__(self) -> str:
         if not self.ratios and not self.residuals:
             return "<Layers: no step has been sampled yet>"
-        told = [f"trust ratios of {len(self.ratios)}"] * bool(self.ratios)
-        told += [f"residuals of {len(self.residuals)}"] * bool(self.residuals)
+        told = [f"{len(self.ratios)} with trust ratios"] * bool(self.ratios)
+        told += [f"{len(self.residuals)} with residuals"] * bool(self.residuals)
         alarms = self.alarms
         return f"<Layers: {' and '.join(told)}; {len(alarms) or 'no'} alarm{'s' * (len(alarms) != 1)}>"
 
@@ -134,31 +134,38 @@ def _frame(columns: tuple[str, ...], series: Iterable[Any]) -> pd.DataFrame:
 
 
 def reports_layers(job: Job) -> bool:
-    """Return whether the job has layer statistics: a layer-wise optimizer, or compression with residuals."""
+    """Return whether layers have statistics: with a layer-wise optimizer, or compression that keeps residuals."""
     return job.optimizer.is_layerwise() or keeps_residuals(job)
 
 
 def keeps_residuals(job: Job) -> bool:
-    """Return whether the job's compression keeps a residual of what it has not sent."""
+    """Return whether the job's compression uses error feedback, and so keeps residuals."""
     return job.compression.remembers
 
 
 def layers_of(events: Iterable[Event], optimizer: Optimizer | None) -> Layers:
-    """Return the layer statistics from a run's events; other kinds of events are ignored.
+    """Compute the layer statistics of a run from its layer events.
 
     If each rank has its own weights (gossip, local SGD), ratios and norms are means over ranks, and a ratio counts as
-    clipped if it was clipped on any rank. The norms of residuals and of gradients are each combined over all ranks into
-    one norm.
+    limited by a bound if it was limited on any rank. The norms of residuals and of their gradients are computed over
+    all ranks together.
 
     Args:
-        events: Events of the run.
-        optimizer: The run's optimizer; None if it is not known.
+        events: Events of the run; only layer events are used.
+        optimizer: The run's optimizer; None if unknown.
     """
-    newest = {(event["step"], event["rank"]): event for event in events if event["event"] == "layers"}
+    samples, rows = LayerSamples(), [event for event in events if event["event"] == "layers"]
+    for event in rows:
+        samples.take(event)
+    return Layers(optimizer, *_series(rows), samples.layers(optimizer).alarms)
+
+
+def _series(events: Iterable[Event]) -> tuple[tuple[RatioSeries, ...], tuple[ResidualSeries, ...]]:
+    newest = {(event["step"], event["rank"]): event for event in events}
     by_step: dict[int, list[Event]] = {}
     for (step, _), event in sorted(newest.items()):
         by_step.setdefault(step, []).append(event)
-    return Layers(optimizer, _ratios(by_step), _residuals(by_step))
+    return _ratios(by_step), _residuals(by_step)
 
 
 def _ratios(by_step: Mapping[int, list[Event]]) -> tuple[RatioSeries, ...]:
@@ -197,15 +204,15 @@ def _residuals(by_step: Mapping[int, list[Event]]) -> tuple[ResidualSeries, ...]
 
 
 MOST_SAMPLES = 240
-"""Maximum number of samples kept at a time."""
+"""Maximum number of sampled steps in memory."""
 
 
 @dataclass
 class LayerSamples:
-    """Layer events of all ranks, thinned as they arrive.
+    """Layer events of all ranks at a limited number of steps; some steps are dropped as new events arrive.
 
     Attributes:
-        num_samples: Number of steps sampled so far, kept or not.
+        num_samples: Number of steps sampled so far, including dropped ones.
         num_events: Number of events received so far.
     """
 
@@ -213,13 +220,15 @@ class LayerSamples:
     num_events: int = 0
     _kept: dict[int, dict[int, Event]] = field(default_factory=dict)
     _places: dict[int, int] = field(default_factory=dict)
-    """Index of each kept step among all sampled steps, from 0."""
+    """Index of each step in memory among all sampled steps, from 0."""
     _every: int = 1
     _newest: int = -1
     _broken: int | None = None
+    _bare: tuple[float, int] | None = None
+    """Largest learning rate among the steps with a layer of zeros, and the number of that step."""
 
     def take(self, event: Event) -> None:
-        """Add the event of one rank."""
+        """Add a layer event of one rank."""
         self.num_events += 1
         step = event["step"]
         if step > self._newest:
@@ -229,10 +238,14 @@ class LayerSamples:
         self._kept[step][event["rank"]] = event
         if self._broken is None and not _is_finite(event):
             self._broken = step
+        lr = float(event["lr"])
+        if _is_bare(event) and math.isfinite(lr) and (self._bare is None or lr > self._bare[0]):
+            self._bare = lr, step
 
     def layers(self, optimizer: Optimizer | None) -> Layers:
-        """Return the layer statistics from the samples that are kept."""
-        return layers_of((event for ranks in self._kept.values() for event in ranks.values()), optimizer)
+        """Return the layer statistics computed from the samples in memory."""
+        ratios, residuals = _series(event for ranks in self._kept.values() for event in ranks.values())
+        return Layers(optimizer, ratios, residuals, alarms_of(optimizer, ratios, residuals))
 
     def _begin(self, step: int) -> None:
         before, self._newest = self._newest, step
@@ -244,9 +257,18 @@ class LayerSamples:
             self._drop(list(self._kept))
 
     def _drop(self, steps: Iterable[int]) -> None:
+        always = (self._newest, self._broken, self._bare and self._bare[1])
         for step in steps:
-            if step not in (self._newest, self._broken) and self._places.get(step, 0) % self._every:
+            if step not in always and self._places.get(step, 0) % self._every:
                 del self._kept[step], self._places[step]
+
+
+def _is_bare(event: Event) -> bool:
+    """Return whether, in this event, a layer of zeros takes a step with trust ratio 1."""
+    columns = [event[name] for name in _RATIO_COLUMNS]
+    return any(
+        ratio is not None and norm == 0 and update for ratio, norm, update in zip(*columns, strict=True)
+    )
 
 
 def _is_finite(event: Event) -> bool:

@@ -1,8 +1,7 @@
-"""The reducer of the run log: it turns a run's events, as they arrive, into the columns and totals that readers use.
+"""The reducer of the run log, which turns a run's events into columns and totals as the events arrive.
 
-A `RunLog` depends neither on files nor on torch. A run, the tuner, a lab, a report and a test feed it the same events,
-in order for each rank, and read the same values. The cost of adding an event does not depend on how many came before;
-averages are computed on access.
+A `RunLog` depends neither on files nor on torch, so it computes the metrics for runs, the tuner, labs, reports and
+tests alike. The time to add an event does not depend on the number of earlier events; averages are computed on access.
 """
 
 from __future__ import annotations
@@ -14,18 +13,18 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from shardscope.runlog.averages import ALIKE, Average, StepKinds, per_step
+from shardscope.runlog.divergence import Divergence, divergence_of
+from shardscope.runlog.figures import LOSS_WINDOW
 from shardscope.runlog.layers import LayerSamples
-from shardscope.runlog.schema import MEMORY_KINDS
-from shardscope.runlog.steps import MOST, Step, Steps
-from shardscope.runlog.traffic import OBSERVING, Event, Moved
+from shardscope.runlog.schema import MEMORY_KINDS, OBSERVING, Event, Moved
+from shardscope.runlog.steps import ALIKE, MOST, Average, Step, StepKinds, Steps, per_step
 
 if TYPE_CHECKING:
     from shardscope.spec import Job
 
 
 class Evaluation(NamedTuple):
-    """Quality on a split after a step; NaN where it was not computed."""
+    """Loss and accuracy on one split of the data after a step; NaN if not computed."""
 
     step: int
     loss: float
@@ -35,24 +34,25 @@ class Evaluation(NamedTuple):
 
 @dataclass(kw_only=True)
 class RunLog:
-    """A run's events so far, reduced.
+    """Columns and totals of a run, computed from the events that have been added so far.
 
     Attributes:
-        world_size: Number of ranks; a step has finished when all of them have reported it.
-        kinds: How the job's steps differ; averages per step are weighted accordingly.
+        world_size: Number of ranks; a step has finished when all ranks have reported it.
+        kinds: The kinds of steps in the job, such as communicating and local steps; averages per step weight them by
+            frequency.
         steps: The finished steps, in columns.
         starts: Start event of each rank, by rank.
-        evaluations: Evaluations during training, in order, on the validation split; in runs from earlier versions, on
-            the test split.
-        final: Evaluation on the test split after the last step; None before it, and in runs from earlier versions.
+        evaluations: Evaluations during training, in order. They use the validation split; in runs from earlier versions
+            of Shardscope, they use the test split.
+        final: Evaluation on the test split after the last step; None until then, and in runs from earlier versions.
         peak_memory: Peak memory of each rank in bytes, by rank.
-        held: Memory of each rank by kind, in bytes, from its newest memory event.
-        noise: Squared gradient norms by step, where gradient noise was measured: the mean over the small batches, and
-            that of the mean gradient.
-        layer_samples: Trust ratios and residuals of the layers, thinned.
-        collectives: Training bytes that all ranks sent, by collective.
-        observing: Bytes that all ranks sent for measurements, evaluations and checkpoints, by purpose.
-        last_t: Time when the newest event was written, in Unix seconds.
+        held: Bytes of each type of memory (see `MEMORY_KINDS`), by rank, from the rank's newest memory event.
+        noise: Two squared gradient norms for each step that measured gradient noise, by step: the mean squared norm of
+            the small batches' gradients, and the squared norm of the mean gradient.
+        layer_samples: Layer events at a limited number of steps.
+        collectives: Training bytes sent by all ranks, by name of the collective.
+        observing: Bytes sent by all ranks for measurements, evaluations and checkpoints, by purpose.
+        last_t: Unix time of the newest event, in seconds.
 
     Example:
         >>> log = RunLog(world_size=1)
@@ -84,7 +84,7 @@ class RunLog:
         return cls(world_size=job.world_size, kinds=StepKinds.of(job))
 
     def feed(self, events: Iterable[Event]) -> bool:
-        """Add new events, in order for each rank; return whether any of them is of a kind that is reduced."""
+        """Add new events, which must be in order for each rank; return whether the log uses any of them."""
         return sum(self._take(event) for event in events) > 0
 
     def _take(self, event: Event) -> bool:
@@ -113,7 +113,7 @@ class RunLog:
     def _on_traffic(self, event: Event) -> None:
         """Add traffic that a rank's server sent for a step after the rank had finished that step."""
         number = event["step"]
-        if number in self._open or number > self.last_step:  # clocks may have ordered it before the step
+        if number in self._open or number > self.last_step:  # clocks differ, so it may come first
             self._late.setdefault(number, []).append(event)
         else:
             late = self._sent([event])
@@ -133,7 +133,7 @@ class RunLog:
             self.noise[number] = fmean(small), fmean(large)
 
     def _sent(self, events: Iterable[Event]) -> Moved:
-        """Count the traffic of these events and return the training part; traffic for measurements is kept apart."""
+        """Add the traffic of these events to the totals, and return the part for training, without measurements."""
         moved = Moved()
         for event in events:
             for name, row in event["traffic"].items():
@@ -172,15 +172,15 @@ class RunLog:
         until: int | None = None,
         kinds: StepKinds | None = None,
     ) -> float | None:
-        """Return the average of a field of `Step` per step; None until each kind of step has occurred.
+        """Return the average per step of a field of `Step` over the run; None until each kind of step has occurred.
 
-        See `averages.per_step`.
+        See `steps.per_step`.
 
         Args:
             figure: Name of the field.
             average: How steps of the same kind are averaged.
-            until: Last step up to which kinds are counted for their weights; None takes the last finished step.
-            kinds: How the steps differ; None takes the job's kinds.
+            until: Last step to count when weighting the kinds of steps; None means the last finished step.
+            kinds: The kinds of steps; None means those of the job.
         """
         numbers, values = self.steps.column("number"), self.steps.column(figure)
         return per_step(numbers, values, self.kinds if kinds is None else kinds, average=average, until=until)
@@ -192,22 +192,47 @@ class RunLog:
 
     @property
     def step_time_s(self) -> float | None:
-        """Median time of a step on the slowest rank, in seconds, without warm-up."""
+        """Median duration of a step on its slowest rank, in seconds, without warm-up."""
         return self.per_step("step_time_s", average="median")
 
     @property
     def bytes_per_step(self) -> float | None:
-        """Mean number of training bytes that all ranks send in a step, without warm-up."""
+        """Mean number of training bytes sent by all ranks together in a step, without warm-up."""
         return self.per_step("sent_bytes")
 
     @property
-    def peak_memory_bytes(self) -> int | None:
-        """Peak memory in bytes of the rank that used most; None until a step has finished."""
+    def loss(self) -> float | None:
+        """Training loss of the last finished step, mean over ranks; None if it is unknown."""
+        last = self.steps[-1].loss if self.steps else math.nan
+        return None if math.isnan(last) else last
+
+    @property
+    def loss_mean(self) -> float | None:
+        """Training loss, mean over ranks and over the last `LOSS_WINDOW` finished steps; None if it is unknown."""
+        known = [loss for loss in self.steps.column("loss")[-LOSS_WINDOW:] if not math.isnan(loss)]
+        return fmean(known) if known else None
+
+    @property
+    def divergence(self) -> Divergence | None:
+        """How the loss diverged; None if it did not."""
+        return divergence_of(self.steps.column("number"), self.steps.column("loss"))
+
+    @property
+    def held_bytes(self) -> int | None:
+        """Bytes held by tensors on the fullest rank, each type at its own peak in the newest measured step; or None."""
+        return max((sum(kinds.values()) for kinds in self.held.values()), default=None)
+
+    @property
+    def process_bytes(self) -> int | None:
+        """Peak memory in bytes of the process of the rank with the highest peak; None until a step has finished."""
         return max(self.peak_memory.values(), default=None)
 
 
 def _step(number: int, row: list[Event], moved: Moved) -> Step:
-    """Return the step from the reports of all ranks. One loop, for speed: it runs for every step of every log."""
+    """Combine the step events of all ranks into one `Step`.
+
+    A single loop is used for speed, because this function runs for every step of every log.
+    """
     t = seconds = loss = codec = compute = 0.0
     samples = tokens = memory = peak = num_losses = 0
     lr, norm, skipped = row[0]["lr"], math.nan, False
@@ -217,7 +242,7 @@ def _step(number: int, row: list[Event], moved: Moved) -> Step:
             lr = event["lr"] if not num_losses else lr
             loss, num_losses = loss + float(event["loss"]), num_losses + 1
         if event["grad_norm"] is not None:
-            norm = max(float(event["grad_norm"]), norm)  # the first norm also replaces NaN
+            norm = max(float(event["grad_norm"]), norm)  # in this order, max also replaces the initial NaN
         samples, tokens = samples + event["samples"], tokens + (event["tokens"] or 0)
         memory, peak = max(memory, event["memory_bytes"]), max(peak, event["peak_memory_bytes"])
         codec = max(codec, event.get("codec_s", 0.0))
@@ -239,5 +264,5 @@ def _evaluation(event: Event, split: str) -> Evaluation:
 
 
 def _number(value: Any) -> float:
-    """Return an event's number; NaN for None. Non-finite numbers are stored as ``"nan"``, ``"inf"``, ``"-inf"``."""
+    """Convert a value from an event to a float: a number, ``"nan"``, ``"inf"`` or ``"-inf"``; None becomes NaN."""
     return math.nan if value is None else float(value)

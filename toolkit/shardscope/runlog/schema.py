@@ -1,39 +1,30 @@
 """Schema of a run's events: the fields of each kind of event and their types.
 
-Logs are external data: they may be truncated, damaged or written by another version. An event is dropped when the log
-is read if it lacks a field or if a field's value has the wrong type, so later readers need no checks. Unlisted fields
-and kinds are passed on unchanged.
+Logs are external data: they may be truncated, damaged or written by a different version of Shardscope. An event that
+lacks a field, or has a field of the wrong type, is dropped when the log is read, so code that uses events needs no
+further checks. Unknown fields and unknown kinds of events are left unchanged.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Self
 
 from shardscope.errors import RunUnreadable
+from shardscope.runlog.files import is_real, is_whole
 
 SCHEMA = 1
-"""Version of the events that this version writes, and the newest that it reads. Each log states it in the field
-`schema` of its first event. Version 0 denotes logs without that field, which are otherwise the same."""
+"""Schema version of the events that this version of Shardscope writes, and the newest that it can read. The first event
+of each log states the schema version in its field `schema`. Logs without this field count as schema version 0, which is
+otherwise the same as version 1."""
 Check = Callable[[Any], bool]
-MOST = 2**53
-"""Largest integer that every reader represents exactly."""
-MOST_RANKS = 1024
+MOST_RANKS = 2**20
+"""Largest number of ranks of a run, equal to `spec.numbers.LARGEST_DEGREE`."""
 _NOT_FINITE = frozenset({"nan", "inf", "-inf"})
 _LONGEST_NAME = 1000
 _LATEST_S = 1e12
 """Latest valid time in Unix seconds, about 30,000 years from now."""
-
-
-def is_whole(value: Any, most: int = MOST) -> bool:
-    """Return whether a value is an integer from 0 to `most`."""
-    return type(value) is int and 0 <= value <= most
-
-
-def is_real(value: Any) -> bool:
-    """Return whether a value is a finite number."""
-    return math.isfinite(value) if type(value) is float else type(value) is int and -MOST <= value <= MOST
 
 
 def _is_number(value: Any) -> bool:
@@ -50,8 +41,8 @@ def _is_duration(value: Any) -> bool:
     return type(value) in (float, int) and 0 < value <= _LATEST_S
 
 
-def _is_there(_value: Any) -> bool:
-    """Accept any value; it is checked elsewhere."""
+def _any_value(_value: Any) -> bool:
+    """Accept any value, for fields that `is_readable` checks separately."""
     return True
 
 
@@ -76,7 +67,7 @@ def _list_of(check: Check) -> Check:
 
 
 def _row(*checks: Check) -> Check:
-    """Return a check for a list with one value for each of `checks`."""
+    """Return a check for a list that has one value for each of `checks`, in order."""
 
     def matches(value: Any) -> bool:
         return (
@@ -89,7 +80,7 @@ def _row(*checks: Check) -> Check:
 
 
 def _fields(required: Mapping[str, Check], optional: Mapping[str, Check] | None = None) -> Check:
-    """Return a check for an object with these fields; optional ones are checked only if present."""
+    """Return a check for a JSON object that has all `required` fields; `optional` fields are checked if present."""
     needed, allowed = tuple(required.items()), tuple((optional or {}).items())
 
     def matches(value: Any) -> bool:
@@ -113,7 +104,7 @@ def _dict_of(check: Check) -> Check:
 
 
 def _are_columns(event: dict[str, Any]) -> bool:
-    """Return whether all columns of a layers event have one value for each layer."""
+    """Return whether all columns of a layer event have one value for each layer."""
     return len({len(event[name]) for name in ("layer", *_LAYER_COLUMNS, "bound")}) == 1
 
 
@@ -124,11 +115,14 @@ _is_traffic = _dict_of(
     )
 )
 _is_span = _row(_is_name, _is_name, is_time, is_time, is_whole)
+_is_message = _row(
+    _is_name, lambda way: way in ("sent", "arrived"), is_whole, is_whole, is_time, _is_name, _is_name
+)
 _is_op = _row(_is_name, is_whole, is_whole, is_time, is_time)
 _number_or_none = _or_none(_is_number)
 _LAYER_COLUMNS = ("ratio", "weight_norm", "update_norm")
 MEMORY_KINDS = ("parameters", "gradients", "optimizer", "activations", "gathered", "buffers")
-"""Kinds of a rank's memory; `gathered` are parameters gathered temporarily from other ranks."""
+"""Types of memory on a rank; ``gathered`` means parameters that are gathered temporarily from other ranks."""
 _STEP = {"step": is_whole}
 
 _KINDS: Mapping[str, Check] = {
@@ -144,7 +138,7 @@ _KINDS: Mapping[str, Check] = {
         {
             **_STEP, "loss": _number_or_none, "samples": is_whole, "tokens": _or_none(is_whole),
             "step_time_s": _is_duration, "lr": is_real, "grad_norm": _number_or_none, "memory_bytes": is_whole,
-            "peak_memory_bytes": is_whole, "traffic": _is_there,
+            "peak_memory_bytes": is_whole, "traffic": _any_value,
         },
         {
             "spans": _list_of(_is_span), "codec_s": is_real, "skipped": lambda value: isinstance(value, bool | int),
@@ -160,7 +154,11 @@ _KINDS: Mapping[str, Check] = {
     "process": _fields({"pid": is_whole}, {"started": lambda value: isinstance(value, str | float)}),
     "end": _fields({"state": lambda value: value in ("completed", "stopped")}, {"steps": is_whole}),
     "resume": _fields({**_STEP, "samples": is_whole, "notes": _list_of(_is_text)}),
-    "memory": _fields({**_STEP, **dict.fromkeys(MEMORY_KINDS, is_whole)}),
+    "memory": _fields(
+        {**_STEP, **dict.fromkeys(MEMORY_KINDS, is_whole)},
+        {"curve": _list_of(_row(is_time, *[is_whole] * len(MEMORY_KINDS)))},
+    ),
+    "messages": _fields({**_STEP, "rows": _list_of(_is_message)}),
     "layers": _fields(
         {
             **_STEP, "lr": _is_number, "layer": _list_of(_is_layer), "bound": _list_of(_or_none(_is_name)),
@@ -169,40 +167,33 @@ _KINDS: Mapping[str, Check] = {
         }
     ),
     "schedule": _fields({**_STEP, "ops": _list_of(_is_op)}),
-    "chunk": _fields(
-        {
-            **dict.fromkeys(("bucket", "round", "chunk", "peer", "bytes"), is_whole), "phase": _is_name,
-            "start": is_time, "end": is_time,
-        },
-        {"step": _or_none(is_whole), "direction": lambda value: type(value) is int and abs(value) == 1},
-    ),
     "update": _fields({**_STEP, "server": is_whole, "staleness": _list_of(is_whole)}),
-    "traffic": _fields({**_STEP, "traffic": _is_there}),
+    "traffic": _fields({**_STEP, "traffic": _any_value}),
     "consensus": _fields({**_STEP, "distance": _is_number}),
     "compression": _fields({**_STEP, "figures": lambda value: isinstance(value, dict)}),
 }  # fmt: skip
 
 
 def refuse_newer(event: Any, log: str) -> None:
-    """Reject a log with events from a newer version, given one of its events.
+    """Raise an error if an event states that its log uses a newer schema than `SCHEMA`.
 
     Args:
         event: One event of the log.
-        log: Name of the log, for the message.
+        log: Name of the log, for the error message.
 
     Raises:
-        RunUnreadable: The version is newer than `SCHEMA`.
+        RunUnreadable: The schema is newer.
     """
     version = event.get("schema") if isinstance(event, dict) else None
     if version is not None and is_whole(version) and version > SCHEMA:
         raise RunUnreadable(
-            f"{log} has events of schema version {version}, and this version of Shardscope reads up to {SCHEMA}; "
+            f"{log} has events of schema version {version}, but this version of Shardscope reads only up to {SCHEMA}; "
             "upgrade shardscope to read this run"
         )
 
 
 def is_readable(event: Any) -> bool:
-    """Return whether an event is valid, so that readers can rely on its fields."""
+    """Return whether an event has a valid rank and time, and valid values in all fields that its kind requires."""
     if not isinstance(event, dict):
         return False
     kind, rank = event.get("event"), event.get("rank")
@@ -210,9 +201,38 @@ def is_readable(event: Any) -> bool:
         return False
     if "schema" in event and not is_whole(event["schema"]):
         return False
-    if "traffic" in event and not _is_traffic(event["traffic"]):  # counted for events of every kind
+    if "traffic" in event and not _is_traffic(event["traffic"]):  # events of any kind may report traffic
         return False
     check = _KINDS.get(kind) if type(kind) is str else None
     if check is None:
         return _is_name(kind)
     return check(event) and (kind != "layers" or _are_columns(event))
+
+
+Event = Mapping[str, Any]
+OBSERVING = frozenset({"noise_scale", "consensus"})
+"""Names of the collectives that are used only for measurements, as they appear in the traffic of events."""
+
+
+@dataclass(slots=True)
+class Moved:
+    """Amount of training traffic of one or several ranks: sent bytes, received bytes and messages."""
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    messages: int = 0
+
+    @classmethod
+    def of(cls, event: Event) -> Self:
+        """Return the training traffic of one event."""
+        moved = cls()
+        for name, row in event["traffic"].items():
+            if name not in OBSERVING:
+                moved.add(row)
+        return moved
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Add the traffic of one collective, given as the counts in an event."""
+        self.sent_bytes += row["sent_bytes"]
+        self.received_bytes += row["received_bytes"]
+        self.messages += row.get("messages", 0)

@@ -1,17 +1,17 @@
-"""Recorded spans: the steps in which all ranks recorded them, and the time that they cover."""
+"""Functions to find the steps in which all ranks recorded spans, and to compute the time that spans cover."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from shardscope.runlog.traffic import Event
+from shardscope.runlog.schema import Event
 
 Interval = tuple[float, float]
 _COUNTS = ("payload_bytes", "sent_bytes", "received_bytes", "messages", "calls")
 
 
 def lane_of(event: Event, lane: str) -> list[Interval]:
-    """Return start and end of each of a rank's spans in one lane of a step, in seconds, sorted.
+    """Return the start and end times of a rank's spans in one lane of a step, in Unix seconds, sorted.
 
     Args:
         event: Step event of the rank.
@@ -32,14 +32,15 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def covered(intervals: Iterable[Interval]) -> float:
-    """Return the total length that is covered by at least one of the intervals."""
+    """Return the total length covered by the intervals; where several overlap, the length counts once."""
     return sum(end - start for start, end in union(intervals))
 
 
 def finished_steps(events: Iterable[Event], world_size: int) -> dict[int, list[Event]]:
-    """Return the events of each step that all ranks have finished, as lists sorted by rank, keyed by step.
+    """Return the step events of all steps that all ranks have finished: by step number, a list sorted by rank.
 
-    Late traffic, which a rank's server sent for a step after the rank had finished it, is added to the rank's event.
+    Late traffic, which a rank's server sent for a step after the rank had finished the step, is added to that rank's
+    event.
     """
     steps: dict[int, dict[int, Event]] = {}
     for event in events:
@@ -55,7 +56,7 @@ def finished_steps(events: Iterable[Event], world_size: int) -> dict[int, list[E
 
 
 def finished_with_spans(events: Iterable[Event], world_size: int) -> list[list[Event]]:
-    """Return the events of each step that all ranks have finished with recorded spans; see `finished_steps`."""
+    """Return the step events of each finished step in which all ranks recorded spans, as lists sorted by rank."""
     rows = finished_steps(events, world_size).values()
     return [row for row in rows if all(event.get("spans") for event in row)]
 

@@ -3,52 +3,58 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
+from shardscope.runlog.files import is_real, is_whole
 from shardscope.runlog.reducer import RunLog
+from shardscope.runlog.schema import Event
 from shardscope.runlog.steps import Step
-from shardscope.runlog.traffic import Event
 from shardscope.spec import Job
 
-_TOO_FAST = (
-    "messages cannot be held back precisely on a link above 5 Gbit/s: copying them through this machine takes about as "
-    "long as sending them would, so the run was slower than on a real one"
+_TOO_FAST_NOTE = (
+    "a link above 5 Gbit/s cannot be emulated precisely: copying a message within this machine takes about as long as "
+    "such a link needs to transfer it, so the run was slower than on a real link"
 )
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Summary of a run. A field is None if the run did not get that far, or if the field does not apply.
+    """Summary of a run. A field is None if it does not apply, or if the run has not got far enough to compute it.
 
     Attributes:
         state: State of the run.
         strategy: Name of the strategy.
         world_size: Number of ranks that have started.
         steps: Number of optimizer steps that all ranks finished in this run.
-        last_step: Number of the last of them; a resumed run does not start at 1.
-        loss: Mean training loss over all ranks at the last step.
-        samples_per_s: Samples of all ranks per second, at `step_time_s`.
-        tokens_per_s: Tokens of all ranks per second; None if the model does not read tokens.
+        last_step: Number of the last finished step, which is larger than `steps` in a resumed run.
+        loss: Training loss of the last finished step, averaged over ranks.
+        loss_mean: Training loss, averaged over ranks and over the last `figures.LOSS_WINDOW` finished steps.
+        diverged_at: First of the steps since which the loss has been far above that at the start (see `divergence`);
+            None if the loss has not diverged.
+        samples_per_s: Samples processed by all ranks per second, computed from the last step and `step_time_s`.
+        tokens_per_s: Tokens processed by all ranks per second; None if the model does not read tokens.
         test_loss: Loss on the test split, which is evaluated once, after the job's last step. Runs from earlier
-            versions also evaluated it during training and have no validation split; for them, this is the last
-            evaluation.
-        test_accuracy: Fraction of correct answers on the test split; None for regressions.
-        validation_loss: Loss of the last evaluation on the validation split, on which studies base their choices.
-        validation_accuracy: Fraction of correct answers on the validation split; None for regressions.
-        step_time_s: Time of a step on the slowest rank, in seconds: the median over steps, without warm-up. If steps
-            differ (local SGD, an uncompressed start), the medians of all kinds, weighted by frequency; None until each
+            versions of Shardscope also evaluated the test split during training; for them, this is the last evaluation.
+        test_accuracy: Fraction of correct predictions on the test split; None for regression.
+        validation_loss: Loss in the last evaluation on the validation split, which studies use to compare trials.
+        validation_accuracy: Fraction of correct predictions on the validation split; None for regression.
+        step_time_s: Median duration of a step on the slowest rank, in seconds, without warm-up. If there are several
+            kinds of steps (local SGD, an uncompressed start), their medians are weighted by frequency; None until each
             kind has occurred.
-        bytes_per_step: Bytes sent by all ranks together per step: the mean, without warm-up, weighted as the step
-            time. Here and in every other field, bytes are training traffic; `observing_bytes` is counted separately.
-        peak_memory_bytes: Peak memory of the rank that used most.
-        wall_s: Time from the first rank's start to the last event, in seconds.
-        link: Emulated link between the ranks; None for the machine's own.
-        link_note: Sentence on why measurements on this link are unreliable; None if they are reliable.
+        bytes_per_step: Mean number of bytes sent by all ranks together per step, without warm-up, weighted like
+            `step_time_s`. Only training traffic is counted; see `observing_bytes` for the rest.
+        held_bytes: Bytes held by tensors on the fullest rank, each type of memory at its own peak in the newest step
+            that measured memory by type.
+        process_bytes: How much the memory of the fullest rank's process, as the operating system counts it, has grown
+            at its peak since before the model was built; on a GPU, the peak of the memory that PyTorch has allocated.
+        wall_s: Time from the start of the first rank to the last event, in seconds.
+        link: Emulated link between the ranks; None without emulation.
+        link_note: Why measurements on this link are unreliable, as a sentence; None if they are reliable.
         compression: Compression of the gradients; this field and the next two are None without compression.
         uncompressed_bytes_per_step: Bytes that all ranks together would send per step without compression, by formula.
-        codec_s_per_step: Time of packing and unpacking on the slowest rank, in seconds (mean, as for bytes). It is part
-            of the step time, or overlaps the backward pass.
+        codec_s_per_step: Mean time spent packing and unpacking on the slowest rank, in seconds per step. This time
+            is part of the step time, unless it overlaps the backward pass.
         observing_bytes: Bytes sent by all ranks in the whole run for evaluations, checkpoints and measurements
             (gradient noise scale, consensus distance of gossip). Older runs did not count checkpoint traffic.
     """
@@ -62,7 +68,7 @@ class Summary:
     samples_per_s: float | None
     tokens_per_s: float | None
     bytes_per_step: float | None
-    peak_memory_bytes: int | None
+    process_bytes: int | None
     wall_s: float | None
     test_loss: float | None = None
     test_accuracy: float | None = None
@@ -75,38 +81,45 @@ class Summary:
     codec_s_per_step: float | None = None
     observing_bytes: int = 0
     last_step: int = 0
+    loss_mean: float | None = None
+    diverged_at: int | None = None
+    held_bytes: int | None = None
 
     @property
     def bytes_ratio(self) -> float | None:
-        """Compression ratio: uncompressed bytes per step, by formula, over bytes sent; None without compression."""
+        """Compression ratio: `uncompressed_bytes_per_step` divided by `bytes_per_step`; None without compression."""
         if not self.uncompressed_bytes_per_step or not self.bytes_per_step:
             return None
         return self.uncompressed_bytes_per_step / self.bytes_per_step
 
 
 def summarise(log: RunLog, state: str, job: Job | None = None) -> Summary:
-    """Return the summary of a run from its reduced events.
+    """Return the summary of a run.
 
     Args:
-        log: The run's events so far, reduced.
-        state: The state of the run.
-        job: The run's job; None leaves out the fields on compression.
+        log: The run log, with the columns and totals of the run so far.
+        state: State of the run.
+        job: The run's job; without it, the fields about compression are None.
     """
     starts = log.starts
     start = starts[min(starts)] if starts else {}
     step, step_time = log.steps[-1] if log.steps else Step(0), log.step_time_s
+    divergence = log.divergence
     return Summary(
         state=state,
         strategy=start.get("strategy"),
         world_size=len(starts),
         steps=len(log.steps),
         last_step=log.last_step,
-        loss=None if math.isnan(step.loss) else step.loss,
+        loss=log.loss,
+        loss_mean=log.loss_mean,
+        diverged_at=None if divergence is None else divergence.step,
         step_time_s=step_time,
         samples_per_s=step.samples / step_time if step_time else None,
         tokens_per_s=step.tokens / step_time if step_time and step.tokens else None,
         bytes_per_step=log.bytes_per_step,
-        peak_memory_bytes=log.peak_memory_bytes,
+        held_bytes=log.held_bytes,
+        process_bytes=log.process_bytes,
         wall_s=log.last_t - min(each["t"] for each in starts.values()) if starts else None,
         observing_bytes=log.observing.total(),
         **_quality(log, "test"),
@@ -116,8 +129,27 @@ def summarise(log: RunLog, state: str, job: Job | None = None) -> Summary:
     )
 
 
+def summary_from(stored: Any) -> Summary | None:
+    """Return the summary in parsed JSON, which may be from an earlier version; None if it is not a summary.
+
+    Fields that this version does not know are dropped, and values of the wrong type count as unknown.
+    """
+    if not isinstance(stored, dict) or not isinstance(stored.get("state"), str):
+        return None
+    counts = {name: stored[name] if is_whole(stored.get(name)) else 0 for name in _COUNTS}
+    texts = {name: stored[name] if isinstance(stored.get(name), str) else None for name in _TEXTS}
+    others = {field.name for field in fields(Summary)} - {"state", *_COUNTS, *_TEXTS}
+    numbers = {name: stored[name] if is_real(stored.get(name)) else None for name in others}
+    values: dict[str, Any] = {"state": stored["state"], **counts, **texts, **numbers}
+    return Summary(**values)
+
+
+_COUNTS = ("world_size", "steps", "last_step", "observing_bytes")
+_TEXTS = ("strategy", "link", "link_note", "compression")
+
+
 def _quality(log: RunLog, split: str) -> dict[str, Any]:
-    """Return the fields of a split: loss and accuracy of its last evaluation."""
+    """Return the summary's fields for one split: loss and accuracy in the last evaluation on the split."""
     last = log.last_on(split)
     if last is None:
         return {}
@@ -129,11 +161,11 @@ def _link(start: Event) -> dict[str, Any]:
     link = start.get("link")
     if link is None:
         return {}
-    return {"link": link["label"], "link_note": None if link["is_accurate"] else _TOO_FAST}
+    return {"link": link["label"], "link_note": None if link["is_accurate"] else _TOO_FAST_NOTE}
 
 
 def _compression(log: RunLog, start: Event, job: Job) -> dict[str, Any]:
-    """Return the compression fields of the summary; the time is None if no step has finished."""
+    """Return the summary's fields on compression; ``codec_s_per_step`` is None until a step has finished."""
     return {
         "compression": job.compression.label,
         "uncompressed_bytes_per_step": job.strategy.exchanged_bytes(

@@ -1,13 +1,16 @@
-"""Read events while they are being written: complete lines only, each once, ordered by time."""
+"""Read events while they are being written: each complete line is read once, and events are ordered by time."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +19,12 @@ from shardscope.runlog.files import OutOfReach, opened, parse_json, read_range
 from shardscope.runlog.schema import is_readable, refuse_newer
 
 Event = dict[str, Any]
-_LOG = re.compile(r"rank-(0|[1-9][0-9]{0,3})\.jsonl")
+_LOG = re.compile(r"rank-(0|[1-9][0-9]{0,6})\.jsonl")
 LONGEST_LINE = 64 * 2**20
-"""Largest event, in bytes. After a longer line, such as a hole in a sparse file, the rest of the log is not read."""
+"""Length limit of a line, in bytes. If a line is longer, as a hole in a sparse file is, the log is read only up to that
+line."""
+_BLOCK = 4 * 2**20
+"""Size of the part of each log that is read at a time, in bytes."""
 _FIRST_LINE = 4096
 
 
@@ -28,7 +34,7 @@ def is_log(name: str) -> bool:
 
 
 def log_files(folder: Path) -> list[Path]:
-    """Return the existing event logs in a run directory, ordered by rank; empty if it cannot be listed."""
+    """Return the existing event logs in a run directory, ordered by rank; empty if the directory cannot be listed."""
     try:
         found = [(int(match[1]), name) for name in os.listdir(folder) if (match := _LOG.fullmatch(name))]
     except OSError:
@@ -42,33 +48,70 @@ class Tail:
 
     Attributes:
         folder: The run directory.
-        num_unreadable: Number of lines so far without a valid event; a killed rank may leave one.
-        problems: Sentences on why a log cannot be read, or not to its end, by the name of the log.
+        num_unreadable: Number of lines so far that are not valid events; a killed rank may leave one such line.
+        problems: Messages that say why a log cannot be read, or not completely, by name of the log.
     """
 
     folder: Path
     num_unreadable: int = 0
     problems: dict[str, str] = field(default_factory=dict)
     _offsets: dict[Path, int] = field(default_factory=dict)
+    _latest: dict[str, float] = field(default_factory=dict)
+    """Latest time read from each log so far, by name of the log."""
     _given_up: set[str] = field(default_factory=set)
+    _unread: set[Path] = field(default_factory=set)
+    """The logs that continue after the block that was read last."""
 
     def poll(self) -> list[Event]:
         """Return the events written since the last call, ordered by time.
 
+        Events of one rank stay in the order in which it wrote them, even if its clock was set back in between.
+
         Raises:
             RunUnreadable: The events have a newer schema than this version reads.
         """
-        new = [event for path in log_files(self.folder) for event in self._new_in(path)]
-        new.sort(key=lambda event: event["t"])
-        return new
+        new = [keyed for block in self._blocks() for keyed in block]
+        new.sort(key=itemgetter(0))
+        return [event for _, event in new]
+
+    def batches(self) -> Iterator[list[Event]]:
+        """Yield the events written since the last call in batches, each ordered by time, as `poll` does.
+
+        A batch holds at most about `_BLOCK` bytes of each log, so a long run can be reduced without holding all of its
+        events in memory.
+
+        Raises:
+            RunUnreadable: The events have a newer schema than this version reads.
+        """
+        for block in self._blocks():
+            yield [event for _, event in block]
+
+    def _blocks(self) -> Iterator[list[tuple[float, Event]]]:
+        """Yield new events in blocks. Each event has a sort key: the latest time in its log up to this event."""
+        paths, ahead = log_files(self.folder), list[tuple[float, Event]]()
+        while paths:
+            for path in paths:
+                latest = self._latest.get(path.name, 0.0)
+                for event in self._new_in(path):
+                    latest = max(latest, event["t"])
+                    ahead.append((latest, event))
+                self._latest[path.name] = latest
+            ahead.sort(key=itemgetter(0))
+            # A log with short lines gets ahead of the others: its newer events wait until these have caught up.
+            horizon = min((self._latest[path.name] for path in self._unread), default=math.inf)
+            num_due = bisect_right(ahead, horizon, key=itemgetter(0))
+            yield ahead[:num_due]
+            del ahead[:num_due]
+            paths = sorted(path for path in self._unread if self._latest[path.name] <= horizon)
 
     def _new_in(self, path: Path) -> Iterator[Event]:
+        self._unread.discard(path)
         if path.name in self._given_up:
             return
         try:
             lines = self._new_lines(path)
         except (OutOfReach, OSError) as error:
-            if not isinstance(error, FileNotFoundError):  # otherwise it was deleted after it was listed
+            if not isinstance(error, FileNotFoundError):  # a missing log was deleted after the listing
                 self.problems[path.name] = _out_of_reach(path, error)  # temporary: the next poll tries again
             return
         except RunUnreadable as error:
@@ -94,35 +137,34 @@ class Tail:
         start = self._offsets.get(path, 0)
         with opened(path) as descriptor:
             size = os.fstat(descriptor).st_size
-            lines, used = _whole_lines(descriptor, start) if size > start else ([], 0)
+            block = _whole_lines(descriptor, start) if size > start else b""
         self.problems.pop(path.name, None)
-        self._offsets[path] = start + used
-        if size - start - used > LONGEST_LINE:
+        end = self._offsets[path] = start + len(block)
+        if start < end < size:
+            self._unread.add(path)
+        if not block and size - start > LONGEST_LINE:
             self._give_up(
-                path, f"{path.name} has a line of more than {LONGEST_LINE:,} bytes; the rest is left out"
+                path, f"{path.name} has a line of more than {LONGEST_LINE:,} bytes; the rest is not read"
             )
-        return lines
+        return block.splitlines()
 
 
 def _out_of_reach(path: Path, error: OSError | OutOfReach) -> str:
     return f"{path.name} cannot be read ({error.strerror})" if isinstance(error, OSError) else str(error)
 
 
-def _whole_lines(descriptor: int, start: int) -> tuple[list[bytes], int]:
-    """Return the complete lines from `start` on, up to the first that is too long, and their total size in bytes."""
-    lines: list[bytes] = []
-    used = 0
-    while block := read_range(descriptor, start + used, LONGEST_LINE):
+def _whole_lines(descriptor: int, start: int) -> bytes:
+    """Return a block of complete lines from offset `start` on; empty if the next line is too long or incomplete."""
+    for most in (_BLOCK, LONGEST_LINE):
+        block = read_range(descriptor, start, most)
         whole = block.rfind(b"\n") + 1
-        lines += block[:whole].splitlines()
-        used += whole
-        if len(block) < LONGEST_LINE or not whole:
-            break
-    return lines, used
+        if whole or len(block) < most:
+            return block[:whole]
+    return b""
 
 
 def _parse(line: bytes, log: str) -> Event | None:
-    """Parse a line as an event; return None if it is truncated (by a killed rank) or its event is not valid.
+    """Parse a line as an event; return None if the line is truncated (by a killed rank) or is not a valid event.
 
     Raises:
         RunUnreadable: The event has a newer schema than this version reads.
@@ -140,12 +182,12 @@ def _parse(line: bytes, log: str) -> Event | None:
 
 
 def read_events(folder: Path, kind: str | None = None, rank: int | None = None) -> list[Event]:
-    """Return all events of a run so far, ordered by time, or only those of one kind or one rank."""
+    """Return the events of a run so far, ordered by time; optionally only those of one kind, or of one rank."""
     return select(Tail(folder).poll(), kind, rank)
 
 
 def first_events(folder: Path) -> list[Event]:
-    """Return the first event of each rank, without reading the rest of its log.
+    """Return the first event of each rank, without reading the rest of the logs.
 
     Raises:
         RunUnreadable: The events have a newer schema than this version reads.

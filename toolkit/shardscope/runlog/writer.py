@@ -1,7 +1,7 @@
-"""The event log of one rank: one JSON object per line, only complete lines, safe against `kill -9` at any byte.
+"""Writer of one rank's event log: one JSON object per line. The log stays readable after a `kill -9` at any time.
 
-A line is written by a single `write` to a file opened for appending, so a killed rank leaves at most one partial line
-at the end, which readers skip. Nothing is buffered in the process: each event is passed to the system as it happens.
+A line is written by a single `write` to a file opened for appending, so a killed rank leaves at most one incomplete
+line, which readers skip. Events are not buffered in the process: each is passed to the operating system at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def _finite(value: Any) -> Any:
-    """Replace non-finite numbers, which JSON lacks, with the strings ``"nan"``, ``"inf"``, ``"-inf"``."""
+    """Replace non-finite numbers, which JSON cannot represent, with the strings ``"nan"``, ``"inf"`` and ``"-inf"``."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
@@ -41,11 +41,11 @@ def encode(event: dict[str, Any]) -> bytes:
 
 
 class EventWriter:
-    """Appends events to ``rank-N.jsonl``. Safe to use from several threads.
+    """Writer that appends events to ``rank-N.jsonl``, and can be used by several threads at once.
 
     Args:
-        path: The log file; if it is new, it is readable and writable by the user only.
-        rank: Rank that is written into every event.
+        path: The log file; a new file is readable and writable by its owner only.
+        rank: The rank, which is written into every event.
     """
 
     def __init__(self, path: Path, rank: int) -> None:
@@ -57,7 +57,7 @@ class EventWriter:
         self._torn = os.fstat(self._file).st_size > 0  # an earlier process may have been killed in mid-line
 
     def emit(self, event: str, **fields: Any) -> None:
-        """Write one event; the first one also states the version of the schema.
+        """Write one event. The first event of a writer also states the schema version.
 
         Args:
             event: Kind of the event.
@@ -66,23 +66,22 @@ class EventWriter:
         Raises:
             OSError: The disk is full or unavailable.
         """
-        preamble, self._preamble = self._preamble, {}
-        self._write(
-            encode({"event": event, "t": round(time.time(), 6), "rank": self.rank, **preamble, **fields})
-        )
+        with self._lock:
+            common = {"event": event, "t": round(time.time(), 6), "rank": self.rank, **self._preamble}
+            self._write(encode({**common, **fields}))
+            self._preamble = {}
 
     def _write(self, line: bytes) -> None:
-        with self._lock:
-            if self._torn:
-                line = b"\n" + line
-            self._torn = True  # until the last byte is written
-            written = 0
-            while written < len(line):
-                written += os.write(self._file, line[written:])
-            self._torn = False
+        if self._torn:
+            line = b"\n" + line
+        self._torn = True  # until the last byte is written
+        written = 0
+        while written < len(line):
+            written += os.write(self._file, line[written:])
+        self._torn = False
 
     def close(self) -> None:
-        """Close the file; writing an event after that raises an error."""
+        """Close the file; after that, writing an event raises an error."""
         os.close(self._file)
 
     def __enter__(self) -> Self:

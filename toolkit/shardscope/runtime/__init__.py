@@ -1,4 +1,4 @@
-"""Launch, watch, stop and find runs. Does not import torch; only the processes that it starts do."""
+"""Launch, watch, stop and find runs. This package does not import torch; only the processes that it starts do."""
 
 from shardscope.runlog.summary import Summary
 from shardscope.runlog.tail import Tail

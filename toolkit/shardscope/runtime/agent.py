@@ -1,9 +1,9 @@
 """The agent of one run: a separate process that starts the ranks through PyTorch elastic and waits until they end.
 
-It is forked from the launch server with torch already imported, and starts a forkserver before it has any thread.
-Elastic starts, watches and ends the ranks through this forkserver. A watcher thread carries out stop requests, and ends
-the run when the server has died or the run directory is missing. In every case, the last thing the agent does is to
-write the final status.
+It is forked from the launch server with torch already imported, and starts a forkserver before it starts any thread.
+Elastic starts, watches and ends the ranks through this forkserver. A watcher thread handles stop requests, and ends the
+run when the server has died or the run directory is missing. In every case, the agent's last action is to write the
+final status.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from shardscope.runtime.status import Cause
 from shardscope.spec import Job
 
 _POLL_S = 0.05
-_PROVENANCE_S = 2.0  # time that the end of a run waits for its provenance, in seconds
-_PATIENCE_S = 3.0  # time that elastic has to return after the ranks have been killed, in seconds
+_PROVENANCE_S = 2.0  # maximum time to wait for the provenance record when the run ends, in seconds
+_PATIENCE_S = 3.0  # maximum time that elastic may take to return after the ranks have been killed, in seconds
 
 
 def main(request: dict[str, Any], lifeline: int) -> int:
@@ -49,7 +49,7 @@ def main(request: dict[str, Any], lifeline: int) -> int:
 
 
 def _move_in(run: RunDir, request: dict[str, Any]) -> None:
-    """Take over the driver's working directory, environment and search path; redirect output to the run's log."""
+    """Adopt the driver's working directory, environment and module search path; redirect output to the agent's log."""
     os.setsid()
     os.chdir(request["cwd"])
     os.environ.clear()
@@ -69,7 +69,13 @@ def _move_in(run: RunDir, request: dict[str, Any]) -> None:
 
 @dataclass
 class Agent:
-    """The agent of one run."""
+    """The agent of one run.
+
+    Attributes:
+        run: The run directory.
+        lifeline: File descriptor of the pipe from the launch server; it becomes readable if the driver or server ends.
+        request: The launch request: run directory, checkpoint to resume from, environment and options.
+    """
 
     run: RunDir
     lifeline: int
@@ -92,7 +98,7 @@ class Agent:
         """Start the ranks, wait for them, and write how the run ended. Return the exit code."""
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         if self.run.stop_request.exists():
-            self._leave(Ending("stopped", "asked to stop before it had started", cause=Cause.REQUESTED))
+            self._leave(Ending("stopped", "asked to stop before it started", cause=Cause.REQUESTED))
             return 0
         self.run.write_status("running", **self._me)
         self._recorder.start()
@@ -105,7 +111,7 @@ class Agent:
         return 1 if ending.state == "failed" else 0
 
     def _leave(self, ending: Ending) -> None:
-        """End all processes of the run and write the final status into the run directory, even if it was moved."""
+        """End all processes of the run and write the final status to its directory, even if the directory was moved."""
         if self._recorder.ident is not None:
             self._recorder.join(_PROVENANCE_S)
         end_processes_of(os.getpid())  # first: readers of a final status rely on the ranks having ended
@@ -159,7 +165,7 @@ class Agent:
         return None if ended is None else describe_lost_forkserver(self.run, job, *ended)
 
     def _exit_codes(self) -> dict[int, int]:
-        """Return the exit codes of the rank processes by pid; elastic reports only those that it noticed first."""
+        """Return the exit codes of the rank processes by pid; elastic reports only the first failures it noticed."""
         self._ranks |= started_processes()
         codes = {process.pid: process.exitcode for process in self._ranks}
         return {pid: code for pid, code in codes.items() if pid is not None and code is not None}
@@ -174,7 +180,10 @@ class Agent:
         )  # fmt: skip
 
     def _watch(self) -> None:
-        """Watch the run until it ends; end it if the server or directory is gone, or the grace period has expired."""
+        """Watch the run; end it if the driver or server has ended, its directory is gone or the grace period is over.
+
+        Returns when the run has ended.
+        """
         deadline: float | None = None
         while not self._over.wait(_POLL_S):
             self._ranks |= started_processes()
@@ -193,10 +202,10 @@ class Agent:
                 return
 
     def _grace_s(self) -> float | None:
-        """Return the grace period of a stop request, in seconds; None without a request, 0 if it is damaged.
+        """Return the grace period of a stop request, in seconds; None without a request, 0 if its file is damaged.
 
-        A request that cannot be opened at the moment is retried later: running out of file descriptors must not end a
-        run.
+        If the file exists but cannot be opened, for example because no file descriptors are left, the result is None:
+        the run continues, and the next poll reads the file again.
         """
         try:
             grace = self.run.read_json("control/stop")
@@ -209,7 +218,7 @@ class Agent:
         return float(grace) if isinstance(grace, int | float) else 0.0
 
     def _left_alone(self) -> Ending:
-        """Return the ending of a run after its pipe from the server became readable.
+        """Return how the run ended, after the pipe from the launch server has become readable.
 
         The server writes `DRIVER_ENDED` to the pipe if the driver has ended; otherwise the server itself has died.
         """
@@ -235,7 +244,7 @@ class Agent:
         return Ending("failed", error=error, cause=Cause.DIRECTORY_GONE)
 
     def _end(self, ending: Ending) -> None:
-        """Kill the ranks, including those being started, and exit; wait at most `_PATIENCE_S` seconds for elastic."""
+        """Kill the ranks, even those still starting. Exit if elastic does not return within `_PATIENCE_S` seconds."""
         self._cut = ending
         deadline = time.monotonic() + _PATIENCE_S
         while not self._over.is_set() and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""A text progress bar for runs and studies, and a check whether a stream can rewrite it in place."""
+"""A text progress bar for runs and studies, and a test of whether a stream can rewrite a line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def is_terminal(stream: object) -> bool:
 
 
 def bar(share: float) -> str:
-    """Return the text of the bar for a fraction of the whole; values above 1 count as 1.
+    """Return a progress bar of `WIDTH` characters, filled to a fraction from 0 to 1; larger values count as 1.
 
     Example:
         >>> bar(0.5)

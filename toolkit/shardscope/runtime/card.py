@@ -5,22 +5,36 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
+from shardscope.runlog.figures import FIGURES, figure_text
 from shardscope.runtime.status import printable
 
 if TYPE_CHECKING:
     from shardscope.runtime.run import Run
 
 
+_FIGURES = (
+    "loss",
+    "loss_mean",
+    "test_accuracy",
+    "step_time_s",
+    "bytes_per_step",
+    "held_bytes",
+    "process_bytes",
+)
+
+
 def run_html(run: Run) -> str:
     """Return a run as a small HTML table, with all text escaped."""
     summary, error = run.summary(), run.error
+    at = summary.diverged_at
     rows = {
-        "state": run.state,
+        "state": run.state if at is None else f"{run.state}; the loss diverged at step {at}",
+        "group": run.group,
         "strategy": f"{run.job.strategy.label}, {run.job.world_size} ranks",
         "steps": run.job.progress(summary.last_step),
-        "loss": "" if summary.loss is None else f"{summary.loss:.4f}",
-        "step time": "" if summary.step_time_s is None else f"{summary.step_time_s * 1e3:.1f} ms",
+        **{FIGURES[name].label: figure_text(name, getattr(summary, name), "") for name in _FIGURES},
         "link": summary.link or "",
+        "note": run.note,
         "directory": printable(str(run.path)),
         "made with": str(run.provenance or ""),
     }

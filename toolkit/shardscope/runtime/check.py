@@ -1,7 +1,7 @@
-"""Check a job: run it sharded and on one process, and compare losses and parameters.
+"""Check a job: run it on its ranks and on one process, and compare losses and parameters.
 
 Distributing the work must not change the result of training. `check` tests this for any job, with the user's own model
-and data: both runs are real, process the same global batches in the same order, and write all parameters at the end.
+and data: both runs train on the same global batches in the same order, and write all parameters at the end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shardscope.runtime.check_report import CheckReport, compare
 from shardscope.runtime.driver import launch
 from shardscope.runtime.run import Run
 from shardscope.spec import Batch, Checkpoint, Compression, Job, Record, Strategy
-from shardscope.spec.user_code import label_of
+from shardscope.spec.job_parts import label_of
 
 OnStep = Callable[[Run, int], None]
 """Callback that receives the current run and the number of steps that all its ranks have finished."""
@@ -28,12 +28,12 @@ _POLL_S = 0.1
 def check(
     job: Job, steps: int = 8, *, root: str | Path | None = None, on_step: OnStep | None = None
 ) -> CheckReport:
-    """Run a job sharded and on one process, and compare every loss and every parameter. Return when both have ended.
+    """Run a job on its ranks and on one process, and compare all losses and parameters. Return when both have ended.
 
     Args:
-        job: Job to check; its number of steps is replaced by `steps`, and it writes no checkpoints.
+        job: Job to check; its number of steps is replaced by `steps`, and no checkpoints are written.
         steps: Number of optimizer steps of both runs, at least 1.
-        root: Folder of the two run directories; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
+        root: Folder of the two run directories; None uses ``$SHARDSCOPE_RUNS`` or ``./runs``.
         on_step: Called about ten times a second during a run; an exception from it stops the run and the check.
 
     Raises:
@@ -56,14 +56,16 @@ def check(
 def both_jobs(job: Job, steps: int) -> tuple[Job, Job]:
     """Return the job shortened to `steps`, and the same job on one process with the same samples per step.
 
-    The job on one process uses the micro-batch of one rank, so its forward pass takes no more memory than that rank's.
+    The job on one process uses one rank's micro-batch size, so its forward pass needs no more memory than a rank's.
 
     Raises:
         SpecError: The job already runs on one process, or `steps` is not valid for it.
     """
     require(job, Job, by="check", write="ss.check(ss.Job(...))")
     if job.world_size == 1:
-        raise SpecError("strategy='single' is the reference of the check; check a strategy such as 'ring'")
+        raise SpecError(
+            "strategy='single' is the baseline of every check; check a job with another strategy, such as 'ring'"
+        )
     lr_schedule = job.lr_schedule.replace(warmup_steps=min(job.lr_schedule.warmup_steps, steps))
     sharded = job.replace(
         steps=steps, lr_schedule=lr_schedule, checkpoint=Checkpoint(), eval_every=None,
@@ -79,8 +81,8 @@ def both_jobs(job: Job, steps: int) -> tuple[Job, Job]:
 
 
 def _carry_out(job: Job, root: str | Path | None, on_step: OnStep | None) -> Run:
-    """Launch a job and follow it to its end. No process is left running, even after an exception."""
-    run = launch(job, root=root)
+    """Launch a job and wait until it has ended. No process is left running, even after an exception."""
+    run = launch(job, root=root, made_by="check")
     try:
         while run.is_alive:
             if on_step is not None:
@@ -98,7 +100,7 @@ def _carry_out(job: Job, root: str | Path | None, on_step: OnStep | None) -> Run
 
 
 def _losses(run: Run) -> dict[int, float]:
-    """Return the mean loss over ranks, by step."""
+    """Return the loss of each step, averaged over ranks; steps whose loss is NaN are left out."""
     return {step.number: step.loss for step in run.reduced().steps if not math.isnan(step.loss)}
 
 

@@ -1,4 +1,7 @@
-"""Report of a check: the losses of each step, the relative difference of each tensor, and a verdict in words."""
+"""Report of a check: the losses of each step, the relative difference of each tensor, and a verdict in words.
+
+"Sharded" here means distributed over several ranks, even if each rank has a whole replica of the model.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from shardscope.spec import Job
-from shardscope.spec.user_code import label_of
+from shardscope.spec.job_parts import label_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,7 +42,7 @@ class TensorDifference(NamedTuple):
 
 
 class LossPair(NamedTuple):
-    """Mean loss of one step, sharded and on one process, and |sharded - single| / |single|."""
+    """Mean loss of one step in both runs, and `relative_difference`, which is |sharded - single| / |single|."""
 
     step: int
     sharded: float
@@ -52,13 +55,17 @@ class CheckReport:
     """Comparison of a sharded job with the same job on one process.
 
     Attributes:
-        strategy: The strategy's label; `world_size`, `model`, `precision` and `steps` are the job's.
+        strategy: The strategy's label.
+        world_size: Number of ranks of the sharded run.
+        model: Name of the model.
+        precision: Precision of both runs, such as ``"fp32"``.
+        steps: Number of optimizer steps of each run.
         bound: Largest relative difference of a loss, and of all parameters as one vector, that counts as equal.
-        because: Why the sharded run differs from one process by design; None if the two must be equal.
+        because: Why the strategy or compression changes the result by design; None if both runs must be equal.
         difference: Relative difference of all parameters as one vector.
         tensors: All parameters, the one with the largest relative difference first.
         losses: Losses of all steps.
-        only_in_one: Parameters that only one of the runs has, or that differ in shape.
+        only_in_one: Names of the parameters that only one of the runs has, or that differ in shape.
         runs: Ids of the two runs, the sharded one first.
         skipped: Number of steps in which the sharded run updated nothing because its gradients overflowed in fp16.
     """
@@ -84,9 +91,9 @@ class CheckReport:
 
     @property
     def passed(self) -> bool | None:
-        """Whether the sharded run agrees with one process; None if undecided.
+        """Whether the sharded run agrees with the run on one process; None if the check cannot decide.
 
-        It is undecided if the two differ by design, or if every step was skipped, so that nothing was updated.
+        It cannot decide if the strategy or compression changes the result by design, or if every step was skipped.
         """
         if self.because is not None or not self.was_tried:
             return None
@@ -101,8 +108,8 @@ class CheckReport:
     def verdict(self) -> str:
         """The result of the check, in one or two sentences."""
         who = f"{self.strategy} on {self.world_size} ranks"
-        apart = f"all parameters together differ by {self.difference:.1e}"
-        losses = f"the losses by at most {self.loss_difference:.1e}"
+        apart = f"all parameters together differ by {_part(self.difference)}"
+        losses = f"the losses by at most {_part(self.loss_difference)}"
         if self.because is not None:
             return (
                 f"{who} is not equal to one process by design: {self.because}. "
@@ -111,7 +118,7 @@ class CheckReport:
         if not self.was_tried:
             return (
                 f"{who} was not tested: the gradients of all {self.steps} steps overflowed in {self.precision}, so "
-                "nothing was updated; check more steps, as the loss scale halves with each, or use "
+                "nothing was updated; check more steps (the loss scale halves after each overflow), or use "
                 "precision='bf16-mixed'."
             )
         bound = f"{self.bound:.0e} for {self.precision}"
@@ -128,22 +135,18 @@ class CheckReport:
         worst = self.tensors[0]
         return (
             f"after {self.steps} steps {apart}, most of all {worst.tensor} by {worst.relative_difference:.1e}{when}; "
-            "look for what depends on the rank or draws random numbers, such as dropout"
+            "look for code that depends on the rank or draws random numbers, such as dropout"
         )
 
     @property
     def table(self) -> pd.DataFrame:
-        """One row per parameter, the largest relative difference first: tensor, shape, relative_difference, share."""
+        """Data frame with one row per parameter, the one with the largest relative difference first.
+
+        Columns: tensor (name), shape, relative_difference, share (see `TensorDifference`).
+        """
         import pandas as pd
 
         return pd.DataFrame(self.tensors, columns=list(TensorDifference._fields))
-
-    @property
-    def loss_table(self) -> pd.DataFrame:
-        """One row per step: step, sharded, single, relative_difference."""
-        import pandas as pd
-
-        return pd.DataFrame(self.losses, columns=list(LossPair._fields))
 
     def to_json(self) -> str:
         """Return all fields, with `passed` and `verdict`, as indented JSON; non-finite numbers become strings."""
@@ -154,13 +157,16 @@ class CheckReport:
         plain["losses"] = [{k: _plain(v) for k, v in pair._asdict().items()} for pair in self.losses]
         return json.dumps(plain, indent=2)
 
+    def __str__(self) -> str:
+        return self.verdict
+
     def _repr_html_(self) -> str:
-        """Return the verdict with a mark, and the tensors that differ most, as HTML."""
+        """Return the verdict, with a pass or fail mark, and the tensors that differ most, as HTML."""
         mark, colour = _MARKS[self.passed] if self.was_tried or self.because else _NOT_TRIED
         rows = "".join(_html_row(row) for row in self.tensors[:_ROWS_SHOWN])
         left = len(self.tensors) - _ROWS_SHOWN
         more = (
-            f"<div>and {left} more, none with a larger difference; all are in .table</div>"
+            f"<div>and {left} more, none with a larger difference; all are in <code>.table</code></div>"
             if left > 0
             else ""
         )
@@ -181,9 +187,13 @@ _NOT_TRIED = ("○ not tried", "#8a6d00")
 _HEAD = (("parameter", "left"), ("shape", "right"), ("relative difference", "right"), ("share", "right"))
 
 
+def _part(difference: float) -> str:
+    return f"{difference:.1e}" if difference else "0"
+
+
 def _html_row(row: TensorDifference) -> str:
     shape = " × ".join(map(str, row.shape)) or "scalar"
-    cells = (shape, f"{row.relative_difference:.1e}", f"{row.share:.0%}")
+    cells = (shape, _part(row.relative_difference), f"{row.share:.0%}")
     rest = "".join(f"<td style='text-align:right'>{cell}</td>" for cell in cells)
     return f"<tr><td style='text-align:left'>{escape(row.tensor)}</td>{rest}</tr>"
 
@@ -195,13 +205,13 @@ def compare(
     values: tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]],
     skipped: int = 0,
 ) -> CheckReport:
-    """Return the report on two runs of `job`; in each pair of arguments, the sharded run comes first.
+    """Return the report that compares two runs of `job`; in each pair, the sharded run comes first.
 
     Args:
         job: The sharded job.
         runs: Ids of the two runs.
-        losses: Loss by step of each run.
-        values: Parameters by name of each run, after the last step.
+        losses: For each run, the loss by step.
+        values: For each run, the parameters by name after the last step.
         skipped: Number of steps that the sharded run skipped.
     """
     ours, theirs = values
@@ -225,7 +235,7 @@ def compare(
 
 
 def _because(job: Job) -> str | None:
-    """Return why the job may differ from one process (its strategy, its compression, or both); None if it may not."""
+    """Return why the strategy, the compression or both change the result by design; None if neither does."""
     reasons = [reason for reason in (job.strategy.differs_because, job.compression.differs_because) if reason]
     return ", and ".join(reasons) or None
 
@@ -244,7 +254,7 @@ def _norm(values: np.ndarray | Sequence[float]) -> float:
 
 
 def _relative(difference: float, size: float) -> float:
-    """Return the difference relative to `size`: 0 if it is 0; infinite if it is not finite or `size` is 0."""
+    """Return `difference / size`; 0 if `difference` is 0, infinite if `difference` is not finite or `size` is 0."""
     if difference == 0:
         return 0.0
     return difference / size if math.isfinite(difference) and size > 0 else math.inf

@@ -1,10 +1,9 @@
-"""The file that holds a job's own functions, and the rules for loading it.
+"""The code file of a job, which contains the user's own functions, and the rules for loading it.
 
 A job whose model, data or loss is a user function consists of a `job.json` that names the function and a
 `user_code.pkl` that contains it (cloudpickle). Unpickling that file runs any code in it, and imports the modules from
-which its functions come. So it is unpickled in two places only: by the ranks of a run, which receive the digest of the
-file from the launch, and by `load_job`, if this process wrote exactly this content or the user states that it is
-trusted.
+which its functions come. So only two callers unpickle it: the ranks of a run, which receive the digest of the file from
+the launch, and `load_job`, if this process wrote exactly this content or the user states that it is trusted.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from shardscope.spec import Job, UserCode
 
 CODE_FILE = "user_code.pkl"
 _MOST_BYTES = 16 * 2**30
-"""Largest code file, in bytes. Functions may contain arrays, which make the file large."""
+"""Maximum size of a code file, in bytes. It is high because functions may contain arrays."""
 _written_here: set[str] = set()
 """Digests of the code files that this process has written."""
 
@@ -40,7 +39,8 @@ def pack(code: Mapping[str, UserCode]) -> bytes:
     except Exception as error:
         names = ", ".join(f"{field}={value.name}" for field, value in code.items())
         raise LaunchError(
-            f"{names} cannot be sent to the ranks ({error}); open files and the like inside the function"
+            f"{names} cannot be sent to the ranks ({error}); create objects that cannot be pickled, such as open "
+            "files, inside the function"
         ) from error
     _written_here.add(digest_of(content))
     return content
@@ -51,7 +51,7 @@ def read_code(path: Path) -> bytes:
 
     Raises:
         FileNotFoundError: The file does not exist.
-        RunUnreadable: It is not a regular file, or too large.
+        RunUnreadable: The path is not a regular file, or the file is too large.
     """
     return read_bytes(path, most=_MOST_BYTES)
 
@@ -62,7 +62,7 @@ def digest_of(content: bytes) -> str:
 
 
 def is_of_this_process(content: bytes) -> bool:
-    """Return whether this process has written exactly this code."""
+    """Return whether this process has written a code file with exactly this content."""
     return digest_of(content) in _written_here
 
 
@@ -81,7 +81,7 @@ def with_code(job: Job, content: bytes, path: Path) -> Job:
         ) from error
     if not _are_functions(functions, job):
         raise LaunchError(
-            f"{path} does not hold the code of this job; give the functions again with job.replace(...)"
+            f"{path} does not contain the functions of this job; give them again with job.replace(...)"
         )
     return job.with_user_code(functions)
 
@@ -91,11 +91,11 @@ def _are_functions(value: Any, job: Job) -> bool:
 
 
 def load_for_ranks(job: Job, path: Path, digest: str) -> Job:
-    """Return the job with its functions, on a rank of the run with which they were launched.
+    """Return the job with its functions, for a rank of the run that was launched with this code file.
 
     Args:
         job: The job as read from the run directory.
-        path: Its code file.
+        path: The code file in the run directory.
         digest: Digest of the code file at the launch.
 
     Raises:
@@ -103,5 +103,5 @@ def load_for_ranks(job: Job, path: Path, digest: str) -> Job:
     """
     content = read_code(path)
     if digest_of(content) != digest:
-        raise LaunchError(f"{path} has changed since the launch; nothing in it was run: launch the job again")
+        raise LaunchError(f"{path} has changed since the launch, so it was not run; launch the job again")
     return with_code(job, content, path)

@@ -3,17 +3,17 @@
 A stop request is a file in the run directory. Rank 0 sees it before some step, writes a note that this step is the
 last, and only then takes part in the step. A synchronous step cannot end on any rank before rank 0 has taken part in
 it, so every other rank finds the note before the next step. If other ranks can be up to n steps ahead, the last step is
-n steps later. If they can be any number of steps ahead, each stops as soon as it sees the request; such a strategy
+n steps later. If they can be any number of steps ahead, each rank stops as soon as it sees the request; such a strategy
 synchronises its ranks afterwards.
 
 On one machine the note is a file. Ranks on several machines share the directory over a network, whose clients may cache
 that a file does not exist, so there the note goes through the process group's store.
 
-A gated run, which may be stopped after each evaluation, would in this way waste one or more steps before a decision
-reached it. So after an evaluation, synchronous ranks wait for the decision: rank 0 for the process that decides, the
-others for rank 0. They wait no longer than a step takes, and not at all after two consecutive late decisions. In the
-worst case, if every decision arrives just in time, every evaluation takes one step longer; if no decision arrives, the
-run loses two steps in total.
+A gated run may be stopped after each evaluation. If its ranks did not wait, they would waste one or more steps before
+each decision arrived. So after an evaluation, synchronous ranks wait: rank 0 for the process that decides, the others
+for rank 0. They wait no longer than a step takes, and not at all after two consecutive late decisions. In the worst
+case, if every decision arrives just in time, every evaluation takes as much longer as one step takes; if no decision
+ever arrives, the waiting costs the run as much time as two steps.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from shardscope.runtime.rundir import RunDir
 _MOST_LATE = 2
 """Number of consecutive late decisions after which ranks stop waiting."""
 _SOON_S, _SOON_EVERY_S, _LATER_EVERY_S = 20e-3, 3e-4, 2e-3
-"""Polling: the initial period, the interval in it, and the interval afterwards, in seconds. Ranks may continue up to
-one interval apart; the early ones wait for the others in the next step."""
+"""Polling times in seconds: length of the initial period, interval in this period, interval afterwards. Ranks may
+continue up to one interval apart; those that continue first wait for the others in the next step."""
 _PATIENCE_S = 5.0
-"""Time for which a file that exists but cannot be opened is retried, in seconds."""
+"""Maximum time for which opening an existing file is retried, in seconds."""
 
 
 class NoVerdictError(ShardscopeError):
@@ -45,7 +45,7 @@ class Notes(Protocol):
     """Step numbers that rank 0 leaves for the other ranks, each under the path of a file in the run directory."""
 
     def read(self, path: Path) -> int | None:
-        """Return the step number; None if rank 0 has not left one yet."""
+        """Return the step number that rank 0 has written under `path`; None if it has not written one yet."""
 
     def write(self, path: Path, step: int) -> None:
         """Publish a step number under `path`: later calls of `read` return it on every rank."""
@@ -53,7 +53,7 @@ class Notes(Protocol):
 
 @dataclass(frozen=True)
 class FileNotes:
-    """Notes as files, for ranks on one machine."""
+    """Notes stored as files in the run directory, for ranks on one machine."""
 
     run: RunDir
 
@@ -66,7 +66,7 @@ class FileNotes:
 
 @dataclass(frozen=True)
 class StoreNotes:
-    """Notes in a `torch.distributed.Store`, for ranks on several machines. Each read sends a message to its server."""
+    """Notes in a `torch.distributed.Store`, for ranks on several machines. Each read is a request to its server."""
 
     store: Any
 
@@ -86,7 +86,8 @@ class StopControl:
         rank: This rank.
         world_size: Number of ranks.
         drift: Maximum number of steps by which another rank can be ahead of rank 0; None if unbounded.
-        timeout_s: Time that the other ranks wait for rank 0 beyond its own waiting time, in seconds.
+        timeout_s: Time that the other ranks wait for rank 0, in addition to the time that rank 0 itself waits for a
+            decision, in seconds.
         notes: How rank 0 passes step numbers to the other ranks; None uses files in the run directory.
     """
 
@@ -133,7 +134,7 @@ class StopControl:
         elif not _wait(lambda: self._is_answered(step), patience_s + self.timeout_s):
             raise NoVerdictError(
                 f"rank 0 has not reported for {patience_s + self.timeout_s:.0f} s after the evaluation at step {step}; "
-                f"raise timeout_s={self.timeout_s:g} if it may take that long"
+                f"raise timeout_s, now {self.timeout_s:g}, if rank 0 may need longer"
             )
 
     def _hear(self, step: int, patience_s: float) -> None:
@@ -164,9 +165,9 @@ def _wait(condition: Callable[[], bool], patience_s: float) -> bool:
 
 
 def _step_in(path: Path) -> int | None:
-    """Return the step number in a file; None if the file does not exist, or does not contain one.
+    """Return the step number in a file; None if the file does not exist, or does not contain a number.
 
-    A file that cannot be opened is retried: a rank that mistook it for missing would continue alone.
+    If the file exists but cannot be opened, this is retried: a rank that took it for missing would continue alone.
 
     Raises:
         OutOfReach: The file cannot be opened for `_PATIENCE_S` seconds.

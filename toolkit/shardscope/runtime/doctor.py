@@ -1,7 +1,7 @@
-"""Diagnosis of this machine, and the consequence of each missing feature: `shardscope doctor`, or `ss.doctor()`.
+"""Check what this machine offers, and explain the effect of each missing feature: `shardscope doctor`, `ss.doctor()`.
 
 `doctor` probes the machine with `shardscope.machine`, evaluates each result, and returns a `DoctorReport` of plain
-values. Nothing is changed or downloaded. The report is `ok` unless something is missing that every run requires.
+values. Nothing is changed or downloaded. The report is `ok` unless a feature is missing that every run requires.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class Finding:
     value: Any = None
     """Machine-readable result: a number, a version, a list; None if nothing was found."""
     cost: str = ""
-    """Consequence of its absence, in one sentence; empty if it is present."""
+    """Consequence if the check fails, in one sentence; empty if it passes."""
     remedy: str = ""
-    """How to fix it; empty if nothing can or need be done."""
+    """How to make the check pass; empty if it passes, or if there is no remedy."""
     required: bool = False
-    """Whether no run is possible without it."""
+    """Whether every run needs this check to pass."""
 
     @property
     def mark(self) -> str:
-        """✓ if present, – if missing but optional, ✗ if missing and required."""
+        """Mark of the result: ✓ if the check passes, – if it fails but is optional, ✗ if it fails and is required."""
         return "✓" if self.ok else "✗" if self.required else "–"
 
 
@@ -63,7 +63,7 @@ class DoctorReport:
         return next(finding for finding in self.findings if finding.name == name)
 
     def to_text(self) -> str:
-        """Return the findings as aligned lines, by group; below each missing one its consequence and remedy."""
+        """Return the findings as aligned lines, by group; below each failed check, its consequence and remedy."""
         width = max(len(finding.name) for finding in self.findings)
         lines: list[str] = []
         for group in dict.fromkeys(finding.group for finding in self.findings):
@@ -91,17 +91,17 @@ class DoctorReport:
 
     def _verdict(self) -> str:
         if not self.ok:
-            return "Runs are not possible here until what is marked ✗ is fixed."
+            return "Runs are not possible here until the items marked ✗ are fixed."
         missing = len(self._missing())
         return (
-            f"Ready to run; {missing} optional thing{'s' if missing != 1 else ''} missing."
+            f"Ready to run; {missing} optional item{'s' if missing != 1 else ''} missing."
             if missing
             else "Ready."
         )
 
 
 def doctor() -> DoctorReport:
-    """Diagnose this machine. Takes a few seconds, mostly to import torch in a second process."""
+    """Check this machine and return the findings. Takes a few seconds, mostly to import torch in a second process."""
     torch = machine.probe_torch()
     return DoctorReport(
         (*_software(torch), *_machine(), *_accelerators(torch), *_network(torch), *_extras(), *_methods())
@@ -126,7 +126,7 @@ def _software(torch: dict[str, Any]) -> Iterator[Finding]:
         ok="error" not in torch,
         value=torch.get("version"),
         required=True,
-        cost="No job can run; only what needs no torch works.",
+        cost="No job can run; only features that do not need torch work.",
         remedy="Reinstall it: pip install 'torch>=2.11,<2.14'",
     )
     yield from map(_package, PACKAGES)
@@ -144,7 +144,7 @@ def _codecs(route: str) -> Finding:
         texts.get(route, route),
         ok=route == "numba",
         value=route,
-        cost="Packing compressed gradients takes several times as long; the bytes are the same.",
+        cost="Packing compressed gradients takes several times as long; the packed bytes are the same.",
         remedy="Unset SHARDSCOPE_CODECS." if asked else "pip install 'shardscope[fast]'",
     )
 
@@ -191,7 +191,7 @@ def _memory(usable: int) -> Finding:
         f"{usable / GIB:.1f} GiB usable",
         ok=usable >= 2 * GIB,
         value=usable,
-        cost="The notebook and more than 2 ranks of a small model may not fit.",
+        cost="The notebook and more than 2 ranks of a small model may not fit in memory.",
         remedy="Stay at 2 ranks and the smallest models.",
     )
 
@@ -215,8 +215,8 @@ def _disk(free: int) -> Finding:
         f"{free / GIB:.1f} GiB free for runs",
         ok=free >= GIB,
         value=free,
-        cost="Checkpoints of a larger model may not fit, and a run fails where the disk is full.",
-        remedy="Free some, or set SHARDSCOPE_RUNS to a folder on a larger disk.",
+        cost="Checkpoints of a larger model may not fit, and a run fails if the disk is full.",
+        remedy="Free some space, or set SHARDSCOPE_RUNS to a folder on a larger disk.",
     )
 
 
@@ -230,7 +230,7 @@ def _accelerators(torch: dict[str, Any]) -> Iterator[Finding]:
         ok=bool(gpus),
         value=gpus,
         cost="Ranks run on CPU cores: the same results, in reasonable time for small models only.",
-        remedy="With an NVIDIA GPU: install its driver and torch's CUDA build.",
+        remedy="With an NVIDIA GPU: install its driver and a CUDA build of torch.",
     )
     yield _judge(
         "Accelerators",
@@ -239,7 +239,7 @@ def _accelerators(torch: dict[str, Any]) -> Iterator[Finding]:
         ok=bool(nccl),
         value=nccl,
         cost="Ranks communicate through gloo, over the CPU.",
-        remedy="Install torch's CUDA build, which brings NCCL." if gpus else "",
+        remedy="Install a CUDA build of torch, which includes NCCL." if gpus else "",
     )
 
 
@@ -263,7 +263,7 @@ def _extras() -> Iterator[Finding]:
         "usable without root" if namespaces else "not usable",
         ok=namespaces,
         value=namespaces,
-        cost="Only for developers: tests and benchmarks that need a network or a small disk of their own are skipped.",
+        cost="Only for developers: tests and benchmarks that need a separate network or a small disk are skipped.",
         remedy="On Linux: install util-linux and allow unprivileged user namespaces.",
     )
     yield _judge(
@@ -278,13 +278,13 @@ def _extras() -> Iterator[Finding]:
 
 
 def _methods() -> Iterator[Finding]:
-    """Yield findings for methods of installed packages that cannot be loaded."""
+    """Yield a finding for each method of an installed package that cannot be loaded."""
     for point, why in sorted(registry.broken_plugins().items()):
         yield _judge(
-            "Methods of packages",
+            "Methods from packages",
             point,
             why,
             ok=False,
-            cost="Jobs cannot name this method; everything else works.",
+            cost="Jobs cannot use this method; everything else works.",
             remedy="Fix the package, or uninstall it.",
         )

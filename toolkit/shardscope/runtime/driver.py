@@ -1,4 +1,4 @@
-"""Launch a job: create a run directory, and send one line to the launch server."""
+"""Launch a job: create a run directory, and send a request to the launch server."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from shardscope.errors import LaunchError, SpecError, quoted
+from shardscope.runtime.about import About
 from shardscope.runtime.driver_server import TOOLKIT, driver
 from shardscope.runtime.processes import process_started
 from shardscope.runtime.run import Run
@@ -15,11 +16,12 @@ from shardscope.runtime.rundir import RunDir, find_resumable, runs_root
 from shardscope.runtime.status import Cause
 from shardscope.runtime.user_modules import beyond_current_folder, of_current_folder
 from shardscope.spec import Job, registry
+from shardscope.spec.method import Method
 
 _SERVERS = 2
-"""Number of launch servers that one launch tries."""
+"""Maximum number of launch servers that a launch tries before it fails."""
 _CODECS = "shardscope.training.compression.ready"
-"""Module that only compressed runs need; the server imports it before it forks the first of them."""
+"""Module that only compressed runs need; the server imports it before it forks the agent of the first such run."""
 
 
 def warm_up() -> None:
@@ -41,12 +43,14 @@ def launch(
     detach: bool = False,
     gated: bool = False,
     preflight: bool = True,
+    group: str | None = None,
+    made_by: str | None = None,
 ) -> Run:
-    """Start a job on real ranks of this machine, and return without waiting for them.
+    """Start a job on this machine, one process per rank, and return without waiting for them.
 
     Args:
         job: The job to train.
-        root: Folder for the run directory; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
+        root: Folder for the run directory; None uses ``$SHARDSCOPE_RUNS`` or ``./runs``.
         resume: A run, or its name or path, to resume from its newest undamaged checkpoint; or the path of one
             checkpoint (``.../checkpoints/step-20``). With the same job and number of ranks, a resumed run is
             bit-identical to an uninterrupted one. The exceptions are asynchronous and bounded-staleness parameter
@@ -54,13 +58,17 @@ def launch(
         allow_pickle: With `resume`: whether to read a checkpoint from an earlier version, which is a pickle and can run
             code when it is read. Use it only for files from people you trust.
         detach: Whether the run outlives this process. Otherwise it is stopped when this process ends.
-        gated: Whether you decide after each evaluation if the run continues, by `Run.stop` or `Run.approve`. Ranks wait
-            for the decision, but no longer than a step takes, and not at all after two consecutive late decisions.
+        gated: Whether you end or continue the run after each evaluation, by `Run.stop` or `Run.approve`. Ranks wait for
+            your decision, but no longer than a step takes, and not at all after two consecutive late decisions.
             Ranks that are not synchronous (asynchronous parameter servers, gossip) never wait.
         preflight: Whether to reject a job whose ranks are predicted not to fit in this machine's memory. This traces
-            one step of each new model, in a few tenths of a second if torch is already loaded, in this process or by an
-            earlier launch. A job with a model, data or loss function of your own is not checked. False starts the job
-            at once.
+            one step of each new model, which takes a few tenths of a second if this process or an earlier launch has
+            already imported torch. A job with a model, data or loss function of your own is not checked. False starts
+            the job without this check.
+        group: Name of a group of runs that are compared with each other; None groups runs by model and data. It is not
+            part of the job, and `Run.group` can change it later.
+        made_by: Name of the tool that launches the run for a measurement of its own, such as ``check``; `runs` hides
+            such runs. None for a run that a person wants to see.
 
     Raises:
         LaunchError: The job does not fit in memory, the run directory cannot be written, or the user's code cannot be
@@ -77,22 +85,25 @@ def launch(
         raise LaunchError(f"launch takes a Job, got {type(job).__name__}; write ss.launch(ss.Job(...))")
     for name, value in (("detach", detach), ("gated", gated), ("preflight", preflight)):
         if not isinstance(value, bool):
-            raise SpecError(f"{name}={quoted(value)} is not a truth value; give True or False")
+            raise SpecError(f"{name}={quoted(value)} is not a Boolean; give True or False")
     if gated and job.eval_every is None:
         raise SpecError(
-            "gated=True has no effect on a job with eval_every=None; give it for example eval_every=10"
+            "gated=True has no effect on a job with eval_every=None; set the job's eval_every, for example to 10"
         )
     if allow_pickle and resume is None:
         raise SpecError(
-            "allow_pickle=True has no effect without resume; leave it out, or name what to resume"
+            "allow_pickle=True has no effect without resume; omit it, or set resume to a run or checkpoint"
         )
     job.require_code()
     if preflight and not job.user_functions:  # only ranks may call user functions
-        from shardscope.runtime.preflight import preflight as look_at
+        from shardscope.runtime.preflight import memory_needed
 
-        look_at(job, timed=False).require_fits("launch it anyway with preflight=False")
+        needed = memory_needed(job)
+        if needed is not None:
+            needed.require_fits("launch it anyway with preflight=False")
     earlier = None if resume is None else _source(resume, root)
-    run = RunDir.create(job, runs_root(root), gated=gated)
+    about = About.checked(group=group, made_by=made_by).fields()
+    run = RunDir.create(job, runs_root(root), gated=gated, about=about)
     try:
         _hand_over(run, _request(run, job, earlier, detach=detach, allow_pickle=allow_pickle))
     except BaseException as error:  # interrupts too, so that no run stays in state "starting" forever
@@ -108,18 +119,26 @@ def launch(
 
 
 def _hand_over(run: RunDir, request: dict[str, object]) -> None:
-    """Send the run to the launch server. If that server is killed in the meantime, try another one."""
+    """Send the run's request to the launch server. If that server is killed in the meantime, try another one."""
     for _ in range(_SERVERS):
         server = driver.server(run.path / "logs" / "server.log")
         started = process_started(server.pid)
         run.write_status("starting", pid=server.pid, process_started=started, detached=request["detach"])
         if driver.request(server, json.dumps(request).encode()):
             return
-    raise LaunchError(f"{_SERVERS} launch servers were killed as soon as they had started; free some memory")
+    raise LaunchError(f"{_SERVERS} launch servers were killed right after they had started; free some memory")
 
 
 def _source(resume: Run | str | Path, root: str | Path | None) -> str:
     return str(resume.path if isinstance(resume, Run) else find_resumable(resume, root))
+
+
+def _imports(job: Job) -> list[str]:
+    """Return the product's modules that this job needs; the server imports them once for all runs, before it forks."""
+    methods: list[Method] = [job.strategy, job.optimizer, job.lr_schedule, job.compression]
+    methods += [value for method in methods for _, value in method if isinstance(value, Method)]
+    modules = filter(None, map(registry.module_on_ranks, map(type, methods)))
+    return [*dict.fromkeys(modules), *([_CODECS] if job.compression.is_on else [])]
 
 
 def _request(
@@ -131,7 +150,7 @@ def _request(
         "allow_pickle": allow_pickle,
         "code": run.code,
         "detach": detach,
-        "imports": [registry.torch_part(type(job.strategy)), *([_CODECS] if job.compression.is_on else [])],
+        "imports": _imports(job),
         "cwd": str(Path.cwd()),
         "command": sys.orig_argv,
         "env": dict(os.environ),

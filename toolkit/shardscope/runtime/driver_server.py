@@ -1,4 +1,4 @@
-"""The driver's side of its launch server, which is started on first use and restarted if it has ended."""
+"""The driver's handle of its launch server: starts it on first use, restarts it if it has ended, sends it requests."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ class LaunchServer:
             return self._server
 
     def request(self, server: subprocess.Popen[bytes], line: bytes) -> bool:
-        """Send one complete request. Return False if the server has died; `server` then starts another one."""
+        """Send one request, a line of JSON. Return whether it was sent.
+
+        If it was not, the server has died, and the next call of the method `server` starts another one.
+        """
         assert server.stdin is not None
         with self._lock:
             try:
@@ -51,9 +54,9 @@ class LaunchServer:
             return True
 
     def close(self) -> None:
-        """Tell the server to end, and with it the runs that belong to this process; wait up to `PATIENCE_S` seconds.
+        """End the server and the runs of this process, except detached ones; wait up to `PATIENCE_S` seconds.
 
-        A server that also has detached runs ends after they have ended.
+        A server with detached runs ends after these runs have ended.
         """
         with self._lock:
             if self._server is None or self._owner != os.getpid():
@@ -83,7 +86,7 @@ def trace_on_server(asked: str) -> str:
     """Trace a job, given as JSON, in a child of the launch server, which has imported torch. Return the result as JSON.
 
     Raises:
-        SpecError: The model cannot be traced on shapes alone.
+        SpecError: The model cannot be traced on the meta device.
         LaunchError: The server was killed, or did not answer in time.
     """
     with tempfile.TemporaryDirectory(prefix="shardscope-trace-") as folder:

@@ -1,4 +1,4 @@
-"""Find the rank that failed first, and why: when a rank dies, its peers fail too, but only the first has the cause."""
+"""Find the rank that failed first, and its error: when a rank dies, its peers fail too, but only as a consequence."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shardscope.spec import Job
 
 @dataclass(frozen=True)
 class Ending:
-    """How a run ended, in the fields of `status.json`."""
+    """How a run ended; the fields are those of `status.json`."""
 
     state: str
     reason: str | None = None
@@ -31,8 +31,8 @@ def describe_failure(run: RunDir, job: Job, failed: ChildFailedError, exit_codes
     Args:
         run: Directory of the run, whose events are read.
         job: The job of the run.
-        failed: The error from elastic, with the ranks that had failed when it first checked.
-        exit_codes: Exit codes of the processes by pid, as far as known.
+        failed: The error from elastic, with the ranks that had failed when elastic first checked.
+        exit_codes: Known exit codes of the rank processes, by pid.
     """
     errors = sorted(read_events(run.path, kind="error"), key=lambda event: event["t"])
     causes = [event for event in errors if not is_secondary_failure(event)]
@@ -81,7 +81,7 @@ def describe_lost_forkserver(run: RunDir, job: Job, pid: int, exitcode: int) -> 
         run: Directory of the run.
         job: The job of the run.
         pid: Process id of the forkserver.
-        exitcode: Its exit code; negative for a signal.
+        exitcode: Exit code of the forkserver; the negative signal number if a signal killed it.
     """
     step = _last_step(run)
     message = (

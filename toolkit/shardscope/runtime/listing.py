@@ -22,7 +22,7 @@ from shardscope.spec import Job
 _NAMED = 3
 """Maximum number of skipped runs that the note names; the others are only counted."""
 _LONGEST_REASON = 160
-"""Longest reason in the note, in characters."""
+"""Maximum length of a reason in the note, in characters; longer reasons are shortened."""
 
 
 class Skipped(NamedTuple):
@@ -52,11 +52,17 @@ class Runs(list[Run]):
         return "\n".join([super().__repr__(), *filter(None, [self.note])])
 
 
-def runs(root: str | Path | None = None) -> Runs:
-    """Return all runs below the runs' root (``$SHARDSCOPE_RUNS`` or ``./runs``), newest first.
+def runs(root: str | Path | None = None, *, all: bool = False, group: str | None = None) -> Runs:  # noqa: A002
+    """Return the runs in the folder `root`, newest first.
 
     A run directory that is damaged, or private to another user, is left out; ``runs().skipped`` lists these runs with
     the reason.
+
+    Args:
+        root: Folder of the runs; None uses ``$SHARDSCOPE_RUNS`` or ``./runs``.
+        all: Whether to include the runs that tools launched for measurements of their own (`Run.made_by`), such as
+            those of ``ss.check``.
+        group: Only the runs of this group (`Run.group`); None returns those of all groups.
     """
     folder = runs_root(root)
     found: list[tuple[float, str, Run]] = []
@@ -69,13 +75,14 @@ def runs(root: str | Path | None = None) -> Runs:
         except RunUnreadable as error:
             skipped.append(Skipped(_name(path.name), _reason(error, path)))
         else:
-            found.append((age, run.id, run))
+            if (all or run.made_by is None) and group in (None, run.group):
+                found.append((age, run.id, run))
     found.sort(key=lambda row: row[:2], reverse=True)
     return Runs((run for *_, run in found), skipped)
 
 
 def _name(name: str) -> str:
-    """Return a folder's name on one line."""
+    """Return a folder's name on one line, with unprintable characters escaped."""
     return " ".join(printable(name).split())
 
 
@@ -97,7 +104,7 @@ def note_on(skipped: Iterable[Skipped]) -> str:
 
 
 def _entries(folder: Path, skipped: list[Skipped]) -> Iterator[Path]:
-    """Yield the folders in the root, and links to folders."""
+    """Yield the folders in `folder`, and links to folders; add those that cannot be read to `skipped`."""
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
@@ -134,5 +141,5 @@ def _read(path: Path) -> tuple[Run, float]:
 
 @lru_cache(maxsize=4096)
 def _job(path: Path, _version: tuple[int, int, int]) -> Job:
-    """Return the job of a run, cached until its file changes: the labs list the runs every two seconds."""
+    """Return the job of a run, cached until its file changes, because the labs list the runs every two seconds."""
     return RunDir(path).read_job()

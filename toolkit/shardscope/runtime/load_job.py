@@ -1,4 +1,4 @@
-"""Load a job from a run directory or a file, with its code if that is trusted."""
+"""Load a job from a run directory or a file, with the user's code if it is trusted."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def load_job(where: Run | str | Path, *, trust_code: bool = False, root: str | P
     Args:
         where: A run, its name or path, or the path of a job file.
         trust_code: Whether to load functions from a file that this process did not write. This runs the code in it.
-        root: Folder of the runs; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
+        root: Folder of the runs; None uses ``$SHARDSCOPE_RUNS`` or ``./runs``.
 
     Raises:
         RunNotFound: The run or file does not exist.
-        RunUnreadable: It cannot be read.
+        RunUnreadable: The run or file cannot be read.
         UntrustedCode: The job has code, and `trust_code` is not set.
-        LaunchError: Its code cannot be loaded in this process.
-        SpecError: The run is an observed training loop, whose script is not part of it.
+        LaunchError: The job's code cannot be loaded in this process.
+        SpecError: The run is an observed training loop; its directory does not contain the training script.
 
     Example:
         >>> ss.launch(ss.load_job("20260102-030405-mine", trust_code=True))  # doctest: +SKIP
@@ -45,7 +45,7 @@ def load_job(where: Run | str | Path, *, trust_code: bool = False, root: str | P
 
 
 def add_code(job: Job, file: Path, *, trust_code: bool) -> Job:
-    """Return a job from a file with the functions stored next to the file; unchanged if there are none.
+    """Return the job with the functions stored next to its file; unchanged if there are none.
 
     Args:
         job: The job as read from the file.
@@ -54,7 +54,7 @@ def add_code(job: Job, file: Path, *, trust_code: bool) -> Job:
 
     Raises:
         UntrustedCode: This process did not write the functions, and `trust_code` is not set.
-        LaunchError: They cannot be loaded in this process.
+        LaunchError: The functions cannot be loaded in this process.
     """
     if all(code.is_here for code in job.user_code.values()):
         return job
@@ -78,7 +78,7 @@ def _file_of(where: Run | str | Path, root: str | Path | None) -> Path:
 def _question(file: Path, code: Path, job: Job, size: int) -> str:
     names = ", ".join(f"{field}={value.name!r}" for field, value in job.user_code.items())
     return (
-        f"{printable(str(file))} carries code: {names} in {code.name} next to it ({size:,} bytes), and loading it runs "
-        "any code in it; if you trust it, pass trust_code=True (--trust-code in a shell), or give the functions "
-        "again with job.replace(...)"
+        f"{printable(str(file))} carries code: {names} in {code.name} next to it ({size:,} bytes); loading "
+        f"{code.name} runs any code in it; if you trust it, pass trust_code=True (--trust-code in a shell), or give "
+        "the functions again with job.replace(...)"
     )

@@ -3,14 +3,60 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Self
 
 from shardscope.analytic.show import figure
 from shardscope.errors import LaunchError
-from shardscope.machine import nvml_works, usable_memory_bytes
+from shardscope.machine import num_gpus, usable_memory_bytes
 from shardscope.prediction.job import JobPrediction, predict_job
 from shardscope.prediction.traced import Traced, traced
 from shardscope.runtime.driver_server import trace_on_server
 from shardscope.spec import Job
+from shardscope.spec.data import DATA
+
+
+@dataclass(frozen=True)
+class MemoryNeed:
+    """Predicted memory of a job on this machine.
+
+    Attributes:
+        world_size: Number of ranks.
+        peak_bytes: Peak memory of the fullest rank, in bytes.
+        machine_bytes: Peak memory of all processes together, in bytes.
+    """
+
+    world_size: int
+    peak_bytes: float
+    machine_bytes: float
+
+    @classmethod
+    def of(cls, prediction: JobPrediction) -> Self | None:
+        """Return the memory in a prediction; None if the prediction has no memory formula."""
+        if prediction.peak_bytes is None or prediction.machine_bytes is None:
+            return None
+        return cls(prediction.job.world_size, prediction.peak_bytes, prediction.machine_bytes)
+
+    @property
+    def refusal(self) -> str | None:
+        """Clause on why the job does not fit in the memory that this machine has now; None if it fits."""
+        room = usable_memory_bytes()
+        if self.machine_bytes <= room:
+            return None
+        others = "" if self.world_size == 1 else ", fewer ranks or a higher ZeRO stage"
+        return (
+            f"it would take {figure(self.machine_bytes, 'bytes')} of the {figure(room, 'bytes')} that this machine "
+            f"has available; use a smaller batch or smaller micro-batches{others}"
+        )
+
+    def require_fits(self, remedy: str) -> None:
+        """Reject a job that does not fit; `remedy` is a clause on how to start it anyway.
+
+        Raises:
+            LaunchError: The job does not fit in this machine's memory.
+        """
+        if (refusal := self.refusal) is not None:
+            raise LaunchError(f"the job does not fit: {refusal}, or {remedy}")
 
 
 @dataclass(frozen=True)
@@ -20,72 +66,83 @@ class Preflight:
     prediction: JobPrediction | None
     """The prediction; None if the job could not be predicted."""
     run_time_s: float | None = None
-    """Time of all steps in seconds, without startup, evaluations and checkpoints; None if not predicted."""
+    """Time of all steps in seconds, without startup, evaluations and checkpoints; None if not predicted, as on GPUs."""
+
+    @property
+    def memory(self) -> MemoryNeed | None:
+        """Memory that the job needs; None if it is unknown."""
+        return None if self.prediction is None else MemoryNeed.of(self.prediction)
 
     @property
     def refusal(self) -> str | None:
-        """Clause on why the job will not fit in this machine's memory; None if it fits or nothing is known."""
-        found = self.prediction
-        if found is None or found.machine_bytes is None or found.fits:
-            return None
-        room, whole = figure(usable_memory_bytes(), "bytes"), figure(found.machine_bytes, "bytes")
-        others = "" if found.job.world_size == 1 else ", fewer ranks or a higher ZeRO stage"
-        return (
-            f"it would take {whole} of the {room} that this machine has available; use a smaller batch or smaller "
-            f"micro-batches{others}"
-        )
-
-    def require_fits(self, way_out: str) -> None:
-        """Reject a job that does not fit; `way_out` is a clause on how to start it anyway.
-
-        Raises:
-            LaunchError: The job does not fit in this machine's memory.
-        """
-        if self.refusal is not None:
-            raise LaunchError(f"the job does not fit: {self.refusal}, or {way_out}")
+        """Clause on why the job does not fit in the memory that this machine has now; None if it fits or is unknown."""
+        return None if self.memory is None else self.memory.refusal
 
     def __str__(self) -> str:
-        """Return one line, such as ``Predicted: about 12 s of training once started, 370 MiB of memory in all``."""
-        found = self.prediction
-        if found is None or self.run_time_s is None:
+        """Return one line, such as ``Predicted: about 12 s of training once started, 370 MB of memory in all``."""
+        if self.prediction is None:
             return "Nothing could be predicted."
+        if self.run_time_s is None:
+            peak = self.prediction.peak_bytes
+            held = "" if peak is None else f"{figure(peak, 'bytes')} on the fullest rank, "
+            return f"Predicted: {held}but no step time: {self.prediction.note}"
         held = (
-            ""
-            if found.machine_bytes is None
-            else f", {figure(found.machine_bytes, 'bytes')} of memory in all"
+            "" if self.memory is None else f", {figure(self.memory.machine_bytes, 'bytes')} of memory in all"
         )
-        return f"Predicted: {_about(self.run_time_s)} of training once started{held}"
+        return f"Predicted: {about(self.run_time_s)} of training once started{held}"
 
 
-def preflight(job: Job, *, timed: bool = True) -> Preflight:
-    """Predict a job before it starts. Rejects nothing; a job that cannot be predicted gets an empty `Preflight`.
-
-    Args:
-        job: The job.
-        timed: Whether to predict its run time, too.
-    """
-    if not _is_predictable(job):
+def preflight(job: Job) -> Preflight:
+    """Predict a job before it starts. Rejects nothing; a job that cannot be predicted gets an empty `Preflight`."""
+    if job.user_functions:  # may do anything, and run on ranks only
         return Preflight(None)
     try:
         found = predict_job(job, trace=_trace)
-        _ = found.fits  # computed inside the try block, since a user's method may fail
-        return Preflight(found, found.run_time_s if timed else None)
+        _ = found.by_rank  # computed inside the try block, since a user's method may fail
+        return Preflight(found, found.run_time_s)
     except Exception:  # noqa: BLE001 - any error in the user's code; its ranks will report it
         return Preflight(None)
+
+
+def memory_needed(job: Job) -> MemoryNeed | None:
+    """Return the memory that a job needs on this machine; None if it cannot be predicted.
+
+    Cached, so that a study, or a job launched again with another seed, predicts its memory once.
+    """
+    if job.user_functions or not _runs_on_cpus(job):
+        return None
+    try:
+        if isinstance(job.data, str) and job.data in DATA:  # a file may change, these never do
+            return _cached_need(_same_memory(job))
+        return _need(job)
+    except Exception:  # noqa: BLE001 - any error in the user's code; its ranks will report it
+        return None
+
+
+def _need(job: Job) -> MemoryNeed | None:
+    return MemoryNeed.of(predict_job(job, trace=_trace))
+
+
+_cached_need = lru_cache(maxsize=64)(_need)
+
+
+def _same_memory(job: Job) -> Job:
+    """Return the job with a fixed seed, name and learning rate, on which memory does not depend."""
+    optimizer = job.optimizer
+    if "lr" in type(optimizer).model_fields:
+        optimizer = optimizer.model_copy(update={"lr": 1.0})
+    return job.model_copy(update={"seed": 0, "name": None, "optimizer": optimizer})
 
 
 def _trace(job: Job) -> Traced:
     return traced(job, trace_on_server, builds=False)
 
 
-def _is_predictable(job: Job) -> bool:
-    """Return whether the job runs on CPUs and has no user functions; those may do anything and run on ranks only."""
-    if job.user_functions:
-        return False
-    return job.device == "cpu" or (job.device == "auto" and not nvml_works())
+def _runs_on_cpus(job: Job) -> bool:
+    return job.device == "cpu" or (job.device == "auto" and not num_gpus())
 
 
-def _about(seconds: float) -> str:
+def about(seconds: float) -> str:
     """Return a rounded time, such as ``about 40 s``, ``about 3 min`` or ``about 2 h``."""
     for size, unit in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
         if seconds >= 1.5 * size:

@@ -18,15 +18,15 @@ import psutil
 _PR_SET_PDEATHSIG = 1
 _TRACKER = "multiprocessing.resource_tracker"
 _OF_A_RUN = ("shardscope.runtime", "multiprocessing.")
-_POLL_S = 0.005
+_POLL_S = 0.001
 _LONGEST_POLL_S = 0.1
 _DYING_S = 5.0
 """Time that a killed process may take to disappear, in seconds: the system frees its memory first."""
 
 ProcessStart = str | float
-"""Start time of a process, which together with its pid identifies it uniquely. On Linux it is the boot id and the clock
-ticks since boot, ``"BOOT/TICKS"``, which do not depend on the wall clock. On other systems, and in files from older
-versions, it is in Unix seconds."""
+"""Start time of a process, which together with its pid identifies the process uniquely. On Linux it consists of the
+boot id and the clock ticks since boot, ``"BOOT/TICKS"``, which do not depend on the wall clock. On other systems, and
+in files from older versions, it is in Unix seconds."""
 
 
 Identity = tuple[int, ProcessStart]
@@ -67,7 +67,7 @@ def _runs(process: psutil.Process) -> bool:
 
 
 def _stat(pid: int) -> list[str]:
-    """Return fields 3 and following of ``/proc/PID/stat`` (proc(5)); the name before them may contain any character."""
+    """Return the fields of ``/proc/PID/stat`` (proc(5)) after the process name, which may contain any character."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -109,8 +109,8 @@ def _kill(processes: list[psutil.Process]) -> list[psutil.Process]:
 def end_processes_of(agent: int) -> None:
     """Kill all processes of an agent's run except the agent, and wait until they have disappeared.
 
-    A killed process exists until the system has ended it. By then it may no longer be a descendant of the agent, if its
-    parent ended first.
+    A killed process exists until the system has freed its resources. In the meantime it stops being a descendant of
+    the agent if its parent ends first, so all killed processes are recorded.
     """
     killed: set[psutil.Process] = set()
 
@@ -126,12 +126,13 @@ def end_processes_of(agent: int) -> None:
 def end_run(agent: Identity, ranks: Iterable[Identity], patience_s: float) -> None:
     """Wait until an agent and its ranks have ended, and kill those that outlive `patience_s`.
 
-    A process is identified by its pid and its start time. So a process that later got the same pid is not touched.
-    Neither is any process that is not an agent or a rank, including programs that the user's code has started.
+    A process is identified by its pid and its start time, so a process that later got the same pid is not killed.
+    Processes that are neither an agent nor a rank, such as programs that the user's code has started, are not killed
+    either.
 
     Args:
         agent: The run's agent.
-        ranks: Its ranks.
+        ranks: The ranks of the run.
         patience_s: Time in seconds after which an agent that is still running is killed, with all its descendants.
     """
     deadline = time.monotonic() + patience_s
@@ -158,7 +159,7 @@ def _wait_until(condition: Callable[[], bool], timeout_s: float) -> None:
 
 
 def _of_a_run(known: Iterable[Identity]) -> list[psutil.Process]:
-    """Return those of the processes that are still running, and are an agent or a rank."""
+    """Return the processes in `known` that are still running and are an agent or a rank."""
     found = []
     for pid, started in known:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -185,7 +186,7 @@ def _session_of(leader: int) -> list[psutil.Process]:
 
 
 def _is_ending(process: psutil.Process) -> bool:
-    """Return whether the system is ending a process: then its memory, and so its command line, has been freed."""
+    """Return whether the system is ending a process: its command line is empty, because its memory has been freed."""
     try:
         return not process.cmdline()
     except psutil.AccessDenied:  # raised by macOS at that moment

@@ -1,8 +1,8 @@
 """Origin of a run: versions, machine, git state and command line, recorded in ``provenance.json`` at its launch.
 
-The agent records it in a thread while the ranks start, so a launch does not wait for it. What stays the same for all
-launches of a process is looked up once, in the launch server, from which agents are forked. Git runs in a separate
-process with a time limit: a repository may be huge, or on a disk that does not respond.
+The agent records it in a thread while the ranks start, so a launch does not wait for it. The launch server looks up
+once what is the same for all launches (versions and machine); the agents, which are forked from it, reuse these values.
+Git runs in a separate process with a time limit: a repository may be huge, or on a disk that does not respond.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Provenance:
         directory: Working directory of that process.
         seed: The job's seed.
         versions: Versions by name: shardscope, python and installed packages.
-        machine: ``host``, ``platform``, ``cpu`` (model), ``cores`` and ``memory_bytes`` (what the process may use) and
+        machine: ``host``, ``platform``, ``cpu`` (model), ``cores`` and ``memory_bytes`` (limits of the process) and
             ``gpus`` (models).
         commit: Git commit of the working directory; None if there is no repository, or git did not respond.
         is_dirty: Whether tracked files differed from that commit; None if unknown.
@@ -66,7 +66,7 @@ class Provenance:
 
     @classmethod
     def of(cls, value: Any) -> Self | None:
-        """Return the provenance in a JSON value; None if it is invalid. Fields from other versions are ignored."""
+        """Return the provenance in a parsed JSON value; None if it is invalid. Unknown fields are ignored."""
         if not isinstance(value, dict) or not isinstance(value.get("time"), int | float):
             return None
         versions, about = (
@@ -106,7 +106,7 @@ class Provenance:
             yield _sentence("git commit of the working directory", self.commit, other.commit)
         for provenance, when in ((self, "was"), (other, "is")):
             if provenance.is_dirty:
-                yield f"the working directory {when} changed since commit {(provenance.commit or '')[:10]}"
+                yield f"the working directory {when} modified since commit {(provenance.commit or '')[:10]}"
 
 
 def record(run: RunDir, *, command: Sequence[str], seed: int | None) -> None:
@@ -118,14 +118,14 @@ def record(run: RunDir, *, command: Sequence[str], seed: int | None) -> None:
         seed: The job's seed.
 
     Raises:
-        OSError: The disk is full, for example. The run's reserve file is kept for its final status.
+        OSError: The file cannot be written, for example on a full disk. The reserve file is kept for the final status.
     """
     content = json.dumps(asdict(Provenance.here(command=command, seed=seed)), indent=2)
     run.write_whole(run.path / FILE, content.encode())
 
 
 def read(run: RunDir) -> Provenance | None:
-    """Return the provenance of a run; None if it has none, as in runs from earlier versions, or it is damaged."""
+    """Return the provenance of a run; None if its file is damaged, or missing, as in runs from earlier versions."""
     try:
         return Provenance.of(run.read_json(FILE))
     except (OSError, RunUnreadable):
@@ -133,7 +133,7 @@ def read(run: RunDir) -> Provenance | None:
 
 
 def look_up() -> None:
-    """Look up versions and machine, so that processes forked from this one need not do so."""
+    """Look up and cache the versions and the machine, so that processes forked from this one need not do so."""
     _versions()
     _machine()
 
@@ -178,9 +178,9 @@ def _gpus() -> list[str]:
 
 
 def _git_state(folder: Path) -> tuple[str | None, bool | None]:
-    """Return a repository's commit, and whether tracked files differ from it; None for what git does not report."""
+    """Return a repository's commit, and whether tracked files differ from it; None for what is unknown."""
     if not any((parent / ".git").exists() for parent in (folder, *folder.parents)):
-        return None, None  # starting git takes milliseconds
+        return None, None  # without starting git, which takes milliseconds
     commit = _git(folder, "rev-parse", "--verify", "--quiet", "HEAD")
     changed = None if commit is None else _git(folder, "status", "--porcelain", "--untracked-files=no")
     return (commit or "").strip() or None, None if changed is None else bool(changed)

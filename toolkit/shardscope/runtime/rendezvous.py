@@ -1,4 +1,4 @@
-"""A rendezvous backend for the ranks of one machine that listens on loopback only.
+"""A rendezvous backend that listens on loopback only, for ranks that all run on one machine.
 
 torch's own rendezvous backends open their store on every network interface. Elastic accepts custom backends; this one
 gives torch's store a socket that is already bound to 127.0.0.1, on a port chosen by the system.

@@ -14,7 +14,7 @@ from shardscope.runtime.run import Run
 
 
 class EnvironmentDiffers(UserWarning):
-    """A run is reproduced in an environment other than the one in which it was launched, so its losses may differ."""
+    """Warning: a run is reproduced in an environment that differs from that of its launch, so losses may differ."""
 
 
 def reproduce(
@@ -34,12 +34,12 @@ def reproduce(
         run: A run, or its name or path.
         trust_code: Whether to load the user's own functions from a file that this process did not write, which runs the
             code in it (see `load_job`).
-        root: Folder of the runs; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
+        root: Folder of the runs; None uses ``$SHARDSCOPE_RUNS`` or ``./runs``.
         preflight: Whether to reject a job that would not fit in this machine's memory (see `launch`).
 
     Raises:
         RunNotFound: The run does not exist.
-        RunUnreadable: It cannot be read.
+        RunUnreadable: The run cannot be read.
         UntrustedCode: The job has code, and `trust_code` is not set.
         LaunchError: The job cannot be launched here.
 
@@ -69,7 +69,7 @@ def differences(run: Run) -> Iterator[str]:
 def first_difference(run: Run | str | Path, other: Run | str | Path) -> int | None:
     """Return the first step at which the losses of two runs differ on any rank; None if they are bit-identical.
 
-    Steps that only one of the runs has taken are not compared.
+    Steps that only one of the runs has reached are not compared.
 
     Args:
         run: A run, or its name or path.

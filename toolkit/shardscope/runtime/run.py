@@ -7,8 +7,9 @@ A `Run` does not depend on the process that launched it. After a page reload, in
 from __future__ import annotations
 
 import contextlib
-import json
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from operator import index
 from pathlib import Path
@@ -19,6 +20,7 @@ from shardscope.runlog.files import read_tail
 from shardscope.runlog.reducer import RunLog
 from shardscope.runlog.summary import Summary, summarise
 from shardscope.runlog.tail import Event, Tail, first_events, select
+from shardscope.runtime.about import Described
 from shardscope.runtime.processes import end_run, is_alive
 from shardscope.runtime.rundir import RunDir, find, holds_run, this_host
 from shardscope.runtime.secondary_failure import is_secondary_failure
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
     from shardscope.analytic.large_batch.noise_scale import NoiseScale
     from shardscope.runlog.layers import Layers
+    from shardscope.runlog.step_events import StepEvents
     from shardscope.runtime.provenance import Provenance
 
 _POLL_S = 0.02
@@ -40,21 +43,37 @@ _KILL_AFTER_S = (
 )
 
 
-class Run:
+class Run(Described):
     """One run of a job. Returned by `launch`, `runs` and `Run.attach`."""
 
     def __init__(self, directory: RunDir, job: Job | None = None) -> None:
-        self._dir = directory
-        self._tail = Tail(directory.path)
-        self._events: list[Event] = []
-        self._log: RunLog | None = None
-        self._num_reduced = 0
-        self._job = job
         self._last_status: Status | None = None
+        self._reading = threading.RLock()  # widgets read the same run from several threads
+        self._move_to(directory, job)
+
+    def _move_to(self, directory: RunDir, job: Job | None = None) -> None:
+        """Read from this directory, from its beginning on."""
+        with self._reading:
+            self._dir, self._job = directory, job
+            self._read_again()
+
+    def _read_again(self) -> None:
+        self._tail = Tail(self.path)
+        self._events: list[Event] = []
+        # a separate tail, so that a run whose events nobody asks for keeps none of them in memory
+        self._log_tail = Tail(self.path)
+        self._log: RunLog | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._dir, self._job)
 
     @classmethod
     def attach(cls, id_or_path: str | Path, root: str | Path | None = None) -> Self:
-        """Return the run in this directory, or with this name below the runs' root, whether it has ended or not.
+        """Return the run in this directory, or with this name in the folder of runs, whether it has ended or not.
+
+        Args:
+            id_or_path: Path of the run directory, or name of the run.
+            root: Folder of the runs; None uses ``$SHARDSCOPE_RUNS`` or ``./runs``.
 
         Raises:
             RunNotFound: No such run exists.
@@ -89,9 +108,9 @@ class Run:
 
     @property
     def provenance(self) -> Provenance | None:
-        """Versions, machine, git state and command line at its launch; None for runs from earlier versions.
+        """Versions, machine, git state and command line at the launch of the run; None if they were not recorded.
 
-        It is written within a fraction of a second after the launch.
+        They are recorded within a fraction of a second after the launch, except in runs from earlier versions.
         """
         from shardscope.runtime.provenance import read
 
@@ -99,7 +118,7 @@ class Run:
 
     @property
     def state(self) -> str:
-        """``starting``, ``running``, ``completed``, ``stopped`` or ``failed``."""
+        """State of the run: ``starting``, ``running``, ``completed``, ``stopped`` or ``failed``."""
         return self._status().state
 
     @property
@@ -146,7 +165,7 @@ class Run:
         return status if status.state in FINAL_STATES else self._record_lost_agent(status)
 
     def _read_status(self) -> tuple[Status | None, str]:
-        """Return the content of `status.json`; or None, with the reason why it cannot be read."""
+        """Return the content of `status.json` (None if it cannot be read), and the reason to report if it is None."""
         try:
             return self._dir.read_status(), "it has no status.json"
         except RunUnreadable as error:
@@ -159,7 +178,7 @@ class Run:
             return False  # private to another user, but it exists
 
     def _without_directory(self) -> Status:
-        """Return the status of a run whose directory was deleted or moved: over once its agent has ended the ranks."""
+        """Return the status of a run whose directory was deleted or moved: failed, after its agent has ended."""
         last = self._last_status
         if last is not None and (last.state in FINAL_STATES or (last.state == "running" and _lives(last))):
             return last
@@ -167,11 +186,11 @@ class Run:
         return Status("failed", 0, 0.0, t=time.time(), error=error, cause=Cause.DIRECTORY_GONE)
 
     def _without_status(self, why: str) -> Status:
-        """Return the status of a run without a readable `status.json`: from its events, else failed."""
+        """Return the status of a run without a readable `status.json`: the one in its events, or else failed."""
         ends = {event["state"] for event in self.events("end")}
         if len(ends) == 1:
             return Status(ends.pop(), 0, 0.0, t=time.time())
-        unknown = {"message": f"how run {self.id} ended is not known: {why}", "step": self._last_step()}
+        unknown = {"message": f"it is unknown how run {self.id} ended: {why}", "step": self._last_step()}
         return Status("failed", 0, 0.0, t=time.time(), error=self._first_error() or unknown)
 
     def _first_error(self, *, causes_only: bool = False) -> dict[str, Any] | None:
@@ -190,12 +209,12 @@ class Run:
     def _record_lost_agent(self, status: Status) -> Status:
         message = (
             f"the agent of run {self.id} (process {status.pid}) was killed before the run ended; "
-            "its ranks ended with it, and what they had written is all there"
+            "its ranks ended with it, and everything that they had written is kept"
         )
         if isinstance(self.job, ObservedJob):
             message = (
-                f"process {status.pid}, which run {self.id} observed, ended before its training loop did; what its "
-                "ranks had written is all there"
+                f"process {status.pid}, observed by run {self.id}, ended before its training loop was complete; "
+                "everything that its ranks had written is kept"
             )
         cause = Cause.KILLED
         if status.state == "starting":
@@ -248,7 +267,7 @@ class Run:
 
         Returns when the run has ended and neither its agent nor its ranks are running on this machine. If it had
         already ended, only ranks that outlived it are killed. Two kinds of run may still be running when this returns,
-        and stop once they see the request: a run on another machine that has not stopped within ten seconds after
+        and stop as soon as they see the request: a run on another machine that has not stopped within ten seconds after
         `grace_s`, and a run whose agent has not started within two minutes.
 
         Raises:
@@ -265,16 +284,16 @@ class Run:
         return self
 
     def _ask_to_stop(self, grace_s: float) -> None:
-        """Write the stop request and wait until the run has ended, but no longer than its agent may take."""
+        """Write the stop request, and wait until the run has ended or its agent has exceeded its time limit."""
         with contextlib.suppress(
             OSError
-        ):  # then the run is killed later; if its directory is missing, the agent ends it without a request
+        ):  # without a request, the run is killed below; if the directory is missing, the agent ends the run
             self._dir.request_stop(grace_s)
         deadline = time.monotonic() + grace_s + _KILL_AFTER_S
         while self.is_alive and (time.monotonic() < deadline + _START_S * (self.state == "starting")):
             time.sleep(
                 _POLL_S
-            )  # while the run is starting there is no agent yet; it will find the request once it has started
+            )  # while the run is starting there is no agent yet; the agent finds the request once it has started
 
     def approve(self, step: int) -> None:
         """Let a run launched with ``gated=True`` continue past its evaluation at `step`.
@@ -287,7 +306,7 @@ class Run:
         self._dir.approve(index(step))
 
     def _see_out(self, patience_s: float) -> None:
-        """Wait until the run's processes have ended; after `patience_s` seconds, kill a live agent and all of them."""
+        """Wait until the run's processes have ended; after `patience_s` seconds, kill the agent and its ranks."""
         status = self._last_status
         if status is None or status.host != this_host():
             return  # the run's processes are on another machine
@@ -305,30 +324,38 @@ class Run:
             kind: Only events of this kind, such as ``"step"`` or ``"eval"``; None returns all kinds.
             rank: Only events of this rank; None returns all ranks.
         """
-        return select(self._read(), kind, rank)
+        with self._reading_whole():
+            self._events.extend(self._tail.poll())
+            return select(self._events, kind, rank)
 
     def reduced(self) -> RunLog:
-        """Return the run's events so far, reduced to columns and totals; a later call adds only newer events."""
-        events = self._read()
-        if self._log is None:
-            self._log = RunLog.of(self.job)
-        self._log.feed(events[self._num_reduced :])
-        self._num_reduced = len(events)
-        return self._log
+        """Return the run's events so far, reduced to columns and totals; each call reads only the new events."""
+        with self._reading_whole():
+            if self._log is None:
+                self._log = RunLog.of(self.job)
+            for batch in self._log_tail.batches():
+                self._log.feed(batch)
+            return self._log
 
-    def _read(self) -> list[Event]:
-        self._events.extend(self._tail.poll())
-        return self._events
+    @contextlib.contextmanager
+    def _reading_whole(self) -> Iterator[None]:
+        """Context manager that excludes other threads. If it is interrupted, the next call reads all events again."""
+        with self._reading:
+            try:
+                yield
+            except BaseException:
+                self._read_again()
+                raise
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Messages about parts of the run's logs that could not be read. A killed rank may leave one truncated line."""
-        self._read()
-        lines = self._tail.num_unreadable
-        told = f"{lines} line{'s' * (lines > 1)} of its logs contain no readable event"
-        newer = f"job.json has fields of a newer version, which are left out: {', '.join(self.job.left_out)}"
+        """Messages about unreadable parts of the run's logs, such as the truncated last line of a killed rank."""
+        self.reduced()
+        lines = self._log_tail.num_unreadable
+        told = f"{lines} line{'s' * (lines > 1)} of the run's logs cannot be read as events"
+        newer = f"job.json has fields from a newer version, which are ignored: {', '.join(self.job.left_out)}"
         return (
-            *self._tail.problems.values(),
+            *self._log_tail.problems.values(),
             *([told] if lines else []),
             *([newer] if self.job.left_out else []),
         )
@@ -341,11 +368,14 @@ class Run:
         """Return a data frame with one row for each step that all ranks have finished.
 
         Columns: step, t (Unix seconds), loss (mean over ranks), step_time_s (slowest rank), samples_per_s,
-        tokens_per_s, lr, grad_norm, sent_bytes (all ranks), memory_bytes and peak_memory_bytes (the rank with most).
+        tokens_per_s, lr, grad_norm, sent_bytes (sum over ranks), process_bytes_now and process_bytes (growth of
+        the memory of the process since before the model was built, at the end of the step and at its peak so far;
+        maximum over ranks).
         """
         from shardscope.runlog.frames import metrics_frame
 
-        return metrics_frame(self.reduced())
+        with self._reading:
+            return metrics_frame(self.reduced())
 
     def timeline(self) -> pd.DataFrame:
         """Return a data frame with one row for each span.
@@ -356,13 +386,23 @@ class Run:
 
         return timeline_frame(self.events("step"))
 
-    def memory(self) -> pd.DataFrame:
-        """Return a data frame with one row for each rank and step in which memory was measured by kind.
+    def step_events(self, step: int | None = None) -> StepEvents | None:
+        """Return the computations, messages and memory of one recorded step; None if there is none yet.
 
-        See `Record.memory_first`. Columns: rank, step, and the rank's peak memory in that step, in bytes, of
+        Args:
+            step: Number of the step; None for the one whose messages were recorded (`Record.messages_first`).
+        """
+        from shardscope.runlog.recorded_step import recorded_step
+
+        return recorded_step(self.job, self.events(), self.name, step=step)
+
+    def memory(self) -> pd.DataFrame:
+        """Return a data frame with one row for each rank and step in which memory was measured by type.
+
+        See `Record.memory_first`. Columns: rank, step, and the rank's peak memory in that step, in bytes, for
         parameters (its own or its shards, with the model's buffers), gradients, optimizer (state), activations (saved
         for the backward pass), gathered (parameters of other ranks) and buffers (for communication, padding and
-        scratch). The peaks of different kinds need not coincide.
+        scratch). The types need not peak at the same time.
         """
         from shardscope.runlog.frames import memory_frame
 
@@ -383,13 +423,14 @@ class Run:
             raise SpecError(
                 f"run {self.id} does not measure its noise scale; launch it with record=Record(noise_scale=True)"
             )
-        return noise_scale_from(self.reduced().noise, *batches_compared(self.job), smoothing=smoothing)
+        with self._reading:
+            return noise_scale_from(self.reduced().noise, *batches_compared(self.job), smoothing=smoothing)
 
     def layers(self) -> Layers:
         """Return trust ratios and norms by layer, error-feedback residuals, and alarms (see `Record.layers_every`).
 
         Raises:
-            SpecError: The run has neither trust ratios nor residuals, or does not record its layers.
+            SpecError: The run has neither trust ratios nor residuals, or does not record layer statistics.
         """
         from shardscope.runlog.layers import layers_of, reports_layers
 
@@ -401,22 +442,24 @@ class Run:
             )
         if not job.record.layers_every:
             raise SpecError(
-                f"run {self.id} does not record its layers; launch it with record=Record(layers_every=10)"
+                f"run {self.id} does not record layer statistics; launch it with record=Record(layers_every=10)"
             )
         return layers_of(self.events("layers"), job.optimizer)
 
     def summary(self) -> Summary:
         """Return the summary of the run so far."""
-        return summarise(self.reduced(), self.state, self.job)
+        state = self.state
+        with self._reading:
+            return summarise(self.reduced(), state, self.job)
 
     def export(self, path: str | Path, *, format: str) -> str:  # noqa: A002 - as in pandas and PIL
-        """Write the run for another tool, and return the path or address of the result.
+        """Export the run for another tool, and return the path or address of the result.
 
         Args:
             path: File or folder to write; for ``mlflow`` also the URI of a tracking server.
             format: ``"parquet"`` (a folder of tables: steps, spans, traffic), ``"chrome-trace"`` (a JSON file of all
                 spans, for ui.perfetto.dev), ``"tensorboard"``, ``"wandb"`` (offline unless WANDB_MODE says otherwise)
-                or ``"mlflow"``. All but the Chrome trace need their own library.
+                or ``"mlflow"``. Every format except the Chrome trace needs its own library.
 
         Raises:
             SpecError: There is no such format, its library is not installed, or the run has no data for it.
@@ -444,10 +487,7 @@ class Run:
 
         return run_html(self)
 
-    def _repr_json_(self) -> Any:
-        return json.loads(self.job.to_json())
-
 
 def _lives(status: Status) -> bool:
-    """Return whether the process in charge of a run is alive; assumed if it is on another machine."""
+    """Return whether the process in charge of a run is alive; a process on another machine is assumed to be alive."""
     return status.host != this_host() or is_alive(status.pid, status.process_started)

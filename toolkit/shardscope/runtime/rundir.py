@@ -1,9 +1,10 @@
-"""The run directory: all files of a run, from its launch on; it outlives every process of the run.
+"""The run directory, which contains all files of a run. It is created at the launch and outlives all processes.
 
     job.json        the job, with the version of its schema; `Job.from_json` reads it
     user_code.pkl   the user's own functions, if the job has any (see `code_file` for who may load it)
     provenance.json versions, machine, git state and command line at the launch; see `provenance`
-    status.json     state, the agent's process, the error; replaced atomically
+    about.json      group, note, baseline, and the tool that launched the run; see `about`
+    status.json     state, pid of the agent, error; replaced atomically
     rank-N.jsonl    events, appended by rank N
     control/        requests to the ranks (`stop`, `approved`) and rank 0's answers (`stop_at`, `decision`)
     parameters.npz  all parameters after the last step, with `Record(parameters=True)`
@@ -22,6 +23,7 @@ import re
 import shutil
 import socket
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -29,8 +31,8 @@ from typing import Any, Self
 from shardscope.errors import LaunchError, RunNotFound, RunUnreadable, SpecError
 from shardscope.runlog.files import parse_json, read_json, read_text, replace_whole
 from shardscope.runlog.reducer import RunLog
-from shardscope.runlog.summary import summarise
-from shardscope.runlog.tail import first_events, is_log, read_events
+from shardscope.runlog.summary import Summary, summarise, summary_from
+from shardscope.runlog.tail import Tail, first_events, is_log
 from shardscope.runtime.code_file import CODE_FILE, digest_of, load_for_ranks, pack
 from shardscope.runtime.processes import ProcessStart, process_started
 from shardscope.runtime.status import Status, printable
@@ -38,6 +40,8 @@ from shardscope.spec import Job
 
 ROOT_VARIABLE = "SHARDSCOPE_RUNS"
 _RESERVE_BYTES = 64 * 1024
+_LONGEST_NAME = 100
+"""Maximum length of a run's name in the name of its directory; file systems allow 255 bytes with the time."""
 
 
 def runs_root(root: str | Path | None = None) -> Path:
@@ -46,7 +50,7 @@ def runs_root(root: str | Path | None = None) -> Path:
 
 
 def this_host() -> str:
-    """Return an identifier of this machine and pid namespace (container); pids are comparable only within one."""
+    """Return an identifier of this machine and pid namespace (container), within which pids are unique."""
     try:
         namespace = os.readlink("/proc/self/ns/pid")
     except OSError:
@@ -60,22 +64,32 @@ class RunDir:
 
     path: Path
     code: str | None = None
-    """SHA-256 digest of the user's code; set by `create` and on the ranks of that run, which may load the code."""
+    """SHA-256 digest of the user's code; set only by `create` and on the run's ranks, which may load the code."""
 
     @classmethod
-    def create(cls, job: Job, root: Path, *, gated: bool = False) -> Self:
-        """Create the directory of a new run, and write into it the job and whether the run is gated.
+    def create(
+        cls, job: Job, root: Path, *, gated: bool = False, about: Mapping[str, str] | None = None
+    ) -> Self:
+        """Create the directory of a new run and write its job; if `gated`, also create the file that `approval` names.
+
+        Args:
+            job: The job of the run.
+            root: Folder of the runs.
+            gated: Whether the run waits for approval after each evaluation.
+            about: Content of `about.json`; the file is not written if this is empty.
 
         Raises:
             LaunchError: The directory cannot be written, or the user's code cannot be pickled.
         """
         stamp = time.strftime("%Y%m%d-%H%M%S")
-        name = re.sub(r"[^A-Za-z0-9._-]+", "-", job.label).strip("-.") or "run"
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", job.label)[:_LONGEST_NAME].strip("-.") or "run"
         try:
             root.mkdir(parents=True, exist_ok=True)
             run = cls(_make_unique(root, f"{stamp}-{name}"))
             try:
                 run.write_status("starting", pid=os.getpid(), process_started=process_started())
+                if about:
+                    run.write_json("about.json", about)
                 run = replace(run, code=run.write_job(job))
                 if gated:
                     run.approve(0)
@@ -84,7 +98,7 @@ class RunDir:
                 raise
         except OSError as error:
             raise LaunchError(
-                f"cannot write the run directory in {root}: {error.strerror}; set {ROOT_VARIABLE}"
+                f"cannot write the run directory in {root}: {error.strerror}; set {ROOT_VARIABLE} to another folder"
             ) from None
         return run
 
@@ -140,8 +154,17 @@ class RunDir:
         """Write `summary.json` for a run that has ended in `state`."""
         job = self.read_job()
         log = RunLog.of(job)
-        log.feed(read_events(self.path))
+        for batch in Tail(self.path).batches():
+            log.feed(batch)
         self.write_json("summary.json", asdict(summarise(log, state, job)))
+
+    def read_summary(self) -> Summary | None:
+        """Return the summary that was written when the run ended; None if there is none that can be read."""
+        try:
+            stored = read_json(self.path / "summary.json")
+        except (OSError, RunUnreadable):
+            return None
+        return summary_from(stored)
 
     def release_reserve(self) -> None:
         """Delete the reserve file, so that the final status and events fit on a full disk."""
@@ -151,7 +174,7 @@ class RunDir:
         """Return the content of `status.json`; None if the file does not exist.
 
         Raises:
-            RunUnreadable: The file does not hold a valid status.
+            RunUnreadable: The file does not contain a valid status.
         """
         try:
             return Status.of(read_json(self.path / "status.json"))
@@ -183,12 +206,12 @@ class RunDir:
 
     @property
     def approval(self) -> Path:
-        """File that exists from the start of a gated run: the step of the latest approved evaluation, or 0."""
+        """File with the step of the latest approved evaluation, or 0; it exists from the start of a gated run."""
         return self.path / "control" / "approved"
 
     @property
     def decision(self) -> Path:
-        """File that rank 0 writes when a decision arrives or the wait times out: the last step that ranks may pass."""
+        """File with the last evaluation step past which ranks may continue; rank 0 writes it after each wait."""
         return self.path / "control" / "decision"
 
     def request_stop(self, grace_s: float) -> None:
@@ -196,7 +219,7 @@ class RunDir:
         self.write_control(self.stop_request, json.dumps(grace_s))
 
     def approve(self, step: int) -> None:
-        """Let the ranks continue past the evaluation at this step; 0 before any evaluation."""
+        """Let the ranks continue past the evaluation at `step`; 0 marks a new run as gated."""
         self.write_control(self.approval, str(step))
 
     def write_control(self, path: Path, content: str) -> None:
@@ -211,8 +234,8 @@ class RunDir:
     def is_gone_message(self) -> str:
         """Return the error message for a run whose directory has been deleted or moved."""
         return (
-            f"the run directory {self.path} is gone: it was deleted or moved, and without it the run ended; "
-            "launch the job again"
+            f"the run directory {self.path} is gone: it was deleted or moved, which ended the run; launch the job "
+            "again"
         )
 
     def rank_file(self, rank: int) -> Path:
@@ -221,7 +244,7 @@ class RunDir:
 
 
 def find(id_or_path: str | Path, root: str | Path | None = None) -> RunDir:
-    """Return the directory of a run, given its path or its name below the runs' root.
+    """Return the directory of a run, given its path, or its name in the folder of runs (see `runs_root`).
 
     Raises:
         RunNotFound: No such run exists.
@@ -231,7 +254,7 @@ def find(id_or_path: str | Path, root: str | Path | None = None) -> RunDir:
         if holds_run(path):
             return RunDir(path.absolute())
     raise RunNotFound(
-        f"no run {printable(str(id_or_path))!r} here or in {runs_root(root)}; ss.runs() lists the runs there are"
+        f"no run {printable(str(id_or_path))!r} in the current folder or in {runs_root(root)}; ss.runs() lists all runs"
     )
 
 
@@ -283,17 +306,17 @@ def read_job_file(file: Path, called: str) -> Job:
 
 
 def find_resumable(id_or_path: str | Path, root: str | Path | None = None) -> Path:
-    """Return a run directory, looked up as by `find`, or the checkpoint at a path.
+    """Return the path of a checkpoint or, for anything else, of the run directory that `find` returns.
 
     Raises:
-        RunNotFound: Neither exists.
+        RunNotFound: There is neither a checkpoint nor a run.
     """
     path = Path(id_or_path)
     return path.absolute() if _is_checkpoint(path) else find(path, root).path
 
 
 def checkpoints_of(path: Path) -> Path:
-    """Return what to load for a path from `find_resumable`: the checkpoint, or the run's checkpoint folder."""
+    """Return the path to resume from, given a path from `find_resumable`: the checkpoint, or the run's checkpoints."""
     return path if _is_checkpoint(path) else path / "checkpoints"
 
 

@@ -1,4 +1,4 @@
-"""Recognise errors that only report the loss of another rank."""
+"""Recognise errors that only report that another rank has died."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _CONSEQUENCES = (
 )
 
 _TYPES = {"RuntimeError", "DistBackendError", "DistNetworkError", "EvaluationError"}
-"""Types of errors that the loss of a peer raises; `EvaluationError` names another of these types in its message."""
+"""Types of errors raised when another rank dies; an `EvaluationError` names the original type in its message."""
 
 
 def is_secondary_failure(event: Mapping[str, Any]) -> bool:
-    """Return whether an error event only reports the loss of another rank."""
+    """Return whether an error event only reports that another rank has died."""
     return event["type"] in _TYPES and any(sign in event["message"] for sign in _CONSEQUENCES)

@@ -1,4 +1,4 @@
-"""The launch server: one process per driver that has imported torch, and from which the agent of every run is forked.
+"""The launch server, one per driver: a process with torch imported, from which the agent of every run is forked.
 
 Importing torch takes seconds; forking a process that has imported it takes milliseconds. So the first launch of a
 driver (a notebook's kernel, a script, the command line) starts this server in a separate session, and each run is a
@@ -6,10 +6,10 @@ request to it, one line of JSON on its standard input:
 
     driver ── stdin ──▶ server ── fork ──▶ agent of a run ── forkserver ──▶ ranks
 
-The server itself starts no thread and trains nothing. When the driver ends, for whatever reason, the server's standard
+The server itself starts no thread and does not train. When the driver ends, for whatever reason, the server's standard
 input closes. The server then ends the runs that were not launched with `detach`, waits for the others, and exits.
-Each agent holds one end of a pipe whose other end only the server has. So agents notice if the server dies, and can
-distinguish this from the end of the driver.
+Each agent has one end of a pipe whose other end only the server has. So an agent notices if the server dies, and can
+tell this apart from the end of the driver.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LATER = (
     "shardscope.methods.strategies.pipeline._torch_stage",
     "shardscope.training.strategies.fully_sharded",
 )
-"""Modules imported while the server is idle: most runs never need them, and the first launch should not wait."""
+"""Modules imported while the server is idle: most runs never need them, so the first launch does not wait for them."""
 DRIVER_ENDED = b"d"
 """Byte that an agent reads from its pipe when the driver has ended. If the pipe just closes, the server has died."""
 
@@ -87,19 +87,17 @@ class Server:
     def _import_next(self) -> None:
         if self.later:
             _import(self.later.pop())
-        else:
-            from shardscope.runtime.provenance import look_up
-
-            look_up()
 
     def _fork_agent(self, request: dict[str, Any]) -> None:
-        asked = request.get("imports", ())
-        _import(*(module for module in asked if module is not None and module not in sys.modules))
+        from shardscope.runtime import provenance
+
+        _import(*(module for module in request["imports"] if module not in sys.modules))
         read, write = os.pipe()
         pid = os.fork()
         if pid == 0:
             os.close(write)
             self._become_agent(request, read)
+        provenance.look_up()  # for the next agents; this launch does not wait for it
         os.close(read)
         self.lifelines[pid] = write
         if request["detach"]:
@@ -165,14 +163,14 @@ class Server:
 
 
 def _answer_for(path: Path) -> None:
-    """Write an error as the answer of a tracing child that was killed before it wrote one."""
+    """Write an error to the answer file of a tracing child that was killed before it wrote an answer."""
     with contextlib.suppress(OSError):  # the driver no longer waits, and has deleted the folder
         if path.parent.is_dir() and not path.exists():
             path.write_text(json.dumps({"error": "the process that traced the job's model was killed"}))
 
 
 def _record_failure(path: str, error: BaseException) -> None:
-    """Write the failure of an agent that could not start to its run's status, where the driver finds it."""
+    """Write to the run's status, which the driver reads, that the agent could not start."""
     from shardscope.runtime.processes import process_started
     from shardscope.runtime.rundir import RunDir
     from shardscope.runtime.status import Cause

@@ -1,4 +1,4 @@
-"""The status of a run, `status.json`: its state and what ended it. It is validated on reading: it may be damaged."""
+"""The status of a run, `status.json`: its state and what ended it. It is validated when read, as it may be damaged."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, Self
 
 from shardscope.errors import RunUnreadable
-from shardscope.runlog.schema import is_real, is_whole
+from shardscope.runlog.files import is_real, is_whole
 from shardscope.runtime.processes import ProcessStart
 
 FINAL_STATES = frozenset({"completed", "stopped", "failed"})
@@ -22,15 +22,15 @@ class Cause(StrEnum):
     REQUESTED = "requested"
     """A stop of the run was requested."""
     KILLED = "killed"
-    """A signal ended one of its processes, or its agent or launch server."""
+    """A signal killed a rank, the agent or the launch server of the run."""
     NOT_STARTED = "not-started"
-    """Its ranks could not be started."""
+    """The ranks could not be started."""
     TERMINATED = "terminated"
-    """Its agent received SIGTERM."""
+    """The agent of the run received SIGTERM."""
     DRIVER_ENDED = "driver-ended"
     """The program that launched the run has ended."""
     DIRECTORY_GONE = "directory-gone"
-    """Its directory was deleted or moved."""
+    """The run directory was deleted or moved."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Status:
 
     @classmethod
     def of(cls, value: Any) -> Self:
-        """Return the status in a JSON value. Fields that another version has added are ignored.
+        """Return the status in a parsed JSON value. Unknown fields, added by other versions, are ignored.
 
         Raises:
             RunUnreadable: The value is not a valid status.
@@ -62,7 +62,7 @@ class Status:
         started = value.get("process_started")
         is_process = is_whole(value.get("pid"), _MOST_PID) and (isinstance(started, str) or is_real(started))
         if not is_process or not is_real(value.get("t")):
-            raise RunUnreadable("status.json does not name the process in charge of the run")
+            raise RunUnreadable("status.json does not identify the process in charge of the run")
         return cls(
             value["state"], value["pid"], value["process_started"], value["t"], _text(value.get("host")) or "",
             value.get("detached") is True, _text(value.get("reason")), _error(value.get("error")),
@@ -75,12 +75,12 @@ def _text(value: Any) -> str | None:
 
 
 def _cause(value: Any) -> Cause | None:
-    """Return the cause with that name; None if this version does not define it."""
+    """Return the cause with the name `value`; None if this version defines no such cause."""
     return Cause(value) if value in [*Cause] else None
 
 
 def _error(value: Any) -> dict[str, Any] | None:
-    """Return the error of a failed run in the form that `RunFailed` takes; None for anything else."""
+    """Return the error in `value` as arguments for `RunFailed`; None if `value` does not describe an error."""
     if not isinstance(value, dict) or not isinstance(value.get("message"), str):
         return None
     numbers = {key: value[key] for key in ("rank", "step") if is_whole(value.get(key))}
@@ -89,7 +89,7 @@ def _error(value: Any) -> dict[str, Any] | None:
 
 
 def printable(text: str) -> str:
-    """Return the text with terminal control characters, and those that cannot be encoded, as escape sequences."""
+    """Return the text with unprintable characters, such as terminal control characters, as escape sequences."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text)

@@ -18,11 +18,11 @@ from typing import NamedTuple
 
 
 class UserModules(NamedTuple):
-    """The modules in the driver's current folder, in the form in which a rank needs them for importing.
+    """The driver's current folder, and the modules that a rank must import from it.
 
     Attributes:
         folder: The driver's current folder.
-        names: Names of the modules that the driver has imported from there.
+        names: Names of the modules that the driver has imported from that folder.
     """
 
     folder: str
@@ -36,7 +36,7 @@ def beyond_current_folder(entries: Iterable[str]) -> list[str]:
 
 
 def of_current_folder() -> UserModules | None:
-    """Return the modules in the current folder; None if this process does not search that folder."""
+    """Return the modules imported from the current folder; None if this process does not search that folder."""
     here = Path.cwd().resolve()
     if not any(Path(entry).resolve() == here for entry in sys.path):
         return None
@@ -45,7 +45,10 @@ def of_current_folder() -> UserModules | None:
 
 
 def make_importable(modules: UserModules) -> None:
-    """Let this process import the modules. Those that the driver has imported are found first, all others last."""
+    """Let this process import modules from the driver's folder.
+
+    Modules that the driver has imported from it take precedence; the others are searched after all other folders.
+    """
     sys.path.append(modules.folder)
     sys.meta_path.insert(0, _Imported(modules))
 

@@ -1,4 +1,4 @@
-"""The entry point of a rank: the same under a notebook's agent, under `torchrun` and on several machines.
+"""The entry point of a rank, for ranks started by a run's agent or by `torchrun`, on one or several machines.
 
     python -m shardscope.runtime.worker --job job.json --run-dir DIR        (under torchrun)
 
@@ -34,8 +34,8 @@ from shardscope.training.disk import advice_on, takes_no_more
 from shardscope.training.trainer import EvaluationError, Trainer
 
 _COURTESY_S = 0.5
-"""Time that a rank waits before it exits, in seconds, if it failed only because it lost a peer. After one rank has
-ended, the agent ends all others, and the rank with the root cause may still have to write it."""
+"""Time that a rank waits before it exits, in seconds, if it failed only because another rank had died. As soon as one
+rank ends, the agent ends all others, and the rank that failed first may not have written its error yet."""
 
 _WRITERS = frozenset(
     {"shardscope.runlog.files", "shardscope.runlog.writer", "shardscope.training.parameters"}
@@ -57,7 +57,7 @@ def main(
     allow_pickle: bool = False,
     modules: tuple[str, tuple[str, ...]] | None = None,
 ) -> str:
-    """Train one rank of the run at `path`. Return the state in which it ended; never return after a failure.
+    """Run one rank of the run at `path` to its end. Return the rank's final state; never return after a failure.
 
     Args:
         path: The run directory.
@@ -114,7 +114,7 @@ def _train(run: RunDir, resume: Resume | None, events: EventWriter, job: Job | N
 
 
 def _notes_between_machines() -> StoreNotes | None:
-    """Return notes in the store with which the ranks were started, one set per restart; None on a single machine."""
+    """Return notes in torchrun's store, under separate keys for each restart; None if all ranks are on one machine."""
     world_size = os.environ["WORLD_SIZE"]
     if os.environ.get("LOCAL_WORLD_SIZE", world_size) == world_size:
         return None
@@ -154,7 +154,7 @@ def _under_torchrun() -> None:
         "--run-dir", type=Path, required=True, help="folder for events; the same on every machine"
     )
     parser.add_argument(
-        "--resume", type=Path, help="run directory whose newest checkpoint to resume from, or a checkpoint"
+        "--resume", type=Path, help="run directory (resumes from its newest checkpoint) or a checkpoint"
     )
     parser.add_argument(
         "--allow-pickle", action="store_true", help="read a pickled checkpoint, which can run code"
@@ -162,7 +162,7 @@ def _under_torchrun() -> None:
     parser.add_argument(
         "--trust-code",
         action="store_true",
-        help="load the user's functions next to job.json, which runs them",
+        help="load the user's functions stored next to job.json, which runs any code in that file",
     )
     options = parser.parse_args()
     die_with_parent()
@@ -211,7 +211,7 @@ def _wait_then_work(run: RunDir, resume: Resume | None, job: Job) -> str:
     while not (run.path / "job.json").is_file():
         if time.monotonic() > deadline:
             raise TimeoutError(
-                f"{run.path} did not appear within 60 s; the first rank of this machine writes it"
+                f"no job.json appeared in {run.path} within 60 s; the first rank on this machine writes it: see its log"
             )
         time.sleep(0.02)
     return _work(run, resume, job)
@@ -223,4 +223,4 @@ if __name__ == "__main__":
     sys.stderr.flush()
     os._exit(
         0
-    )  # as under our agent: threads in the backend may abort the process when the interpreter shuts down
+    )  # as at the end of `_work`: threads in the backend may abort the process when the interpreter shuts down

@@ -1,4 +1,4 @@
-"""Immutable, JSON-serialisable descriptions of jobs, and of models, clusters and layouts too large to run.
+"""Immutable, JSON-serialisable descriptions of jobs, and of models, clusters and layouts that are too large to run.
 
 Imports no torch. Names are imported when first used (PEP 562), so looking up a model does not import the code for jobs.
 """

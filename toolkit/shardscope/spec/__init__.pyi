@@ -5,6 +5,7 @@ from shardscope.spec.job import Job as Job
 from shardscope.spec.job_parts import Batch as Batch
 from shardscope.spec.job_parts import Checkpoint as Checkpoint
 from shardscope.spec.job_parts import Record as Record
+from shardscope.spec.job_parts import UserCode as UserCode
 from shardscope.spec.layout import Layout as Layout
 from shardscope.spec.link import Link as Link
 from shardscope.spec.lr_schedule import LRSchedule as LRSchedule
@@ -12,4 +13,3 @@ from shardscope.spec.method import Method as Method
 from shardscope.spec.model import Model as Model
 from shardscope.spec.optimizer import Optimizer as Optimizer
 from shardscope.spec.strategy import Strategy as Strategy
-from shardscope.spec.user_code import UserCode as UserCode

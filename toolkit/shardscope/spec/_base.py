@@ -5,24 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from inspect import Signature
 from typing import Any, ClassVar, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import from_json
 
 from shardscope.errors import SpecError, quoted, unknown_name
+from shardscope.spec._signature import docstring_of, signature_of
 
 _PLAIN = (str, int, float, type(None))
 """Types whose values need no check in addition to pydantic's."""
 
 
 _left_out: ContextVar[list[str] | None] = ContextVar("left_out", default=None)
-"""Names of the fields dropped so far; None where unknown fields are refused."""
+"""Names of the unknown fields dropped so far; None if unknown fields are rejected."""
 
 
 @contextmanager
 def leaving_out_unknown_fields() -> Iterator[list[str]]:
-    """Context manager that drops unknown fields instead of refusing them; yields the names of the dropped fields.
+    """Context manager in which unknown fields are dropped, not rejected; yields a list of the dropped fields' names.
 
     Used when past runs are listed: a field added by a newer version must not make the runs of that version unreadable.
     """
@@ -35,7 +37,7 @@ def leaving_out_unknown_fields() -> Iterator[list[str]]:
 
 
 def without_unknown(cls: type[BaseModel], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields; inside `leaving_out_unknown_fields`, drop and record those that the class does not define."""
+    """Return a copy of `fields`; inside `leaving_out_unknown_fields`, drop and record fields unknown to `cls`."""
     names = _left_out.get()
     if names is None or cls.model_config.get("extra") != "forbid":
         return {**fields}
@@ -44,7 +46,7 @@ def without_unknown(cls: type[BaseModel], fields: Mapping[str, Any]) -> dict[str
 
 
 class Spec(BaseModel):
-    """Frozen pydantic model whose errors are one readable sentence each.
+    """Frozen pydantic model that reports each validation error as one readable sentence.
 
     A subclass may name one field in `_positional`, which can then be given without its name:
     ``Optimizer("lamb", lr=2e-3)``. `_former_names` maps the old names of renamed fields to the new ones. JSON may use
@@ -64,15 +66,37 @@ class Spec(BaseModel):
             raise _readable(type(self), error) from None
 
     @classmethod
+    def __pydantic_init_subclass__(cls, **_options: Any) -> None:
+        cls.__signature__ = cls._signature()
+        docstring = vars(cls).get("__doc__")
+        if docstring:
+            cls.__doc__ = docstring_of(docstring, cls.model_fields)
+
+    @classmethod
+    def _signature(cls) -> Signature:
+        return signature_of(cls.model_fields, cls._positional)
+
+    @classmethod
+    def _in_annotation(cls) -> str:
+        """Return what a field of this type takes, for a signature."""
+        return cls.__name__
+
+    def _in_signature(self) -> str:
+        """Return this value as a default in a signature."""
+        first = getattr(self, self._positional) if self._positional else None
+        return f"{type(self).__name__}({'' if first is None else repr(first)})"
+
+    @classmethod
     def _with_positional(cls, args: tuple[Any, ...], fields: dict[str, Any]) -> dict[str, Any]:
         name = cls._positional
         if name is None or len(args) > 1:
             raise SpecError(
-                f"{cls.__name__} takes {'one' if name else 'no'} positional argument, got {quoted(args)}"
+                f"{cls.__name__} takes {'one' if name else 'no'} positional argument, got {quoted(args)}; "
+                "give fields by name"
             )
         if name in fields:
             raise SpecError(
-                f"{cls.__name__}: {name} is given twice, as {quoted(args[0])} and {quoted(fields[name])}"
+                f"{cls.__name__}: {name} is given twice, as {quoted(args[0])} and {quoted(fields[name])}; give it once"
             )
         return {name: args[0], **fields}
 
@@ -89,7 +113,7 @@ class Spec(BaseModel):
         """Read a value from the JSON that `to_json` wrote.
 
         Raises:
-            SpecError: The text is not JSON, is not an object, or describes something that cannot exist.
+            SpecError: The text is not JSON, it is not a JSON object, or a field is invalid.
         """
         try:
             fields = from_json(text)
@@ -99,20 +123,23 @@ class Spec(BaseModel):
 
     @classmethod
     def from_fields(cls, fields: Any) -> Self:
-        """Build the value from a mapping from field names to values, as in JSON; former field names are accepted too.
+        """Build the value from a mapping of field names to values, as in JSON; former field names are accepted too.
 
         Raises:
-            SpecError: `fields` is not a mapping with string keys, or describes something that cannot exist.
+            SpecError: `fields` is not a mapping with string keys, or a field is invalid.
         """
         if not isinstance(fields, dict) or not all(isinstance(name, str) for name in fields):
             raise SpecError(
-                f"{cls.__name__} is described by an object of named fields, such as {{...}}; got {quoted(fields)}"
+                f"{cls.__name__} must be a JSON object with field names as keys, such as {{...}}; got {quoted(fields)}"
             )
         return cls(**{cls._present_name(name, fields): value for name, value in fields.items()})
 
     @classmethod
     def _present_name(cls, name: str, fields: Mapping[str, Any]) -> str:
-        """Return the current name of a JSON field; if both names are given, keep the former, so that it is refused."""
+        """Return the current name for a field in JSON.
+
+        If the JSON contains both the former and the current name, the former is returned and then rejected as unknown.
+        """
         present = cls._former_names.get(name, name)
         return name if present in fields else present
 
@@ -129,16 +156,16 @@ class Spec(BaseModel):
 
     @classmethod
     def _check_form(cls, name: str, value: Any) -> None:
-        """Refuse a bool for a field that does not take one, and a mapping whose keys are not strings."""
+        """Reject a bool for a field that does not accept one, and a mapping whose keys are not strings."""
         if isinstance(value, bool) and not takes(cls.model_fields[name].annotation, bool):
             raise SpecError(
-                f"{cls._prefix()}{name}={value} is a bool, which this setting does not accept; "
+                f"{cls._prefix()}{name}={value} is a bool, which this field does not accept; "
                 "give a valid value, or leave it out"
             )
         for item in value if isinstance(value, list | tuple) else (value,):
             if isinstance(item, dict) and not all(isinstance(key, str) for key in item):
                 raise SpecError(
-                    f"{cls._prefix()}{name}={quoted(value)} has keys that are not strings; name each setting"
+                    f"{cls._prefix()}{name}={quoted(value)} has keys that are not strings; use setting names"
                 )
 
     @classmethod
@@ -148,7 +175,7 @@ class Spec(BaseModel):
 
 
 def _readable(cls: type[Spec], error: ValidationError) -> SpecError:
-    """Turn the first problem in a pydantic error into one sentence: the field, the given value, the remedy."""
+    """Return a `SpecError` for the first problem in a pydantic error: a sentence with field, value and remedy."""
     problem = error.errors()[0]
     cause = problem.get("ctx", {}).get("error")
     if isinstance(cause, SpecError):
@@ -159,16 +186,16 @@ def _readable(cls: type[Spec], error: ValidationError) -> SpecError:
         if path[-1] in cls._former_names:
             present = cls._former_names[path[-1]]
             return SpecError(
-                f"{owner} has no field {path[-1]!r}, which is called {present!r} now; give {present}=..."
+                f"{owner} has no field {path[-1]!r}, which was renamed to {present!r}; give {present}=..."
             )
-        return unknown_name(f"field of {owner}", path[-1], cls.model_fields)
+        return unknown_name(f"{owner} field", path[-1], cls.model_fields)
     field = ".".join(path) or cls.__name__
     if problem["type"] == "missing":
-        return SpecError(f"{cls.__name__} needs {field}; give {field}=...")
+        return SpecError(f"{cls.__name__} requires {field}; give {field}=...")
     message = problem["msg"].removeprefix("Value error, ").replace("Input should", "it should")
     return SpecError(f"{cls._prefix()}{field}={quoted(problem['input'])} is not valid: {message}")
 
 
 def takes(annotation: Any, kind: type) -> bool:
-    """Whether an annotation is `kind` or `Any`, or contains one of them."""
+    """Return whether a type annotation is `kind` or `Any`, or contains one of them."""
     return annotation in (kind, Any) or any(takes(member, kind) for member in get_args(annotation))

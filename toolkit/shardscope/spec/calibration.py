@@ -1,11 +1,11 @@
-"""Calibrations: the few constants, measured on one kind of machine, that turn counts into seconds."""
+"""Calibrations: constants measured on one type of machine that convert counts of FLOP, bytes and calls to seconds."""
 
 from __future__ import annotations
 
 from functools import cache
 from importlib.resources import files
 from math import log
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
@@ -17,8 +17,15 @@ Share = Annotated[float, Field(gt=0, le=1)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
+class Interval(NamedTuple):
+    """Interval around a predicted step time, in seconds, that contained 90 % of the held-out measurements."""
+
+    low: float
+    high: float
+
+
 class Calibration(Spec):
-    """Constants of a machine and its software. Each has a physical meaning; none is specific to one measurement."""
+    """Constants for a machine and its software. Each has a physical meaning; none is specific to one measurement."""
 
     name: str
     device: str = ""
@@ -33,7 +40,7 @@ class Calibration(Spec):
     attention_efficiency: Share = 0.4
     """Fraction of the peak FLOP/s that fused attention kernels reach, counting only the causal half of the scores."""
     attention_half_seq: NonNegativeFloat = 0.0
-    """In tokens: the time of fused attention is multiplied by 1 + this value / sequence length."""
+    """s, in tokens: the time of fused attention is multiplied by 1 + s / sequence length."""
     unfused_efficiency: Share = 0.4
     """Fraction of the peak FLOP/s that unfused attention reaches in its matrix products, counting all scores."""
     memory_efficiency: Share = 0.8
@@ -53,9 +60,9 @@ class Calibration(Spec):
     collective_s: NonNegativeFloat = 10e-6
     """Time to start one collective, in seconds."""
     pipeline_efficiency: Share = 0.8
-    """Fraction of the bandwidth that messages between pipeline stages reach, including waits."""
+    """Fraction of the bandwidth that messages between pipeline stages reach, counting waits as transfer time."""
     gradient_overlap: Fraction = 0.0
-    """Fraction of the gradient reduction that is hidden behind the last backward pass (ZeRO 0 to 2)."""
+    """Fraction of the gradient reduction that is hidden behind the last backward pass (ZeRO stages 0 to 2)."""
     shard_overlap: Fraction = 0.8
     """Fraction of ZeRO-3's all-gathers and reduce-scatters that is hidden behind computation."""
     optimizer_efficiency: Share = 0.7
@@ -64,33 +71,39 @@ class Calibration(Spec):
     """Fixed time per step, in seconds: data loading, loss scaling, clipping, logging."""
 
     quantiles: dict[str, PositiveFloat] = Field(default_factory=lambda: {"5": 0.7, "50": 1.0, "95": 1.45})
-    """Quantiles of measured / predicted time on held-out measurements, by level in per cent. They give the interval
-    of a prediction."""
+    """Quantiles of measured / predicted time on held-out measurements, by level in per cent. They give the
+    prediction interval."""
     ridge: PositiveFloat | None = None
-    """Peak FLOP/s over memory bandwidth of the measured device, in FLOP per byte. `half_size` scales with it on another
-    device."""
+    """Peak FLOP/s divided by memory bandwidth of the measured device, in FLOP per byte. For another device, `half_size`
+    is scaled by the ratio of the two."""
     constant_mfu: dict[str, PositiveFloat] = Field(default_factory=dict)
-    """Median MFU of the fitted measurements, by data set and precision: the baseline to beat."""
+    """Median MFU of the fitted measurements, by data set and precision: a baseline on the scoreboard."""
     constant_rate: dict[str, PositiveFloat] = Field(default_factory=dict)
-    """Like `constant_mfu`, but counting recomputed FLOPs and taking the pipeline bubble as (p - 1) / m: the constant of
-    the simple formula."""
+    """Like `constant_mfu`, but counting recomputed FLOPs and excluding a pipeline bubble of (p - 1) / m, with p stages
+    and m micro-batches. The scoreboard's plain formula uses this constant."""
     scores: dict[str, dict[str, float]] = Field(default_factory=dict)
     """Scores by data set, on held-out measurements: ``mape`` and ``max`` in per cent, ``rank`` correlation, and the
-    number of ``rows``. ``cross-validated`` is five-fold over all known rows."""
+    number of measurements (``rows``). ``cross-validated`` contains the scores of a five-fold cross-validation over all
+    known measurements."""
     measured_on: str = ""
-    """The machine and software behind the constants."""
+    """The machine and software on which the constants were measured."""
     source: str = ""
     note: str = ""
-    """Caveats: constants that the rows could not determine, or a device that was never measured."""
+    """Caveats: constants that the measurements could not determine, or a device that was never measured."""
     fitted: tuple[str, ...] = ()
-    """Hashes of the inputs of the fitted measurements, so that none of them is scored by mistake."""
+    """Hashes of the inputs of the measurements to which the constants were fitted; scores exclude these rows."""
+
+    def interval(self, seconds: float) -> Interval:
+        """Return the interval around a predicted step time, in seconds, from the quantiles at 5 and 95 per cent."""
+        return Interval(seconds * self.quantiles["5"], seconds * self.quantiles["95"])
 
     @classmethod
     def of(cls, device: Device | str) -> Calibration:
         """Return the calibration with this name or for this device, or one transferred from a similar measured device.
 
         A transferred calibration keeps the fractions of peak FLOP/s and bandwidth, and scales `half_size` by the ratio
-        of the devices' FLOP per byte. Its interval is twice as wide (on a log scale), and `note` names its origin.
+        of the devices' FLOP per byte. Its prediction interval is twice as wide (on a log scale), and `note` names the
+        calibration that it was transferred from.
 
         Raises:
             SpecError: No calibration and no measured device has this name.
@@ -141,5 +154,5 @@ def _nearest(device: Device, known: tuple[Calibration, ...]) -> Calibration:
         scores={},
         fitted=(),
         note=f"{device.name} was never measured: the constants are those of {nearest.device} ({nearest.name}), "
-        f"half_size is scaled by {scale:.2f} for its FLOP per byte, and the interval is twice as wide",
+        f"half_size is scaled by {scale:.2f}, the ratio of FLOP per byte, and the interval is twice as wide",
     )

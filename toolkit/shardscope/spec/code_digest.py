@@ -1,4 +1,4 @@
-"""A digest of the code of a user-defined class, by which a saved job identifies that class."""
+"""A digest of the code of a user-defined class, with which a saved job identifies that class."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import re
 from types import CodeType, FunctionType
 from typing import Any
 
-_MINE = "_code_digest"
+_DIGEST = "_code_digest"
 _PACKAGE = "shardscope."
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
@@ -16,11 +16,11 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 def digest_of(cls: type[Any]) -> str:
     """Return the SHA-256 digest of a class's code; equal source gives an equal digest in every process.
 
-    It covers the class and its user-defined base classes: settings with their bounds, functions, and other attributes.
-    Code that its functions call is not covered. A class keeps its digest when it is pickled, since its source is not
-    pickled with it.
+    The digest covers the class and its user-defined base classes: settings with their bounds, functions, and other
+    attributes. Code that these functions call is not covered. The digest is stored as an attribute of the class, and
+    is therefore pickled with it; the source is not pickled.
     """
-    kept = vars(cls).get(_MINE)
+    kept = vars(cls).get(_DIGEST)
     if isinstance(kept, str):
         return kept
     own = [
@@ -28,12 +28,12 @@ def digest_of(cls: type[Any]) -> str:
         for base in cls.__mro__
         if not base.__module__.startswith((_PACKAGE, "pydantic", "builtins", "abc"))
     ]
-    found = hashlib.sha256(repr([_told(base) for base in own]).encode()).hexdigest()
-    setattr(cls, _MINE, found)
+    found = hashlib.sha256(repr([_described(base) for base in own]).encode()).hexdigest()
+    setattr(cls, _DIGEST, found)
     return found
 
 
-def _told(cls: type[Any]) -> list[Any]:
+def _described(cls: type[Any]) -> list[Any]:
     fields = getattr(cls, "__pydantic_fields__", {})
     settings = [
         (name, _plain(info.annotation), _plain(info.metadata), _default(info))
@@ -42,7 +42,7 @@ def _told(cls: type[Any]) -> list[Any]:
     members = [
         (name, _text_of(value))
         for name, value in vars(cls).items()
-        if not name.startswith("__") and name not in (_MINE, "_abc_impl", "model_config", "model_fields")
+        if not name.startswith("__") and name not in (_DIGEST, "_abc_impl", "model_config", "model_fields")
     ]
     return [cls.__name__, sorted(settings), sorted(members)]
 
@@ -52,7 +52,7 @@ def _default(info: Any) -> str:
 
 
 def _text_of(member: Any) -> str:
-    """Return the source of a function, or its compiled code if the source is unavailable; the repr of other members."""
+    """Return the source of a function, or its compiled code if there is no source; for other members the repr."""
     function = member.fget if isinstance(member, property) else getattr(member, "__func__", member)
     if not isinstance(function, FunctionType):
         return _plain(member)

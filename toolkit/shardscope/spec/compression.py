@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from shardscope.spec.optimizer import OptimizerStates
 
 Carriage = Literal["none", "sums", "packets", "layers", "steps"]
-"""How a method processes a gradient. This determines which strategies support the method.
+"""How a compression method processes a gradient, which determines the strategies that support the method.
 
 ``sums``: element by element, into numbers that an all-reduce can add. ``packets``: element by element or in small
 blocks, into bytes that must be unpacked before they are added. ``layers``: one tensor at a time. ``steps``: over
@@ -28,8 +28,8 @@ several steps, together with the optimizer.
 Meeting = Literal["sum", "two-phase", "gather"]
 """How packed gradients are averaged.
 
-``sum``: added on the way, by an all-reduce. ``two-phase``: each rank unpacks, adds and repacks its own shard.
-``gather``: every rank gathers all packets.
+``sum``: an all-reduce adds them in packed form. ``two-phase``: each rank unpacks, adds and repacks its own shard.
+``gather``: every rank gathers all packets and unpacks them.
 """
 
 Shapes = Sequence[tuple[int, ...]]
@@ -39,21 +39,21 @@ Shapes = Sequence[tuple[int, ...]]
 class Collective(NamedTuple):
     """One of the collectives that compute the mean of a bucket over the ranks.
 
-    ``sum``: an all-reduce of a tensor, as the strategy carries it out. ``all_to_all`` and ``all_gather``: each rank
+    ``sum``: an all-reduce of a tensor with the strategy's algorithm. ``all_to_all`` and ``all_gather``: each rank
     sends one packet to every other rank, a different packet to each or the same to all.
     """
 
     op: Literal["sum", "all_to_all", "all_gather"]
     num_elements: int
-    """Elements of the tensor that is summed, or of one packet."""
+    """Number of elements in the tensor that is summed, or in one packet."""
     element_bytes: int = 1
 
 
 class Compression(Method):
-    """A way to compress gradients, with its settings.
+    """A gradient-compression method with its settings.
 
-    Derive your own method from `PackedCompression` if it packs single numbers, or blocks of them, into bytes; it then
-    needs `packet_bytes` and a codec. Derive any other method from this class.
+    Derive your own method from `PackedCompression` if it packs single numbers or blocks of numbers into bytes, and
+    define `packet_bytes` and a codec. Derive any other method from this class.
 
     Example:
         >>> Compression("topk", ratio=0.05).settings["selection"]
@@ -64,23 +64,23 @@ class Compression(Method):
     folder = "compressors"
 
     carriage: ClassVar[Carriage] = "packets"
-    """How it processes a gradient."""
+    """How the method processes a gradient; see `Carriage`."""
     family: ClassVar[str] = "Your own"
     """Heading under which lists show the method: for example ``Shorter floats``, ``Integers in blocks``,
     ``Random rounding``, ``Signs``, ``Some of the elements`` or ``Low rank``. Any other text becomes a new heading."""
     look: ClassVar[MethodStyle] = YOUR_OWN
     """Colour, dash and marker in plots."""
     is_on: ClassVar[bool] = True
-    """Whether anything is compressed at all."""
+    """Whether the method compresses at all; False for ``none`` only."""
     survives_overflow: ClassVar[bool] = False
     """Whether infinities survive compression; dynamic loss scaling needs to see them to adjust its scale."""
     is_fixed: ClassVar[bool] = True
-    """Whether the number of bytes sent is independent of the gradients and, except for warm-up, of the step."""
+    """Whether the number of bytes sent is independent of the gradients and, after any warm-up, of the step."""
     is_a_vote: ClassVar[bool] = False
-    """Whether results are votes, which must not be added or averaged."""
+    """Whether results are majority votes on signs, which must not be added or averaged."""
     codec_passes: ClassVar[float | None] = None
     """Number of times that packing reads or writes the whole gradient, not counting the packet and error feedback. None
-    if unknown; layouts then refuse the method, because their step time cannot be predicted without it."""
+    if unknown; layouts then reject the method, because their step time cannot be predicted without it."""
     least_warmup: ClassVar[int] = 0
     """Smallest number of steps to which `stretched` may shrink a warm-up."""
 
@@ -92,15 +92,17 @@ class Compression(Method):
 
     @property
     def period(self) -> int:
-        """Number of steps after which the traffic repeats."""
+        """Number of steps after which the pattern of communication repeats."""
         return 1
 
-    def uncompressed(self, steps: int) -> int:  # noqa: ARG002 - most have no warm-up
-        """Number of uncompressed warm-up steps in a job of `steps` steps."""
+    def uncompressed(self, steps: int) -> int:  # noqa: ARG002 - most methods have no warm-up
+        """Return the number of uncompressed warm-up steps in a job of `steps` steps."""
         return 0
 
-    def at_step(self, step: int) -> Compression:  # noqa: ARG002 - most are the same at each
-        """Return the method with the settings for `step` (1-based), if its warm-up depends on the step alone.
+    def at_step(self, step: int) -> Compression:  # noqa: ARG002 - most methods are the same at every step
+        """Return the method as it works at `step` (1-based): with changed settings or ``none`` during a warm-up.
+
+        A method is returned unchanged if its warm-up depends on more than the step number.
 
         Example:
             >>> Compression("dgc", ratio=0.01, warmup_steps=2).at_step(2).settings["ratio"]
@@ -112,11 +114,11 @@ class Compression(Method):
 
     @property
     def steps_are_alike(self) -> bool:
-        """Whether all steps exchange the same number of bytes, as far as the settings determine it."""
+        """Whether all steps exchange the same number of bytes, as far as the settings determine this number."""
         return self.period == 1 and self.at_step(1) == self
 
     def stretched(self, steps: int, to: int) -> Self:
-        """Return the method for a job of `to` steps instead of `steps`, with the same share of warm-up steps.
+        """Return the method for a job of `to` steps instead of `steps`, with the same fraction of warm-up steps.
 
         The warm-up does not shrink below `least_warmup`.
 
@@ -136,7 +138,7 @@ class Compression(Method):
 
     @property
     def remembers(self) -> bool:
-        """Whether it keeps a residual of what it has not sent and sends it later (error feedback)."""
+        """Whether the method keeps the unsent part of a gradient and adds it to a later gradient (error feedback)."""
         return bool(getattr(self, "feedback", False))
 
     def optimizer_states(self, states: OptimizerStates) -> OptimizerStates:
@@ -145,63 +147,67 @@ class Compression(Method):
 
     @property
     def differs_because(self) -> str | None:
-        """Why a compressed run may end with different parameters than an uncompressed one, as a clause; None if not."""
+        """Clause that says why compression may change the final parameters of a run; None if it cannot."""
         return f"{self.name} changes the gradients that are exchanged"
 
     @property
     def consensus_step(self) -> float:
-        """With gossip: step size with which ranks move towards the mean of the exchanged values; 0 < value <= 1."""
+        """With gossip: size of a rank's step towards the mean of the exchanged values; 0 < value <= 1."""
         return 1.0
 
     @property
     def diverges_because(self) -> str | None:
-        """With gossip: why compression noise exceeds the differences between ranks, and a remedy; None if not."""
+        """With gossip: error message if compression noise exceeds the differences between ranks; None otherwise."""
         return None
 
     # Compatibility checks.
 
     def check_follows(self, before: str) -> None:
-        """Refuse to resume from another method's checkpoint, if this method must have been used from the first step.
+        """Reject another method's checkpoint, if this method must have been used from the first step.
+
+        Args:
+            before: Name of the compression method of the run that saved the checkpoint.
 
         Raises:
             SpecError: The method freezes state that it computes during its warm-up.
         """
 
     def check_optimizer(self, job: Job) -> None:
-        """Refuse optimizers and gradient clipping that are incompatible with this method.
+        """Reject optimizers and gradient clipping that are incompatible with this method.
 
         Raises:
-            SpecError: States the field, the value and a remedy.
+            SpecError: The combination is invalid; the message states the field, its value and a remedy.
         """
 
     def check(self, job: Job) -> None:
-        """Refuse a job whose strategy, precision or optimizer is incompatible with this method.
+        """Reject a job whose strategy, precision or optimizer is incompatible with this method.
 
         Raises:
-            SpecError: States the field, the value and a remedy.
+            SpecError: The combination is invalid; the message states the field, its value and a remedy.
         """
         if not self.is_on:
             return
         if self.carriage not in type(job.strategy).carries:
             raise SpecError(
-                f"compression={self.name!r} does not go with strategy={job.strategy.name!r}; {self._way_out(job)}"
+                f"compression={self.name!r} cannot be combined with strategy={job.strategy.name!r}; "
+                f"{self._way_out(job)}"
             )
         if "exchange" in self.changed and not type(job.strategy).has_exchanges:
             raise SpecError(
                 f"compression.exchange={self.settings['exchange']!r} has no effect with "
-                f"strategy={job.strategy.name!r}, whose packets go straight to where they are unpacked; leave it out"
+                f"strategy={job.strategy.name!r}, which sends packets to the ranks that unpack them; leave it out"
             )
         if job.precision == "fp16-mixed" and not self.survives_overflow:
             raise SpecError(
-                f"compression={self.name!r} does not go with precision='fp16-mixed', whose gradients overflow by "
-                "design; use precision='bf16-mixed', or compression='fp16'"
+                f"compression={self.name!r} cannot be combined with precision='fp16-mixed', because it would "
+                "hide gradient overflows from loss scaling; use precision='bf16-mixed', or compression='fp16'"
             )
         self.check_optimizer(job)
         warmup = self.uncompressed(job.steps)
         if warmup >= job.steps:
             raise SpecError(
-                f"compression.warmup_steps={warmup} of steps={job.steps} leaves {self.name} no step to compress; use 0 "
-                f"to {job.steps - 1}"
+                f"compression.warmup_steps={warmup} covers all steps={job.steps}, so {self.name} would never compress; "
+                f"use 0 to {job.steps - 1}"
             )
 
     def _way_out(self, job: Job) -> str:
@@ -214,13 +220,13 @@ class Compression(Method):
             name for name, strategy in strategies().items() if self.carriage in strategy.carries
         )
         if carried:
-            return f"it takes {', '.join(carried)}, and {self.name} goes with {takers}"
+            return f"use one of {', '.join(carried)}, or for {self.name} one of the strategies {takers}"
         if registry.origin(type(job.strategy)) != "built-in":
             kinds = f"frozenset({{{self.carriage!r}}})"
-            return (
-                f"its class names no kinds of compression that it carries; set for example carries = {kinds}"
-            )
-        return f"it exchanges no gradients; use compression='none', or one of {takers}"
+            return f"the strategy's class declares no supported types; set for example carries = {kinds}"
+        return (
+            f"this strategy exchanges no gradients; use compression='none', or one of the strategies {takers}"
+        )
 
     # Its traffic, and the object that compresses.
 
@@ -251,14 +257,14 @@ class Compression(Method):
             step: Step number, from 1.
 
         Returns:
-            The two sequences of collectives; None if the method always sends `collectives` without a plan.
+            The two sequences of collectives; None if `collectives` without a plan is exact at this step.
         """
         return None
 
     def bucket_bytes(
         self, shapes: Shapes, world_size: int, *, directions: int = 1, plan: Sequence[int] | None = None
     ) -> Any:
-        """Bytes that each rank sends to compute the mean of one bucket on all ranks; an int64 array `(W,)`, by rank.
+        """Return the bytes that each rank sends to average one bucket on all ranks, as an int64 array `(W,)`.
 
         Args:
             shapes: Shapes of the tensors in the bucket, in order.
@@ -266,7 +272,7 @@ class Compression(Method):
             directions: Number of directions, 1 or 2, in which the ring that computes the sums sends.
             plan: As for `collectives`.
         """
-        # imported by name, because the formulas themselves import `spec`
+        # imported by name to avoid a cycle: the formulas import `spec`
         formulas = import_module("shardscope.analytic.communication.compressed")
         return sum(
             formulas.collective_bytes(each, world_size, directions=directions)
@@ -280,12 +286,12 @@ class Compression(Method):
         *,
         scatters: bool = False,  # noqa: ARG002
     ) -> int | None:
-        """Bytes that each rank keeps between steps for one bucket after its first compression, such as residuals.
+        """Return the bytes that each rank keeps between steps for one bucket that it has compressed, such as residuals.
 
         Args:
             shapes: Shapes of the tensors in the bucket.
             world_size: W, the number of ranks that average the bucket.
-            scatters: Whether each rank obtains only its own shard of the mean, or sends packets that others unpack.
+            scatters: Whether each rank obtains only its own shard of the mean, or other ranks unpack its packets.
 
         Returns:
             The number of bytes; None if it is unknown or varies.
@@ -298,7 +304,7 @@ class Compression(Method):
         return "sum"
 
     def rounds(self, shapes: Shapes, world_size: int) -> int:
-        """Number of consecutive messages in one bucket's exchange; each waits for the previous one."""
+        """Return the number of consecutive messages in one bucket's exchange; each waits for the previous one."""
         found = [each for each in self.collectives(shapes, world_size) if each.num_elements]
         return sum(2 * (world_size - 1) if each.op == "sum" else 1 for each in found)
 

@@ -11,14 +11,14 @@ from shardscope.spec.numbers import Count
 
 
 class DataInfo(Spec):
-    """Contents of a built-in data set."""
+    """Description of a built-in data set."""
 
     gives: Modality
     summary: str
     num_classes: Count
-    """Distinct targets: classes of an image, or the vocabulary of a corpus."""
+    """Number of distinct targets: the image classes, or the vocabulary size of a corpus."""
     num_rows: Count | None = None
-    """Total number of rows; None where it differs between machines."""
+    """Total number of rows; None if it differs between machines."""
 
 
 DATA: dict[str, DataInfo] = {
@@ -34,7 +34,7 @@ DATA: dict[str, DataInfo] = {
         num_classes=256,
     ),
 }
-"""All data sets that a job can name. They are real data, and none is downloaded."""
+"""All built-in data sets, by name. They contain real data, and none is downloaded."""
 
 _TOKEN_SUFFIXES = frozenset({".txt", ".md", ".py", ".json", ".csv", ".npy", ".bin"})
 
@@ -51,7 +51,7 @@ def data_info(name: str) -> DataInfo:
 
 
 def is_path(data: str) -> bool:
-    """Whether `data` looks like a path (with a folder or a suffix) rather than a name.
+    """Return whether `data` looks like a path (with a folder or a suffix) rather than a name.
 
     Example:
         >>> is_path("digits"), is_path("./digits"), is_path("corpus.txt")
@@ -64,7 +64,7 @@ def gives(data: str) -> Modality | None:
     """Return the modality of `data`, a name or a path; None if it depends on the content of the file.
 
     Raises:
-        SpecError: `data` is neither a known name nor looks like a path.
+        SpecError: `data` is neither the name of a data set nor a path.
     """
     if data not in DATA and is_path(data):
         return "tokens" if Path(data).suffix.lower() in _TOKEN_SUFFIXES else None
@@ -75,12 +75,12 @@ def check_compatible(model_name: str, data_name: str) -> None:
     """Check that a model from the catalogue can read the data, given by name or path.
 
     Raises:
-        SpecError: The model reads tokens and the data gives images, or the reverse.
+        SpecError: The model reads tokens and the data provides images, or vice versa.
     """
     config, given = model_config(model_name), gives(data_name)
     if given is not None and given != config.reads:
         raise SpecError(
-            f"data={quoted(data_name)} gives {given} but model={model_name!r} reads {config.reads}; "
+            f"data={quoted(data_name)} provides {given}, but model={model_name!r} reads {config.reads}; "
             f"use model={_first_model(given)!r} or data={_first_data(config.reads)!r}"
         )
 

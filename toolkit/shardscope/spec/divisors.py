@@ -1,4 +1,4 @@
-"""The divisors of a number, found in O(sqrt(n)), and their text in error messages."""
+"""Divisors of a number n, computed in O(sqrt(n)) time, and their list in error messages."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def divisors(number: int, *, largest: int | None = None) -> tuple[int, ...]:
     """Return the divisors of `number` in ascending order.
 
     Args:
-        number: At least 1; the time is O(sqrt(number)).
-        largest: Upper limit; larger divisors are left out.
+        number: The number, at least 1.
+        largest: Upper limit, above which divisors are omitted; None for no limit.
 
     Example:
         >>> divisors(12, largest=6)
@@ -26,7 +26,7 @@ def divisors(number: int, *, largest: int | None = None) -> tuple[int, ...]:
 
 
 def divisors_text(number: int, *, near: int) -> str:
-    """Return the divisors as text for an error message: all if there are at most 12, else those around `near`.
+    """Return the divisors as text for an error message: all if there are at most 12, else the 12 around `near`.
 
     Example:
         >>> divisors_text(16, near=3)

@@ -1,4 +1,4 @@
-"""Metadata of a spec's field, for the command options and form controls that are generated from fields."""
+"""Metadata of spec fields, used to generate command-line options and form controls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job: the single description from which one training run is predicted, simulated and carried out."""
+"""A job: the single description from which a training run is predicted, simulated and executed."""
 
 from __future__ import annotations
 
@@ -14,16 +14,24 @@ from shardscope.spec._base import Spec, leaving_out_unknown_fields
 from shardscope.spec.compression import AnyCompression, Compression
 from shardscope.spec.data import check_compatible
 from shardscope.spec.job_format import FORMAT, require_readable
-from shardscope.spec.job_parts import Batch, Checkpoint, Record
+from shardscope.spec.job_parts import (
+    PRECISIONS,
+    Batch,
+    Checkpoint,
+    JobPrecision,
+    Named,
+    Record,
+    UserCode,
+    full_name,
+    label_of,
+)
 from shardscope.spec.link import LinkOrName
 from shardscope.spec.lr_schedule import AnyLRSchedule, LRSchedule
 from shardscope.spec.method import Method, methods_in
 from shardscope.spec.models import model_config
 from shardscope.spec.numbers import Count, Seed
 from shardscope.spec.optimizer import AnyOptimizer, Optimizer
-from shardscope.spec.precision import PRECISIONS, JobPrecision, full_name
 from shardscope.spec.strategy import AnyStrategy, Strategy, strategies_where
-from shardscope.spec.user_code import Named, UserCode, label_of
 
 if TYPE_CHECKING:
     from shardscope.spec.layout import Layout
@@ -31,11 +39,11 @@ if TYPE_CHECKING:
 RECOMPUTE = ("none", "selective", "full")
 LOSSES = ("cross-entropy", "mse")
 IN_LAYOUTS: Mapping[str, Any] = {"fp32": "fp32", "bf16-mixed": "bf16-autocast", "fp16-mixed": "fp16-autocast"}
-"""Name that layouts use for each job precision. The weights stay in fp32."""
+"""Layout precision that corresponds to each job precision; all of them keep the weights in fp32."""
 
 
 def _batch(value: Any) -> Any:
-    """Build a batch from its global size alone, or from its JSON fields."""
+    """Convert the value of the field `batch`: a global batch size, or the JSON fields of a `Batch`."""
     if isinstance(value, dict):
         return Batch.from_fields(value)
     return Batch.from_fields({"global_batch": value}) if isinstance(value, str | int) else value
@@ -52,17 +60,20 @@ class Job(Spec):
     _former_names: ClassVar = {"schedule": "lr_schedule"}
 
     model: Named
-    """A name from the catalogue (`shardscope.spec.models.MODELS`), or a callable that returns an `nn.Module`."""
+    """The network to train: a built-in name such as ``"mlp"`` (all: `shardscope.spec.models.MODELS`), a callable that
+    returns an `nn.Module`, such as its class, or an `nn.Module`, of whose weights each rank starts with a copy."""
     data: Named
-    """``digits``, ``python-source``, a path (text, ``.npz``, ``.npy``), or a callable returning ``(train, test)`` or
-    ``(train, validation, test)``. If there is no validation split, half of the test rows are used as one. Inputs and
-    targets are tensors, or tuples or mappings of them. A model is called with the items of a tuple as arguments and
-    those of a mapping as keywords. A mapping with ``labels`` serves as both input and target, as Hugging Face models
+    """What to train on: a built-in name, a path, or a callable. ``"digits"`` has images of shape (batch, 1, 8, 8) with
+    values from 0 to 1, and targets from 0 to 9; ``"python-source"`` has tokens of shape (batch, sequence). A path names
+    a text, ``.npz`` or ``.npy`` file; a callable returns ``(train, test)`` or ``(train, validation, test)``. If there
+    is no validation split, half of the test rows are used for validation. Inputs and targets are tensors, or tuples or
+    mappings of tensors. A model is called with the items of a tuple as positional arguments, and with those of a
+    mapping as keyword arguments. A mapping with ``labels`` serves as both input and target, as Hugging Face models
     expect."""
     strategy: AnyStrategy = Field(default_factory=lambda: Strategy("ring"))
     """How the ranks share the work: a strategy, or its short string such as ``"ring"``."""
     world_size: int = Field(default=2, ge=1, le=1024)
-    """Number of ranks. 1 to 1024; ``single`` runs on 1."""
+    """Number of ranks, which are processes that train together. 1 to 1024; ``single`` runs on 1."""
     optimizer: AnyOptimizer = Field(default_factory=lambda: Optimizer("adamw"))
     """The update rule: an optimizer, or its name."""
     lr_schedule: AnyLRSchedule = Field(default_factory=lambda: LRSchedule("constant"))
@@ -74,34 +85,35 @@ class Job(Spec):
     steps: Count = 100
     """Optimizer steps, 1 to 2147483647."""
     until: Count | None = None
-    """Train only up to this step, with the schedule and the data order of all `steps`, and save a checkpoint there to
-    resume from. At most `steps`; None trains them all."""
+    """Last step of this run, if it ends before `steps`; at most `steps`. The learning-rate schedule and the data order
+    are those of all `steps`, and the run saves a checkpoint to resume from. None trains all `steps`."""
     precision: Annotated[JobPrecision, BeforeValidator(full_name)] = "fp32"
     """fp32 or fp64 throughout; bf16-mixed or fp16-mixed: autocast over fp32 weights, fp16 with dynamic loss scaling.
     ``"bf16"`` and ``"fp16"`` are aliases of the mixed ones."""
     recompute: Literal["none", "selective", "full"] = "none"
-    """What the backward pass recomputes: nothing, large but cheap tensors (attention, activations), or whole blocks."""
+    """What the backward pass recomputes: nothing, large tensors that are cheap to recompute (attention, activations),
+    or whole blocks."""
     loss: Named = "cross-entropy"
     """``cross-entropy``, ``mse``, or a callable ``loss(output, target)`` that returns the mean over its samples. The
     named losses read an output's ``logits``. If the output has a ``loss``, as from a Hugging Face model given labels,
-    it is used instead."""
+    that loss is used instead."""
     clip_norm: float | None = Field(default=None, gt=0)
-    """Largest global gradient norm; above it all gradients are scaled down. None does not clip."""
+    """Maximum global gradient norm; larger gradients are scaled down to it. None does not clip."""
     seed: Seed = 0
-    """Seed of weights and data order; the same job with the same seed is reproducible. 0 to 2**63 - 1."""
+    """Seed for initial weights and data order; the same job with the same seed is reproducible. 0 to 2**63 - 1."""
     eval_every: Count | None = None
     """Steps between two evaluations on the validation split, which is also evaluated after the last step; None
-    evaluates only then. The test split is evaluated once, after the last of all `steps`."""
+    evaluates only after the last step. The test split is evaluated once, after the last of all `steps`."""
     checkpoint: Checkpoint = Checkpoint()
-    """When to save the state of the training."""
+    """When to save checkpoints, and how many to keep."""
     record: Record = Record()
     """How much of the run is recorded."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """``auto`` uses GPUs if there are any."""
     threads: int = Field(default=1, ge=1, le=1024)
-    """CPU threads per rank. It does not depend on the world size, so that runs of different sizes are comparable."""
+    """CPU threads per rank, independent of the world size so that runs of different sizes are comparable."""
     timeout_s: float = Field(default=60.0, gt=0, le=86400)
-    """Seconds after which a rank that waits for an unresponsive peer gives up. 0 < value <= 86400."""
+    """How long a rank waits for an unresponsive peer before it gives up, in seconds. 0 < value <= 86400."""
     link: LinkOrName | None = None
     """Emulated link of each rank: a `Link`, or its name in the catalogue. All ranks are on one machine; each sends and
     receives at most `bandwidth` while it trains, and every message arrives `latency_s` later. None uses the machine's
@@ -120,12 +132,12 @@ class Job(Spec):
 
     @classmethod
     def from_fields(cls, fields: Any) -> Self:
-        """Build the job from a mapping from field names to values, as in JSON; former field names are accepted too.
+        """Build the job from a mapping of field names to values, as in JSON; former field names are accepted too.
 
         The fields of an observed training loop become an `ObservedJob`.
 
         Raises:
-            SpecError: It has a newer format than this version reads, or describes something that cannot exist.
+            SpecError: The JSON has a newer format than this version reads, or the job is invalid.
         """
         if isinstance(fields, dict) and "format" in fields:
             require_readable(fields["format"])
@@ -141,11 +153,11 @@ class Job(Spec):
         """Read a job for inspection only: fields added by a newer version are dropped (see `left_out`).
 
         Raises:
-            SpecError: It has a newer format than this version reads, or describes something that cannot exist.
+            SpecError: The JSON has a newer format than this version reads, or the job is invalid.
         """
         with leaving_out_unknown_fields() as names:
             job = cls.from_json(text)
-        job._left_out = tuple(dict.fromkeys(names))  # noqa: SLF001 - its own
+        job._left_out = tuple(dict.fromkeys(names))  # noqa: SLF001 - an attribute of this class
         return job
 
     @property
@@ -156,12 +168,12 @@ class Job(Spec):
     def replace(self, **changes: Any) -> Self:
         """Return a copy with some fields changed; the copy is validated again."""
         job = super().replace(**changes)
-        job._left_out = self._left_out  # noqa: SLF001 - its own
+        job._left_out = self._left_out  # noqa: SLF001 - an attribute of this class
         return job
 
     @model_validator(mode="before")
     @classmethod
-    def _suited_to_the_strategy(cls, fields: Any) -> Any:
+    def _fill_in_for_strategy(cls, fields: Any) -> Any:
         """Fill in missing fields: one rank if the strategy allows only one, and a suitable micro-batch size."""
         if not isinstance(fields, dict):
             return fields
@@ -181,7 +193,7 @@ class Job(Spec):
 
     @model_validator(mode="before")
     @classmethod
-    def _choices(cls, fields: Any) -> Any:
+    def _check_choices(cls, fields: Any) -> Any:
         if isinstance(fields, dict):
             for field, valid in (("precision", PRECISIONS), ("recompute", RECOMPUTE)):
                 if field in fields and full_name(fields[field]) not in valid:
@@ -189,7 +201,7 @@ class Job(Spec):
         return fields
 
     @model_validator(mode="after")
-    def _possible(self) -> Self:
+    def _check_combinations(self) -> Self:
         self._check_names()
         if self.strategy.is_here:
             self._check_strategy()
@@ -207,8 +219,8 @@ class Job(Spec):
         shares = self.num_data_ranks
         if not (isinstance(shares, int) and 1 <= shares <= self.world_size):
             raise SpecError(
-                f"strategy={self.strategy.name!r}: num_data_ranks({self.world_size}) is {shares!r}; let it return a "
-                f"number from 1 to {self.world_size}"
+                f"strategy={self.strategy.name!r}: num_data_ranks({self.world_size}) returned {shares!r}; it must "
+                f"return an integer from 1 to {self.world_size}"
             )
         workers = f"the {shares} workers of world_size={self.world_size}"
         self.batch.accumulation_steps(shares, among=None if shares == self.world_size else workers)
@@ -268,7 +280,7 @@ class Job(Spec):
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of one weight, and of its gradient and moments."""
+        """Bytes per element of the weights, gradients and optimizer moments."""
         return 8 if self.precision == "fp64" else 4
 
     def layout(self) -> Layout:
@@ -286,8 +298,8 @@ class Job(Spec):
         degrees = self.strategy.degrees(self.world_size)
         if degrees is None:
             raise SpecError(
-                f"strategy={self.strategy.name!r} has no corresponding layout: layouts have replicas, shards and "
-                "stages only; use for example strategy='ring' or 'zero-3'"
+                f"strategy={self.strategy.name!r} has no corresponding layout, because a layout describes only "
+                "replicas, ZeRO shards and pipeline stages; use for example strategy='ring' or 'zero-3'"
             )
         if self.precision not in IN_LAYOUTS:
             raise SpecError(
@@ -304,7 +316,7 @@ class Job(Spec):
         )
 
     def methods(self) -> Iterator[tuple[str, Method]]:
-        """Yield the job's methods, each with its field path, such as ``strategy.schedule`` for a nested method."""
+        """Yield pairs of a field path, such as ``strategy.schedule``, and the method in that field."""
         for field in type(self).model_fields:
             yield from methods_in(field, getattr(self, field))
 
@@ -316,7 +328,7 @@ class Job(Spec):
 
     @property
     def user_code(self) -> dict[str, UserCode]:
-        """User-defined code, by field: functions, and classes of methods."""
+        """User-defined functions and method classes, by field path."""
         classes = {place: method.user_code for place, method in self.methods()}
         return {
             **self.user_functions,
@@ -324,29 +336,29 @@ class Job(Spec):
         }
 
     def require_code(self) -> None:
-        """Refuse a job that is incomplete in this process, because code is not loaded or fields were dropped.
+        """Reject a job that cannot run in this process, because user-defined code is not loaded or fields were dropped.
 
         Raises:
-            SpecError: The message states where to get what is missing.
+            SpecError: Code or fields are missing; the message states how to get them.
         """
         if self._left_out:
             raise SpecError(
-                f"this job was described by a newer version of shardscope, and {', '.join(self._left_out)} would be "
-                "ignored here; update shardscope to run it"
+                f"this job was saved by a newer version of shardscope, and {', '.join(self._left_out)} would be "
+                "ignored by this version; update shardscope to run it"
             )
         for _, method in self.methods():
             method.require_here()
         for code in self.user_code.values():
-            _ = code.function  # raises
+            _ = code.function  # raises SpecError if the code is not loaded
 
     def with_user_code(self, code: Mapping[str, Callable[..., Any]]) -> Self:
-        """Return this job with the given functions and method classes in place of their names.
+        """Return a copy of this job with the given functions and classes in place of the names of user-defined code.
 
         Args:
             code: Functions and method classes by field path, such as ``loss`` or ``strategy.schedule``.
 
         Raises:
-            SpecError: A class is not the method that the job names.
+            SpecError: A class differs in name or kind from the method that it replaces.
         """
         changes: dict[str, Any] = {}
         for place, value in code.items():
@@ -364,33 +376,35 @@ def _with_code(named: Any, code: Callable[..., Any]) -> Any:
     if not isinstance(named, Method):
         return code
     if not (isinstance(code, type) and issubclass(code, named.base_class()) and code.name == named.name):
-        raise SpecError(f"{code!r} is not the {named.kind} {named.name!r} that this job names")
+        raise SpecError(
+            f"{code!r} is not the {named.kind} {named.name!r} of this job; give the class with that name"
+        )
     registry.register_loaded(code)
     return code(**named.settings)
 
 
 def _check_noise_scale(job: Job) -> None:
-    """Refuse to measure the noise scale if there are no two batch sizes to compare, or no mean gradient.
+    """Reject a noise-scale measurement without two batch sizes to compare, or without the mean gradient on the ranks.
 
     Raises:
-        SpecError: The noise scale cannot be measured; the message suggests a setting with which it can.
+        SpecError: The noise scale cannot be measured; the message suggests a setting that makes it possible.
     """
     reason = job.strategy.hides_noise_because
     if reason is not None:
         able = strategies_where(lambda strategy: strategy.hides_noise_because is None)
         raise SpecError(
-            f"record.noise_scale=True does not go with strategy={job.strategy.label!r}, where {reason}; "
+            f"record.noise_scale=True cannot be combined with strategy={job.strategy.label!r}, where {reason}; "
             f"use one of {', '.join(able)}"
         )
     if job.compression.period > 1:
         raise SpecError(
-            f"record.noise_scale=True does not go with compression={job.compression.name!r}, where each rank has "
-            "parameters of its own; use another method, or none"
+            f"record.noise_scale=True cannot be combined with compression={job.compression.name!r}, where each rank "
+            "trains its own parameters for several steps; use another method, or compression='none'"
         )
     share = job.batch.per_rank(job.num_data_ranks)
     if job.num_data_ranks * job.num_micro_batches == 1:
         raise SpecError(
-            f"record.noise_scale=True compares gradients of small batches with their mean, and one rank with "
-            f"batch.micro_batch={share} has only one; "
+            f"record.noise_scale=True compares the gradients of several micro-batches, but one rank with "
+            f"batch.micro_batch={share} has only one micro-batch; "
             + (f"use a micro_batch below {share}, or more ranks" if share > 1 else "use a larger batch")
         )

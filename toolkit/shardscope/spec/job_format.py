@@ -1,4 +1,4 @@
-"""Version of a job's JSON format, so that a newer format is refused rather than misread."""
+"""The version of a job's JSON format, and a check that rejects newer formats, which this version would misread."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ FORMAT = 1
 
 
 def require_readable(written: Any) -> None:
-    """Refuse a format that is not a version, or one newer than this version of shardscope reads.
+    """Reject a format version that is invalid, or newer than this version of shardscope reads.
 
     Raises:
-        SpecError: The message names both versions.
+        SpecError: The version is invalid or too new; the message states the supported versions.
     """
     if type(written) is not int or written < 1:
         raise SpecError(
-            f"format={quoted(written)} is not a version of a job's JSON; use {FORMAT}, or leave it out"
+            f"format={quoted(written)} is not a format version of a job's JSON; use {FORMAT}, or leave it out"
         )
     if written > FORMAT:
         raise SpecError(
-            f"the job is written in format {written}, and shardscope {__version__} reads formats up to {FORMAT}; "
+            f"the job is written in format {written}, but shardscope {__version__} reads formats up to {FORMAT}; "
             "update shardscope to read it"
         )

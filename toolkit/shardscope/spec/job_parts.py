@@ -1,10 +1,11 @@
-"""Parts of a job that are specs themselves: the batch, the checkpoints, and what to record during the run."""
+"""Parts of a job: the batch, the checkpoints, what to record, user-defined functions, and the names of precisions."""
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
-from pydantic import model_validator
+from pydantic import BeforeValidator, PrivateAttr, model_validator
 
 from shardscope.errors import SpecError
 from shardscope.spec._base import Spec
@@ -13,7 +14,7 @@ from shardscope.spec.numbers import Count, CountOrZero
 
 
 class Batch(Spec):
-    """The global batch of one optimizer step, and the micro-batch of one forward pass."""
+    """Sizes of the global batch, for one optimizer step, and of the micro-batch, for one forward pass."""
 
     _positional = "global_batch"
     _former_names: ClassVar = {"global_size": "global_batch", "micro_size": "micro_batch"}
@@ -25,11 +26,11 @@ class Batch(Spec):
     schedule. Must divide the rank's share."""
 
     def per_rank(self, num_ranks: int, *, among: str | None = None) -> int:
-        """Samples per rank in one step.
+        """Return the number of samples per rank in one step.
 
         Args:
-            num_ranks: Number of ranks that the batch is divided over.
-            among: Description of those ranks for error messages; None if they are all ranks.
+            num_ranks: Number of ranks over which the batch is divided.
+            among: Description of these ranks for error messages; None if they are all ranks of the job.
 
         Raises:
             SpecError: The global batch is not divisible by `num_ranks`.
@@ -39,13 +40,15 @@ class Batch(Spec):
             below, above = share * num_ranks, (share + 1) * num_ranks
             near = f"{below} or {above}" if below else f"{above}"
             raise SpecError(
-                f"batch.global_batch={self.global_batch} does not divide over "
+                f"batch.global_batch={self.global_batch} is not divisible by "
                 f"{among or f'world_size={num_ranks}'}; use {near}"
             )
         return share
 
     def accumulation_steps(self, num_ranks: int, *, among: str | None = None) -> int:
-        """Gradient-accumulation steps: micro-batches per rank in one step; the arguments are those of `per_rank`.
+        """Return the number of gradient-accumulation steps, that is, of micro-batches per rank in one optimizer step.
+
+        The arguments are those of `per_rank`.
 
         Raises:
             SpecError: The micro-batch does not divide the rank's share.
@@ -70,7 +73,7 @@ class Checkpoint(Spec):
     at_end: bool = False
     """Also save after the last step, and when the run is stopped."""
     keep: Count = 2
-    """Checkpoints kept; older ones are deleted after a newer one is complete. At least 1."""
+    """Number of checkpoints to keep, at least 1; older ones are deleted after a newer one is complete."""
 
 
 class Record(Spec):
@@ -84,15 +87,18 @@ class Record(Spec):
     parameters: bool = False
     """Write all parameters to ``parameters.npz`` after the last step, so that runs can be compared tensor by tensor."""
     memory_first: CountOrZero = 3
-    """First step whose memory is measured by kind, counted from the start or from the resumed step. The default is the
-    third step: by then the optimizer state exists, and DistributedDataParallel, which rebuilds its buckets in the
-    second step, has its final buckets. A shorter run measures its last step; 0 leaves the first measurement to
-    `memory_every`. Only measured steps are slower."""
+    """First step whose memory is broken down by type, counted from the start or from the resumed step. The default is
+    the third step: by then the optimizer state exists, and DistributedDataParallel, which rebuilds its buckets in the
+    second step, has its final buckets. A shorter run measures its last step. With 0, `memory_every` alone determines
+    the measured steps. Only measured steps are slower."""
     memory_every: Count | None = 50
-    """Steps between two later measurements of memory by kind. None measures only once, at `memory_first`."""
+    """Steps between two later measurements of memory by type. None measures only once, at `memory_first`."""
+    messages_first: CountOrZero = 3
+    """Step whose messages are recorded one by one, with receiver, bytes and times, for `StepPlayer`; counted from the
+    start or from the resumed step. A shorter run records its last step; 0 records none."""
     noise_scale: bool = False
-    """Measure the gradient noise scale: each rank records the squared norms of its own gradients and of their mean,
-    before compression and clipping. If gradients are compressed, this additionally sends a sketch of them."""
+    """Measure the gradient noise scale: each rank records the squared norms of its own gradients and of the mean over
+    all ranks, before compression and clipping. If gradients are compressed, this also sends a sketch of them."""
     noise_every: Count = 1
     """With `noise_scale`: steps between two measurements. At least 1."""
 
@@ -101,29 +107,106 @@ class Record(Spec):
     compression with error feedback. The first step is always recorded; 0 records none."""
 
     @model_validator(mode="after")
-    def _noise_is_on(self) -> Self:
+    def _check_noise_every(self) -> Self:
         if self.noise_every != 1 and not self.noise_scale:
             raise SpecError(
-                f"record.noise_every={self.noise_every} has no effect without noise_scale=True; set it, or leave "
-                "noise_every out"
+                f"record.noise_every={self.noise_every} has no effect without noise_scale=True; set noise_scale=True, "
+                "or leave noise_every out"
             )
         return self
 
     def watches_layers(self, step: int, first_step: int) -> bool:
-        """Whether per-layer values are recorded at `step`, in a run that begins with `first_step`."""
+        """Return whether per-layer values are recorded at `step`, in a run that begins with `first_step`."""
         return self.layers_every > 0 and (step == first_step or step % self.layers_every == 0)
 
     def measures_noise(self, step: int) -> bool:
-        """Whether the gradient noise scale is measured at `step`."""
+        """Return whether the gradient noise scale is measured at `step`."""
         return self.noise_scale and step % self.noise_every == 0
 
     def measures_memory(self, step: int, first_step: int, steps: int) -> bool:
-        """Whether memory is broken down by kind at `step`, in a run from step `first_step` to step `steps`."""
+        """Return whether memory is broken down by type at `step`, in a run from step `first_step` to step `steps`."""
         first = min(first_step + self.memory_first - 1, steps)
         if step <= first:
             return step == first
         return self.memory_every is not None and step % self.memory_every == 0
 
+    def logged_step(self, first_step: int, steps: int) -> int:
+        """Return the step whose messages are recorded, in a run from step `first_step` to step `steps`; 0 for none."""
+        return min(first_step + self.messages_first - 1, steps) if self.messages_first else 0
+
     def shows(self, step: int) -> bool:
-        """Whether spans are recorded at `step`."""
+        """Return whether spans are recorded at `step`."""
         return step <= self.spans_first or step % self.spans_every == 0
+
+
+class UserCode(Spec):
+    """A callable; only its name is written to JSON.
+
+    The code itself is saved by cloudpickle in a private file of the run directory. A `job.json` that you receive from
+    someone else only names the function, and contains no code to run.
+    """
+
+    name: str
+    """The callable's own name, for messages and plots."""
+    _function: Callable[..., Any] | None = PrivateAttr(default=None)
+
+    @classmethod
+    def of(cls, function: Callable[..., Any], name: str | None = None) -> Self:
+        """Wrap a callable under the given name, or under its own name."""
+        code = cls(name=name or getattr(function, "__name__", type(function).__name__))
+        code._function = function
+        return code
+
+    @classmethod
+    def _in_annotation(cls) -> str:
+        return "Callable"
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the callable itself is loaded, rather than only its name."""
+        return self._function is not None
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The callable.
+
+        Raises:
+            SpecError: The job was read from JSON, which contains only the name.
+        """
+        if self._function is None:
+            raise SpecError(
+                f"the code of {self.name!r} is not part of this job.json; give the function again with "
+                "job.replace(...), or load the job from its run with ss.load_job(run, trust_code=True)"
+            )
+        return self._function
+
+
+def _wrap(value: Any) -> Any:
+    if callable(value) and not isinstance(value, UserCode):
+        return UserCode.of(value)
+    return value
+
+
+Named = Annotated[str | UserCode, BeforeValidator(_wrap)]
+"""A name from a catalogue, or a user-defined callable."""
+
+
+def label_of(value: str | UserCode) -> str:
+    """Return the display name of a catalogue name or a callable."""
+    return value.name if isinstance(value, UserCode) else value
+
+
+JobPrecision = Literal["fp32", "fp64", "bf16-mixed", "fp16-mixed"]
+PRECISIONS: tuple[str, ...] = get_args(JobPrecision)
+ALIASES: Mapping[str, str] = {"bf16": "bf16-mixed", "fp16": "fp16-mixed"}
+"""Full name of each precision that has a short name."""
+
+
+def full_name(precision: Any) -> Any:
+    """Return the full name of a precision given by its alias; return any other value unchanged.
+
+    Example:
+        >>> full_name("bf16"), full_name("fp32")
+        ('bf16-mixed', 'fp32')
+    """
+    return ALIASES.get(precision, precision) if isinstance(precision, str) else precision

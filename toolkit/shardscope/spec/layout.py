@@ -12,12 +12,12 @@ from shardscope.errors import SpecError
 from shardscope.spec import layout_rules, registry
 from shardscope.spec._base import Spec
 from shardscope.spec.compression import Compression
+from shardscope.spec.job_parts import full_name
 from shardscope.spec.layout_compression import AnyLayoutCompression
 from shardscope.spec.layout_optimizer import AnyLayoutOptimizer
 from shardscope.spec.numbers import Count, CountOrZero, Degree
 from shardscope.spec.optimizer import Optimizer
 from shardscope.spec.pipeline_schedule import PipelineSchedule, schedules
-from shardscope.spec.precision import full_name
 
 if TYPE_CHECKING:
     from shardscope.spec.cluster import Cluster
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def schedule_names() -> tuple[str, ...]:
-    """Return the names of all schedules, in the order of the integer codes that columns of layouts use for them."""
+    """Return the names of all pipeline schedules; columns of layouts store the index of a name in this tuple."""
     return _names_of(registry.all_of(PipelineSchedule))
 
 
@@ -35,15 +35,15 @@ def _names_of(_known: tuple[type[PipelineSchedule], ...]) -> tuple[str, ...]:
 
 
 def searched_schedules() -> tuple[str, ...]:
-    """Return the names of the schedules that layouts accept: those with `held_terms`."""
+    """Return the names of the schedules that layouts accept: those that define `held_terms`."""
     return tuple(schedule.name for schedule in schedules() if schedule.held_terms is not None)
 
 
 def _known_schedule(name: str) -> str:
     if PipelineSchedule(name).held_terms is None:
         raise SpecError(
-            f"schedule={name!r} has no closed form for what a rank holds; set held_terms in its class, or use one "
-            f"of {', '.join(searched_schedules())}"
+            f"schedule={name!r} has no closed form for the micro-batches in flight on a rank; set held_terms in its "
+            f"class, or use one of {', '.join(searched_schedules())}"
         )
     return name
 
@@ -69,11 +69,12 @@ class Layout(Spec):
     context: Degree = 1
     """Context-parallel degree: number of devices, each of which processes a part of every sequence."""
     expert: Degree = 1
-    """Expert-parallel degree: number of devices over which a layer's experts are spread, taken from data x context."""
+    """Expert-parallel degree: number of devices over which a layer's experts are distributed. It must
+    divide data x context."""
     zero: Literal[0, 1, 2, 3] = 0
     """ZeRO stage: 1 partitions the optimizer state, 2 also gradients, 3 also parameters. Stage 2 reduces gradients for
-    every micro-batch, and stage 3 also gathers parameters for each, even in a pipeline (as FSDP does; Megatron refuses
-    stages 2 and 3 in pipelines). With one rank to partition over, every stage is the same as 0."""
+    every micro-batch, and stage 3 also gathers parameters for each, even in a pipeline (as FSDP does; Megatron does
+    not support stages 2 and 3 in pipelines). With one rank to partition over, every stage is the same as 0."""
     shard: CountOrZero = 0
     """Number of ranks over which ZeRO partitions; 0 for all of data x context. A smaller number replicates the shards
     (HSDP)."""
@@ -86,7 +87,7 @@ class Layout(Spec):
     virtual_stages: Count = 1
     """Number of stages on each pipeline rank."""
     recompute: Recompute = "none"
-    """What the backward pass recomputes: nothing, the core of attention, or every layer from its input."""
+    """What the backward pass recomputes: nothing, core attention, or every layer from its input."""
     flash_attention: bool = True
     """Use fused attention: one kernel that never stores the attention scores."""
     sequence_parallel: bool = False
@@ -96,10 +97,10 @@ class Layout(Spec):
     and an fp32 master copy, as Megatron and DeepSpeed do. ``bf16-autocast`` and ``fp16-autocast`` keep them in fp32, as
     the mixed precisions of a `Job` do."""
     optimizer: AnyLayoutOptimizer = Field(default_factory=lambda: Optimizer("adamw"))
-    """The update rule. An optimizer, or a name of a job's optimizers or of those in `spec.layout_optimizer`."""
+    """The update rule. An optimizer, or the name of one that jobs accept or that `spec.layout_optimizer` lists."""
     offload: Offload = "none"
-    """Tensors offloaded to host memory: none, the optimizer state, all model states, saved activations, or all of
-    them."""
+    """Tensors offloaded to host memory: none, the optimizer state, all model states, saved activations, or both model
+    states and activations."""
     compression: AnyLayoutCompression = Field(default_factory=lambda: Compression("none"))
     """Compression of gradients between replicas, for methods with a closed-form cost. A method, or its name."""
 
@@ -114,7 +115,7 @@ class Layout(Spec):
         return self.global_batch // (self.data * self.micro_batch)
 
     def axis(self, name: str) -> Any:
-        """Return the value of a field as tables show it: the label of a method, any other value unchanged."""
+        """Return the value of a field for tables: the label if the value is a method, else the value itself."""
         value = getattr(self, name)
         return getattr(value, "label", value)
 
@@ -122,10 +123,10 @@ class Layout(Spec):
         return [(name, self.axis(name)) for name in type(self).model_fields]
 
     def check(self, model: Transformer | LayerTable | None = None, cluster: Cluster | None = None) -> None:
-        """Refuse a layout that is infeasible by itself, for the model, or on the cluster.
+        """Reject a layout that is infeasible by itself, for the given model, or on the given cluster.
 
         Raises:
-            SpecError: The layout breaks a rule of `spec.layout_rules`; the message states the first one, with a remedy.
+            SpecError: The layout breaks a rule in `spec.layout_rules`; the message states the first one and a remedy.
 
         Example:
             >>> Layout(data=2, global_batch=3).check()  # doctest: +ELLIPSIS

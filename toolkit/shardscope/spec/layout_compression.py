@@ -1,4 +1,4 @@
-"""Compression in layouts: the compression methods whose cost is known in closed form."""
+"""Compression in layouts: the compression methods whose time has a closed form."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardscope.spec.compression import Compression
 FORMER: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {"topk-1%": {"name": "topk", "ratio": 0.01}, "powersgd-4": {"name": "powersgd", "rank": 4}}
 )
-"""Names that layouts of earlier versions used, and the methods that they denote."""
+"""For each name that layouts of earlier versions used: the method in JSON."""
 
 
 def compression_names() -> tuple[str, ...]:
@@ -25,7 +25,7 @@ def compression_names() -> tuple[str, ...]:
 
 
 def layout_compression(value: Any) -> Compression:
-    """Convert the value of a layout's `compression` field to a method. It may be a method, a class, a name, or JSON.
+    """Convert a layout's `compression` field (a method, class, name or JSON) to a compression method.
 
     Raises:
         SpecError: There is no such method, or its class does not state `codec_passes`.
@@ -38,8 +38,9 @@ def layout_compression(value: Any) -> Compression:
     found: Compression = Compression.resolve(dict(former) if former else value)
     if found.is_here and found.codec_passes is None:
         raise SpecError(
-            f"compression={found.name!r} does not state how often packing reads or writes the gradient, which "
-            f"is needed to time a layout; set codec_passes in its class, or use one of {', '.join(compression_names())}"
+            f"compression={found.name!r} does not state how often packing reads or writes the gradient, which is "
+            f"needed to predict the step time; set codec_passes in its class, or use one of "
+            f"{', '.join(compression_names())}"
         )
     return found
 

@@ -1,4 +1,4 @@
-"""Optimizers in layouts: those that jobs can train with, and published ones that only predictions support."""
+"""Optimizers in layouts: those that jobs can train with, and published optimizers that can only be predicted."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ PUBLISHED: Mapping[str, _Published] = MappingProxyType(
         "adam8bit": _Published(
             OptimizerStates(tensors=2, element_bytes=1 + 4 / 256),
             "bitsandbytes: moments of 1 byte, a float32 scale for 256 elements (2,048 in Dettmers et al. 2022, arXiv "
-            "2110.02861); tensors of fewer than 4,096 elements stay in 4 bytes there, which is left out",
+            "2110.02861); its 4-byte moments for tensors of fewer than 4,096 elements are ignored here",
         ),
         "muon": _Published(
             OptimizerStates(tensors=1, outside_hidden=1, orthogonalizes=True),
-            "Jordan et al. 2024: one momentum for hidden matrices; the rest is left to AdamW, which has both moments",
+            "Jordan et al. 2024: one momentum for hidden matrices; AdamW, with two moments, updates the rest",
         ),
     }
 )
-"""Optimizers that Shardscope can predict but not train with: their states, and the publication that gives them."""
+"""Optimizers that Shardscope can predict but not train with: the size of their state, and its source."""
 
 
 def _published(name: str) -> str:
@@ -59,7 +59,7 @@ class PublishedOptimizer(Spec):
 
     @property
     def states(self) -> OptimizerStates:
-        """The optimizer state per parameter."""
+        """Size of the optimizer state."""
         return PUBLISHED[self.name].states
 
 
@@ -72,7 +72,7 @@ LayoutOptimizer = Optimizer | PublishedOptimizer
 
 
 def layout_optimizer(value: Any) -> LayoutOptimizer:
-    """Convert the value of a layout's `optimizer` field to an optimizer: an object, a class, a name, or JSON.
+    """Convert a layout's `optimizer` field (an object, class, name or JSON) to an optimizer.
 
     Raises:
         SpecError: There is no optimizer with this name, or it does not accept these settings.
@@ -90,11 +90,11 @@ def layout_optimizer(value: Any) -> LayoutOptimizer:
 
 
 AnyStates = LayoutOptimizer | OptimizerStates | str
-"""Types that memory formulas accept for an optimizer."""
+"""Ways to pass an optimizer to memory formulas: the optimizer, its states or its name."""
 
 
 def states_of(optimizer: AnyStates) -> OptimizerStates:
-    """Return the states of an optimizer, which may be a name, an object, or already an `OptimizerStates`.
+    """Return the size of the state of an optimizer, given by name, as an object, or already as an `OptimizerStates`.
 
     Raises:
         SpecError: There is no optimizer of this name.

@@ -1,8 +1,8 @@
-"""Feasibility rules for layouts: each rule as a condition, and as an error message with a remedy.
+"""Feasibility rules for layouts: each rule as a condition, and as an error message that includes a remedy.
 
-The conditions take numbers, or arrays that follow NumPy broadcasting, and return whether the rule is broken.
+Conditions take numbers, or arrays that follow NumPy broadcasting, and return whether the rule is broken.
 `problems` applies them to one layout and yields messages. The planner applies them to columns of a million layouts and
-counts how many break each rule.
+counts the layouts that break each rule.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def problems(
     if cluster is not None and layout.num_devices != cluster.num_devices:
         yield (
             f"data={layout.data} x tensor={layout.tensor} x pipeline={layout.pipeline} x context={layout.context} "
-            f"takes {layout.num_devices} devices, but the cluster has {cluster.num_devices}; "
+            f"needs {layout.num_devices} devices, but the cluster has {cluster.num_devices}; "
             f"make the product {cluster.num_devices}"
         )
 
@@ -83,15 +83,15 @@ def _schedule(layout: Layout) -> Iterator[str]:
     least, most = schedule.least_stages, schedule.most_stages
     if held < least or (most is not None and held > most):
         allowed = str(least) if least == most else f"{least} or more"
-        yield f"virtual_stages={held}: the {layout.schedule} schedule holds {allowed} stages a rank; use {allowed}"
+        yield f"virtual_stages={held}, but schedule={layout.schedule!r} needs {allowed} stages per rank; use {allowed}"
     if uneven_rounds(schedule, layout.pipeline, layout.num_micro_batches):
         yield (
-            f"num_micro_batches={layout.num_micro_batches} is not a multiple of pipeline={layout.pipeline}, which the "
-            f"{layout.schedule} schedule needs; change global_batch, micro_batch or data"
+            f"num_micro_batches={layout.num_micro_batches} is not a multiple of pipeline={layout.pipeline}, which "
+            f"schedule={layout.schedule!r} requires; change global_batch, micro_batch or data"
         )
     if too_few_microbatches(schedule, layout.pipeline, layout.num_micro_batches):
         yield (
-            f"num_micro_batches={layout.num_micro_batches} is too few for the {layout.schedule} schedule on "
+            f"num_micro_batches={layout.num_micro_batches} is too few for schedule={layout.schedule!r} with "
             f"pipeline={layout.pipeline}; use {schedule.least_per_rank * layout.pipeline} or more"
         )
 
@@ -100,8 +100,8 @@ def _rows(layout: Layout, model: LayerTable) -> Iterator[str]:
     for name in ("tensor", "context", "expert"):
         if getattr(layout, name) > 1:
             yield (
-                f"{name}={getattr(layout, name)}: {model.name} is a table of layers, which only data and pipeline "
-                f"parallelism divide; use {name}=1"
+                f"{name}={getattr(layout, name)}, but {model.name} is a table of layers, which supports only data and "
+                f"pipeline parallelism; use {name}=1"
             )
     yield from _stages(layout, len(model.layers), model.name)
 
@@ -115,8 +115,8 @@ def _tensor(layout: Layout, model: Transformer) -> Iterator[str]:
             )
     if uneven_keys(model, layout.tensor):
         yield (
-            f"tensor={layout.tensor} neither divides kv_heads={model.kv_heads} of {model.name} nor is its multiple; "
-            f"use one of {divisors_text(model.kv_heads, near=layout.tensor)}"
+            f"tensor={layout.tensor} neither divides kv_heads={model.kv_heads} of {model.name} nor is a multiple "
+            f"of it; use one of {divisors_text(model.kv_heads, near=layout.tensor)}"
         )
 
 
@@ -125,8 +125,8 @@ def _sequence(layout: Layout, model: Transformer) -> Iterator[str]:
         yield f"context={layout.context} does not divide seq={model.seq} of {model.name}; use a power of 2"
     elif layout.sequence_parallel and uneven_part(model, layout.context, layout.tensor):
         yield (
-            f"tensor={layout.tensor} does not divide the {model.seq // layout.context} tokens of a rank, which "
-            "sequence_parallel needs; use another tensor or context degree, or sequence_parallel=False"
+            f"tensor={layout.tensor} does not divide the {model.seq // layout.context} tokens per rank, as "
+            "sequence_parallel=True requires; use a different tensor or context degree, or sequence_parallel=False"
         )
 
 
@@ -143,7 +143,7 @@ def _experts(layout: Layout, model: Transformer) -> Iterator[str]:
     if not uneven_experts(model, layout.expert):
         return
     if model.mixture is None:
-        yield f"expert={layout.expert}: {model.name} has no experts; use expert=1"
+        yield f"expert={layout.expert}, but {model.name} has no experts; use expert=1"
     else:
         yield (
             f"expert={layout.expert} does not divide mixture.experts={model.mixture.experts} of {model.name}; "
@@ -154,7 +154,7 @@ def _experts(layout: Layout, model: Transformer) -> Iterator[str]:
 Numbers = Any
 """A number, or an array of numbers. This module uses only operators that both support, so it needs no NumPy."""
 Broken = Any
-"""True or False, or an array of bools."""
+"""Whether a rule is broken: a bool, or an array of bools."""
 
 
 def indivisible(size: Numbers, parts: Numbers) -> Broken:
@@ -163,13 +163,13 @@ def indivisible(size: Numbers, parts: Numbers) -> Broken:
 
 
 def tensor_sizes(model: Transformer) -> dict[str, int]:
-    """Return the sizes that must be divisible by the tensor-parallel degree, by name: heads and inner widths."""
+    """Return the sizes that must be divisible by the tensor-parallel degree, by name: head count and inner widths."""
     sizes = {"heads": model.heads, "ffn": model.ffn}
     return sizes if model.mixture is None else {**sizes, "mixture.ffn": model.mixture.ffn}
 
 
 def uneven_keys(model: Transformer, tensor: Numbers) -> Broken:
-    """Return whether the tensor-parallel degree neither divides the key-value heads nor is a multiple of them."""
+    """Return whether the tensor-parallel degree neither divides the key-value head count nor is a multiple of it."""
     return indivisible(model.kv_heads, tensor) & indivisible(tensor, model.kv_heads)
 
 
@@ -186,13 +186,16 @@ def uneven_sequence(model: Transformer, context: Numbers) -> Broken:
 def uneven_part(model: Transformer, context: Numbers, tensor: Numbers) -> Broken:
     """Return whether a context rank's part of the sequence is not divisible by the tensor-parallel degree.
 
-    Sequence parallelism needs it to be.
+    Sequence parallelism requires divisibility.
     """
     return indivisible(model.seq // context, tensor)
 
 
 def uneven_experts(model: Transformer, expert: Numbers) -> Broken:
-    """Return whether the number of experts is not divisible by the expert-parallel degree; without experts, use 1."""
+    """Return whether the number of experts is not divisible by the expert-parallel degree.
+
+    A model without experts requires degree 1.
+    """
     return expert > 1 if model.mixture is None else indivisible(model.mixture.experts, expert)
 
 
@@ -202,12 +205,15 @@ def too_many_stages(layers: int, pipeline: Numbers, virtual_stages: Numbers = 1)
 
 
 def uneven_chunks(layers: int, pipeline: Numbers, virtual_stages: int) -> Broken:
-    """Return whether virtual stages have different numbers of layers, for which there is no closed form."""
+    """Return whether virtual stages would have unequal numbers of layers, a case without a closed form."""
     return indivisible(layers, pipeline * virtual_stages) & (virtual_stages > 1)
 
 
 def uneven_rounds(schedule: PipelineSchedule, pipeline: Numbers, microbatches: Numbers) -> Broken:
-    """Return whether the micro-batches are not a multiple of the ranks, if the schedule allows any number of stages."""
+    """Return whether the number of micro-batches is not a multiple of the number of ranks, although it must be.
+
+    Schedules that allow any number of stages per rank require a multiple.
+    """
     return indivisible(microbatches, pipeline) & (schedule.most_stages is None)
 
 

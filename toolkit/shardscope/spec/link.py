@@ -35,23 +35,25 @@ class Link(Spec):
     name: str = ""
     """Name in the catalogue, or the text that the user gave."""
     bandwidth: Bandwidth
-    """Bytes per second that one device can send while it receives at the same rate (per device, one way)."""
+    """Bytes per second that one device can send while it receives at the same rate (per device, one direction)."""
     latency_s: Seconds
     """Latency of one message between neighbours, in seconds. May be given as `latency`."""
     source: str = Field(default="given by the user", min_length=1)
-    """Source of the values."""
+    """Publication or page that states the values."""
     recalled: tuple[str, ...] = ()
     """Fields whose values were written from memory and not confirmed in the source."""
 
     @model_validator(mode="before")
     @classmethod
-    def _both_figures(cls, fields: Any) -> Any:
-        """Require bandwidth and latency; read `latency` here, so that errors use the name that the user wrote."""
+    def _require_both(cls, fields: Any) -> Any:
+        """Require a bandwidth and a latency; parse `latency` here, so that errors use the name that the user wrote."""
         if not isinstance(fields, dict):
             return fields
         if "latency" in fields:
             if "latency_s" in fields:
-                raise SpecError("Link: the latency is given twice, as latency and as latency_s")
+                raise SpecError(
+                    "Link: the latency is given twice, as latency and as latency_s; give one of them"
+                )
             latency = quantity(fields["latency"], "s", field="latency")
             fields = {
                 **{name: value for name, value in fields.items() if name != "latency"},
@@ -71,13 +73,14 @@ class Link(Spec):
 
     @classmethod
     def of(cls, name: str, *, latency_s: float | str | None = None, field: str = "link") -> Link:
-        """Return a link from the catalogue by name, or any other link by its rate, which then needs a latency.
+        """Return a link from the catalogue by its name, or a new link with the given bandwidth and latency.
 
-        For network ports the bandwidth is that of one port, one way; `shared` converts it to a device's share.
+        For network ports the bandwidth is that of one port in one direction; `shared` converts it to a device's share.
 
         Args:
-            name: ``"nvlink-4"``, ``"25GbE"``, or a rate with its unit, each way.
-            latency_s: Latency in seconds, or a string with a unit; None for the catalogue's latency.
+            name: A name such as ``"nvlink-4"`` or ``"25GbE"``, or the bandwidth in one direction with its unit.
+            latency_s: Latency in seconds, or a string with a unit; None for the catalogue's latency. A bandwidth
+                requires a latency.
             field: Name of the argument in error messages.
 
         Example:
@@ -93,7 +96,7 @@ class Link(Spec):
         bandwidth = positive(parse(name, "bytes/s", field=field), field=field, given=name)
         if latency_s is None:
             raise SpecError(
-                f"{field}={quoted(name)} is a rate, which needs a latency; give latency_s='5 us' or the like, or 0"
+                f"{field}={quoted(name)} is a bandwidth, which needs a latency; give for example latency_s='5 us', or 0"
             )
         return cls(name=name, bandwidth=bandwidth, latency_s=latency_s)
 
@@ -113,7 +116,7 @@ class Link(Spec):
         return self.bandwidth <= PACED_UP_TO
 
     def shared(self, ports: int, devices: int) -> Link:
-        """Return the link that each device gets if `devices` devices share `ports` ports of this kind."""
+        """Return the link of each device if `devices` devices share `ports` ports, each with this link's bandwidth."""
         for field, count in (("ports", ports), ("devices", devices)):
             if count < 1:
                 raise SpecError(f"{field}={count} is not valid: it should be 1 or more")
@@ -124,7 +127,7 @@ class Link(Spec):
 
 
 def is_rate(name: object) -> bool:
-    """Whether the text for a link is a rate (``"200 Gbit/s"``) rather than a name (``"25GbE"``)."""
+    """Return whether a link is given by its bandwidth (``"200 Gbit/s"``) rather than by its name (``"25GbE"``)."""
     return (
         isinstance(name, str)
         and name.strip()[:1] in set("+-.0123456789")
@@ -135,4 +138,4 @@ def is_rate(name: object) -> bool:
 LinkOrName = Annotated[
     Link, BeforeValidator(lambda value: Link.of(value) if isinstance(value, str) else value)
 ]
-"""A link, or its name in the catalogue."""
+"""A field that accepts a link, or the name of a link in the catalogue."""

@@ -1,11 +1,11 @@
-"""The look of a method in plots."""
+"""Colours, line dashes and markers of methods in plots, and how drawings arrange the ranks of a strategy."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
-"""Dashes of lines, by their Plotly names."""
+"""Line dashes, by their Plotly names."""
 
 
 class MethodStyle(NamedTuple):
@@ -20,4 +20,13 @@ class MethodStyle(NamedTuple):
 
 
 YOUR_OWN = MethodStyle("#8a6d3b", "dash", "x")
-"""The default look, for methods that do not define one."""
+"""Default style, for methods that do not define one."""
+
+
+class Arrangement(NamedTuple):
+    """How the ranks of a strategy are connected, for drawings."""
+
+    shape: Literal["ring", "tree", "star", "row"] = "ring"
+    """``ring``: a circle; ``tree``: binary, rank 0 on top; ``star``: `hubs` in the middle; ``row``: a line."""
+    hubs: tuple[int, ...] = ()
+    """Ranks in the middle of a star."""

@@ -14,7 +14,7 @@ class LRSchedule(Method):
     """A factor that multiplies the learning rate at every step: a linear warm-up, then the curve of the schedule.
 
     Derive your own schedule from this class: give it a `name`, its settings as fields with defaults, and
-    `factor_after_warmup`. It must not keep state between steps, so that a resumed run has nothing to restore.
+    `factor_after_warmup`. A schedule must not keep state between steps, so that a resumed run has nothing to restore.
 
     Example:
         >>> LRSchedule("polynomial", warmup_steps=10).power
@@ -27,7 +27,7 @@ class LRSchedule(Method):
     folder = "lr_schedules"
 
     warmup_steps: CountOrZero = 0
-    """Warm-up steps, over which the learning rate rises linearly to its full value. At least 0, at most all steps."""
+    """Number of warm-up steps, in which the learning rate rises linearly to its full value. 0 to all steps."""
 
     if TYPE_CHECKING:
 
@@ -38,8 +38,8 @@ class LRSchedule(Method):
         """Return the factor that multiplies the learning rate at one step.
 
         Args:
-            step: The step about to be taken, counted from 1.
-            steps: Steps in the whole run.
+            step: Number of the step, from 1.
+            steps: Number of steps in the whole run.
         """
         if step <= self.warmup_steps:
             return step / self.warmup_steps
@@ -47,19 +47,19 @@ class LRSchedule(Method):
 
     @required
     def factor_after_warmup(self, step: int, steps: int) -> float:
-        """Return the factor at a step after the warm-up, which ends at the full rate; `step` may be beyond `steps`.
+        """Return the factor at a step after the warm-up; 1 is the full learning rate. `step` may be beyond `steps`.
 
         Args:
-            step: The step about to be taken, counted from 1.
-            steps: Steps in the whole run.
+            step: Number of the step, from 1.
+            steps: Number of steps in the whole run.
         """
         raise NotImplementedError
 
     def progress(self, step: int, steps: int) -> float:
-        """Return the progress from the end of the warm-up (0 at the first step after it) towards the last step.
+        """Return the fraction of the steps after the warm-up that are finished before `step`.
 
-        The value at the last step is one step short of 1, so that no step has a learning rate of zero. Beyond the last
-        step it stays at 1.
+        It is 0 at the first step after the warm-up, and less than 1 at the last step, so that no step has a learning
+        rate of zero. Beyond the last step it stays at 1.
         """
         return min((step - 1 - self.warmup_steps) / max(steps - self.warmup_steps, 1), 1.0)
 

@@ -1,10 +1,11 @@
-"""A method: one implementation of a part of training, such as a learning-rate schedule, as a class with settings."""
+"""Base class of methods, which implement parts of training; a kind is a type of method, such as optimizers."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
 from functools import cache
+from inspect import Parameter, Signature
 from types import NoneType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -14,8 +15,8 @@ from shardscope.errors import SpecError, quoted, unknown_name
 from shardscope.spec import registry
 from shardscope.spec._base import Spec, takes, without_unknown
 from shardscope.spec.code_digest import digest_of
+from shardscope.spec.job_parts import UserCode
 from shardscope.spec.look import DASHES, MethodStyle
-from shardscope.spec.user_code import UserCode
 
 if TYPE_CHECKING:
     from pydantic._internal._model_construction import ModelMetaclass
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     Required = TypeVar("Required")
 
     def required(function: Required) -> Required:
-        """Mark a member that every method of a kind must define."""
+        """Mark a member of a kind's base class that every method of this kind must define."""
         return function
 else:
     ModelMetaclass = type(BaseModel)
@@ -36,23 +37,23 @@ package, or the torch class that `ss.observe` saw in a user's own training loop.
 
 
 class _ByName(ModelMetaclass):
-    """Lets the base class of a kind construct any method of that kind: ``LRSchedule("cosine", final_ratio=0.1)``.
+    """Metaclass that lets a kind's base class construct methods by name: ``LRSchedule("cosine", final_ratio=0.1)``.
 
-    Type checkers see neither this nor that the base class is abstract. They see the `__init__` that the kind declares.
+    Type checkers see neither this metaclass nor that the base class is abstract, but only that class's `__init__`.
     """
 
     if not TYPE_CHECKING:
 
-        def __call__(cls, /, *args: Any, **fields: Any) -> Any:  # noqa: N805 - of a metaclass
+        def __call__(cls, /, *args: Any, **fields: Any) -> Any:  # noqa: N805 - `cls` is right in a metaclass
             if Method in cls.__bases__:
                 return cls.by_name(*args, **fields)
             if cls.__abstractmethods__:
-                registry.check(cls)  # its error names the missing members
+                registry.check(cls)  # raises an error that names the missing members
             return super().__call__(*args, **fields)
 
 
 class Method(Spec, metaclass=_ByName):
-    """Base class of all kinds of methods. Its fields are the settings; each needs a default.
+    """Base class of all kinds of methods. The fields of a method are its settings, each of which needs a default.
 
     A kind is a direct subclass, which sets `kind` and `folder`. A method is a subclass of a kind, which sets `name`.
     In JSON a method is its name and its settings. A user-defined method also has a digest of its code, and a method
@@ -62,11 +63,13 @@ class Method(Spec, metaclass=_ByName):
     _positional = "name"
 
     kind: ClassVar[str]
-    """Name of the kind in errors: the job field that takes it, such as ``lr_schedule``."""
+    """Name of the kind in error messages: the job field for such methods, for example ``lr_schedule``."""
     folder: ClassVar[str]
     """The folder of the built-in methods of this kind, in `shardscope.methods`."""
     needs_code: ClassVar[tuple[str, ...]] = ()
-    """Members that have a default, but whose value for a user-defined class is only known if its code is loaded."""
+    """Members with defaults that a stand-in for a missing class must not use, because the class may override them."""
+    removed_settings: ClassVar[frozenset[str]] = frozenset()
+    """Names of settings of earlier versions, which are ignored in JSON."""
     name: ClassVar[str]
     """The method's name, unique within its kind: lower-case letters, digits and hyphens."""
 
@@ -92,10 +95,10 @@ class Method(Spec, metaclass=_ByName):
 
     @classmethod
     def from_fields(cls, fields: Any) -> Any:
-        """Build the method that JSON describes, or a stand-in if its code or package is not available in this process.
+        """Build the method described by JSON, or a stand-in if its code or package is unavailable in this process.
 
         Raises:
-            SpecError: There is no such method, or it does not take these settings.
+            SpecError: There is no such method, or it does not accept these settings.
         """
         if not isinstance(fields, dict):
             return super().from_fields(fields)
@@ -103,15 +106,16 @@ class Method(Spec, metaclass=_ByName):
             fields.get("name"),
             {key: fields[key] for key in _ORIGINS if fields.get(key) is not None},
         )
-        settings = {key: value for key, value in fields.items() if key not in ("name", *_ORIGINS)}
-        if Method not in cls.__bases__:  # a method itself; its own name is allowed among the fields
+        found = registry.find(cls.base_class(), name) if isinstance(name, str) else None
+        ignored = ("name", *_ORIGINS, *(found.removed_settings if found else ()))
+        settings = {key: value for key, value in fields.items() if key not in ignored}
+        if Method not in cls.__bases__:  # `cls` is a method, not a kind; the fields may include its name
             return super().from_fields(settings if name == cls.name else fields)
         if origin:
             if not all(isinstance(text, str) for text in (name, *origin.values())):
                 raise SpecError(
-                    f"{cls.kind}={quoted(fields)} has a name, a package or a digest of code that is not text"
+                    f"{cls.kind}={quoted(fields)} has a name, package or code digest that is not a string; give strings"
                 )
-            found = registry.find(cls, str(name))
             if (
                 found is None
                 or "observed" in origin
@@ -122,7 +126,7 @@ class Method(Spec, metaclass=_ByName):
 
     @classmethod
     def resolve(cls, value: Any) -> Any:
-        """Convert the value of a job's field to a method. It may be a name, JSON fields, a class, or a method."""
+        """Convert the value of a job's field (a name, JSON fields, a class or a method) to a method."""
         if isinstance(value, str):
             return cls.by_name(value)
         if isinstance(value, dict):
@@ -134,7 +138,7 @@ class Method(Spec, metaclass=_ByName):
             article = "an" if cls.__name__[0] in "AEIOU" else "a"
             raise SpecError(
                 f"{cls.kind}={quoted(value)} is not {article} {cls.__name__}; give a name such as "
-                f"{registry.names(cls)[0]!r}, or an object of such a class"
+                f"{registry.names(cls)[0]!r}, or an object of this class"
             )
         if not isinstance(value, _Unloaded):
             registry.register_used(type(value))
@@ -142,7 +146,7 @@ class Method(Spec, metaclass=_ByName):
 
     @classmethod
     def check_class(cls) -> None:
-        """Refuse to register a class with invalid members. Kinds extend this check.
+        """Check the members of a class before it is registered. The base class of a kind may extend this check.
 
         Raises:
             SpecError: A member is invalid; the message names it.
@@ -150,8 +154,8 @@ class Method(Spec, metaclass=_ByName):
         look = getattr(cls, "look", None)
         if look is not None and not (isinstance(look, MethodStyle) and look.dash in DASHES):
             raise SpecError(
-                f"{cls.__name__}.look={look!r} is not a MethodStyle; write MethodStyle(colour, dash, symbol) with a "
-                f"dash of {', '.join(DASHES)}"
+                f"{cls.__name__}.look={look!r} is not a MethodStyle with a valid dash; write "
+                f"MethodStyle(colour, dash, symbol) with one of the dashes {', '.join(DASHES)}"
             )
 
     def __str__(self) -> str:
@@ -174,7 +178,7 @@ class Method(Spec, metaclass=_ByName):
 
     @property
     def changed(self) -> dict[str, Any]:
-        """The settings that are not at their defaults, with their values."""
+        """The settings that differ from their defaults, with their values."""
         fields = type(self).model_fields.items()
         usual = {name: info.get_default(call_default_factory=True) for name, info in fields}
         return {
@@ -183,7 +187,7 @@ class Method(Spec, metaclass=_ByName):
 
     @property
     def label(self) -> str:
-        """The method's name and its settings that are not at their defaults, such as ``topk ratio=0.05``."""
+        """The method's name and the settings that differ from their defaults, such as ``topk ratio=0.05``."""
         given = self.changed
         words = (f"{value:g}" if isinstance(value, float) else f"{value}" for value in given.values())
         return " ".join([self.name, *map("=".join, zip(given, words, strict=True))])
@@ -194,7 +198,7 @@ class Method(Spec, metaclass=_ByName):
         return True
 
     def require_here(self) -> None:
-        """Refuse a method whose code is not loaded.
+        """Reject a method whose code is not loaded.
 
         Raises:
             SpecError: The code is not loaded; the message states where to get it.
@@ -202,7 +206,7 @@ class Method(Spec, metaclass=_ByName):
 
     @property
     def user_code(self) -> UserCode | None:
-        """The class, if it is user-defined; None otherwise."""
+        """The method's class as `UserCode` if it is user-defined; None otherwise."""
         cls = type(self)
         if (
             cls.code_digest() is None
@@ -214,13 +218,27 @@ class Method(Spec, metaclass=_ByName):
     def code_digest(cls) -> str | None:
         """Return the digest of a user-defined class's code, equal for equal source; None for other methods.
 
-        It covers the class's settings and functions, but not the code that these call.
+        The digest covers the class's settings and functions, but not the code that these functions call.
         """
         return digest_of(cls) if registry.origin(cls) == "user" else None
 
     @classmethod
     def _prefix(cls) -> str:
         return f"{cls.kind}."
+
+    @classmethod
+    def _signature(cls) -> Signature:
+        if "kind" not in vars(cls):
+            return super()._signature()
+        named = Parameter("name", Parameter.POSITIONAL_OR_KEYWORD, annotation=str)
+        return Signature([named, Parameter("settings", Parameter.VAR_KEYWORD)])
+
+    @classmethod
+    def _in_annotation(cls) -> str:
+        return f"str | {cls.__name__}"
+
+    def _in_signature(self) -> str:
+        return repr(self.label)
 
     @model_serializer(mode="wrap")
     def _with_name(self, write_fields: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -233,7 +251,7 @@ class Method(Spec, metaclass=_ByName):
 
 
 def methods_in(place: str, value: Any) -> Iterator[tuple[str, Method]]:
-    """Yield the method in a field and the methods in its settings, each with its path: ``strategy.schedule``."""
+    """Yield pairs of a path and a method: the method in a field, then those in its settings (``strategy.schedule``)."""
     if isinstance(value, Method):
         yield place, value
         for setting, each in value.settings.items():
@@ -241,7 +259,7 @@ def methods_in(place: str, value: Any) -> Iterator[tuple[str, Method]]:
 
 
 class _Unloaded(Method):
-    """Stand-in for a user's or package's method whose code is not loaded; it has only the name and settings."""
+    """Stand-in for a user-defined or installed method whose code is not loaded; it has only a name and settings."""
 
     _from: dict[str, str] = PrivateAttr()
 
@@ -267,7 +285,7 @@ class _Unloaded(Method):
             )
         if "package" in self._from:
             raise registry.why_not_here(self.base_class(), self.name, self._from["package"])
-        _ = UserCode(name=self.name).function  # raises
+        _ = UserCode(name=self.name).function  # raises SpecError, since no code is loaded
 
     @property
     def user_code(self) -> UserCode | None:
@@ -278,9 +296,9 @@ class _Unloaded(Method):
 
 
 def _stand_in(kind: type[Method], name: str, origin: dict[str, str], settings: dict[str, Any]) -> Any:
-    """Return a stand-in of this `kind` whose required members raise an error."""
+    """Return a stand-in for a method of this `kind`; its required members raise an error."""
     made: Any = _stand_in_class(kind, name)(**settings)
-    made._from = origin  # noqa: SLF001 - of this module
+    made._from = origin  # noqa: SLF001 - a class of this module
     return made
 
 
@@ -300,15 +318,15 @@ def _stand_in_class(kind: type[Method], name: str) -> Any:
 
 @cache
 def _at_defaults(method: type[Method]) -> Any:
-    """A built-in method at its defaults; it is immutable, so all jobs share one object."""
+    """Return a built-in method with default settings; all jobs share one object, since methods are immutable."""
     return method()
 
 
 def _no_setting(method: type[Method], setting: str, value: Any) -> SpecError:
-    """Return the error for a setting that the method does not have; it lists the methods that have it."""
+    """Return the error for a setting that a method lacks; its message lists the methods with this setting."""
     takers = " or ".join(registry.having(method.base_class(), setting))
     if not takers:
-        return unknown_name(f"setting of {method.name}", setting, method.model_fields)
+        return unknown_name(f"{method.name} setting", setting, method.model_fields)
     return SpecError(
         f"{method.kind}.{setting}={quoted(value)} has no effect on {method.name}; leave it out, or use {takers}"
     )

@@ -56,12 +56,12 @@ class MLPConfig(Spec):
 
     @property
     def num_layers_in_order(self) -> int:
-        """Pieces that a pipeline can cut the model into: the hidden layers and the head."""
+        """Number of layers between which a pipeline can split the model: the hidden layers and the head."""
         return self.layers + 1
 
     @property
     def num_params(self) -> int:
-        """Trainable parameters, exactly."""
+        """Exact number of trainable parameters."""
         widths = [self.inputs] + [self.hidden] * self.layers
         hidden_layers = sum(_linear(inputs, outputs) + _norm(outputs) for inputs, outputs in pairwise(widths))
         return hidden_layers + _linear(self.hidden, self.classes)
@@ -91,12 +91,12 @@ class CNNConfig(Spec):
 
     @property
     def num_layers_in_order(self) -> int:
-        """Pieces that a pipeline can cut the model into: the convolutions and the head."""
+        """Number of layers between which a pipeline can split the model: the convolutions and the head."""
         return len(self.channels) + 1
 
     @property
     def num_params(self) -> int:
-        """Trainable parameters, exactly."""
+        """Exact number of trainable parameters."""
         widths = (self.in_channels, *self.channels)
         convolutions = sum(_conv3x3(inputs, outputs) + _norm(outputs) for inputs, outputs in pairwise(widths))
         return convolutions + _linear(self.channels[-1], self.classes)
@@ -134,12 +134,12 @@ class ResNetConfig(Spec):
 
     @property
     def num_layers_in_order(self) -> int:
-        """Pieces that a pipeline can cut the model into: stem, blocks and head."""
+        """Number of layers between which a pipeline can split the model: stem, blocks and head."""
         return len(self.channels) + 2
 
     @property
     def num_params(self) -> int:
-        """Trainable parameters, exactly."""
+        """Exact number of trainable parameters."""
         stem = _conv3x3(self.in_channels, self.width) + _norm(self.width)
         blocks = sum(
             self._block(inputs, outputs) for inputs, outputs in pairwise((self.width, *self.channels))
@@ -164,7 +164,7 @@ class GPTConfig(Spec):
     """Attention heads; must divide `hidden`."""
     vocab: Count = 256
     seq: Count = 64
-    """Sequence length in tokens, in training and at most."""
+    """Number of tokens in a training sequence, which is also the maximum."""
     ffn: Count | None = None
     """Inner width of the feed-forward part; None means `4 * hidden`."""
 
@@ -175,17 +175,19 @@ class GPTConfig(Spec):
 
     @property
     def ffn_width(self) -> int:
-        """Inner width of the feed-forward part, with its default filled in."""
+        """Inner width of the feed-forward part: `ffn`, or its default."""
         return self.ffn or 4 * self.hidden
 
     @property
     def num_layers_in_order(self) -> int:
-        """Pieces that a pipeline can cut the model into: embedding, blocks and head."""
+        """Number of layers between which a pipeline can split the model: embedding, blocks and head."""
         return self.layers + 2
 
     @property
     def num_params(self) -> int:
-        """Trainable parameters, exactly: ``V h + s h + L (4 h^2 + 2 h f + f + 9 h) + 2 h``.
+        """Exact number of trainable parameters: ``V h + s h + L (4 h^2 + 2 h f + f + 9 h) + 2 h``.
+
+        V is `vocab`, h is `hidden`, s is `seq`, L is `layers` and f is `ffn_width`.
 
         Example:
             >>> MODELS["gpt-124m"].num_params
@@ -227,7 +229,7 @@ MODELS: dict[str, ModelConfig] = {
     "gpt-25m": GPTConfig(layers=8, hidden=512, heads=8, seq=256),
     "gpt-124m": GPTConfig(layers=12, hidden=768, heads=12, vocab=50257, seq=1024),
 }
-"""Every model that a job can name, smallest first within each family."""
+"""All models that a job can name; smallest first within each family."""
 
 
 def model_config(name: str) -> ModelConfig:

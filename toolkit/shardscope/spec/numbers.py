@@ -1,7 +1,7 @@
 """Valid ranges of numbers in specs: finite, and small enough for the code that computes with them.
 
-Counts stay below 2**31, which torch and every file format support. A mistyped count therefore cannot make a loop over
-it, or over its square root, excessively long.
+Counts stay below 2**31, which torch and every file format support. A loop over a mistyped count, or
+over its square root, therefore ends in reasonable time.
 """
 
 from __future__ import annotations
@@ -25,6 +25,6 @@ Degree = Annotated[int, Field(ge=1, le=LARGEST_DEGREE)]
 Seed = Annotated[int, Field(ge=0, le=LARGEST_SEED)]
 """Seed of a random-number generator; up to the largest signed 64-bit integer."""
 MessageMiB = Annotated[float, Field(ge=1e-5, le=1024)]
-"""Size of a message or a bucket in MiB: from 1e-5, which is one number of 8 bytes, to 1024."""
+"""Size of a message or a bucket in MiB: from 1e-5, enough for one fp64 number, to 1024."""
 Number = float | Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 """A finite number. Integers stay integers and must fit into 64 bits."""

@@ -1,4 +1,4 @@
-"""A user's own training loop, as recorded by `ss.observe`: the fields of a job, as far as they are known."""
+"""A user's own training loop, recorded by `ss.observe` and described by those job fields that are known."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pydantic import Field, model_validator
 from shardscope.errors import SpecError
 from shardscope.spec._base import Spec
 from shardscope.spec.job import Job
+from shardscope.spec.job_parts import UserCode
 from shardscope.spec.model.step import ParameterRow
-from shardscope.spec.numbers import Count, CountOrZero, Total
-from shardscope.spec.user_code import UserCode
+from shardscope.spec.numbers import Count, CountOrZero, Degree, Total
 
 Wrapper = Literal["none", "DDP", "FSDP2", "FSDP1"]
 """How torch distributes the work over the ranks: `DistributedDataParallel`, `fully_shard`,
@@ -32,10 +32,14 @@ class ShardedUnit(Spec):
 class ObservedJob(Job):
     """What is known about an observed training loop, as the fields of a job.
 
-    It can be read, listed, shown and predicted like any job, but not launched: the script that it describes is not part
-    of it. Its JSON holds only the fields that are known; all others are at their defaults.
+    It can be read, listed, shown and predicted like any job, but not launched, because it does not contain the training
+    script. Its JSON contains only the fields that are known; all others have their defaults.
     """
 
+    world_size: Degree = 1
+    """Number of ranks."""
+    name: str | None = None
+    """A name for the run, of any length; None derives it from the wrapper and the model."""
     steps: CountOrZero = 0
     """Number of steps that the loop took; 0 while it is training."""
     observed: bool = True
@@ -50,6 +54,10 @@ class ObservedJob(Job):
     """FSDP2's units; empty under other wrappers."""
     weight_bytes: CountOrZero = 0
     """Bytes of one weight; 0 if the model mixes dtypes, or has no parameters."""
+    gradient_bytes: Total | None = None
+    """Bytes of the gradients of all trained parameters; None if unknown."""
+    stateful: tuple[Total, ...] | None = None
+    """Indices of the `parameters` for which the optimizer keeps state; None if unknown or if it also updates others."""
     buffer_bytes: Total = 0
     """Bytes of the model's buffers."""
     broadcast_bytes: Total = 0
@@ -59,13 +67,13 @@ class ObservedJob(Job):
     forwards: Count = 1
     """Number of forward and backward passes that a rank runs in its first step."""
     exchanges: Annotated[int, Field(ge=0)] = 1
-    """Number of those passes after which gradients were exchanged."""
+    """Number of passes, out of `forwards`, after which gradients were exchanged."""
 
     @model_validator(mode="before")
     @classmethod
-    def _suited_to_the_strategy(cls, fields: Any) -> Any:
+    def _fill_in_for_strategy(cls, fields: Any) -> Any:
         """Keep unknown fields at their defaults, instead of filling in a job's suggested values."""
-        return {**fields, "observed": True} if isinstance(fields, dict) else fields  # also written to JSON
+        return {**fields, "observed": True} if isinstance(fields, dict) else fields  # set for JSON
 
     @property
     def num_micro_batches(self) -> int:
@@ -74,7 +82,7 @@ class ObservedJob(Job):
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of one weight, and of its gradient and moments."""
+        """Bytes per element of the weights, gradients and optimizer moments."""
         return self.weight_bytes
 
     @property
@@ -88,14 +96,14 @@ class ObservedJob(Job):
         return {}
 
     def require_code(self) -> None:
-        """Refuse to launch an observed training loop.
+        """Raise an error, because an observed training loop cannot be launched.
 
         Raises:
             SpecError: Always.
         """
         raise SpecError(
-            f"{self.label!r} was observed in a training script (ss.observe), which is not part of the run, so it "
-            "cannot be launched or reproduced from here; run the script again"
+            f"{self.label!r} was observed in a training script (ss.observe), which is not saved with the run, so it "
+            "cannot be launched or reproduced; run the script again"
         )
 
     def _fields(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ Off = Literal["off"]
 
 
 class OptimizerStates(NamedTuple):
-    """Size of the optimizer state, not counting weights and gradients: the terms of the memory formulas."""
+    """Size of the optimizer state, without weights and gradients, as terms of the memory formulas."""
 
     tensors: float = 2
     """State tensors per parameter with the parameter's shape: 1 for momentum, 2 for Adam's two moments."""
@@ -26,11 +26,11 @@ class OptimizerStates(NamedTuple):
     per_factor: float = 0
     """State elements per row and per column of a matrix, as in Adafactor, which keeps row and column sums."""
     outside_hidden: float = 0
-    """Additional state tensors for embeddings, the output projection and vectors, if another rule updates those."""
+    """Additional state tensors for embeddings, output projection and vectors, if a different rule updates them."""
     element_bytes: float | None = None
     """Bytes per state element, including scales; None for the element size of the precision, usually 4."""
     buffers_updates: bool = False
-    """Whether updates wait in a buffer until the norms of their tensors are known, as in our layer-wise optimizers."""
+    """Whether updates are buffered until the norms of their tensors are known, as in layer-wise optimizers."""
     orthogonalizes: bool = False
     """Whether updates of hidden matrices go through five Newton-Schulz steps, whose matrix products take time."""
 
@@ -72,20 +72,21 @@ class Parameters(Protocol):
 
 
 class NormSums(NamedTuple):
-    """Number of float64 sums of squares that an update all-reduces."""
+    """Number of float64 sums of squares that an optimizer update all-reduces."""
 
     of_layers: int = 0
-    """Elements of the all-reduce over ranks that hold shards of the same tensors."""
+    """Number of elements in the all-reduce over ranks that hold shards of the same tensors."""
     of_gradient: int = 0
-    """Elements of the all-reduce over ranks that hold distinct gradients: 1 for the squared global norm, or 0."""
+    """Number of elements in the all-reduce over ranks with distinct gradients: 1 for the squared global norm, or 0."""
 
 
 class Optimizer(Method):
     """An update rule with its settings.
 
-    Derive your own optimizer from this class: give it a `name`, its settings as fields with defaults, among them `lr`,
-    and `build`; also `states`, unless it keeps two tensors per parameter. An element-wise rule is correct under every
-    strategy. A rule that needs norms of whole tensors must sum over shards with `Parameters.reduce_squares`.
+    Derive your own optimizer from this class: give it a `name`, its settings as fields with defaults (including
+    `lr`), and `build`. Define `states` too, unless the optimizer keeps two tensors per parameter. An element-wise rule
+    is correct under every strategy. A rule that needs norms of whole tensors must sum over shards with
+    `Parameters.reduce_squares`.
 
     Example:
         >>> Optimizer("lamb", variant="apex").settings["max_grad_norm"]
@@ -104,13 +105,13 @@ class Optimizer(Method):
     usual_rates: ClassVar[tuple[float, float] | None] = None
     """Lowest and highest learning rate to search by default; None for a decade on either side of the default `lr`."""
     scaling: ClassVar[Literal["linear", "sqrt"]] = "sqrt"
-    """How the learning rate scales with the batch size, by the rules of `analytic.large_batch.scaled_lr`."""
+    """Rule for scaling the learning rate with the batch size; see `analytic.large_batch.scaled_lr`."""
     takes_sparse: ClassVar[bool] = False
     """Whether the optimizer accepts sparse gradients, which contain only the rows that an embedding looked up."""
     without_ratios: ClassVar[tuple[str, float] | None] = None
-    """For a layer-wise optimizer: the update rule without trust ratios, and that rule's usual learning rate."""
+    """For a layer-wise optimizer: name of its update rule without trust ratios, and that rule's usual learning rate."""
     advice: ClassVar[Mapping[str, str]] = {}
-    """For a layer-wise optimizer: advice for trust ratios that are clipped at a bound, by bound."""
+    """For a layer-wise optimizer: advice to give if trust ratios are clipped at a bound, by the bound's name."""
     look: ClassVar[MethodStyle] = YOUR_OWN
     """Colour, dash and marker in plots."""
 
@@ -130,7 +131,7 @@ class Optimizer(Method):
 
     @property
     def carries(self) -> str:
-        """A short description of the optimizer state. Only optimizers with equal descriptions can resume from it.
+        """Short description of the optimizer state; a run can resume only if it is the same.
 
         Example:
             >>> Optimizer("adamw").carries == Optimizer("lamb").carries
@@ -139,7 +140,7 @@ class Optimizer(Method):
         return f"{self.name} state"
 
     def norm_sums(self, dimensions: Sequence[int]) -> NormSums:  # noqa: ARG002
-        """Return how many sums of squares ranks with shards all-reduce in an update, to compute norms of whole tensors.
+        """Return how many sums of squares an update all-reduces, so that ranks with shards know norms of whole tensors.
 
         Args:
             dimensions: Number of dimensions of each trained tensor.
@@ -147,7 +148,7 @@ class Optimizer(Method):
         return NormSums()
 
     def buffered(self, dimensions: Sequence[int]) -> list[list[int]]:
-        """Return groups of tensor indices whose updates wait in a buffer for norms; each group is batched separately.
+        """Return the indices of tensors whose updates are buffered until norms are known: one list per parameter group.
 
         Args:
             dimensions: Number of dimensions of each trained tensor.
@@ -159,13 +160,13 @@ class Optimizer(Method):
         """Build the `torch.optim.Optimizer` for one rank.
 
         Args:
-            parameters: The parameters that it updates on this rank.
+            parameters: The parameters that the optimizer updates on this rank.
         """
         raise NotImplementedError
 
     @classmethod
     def is_layerwise(cls) -> bool:
-        """Whether the optimizer is layer-wise: it computes a trust ratio for each layer."""
+        """Return whether the optimizer is layer-wise, that is, computes a trust ratio for each layer."""
         return cls.without_ratios is not None
 
     @classmethod

@@ -1,8 +1,8 @@
 """Partition of a sequence of layers into pipeline stages: the optimal contiguous partition, computed exactly.
 
-The slowest stage limits the speed of a pipeline, and the stage with most memory limits its size. The best partition
-therefore minimises the cost of the most expensive stage. Dynamic programming finds it (the linear partition problem:
-Skiena, The Algorithm Design Manual, section 10.7).
+The slowest stage limits the speed of a pipeline, and the stage that needs the most memory limits the size of the model.
+The best partition therefore minimises the cost of the most expensive stage. Dynamic programming finds it (the linear
+partition problem: Skiena, The Algorithm Design Manual, section 10.7).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from shardscope.errors import SpecError
 
 
 def optimal_split(costs: Sequence[float], num_stages: int) -> tuple[int, ...]:
-    """Return the number of layers in each stage that minimises the cost of the most expensive stage; none is empty.
+    """Return the numbers of layers in the stages, split so that the most expensive stage costs as little as possible.
 
-    Among the partitions with this minimum, it returns one with the smallest sum of squared stage costs, which also
-    balances the other stages. Time O(stages * layers**2).
+    No stage is empty. Among the partitions with this minimum, one with the smallest sum of squared stage costs is
+    returned, which also balances the other stages. Time O(stages * layers**2).
 
     Args:
         costs: Cost of each layer, in order; at least 0, in any unit.
@@ -50,15 +50,15 @@ def even_split(num_layers: int, num_stages: int) -> tuple[int, ...]:
 
 
 def require_enough_layers(num_layers: int, num_stages: int) -> None:
-    """Refuse a pipeline with more stages than layers.
+    """Reject a pipeline with more stages than layers.
 
     Raises:
         SpecError: There are fewer layers than stages; the message states both numbers.
     """
     if num_layers < num_stages:
         raise SpecError(
-            f"the model has {num_layers} layers to cut, fewer than the pipeline's {num_stages} stages; "
-            f"use at most {num_layers} stages (world_size times virtual_stages) or a deeper model"
+            f"the model has {num_layers} layers to split, fewer than the pipeline's {num_stages} stages; "
+            f"use at most {num_layers} stages (world_size times virtual_stages), or a deeper model"
         )
 
 
@@ -71,7 +71,7 @@ def _cut(
 ) -> tuple[list[int], float]:
     """Return the stage ends that minimise the total cost (stage costs combined by `join`), and that cost."""
     num_layers = len(sums) - 1
-    best = [cost(total) for total in sums]  # of the first i layers in one stage
+    best = [cost(total) for total in sums]  # best[i]: cost of the first i layers, at first in one stage
     starts: list[list[int]] = []
     for stage in range(1, num_stages):
         row, start_of = [inf] * len(sums), [0] * len(sums)

@@ -1,9 +1,11 @@
 """The registry of methods, by kind and name: built-in, from installed packages, and user-defined.
 
-Built-in methods are the folders of `shardscope.methods`, one per method. A package adds methods through entry points in
-the group ``shardscope.methods``, each of which names a class. A user-defined class is registered by `register`, or when
-it is passed to a job. If a class is defined again, for example because a notebook cell is run again, it replaces the
-earlier one. All methods pass the same checks. They are imported when first needed.
+A kind is a type of method, such as ``optimizer`` or ``strategy``.
+
+Each built-in method has a folder in `shardscope.methods`. A package adds methods through entry points in the group
+``shardscope.methods``, each of which names a class. A user-defined class is registered by `register`, or when it is
+passed to a job. If a class is defined again, for example because a notebook cell is run again, the new class replaces
+the earlier one. All classes pass the same checks. Built-in and installed methods are imported when first needed.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ Kind = TypeVar("Kind", bound="Method")
 GROUP = "shardscope.methods"
 """The entry-point group in which packages list their methods; also the package with the built-in methods."""
 _NAME = re.compile("(?=.*[a-z])[a-z0-9]+(-[a-z0-9]+)*")
-_TAKEN = {"name", "kind", "folder", "code", "package", "settings", "changed", "label"}
+_RESERVED = {"name", "kind", "folder", "code", "package", "settings", "changed", "label"}
 """Reserved names that settings must not use."""
 
 _of_users: dict[tuple[str, str], type[Method]] = {}
@@ -43,7 +45,7 @@ _loading = local()
 
 
 class _Broken(NamedTuple):
-    """A method of an installed package that cannot be used."""
+    """A method from an installed package that cannot be used."""
 
     package: str
     point: str
@@ -63,7 +65,7 @@ class _Plugins(NamedTuple):
 
 
 _loaded: list[_Plugins] = []
-"""Empty until the packages have been imported, then a single item."""
+"""The loaded plug-ins as a single item; empty until the packages have been imported."""
 
 
 def register(cls: AnyMethod) -> AnyMethod:
@@ -94,7 +96,7 @@ def register(cls: AnyMethod) -> AnyMethod:
 
 
 def register_used(cls: type[Method]) -> None:
-    """Register a class that was passed to a job, unless a later definition has already replaced it.
+    """Register a class that was passed to a job, unless a later definition of the class has already replaced it.
 
     Raises:
         SpecError: As for `register`.
@@ -104,7 +106,7 @@ def register_used(cls: type[Method]) -> None:
 
 
 def register_loaded(cls: type[Method]) -> None:
-    """Register a class that was loaded from a file, if its name is free. It never replaces a class of this process.
+    """Register a class that was loaded from a file, unless a class defined in this process already has its name.
 
     Raises:
         SpecError: As for `register`.
@@ -154,7 +156,7 @@ def all_of(kind: type[Kind]) -> tuple[type[Kind], ...]:
 
 @lru_cache(maxsize=64)
 def _all_of(kind: type[Kind], _not_built_in: tuple[type[Method], ...]) -> tuple[type[Kind], ...]:
-    """Cached `all_of`, since formulas call it many times per second; the key changes when a class is added."""
+    """Return the result of `all_of` from a cache, since formulas call it often; a new class changes the cache key."""
     return tuple(require_known(kind, name) for name in names(kind))
 
 
@@ -171,21 +173,23 @@ def origin(cls: type[Method]) -> str:
 
 
 def package_of(cls: type[Method]) -> str | None:
-    """Return the name of the installed package that provides a method; None for built-in and user-defined methods."""
+    """Return the name of the package that provides an installed method; None for all other methods."""
     if cls.__module__.partition(".")[0] not in _modules_of_packages():
-        return None  # avoids importing the packages
+        return None  # without importing the packages
     by_place = _packages().get(f"{cls.__module__}:{cls.__qualname__}")
     return by_place or _plugins().packages.get(cls)
 
 
-def torch_part(cls: type[Method]) -> str | None:
-    """Return the name of the module with a built-in method's rank code; None if it has no such module."""
+def module_on_ranks(cls: type[Method]) -> str | None:
+    """Return the module that ranks import to run a built-in method; None for a method of a user or a package."""
+    if origin(cls) != "built-in":
+        return None
     module = f"{cls.__module__}._torch"
-    return module if origin(cls) == "built-in" and find_spec(module) else None
+    return module if find_spec(module) else cls.__module__
 
 
 def broken_plugins() -> dict[str, str]:
-    """Return the reason why each broken method of an installed package cannot be used, by package and entry point."""
+    """Return the reason why each broken method of an installed package is unusable, by package and entry point."""
     return {f"{each.package}: {each.point}": each.why for each in _plugins().broken}
 
 
@@ -194,13 +198,13 @@ def why_not_here(kind: type[Method], name: str, package: str) -> SpecError:
     broken = _broken_error(kind, name)
     if broken is not None:
         return broken
-    there = "has no such method here; install the version that has it"
+    there = "is installed but has no such method; install the version that has it"
     what = there if package in _packages().values() else "is not installed here; install it"
     return SpecError(f"{kind.kind}={quoted(name)} is a method of the package {quoted(package)}, which {what}")
 
 
 def _broken_error(kind: type[Method], name: Any) -> SpecError | None:
-    """Return the error for a package's broken method of this kind and name; None if there is no such method."""
+    """Return the error for a broken method of a package, by kind and name; None if there is no such method."""
     for each in _plugins().broken:
         if name in (each.name, each.point) and each.kind in (kind.kind, None):
             return SpecError(
@@ -210,14 +214,14 @@ def _broken_error(kind: type[Method], name: Any) -> SpecError | None:
 
 
 def check(cls: Any) -> None:
-    """Refuse a class that is not a complete method.
+    """Check that a class fully implements a `Method`, such as a strategy, optimizer, compression or schedule.
 
     Raises:
         SpecError: A member is missing or invalid; the message names it.
     """
     kind, title = getattr(cls, "kind", None), getattr(cls, "__name__", quoted(cls))
     if not isinstance(cls, type) or kind is None:
-        raise SpecError(f"{title} is not a method; derive it from a kind of methods, such as ss.LRSchedule")
+        raise SpecError(f"{title} is not a method; derive it from a base class such as ss.LRSchedule")
     if isabstract(cls):
         lacking = sorted(cls.__abstractmethods__)  # type: ignore[attr-defined]  # an abstract class has these
         missing = ", ".join(f"{name}{_arguments(cls, name)}" for name in lacking)
@@ -229,35 +233,35 @@ def check(cls: Any) -> None:
     for field, info in method.model_fields.items():
         if info.is_required():
             raise SpecError(
-                f"{title}.{field} has no default, so {method.name!r} cannot be used by name alone; give it one"
+                f"{title}.{field} has no default, so {method.name!r} cannot be used by name alone; give it a default"
             )
     try:
         hash(method())
     except TypeError as error:
         raise SpecError(
-            f"{title}() is not hashable ({error}); give settings such as tuples instead of lists"
+            f"{title}() is not hashable ({error}); use hashable settings, such as tuples instead of lists"
         ) from None
     except SpecError:
         raise
     except Exception as error:  # noqa: BLE001 - a user's class may raise anything
         raise SpecError(
-            f"{title}() raised an error ({error}); it must be constructible without arguments"
+            f"{title}() raised an error ({error}); a method must be constructible without arguments"
         ) from None
 
 
 def _check_names(cls: type[Method]) -> None:
     title, name = cls.__name__, getattr(cls, "name", None)
-    for taken in sorted(_TAKEN & cls.model_fields.keys()):
-        how = "without an annotation, as in name = 'my-own'" if taken == "name" else "another name"
-        raise SpecError(f"{title}.{taken} cannot be a setting; write it {how}")
+    for taken in sorted(_RESERVED & cls.model_fields.keys()):
+        how = "write it without an annotation, as in name = 'my-own'" if taken == "name" else "rename it"
+        raise SpecError(f"{title}.{taken} cannot be a setting; {how}")
     if vars(cls).keys() & {"kind", "folder"} and cls is not cls.base_class():
         raise SpecError(
-            f"{title} sets its kind or folder, which are those of {cls.base_class().__name__}; leave them out"
+            f"{title} sets its kind or folder, which it must inherit from {cls.base_class().__name__}; leave them out"
         )
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         what = "lacks a name" if name is None else f"has name={quoted(name)}"
         raise SpecError(
-            f"{title} {what}; give it one of lower-case letters, digits and hyphens, such as name = 'my-own'"
+            f"{title} {what}; give it a name of lower-case letters, digits and hyphens, such as name = 'my-own'"
         )
 
 
@@ -274,7 +278,7 @@ def _check_arguments(cls: type[Method]) -> None:
             signature(given).bind(*places, **{p.name: None for p in wanted if p.kind is p.KEYWORD_ONLY})
         except TypeError as error:
             raise SpecError(
-                f"{cls.__name__}.{name} does not take the arguments that it is called with ({error}); write "
+                f"{cls.__name__}.{name} does not accept the arguments that it is called with ({error}); write "
                 f"def {name}({', '.join(map(str, wanted))})"
             ) from None
 
@@ -282,7 +286,7 @@ def _check_arguments(cls: type[Method]) -> None:
 def _check_free(cls: type[Method], others: Mapping[tuple[str, str], type[Method]]) -> None:
     if cls.name in _built_in(cls.folder) or (cls.kind, cls.name) in others:
         raise SpecError(
-            f"{cls.__name__}.name={cls.name!r} is taken by another {cls.kind}; choose another name"
+            f"{cls.__name__}.name={cls.name!r} is already the name of another {cls.kind}; choose another name"
         )
 
 
@@ -294,14 +298,14 @@ def _arguments(cls: type, name: str) -> str:
 
 @cache
 def _built_in(folder: str) -> dict[str, str]:
-    """Return the module of each built-in method, by method name, without importing it."""
+    """Map the name of each built-in method to the name of its module, without importing any module."""
     package = import_module(f"{GROUP}.{folder}")
     found = (module.name for module in iter_modules(package.__path__) if module.ispkg)
     return {_name_of(name): f"{GROUP}.{folder}.{name}" for name in found}
 
 
 def _name_of(folder: str) -> str:
-    """Return the method name for a folder, which begins with an underscore if the name begins with a digit."""
+    """Return the name of the method in this folder; a folder name has an underscore before a leading digit."""
     return folder.removeprefix("_").replace("_", "-")
 
 
@@ -315,19 +319,21 @@ def _class_in(module: str, kind: type[Any]) -> Any:
     ]
     if len(found) != 1:
         classes = ", ".join(cls.__name__ for cls in found) or "none"
-        raise SpecError(f"the folder {module} must define one {kind.__name__}, and defines {classes}")
+        raise SpecError(
+            f"the folder {module} must define exactly one {kind.__name__}, but it defines {classes}"
+        )
     cls: Any = found[0]
     check(cls)
     if cls.name != _name_of(module.rpartition(".")[2]):
         raise SpecError(
-            f"{cls.__name__}.name={cls.name!r} does not match its folder {module}; make them match"
+            f"{cls.__name__}.name={cls.name!r} does not match its folder {module}; rename one of them"
         )
     return cls
 
 
 @cache
 def _packages() -> dict[str, str]:
-    """Return the installed package of each method, by its location ``module:class``, without importing it."""
+    """Map the location ``module:class`` of each installed method to its package's name, without importing it."""
     return {point.value: _package(point) for point in entry_points(group=GROUP)}
 
 
@@ -341,14 +347,14 @@ def _package(point: EntryPoint) -> str:
 
 
 def _plugins() -> _Plugins:
-    """Return the packages' methods, usable and broken; empty while the packages are being imported."""
+    """Return the methods of installed packages, usable and broken; none while the packages are being imported."""
     if _loaded:
         return _loaded[0]
     return _Plugins({}, {}, ()) if _is_importing() else _load()
 
 
 def _is_importing() -> bool:
-    """Whether a package with methods is being imported, by `_load` or by other code."""
+    """Return whether a package with methods is being imported, by `_load` or by other code."""
     tops = _modules_of_packages()
     modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] in tops]
     unfinished = any(getattr(getattr(each, "__spec__", None), "_initializing", False) for each in modules)

@@ -13,7 +13,8 @@ the choice is written in brackets, and the setting is sampled only when that cho
         "warmup": (0.0, 0.3),
     })
 
-The study's parameters have the same names. Each branch thus has its own parameters, and distributions never change.
+The parameters of the Optuna study have the same names. Each choice therefore has its own parameters, whose
+distributions are the same in all trials.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _KINDS: Mapping[str, type[Method]] = {
     "optimizer": Optimizer, "compression": Compression, "lr_schedule": LRSchedule,
 }  # fmt: skip
 BRANCHES = tuple(_KINDS)
-"""Settings whose choices have settings of their own."""
+"""Settings whose choices have nested settings."""
 PLAIN = (
     "batch", "lr_rule", "warmup", "strategy", "precision", "recompute", "clip_norm", "world_size", "seed",
 )  # fmt: skip
@@ -54,7 +55,7 @@ Value = str | Number | bool | None
 
 
 class Choices(Spec):
-    """One of several unordered values."""
+    """A choice among several unordered values."""
 
     _positional = "values"
 
@@ -63,13 +64,15 @@ class Choices(Spec):
     """The values to choose from: at least one, without duplicates."""
 
     @model_validator(mode="after")
-    def _none_twice(self) -> Self:
+    def _check_duplicates(self) -> Self:
         if len({(type(value), value) for value in self.values}) < len(self.values):
-            raise SpecError(f"values={quoted(list(self.values))} list a choice twice; list each once")
+            raise SpecError(
+                f"values={quoted(list(self.values))} contain a choice twice; list each choice once"
+            )
         return self
 
     def ends(self) -> tuple[Value, ...]:
-        """Return the values for which the job is validated before anything runs: all of them."""
+        """Return the values for which the job is validated before the study starts: all values."""
         return self.values
 
 
@@ -84,13 +87,15 @@ class Between(Spec):
     """Whether to sample the logarithm uniformly; requires `low` above 0."""
 
     @model_validator(mode="after")
-    def _in_order(self) -> Self:
+    def _check_bounds(self) -> Self:
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
             raise SpecError(
-                f"low={self.low} and high={self.high} are not an interval; low is below high, both finite"
+                f"low={self.low} and high={self.high} are not an interval; give finite numbers with low < high"
             )
         if self.log and self.low <= 0:
-            raise SpecError(f"low={self.low} has no logarithm; give a low above 0, or leave log out")
+            raise SpecError(
+                f"low={self.low} is not valid with log=True; give a low above 0, or leave log out"
+            )
         return self
 
     @property
@@ -99,12 +104,12 @@ class Between(Spec):
         return isinstance(self.low, int) and isinstance(self.high, int)
 
     def ends(self) -> tuple[Value, ...]:
-        """Values for which the job is validated before anything runs: both ends."""
+        """Return the values for which the job is validated before the study starts: both ends."""
         return self.low, self.high
 
 
 class PowersOfTwo(Spec):
-    """A power of two between two others; a study samples its exponent."""
+    """A power of two between `low` and `high`, whose exponent a study samples."""
 
     kind: Literal["powers-of-two"] = "powers-of-two"
     low: Count
@@ -133,7 +138,7 @@ class PowersOfTwo(Spec):
         return self.low.bit_length() - 1, self.high.bit_length() - 1
 
     def ends(self) -> tuple[Value, ...]:
-        """Values for which the job is validated before anything runs: both ends."""
+        """Return the values for which the job is validated before the study starts: both ends."""
         return self.low, self.high
 
 
@@ -150,7 +155,7 @@ def _powers(low: Any, high: Any) -> PowersOfTwo:
 def _parameter(value: Any) -> Any:
     """Convert a list to choices, and a tuple of two numbers to an interval.
 
-    A third item ``"log"`` makes the interval logarithmic; ``"log2"`` makes it the powers of two between the numbers.
+    A third item ``"log"`` makes the interval logarithmic; ``"log2"`` selects the powers of two between the numbers.
     """
     if isinstance(value, list):
         return Choices(values=tuple(value))
@@ -183,7 +188,7 @@ def parse_name(name: str) -> Name:
     """Split a parameter's name into its parts.
 
     Raises:
-        SpecError: It does not name a setting that a study can change.
+        SpecError: The name is not that of a setting that a study can change.
 
     Example:
         >>> parse_name("compression[topk].ratio")
@@ -196,12 +201,17 @@ def parse_name(name: str) -> Name:
         )
     parts = Name(FORMER_NAMES.get(found["owner"], found["owner"]), found["branch"], found["setting"])
     if parts.owner not in (*BRANCHES, *PLAIN):
+        nested = [f"{owner}.{parts.owner}" for owner in BRANCHES if parts.owner in _nested(owner)]
+        if nested:
+            raise SpecError(
+                f"space: setting={quoted(parts.owner)} is not known; did you mean {' or '.join(map(repr, nested))}?"
+            )
         raise unknown_name("space: setting", parts.owner, (*BRANCHES, *PLAIN))
     if parts.owner in PLAIN and (parts.branch or parts.setting):
-        raise SpecError(f"space: {parts.owner!r} has no settings of its own; write {parts.owner!r} alone")
+        raise SpecError(f"space: {parts.owner!r} has no nested settings; write {parts.owner!r} alone")
     if parts.branch and not parts.setting:
         raise SpecError(
-            f"space: {name!r} names a branch but no setting of it; write for example {name + '.lr'!r}"
+            f"space: {name!r} names a choice but none of its settings; write for example {name + '.lr'!r}"
         )
     if parts.setting:
         _check_setting(name, parts)
@@ -214,11 +224,16 @@ def _check_setting(name: str, parts: Name) -> None:
         raise unknown_name(f"space: {parts.owner}", parts.branch, table)
     valid = sorted({s for branch in ([parts.branch] if parts.branch else table) for s in table[branch]})
     if parts.setting not in valid:
-        raise unknown_name(f"space: setting of {parts.branch or parts.owner}", parts.setting, valid)
+        raise unknown_name(f"space: {parts.branch or parts.owner} setting", parts.setting, valid)
     if parts.setting == "betas":
         raise SpecError(
             f"space: {name!r} is a pair of numbers, which a study cannot sample; set it in the job"
         )
+
+
+def _nested(owner: str) -> set[str]:
+    """Return the settings that any choice of `owner` has."""
+    return {setting for settings in _table(owner).values() for setting in settings}
 
 
 def _table(owner: str) -> Mapping[str, Mapping[str, Any]]:
@@ -237,7 +252,7 @@ def settings_of(owner: str, branch: str) -> Mapping[str, Any]:
 
 
 def _readable(name: str, value: Any) -> Any:
-    """Convert a given value to a parameter, with float ends instead of integers if the setting takes fractions."""
+    """Return the parameter for a value given by the user; its ends are floats if the setting accepts fractions."""
     parts = parse_name(name)
     try:
         parameter = _parameter(value)
@@ -245,7 +260,7 @@ def _readable(name: str, value: Any) -> Any:
         raise SpecError(f"space[{name!r}]: {error}") from None
     if isinstance(parameter, Between) and name == "batch":
         raise SpecError(
-            f"space['batch'] takes batch sizes that can be divided over the ranks; write ({parameter.low}, "
+            f"space['batch'] cannot be an interval, since ranks must divide a batch evenly; write ({parameter.low}, "
             f"{parameter.high}, 'log2') with powers of two, or a list such as [48, 96]"
         )
     if isinstance(parameter, Between) and parameter.is_whole and _takes_fractions(parts):
@@ -254,7 +269,7 @@ def _readable(name: str, value: Any) -> Any:
 
 
 def _takes_fractions(parts: Name) -> bool:
-    """Whether a setting takes fractions, so that (0, 1) means an interval of floats and not the integers 0 and 1."""
+    """Return whether a setting accepts fractions, so that (0, 1) is an interval of floats and not of integers."""
     if parts.setting is None:
         return parts.owner in ("warmup", "clip_norm")
     table = _table(parts.owner)
@@ -285,7 +300,7 @@ class Space(Spec):
         return {**fields, "parameters": {name: _readable(str(name), value) for name, value in given.items()}}
 
     @model_validator(mode="after")
-    def _every_branch_can_be_chosen(self) -> Self:
+    def _check_branches(self) -> Self:
         for name, parameter in self.parameters.items():
             parts = parse_name(name)
             self._check_kind(name, parts, parameter)
@@ -293,7 +308,7 @@ class Space(Spec):
             if parts.branch and isinstance(chosen, Choices) and parts.branch not in chosen.values:
                 raise SpecError(
                     f"space[{name!r}] is never used: {parts.owner!r} has no choice {parts.branch!r}; "
-                    f"add it to {list(chosen.values)!r}, or leave this out"
+                    f"add it to {list(chosen.values)!r}, or leave this parameter out"
                 )
         return self
 
@@ -305,7 +320,7 @@ class Space(Spec):
             "recompute",
         ):
             if not isinstance(parameter, Choices):
-                raise SpecError(f"space[{name!r}] takes a list of choices, got {parameter!r}")
+                raise SpecError(f"space[{name!r}] must be a list of choices, got {parameter!r}")
             if parts.owner in BRANCHES:
                 for value in parameter.values:
                     if value not in _table(parts.owner):
@@ -313,14 +328,18 @@ class Space(Spec):
         if parts.owner == "warmup" and not all(
             isinstance(end, int | float) and 0 <= end <= 1 for end in parameter.ends()
         ):
-            raise SpecError(f"space['warmup'] is a share of the steps, 0 to 1, got {parameter!r}")
+            raise SpecError(
+                f"space['warmup'] must be a fraction of the steps, from 0 to 1, got {parameter!r}"
+            )
         if parts.owner == "lr_rule" and (
             not isinstance(parameter, Choices) or set(parameter.values) - set(LR_RULES)
         ):
-            raise SpecError(f"space['lr_rule'] takes choices among {', '.join(LR_RULES)}, got {parameter!r}")
+            raise SpecError(
+                f"space['lr_rule'] must be a list of choices from {', '.join(LR_RULES)}, got {parameter!r}"
+            )
 
     def methods(self) -> Iterator[tuple[str, Method]]:
-        """Yield the methods that the space may choose, each with its field path as in `Job.methods`."""
+        """Yield pairs of a field path and a method, as in `Job.methods`, for all methods among the choices."""
         kinds: dict[str, type[Method]] = {**_KINDS, "strategy": Strategy}
         for axis, kind in kinds.items():
             parameter = self.parameters.get(axis)

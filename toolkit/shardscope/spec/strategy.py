@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, SerializeAsAny
 from shardscope.errors import SpecError, quoted
 from shardscope.spec import registry
 from shardscope.spec.compression import Carriage
-from shardscope.spec.look import YOUR_OWN, MethodStyle
+from shardscope.spec.look import YOUR_OWN, Arrangement, MethodStyle
 from shardscope.spec.method import Method, required
 
 if TYPE_CHECKING:
@@ -20,13 +20,22 @@ if TYPE_CHECKING:
 FAMILIES = (
     "One process", "A central server", "All-reduce", "Without a centre", "Layers apart", "State in shards",
 )  # fmt: skip
-"""The headings of built-in strategies in lists, in the order in which training systems evolved."""
+"""Headings of the built-in strategies in lists, in the order in which such systems appeared."""
 _FORMER_NAME = "kind"
-"""Key of the name in JSON of earlier versions."""
+"""Key of the strategy's name in JSON that earlier versions wrote."""
+
+
+_CARGO = {
+    "ring_all_gather": "parameters", "all_gather": "parameters", "server_pull": "parameters", "send": "activations",
+    "server_control": "message headers", "agreement": "digests", "broadcast": "buffers", "barrier": "barrier",
+}  # fmt: skip
 
 
 class Work(NamedTuple):
-    """Time that one rank spends in a step, relative to the time to compute its samples on a whole model."""
+    """Compute and idle time of one rank in a step.
+
+    Both are fractions of the time that the rank would need to process its samples if it held the whole model.
+    """
 
     computing: float = 1.0
     waiting: float = 0.0
@@ -59,10 +68,10 @@ class Strategy(Method):
     min_ranks: ClassVar[int] = 2
     max_ranks: ClassVar[int | None] = None
     carries: ClassVar[frozenset[Carriage]] = frozenset()
-    """Kinds of gradient compression that this strategy supports."""
+    """Types of gradient compression that this strategy supports; see `Carriage`."""
     has_exchanges: ClassVar[bool] = False
-    """Whether the compression's setting `exchange` can select how packets are exchanged. Otherwise packets go straight
-    to the rank that unpacks them."""
+    """Whether the compression's setting `exchange` can select how packets are exchanged. Otherwise each packet is sent
+    directly to the rank that unpacks it."""
     zero_stage: ClassVar[int | None] = None
     """The ZeRO stage whose memory formulas apply to a rank, 0 for whole replicas; None if none applies."""
 
@@ -72,7 +81,7 @@ class Strategy(Method):
 
     @classmethod
     def by_name(cls, /, *args: Any, **fields: Any) -> Any:
-        """Return the strategy, as for every kind of method; the name may be a short string such as ``ring:2``."""
+        """Return the strategy with this name and these settings; the name may include a variant, as in ``ring:2``."""
         fields = cls._with_positional(args, fields) if args else fields
         name = fields.get("name")
         if isinstance(name, str) and ":" in name:
@@ -107,16 +116,16 @@ class Strategy(Method):
         super().check_class()
         if cls.variant is not None and cls.variant not in cls.model_fields:
             raise SpecError(
-                f"{cls.__name__}.variant={cls.variant!r} is not one of its settings; use one, or leave it out"
+                f"{cls.__name__}.variant={cls.variant!r} is not one of its settings; use one, or leave variant out"
             )
         strange = set(cls.carries) - set(get_args(Carriage))
         if strange:
             raise SpecError(
-                f"{cls.__name__}.carries has {quoted(min(strange, key=str))}; it may have "
+                f"{cls.__name__}.carries contains {quoted(min(strange, key=str))}, which is not valid; use "
                 f"{', '.join(get_args(Carriage))}"
             )
         if not isinstance(cls.family, str):
-            raise SpecError(f"{cls.__name__}.family={cls.family!r} is not a text; give a heading")
+            raise SpecError(f"{cls.__name__}.family={cls.family!r} is not a string; give a heading")
 
     @property
     def label(self) -> str:
@@ -124,25 +133,25 @@ class Strategy(Method):
         return self.name
 
     def num_data_ranks(self, world_size: int) -> int:
-        """Return over how many ranks the global batch is divided: all, unless some get no data or the same data."""
+        """Return the number of ranks that share the batch: all, unless some receive no data or the same data."""
         return world_size
 
     def role(self, rank: int, world_size: int) -> str | None:  # noqa: ARG002
-        """Role of a rank in this strategy, in a word or two, such as ``stage 2``; None if all roles are equal."""
+        """Return the role of a rank in this strategy, such as ``stage 2``; None if all ranks have the same role."""
         return None
 
     @property
     def differs_because(self) -> str | None:
-        """Why this strategy may end with different parameters than one process, as a clause; None if it cannot."""
+        """Clause that says why final parameters may differ from those of a single process; None if they cannot."""
         return None
 
     @property
     def hides_noise_because(self) -> str | None:
-        """Why the gradient noise scale cannot be measured with this strategy, as a clause; None if it can."""
+        """Clause that says why the gradient noise scale cannot be measured with this strategy; None if it can."""
         return None
 
     def drift(self, world_size: int) -> int | None:  # noqa: ARG002
-        """Maximum number of steps that a rank can be ahead of rank 0: 0 if they stay in step; None if unbounded."""
+        """Return how many steps a rank can be ahead of rank 0: 0 if ranks stay synchronised; None if unbounded."""
         return 0
 
     def suggested_micro_batch(self, global_batch: int, world_size: int) -> int | None:  # noqa: ARG002
@@ -159,21 +168,21 @@ class Strategy(Method):
         return None
 
     def check(self, job: Job) -> None:
-        """Refuse a job that cannot run with this strategy, before any process starts.
+        """Reject a job that cannot run with this strategy, before any process starts.
 
         Raises:
-            SpecError: States the field, the value and a remedy.
+            SpecError: The job cannot run; the message states the field, its value and a remedy.
         """
 
     # Its traffic and memory, and the object that trains.
 
     @property
     def ranks_meet(self) -> bool:
-        """Whether all ranks take part in every communication of a step, in the same order."""
+        """Whether every communication of a step involves all ranks, in the same order."""
         return True
 
     def ring_size(self, collective: str, world_size: int) -> int:  # noqa: ARG002
-        """Number of ranks in the ring that runs this collective."""
+        """Return the number of ranks in the ring that runs this collective."""
         return world_size
 
     def exchanged_bytes(
@@ -183,9 +192,9 @@ class Strategy(Method):
         *,
         micro_batches: int = 1,  # noqa: ARG002
     ) -> float | None:
-        """Total bytes of gradients and parameters that all ranks send in a step, uncompressed.
+        """Return the total bytes of gradients and parameters that all ranks send in a step, uncompressed.
 
-        This is the textbook total, without headers, norms and padding, to which compressed runs are compared.
+        This is the textbook total, without headers, norms and padding; compressed runs are compared with it.
 
         Args:
             gradient_bytes: S, bytes of one complete uncompressed gradient.
@@ -198,7 +207,7 @@ class Strategy(Method):
         return None
 
     def traffic(self, step: Any) -> Any:  # noqa: ARG002
-        """Return the traffic that each rank sends in one step, by the names under which a run counts it.
+        """Return the traffic that each rank sends in one step, under the names that a run's counters use.
 
         Args:
             step: The `shardscope.analytic.job_step.JobStep` of a job with this strategy.
@@ -208,6 +217,25 @@ class Strategy(Method):
         """
         return None
 
+    def plan(self, step: Any) -> Any:  # noqa: ARG002
+        """Return the messages of one step, one by one; they add up to `traffic`.
+
+        Args:
+            step: The `shardscope.analytic.job_step.JobStep` of a job with this strategy.
+
+        Returns:
+            A `shardscope.analytic.communication.plan.StepPlan`; None if unknown.
+        """
+        return None
+
+    def arrangement(self, world_size: int) -> Arrangement:  # noqa: ARG002
+        """Return how drawings place the ranks: by default in a circle."""
+        return Arrangement()
+
+    def cargo(self, collective: str) -> str:
+        """Return what a collective carries, such as ``gradients``, for texts."""
+        return _CARGO.get(collective, "gradients")
+
     def states(self, step: Any) -> Any:  # noqa: ARG002
         """Return each rank's memory for parameters, gradients, optimizer state and buffers in one step.
 
@@ -215,12 +243,12 @@ class Strategy(Method):
             step: The `shardscope.analytic.job_step.JobStep` of a job with this strategy.
 
         Returns:
-            Bytes by kind and rank, a `shardscope.analytic.memory.RankStates`; None if unknown.
+            Bytes by type of memory and rank, a `shardscope.analytic.memory.RankStates`; None if unknown.
         """
         return None
 
     def activations(self, step: Any) -> list[float] | None:
-        """Peak bytes that each rank saves for its backward passes, by rank; None if unknown.
+        """Return the peak bytes that each rank saves for its backward passes, by rank; None if unknown.
 
         Args:
             step: The `shardscope.analytic.job_step.JobStep` of a job with this strategy.
@@ -228,7 +256,7 @@ class Strategy(Method):
         return None if step.saved_bytes is None else [step.saved_bytes] * step.world_size
 
     def work(self, step: Any) -> list[Work]:
-        """Return the compute time of each rank, and the idle time that the schedule causes.
+        """Return the compute time of each rank, and the idle time that the schedule causes, as fractions (see `Work`).
 
         Args:
             step: The `shardscope.analytic.job_step.JobStep` of a job with this strategy.

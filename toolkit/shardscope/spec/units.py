@@ -4,6 +4,9 @@ A plain number is in the base unit of its field (bytes, bytes per second, FLOP/s
 A string must state its unit: ``"80 GiB"``, ``"200 Gbit/s"``, ``"25 GB/s"``, ``"312 TFLOP/s"``, ``"5 us"``. Only zero
 needs no unit. ``kB``, ``MB``, ``GB`` are powers of 1000, and ``KiB``, ``MiB``, ``GiB`` are powers of 1024; a byte has
 8 bits.
+
+Shown sizes are in units of 1000 (`bytes_text`), traffic and memory alike, so that one screen has one family of units.
+Memory that is compared with the capacity of a device, as in the planner and the memory calculator, is in GiB.
 """
 
 from __future__ import annotations
@@ -50,11 +53,11 @@ _QUANTITY = re.compile(r"\s*([-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*(
 
 
 def parse(text: str, kind: Kind, *, field: str = "value") -> float:
-    """Parse a string with a unit and return the number in the base unit of its kind.
+    """Parse a quantity with a unit, and return it in the base unit of its kind.
 
     Args:
         text: For example ``"200 Gbit/s"``.
-        kind: The kind of quantity: ``bytes``, ``bytes/s``, ``FLOP/s``, ``s`` or ``W``.
+        kind: Kind of the quantity: ``bytes``, ``bytes/s``, ``FLOP/s``, ``s`` or ``W``.
         field: Name of the value in error messages.
 
     Raises:
@@ -68,7 +71,7 @@ def parse(text: str, kind: Kind, *, field: str = "value") -> float:
     match = _QUANTITY.fullmatch(text)
     if match is None:
         raise SpecError(
-            f"{field}={quoted(text)} is not a quantity; write a number and its unit, {_EXAMPLES[kind]}"
+            f"{field}={quoted(text)} is not a quantity; write a number and its unit, such as {_EXAMPLES[kind]}"
         )
     number, unit = match.groups()
     if not unit and not float(number.replace("_", "")):
@@ -107,7 +110,7 @@ def positive(value: float, *, field: str, given: object) -> float:
     """Return the value if it is above zero.
 
     Raises:
-        SpecError: It is zero or below.
+        SpecError: The value is not above zero.
     """
     if not value > 0:
         raise SpecError(f"{field}={quoted(given)} is not valid: it should be greater than 0")
@@ -115,7 +118,7 @@ def positive(value: float, *, field: str, given: object) -> float:
 
 
 def _complaint(unit: str, kind: Kind) -> str:
-    """Return why a unit is refused, and which unit to write instead."""
+    """Return why a unit is rejected, and which unit to write instead."""
     if kind == "bytes/s" and unit in _SIZES:
         return f"is a size, not a rate; write {unit}/s"
     if kind == "bytes" and unit in _UNITS["bytes/s"]:
@@ -127,7 +130,7 @@ def _complaint(unit: str, kind: Kind) -> str:
         rest = unit[len(prefix[0]) :] if prefix else unit
         if rest.lower() in {"", "b", "b/s", "bps", "/s", "bit", "bits", "bits/s", "byte", "bytes", "bytes/s"}:
             return f"could mean bits or bytes; write {start}bit{rate} or {start}B{rate}"
-    return f"is not one of {_BASE[kind]}; write {_EXAMPLES[kind]}"
+    return f"is not a unit for {_BASE[kind]}; write {_EXAMPLES[kind]}"
 
 
 def _reader(kind: Kind) -> Callable[[object, ValidationInfo], object]:
@@ -150,46 +153,67 @@ Seconds = Annotated[NonNegativeFloat, _FINITE, BeforeValidator(_reader("s"))]
 Watts = Annotated[PositiveFloat, _FINITE, BeforeValidator(_reader("W"))]
 
 
+_SECONDS = {"h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+_BYTES = {f"{prefix}B": 1e3**power for power, prefix in reversed([*enumerate(("", "k", "M", "G", "T"))])}
+_BINARY_BYTES = {
+    f"{prefix}B": 1024.0**power for power, prefix in reversed([*enumerate(("", "Ki", "Mi", "Gi", "Ti"))])
+}
+_BIT_RATES = {f"{prefix}bit/s": float(factor) for prefix, factor in reversed(_DECIMAL.items())}
+
+
+def three_digits(value: float) -> str:
+    """Format a number with three significant digits, as ``12.3`` or ``0.0123``; from 100 on as an integer, ``1234``."""
+    if abs(value) >= 100:
+        return f"{value:.0f}"
+    return f"{value:.3g}" if abs(value) >= 1e-4 or value == 0 else f"{value:.1e}"
+
+
+def scaled(value: float, sizes: Mapping[str, float]) -> str:
+    """Format a value with three digits in the largest unit that is not larger than the value, else in the smallest.
+
+    Args:
+        value: The value in the base unit.
+        sizes: Size of each unit in base units, largest first; the unit ``""`` is not shown.
+    """
+    unit = next((unit for unit, size in sizes.items() if abs(value) >= size), [*sizes][-1])
+    return f"{three_digits(value / sizes[unit])} {unit}".rstrip()
+
+
 def gib_text(num_bytes: float) -> str:
     """Format a number of bytes with units of 1024, as for memory: ``79.2 GiB``."""
-    size = float(num_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(size) < 1024 or unit == "TiB":
-            return f"{size:.0f} B" if unit == "B" else f"{_digits(size)} {unit}"
-        size /= 1024
-    raise AssertionError
+    return scaled(float(f"{num_bytes:.0f}"), _BINARY_BYTES)
 
 
 def bytes_text(num_bytes: float) -> str:
     """Format a number of bytes with units of 1000, as for network traffic: ``1.5 MB``."""
-    size = float(num_bytes)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1000
-    return f"{size:.1f} TB"
+    return scaled(float(f"{num_bytes:.0f}"), _BYTES)
 
 
 def bit_rate_text(bytes_per_s: float) -> str:
     """Format bytes per second as bits per second, as for networks: ``100 Mbit/s``."""
-    return _scaled(8 * bytes_per_s, "bit/s")
+    return scaled(8 * bytes_per_s, _BIT_RATES)
 
 
 def seconds_text(seconds: float) -> str:
-    """Format seconds in a suitable unit: ``1.5 ms``."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if seconds >= size or not seconds:
-            return f"{_digits(seconds / size)} {unit}"
-    return f"{_digits(seconds / 1e-9)} ns"
+    """Format seconds in one unit that `parse` accepts: ``1.5 ms``."""
+    return scaled(seconds, _SECONDS) if seconds else "0 s"
 
 
-def _scaled(value: float, unit: str) -> str:
-    prefixes = list(_DECIMAL)
-    step = 0
-    while abs(value) >= 1000 and step < len(prefixes) - 1:
-        value, step = value / 1000, step + 1
-    return f"{_digits(value)} {prefixes[step]}{unit}"
+_DURATIONS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
 
 
-def _digits(value: float) -> str:
-    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+def duration_text(seconds: float) -> str:
+    """Format a duration as ``820 µs``, ``12.3 ms``, ``1.2 s`` or ``2 min 5 s``."""
+    if seconds >= 60:
+        minutes, rest = divmod(round(seconds), 60)
+        return f"{minutes} min {rest} s"
+    return scaled(seconds, _DURATIONS)
+
+
+def rate_text(per_second: float, thing: str) -> str:
+    """Format a rate as ``31.2 k tokens/s``."""
+    if per_second >= 1e6:
+        return f"{three_digits(per_second / 1e6)} M {thing}/s"
+    if per_second >= 1e4:
+        return f"{three_digits(per_second / 1e3)} k {thing}/s"
+    return f"{three_digits(per_second)} {thing}/s"

@@ -1,4 +1,4 @@
-"""Wrappers around torch APIs that are private or differ between releases."""
+"""Wrappers around PyTorch APIs that are private or differ between releases."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 HAS_FUSED_ADAMW = hasattr(torch, "_fused_adamw_")
-"""Whether torch's fused AdamW kernel can be called on bare tensors (true for 2.11 to 2.13)."""
+"""Whether PyTorch's fused AdamW kernel can be called without an optimizer object (true for PyTorch 2.11 to 2.13)."""
 
 
 def fused_adamw_(
@@ -24,10 +24,10 @@ def fused_adamw_(
     betas: tuple[float, float],
     eps: float,
 ) -> None:
-    """Take one AdamW step with learning rate 1 and no weight decay, using torch's fused kernel.
+    """Take one AdamW step with a learning rate of 1 and no weight decay, by PyTorch's fused kernel.
 
-    Tensors at the same index must be contiguous and have the same shape, dtype and device. `steps` are one-element
-    float32 tensors that already include this step.
+    Tensors at the same index must be contiguous and have the same shape, dtype and device. `steps` are step counts that
+    already include this step, as one-element float32 tensors.
     """
     torch._fused_adamw_(
         list(params),
@@ -55,14 +55,14 @@ def top_saved_tensors_hooks() -> tuple[Callable[[Tensor], Any], Callable[[Any], 
 
 
 class SavedTensor:
-    """The detached result of an operation, and a check for whether it has been modified in place since."""
+    """The detached result of an operation, with a check for later in-place modification."""
 
     def __init__(self, result: Tensor) -> None:
         from torch.utils.checkpoint import _detach_helper
 
         self.result: Tensor = _detach_helper(
             result
-        )  # inside a dispatch mode, plain `detach` would not see changes
+        )  # in a dispatch mode, the version of a plain `detach` does not count later changes
         self._version = self.result._version  # noqa: SLF001
 
     @property
@@ -73,7 +73,7 @@ class SavedTensor:
 
 def offsets_of(tensor: Tensor) -> tuple[int, ...]:
     """Return the offset, in each dimension, of this rank's shard within a DTensor; zeros for any other tensor."""
-    pieces = getattr(tensor, "__create_chunk_list__", None)  # as torch's own checkpoints use it
+    pieces = getattr(tensor, "__create_chunk_list__", None)  # torch.distributed.checkpoint uses it too
     return (0,) * tensor.ndim if pieces is None else tuple(pieces()[0].offsets)
 
 
@@ -92,16 +92,16 @@ def _fsdp_groups(state: Any) -> list[Any]:
 
 
 class FsdpUnit(NamedTuple):
-    """One FSDP2 parameter group and how FSDP2 handles it.
+    """One FSDP2 parameter group and its settings.
 
     Attributes:
         parameters: The group's sharded parameters, as `model.parameters()` yields them between steps.
-        shapes: Unsharded shapes of the parameters.
+        shapes: Shapes of the parameters before sharding.
         gathered_element_bytes: Bytes per element of the all-gathered parameters.
         reduced_element_bytes: Bytes per element of the gradients in the reduce-scatter.
         frees: Whether the gathered parameters are freed after the forward pass.
-        num_shards: Number of ranks that the parameters are sharded over.
-        exchanges: Whether the next backward pass reduces gradients.
+        num_shards: Number of ranks over which the parameters are sharded.
+        exchanges: Whether the next backward pass reduces gradients over ranks.
     """
 
     parameters: list[Any]
@@ -140,10 +140,11 @@ def _unit_of(group: Any) -> FsdpUnit:
 
 
 def gather_for_views(unit: Any) -> None:
-    """Make FSDP2 gather a unit's parameters for backward even if the caller modifies the unit's output in place.
+    """Make FSDP2 gather a unit's parameters for the backward pass even if the caller modifies the output in place.
 
-    If the output is a view, FSDP2's hook on it is lost in ``y = block(x); y += x``. The view's base keeps its own node
-    in the graph, so the same hook is registered there as well. If both hooks run, the second does nothing.
+    If the unit's output is a view, modifying it in place, as in ``y = block(x); y += x``, removes FSDP2's hook from it.
+    The base of the view keeps its autograd node, so the same hook is also registered on that node. If both hooks run,
+    the second does nothing.
     """
     state = unit._get_fsdp_state()  # noqa: SLF001
 
@@ -172,9 +173,10 @@ def _viewed(tensor: Tensor) -> Tensor:
 
 
 def first_left_out(ddp: nn.parallel.DistributedDataParallel) -> str | None:
-    """Return the name of a parameter without a gradient after a synchronised backward pass; None if there is none.
+    """Return the name of a parameter that received no gradient in the last backward pass, or None if all received one.
 
-    DDP did not reduce the bucket of such a parameter, so gradients accumulated in it are still local to this rank.
+    DDP does not reduce the bucket of such a parameter, so the other gradients in the bucket are not averaged over
+    ranks.
     """
     try:
         ddp._check_reducer_finalized()  # noqa: SLF001
@@ -188,7 +190,7 @@ def first_left_out(ddp: nn.parallel.DistributedDataParallel) -> str | None:
 
 
 def holds_parameters(unit: Any) -> bool:
-    """Whether this FSDP2 unit itself shards any parameters; the root unit does not if its blocks hold them all."""
+    """Return whether this FSDP2 unit shards any parameters; the root unit may not, if all belong to its blocks."""
     return bool(_fsdp_groups(unit._get_fsdp_state()))  # noqa: SLF001
 
 
@@ -198,44 +200,45 @@ def stock_collectives(unit: Any) -> tuple[Callable[..., Any], Callable[..., Any]
     return group._all_gather_comm, group._reduce_scatter_comm  # noqa: SLF001
 
 
-def tell_gradients(unit: Any, names: Mapping[int, str], tell: Callable[[tuple[str, ...]], None]) -> None:
+def report_gradients(unit: Any, names: Mapping[int, str], report: Callable[[tuple[str, ...]], None]) -> None:
     """Make FSDP2 report which parameters of a unit have a gradient, just before it reduces the unit's gradients.
 
     Args:
-        unit: The module that `fully_shard` was called with.
-        names: Names of all parameters of the model, by `id`.
-        tell: Called with the names of the parameters that have a gradient.
+        unit: The module on which `fully_shard` was called.
+        names: Names of all parameters in the model, by `id`.
+        report: Function that is called with the names of the parameters that have a gradient.
     """
     for group in _fsdp_groups(unit._get_fsdp_state()):  # noqa: SLF001
         named = [(names[id(param.sharded_param)], param) for param in group.fsdp_params]
-        group.post_backward = _telling(named, group.post_backward, tell)
+        group.post_backward = _reporting(named, group.post_backward, report)
 
 
-def _telling(
-    named: Sequence[tuple[str, Any]], reduce: Callable[..., None], tell: Callable[[tuple[str, ...]], None]
+def _reporting(
+    named: Sequence[tuple[str, Any]], reduce: Callable[..., None], report: Callable[[tuple[str, ...]], None]
 ) -> Callable[..., None]:
     def post_backward(*unused: Any) -> None:
-        tell(tuple(name for name, param in named if _has_gradient(param)))
+        report(tuple(name for name, param in named if _has_gradient(param)))
         reduce(*unused)
 
     return post_backward
 
 
 def _has_gradient(param: Any) -> bool:
-    whole = getattr(param, "_unsharded_param", None)  # from the first all-gather on
+    whole = getattr(param, "_unsharded_param", None)  # set by the first all-gather
     return whole is not None and (whole.grad is not None or param.unsharded_accumulated_grad is not None)
 
 
 def before_backward(unit: Any) -> Callable[[Tensor], Tensor]:
-    """Return FSDP2's hook for a unit's output tensors: it gathers parameters when a gradient arrives."""
+    """Return the hook that FSDP2 registers on a unit's outputs; it gathers the parameters when a gradient arrives."""
     hook: Callable[[Tensor], Tensor] = unit._get_fsdp_state()._pre_backward  # noqa: SLF001
     return hook
 
 
 def overflow_flags(scaler: torch.amp.GradScaler, optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """Return the overflow flags set by `unscale_`: one tensor per device, with the value 1 if a gradient is not finite.
+    """Return the overflow flags that `unscale_` has set: one-element tensors, one per device.
 
-    Each has one element. The scaler reads them when it decides whether to step; callers may write to them.
+    A flag is 1 if a gradient is not finite, else 0. The scaler reads the flags to decide whether to take the step;
+    callers may write to them.
     """
     state = scaler._per_optimizer_states[id(optimizer)]  # noqa: SLF001
     return list(state["found_inf_per_device"].values())

@@ -1,9 +1,9 @@
-"""Wrappers around parts of torch.distributed.pipelining that are private or differ between releases.
+"""Wrappers around parts of `torch.distributed.pipelining` that are private or differ between releases.
 
-Import this module only where a pipeline runs: the import takes 20 ms.
+Import this module only in runs with a pipeline, because the import takes 20 ms.
 """
 
-# ruff: noqa: SLF001 - torch's private names are what this module is for
+# ruff: noqa: SLF001 - this module wraps private names of PyTorch
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _Action, _ComputationType, _PipelineScheduleRuntime
 
 logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
-"""Silenced: on any error torch logs its whole schedule. The error itself is still raised."""
+"""Turns off a log message with the whole schedule that PyTorch writes on any error; the error itself is still raised.
+"""
 
 
 class StaticStage(PipelineStage):
-    """A pipeline stage that sends only activations and gradients, copying them through the CPU where necessary.
+    """Pipeline stage that sends no messages except activations and gradients, copied through the CPU if necessary.
 
-    The formulas assume that no other messages are sent. By default, torch's stages exchange messages to agree whether
-    input shapes are known, and to warm up connections. Here the shapes are always known (`input_args` and
-    `output_args`), and gloo needs no warm-up.
+    Shardscope's communication formulas assume that there are no other messages. By default, PyTorch's stages also
+    exchange messages to agree on whether input shapes are known, and to warm up connections. Here the shapes are always
+    given (as `input_args` and `output_args`), and gloo needs no warm-up.
 
     Args:
-        staged: Copy messages to the CPU before sending and back to the device after receiving, because gloo cannot send
-            GPU tensors.
-        splits_backward: Clone outputs that are views: torch's split backward pass detaches a stage's output in place,
-            which fails for a view (such as the output of a linear layer on a 3-d input).
+        args: Passed to `PipelineStage`.
+        staged: Whether to copy messages to the CPU before sending and back to the device after receiving, because gloo
+            cannot send GPU tensors.
+        splits_backward: Whether to clone outputs that are views. PyTorch's split backward pass detaches a stage's
+            output in place, which fails for a view (such as the output of a linear layer on a 3-d input).
         options: Passed to `PipelineStage`.
     """
 
@@ -44,7 +46,7 @@ class StaticStage(PipelineStage):
         self.splits_backward = splits_backward
         self._landing: dict[int, tuple[Tensor, Tensor]] = {}
 
-    # Send only activations and gradients.
+    # Methods that suppress the other messages.
 
     def _warmup_forward_vote(self, has_backward: bool, received_acc: Tensor | None = None) -> Tensor:  # noqa: ARG002
         return torch.ones(1, dtype=torch.int32)
@@ -61,13 +63,13 @@ class StaticStage(PipelineStage):
         return output.clone() if is_sent and output._is_view() else output
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args: Any, **options: Any) -> Any:
-        """Run torch's method, but cache the last stage's output only if it is a tensor; otherwise the loss suffices."""
+        """Run PyTorch's method, but do not cache an output of the last stage unless it is a tensor."""
         output = super().forward_one_chunk(fwd_chunk_id, *args, **options)
         if self.is_last and not isinstance(output, Tensor):
             self.fwd_cache[fwd_chunk_id] = (), self.fwd_cache[fwd_chunk_id][1]
         return output
 
-    # Make messages contiguous, and move them to the CPU where necessary.
+    # Methods that make messages contiguous, and copy them through the CPU if `staged`.
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         return self._sendable(super().get_fwd_send_ops(fwd_chunk_id))
@@ -90,14 +92,14 @@ class StaticStage(PipelineStage):
         return ops
 
     def _retrieve_recv_activations(self, fwd_chunk_id: int) -> Any:
-        self._land(self.args_recv_info[fwd_chunk_id])
+        self._copy_to_device(self.args_recv_info[fwd_chunk_id])
         return super()._retrieve_recv_activations(fwd_chunk_id)
 
     def _retrieve_recv_grads(self, bwd_chunk_id: int) -> Any:
-        self._land(self.grad_recv_info[bwd_chunk_id])
+        self._copy_to_device(self.grad_recv_info[bwd_chunk_id])
         return super()._retrieve_recv_grads(bwd_chunk_id)
 
-    def _land(self, recv_infos: Any) -> None:
+    def _copy_to_device(self, recv_infos: Any) -> None:
         for info in recv_infos:
             if info.buffer is not None and id(info.buffer) in self._landing:
                 buffer, landing = self._landing.pop(id(info.buffer))
@@ -114,14 +116,15 @@ _KINDS = {
 
 
 class OrderedSchedule(_PipelineScheduleRuntime):
-    """A schedule that runs passes in any given order; torch's runtime inserts the sends and receives.
+    """Pipeline schedule that runs forward and backward passes in a given order; PyTorch adds the sends and receives.
 
     Args:
-        ranks: For every rank, its operations in execution order, each a tuple of kind (``"F"``, ``"B"``, ``"I"`` or
-            ``"W"``), stage and micro-batch.
+        ranks: For every rank, its passes in execution order. Each is a tuple of the type of pass, the stage and the
+            micro-batch. The types are ``"F"`` (forward), ``"B"`` (full backward), ``"I"`` (backward for the inputs)
+            and ``"W"`` (backward for the weights).
         stages: The stages of this rank.
         microbatches: Number of micro-batches per step.
-        options: Passed to torch's schedule.
+        options: Passed to PyTorch's schedule class.
     """
 
     def __init__(
@@ -139,7 +142,8 @@ class OrderedSchedule(_PipelineScheduleRuntime):
         self._prepare_schedule_with_comms(self.pipeline_order)
         self._losses: dict[int, Tensor] = {}
 
-    # torch keeps losses in the order of the forward passes, but reads them by micro-batch: a dict suits any order.
+    # PyTorch stores losses in a list in the order of the forward passes, but reads them by micro-batch. A dict by
+    # micro-batch is right for any order.
 
     def _maybe_compute_loss(
         self, stage: Any, output: Any, target_mbs: Any, mb_index: int, *more: Any, **options: Any

@@ -1,9 +1,9 @@
-"""The clock for all spans: a monotonic clock in Unix seconds, identical on all ranks of a host.
+"""Clock for time spans: a monotonic clock in Unix seconds, which is the same on all ranks of a host.
 
-The system's wall clock may jump during a run. Spans are therefore timed with the monotonic clock plus an offset, which
-is measured once, when this module is imported. All processes on a host read the same monotonic clock: once rank 0 has
-shared its offset, spans from different ranks are aligned exactly. Ranks on other hosts keep their own offset, so their
-spans are aligned only as well as the hosts' wall clocks are.
+The system's wall clock may jump during a run. Spans are therefore timed by the monotonic clock plus an offset to Unix
+time, which is measured once, when this module is imported. All processes on a host have the same monotonic clock, so
+after rank 0 has shared its offset, spans from different ranks are aligned exactly. Ranks on other hosts keep their own
+offset, so their spans are aligned only as well as the wall clocks of the hosts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def now() -> float:
 
 
 def align(store: Store, rank: int) -> None:
-    """Use rank 0's clock on all ranks of its host. Every rank of the group must call this once."""
+    """Share rank 0's clock offset with all ranks on its host. Every rank of the group must call this once."""
     global _offset  # noqa: PLW0603 - a process has one clock
     if rank == 0:
         store.set(_KEY, json.dumps([_host(), _offset]))

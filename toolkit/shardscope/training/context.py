@@ -23,9 +23,14 @@ from shardscope.training.meter import Meter
 
 @dataclass(frozen=True)
 class RankContext:
-    """One rank of a running job.
+    """One rank of a running job, with the objects that its strategy needs.
 
     Attributes:
+        rank: This rank.
+        world_size: Number of ranks.
+        device: The device on which this rank computes.
+        meter: Meter that records this rank's traffic and time spans.
+        events: Writer for this rank's event log.
         group: The metered process group; None for a single-process job.
         transport: Backend for collectives: ``"gloo"``, ``"nccl"``, ``"gloo (shared GPU, staged)"``, or ``"none"``.
         local_world_size: Number of ranks on this machine; None if unknown.
@@ -42,30 +47,30 @@ class RankContext:
 
     @property
     def staged(self) -> bool:
-        """Whether messages of Shardscope's own collectives are copied through the CPU.
+        """Whether Shardscope's own collectives copy messages through the CPU; true for all jobs on GPUs.
 
-        gloo cannot send GPU tensors. NCCL matches unbatched messages by order, not by tag, so a ring that posts
-        receives in advance would deadlock.
+        gloo cannot send GPU tensors. NCCL matches point-to-point messages by order instead of by tag, so Shardscope's
+        ring, which posts receives in advance, would deadlock.
         """
         return self.device.type == "cuda"
 
     def paced(self, is_on: bool = True) -> AbstractContextManager[None]:
-        """Return a context that turns pacing to the job's link on or off; it does nothing if the job has no link."""
+        """Return a context manager that turns the emulation of the job's link on or off, if the job has a `link`."""
         group = self.group
         return group.pacer.switched(is_on) if isinstance(group, PacedProcessGroup) else nullcontext()
 
 
 def choose_device(job: Job, local_rank: int, local_world_size: int) -> tuple[torch.device, str]:
-    """Choose a rank's device and backend: NCCL with one GPU per rank, gloo where ranks share GPUs or run on the CPU.
+    """Choose a rank's device and backend: NCCL with one GPU per rank, gloo if ranks share GPUs or run on the CPU.
 
     Raises:
-        LaunchError: The job requires a GPU and this machine has none.
+        LaunchError: The job requires a GPU, but this machine has none.
     """
     num_gpus = 0 if job.device == "cpu" else torch.cuda.device_count()
     if not num_gpus:
         if job.device == "cuda":
             raise LaunchError(
-                "device='cuda', but torch sees no GPU on this machine; use device='auto' or 'cpu'"
+                "device='cuda', but PyTorch finds no GPU on this machine; use device='auto' or 'cpu'"
             )
         return torch.device("cpu"), "gloo"
     device = torch.device("cuda", local_rank % num_gpus)
@@ -74,7 +79,13 @@ def choose_device(job: Job, local_rank: int, local_world_size: int) -> tuple[tor
 
 @contextmanager
 def open_rank(job: Job, events: EventWriter, env: dict[str, str] | None = None) -> Iterator[RankContext]:
-    """Join the process group that the environment describes (as set by `torchrun`), and leave it on exit."""
+    """Return a context manager that joins the process group and yields this rank's context.
+
+    Args:
+        job: The job.
+        events: Writer for this rank's event log.
+        env: Environment variables with the rank and the world size, as set by `torchrun`; None for `os.environ`.
+    """
     place = os.environ if env is None else env
     rank, world_size = int(place["RANK"]), int(place["WORLD_SIZE"])
     local_rank, local_size = (
@@ -96,4 +107,4 @@ def open_rank(job: Job, events: EventWriter, env: dict[str, str] | None = None) 
     shared = device.type == "cuda" and backend == "gloo"
     transport = "gloo (shared GPU, staged)" if shared else backend
     yield RankContext(rank, world_size, device, meter, events, group, transport, local_size)
-    dist.destroy_process_group()  # not after an error: a stuck peer would block it, and the process ends anyway
+    dist.destroy_process_group()  # not after an error: it could block if another rank is stuck

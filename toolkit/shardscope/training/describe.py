@@ -1,8 +1,8 @@
-"""Build a table of a module's layers by tracing shapes only: no data is allocated and nothing is computed.
+"""Lists the layers of a module with their parameters, FLOPs and memory, by tracing shapes, without real data.
 
 The module is copied without its data. The copy runs one forward pass on fake tensors, which have no data but report the
-module's device, so that attention selects the same kernel and saves the same tensors as in a real run. Hooks read
-torch's FLOP counter and Shardscope's count of saved bytes before and after each layer.
+module's device, so that attention selects the same kernel and saves the same tensors as in a real run. Before and after
+each layer, hooks read PyTorch's FLOP counter and Shardscope's count of the bytes saved for the backward pass.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
 
 
 _ALSO_COUNTED = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention}  # noqa: SLF001 - its name
-"""FLOP formulas that torch's counter lacks: the CPU attention kernel."""
+"""FLOP formula of an operation that PyTorch's counter does not count: the CPU attention kernel."""
 OUTSIDE = "(outside the layers)"
-"""Name of the row for FLOPs, saved bytes and parameters of the module itself, outside its layers."""
+"""Name of the table row for FLOPs, saved bytes and parameters that belong to no layer."""
 
 
 def describe(
@@ -53,22 +53,24 @@ def describe(
 ) -> LayerTable:
     """Return a table of the layers of `module`, in the order in which they run on `example`.
 
-    The layers are the module's children, with every `nn.Sequential` and `nn.ModuleList` replaced by its own children.
+    Each row has the layer's number of parameters and, per sample, its FLOPs, the bytes that it saves for the backward
+    pass, and the bytes of its output. The layers are the module's children, with every `nn.Sequential` and
+    `nn.ModuleList` replaced by its own children.
 
     Args:
         module: The module to describe; it is not modified.
         example: Arguments for the module: a tensor, a tuple of arguments, or a mapping of keyword arguments. The
             first dimension of the first tensor is the number of samples.
         name: Name of the model; None for the name of the module's class.
-        memory: Whether to trace the memory of a training step too.
-        autocast: The low-precision dtype of the step's matrix products; None for the dtype of the weights.
-        loss: Loss function of the step, called with the module's output and `targets`; None for a placeholder that
-            saves no tensors.
+        memory: Whether to also trace the memory of a training step.
+        autocast: 16-bit dtype of the matrix products in the training step; None for the dtype of the weights.
+        loss: Loss function of the training step, called with the module's output and `targets`; None for a placeholder
+            that saves no tensors.
         targets: Targets for the samples in `example`.
         recompute: The recomputation modes to trace if `memory` is true.
 
     Raises:
-        SpecError: The example contains no tensor, or the module cannot run without real data.
+        SpecError: `module` is not a module, the example contains no tensor, or the module cannot run without real data.
 
     Example:
         >>> table = describe(nn.Sequential(nn.Linear(4, 8), nn.ReLU()), torch.zeros(2, 4))
@@ -76,11 +78,11 @@ def describe(
         [('0', 40, 64.0), ('1', 0, 0.0)]
     """
     if not isinstance(module, nn.Module):
-        raise SpecError(f"module is a {type(module).__name__}; give a torch.nn.Module, built")
+        raise SpecError(f"module is a {type(module).__name__}; give an instance of torch.nn.Module")
     arguments = example if isinstance(example, tuple | Mapping) else (example,)
     samples = _num_samples(arguments)
     try:
-        with FakeTensorMode(allow_non_fake_inputs=True):  # tensors that functions have closed over
+        with FakeTensorMode(allow_non_fake_inputs=True):  # functions may use real tensors from their closures
             inputs = _inputs(arguments, module)
             rows = _Trace(_shadow(module), inputs).run()
             step = None
@@ -94,7 +96,7 @@ def describe(
         reason = str(error).splitlines()[0]
         raise SpecError(
             f"module of type {type(module).__name__} does not run on shapes alone: {reason}; give an example that its "
-            "forward takes, or describe the part of it that does not look at values"
+            "forward accepts, or describe only a submodule whose forward does not depend on tensor values"
         ) from error
     return LayerTable(
         name=name or type(module).__name__,
@@ -115,12 +117,13 @@ def _num_samples(arguments: Arguments) -> int:
         if isinstance(leaf, Tensor) and leaf.ndim and leaf.shape[0]:
             return leaf.shape[0]
     raise SpecError(
-        "example holds no tensor with a first dimension of samples; give one, as in torch.zeros(1, 64)"
+        "example contains no tensor whose first dimension is the number of samples; give one, such as "
+        "torch.zeros(1, 64)"
     )
 
 
 def _inputs(arguments: Arguments, module: nn.Module) -> Arguments:
-    """Return the arguments as fake tensors on the module's device; a tensor that is passed twice stays one tensor."""
+    """Return the arguments with fake tensors on the module's device; a tensor passed twice becomes one fake tensor."""
     device = next((device_of(parameter) for parameter in module.parameters()), None)
     known: dict[int, Tensor] = {}
 
@@ -144,17 +147,17 @@ def device_of(tensor: Tensor) -> torch.device:
 
 
 def _shadow(module: nn.Module) -> nn.Module:
-    """Return a copy whose parameters and buffers have no data; their copies are passed to `deepcopy` in its memo."""
+    """Return a deep copy of the module whose parameters, buffers and other tensors have no data."""
     known: dict[int, Any] = {}
     for parameter in module.parameters():
         known[id(parameter)] = nn.Parameter(_shape_only(parameter), requires_grad=parameter.requires_grad)
     for tensor in (*module.buffers(), *_loose_tensors(module)):
-        known.setdefault(id(tensor), _shape_only(tensor))  # an LSTM also lists its parameters
+        known.setdefault(id(tensor), _shape_only(tensor))  # an LSTM also has its parameters in an attribute
     return copy.deepcopy(module, known)
 
 
 def _loose_tensors(module: nn.Module) -> Iterator[Tensor]:
-    """Yield the tensors in plain attributes, which are neither parameters nor buffers."""
+    """Yield the tensors in attributes of the module and its submodules that are not registered as buffers."""
     for part in module.modules():
         for name, value in vars(part).items():
             if name not in ("_parameters", "_buffers", "_modules"):
@@ -163,7 +166,7 @@ def _loose_tensors(module: nn.Module) -> Iterator[Tensor]:
 
 @dataclass
 class _LayerTotals:
-    """Totals for one layer over the whole example."""
+    """Totals for one layer over all samples of the example."""
 
     name: str
     parameters: list[nn.Parameter]
@@ -198,7 +201,11 @@ class _Trace:
         self.order: list[_LayerTotals] = []
 
     def run(self) -> list[_LayerTotals]:
-        """Run the forward pass; return the rows in the order in which layers first ran, with unused layers last."""
+        """Run the forward pass and return the rows.
+
+        The rows of layers are in the order in which the layers first ran. Then come unused layers, and last the row
+        `OUTSIDE`.
+        """
         rows = [self._watched(name, layer) for name, layer in _layers_of(self.module)]
         self._own_parameters(rows)
         with self.flops, self.saved.active():
@@ -229,7 +236,7 @@ class _Trace:
         return row
 
     def _own_parameters(self, rows: list[_LayerTotals]) -> None:
-        """Keep each parameter only in the first row that has it, and add parameters of no layer to the outside row."""
+        """Keep each parameter only in the first row that has it; add parameters of no layer to the row `OUTSIDE`."""
         seen: set[int] = set()
         for row in rows:
             row.parameters = [p for p in row.parameters if id(p) not in seen]

@@ -1,4 +1,4 @@
-"""Evaluation on held-out data: each data-parallel rank evaluates a share of the rows, and the results are combined."""
+"""Evaluation on held-out data: each data-parallel rank evaluates some of the rows, and the results are averaged."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from shardscope.training.loss import Pairing, accuracy, pairing_of
 from shardscope.training.strategies.base import LossFunction, RankStrategy
 
 MAX_ROWS, MAX_TARGETS = 512, 32_768
-"""Maximum size of an evaluation, in rows and in targets (tokens): large enough for a stable value, yet fast."""
+"""Maximum numbers of rows and of targets (tokens) in an evaluation: enough for a stable result, but fast."""
 
 
 class FailedTogether(Exception):
-    """An evaluation failed on some rank, and all ranks raise this.
+    """Error that all ranks raise if an evaluation failed on any rank.
 
-    Every rank has run its part to the end. ``__cause__`` is this rank's own error, if it had one.
+    It is raised after all ranks have completed their part of the communication. ``__cause__`` is the error on this
+    rank, if any.
     """
 
 
@@ -33,7 +34,9 @@ def evaluate(
     loss_function: LossFunction,
     place: Callable[[Any], Any],
 ) -> dict[str, Any]:
-    """Return the mean loss and accuracy over the first rows of a split. All ranks must call this together.
+    """Evaluate the model on the first rows of a split, and return the mean loss and accuracy.
+
+    All ranks must call this together.
 
     At most `MAX_ROWS` rows and about `MAX_TARGETS` targets are evaluated.
 
@@ -41,31 +44,31 @@ def evaluate(
         strategy: This rank's strategy, which holds the model.
         source: The data to evaluate on.
         loss_function: Mean loss, called with the model's output and the targets.
-        place: Moves a batch to the rank's device.
+        place: Function that moves a batch to the rank's device.
 
     Returns:
         ``loss``, ``accuracy`` (a fraction; None for regression) and ``samples``. Loss and accuracy are None if there
         are no rows.
 
     Raises:
-        FailedTogether: The evaluation failed on some rank; all ranks raise this.
-        Exception: A forward pass that involves all ranks failed; the other ranks may not be notified.
+        FailedTogether: The evaluation failed on any rank; all ranks raise this.
+        Exception: A forward pass that needs all ranks failed on this rank; the other ranks may not be notified.
     """
     context = strategy.context
     totals = torch.zeros(4, dtype=torch.float64)  # samples, loss, accuracy, samples with an accuracy
-    pairings: list[Pairing | None] = []  # computed once, because it takes a pass over the scores
+    pairings: list[Pairing | None] = []  # computed once, as it reads all scores
     failures: list[Exception] = []
-    apart = nullcontext() if strategy.lockstep and context.group is not None else _noted(failures)
+    apart = nullcontext() if strategy.lockstep and context.group is not None else _collect_errors(failures)
     with context.meter.span("compute", "evaluation"), strategy.evaluating() as predict, apart:
         for part, counts in _parts(strategy, _num_rows(source)):
             batch = None
-            with _noted(failures):
+            with _collect_errors(failures):
                 batch = place(read_batch(source, part))
             inputs, targets = batch or strategy.example()  # other ranks may be waiting for this forward pass
             output = predict(inputs)
             if output is None or not counts or failures:
                 continue
-            with _noted(failures):
+            with _collect_errors(failures):
                 pairings = pairings or [pairing_of(output, targets)]
                 score = accuracy(output, targets, pairing=pairings[0]) if pairings[0] else None
                 loss, scored = float(loss_function(output, targets)), float(score is not None)
@@ -89,8 +92,8 @@ def evaluate(
 
 
 @contextmanager
-def _noted(failures: list[Exception]) -> Iterator[None]:
-    """Context that catches an error raised in its block and appends it to `failures`."""
+def _collect_errors(failures: list[Exception]) -> Iterator[None]:
+    """Return a context manager that catches any error in its block and appends it to `failures`."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - raised after the all-reduce
@@ -98,10 +101,10 @@ def _noted(failures: list[Exception]) -> Iterator[None]:
 
 
 def _parts(strategy: RankStrategy, num_rows: int) -> Iterator[tuple[Tensor, bool]]:
-    """Yield this rank's row indices, one micro-batch at a time, each with a flag for whether its result counts.
+    """Yield this rank's row indices, one micro-batch at a time, each with a flag that is true if its result counts.
 
-    If a forward pass involves all ranks, every rank gets the same number of parts: missing parts are filled with the
-    first row and do not count.
+    If a forward pass needs all ranks, every rank must run the same number of micro-batches. A rank without a
+    micro-batch left evaluates the first row instead, and these results do not count.
     """
     job, rank = strategy.job, strategy.data_rank
     if rank is None or not num_rows:

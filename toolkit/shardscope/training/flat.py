@@ -1,4 +1,4 @@
-"""Pack many tensors into one flat tensor, so that they can be sent as one message."""
+"""Functions to pack many tensors into one flat tensor, which can be sent as one message."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ def views_of(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 
 
 def copy_tensors_(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
-    """Copy each source into the target at the same index, of the same shape, without autograd."""
+    """Copy each source to the target at the same index, which has the same shape, without recording for autograd."""
     with torch.no_grad():
         torch._foreach_copy_(list(targets), list(sources))

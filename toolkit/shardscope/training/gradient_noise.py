@@ -1,19 +1,19 @@
-"""Gradient noise measurement: squared norms of the gradients of small batches, and of their mean.
+"""Gradient noise measurement: squared norms of micro-batch gradients, and of their mean over the global batch.
 
     noise = GradientNoise(job, context)
     noise.watch(named_parameters)     once: registers hooks that measure each gradient in the backward pass
     noise.begin(step)                 before the first backward pass
-    noise.look_at(name, gradient)     for strategies whose gradients do not pass through these hooks
+    noise.measure(name, gradient)     for strategies whose gradients do not pass through these hooks
     noise.finish(gradients)           when the mean gradient is ready, before it is unscaled and clipped
 
-A small batch is a micro-batch. Its gradient is measured before it is accumulated, compressed or combined with the
-error-feedback residual. Without compression, the collective leaves the mean over all micro-batches of all ranks on this
-rank. With compression, the collective returns an approximation instead. Each rank then adds its gradients to a sketch
-(see `sketch`), and the ranks sum their sketches; this traffic is counted under a separate name. Each step draws a new
-random sketch, so that sketching errors average out over steps, as gradient noise does.
+The gradient of a micro-batch is measured before it is accumulated, compressed or added to an error-feedback residual.
+Without compression, the strategy's collective gives the mean gradient over all micro-batches of all ranks. With
+compression it gives only an approximation. In that case each rank adds its gradients to a sketch, whose norm estimates
+that of the gradients (see `sketch`), and the ranks sum their sketches; this traffic is recorded under a separate name.
+Each step draws a new random sketch, so that sketching errors average out over steps, as gradient noise does.
 
-The method is from McCandlish et al. 2018 (arXiv 1812.06162), appendix A.1. `shardscope.analytic.large_batch` computes
-the noise scale from the two norms.
+The method is that of McCandlish et al. 2018 (arXiv 1812.06162), appendix A.1. `shardscope.analytic.large_batch`
+computes the noise scale from the two norms.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from shardscope.training.sharding import sum_of_squares
 from shardscope.training.sketch import Sketch
 
 TRAFFIC = "noise_scale"
-"""Name under which this traffic is counted; `shardscope.runlog.summary` excludes it from a step's bytes."""
+"""Name under which traffic of the measurement is recorded; `shardscope.runlog.summary` excludes it from a step's
+bytes."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class NoiseSample:
 
 
 class GradientNoise:
-    """Measures the norms behind the gradient noise scale on one rank.
+    """Measures, on one rank, the gradient norms needed to compute the gradient noise scale.
 
     Args:
         job: The job being trained.
@@ -73,13 +74,13 @@ class GradientNoise:
     def watch(self, named: Iterable[tuple[str, nn.Parameter]]) -> None:
         """Register hooks that measure the gradients of these parameters in each backward pass, before accumulation."""
         for name, parameter in named:
-            parameter.register_hook(self._looking_at(name))
+            parameter.register_hook(self._hook_for(name))
 
-    def _looking_at(self, name: str) -> Callable[[Tensor], None]:
-        return lambda gradient: self.look_at(name, gradient)
+    def _hook_for(self, name: str) -> Callable[[Tensor], None]:
+        return lambda gradient: self.measure(name, gradient)
 
     def begin(self, step: int) -> None:
-        """Start a step, and decide whether to measure noise in it."""
+        """Start a step, and decide by the job's `Record` whether to measure gradient noise in it."""
         self.is_measuring = self.job.record.measures_noise(step)
         self._norms: list[Tensor] = []
         self._sketch = Sketch(self.context.device) if self._needs_sketch else None
@@ -88,8 +89,13 @@ class GradientNoise:
     def _needs_sketch(self) -> bool:
         return self.is_measuring and self.job.compression.is_on
 
-    def look_at(self, name: str, gradient: Tensor) -> None:
-        """Measure one parameter's whole gradient for one micro-batch, still divided by the number of micro-batches."""
+    def measure(self, name: str, gradient: Tensor) -> None:
+        """Measure the gradient of one parameter for one micro-batch, if this step is measured.
+
+        Args:
+            name: Name of the parameter.
+            gradient: The whole gradient, divided by the number of micro-batches as in the backward pass.
+        """
         if not self.is_measuring:
             return
         self._norms.append(torch.linalg.vector_norm(gradient))
@@ -100,15 +106,15 @@ class GradientNoise:
     def finish(
         self, gradients: Sequence[Tensor], *, loss_scale: float | None, copies: int | None
     ) -> NoiseSample | None:
-        """Finish the measurement after the gradients are reduced. All ranks must call this together.
+        """Complete the measurement after the gradients have been reduced. All ranks must call this together.
 
         Args:
             gradients: This rank's part of the mean gradient; ignored if gradients are compressed.
             loss_scale: Factor by which all gradients are still multiplied; None for 1.
-            copies: Number of ranks that hold each piece of the mean gradient; None if every rank holds all of it.
+            copies: Number of ranks that have each piece of the mean gradient; None if every rank has all of it.
 
         Returns:
-            The measurement; None if none was scheduled for this step, or if gradients overflowed.
+            The measurement; None if this step is not measured, or if gradients overflowed.
         """
         if not self.is_measuring:
             return None
@@ -116,7 +122,7 @@ class GradientNoise:
         unscale = 1 / (loss_scale or 1.0) ** 2
         total = float(torch.stack(self._norms).double().square().sum())
         mean = self._sketched() if self._sketch is not None else self._held(gradients, copies)
-        # each gradient was divided by the number of parts n: sum / n * n**2 = sum * n is the mean of the squares
+        # each of the n gradients was divided by n, so the mean of their squared norms is total / n * n**2 = total * n
         small, large = total * self.parts * unscale, mean * unscale
         if not (isfinite(small) and isfinite(large)):
             return None

@@ -1,11 +1,11 @@
-"""Events every few steps with per-layer trust ratios and compression residuals.
+"""Writes events with the trust ratio and the compression residual of each layer, on some of the steps.
 
     watch = LayerWatch(strategy, events)
-    watch.begin(optimizer, is_due=...)     before the step: switches recording on or off
-    watch.tell(step, optimizer, ...)       after the step: writes the event
+    watch.begin(optimizer, is_due=...)     before the step: turns recording on or off
+    watch.write(step, optimizer, ...)      after the step: writes the event
 
-Layers that are identical on all ranks are reported by one rank; every rank reports its own residuals. The watch is
-read-only: it sends nothing and does not affect training.
+If all ranks have the same layers, only one rank reports their trust ratios. Every rank reports its own residuals.
+Nothing is sent between ranks, and training is not affected.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from shardscope.training.strategies.base import RankStrategy
 
 @dataclass
 class LayerWatch:
-    """Writes one rank's per-layer events."""
+    """Writes one rank's events with trust ratios and residuals per layer."""
 
     strategy: RankStrategy
     events: EventWriter
 
     def begin(self, optimizer: torch.optim.Optimizer, *, is_due: bool) -> None:
-        """Prepare for a step; `is_due` says whether to record its layers."""
+        """Start a step, in which norms and trust ratios per layer are recorded only if `is_due` is true."""
         if isinstance(optimizer, LayerwiseOptimizer):
             optimizer.is_watched = is_due
         if self.strategy.compressor is not None:
             self.strategy.compressor.watch(is_due)
 
-    def tell(self, step: int, optimizer: torch.optim.Optimizer, *, lr: float, skipped: bool) -> None:
-        """Write the event for this step unless it is empty; a skipped step has no layer updates, only residuals."""
+    def write(self, step: int, optimizer: torch.optim.Optimizer, *, lr: float, skipped: bool) -> None:
+        """Write the event for this step unless it is empty; a `skipped` step has only residuals, no trust ratios."""
         layers = [] if skipped else self.strategy.layer_signals(optimizer)
         compressor = self.strategy.compressor
         residuals = [] if compressor is None else [list(row) for row in compressor.residuals]

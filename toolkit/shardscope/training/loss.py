@@ -1,11 +1,10 @@
-"""Losses and accuracy, each a mean over the given rows.
+"""Loss functions and accuracy; each is a mean over the rows of its arguments.
 
-A loss that a job selects by name accepts a tensor of scores, or an object or mapping with scores in ``logits``. If the
-model computes a ``loss`` itself, as Hugging Face models do when their inputs include ``labels``, that loss is used
-instead. A user-defined callable receives the output unchanged.
+A loss that a job selects by name accepts an output that is a tensor of logits, or an object or mapping with a tensor
+``logits``. If the output also has a ``loss``, as in Hugging Face models when their inputs include ``labels``, that loss
+is used instead. A user-defined loss function receives the model's output unchanged.
 
-For parts of equal size, the mean of the parts' means is the mean over all rows. Averaging the losses of equal
-micro-batches and ranks therefore gives the loss of the whole batch.
+All micro-batches and all ranks have equal numbers of rows, so averaging their losses gives the mean over the batch.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from shardscope.errors import DataError, unknown_name
 
 Loss = Callable[[Any, Any], Tensor]
 Pairing = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
-"""Function that aligns scores with targets: it returns the scores and the targets that they are compared with."""
+"""Function from logits and targets to the logits that are compared with targets, and those targets."""
 
-_COPIED = 2**20  # number of scores copied to double precision at a time: 8 MB
-_IGNORED = -100  # the target that torch's cross-entropy ignores
+_CHUNK_LOGITS = 2**20  # number of logits converted to double precision at a time: 8 MB
+_IGNORED = -100  # the target that PyTorch's cross-entropy ignores
 
 
 def cross_entropy(output: Tensor, target: Tensor) -> Tensor:
-    """Return the mean cross-entropy, in nats, between scores `(..., C)` and integer classes `(...)`.
+    """Return the mean cross-entropy, in nats, for logits `(..., C)` and integer classes `(...)`.
 
-    Both classification, `(N, C)` with `(N,)`, and language modelling, `(N, T, V)` with `(N, T)`, are supported.
+    This is for classification, with shapes `(N, C)` and `(N,)`, and for language models, `(N, T, V)` and `(N, T)`.
 
     Raises:
-        DataError: The shapes do not match, or the target does not hold integers.
+        DataError: The shapes do not match, or the targets are not int64.
     """
     _require_classes(output, target)
     return functional.cross_entropy(output.flatten(0, -2), target.flatten())
@@ -59,7 +58,9 @@ LOSSES: dict[str, Loss] = {"cross-entropy": cross_entropy, "mse": mse}
 
 
 def resolve_loss(loss: str | Loss) -> Loss:
-    """Return a loss by name, or wrap a callable ``loss(output, target)`` so that each result is checked to be a scalar.
+    """Return the loss function for a name or a user's function.
+
+    A user's function ``loss(output, target)`` is wrapped, so that a result that is not a scalar tensor raises an error.
 
     Raises:
         SpecError: No loss has this name.
@@ -72,10 +73,14 @@ def resolve_loss(loss: str | Loss) -> Loss:
 
 
 def pairing_of(output: object, target: object) -> Pairing | None:
-    """Find how the scores in an output align with the targets; None if the output has no scores for the target classes.
+    """Determine whether each logit vector of a model predicts the target at its own position or the next one.
 
-    The scores are the output itself or its ``logits``. If the model computed its own loss, the scores are aligned with
-    the targets, or with the targets shifted by one (in a language model), only if that loss equals their cross-entropy.
+    The logits are the output itself or its ``logits``. If the output has a ``loss``, each alignment is accepted only if
+    its cross-entropy equals that loss; the next position is tried only for a language model.
+
+    Returns:
+        A function that aligns logits and targets; None if the output has no logits for the target classes, or no
+        alignment is accepted.
     """
     scores, own = _scores(output), _own_loss(output)
     if scores is None or not isinstance(target, Tensor) or not _are_classes(target):
@@ -91,12 +96,12 @@ def pairing_of(output: object, target: object) -> Pairing | None:
 
 
 def accuracy(output: object, target: object, *, pairing: Pairing | None = None) -> float | None:
-    """Return the fraction of targets whose class has the highest score; None if there are no scores for these classes.
+    """Return the fraction of targets whose class has the highest logit; None if there are no logits for the classes.
 
     Args:
         output: The model's output.
         target: The target classes.
-        pairing: Result of `pairing_of` for an earlier part of the same data; None computes it from this output.
+        pairing: Result of `pairing_of` for another micro-batch of the same data; None computes it from this output.
     """
     pairing, scores = pairing or pairing_of(output, target), _scores(output)
     if pairing is None or scores is None or not isinstance(target, Tensor) or not _are_classes(target):
@@ -110,7 +115,7 @@ def _as_given(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _shifted(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Align the scores at each position with the next token."""
+    """Align the logits at each position with the target at the next position."""
     return scores[:, :-1], target[:, 1:]
 
 
@@ -129,8 +134,8 @@ def _is_cross_entropy(loss: Tensor, scores: Tensor, target: Tensor) -> bool:
 
 
 def _few_at_a_time(scores: Tensor, target: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield scores and their classes in chunks small enough that a double-precision copy needs little memory."""
-    size = max(1, _COPIED // scores.shape[-1])
+    """Yield logits and their classes in chunks, so that a double-precision copy of each needs little memory."""
+    size = max(1, _CHUNK_LOGITS // scores.shape[-1])
     pairs = [(scores, target)] if scores.dim() == 2 else zip(scores, target, strict=True)
     for some, classes in pairs:
         flat = some.flatten(0, -2)
@@ -149,19 +154,19 @@ def _named(name: str, output: Any, target: Any) -> Tensor:
     scores = _scores(output)
     if scores is None:
         raise DataError(
-            f"loss={name!r} got a {type(output).__name__} without logits from the model; "
-            "return a tensor, or give a callable loss(output, target)"
+            f"loss={name!r} requires logits, but the model returned a {type(output).__name__} without logits; "
+            "return a tensor from the model, or give a function loss(output, target)"
         )
     if not isinstance(target, Tensor):
         raise DataError(
             f"loss={name!r} got a target of type {type(target).__name__}; "
-            "give a tensor, or a callable loss(output, target)"
+            "give targets as a tensor, or give a function loss(output, target)"
         )
     return LOSSES[name](scores, target)
 
 
 def _own_loss(output: Any) -> Tensor | None:
-    """Return the mean loss that the model computed itself; None if it did not."""
+    """Return the ``loss`` in the model's output if it is a scalar tensor, else None."""
     loss = _part(output, "loss")
     return loss if isinstance(loss, Tensor) and loss.dim() == 0 else None
 
@@ -181,7 +186,7 @@ def _scalar(loss: Loss) -> Loss:
         if not isinstance(value, Tensor) or value.dim() > 0:
             got = f"a tensor of shape {_shape(value)}" if isinstance(value, Tensor) else type(value).__name__
             raise DataError(
-                f"loss={_name(loss)} returned {got}; return a tensor with one element and no dimensions, such as a mean"
+                f"loss={_name(loss)} returned {got}; return a scalar tensor (without dimensions), such as a mean"
             )
         return value
 

@@ -1,21 +1,22 @@
-"""The meter of one rank: counts every byte it sends and receives, and records spans of computation and communication.
+"""Meter of one rank: records the bytes that it sends and receives, and time spans of computation and communication.
 
-There is one meter per rank. The metered process group adds traffic and spans to it, the trainer sets the meter's
-current step, and what the meter recorded during a step goes into that step's event. Collectives may finish on the
-backend's own threads, so a lock protects all additions.
+There is one meter per rank. The metered process group adds traffic and spans to it. The trainer sets the meter's
+current step, and writes what the meter recorded during a step to that step's event. Collectives may finish on the
+backend's threads, so a lock protects the records.
 
-Bytes are attributed to the step in which they are sent. That is this rank's current step, except on a parameter server:
-it serves workers that may be at a different step, and attributes the traffic to the worker's step. Traffic for
-start-up, evaluation and checkpoints is attributed to `OBSERVING` instead of a step.
+Bytes are assigned to the rank's current step, except on a parameter server, which assigns them to the step of the
+worker that it serves; the two steps may differ. Traffic for start-up, evaluation and checkpoints is assigned to
+`OBSERVING` instead of a step.
 """
 
 from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from shardscope.training import clock
@@ -31,24 +32,27 @@ Rows = dict[str, dict[str, int]]
 class Traffic:
     """Traffic of one type of collective on this rank.
 
-    Where Shardscope sends the messages itself, `sent_bytes` is counted message by message. Where the backend sends
-    them, it is an equal share of the total that the backend's algorithm sends over all ranks, so that the sum over
-    ranks is exact.
+    For Shardscope's own collectives, `sent_bytes` is the sum over messages. For backend collectives, it is an
+    equal share of the total that the backend's algorithm sends over all ranks, so that the sum over ranks is exact.
     """
 
     payload_bytes: int = 0
+    """Total size of the tensors passed to the collective."""
     sent_bytes: int = 0
     received_bytes: int = 0
     messages: int = 0
     calls: int = 0
     sent_to: dict[int, int] = field(default_factory=dict)
-    """Bytes sent to each peer; empty where the backend sends the messages, because it does not report them."""
+    """Bytes sent to each rank; empty for backend collectives, because the backend does not report its messages."""
 
-    def count_sent(self, peer: int, num_bytes: int) -> None:
-        """Count one message to `peer`."""
+    def count_sent(self, peer: int, num_bytes: int, label: Label | None = None) -> None:  # noqa: ARG002
+        """Add one message of `num_bytes` to the rank `peer`; `label` describes it, if messages are logged."""
         self.sent_bytes += num_bytes
         self.messages += 1
         self.sent_to[peer] = self.sent_to.get(peer, 0) + num_bytes
+
+    def arrived(self, peer: int, num_bytes: int) -> None:
+        """Note that a message from the rank `peer` has arrived; does nothing unless messages are logged."""
 
     def add(self, other: Traffic) -> None:
         """Add the counts of another `Traffic` to this one."""
@@ -61,9 +65,35 @@ class Traffic:
             self.sent_to[peer] = self.sent_to.get(peer, 0) + num_bytes
 
 
+Label = Callable[[], tuple[str, str]]
+"""Function that returns what a message carries and the part of the collective, such as ``chunk 1`` and ``round 2``."""
+
+
+@dataclass
+class LoggedTraffic(Traffic):
+    """Traffic of one call whose messages are also logged one by one."""
+
+    log: Callable[..., None] = field(default=lambda *_: None, repr=False)
+
+    def count_sent(self, peer: int, num_bytes: int, label: Label | None = None) -> None:
+        super().count_sent(peer, num_bytes, label)
+        self.log("sent", peer, num_bytes, ("", "") if label is None else label())
+
+    def arrived(self, peer: int, num_bytes: int) -> None:
+        self.log("arrived", peer, num_bytes)
+
+
 @dataclass(frozen=True)
 class Span:
-    """A time interval on one rank: `start` and `end` in Unix seconds, payload of `num_bytes`."""
+    """A time interval on one rank.
+
+    Attributes:
+        lane: Lane of the timeline, such as ``compute``, ``communication`` or ``codec``.
+        name: Name of the activity, such as ``forward``.
+        start: Start in Unix seconds.
+        end: End in Unix seconds.
+        num_bytes: Size of the payload; 0 for computation.
+    """
 
     lane: str
     name: str
@@ -81,40 +111,69 @@ class Span:
         return replace(self, start=self.start - zero, end=self.end - zero)
 
     def as_row(self) -> list[Any]:
-        """Return the row stored in events; `Span(*row)` restores the span. Times are rounded to microseconds."""
+        """Return the span as a list for events, with times rounded to microseconds; ``Span(*row)`` restores it."""
         return [self.lane, self.name, round(self.start, 6), round(self.end, 6), self.num_bytes]
 
 
 @dataclass
 class Meter:
-    """Counts traffic by step and collective, and records spans, until `drain` returns and clears them.
+    """Records traffic by step and collective, and time spans; `drain` returns and clears the records.
 
     Attributes:
-        step: The current step; components that write their own events read it too.
-        handed_over: Time at which the last collective was passed to the thread or backend that runs it, in Unix
-            seconds.
+        step: The current step; also read by components that write their own events.
+        logged_step: The step whose messages are logged one by one; `OBSERVING` for none.
+        handed_over: Time in Unix seconds at which the last collective was passed to the thread or backend that runs it.
     """
 
     step: int = 0
+    logged_step: int = OBSERVING
     handed_over: float = 0.0
-    _booked: dict[int, dict[str, Traffic]] = field(default_factory=dict)
+    _traffic_by_step: dict[int, dict[str, Traffic]] = field(default_factory=dict)
     _is_observing: bool = False
     _spans: list[Span] = field(default_factory=list)
+    _messages: list[list[Any]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def count(self, name: str, traffic: Traffic, *, step: int | None = None) -> None:
-        """Add this rank's traffic from one call of the collective `name`; if `step` is None, to the current step."""
+    def log(
+        self, name: str, way: str, peer: int, num_bytes: int, label: tuple[str, str] = ("", ""), *,
+        step: int | None = None,
+    ) -> None:  # fmt: skip
+        """Log a message that this rank has just ``sent`` or that has ``arrived``, if it belongs to `logged_step`.
+
+        Args:
+            name: Name of the collective.
+            way: ``sent`` or ``arrived``.
+            peer: The other rank.
+            num_bytes: Size of the message.
+            label: What the message carries, such as ``chunk 1``, and the part of the collective.
+            step: Step that the message belongs to; None for the current step.
+        """
+        if self.logged_step and (self._current_step if step is None else step) == self.logged_step:
+            row = [name, way, peer, num_bytes, round(clock.now(), 6), *label]
+            with self._lock:
+                self._messages.append(row)
+
+    def drain_messages(self) -> list[list[Any]]:
+        """Return and clear the logged messages: name, way, peer, bytes, Unix time, item and phase of each."""
         with self._lock:
-            booked = self._booked.setdefault(self._under_way if step is None else step, {})
-            booked.setdefault(name, Traffic()).add(traffic)
+            messages, self._messages = self._messages, []
+        return messages
+
+    def count(self, name: str, traffic: Traffic, *, step: int | None = None) -> None:
+        """Add this rank's traffic in one call of the collective `name` to `step` (None for the current step)."""
+        with self._lock:
+            traffic_of_step = self._traffic_by_step.setdefault(
+                self._current_step if step is None else step, {}
+            )
+            traffic_of_step.setdefault(name, Traffic()).add(traffic)
 
     @property
-    def _under_way(self) -> int:
+    def _current_step(self) -> int:
         return OBSERVING if self._is_observing else self.step
 
     @contextmanager
     def observing(self) -> Iterator[None]:
-        """Context for evaluations and checkpoints: traffic within it is attributed to `OBSERVING`, not to a step."""
+        """Return a context manager within which traffic is assigned to `OBSERVING`, for evaluations and checkpoints."""
         before, self._is_observing = self._is_observing, True
         try:
             yield
@@ -123,8 +182,13 @@ class Meter:
 
     @contextmanager
     def collective(self, name: str, payload: int) -> Iterator[Traffic]:
-        """Record a call of one of Shardscope's own collectives; the caller counts messages on the yielded traffic."""
+        """Return a context manager that records a call of one of Shardscope's own collectives.
+
+        It yields a `Traffic`, to which the caller adds each message.
+        """
         traffic = Traffic(payload_bytes=payload, calls=1)
+        if self.logged_step and self._current_step == self.logged_step:
+            traffic = LoggedTraffic(payload_bytes=payload, calls=1, log=partial(self.log, name))
         try:
             with self.span("communication", name, payload):
                 yield traffic
@@ -133,7 +197,10 @@ class Meter:
 
     @contextmanager
     def backward_span(self) -> Iterator[None]:
-        """Record the compute span of a backward pass: it ends when the last gradients are handed over, if any are."""
+        """Return a context manager that records the span of a backward pass.
+
+        If gradients are exchanged in it, the span ends when the last of them is passed to its collective.
+        """
         start = clock.now()
         try:
             yield
@@ -145,7 +212,7 @@ class Meter:
 
     @contextmanager
     def span(self, lane: str, name: str, num_bytes: int = 0) -> Iterator[None]:
-        """Record the time spent in this context as one span."""
+        """Return a context manager that records the time spent in it as one span."""
         start = clock.now()
         try:
             yield
@@ -158,22 +225,22 @@ class Meter:
             self._spans.append(span)
 
     def drain(self) -> tuple[Rows, list[list[Any]]]:
-        """Return and clear the traffic of the current step (within `observing`: of `OBSERVING`) and all spans."""
+        """Return and clear all spans and the traffic of the current step (within `observing`, that of `OBSERVING`)."""
         with self._lock:
-            traffic = self._booked.pop(self._under_way, {})
+            traffic = self._traffic_by_step.pop(self._current_step, {})
             spans, self._spans = self._spans, []
         return _rows(traffic), [span.as_row() for span in spans]
 
     def drain_late(self, up_to: float = math.inf) -> dict[int, Rows]:
-        """Return and clear the traffic still recorded for steps, by step number: it arrived after the step was drained.
+        """Return and clear, by step, the traffic that was recorded for a step after the `drain` of that step.
 
         Args:
-            up_to: The last step to return. Later steps are kept, because this rank may serve workers that are ahead of
-                it.
+            up_to: The last step to return. Traffic of later steps is kept, because this rank may serve workers that are
+                ahead of it.
         """
         with self._lock:
-            steps = sorted(step for step in self._booked if OBSERVING < step <= up_to)
-            return {step: _rows(self._booked.pop(step)) for step in steps}
+            steps = sorted(step for step in self._traffic_by_step if OBSERVING < step <= up_to)
+            return {step: _rows(self._traffic_by_step.pop(step)) for step in steps}
 
 
 def _rows(traffic: dict[str, Traffic]) -> Rows:

@@ -1,4 +1,4 @@
-"""Evaluate a model without side effects: training continues as if the evaluation had not run."""
+"""Context managers for evaluating a model without side effects on training."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 
 StandIns = Mapping[Tensor, Tensor]
-"""Maps tensors of this rank's model to the tensors that replace them in evaluations and checkpoints."""
+"""Mapping from tensors of this rank's model to the tensors that replace them in evaluations and checkpoints."""
 
 
 @contextmanager
 def unchanged(module: nn.Module, stand_ins: StandIns) -> Iterator[None]:
-    """Context in which `stand_ins` replace tensors of `module`, and copies replace its other buffers.
+    """Return a context manager that replaces tensors of `module` with `stand_ins`, and its other buffers with copies.
 
-    On exit, its parameters and buffers, the training mode of its submodules, and the random number generators of
-    Python, NumPy and torch are restored.
+    On exit, the parameters and buffers of `module`, the training mode of its submodules, and the random number
+    generators of Python, NumPy and torch are restored.
     """
     modes = [(part, part.training) for part in module.modules()]
     with random_state_kept(), _standing_in(module, stand_ins):
@@ -32,12 +32,12 @@ def unchanged(module: nn.Module, stand_ins: StandIns) -> Iterator[None]:
 
 @contextmanager
 def _standing_in(module: nn.Module, stand_ins: StandIns) -> Iterator[None]:
-    """Swap in whole tensors rather than values, so that an evaluation cannot write to the originals."""
+    """Replace tensor objects instead of copying values, so that an evaluation cannot write to the original tensors."""
     weights = [(p, p.data, stand_ins[p]) for p in module.parameters() if p in stand_ins]
     slots = [
         (part, name, buffer)
         for part in module.modules()
-        for name, buffer in part._buffers.items()  # noqa: SLF001 - assigning an attribute runs what users override
+        for name, buffer in part._buffers.items()  # noqa: SLF001 - setattr could run a method of the user's class
         if buffer is not None
     ]
     copies = {buffer: stand_ins[buffer] if buffer in stand_ins else buffer.clone() for _, _, buffer in slots}
@@ -56,7 +56,7 @@ def _standing_in(module: nn.Module, stand_ins: StandIns) -> Iterator[None]:
 
 @contextmanager
 def random_state_kept() -> Iterator[None]:
-    """Context that restores the random number generators of Python, NumPy and torch on exit."""
+    """Return a context manager that restores the random number generators of Python, NumPy and PyTorch on exit."""
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - users draw from the global generator
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
     with torch.random.fork_rng(devices):

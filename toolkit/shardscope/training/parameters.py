@@ -1,4 +1,4 @@
-"""Save the trained parameters, atomically, to a file that NumPy can read without torch or pickle."""
+"""Saves the trained parameters, atomically, to a file that NumPy can read without PyTorch or pickle."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ _EXACT = {torch.float32, torch.float64}
 
 
 def save_parameters(folder: Path, strategy: RankStrategy) -> Path:
-    """Write all parameters, unsharded, to ``parameters.npz``. All ranks must call this; rank 0 writes the file.
+    """Write all parameters as whole tensors to ``parameters.npz``. All ranks must call this; rank 0 writes the file.
 
-    The array ``names`` holds the parameters' names, and ``value-N`` the N-th parameter (from 0): a parameter's own name
-    could clash with an argument of `numpy.savez`. Dtypes other than fp32 and fp64, such as bf16, are written as fp32.
+    In the file, the array ``names`` contains the parameters' names, and ``value-N`` is the N-th parameter (from 0). A
+    parameter's own name is not used as a key, because it could clash with an argument of `numpy.savez`. Dtypes other
+    than fp32 and fp64, such as bf16, are written as fp32.
 
     Returns:
         The file's path, on all ranks.

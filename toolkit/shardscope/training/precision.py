@@ -1,9 +1,9 @@
 """Precision modes: the dtypes used in computation, and dynamic loss scaling for fp16.
 
-bf16-mixed and fp16-mixed are mixed precision in the sense of Micikevicius et al. (2018): weights, gradients and
-optimizer state stay in fp32, and autocast computes matrix products in the 16-bit dtype. Because of its narrow range,
-fp16 needs a scaled loss. When a gradient overflows, the scale halves and every rank skips the step. All ranks detect
-the overflow, because they hold the same reduced gradient or, if each holds a piece of it, share the overflow flag
+In the modes bf16-mixed and fp16-mixed (mixed precision, Micikevicius et al. 2018), weights, gradients and optimizer
+state are in fp32, and autocast computes matrix products in the 16-bit dtype. Because of its small range, fp16 needs a
+scaled loss. When a gradient overflows, the scale is halved and every rank skips the step. All ranks detect the
+overflow: they either have the same reduced gradient or, if each has only a piece of it, exchange a flag
 (`Precision.share_overflow`).
 """
 
@@ -35,9 +35,13 @@ def weight_dtype(precision: str) -> torch.dtype:
 class Precision:
     """The precision mode of one job on one device.
 
+    Args:
+        name: Name of the mode, a key of `DTYPES`.
+        device: The device on which the rank computes.
+
     Attributes:
-        share_overflow: Function that replaces a flag in place by its maximum over all ranks. It is set where ranks hold
-            different pieces of the gradients, so that an overflow on one rank makes all ranks skip the step.
+        share_overflow: Function that replaces an overflow flag with its maximum over all ranks, in place. Set if the
+            ranks have different pieces of the gradients, so that after an overflow on one rank all ranks skip the step.
     """
 
     share_overflow: Callable[[Tensor], object] | None = None
@@ -54,18 +58,18 @@ class Precision:
         return weight_dtype(self.name)
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Return the context in which matrix products compute in the 16-bit dtype; it does nothing in fp32 and fp64."""
+        """Return the autocast context manager for mixed precision; in fp32 and fp64 it does nothing."""
         if self.compute_dtype == self.weight_dtype:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.compute_dtype)
 
     def scale(self, loss: Tensor) -> Tensor:
-        """Return the scaled loss to call `backward` on."""
+        """Return the scaled loss, on which to call `backward`."""
         return loss if self.scaler is None else self.scaler.scale(loss)
 
     @property
     def loss_scale(self) -> float | None:
-        """The current loss scale; None where losses are not scaled."""
+        """The current loss scale; None if losses are not scaled."""
         return None if self.scaler is None else float(self.scaler.get_scale())
 
     def update(
@@ -81,10 +85,10 @@ class Precision:
 
         Args:
             optimizer: The optimizer of `parameters`.
-            parameters: The parameters that this rank holds.
-            clip_norm: Maximum gradient norm; None to leave gradients unclipped.
-            reduce_square: As in `clip_grad_norm_`, for distributed gradients.
-            duplicate_grad_params: As in `clip_grad_norm_`, for distributed gradients.
+            parameters: The parameters on this rank: whole tensors or shards.
+            clip_norm: Maximum gradient norm; None for no clipping.
+            reduce_square: See `clip_grad_norm_`.
+            duplicate_grad_params: See `clip_grad_norm_`.
 
         Returns:
             The gradient norm before clipping (None without clipping), and whether the step was skipped.
@@ -105,7 +109,7 @@ class Precision:
         if self.scaler is None:
             optimizer.step()
             return None if norm is None else float(norm), False
-        # the scaler is not called on a skipped step: torch's fused SGD would leave its first momentum uninitialised
+        # no scaler.step() if the step is skipped, as PyTorch's fused SGD would then leave the momentum uninitialised
         skipped = any(bool(flag) for flag in _compat.overflow_flags(self.scaler, optimizer))
         if not skipped:
             self.scaler.step(optimizer)
@@ -113,7 +117,7 @@ class Precision:
         return None if norm is None else float(norm), skipped
 
     def unscale(self, gradients: Sequence[Tensor]) -> bool:
-        """Unscale gradients that another rank will apply. Return whether all of them are finite."""
+        """Unscale, in place, gradients that another rank will apply; return whether all of them are finite."""
         if self.scaler is None:
             return True
         torch._foreach_mul_(list(gradients), 1.0 / self.scaler.get_scale())
@@ -123,7 +127,7 @@ class Precision:
         """Update the loss scale after another rank applied or skipped an update."""
         if self.scaler is None:
             return
-        # the scaler detects overflow only in gradients: give it a gradient that overflows
+        # the scaler detects an overflow only in a gradient, so it gets one that is infinite if the step was skipped
         witness = nn.Parameter(torch.zeros(1, device=self.device))
         witness.grad = torch.full_like(witness, float("inf") if skipped else 0.0)
         optimizer = torch.optim.SGD([witness], lr=0.0)
@@ -132,7 +136,7 @@ class Precision:
         self.scaler.update()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the loss scale and its history; empty where losses are not scaled."""
+        """Return the loss scale and its history; empty if losses are not scaled."""
         return {} if self.scaler is None else self.scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Save and restore the random number generators that a rank's code or the user's code may use."""
+"""Saves and restores the state of all random number generators that Shardscope or the user's code may use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _TWISTER = "MT19937"
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
-    """Return the state of torch's generators on the CPU and `device`, and of Python's and NumPy's global generators."""
+    """Return the states of PyTorch's generators (CPU and `device`) and of Python's and NumPy's global generators."""
     version, words, gauss = random.getstate()
     state: dict[str, Any] = {
         "torch": torch.get_rng_state(),
@@ -40,7 +40,7 @@ def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
 
 
 def _numpy_state() -> dict[str, Any]:
-    """Return the state of NumPy's global generator; empty if the user has replaced it by one of another type."""
+    """Return the state of NumPy's global generator; empty if the user has replaced it with a different type."""
     state = np.random.get_state(legacy=False)  # noqa: NPY002 - as above
     assert isinstance(state, dict)
     if state["bit_generator"] != _TWISTER:

@@ -1,8 +1,8 @@
-"""Activation recomputation: store less in the forward pass and run parts of it again in the backward pass.
+"""Activation recomputation: save fewer tensors in the forward pass, and compute them again in the backward pass.
 
-A module is changed in place: its class becomes a subclass whose `forward` is checkpointed. Parameters keep their names,
-so a state dict from one mode can be loaded in another, and the module can still be copied. Gradients are bit-identical
-to those without recomputation.
+A module is changed in place: its class is replaced by a subclass whose `forward` is checkpointed. Parameters keep their
+names, so a state dict from one mode can be loaded in another, and the module can still be copied. Gradients are
+bit-identical to those without recomputation.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from shardscope.training.models import CheapToRecompute, blocks
 Contexts = tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
 
 Results = dict[Any, list[SavedTensor | None]]
-"""Stored results by operation, in the order of the forward pass; a result is replaced by None once it has been used."""
+"""For each operation, its stored results in the order of the forward pass; a result becomes None when it is used."""
 
 RecomputeMode = Literal["none", "selective", "full"]
 
@@ -41,18 +41,20 @@ _COSTLY = [
 
 
 def apply_recompute(model: nn.Module, mode: RecomputeMode) -> nn.Module:
-    """Change `model` in place to recompute activations in its backward pass, and return it.
+    """Change `model` in place so that it recomputes activations in its backward pass, and return it.
 
-    - ``"none"`` stores all activations.
-    - ``"full"`` stores the inputs of each block and recomputes the block.
-    - ``"selective"`` recomputes the parts that take much memory but little computation (Korthikanti et al., arXiv
-      2205.05198, section 5). In a GPT these are the attention core and the activation function, whose outputs are the
-      inputs of the next linear layers: of 16 activations per layer, token and hidden unit, 11 are stored. Unlike in the
-      paper, attention scores are not stored in any mode, because attention is fused. In every other model, the results
-      of matrix products and convolutions are stored and the rest of each block is recomputed.
+    The modes are:
+
+    - ``"none"``: all activations are stored.
+    - ``"full"``: only the inputs of each block are stored, and the block is recomputed.
+    - ``"selective"``: the parts that take much memory but little computation are recomputed (Korthikanti et al., arXiv
+      2205.05198, section 5). In a GPT of the catalogue, these are the attention core and the activation function, whose
+      outputs are the inputs of the next linear layers: of 16 activations per layer, token and hidden unit, 11 are
+      stored. Unlike in the paper, attention scores are not stored in any mode, because attention is fused. In other
+      models, the results of matrix products and convolutions are stored, and the rest of each block is recomputed.
 
     Raises:
-        SpecError: `mode` is not one of the above.
+        SpecError: There is no such mode.
     """
     if mode == "none":
         return model
@@ -74,7 +76,7 @@ def _recompute(modules: Sequence[nn.Module], *, keep: Sequence[Any] = ()) -> Non
 
 
 class _Recomputed(nn.Module):
-    """Mixin ahead of a module's class: `forward` stores only its inputs and the results of operations in `_keep`."""
+    """Mixin that changes `forward` to save only its inputs and the results of the operations in `_keep`."""
 
     _keep: Sequence[Any]
 
@@ -85,7 +87,10 @@ class _Recomputed(nn.Module):
         return checkpoint(forward, *args, use_reentrant=False, context_fn=self._contexts(), **kwargs)
 
     def _contexts(self) -> Callable[[], Contexts]:
-        """Return a factory for the contexts of forward pass and recomputation; on measured steps they count memory."""
+        """Return a function that creates the context managers for `checkpoint`'s forward pass and recomputation.
+
+        If memory is measured in this step, they also count the stored and recomputed tensors.
+        """
         plain = partial(_keeping, self._keep) if self._keep else noop_context_fn
         activations = counting()
         if activations is None:
@@ -101,18 +106,18 @@ class _Recomputed(nn.Module):
 
 
 def _keeping(operations: Sequence[Any]) -> Contexts:
-    """Return contexts for a forward pass that stores the results of `operations` and a recomputation that reuses them.
+    """Return two context managers: one stores the results of `operations`, the other reuses them in the recomputation.
 
-    They replace torch's own contexts for selective checkpointing, which have two drawbacks. Torch's contexts count
-    every operation in the recomputation, so they fail when autocast, which caches cast weights, runs a different number
-    of casts. They also reject a stored result that the model has since modified in place.
+    They replace PyTorch's context managers for selective checkpointing, which have two drawbacks. First, they require
+    the same number of operations in the recomputation; with autocast, which caches converted weights, the number of
+    conversions differs, and they fail. Second, they raise an error if the model has modified a stored result in place.
     """
     kept: Results = {operation: [] for operation in operations}
     return _Keep(kept), _Take(kept)
 
 
 class _Keep(TorchDispatchMode):
-    """Stores the results of the operations that are keys of `kept`, in the order of the forward pass."""
+    """Dispatch mode that stores the results of the operations that are keys of `kept`, in order."""
 
     def __init__(self, kept: Results) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -126,7 +131,10 @@ class _Keep(TorchDispatchMode):
 
 
 class _Take(TorchDispatchMode):
-    """Reuses each stored result once; a result that was modified in place or is needed again is recomputed."""
+    """Dispatch mode that returns each stored result once, instead of running the operation.
+
+    A result that has been modified in place, or is needed a second time, is recomputed.
+    """
 
     def __init__(self, kept: Results) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -149,7 +157,7 @@ class _Take(TorchDispatchMode):
 
 
 class _Joined(AbstractContextManager[None]):
-    """Several contexts combined into one, which can be entered repeatedly."""
+    """Context manager that enters several others; it can be entered repeatedly."""
 
     def __init__(self, *contexts: AbstractContextManager[Any]) -> None:
         self._contexts = contexts

@@ -1,4 +1,4 @@
-"""Helpers for tensors that are distributed over ranks."""
+"""Functions for tensors that are sharded over ranks: norms, clipping, and initial values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 ReduceSquares = Callable[[Tensor], Tensor]
-"""Function that adds up the ranks' sums of squares (a float64 vector on each), over all ranks with distinct pieces."""
+"""Function that sums a float64 vector of squared norms over all ranks that have different pieces of the tensors."""
 
 _EPS = 1e-6  # as in torch.nn.utils.clip_grad_norm_
 
@@ -22,12 +22,12 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def largest_over_ranks(flag: Tensor) -> None:
-    """Replace a flag by its maximum over all ranks, in place."""
+    """Replace a flag with its maximum over all ranks, in place."""
     dist.all_reduce(flag, op=dist.ReduceOp.MAX)
 
 
 def start_alike(model: nn.Module) -> None:
-    """Broadcast parameters and buffers from rank 0, because a model may draw its own random numbers on each rank."""
+    """Broadcast parameters and buffers from rank 0, because the ranks may have drawn different initial values."""
     for tensor in [*model.parameters(), *model.buffers()]:
         dist.broadcast(tensor.detach(), src=0)
 
@@ -48,16 +48,16 @@ def global_norm(
     Args:
         square: The sum of squares, a float64 vector with one element, the same on every rank.
         tensors: The tensors that this rank contributed to the sum.
-        reduce_square: The function that summed it over the ranks; None if it was not summed.
+        reduce_square: The function that summed `square` over the ranks; None if each rank has all tensors.
 
     Returns:
-        A 0-d tensor, the same on every rank; finite unless an element is not.
+        A 0-d tensor, the same on every rank; finite unless an element of the tensors is not finite.
     """
     if square.isfinite():
         return square[0].sqrt()
     largest = [tensor.abs().amax().double() for tensor in tensors if tensor.numel()]
     scale = torch.stack(largest).amax(dim=0, keepdim=True) if largest else torch.zeros_like(square)
-    # only a sum over ranks is available; it serves as well for scaling as the maximum
+    # only a sum over ranks is available, but the sum of the maxima is as good a scale as their maximum
     scale = _reduced(scale, reduce_square)
     if not scale.isfinite():
         return square[0].sqrt()
@@ -70,7 +70,7 @@ def _reduced(square: Tensor, reduce_square: ReduceSquares | None) -> Tensor:
 
 
 def shrink_(tensors: Sequence[Tensor], factor: float) -> None:
-    """Multiply tensors in place by a factor of at most 1, in two steps if the factor is subnormal in their dtype."""
+    """Multiply tensors in place by `factor` (at most 1); in two steps if the factor is subnormal in their dtype."""
     if factor == 1:
         return
     for tensor in tensors:
@@ -89,11 +89,11 @@ def clip_grad_norm_(
     """Scale the gradients of all ranks so that their norm, as one concatenated vector, is at most `max_norm`.
 
     Args:
-        parameters: The parameters that this rank holds: whole tensors or shards.
+        parameters: The parameters on this rank: whole tensors or shards.
         max_norm: Maximum norm, above 0.
-        reduce_square: Sums the squared norm over all ranks that hold distinct gradients; None where this rank
-            holds all of them.
-        duplicate_grad_params: Those of `parameters` whose gradients another rank already counts.
+        reduce_square: Function that sums the squared norm over all ranks that have different gradients; None if this
+            rank has all of them.
+        duplicate_grad_params: Those of `parameters` whose gradients are already counted on another rank.
 
     Returns:
         The norm before scaling, a 0-d tensor, the same on every rank.
@@ -111,7 +111,7 @@ def clip_grad_norm_(
 
 
 def _elements(parameter: nn.Parameter) -> Tensor:
-    """Return this rank's part of the gradient for in-place changes: a shard, or the values of a sparse gradient."""
+    """Return the elements of this rank's gradient, to modify in place: a shard, or the values of a sparse gradient."""
     grad = parameter.grad
     assert grad is not None
     if not grad.is_sparse:

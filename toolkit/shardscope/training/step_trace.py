@@ -1,9 +1,10 @@
-"""Trace the memory in use at each moment of a module's training step, from shapes only.
+"""Traces how much memory a module's training step uses at each moment, from shapes and without real data.
 
-The module's forward pass, its loss (or a placeholder), and the backward pass run on fake tensors, once for each
-recomputation mode. The start and end of each unit's backward pass are marked as in FSDP2: hooks on the gradients of a
-block's outputs run when its backward pass starts, and the backward of an identity around its inputs runs when it ends.
-If no loss is given, the formulas account for the memory that a loss uses in addition to the scores.
+The forward pass, the loss (or a placeholder) and the backward pass run on fake tensors, once for each recomputation
+mode. The start and the end of each sharding unit's backward pass are marked as in FSDP2: hooks on the gradients of a
+unit's outputs run when its backward pass starts, and an identity function around its inputs, whose backward runs when
+the unit's backward pass ends. If no loss is given, Shardscope's memory formulas add the memory that a loss function
+uses.
 """
 
 from __future__ import annotations
@@ -38,12 +39,12 @@ from shardscope.training.models.in_order import layers_in_order
 from shardscope.training.recompute import RecomputeMode, apply_recompute
 
 Arguments = tuple[Any, ...] | Mapping[str, Any]
-"""Positional or keyword arguments of a module."""
+"""Arguments of a module: a tuple of positional arguments, or a mapping of keyword arguments."""
 AROUND = "(around the units)"
 
 
 class StepMark(NamedTuple):
-    """A point in the step; the fields have the same meaning as in `Moment`."""
+    """A point in the training step; `Moment` has the same fields."""
 
     phase: Phase
     unit: int
@@ -59,15 +60,17 @@ def trace_step(
     loss: Callable[[Any], Tensor] | None = None,
     recompute: Iterable[RecomputeMode] = RECOMPUTE_MODES,
 ) -> StepTrace:
-    """Trace a training step. Call this within `FakeTensorMode`.
+    """Trace the memory of a training step. Must be called within `FakeTensorMode`.
+
+    Memory that grows with the batch, such as activations, is given in bytes per sample; other memory in bytes.
 
     Args:
-        make: Returns a new copy of the module with fake tensors.
+        make: Function that returns a new copy of the module with fake tensors.
         inputs: Arguments for the module, as fake tensors.
         samples: Number of samples in the inputs.
-        autocast: Returns the context in which the forward pass and the loss run.
-        loss: Computes the loss from the module's output; None for a placeholder that saves no tensors.
-        recompute: Recomputation modes, each traced as a separate step; ``"none"`` is always included.
+        autocast: Function that returns the context manager in which the forward pass and the loss run.
+        loss: Function from the module's output to the loss; None for a placeholder that saves no tensors.
+        recompute: Recomputation modes, each traced in a step of its own; ``"none"`` is always included.
     """
     modes: dict[RecomputeMode, None] = dict.fromkeys(("none", *recompute))
     steps = {mode: _Step(make(), inputs, mode, autocast, loss) for mode in modes}
@@ -97,7 +100,7 @@ def trace_step(
 
 
 class _Step:
-    """One step of one module; it inserts marks between the ledger's events."""
+    """One traced training step of a module; adds a `StepMark` to the ledger's events after each operation."""
 
     def __init__(
         self,
@@ -123,11 +126,11 @@ class _Step:
 
     @property
     def gradient_order(self) -> tuple[int, ...]:
-        """Indices of the parameters in the module, in the order in which their gradients complete."""
+        """Indices of the parameters in ``module.parameters()``, in the order in which their gradients are complete."""
         return tuple(self._arrived)
 
     def run(self, samples: int) -> tuple[Moment, ...]:
-        """Run the step and return the moments of peak memory use."""
+        """Run the step, and return the moments of highest memory use: the Pareto maxima that `_most` selects."""
         for number, unit in enumerate(self.units, 1):
             self._watch(unit, number)
         for parameter in self.module.parameters():
@@ -139,12 +142,12 @@ class _Step:
             self.note("loss", 0, 0)
             loss.backward()
         self.note("leave", 0, self.mark.done)
-        if self.mark.unit:  # the unit's inputs need no gradient, so no hook marked its end
+        if self.mark.unit:  # the unit's inputs need no gradient, so no hook has marked its end
             self.note("leave", self.mark.unit, self.mark.done)
         return tuple(_most(_replay(self.ledger, len(self.units), samples)))
 
     def note(self, phase: Phase, unit: int, done: int) -> None:
-        """Mark a moment between two operations."""
+        """Record a mark between two operations."""
         self.ledger.events.append(StepMark(phase, unit, done))
 
     def _note(self) -> None:
@@ -168,7 +171,7 @@ class _Step:
         return loss
 
     def _given_loss(self, output: Any, scores: list[Tensor], loss: Callable[[Any], Tensor]) -> Tensor:
-        """Compute the given loss, with hooks that mark where its backward pass ends and the module's begins."""
+        """Compute the user's loss, with hooks that mark where its backward pass ends and that of the module begins."""
         for tensor in scores:
             tensor.register_hook(lambda _: self._enter_backward())
         self.mark = StepMark("loss", 0, 0)
@@ -201,12 +204,12 @@ class _Step:
             self.mark = StepMark("forward", 0, number)
             for tensor in _tensors(output):
                 if tensor.requires_grad:
-                    tensor.register_hook(lambda _: self._turn(number))
+                    tensor.register_hook(lambda _: self._start_backward(number))
 
         unit.register_forward_pre_hook(enter, with_kwargs=True)
         unit.register_forward_hook(leave)
 
-    def _turn(self, number: int) -> None:
+    def _start_backward(self, number: int) -> None:
         """Mark the start of a unit's backward pass."""
         begun = StepMark("backward", number, len(self.units) - number)
         if self.mark != begun:
@@ -221,7 +224,7 @@ class _Step:
 
 
 class _Passage(Function):
-    """An identity whose backward runs once the gradients of all its tensors are complete."""
+    """Identity function whose backward runs when the gradients of all its tensors are complete."""
 
     @staticmethod
     def forward(ctx: Any, step: _Step, number: int, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -235,7 +238,7 @@ class _Passage(Function):
 
 
 class _Loss(Function):
-    """A scalar whose backward allocates only gradients shaped like the scores."""
+    """Placeholder for a loss function, whose backward only allocates gradients with the shapes of the outputs."""
 
     @staticmethod
     def forward(ctx: Any, step: _Step, *scores: Tensor) -> Tensor:
@@ -257,7 +260,10 @@ def _pieces(
     samples: int,
     autocast: Callable[[], AbstractContextManager[Any]],
 ) -> Iterator[PipelinePiece]:
-    """Run the module layer by layer and yield each layer as a pipeline piece; yield nothing if it cannot be split."""
+    """Run the module layer by layer, and yield the memory and FLOPs of each layer, for pipelines.
+
+    Yields nothing if the module cannot be split into layers.
+    """
     try:
         layers = layers_in_order(module)
     except SpecError:
@@ -296,7 +302,7 @@ def _key(tensor: Tensor) -> int:
 
 
 def _replay(ledger: AllocationLedger, num_units: int, samples: int) -> Iterator[Moment]:
-    """Yield the memory in use at each mark, given the storages allocated, freed and placed before it."""
+    """Yield the memory in use at each mark, computed from the events before it in the ledger."""
     gradients = ledger.gradients()
     sizes: dict[int, int] = {}
     owners: dict[int, int] = {}
@@ -325,7 +331,11 @@ def _replay(ledger: AllocationLedger, num_units: int, samples: int) -> Iterator[
 
 
 def _most(moments: Iterator[Moment]) -> Iterator[Moment]:
-    """Yield the Pareto maxima: no other moment with the same mark has at least as much of every amount."""
+    """Yield the Pareto-maximal moments among those with the same mark.
+
+    A moment is left out if another one with the same mark has at least as much memory in all four amounts: activations,
+    and three types of gradient memory.
+    """
     places: dict[StepMark, dict[tuple[float, ...], Moment]] = defaultdict(dict)
     for moment in moments:
         amounts: tuple[float, ...] = (moment.activations, moment.arriving, moment.own, moment.around)

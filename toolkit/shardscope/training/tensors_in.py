@@ -1,4 +1,4 @@
-"""Find the tensors in a module's inputs or output: in tuples, mappings, dataclasses and objects of any class."""
+"""Finds the tensors in a module's inputs or output: in tuples, mappings, dataclasses and objects of any class."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ def tensors_in(value: Any) -> list[Tensor]:
             continue
         if len(seen) > MAX_OBJECTS:
             raise SpecError(
-                f"a {type(value).__name__} that a layer takes or returns holds more than {MAX_OBJECTS:,} objects, "
-                "too many to search for tensors in every forward pass; pass only what the layers need"
+                f"a {type(value).__name__} that a layer takes or returns contains more than {MAX_OBJECTS:,} objects, "
+                "too many to search for tensors in every forward pass; pass a smaller object to the layer"
             )
         waiting.extend(reversed(_parts(one)))
     return found

@@ -3,7 +3,7 @@
     rank = Trainer(job, context, folder)     builds data, model, optimizer and strategy
     state = rank.train(control)              trains to the last step, or until all ranks agree to stop
 
-The loop adds little to a hand-written script: one line of JSON per step.
+Compared with a hand-written training script, the loop adds only one line of JSON per step.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from torch import Tensor, nn
 
 from shardscope.errors import CheckpointError, ShardscopeError, SpecError
 from shardscope.spec import Job, UserCode
+from shardscope.spec.job_parts import Named, label_of
 from shardscope.spec.models import GPTConfig
-from shardscope.spec.user_code import Named, label_of
 from shardscope.training.context import RankContext
 from shardscope.training.data import (
     Dataset,
@@ -49,7 +49,7 @@ from shardscope.training.lazy import is_unfinished, materialise
 from shardscope.training.loss import resolve_loss
 from shardscope.training.memory import StepMemory
 from shardscope.training.models import build_model
-from shardscope.training.optim.sparse import settle_sparse_embeddings
+from shardscope.training.optim.sparse import prepare_sparse_embeddings
 from shardscope.training.parameters import FILE as PARAMETERS
 from shardscope.training.parameters import save_parameters
 from shardscope.training.recompute import apply_recompute
@@ -57,7 +57,7 @@ from shardscope.training.strategies import StepResult, build_strategy
 from shardscope.training.strategies.base import MicroBatch
 
 FIGURES_EVERY = 10
-"""Number of steps between events with a compressor's metrics; residual norms take a pass over the residuals."""
+"""Number of steps between events with a compressor's metrics; not 1, because computing residual norms takes time."""
 
 
 class TrainingError(ShardscopeError):
@@ -65,9 +65,9 @@ class TrainingError(ShardscopeError):
 
 
 class EvaluationError(ShardscopeError):
-    """An evaluation on held-out data failed.
+    """An evaluation on held-out data failed; ``__cause__`` is the original error.
 
-    The message says where the trained model is saved; ``__cause__`` is the original error.
+    The message contains the path of the saved model, if there is one.
     """
 
 
@@ -75,16 +75,15 @@ class Control(Protocol):
     """Decides before each step whether to stop training; the decision is the same on all ranks."""
 
     def should_stop(self, step: int) -> bool:
-        """Whether to stop before taking `step`."""
-        ...
+        """Return whether to stop before `step`."""
 
 
 Evaluated = Callable[[int, float], None]
-"""Callback of every rank after an evaluation during training: with the step before it and that step's seconds."""
+"""Called on every rank after an evaluation during training, with the step and the step's duration in seconds."""
 
 
 def resolve(value: Named) -> Any:
-    """Return the callable wrapped in a `UserCode`, or a catalogue name unchanged."""
+    """Return the callable in a `UserCode`; a catalogue name is returned unchanged."""
     return value.function if isinstance(value, UserCode) else value
 
 
@@ -104,10 +103,10 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self._not_saved = ""  # why the model could not be saved after a failed evaluation
-        self._home: int | None = None  # without a run directory, nothing can be saved
+        self._folder_descriptor: int | None = None  # of the run directory, if there is one
         with contextlib.suppress(FileNotFoundError):
-            self._home = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            weakref.finalize(self, os.close, self._home)
+            self._folder_descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            weakref.finalize(self, os.close, self._folder_descriptor)
         _seed_everything(self.job.seed)
         self.loss_function = resolve_loss(resolve(self.job.loss))
         self.strategy = build_strategy(self.job, self.context)
@@ -115,7 +114,7 @@ class Trainer:
         self.data = self._data(model)
         if is_unfinished(model):
             materialise(model, self._example_rows()[0])
-        self.model = self._prepared(model)
+        self.model = self._prepare_model(model)
         self.num_params = sum(p.numel() for p in self.model.parameters())
         self.gradient_bytes = sum(p.nbytes for p in self.model.parameters() if p.requires_grad)
         self.sampler = GlobalSampler(len(self.data.train), self.job.batch.global_batch, self.job.seed)
@@ -133,15 +132,15 @@ class Trainer:
         self.context.meter.drain()  # traffic to broadcast the initial weights belongs to no step
         self._announce()
 
-    def _prepared(self, model: nn.Module) -> nn.Module:
-        """Move the model to this rank's device and the job's weight dtype, and prepare it for the strategy."""
+    def _prepare_model(self, model: nn.Module) -> nn.Module:
+        """Prepare the model in its precision's dtype, on its device; raise `SpecError` if it cannot be trained."""
         model.to(self.strategy.precision.weight_dtype)
         if not any(parameter.requires_grad for parameter in model.parameters()):
             raise SpecError(
                 f"model of type {type(model).__name__} has no trainable parameter; "
                 "set requires_grad=True on the parameters to train"
             )
-        settle_sparse_embeddings(model, optimizer=self.job.optimizer, world_size=self.context.world_size)
+        prepare_sparse_embeddings(model, optimizer=self.job.optimizer, world_size=self.context.world_size)
         apply_recompute(model, self.job.recompute)
         return model.to(self.context.device).train()
 
@@ -180,7 +179,7 @@ class Trainer:
         )  # fmt: skip
 
     def _link(self) -> dict[str, Any]:
-        """Return the emulated link's settings and whether pacing to it is accurate, for the ``start`` event."""
+        """Return the emulated link's settings and whether its emulation is accurate, for the ``start`` event."""
         link = self.job.link
         if link is None or self.context.group is None:
             return {}
@@ -188,16 +187,16 @@ class Trainer:
         return {"link": {**figures, "is_accurate": link.can_be_paced}}
 
     def resume(self, source: Path, *, allow_pickle: bool = False) -> None:
-        """Resume from a checkpoint, or from the newest complete one in a folder, with the settings of this job.
+        """Load a checkpoint, or the newest complete one in a folder; training continues with this job's settings.
 
         Args:
             source: A checkpoint, or a folder of checkpoints.
-            allow_pickle: Whether to read pickled checkpoints of earlier versions; reading a pickle can run code.
+            allow_pickle: Whether to read checkpoints of earlier versions, which are pickles and can run code.
 
         Raises:
             CheckpointError: No checkpoint can be loaded, or it was saved after the job's last step.
         """
-        from shardscope.training import checkpoint  # imports much; only runs that save or resume need it
+        from shardscope.training import checkpoint  # a slow import, needed only to save or resume
 
         saved = checkpoint.load(
             source, strategy=self.strategy, optimizer=self.optimizer, allow_pickle=allow_pickle
@@ -205,7 +204,7 @@ class Trainer:
         if saved.step > self.job.last_step:
             raise CheckpointError(
                 f"checkpoint {saved.path} is from step {saved.step}, but this job ends after step "
-                f"{self.job.last_step}; raise its steps (and until, if it is set), or resume an earlier checkpoint"
+                f"{self.job.last_step}; raise its steps (and until, if set), or resume an earlier checkpoint"
             )
         if saved.step == self.job.last_step:
             saved.notes.append(
@@ -220,7 +219,7 @@ class Trainer:
         )  # fmt: skip
 
     def _warmup(self, done: int) -> dict[str, int]:
-        """Return the step at which the compressor's uncompressed warm-up ends; empty if it has none."""
+        """Return the last step of the compressor's uncompressed warm-up, for the event; empty if it has none."""
         compressor = self.strategy.compressor
         ends = None if compressor is None else compressor.warmup_ends(done)
         return {} if ends is None else {"warmup_ended": ends}
@@ -230,7 +229,8 @@ class Trainer:
         self._check_extra_state()
         self.context.meter.drain()
         step = self.first_step - 1
-        with self.context.paced():  # broadcasting the initial weights was not paced
+        self.context.meter.logged_step = self.job.record.logged_step(self.first_step, self.job.last_step)
+        with self.context.paced():  # the emulated link is off during setup
             for step in range(self.first_step, self.job.last_step + 1):
                 if self.strategy.stops_before(step, asked=control.should_stop(step)):
                     step -= 1  # noqa: PLW2901 - the last step taken
@@ -244,8 +244,8 @@ class Trainer:
             return self._finish(step)
 
     def _check_extra_state(self) -> None:
-        """Reject extra state that cannot be saved in a checkpoint now, rather than at the first checkpoint."""
-        for name, module in self.model.named_modules() if self._keeps else ():
+        """Raise an error now, not at the first checkpoint, if extra state of a module cannot be saved."""
+        for name, module in self.model.named_modules() if self._saves_checkpoints else ():
             if type(module).get_extra_state is not nn.Module.get_extra_state:
                 from shardscope.training.checkpoint.values import encode
 
@@ -255,7 +255,7 @@ class Trainer:
         """Take one step and write its event; steps count from 1.
 
         Returns:
-            The mean loss over this rank's samples; None on a rank that computes none.
+            The mean loss over this rank's samples; None on a rank that computes no loss.
 
         Raises:
             TrainingError: The loss is no longer finite.
@@ -274,11 +274,11 @@ class Trainer:
         self._record(step, result, micro_batches, time.perf_counter() - started)
         self._watch_plan(step)
         failed = result.loss is not None and not math.isfinite(result.loss)
-        if is_due or (failed and self.job.record.layers_every):  # the layers' norms help find the cause
+        if is_due or (failed and self.job.record.layers_every):  # the norms help to find the cause
             lr = self.optimizer.param_groups[0]["lr"]
-            self.layers.tell(step, self.optimizer, lr=lr, skipped=result.skipped)
+            self.layers.write(step, self.optimizer, lr=lr, skipped=result.skipped)
         if memory is not None:
-            self.context.events.emit("memory", step=step, **memory.peaks)
+            self.context.events.emit("memory", step=step, **memory.peaks, curve=memory.curve)
         if failed:
             assert result.loss is not None
             raise TrainingError(self._not_finite(result.loss, step, micro_batches))
@@ -287,7 +287,7 @@ class Trainer:
     def _measured(
         self, step: int, micro_batches: list[MicroBatch]
     ) -> AbstractContextManager[StepMemory | None]:
-        """Return a context that measures memory by kind if a measurement is scheduled for this step."""
+        """Return a context manager that measures memory by type if a measurement is scheduled for this step."""
         if not self.job.record.measures_memory(step, self.first_step, self.job.last_step):
             return nullcontext()
         inputs = [tensor for batch in micro_batches for tensor in tensors_of(batch)]
@@ -296,17 +296,17 @@ class Trainer:
     def _not_finite(self, loss: float, step: int, micro_batches: list[MicroBatch]) -> str:
         bad = self._bad_row(step, micro_batches)
         if bad is not None:
-            return f"the loss became {loss} in step {step} because {bad}; repair the data or remove the row"
+            return f"the loss became {loss} in step {step} because {bad}; correct the data or remove the row"
         lr = self.optimizer.param_groups[0]["lr"]
         advice = (
-            "lower it, warm up longer, or set clip_norm"
+            "lower the learning rate, warm up longer, or set clip_norm"
             if self.job.clip_norm is None
-            else "lower it or warm up longer"
+            else "lower the learning rate or warm up longer"
         )
         return f"the loss became {loss} with learning rate {lr:.3g}; {advice}"
 
     def _bad_row(self, step: int, micro_batches: list[MicroBatch]) -> str | None:
-        """Describe the first row in the step's data with a value that is not finite; None if there is none."""
+        """Return a description of the first row in the step's data with a NaN or an infinity, or None."""
         assert self.loader is not None
         self.loader.close()  # the loader's thread uses the sampler
         micro_rows = self.loader.rows(step - 1).chunk(len(micro_batches))
@@ -315,7 +315,7 @@ class Trainer:
                 finite = tensor.isfinite().flatten(1).all(dim=1) if tensor.dim() > 1 else tensor.isfinite()
                 if not finite.all():
                     first = int(finite.cpu().logical_not().nonzero()[0])
-                    return f"{name} of row {int(rows[first])} of the training split are not all finite"
+                    return f"row {int(rows[first])} of the training split has a NaN or an infinity in {name}"
         return None
 
     def _set_learning_rate(self, step: int) -> None:
@@ -351,13 +351,16 @@ class Trainer:
             memory_bytes=memory, peak_memory_bytes=self.strategy.memory.peak,
             traffic=traffic, **self._codec_seconds(spans), **_noise(result), **({"spans": spans} if shown else {}),
         )  # fmt: skip
-        self._tell_late(step)
+        self._write_late_traffic(step)
         self._watch_compression(step)
 
-    def _tell_late(self, up_to: float = math.inf) -> None:
-        """Write an event for each reported step in which this rank, as a server, has since sent more traffic."""
+    def _write_late_traffic(self, up_to: float = math.inf) -> None:
+        """Write events with logged messages, and with traffic that a server recorded too late for its step's event."""
         for step, traffic in self.context.meter.drain_late(up_to).items():
             self.context.events.emit("traffic", step=step, traffic=traffic)
+        rows = self.context.meter.drain_messages()
+        if rows:
+            self.context.events.emit("messages", step=self.context.meter.logged_step, rows=rows)
 
     def _codec_seconds(self, spans: list[list[Any]]) -> dict[str, float]:
         """Return the time spent packing and unpacking, in seconds; empty without a compressor."""
@@ -371,7 +374,7 @@ class Trainer:
             self.context.events.emit("compression", step=step, figures=compressor.figures)
 
     def _watch_plan(self, step: int) -> None:
-        """Write an event if the compressor's bit widths or factor ranks changed; they are the same on all ranks."""
+        """On rank 0, write an event if the compressor's `plan`, which is the same on all ranks, has changed."""
         compressor = self.strategy.compressor
         plan = {} if compressor is None else compressor.plan
         if plan != self.plan:
@@ -381,7 +384,7 @@ class Trainer:
 
     def _after_step(self, step: int, took_s: float, evaluated: Evaluated | None) -> None:
         every = self.job.checkpoint.every
-        if every and step % every == 0:  # before the evaluation, which may fail
+        if every and step % every == 0:  # saved before the evaluation, as that may fail
             self._save(step)
         if self.job.eval_every and step % self.job.eval_every == 0 and step < self.job.last_step:
             self._evaluate(step)
@@ -392,7 +395,7 @@ class Trainer:
         if self.loader is not None:
             self.loader.close()
         step = self.strategy.synchronize(last, ending=True)
-        self._tell_late()
+        self._write_late_traffic()
         assert step is not None  # all ranks are ending
         state = "completed" if step >= self.job.last_step else "stopped"
         if step >= self.first_step or state == "completed":  # also if nothing was left to train
@@ -401,25 +404,24 @@ class Trainer:
             if self.job.record.parameters and state == "completed":
                 self.saved = save_parameters(self.folder, self.strategy)
             if state == "completed":  # a user who stops a run should not wait for an evaluation
-                self._evaluate(
-                    step, is_last=step >= self.job.steps
-                )  # last, so that the trained model is saved if this fails
+                # last, so that the trained model is saved if this fails
+                self._evaluate(step, is_last=step >= self.job.steps)
         self.strategy.close()
         self.context.events.emit("end", state=state, steps=step, traffic=self.context.meter.drain()[0])
         return state
 
-    def _meets(self, step: int) -> bool:
-        """Synchronise all ranks at `step`, and return whether they can run a joint operation there."""
+    def _wait_for_all(self, step: int) -> bool:
+        """Wait for all ranks after `step`, and return whether they can evaluate or save together."""
         met = self.strategy.synchronize(step) is not None
-        self._tell_late()
+        self._write_late_traffic()
         return met
 
     def _evaluate(self, step: int, *, is_last: bool = False) -> None:
-        """Evaluate on the validation split and, only if no steps are left, on the test split.
+        """Evaluate on the validation split and, after the last step, on the test split.
 
-        Earlier versions evaluated on the test split during training; their events lack the field `split`.
+        Earlier versions evaluated on the test split during training; their events do not have the field `split`.
         """
-        if not self._meets(step):
+        if not self._wait_for_all(step):
             return
         if self.data.validation is not None:
             result = self._evaluated("validation", self.data.validation, step)
@@ -433,23 +435,23 @@ class Trainer:
             with self.context.paced(False):
                 result = evaluate(self.strategy, source, self.loss_function, self._place)
         except FailedTogether as error:
-            self._save_after_all(step)
+            self._save_after_failure(step)
             cause = error.__cause__ or error
             raise EvaluationError(self._not_evaluated(split, step, cause)) from cause
         except Exception as error:
             raise EvaluationError(self._not_evaluated(split, step, error)) from error
         return {"traffic": self.context.meter.drain()[0], **result}
 
-    def _save_after_all(self, step: int) -> None:
-        """Save the model that a failed evaluation would otherwise lose, if the job keeps checkpoints."""
-        if self._keeps and not self._is_saved(step):
+    def _save_after_failure(self, step: int) -> None:
+        """Save a checkpoint after a failed evaluation, if the job saves checkpoints and this step has none."""
+        if self._saves_checkpoints and not self._is_saved(step):
             try:
                 self._save(step)
-            except CheckpointError as error:  # report this error in addition to the evaluation's
+            except CheckpointError as error:  # reported in addition to the error of the evaluation
                 self._not_saved = f"; saving a checkpoint failed too: {error}"
 
     @property
-    def _keeps(self) -> bool:
+    def _saves_checkpoints(self) -> bool:
         checkpoint = self.job.checkpoint
         return checkpoint.at_end or checkpoint.every is not None or self.job.until is not None
 
@@ -462,18 +464,18 @@ class Trainer:
         where = (
             "nothing was saved before it" if self.saved is None else f"the trained model is in {self.saved}"
         )
-        if self.saved is None and not self._keeps:
+        if self.saved is None and not self._saves_checkpoints:
             where += "; set checkpoint=Checkpoint(at_end=True) to keep the trained model"
         return (
             f"the evaluation on the {split} split after step {step} failed ({what}); {where}{self._not_saved}"
         )
 
     def _save(self, step: int) -> None:
-        if not self._meets(step):
+        if not self._wait_for_all(step):
             return
         from shardscope.training import checkpoint
 
-        if self.context.rank == 0 and self._home is not None:
+        if self.context.rank == 0 and self._folder_descriptor is not None:
             self._keep_checkpoint_folder()
         with self.context.paced(False):
             self.saved = checkpoint.save(
@@ -482,13 +484,13 @@ class Trainer:
             )  # fmt: skip
 
     def _keep_checkpoint_folder(self) -> None:
-        """Create ``checkpoints/`` in this run directory even if it was moved: its old path may be another run's."""
-        with contextlib.suppress(OSError):  # if this fails, all ranks report it together
-            os.mkdir("checkpoints", 0o700, dir_fd=self._home)
+        """Create ``checkpoints/`` in this run's directory, which may have been moved and its old path reused."""
+        with contextlib.suppress(OSError):  # if this fails, saving will fail on all ranks with an error
+            os.mkdir("checkpoints", 0o700, dir_fd=self._folder_descriptor)
 
 
 def _seed_everything(seed: int) -> None:
-    """Seed all generators, so that initial weights and the user's draws are equal on all ranks and in all runs."""
+    """Seed all random number generators, so that initial weights are the same on all ranks and in repeated runs."""
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002 - the user's code may draw from the global generator
     torch.manual_seed(seed)

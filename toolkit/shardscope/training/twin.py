@@ -1,4 +1,4 @@
-"""Copy a model in order to try out a forward pass without side effects on the original."""
+"""Copies a model, to run a test pass without side effects on the original."""
 
 from __future__ import annotations
 

@@ -13,34 +13,34 @@ import psutil
 from shardscope.analytic.large_batch import scaled_lr
 from shardscope.errors import SpecError
 from shardscope.machine import usable_memory_bytes
-from shardscope.runtime.preflight import preflight
+from shardscope.runtime.preflight import memory_needed
 from shardscope.spec import Batch, Compression, Job, LRSchedule, Optimizer
 from shardscope.spec.space import BRANCHES, FORMER_NAMES, Choices, Space, Value, parse_name
 from shardscope.spec.units import gib_text, positive, quantity
 
-_AS_THEY_ARE = ("strategy", "precision", "recompute", "clip_norm", "world_size", "seed")
+_COPIED_FIELDS = ("strategy", "precision", "recompute", "clip_norm", "world_size", "seed")
 
 
 def branches_of(job: Job) -> dict[str, str]:
-    """Return the name of the job's own method for every field on which a space may branch, such as ``optimizer``."""
+    """Return the job's method in each field on which a space may branch, such as ``{"optimizer": "adamw"}``."""
     return {owner: getattr(job, owner).name for owner in BRANCHES}
 
 
 def apply(job: Job, params: Mapping[str, Value], *, equal: str = "samples") -> Job:
-    """Return the job with some settings changed.
+    """Return a copy of the job with the settings of a trial applied.
 
     Args:
         job: The study's job.
         params: New values, keyed by the names of a `Space`; ``batch`` is the global batch size in samples.
-        equal: What stays equal to the job when the batch size changes: ``samples`` (so the number of epochs), or
-            ``steps``.
+        equal: Whether a trial with a different batch size trains on as many ``samples`` as the job (and so for as many
+            epochs), or for as many ``steps``.
 
     Raises:
         SpecError: The settings are incompatible with each other or with the job.
     """
     params = {FORMER_NAMES.get(name, name): value for name, value in params.items()}
     parts = {name: parse_name(name) for name in params}
-    fields: dict[str, Any] = {name: params[name] for name in _AS_THEY_ARE if name in params}
+    fields: dict[str, Any] = {name: params[name] for name in _COPIED_FIELDS if name in params}
     batch = int(str(params.get("batch", job.batch.global_batch)))
     if batch != job.batch.global_batch:
         fields["batch"] = _batch(job, batch)
@@ -58,7 +58,7 @@ def apply(job: Job, params: Mapping[str, Value], *, equal: str = "samples") -> J
 
 
 def _batch(job: Job, size: int) -> Batch:
-    """Return a batch of `size` samples, with the job's micro-batch (hence its memory) if that divides `size`."""
+    """Return a batch of `size` samples, with the job's micro-batch size (and so its memory) if that divides `size`."""
     micro = job.batch.micro_batch
     return Batch(
         global_batch=size, micro_batch=micro if micro and size % micro == 0 and micro <= size else None
@@ -93,7 +93,7 @@ def _compression(job: Job, params: Mapping[str, Value], parts: Mapping[str, Any]
 
 
 def _lr_schedule(job: Job, params: Mapping[str, Value], parts: Mapping[str, Any], steps: int) -> LRSchedule:
-    """Return the trial's schedule; unless the warm-up is searched, it keeps its fraction of the steps."""
+    """Return the trial's learning-rate schedule, with the job's warm-up fraction unless ``warmup`` is searched."""
     own = job.lr_schedule
     name = str(params.get("lr_schedule", own.name))
     share = params.get("warmup")
@@ -104,9 +104,10 @@ def _lr_schedule(job: Job, params: Mapping[str, Value], parts: Mapping[str, Any]
 
 
 def check(job: Job, space: Space, *, equal: str = "samples") -> None:
-    """Reject a space that contains a value with which no trial could run.
+    """Reject a space that contains a value that no trial could run with.
 
-    Each choice and both ends of each range are tried in a separate job, combined with every branch they belong to.
+    Each choice, and both ends of each range, is tried in a separate job, in combination with every branch on which the
+    parameter is active.
 
     Raises:
         SpecError: A value is impossible, or a parameter has no effect; the message names the parameter and the reason.
@@ -114,19 +115,19 @@ def check(job: Job, space: Space, *, equal: str = "samples") -> None:
     for name, parameter in space.parameters.items():
         parts = parse_name(name)
         for value in parameter.ends():
-            tried = [_with_branch(name, value, branch) for branch in _branches(job, space, name)]
-            faults = [fault for params in tried if (fault := _fault(job, params, equal))]
+            tried = [{**branch, name: value} for branch in _branches(job, space, name)]
+            faults = [fault for params in tried if (fault := fault_of(job, params, equal))]
             if tried and len(faults) == len(tried):
                 raise SpecError(f"space[{name!r}]: {value!r} is not possible: {faults[0]}")
         if parts.setting and not _branches(job, space, name):
             raise SpecError(
                 f"space[{name!r}] has no effect: {parts.owner} is {branches_of(job)[parts.owner]!r}; "
-                f"add {parts.owner!r} to the space, or leave this out"
+                f"add {parts.owner!r} to the space, or leave this parameter out"
             )
 
 
 def _branches(job: Job, space: Space, name: str) -> list[dict[str, Value]]:
-    """Return the combinations of other choices to try a parameter with; a setting needs a branch that has it."""
+    """Return the combinations of other choices, such as the optimizer, to try with the parameter `name`."""
     chosen: list[dict[str, Value]] = [{}]
     for owner in dict.fromkeys(("optimizer", "compression", "strategy", parse_name(name).owner)):
         parameter = space.parameters.get(owner)
@@ -140,11 +141,8 @@ def _branches(job: Job, space: Space, name: str) -> list[dict[str, Value]]:
     return [one for one in chosen if name in set(space.active(one, defaults))]
 
 
-def _with_branch(name: str, value: Value, branch: dict[str, Value]) -> dict[str, Value]:
-    return {**branch, name: value}
-
-
-def _fault(job: Job, params: dict[str, Value], equal: str) -> str | None:
+def fault_of(job: Job, params: Mapping[str, Value], equal: str = "samples") -> str | None:
+    """Return why these settings make the job invalid; None if it is valid."""
     try:
         apply(job, params, equal=equal)
     except SpecError as error:
@@ -153,7 +151,7 @@ def _fault(job: Job, params: dict[str, Value], equal: str) -> str | None:
 
 
 class MemoryLimit:
-    """Detects trials that do not fit into the memory of a rank.
+    """Memory limit per rank; trials that do not fit are rejected before launch.
 
     Only jobs whose memory `shardscope.runtime.preflight` can predict are checked; any other job is accepted.
 
@@ -166,7 +164,7 @@ class MemoryLimit:
     """
 
     def __init__(self, bytes_per_rank: float | str | None = None) -> None:
-        self._given = (
+        self._bytes_per_rank = (
             None
             if bytes_per_rank is None
             else positive(
@@ -177,23 +175,23 @@ class MemoryLimit:
         )
 
     def fault(self, job: Job) -> str | None:
-        """Return a sentence on why the job does not fit; None if it fits or its memory cannot be predicted."""
+        """Return a sentence that states why the job does not fit; None if it fits or cannot be predicted."""
         needed = predicted_peak(job)
         if needed is None:
             return None
-        limit = self._given if self._given is not None else _free_bytes() / job.world_size
+        limit = self._bytes_per_rank if self._bytes_per_rank is not None else _free_bytes() / job.world_size
         if needed <= limit:
             return None
         return (
-            f"a rank would need {gib_text(needed)}, and may use {gib_text(limit)}; use a smaller batch, "
+            f"a rank would need {gib_text(needed)}, but may use only {gib_text(limit)}; use a smaller batch, "
             "smaller micro-batches, or a higher ZeRO stage"
         )
 
 
 def predicted_peak(job: Job) -> float | None:
-    """Return the peak memory of the rank that needs most, in bytes; None if no formula describes the job."""
-    found = preflight(job, timed=False).prediction
-    return None if found is None else found.peak_bytes
+    """Return the peak memory, in bytes, of the rank that needs the most; None if no formula describes the job."""
+    needed = memory_needed(job)
+    return None if needed is None else needed.peak_bytes
 
 
 def _free_bytes() -> float:

@@ -14,11 +14,11 @@ from shardscope.tuning.apply import apply
 _FACTOR = 4
 _FEWEST_STEPS = 8
 _MOST_TIMES = 8
-"""Maximum number of steps of a trial with equal samples, as a multiple of the job's steps."""
+"""Maximum number of steps of a trial that trains on as many samples as the job, as a multiple of the job's steps."""
 
 
 class BatchRange(Spec):
-    """How the range of a study's batch sizes was chosen; fixed when the study is created."""
+    """Record of how a study chose its range of batch sizes; fixed when the study is created."""
 
     own: int
     """The job's batch size. It lies within the range, and is one of the sizes searched if it is a power of two."""
@@ -27,25 +27,25 @@ class BatchRange(Spec):
     low: float | None = None
     """Lower end of the 95 % confidence interval of `critical`, in samples."""
     high: float | None = None
-    """Upper end of that interval, in samples; None if the gradient cannot be distinguished from noise."""
+    """Upper end of the same interval, in samples; None if infinite: the gradient may then be pure noise."""
     steps: int = 0
     """Number of steps over which `critical` was measured."""
     run: str | None = None
     """Path of the run that measured `critical`, on the machine where it ran."""
     why_not: str | None = None
-    """Clause on why `critical` was not measured; None also if no measurement was requested."""
+    """Reason why `critical` was not measured, as a clause; None if it was measured or no measurement was requested."""
 
     def sentence(self, batches: PowersOfTwo) -> str:
-        """Return a sentence on which batch sizes are searched and why."""
-        said = f"Batches of {batches.low} to {batches.high}"
+        """Return a sentence that states which batch sizes are searched and why."""
+        said = f"Batch sizes {batches.low} to {batches.high}"
         if self.critical is None or self.low is None:
-            return f"{said}, around the job's own of {self.own}{f', because {self.why_not}' if self.why_not else ''}."
+            return f"{said}, around the job's own {self.own}{f', because {self.why_not}' if self.why_not else ''}."
         is_inside = batches.low <= self.critical <= batches.high
         where = "around" if is_inside else "as close as possible to"
-        end = "any number" if self.high is None else f"{self.high:.3g}"
+        end = "infinity" if self.high is None else f"{self.high:.3g}"
         return (
-            f"{said}, {where} the critical batch of {self.critical:.3g} samples ({self.low:.3g} to {end}) by the "
-            f"gradient noise scale of {self.steps} steps."
+            f"{said}, {where} the critical batch size {self.critical:.3g} (95 % interval: {self.low:.3g} to {end}), "
+            f"from the gradient noise scale of {self.steps} steps."
         )
 
 
@@ -57,8 +57,8 @@ def around(
     If fewer than two of them are possible, the range around the job's own batch size is tried; None if that fails too.
 
     Args:
-        job: The job. Batch sizes must be valid for it and take at most 8 times its steps; sizes above its own must
-            leave at least 8 steps.
+        job: Job whose batch size varies. A size is possible if it is valid for the job and takes at most 8 times the
+            job's steps; sizes above the job's own must also take at least 8 steps.
         centre: Centre of the range, in samples; None takes the job's own batch size.
         fits: Returns whether a job with a larger batch can run on this machine.
     """
@@ -67,13 +67,13 @@ def around(
     first = min(math.ceil(math.log2(middle / _FACTOR)), math.floor(math.log2(own)))
     last = max(math.floor(math.log2(middle * _FACTOR)), math.ceil(math.log2(own)))
     batches = [2**exponent for exponent in range(max(0, first), last + 1)]
-    possible = [batch for batch in batches if _can_be(job, batch, fits)]
+    possible = [batch for batch in batches if _is_possible(job, batch, fits)]
     if len(possible) < 2:
         return None if centre is None else around(job, fits=fits)
     return PowersOfTwo(possible[0], possible[-1])
 
 
-def _can_be(job: Job, batch: int, fits: Callable[[Job], bool] | None) -> bool:
+def _is_possible(job: Job, batch: int, fits: Callable[[Job], bool] | None) -> bool:
     own = job.batch.global_batch
     if batch * _MOST_TIMES < own or (batch > own and job.steps * own / batch < _FEWEST_STEPS):
         return False

@@ -3,12 +3,13 @@
     sweep = batch_sweep(job, batches=PowersOfTwo(32, 1024), target=0.1)
     sweep.largest("lamb")
 
-All runs train on the same number of samples, so larger batches take fewer steps. Each optimizer gets the same number
-of runs at each batch size. First, a few learning rates around the one from the optimizer's scaling rule (linear for
-SGD and LARS, Goyal et al. 2017; square root for AdamW and LAMB, You et al. 2020) are run with the first seed and
-compared on the validation split. Then the best rate is run with the other seeds, and the median of those runs is the
-result. The first seed is excluded because its value is the minimum over several rates, which is biased low.
-A sweep that was stopped can be resumed: completed runs are not repeated.
+All runs train on the same number of samples, so larger batches take fewer steps. At each batch size, a few learning
+rates are run with the first seed and compared on the validation split: those around the best rate at the next smaller
+batch size, scaled by the optimizer's rule (linear for SGD and LARS, Goyal et al. 2017; square root for AdamW and LAMB,
+You et al. 2020). While the best is the lowest or the highest, the next one in that direction is run too, up to
+`MOST_ADDED`. Then the best rate is run with the other seeds, and the median of those runs is the result. The first seed
+is excluded because its value is the minimum over several rates, which is biased low. An optimizer that misses the
+target is not run at larger batch sizes. A sweep that was stopped can be resumed: completed runs are not repeated.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -26,85 +28,26 @@ from typing import Literal
 from shardscope.analytic.large_batch import scaled_lr
 from shardscope.errors import RunFailed, SpecError, StudyError
 from shardscope.runtime import Run, launch
-from shardscope.spec import Job, LRSchedule, Optimizer
+from shardscope.spec import Job, LRSchedule, Optimizer, Record
 from shardscope.spec.space import PowersOfTwo
 from shardscope.tuning.apply import apply
 from shardscope.tuning.driver import MOST_ATTEMPTS, was_killed
 from shardscope.tuning.measured import TrialReader
 from shardscope.tuning.objectives import QUALITIES
+from shardscope.tuning.progress import SweepProgress
 from shardscope.tuning.storage import folder_of
+from shardscope.tuning.sweep_result import TARGET_MARGIN, BatchSweep, Cell, SweepPoint, worst_of
 
 OPTIMIZERS = ("sgd", "adamw", "lars", "lamb")
-FACTORS = (0.25, 1.0, 4.0)
-"""Learning rates to try, as multiples of the rate from the scaling rule, which is only a starting point."""
+FACTORS = (0.5, 1.0, 2.0)
+"""Learning rates to try, as multiples of the best rate at the next smaller batch size, scaled by the rule."""
+MOST_ADDED = 3
+"""Maximum number of learning rates that are added to those given, while the best one is the lowest or the highest."""
 _WARMUP = 0.1
-_LEEWAY = 1.25
 _MOMENTUM = 0.9
 """Momentum for optimizers whose default momentum is 0, as is usual for SGD with large batches."""
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One run of a sweep; `value` is None if the run failed, for example because it diverged."""
-
-    optimizer: str
-    batch: int
-    rate: float
-    seed: int
-    value: float | None
-    steps: int
-    reason: str | None = None
-
-
-@dataclass(frozen=True)
-class SweepPoint:
-    """One optimizer at one batch size: the best learning rate, and its value with each seed that did not fail.
-
-    The seed used to choose the rate is excluded, unless there was only one rate to choose from.
-    """
-
-    optimizer: str
-    batch: int
-    steps: int
-    rate: float
-    values: tuple[float, ...]
-    num_seeds: int
-
-    @property
-    def median(self) -> float:
-        """Median value over all seeds; infinite if too many of them failed."""
-        failed = self.num_seeds - len(self.values)
-        return median([*self.values, *[math.inf] * failed])
-
-    def reaches(self, target: float) -> bool:
-        """Return whether the median over seeds is finite and at most the target."""
-        return math.isfinite(self.median) and self.median <= target
-
-
-@dataclass(frozen=True)
-class BatchSweep:
-    """Result of a batch-size sweep."""
-
-    job: Job
-    quality: str
-    target: float
-    points: tuple[SweepPoint, ...]
-
-    def largest(self, optimizer: str) -> int | None:
-        """Return the largest batch size up to which all sizes reach the target; None if the smallest misses it."""
-        largest = None
-        for point in sorted((p for p in self.points if p.optimizer == optimizer), key=lambda p: p.batch):
-            if not point.reaches(self.target):
-                break
-            largest = point.batch
-        return largest
-
-    def __str__(self) -> str:
-        lines = [f"Largest batch that reaches {self.quality} {self.target:.4g} in the same epochs:"]
-        for name in dict.fromkeys(point.optimizer for point in self.points):
-            found = self.largest(name)
-            lines.append(f"  {name:9} {found if found is not None else 'none of those tried'}")
-        return "\n".join(lines)
+_RECORD = Record(spans_first=0, memory_first=0, memory_every=None, messages_first=0, layers_every=0)
+"""As little as possible, so that runs are short and their step times those of training alone."""
 
 
 def batch_sweep(
@@ -120,94 +63,155 @@ def batch_sweep(
     name: str | None = None,
     root: str | Path | None = None,
     on_cell: Callable[[Cell], None] | None = None,
+    progress: bool | None = None,
 ) -> BatchSweep:
     """Find the largest batch at which each optimizer still reaches a target in the same number of epochs.
 
     Args:
         job: What to train. Every run trains on as many samples as this job.
         batches: Batch sizes to try.
-        target: Value to reach on the validation split. None takes the worst (highest) finite median among the
-            optimizers at the smallest batch size, times 1.25: seeds alone change the value by a tenth or more.
+        target: Value to reach on the validation split. None takes 1.25 times the worst (highest) finite median among
+            the optimizers at the smallest batch size; the margin allows for the variation between seeds, which is a
+            tenth or more.
         quality: ``loss``, or ``error`` (the fraction of wrong answers).
         optimizers: Names of the optimizers to compare.
         rates: Learning rates by optimizer name, for the job's batch size; None takes each optimizer's default rate.
-        factors: Learning rates to try at each batch size, as multiples of the rate from the scaling rule.
-        seeds: Seeds of the runs. The first one chooses the rate and the others give the median. If `factors` has only
-            one entry, there is nothing to choose and all seeds count.
-        name: Name of the sweep, under which completed runs are found again; derived from the arguments by default.
+        factors: Learning rates to try at each batch size, as multiples of the best one at the next smaller
+            batch size, scaled by the optimizer's rule. While the best of several is the lowest or the highest, the next
+            one in that direction is tried too, up to three.
+        seeds: Seeds of the runs. The runs with the first seed select the learning rate, and the median is over the
+            other seeds. If `factors` has only one entry, the median is over all seeds.
+        name: Name of the sweep. Another call with the same name and arguments reuses the completed runs. Derived from
+            the arguments by default.
         root: Folder of the runs; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
         on_cell: Called with the `Cell` of each run after it ends.
+        progress: Whether to show a line with the number of runs and the time left. None rewrites it in a terminal or a
+            notebook, and otherwise prints one line to standard error at the end.
 
     Raises:
         SpecError: A batch size is impossible or leaves fewer than 2 steps, or no seed is left for the median.
-        StudyError: A sweep with this name exists with other arguments or from an earlier version, or one of its runs
-            was stopped by the user.
+        StudyError: A sweep with this name exists with different arguments or from an earlier version, or one of its
+            runs was stopped by the user.
     """
     if quality not in QUALITIES:
-        raise SpecError(f"quality={quality!r} is not measured; use 'loss' or 'error'")
+        raise SpecError(f"quality={quality!r} is not a measure of quality; use 'loss' or 'error'")
     _check(job, batches, optimizers, seeds, factors)
     usual = {**{n: Optimizer(name=n).lr for n in optimizers}, **(rates or {})}
     asked = _digest(job, usual, quality)
     folder = folder_of(name or f"batches-{asked}", root)
     _claim(folder / "asked", asked, name)
     known = _load(folder / "cells.jsonl")
-    points = []
-    for optimizer in optimizers:
-        for batch in (2**e for e in range(batches.exponents[0], batches.exponents[1] + 1)):
-            base = job.batch.global_batch
-            rule = Optimizer(optimizer).scaling
-            middle = float(scaled_lr(batch, lr=usual[optimizer], base_batch=base, rule=rule))
-            plan = _Plan(job, optimizer, batch, quality, folder, known, on_cell)
-            points.append(plan.point([middle * factor for factor in factors], seeds))
-    return BatchSweep(job, quality, _reached_by_all(points) if target is None else target, tuple(points))
-
-
-def _reached_by_all(points: Sequence[SweepPoint]) -> float:
-    smallest = min(point.batch for point in points)
-    medians = [p.median for p in points if p.batch == smallest and math.isfinite(p.median)]
-    return _LEEWAY * max(medians) if medians else math.inf
+    plan = _Plan(job, usual, quality, folder, known, on_cell, SweepProgress(progress))
+    sizes = [2**e for e in range(batches.exponents[0], batches.exponents[1] + 1)]
+    with plan.progress:
+        return plan.sweep(optimizers, sizes, sorted(factors), seeds, target)
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """The runs of one optimizer at one batch size."""
+    """What the runs of a sweep have in common, and where they are stored."""
 
     job: Job
-    optimizer: str
-    batch: int
+    usual: Mapping[str, float]
     quality: str
     folder: Path
     known: dict[tuple[str, int, float, int], Cell]
     on_cell: Callable[[Cell], None] | None
+    progress: SweepProgress
 
-    def point(self, rates: Sequence[float], seeds: Sequence[int]) -> SweepPoint:
-        tried = [self._cell(rate, seeds[0]) for rate in rates]
-        best = min(tried, key=lambda cell: math.inf if cell.value is None else cell.value)
-        cells = [self._cell(best.rate, seed) for seed in (seeds[1:] if len(rates) > 1 else seeds)]
+    def sweep(
+        self, optimizers: Sequence[str], batches: Sequence[int], factors: Sequence[float], seeds: Sequence[int],
+        target: float | None,
+    ) -> BatchSweep:  # fmt: skip
+        """Run all optimizers at the smallest batch size, then those that reached the target at the next, and so on."""
+        runs_per_point = len(seeds) if len(factors) == 1 else len(factors) + len(seeds) - 1
+        points: list[SweepPoint] = []
+        target_from, remaining = None, list(optimizers)
+        best = {name: (self.job.batch.global_batch, rate) for name, rate in self.usual.items()}
+        for place, batch in enumerate(batches):
+            found = []
+            for number, optimizer in enumerate(remaining):
+                points_left = len(remaining) * (len(batches) - place) - number
+                self.progress.expect(points_left * runs_per_point)
+                middle = _by_rule(optimizer, *best[optimizer], batch)
+                found.append(self._point(optimizer, batch, [middle * factor for factor in factors], seeds))
+                best[optimizer] = batch, found[-1].rate
+            if target is None:
+                target_from = worst_of(found)
+                target = math.inf if target_from is None else TARGET_MARGIN * target_from.median
+            points += found
+            remaining = [point.optimizer for point in found if point.reaches(target)]
+        assert target is not None
+        points.sort(key=lambda point: list(optimizers).index(point.optimizer))
+        return BatchSweep(self.job, self.quality, target, tuple(points), target_from)
+
+    def _point(self, optimizer: str, batch: int, rates: Sequence[float], seeds: Sequence[int]) -> SweepPoint:
+        """Find the best learning rate with the first seed, and run it with the others."""
+        tried = self._tried(optimizer, batch, rates, seeds[0])
+        best = tried[_best(tried)]
+        others = seeds[1:] if len(rates) > 1 else seeds
+        cells = [self._cell(optimizer, batch, best.rate, seed) for seed in others]
         values = tuple(cell.value for cell in cells if cell.value is not None)
-        return SweepPoint(self.optimizer, self.batch, best.steps, best.rate, values, len(cells))
+        times = [cell.step_s for cell in (*tried, *cells) if cell.step_s is not None]
+        return SweepPoint(
+            optimizer, batch, best.steps, best.rate, values, len(cells), tuple(cell.rate for cell in tried),
+            median(times) if times else None,
+        )  # fmt: skip
 
-    def _cell(self, rate: float, seed: int) -> Cell:
-        key = (self.optimizer, self.batch, rate, seed)
+    def _tried(self, optimizer: str, batch: int, rates: Sequence[float], seed: int) -> list[Cell]:
+        """Run ascending learning rates, and more while the best is the lowest or the highest; return them ascending."""
+        tried: list[Cell] = []
+        for rate in rates:
+            tried.append(self._cell(optimizer, batch, rate, seed))
+            if tried[-1].value is None:  # diverged, and so would higher rates
+                break
+        for _ in range(MOST_ADDED if len(rates) > 1 else 0):
+            best = _best(tried)
+            if best == 0:
+                lower = tried[0].rate * rates[0] / rates[1]
+                tried.insert(0, self._cell(optimizer, batch, lower, seed))
+            elif best == len(tried) - 1:
+                higher = tried[-1].rate * rates[-1] / rates[-2]
+                tried.append(self._cell(optimizer, batch, higher, seed))
+        return tried
+
+    def _cell(self, optimizer: str, batch: int, rate: float, seed: int) -> Cell:
+        self.progress.draw()
+        key = (optimizer, batch, rate, seed)
         if key not in self.known:
-            self.known[key] = self._run(rate, seed)
+            self.known[key] = self._run(*key)
             _append(self.folder / "cells.jsonl", self.known[key])
             if self.on_cell is not None:
                 self.on_cell(self.known[key])
+        self.progress.count()
         return self.known[key]
 
-    def _run(self, rate: float, seed: int) -> Cell:
-        job = _job(self.job, self.optimizer, self.batch, rate, seed)
-        run = _to_its_end(job, self.folder / "trials")
+    def _run(self, optimizer: str, batch: int, rate: float, seed: int) -> Cell:
+        job = _job(self.job, optimizer, batch, rate, seed)
+        run = _run_to_end(job, self.folder / "trials")
         if run.error is not None:
             reason = str(run.error).splitlines()[0]
-            return Cell(self.optimizer, self.batch, rate, seed, None, job.steps, reason)
-        value = TrialReader(run).poll().objective(self.quality, job.steps)
+            return Cell(optimizer, batch, rate, seed, None, job.steps, reason)
+        measured = TrialReader(run).poll()
+        value = measured.objective(self.quality, job.steps)
         finite = value is not None and math.isfinite(value)
-        return Cell(self.optimizer, self.batch, rate, seed, value if finite else None, job.steps)
+        return Cell(
+            optimizer, batch, rate, seed, value if finite else None, job.steps, step_s=measured.step_s
+        )
 
 
-def _to_its_end(job: Job, folder: Path) -> Run:
+def _by_rule(optimizer: str, base_batch: int, rate: float, batch: int) -> float:
+    """Return the learning rate at another batch size, by the optimizer's scaling rule."""
+    return float(scaled_lr(batch, lr=rate, base_batch=base_batch, rule=Optimizer(optimizer).scaling))
+
+
+def _best(cells: Sequence[Cell]) -> int:
+    """Return the index of the cell with the lowest value; failed runs count as infinite."""
+    values = [math.inf if cell.value is None else cell.value for cell in cells]
+    return values.index(min(values))
+
+
+def _run_to_end(job: Job, folder: Path) -> Run:
     """Launch a run, wait until it completes or fails by itself, and return it. An interrupt stops the run.
 
     Raises:
@@ -230,7 +234,7 @@ def _to_its_end(job: Job, folder: Path) -> Run:
             return run
         if run.state == "stopped":
             raise StudyError(
-                f"run {run.id} of the sweep was stopped; call the sweep again to resume with that run"
+                f"run {run.id} of the sweep was stopped; call the sweep again to continue with that run"
             )
     raise AssertionError
 
@@ -241,7 +245,7 @@ def _job(job: Job, optimizer: str, batch: int, rate: float, seed: int) -> Job:
     return resized.replace(
         optimizer=Optimizer(optimizer, lr=rate, **momentum),
         lr_schedule=LRSchedule("cosine", warmup_steps=round(_WARMUP * resized.steps)),
-        seed=seed, eval_every=None, name=f"{optimizer}-{batch}",
+        seed=seed, eval_every=None, record=_RECORD, name=f"{optimizer}-{batch}",
     )  # fmt: skip
 
 
@@ -255,16 +259,16 @@ def _check(
         )
     if len(seeds) == 1 and len(factors) > 1:
         raise SpecError(
-            f"seeds={list(seeds)} leave none for the median, as the first one chooses among {len(factors)} rates; "
-            "give at least 2 seeds, or one factor"
+            f"seeds={list(seeds)} leave none for the median, because the first seed only selects one of {len(factors)} "
+            "learning rates; give at least 2 seeds, or one factor"
         )
     for batch in batches.ends():
         for optimizer in optimizers:
             resized = _job(job, optimizer, int(str(batch)), 1.0, 0)
     if resized.steps < 2:
         raise SpecError(
-            f"batches.high={batches.high} leaves {resized.steps} step of {job.steps} at batch "
-            f"{job.batch.global_batch}; use more steps, or a smaller batch"
+            f"batches.high={batches.high} leaves only {resized.steps} step, because every run trains on the samples of "
+            f"{job.steps} steps at batch size {job.batch.global_batch}; use more steps, or a smaller batch size"
         )
 
 
@@ -274,11 +278,11 @@ def _digest(job: Job, rates: Mapping[str, float], quality: str) -> str:
 
 
 def _claim(path: Path, asked: str, name: str | None) -> None:
-    """Raise `StudyError` if the folder holds a sweep with other arguments; else record this sweep's digest in it."""
+    """Raise `StudyError` if the folder holds a sweep with different arguments; else store this sweep's digest."""
     if path.exists() and path.read_text() != asked:
         raise StudyError(
-            f"name={name!r} is a sweep of another job, quality or other rates, or of a version that compared rates on "
-            "the test split; give this one another name, or none"
+            f"name={name!r} belongs to a sweep with a different job, quality or learning rates, or from a version that "
+            "compared rates on the test split; choose another name, or omit it"
         )
     path.write_text(asked)
 
@@ -290,16 +294,10 @@ def _append(path: Path, cell: Cell) -> None:
 
 
 def _load(path: Path) -> dict[tuple[str, int, float, int], Cell]:
+    """Return the cells of all complete lines; a partial line is skipped, so its run is repeated."""
     found = {}
-    for cell in _cells(path):
-        found[cell.optimizer, cell.batch, cell.rate, cell.seed] = cell
-    return found
-
-
-def _cells(path: Path) -> Iterator[Cell]:
-    """Yield the cells of all complete lines; a partial line is skipped, so its run is repeated."""
     for line in path.read_text().splitlines() if path.exists() else ():
-        try:
-            yield Cell(**json.loads(line))
-        except (ValueError, TypeError):
-            continue
+        with suppress(ValueError, TypeError):
+            cell = Cell(**json.loads(line))
+            found[cell.optimizer, cell.batch, cell.rate, cell.seed] = cell
+    return found

@@ -10,8 +10,8 @@ from pydantic import BeforeValidator, Field, model_validator
 from shardscope.errors import SpecError, StudyError, unknown_name
 from shardscope.spec import Job, registry
 from shardscope.spec._base import Spec
+from shardscope.spec.job_parts import label_of
 from shardscope.spec.space import Parameter, PowersOfTwo, Space
-from shardscope.spec.user_code import label_of
 from shardscope.tuning import apply
 from shardscope.tuning.batch_range import BatchRange
 from shardscope.tuning.objectives import OBJECTIVES, QUALITIES
@@ -29,13 +29,13 @@ class Definition(Spec):
     objectives: tuple[str, ...] = Field(min_length=1)
     own: tuple[str, ...] = ()
     equal: Literal["samples", "steps"] = "samples"
-    """Whether a trial with another batch size trains on as many samples as the job, or for as many steps."""
+    """Whether a trial with a different batch size trains on as many samples as the job, or for as many steps."""
     batch_range: BatchRange | None = None
     """How the range of batch sizes was chosen; None if the study did not choose it."""
     baselines: bool | None = None
     """Whether baseline optimizers are included and settings from the literature are run first.
 
-    None if the study does not record this; it is then not compared.
+    None if the stored study does not record this; `difference` then ignores it.
     """
     split: Literal["validation", "test"] = "validation"
     """The split on which trials are compared. Studies from earlier versions used the test split."""
@@ -44,11 +44,11 @@ class Definition(Spec):
 
     @classmethod
     def from_fields(cls, fields: Any) -> Self:
-        """Build a definition from JSON; if it does not name a split, it is from an earlier version."""
+        """Build a definition from JSON fields; if ``split`` is missing, trials were compared on the test split."""
         return super().from_fields({"split": "test", **fields} if isinstance(fields, dict) else fields)
 
     @model_validator(mode="after")
-    def _possible(self) -> Definition:
+    def _check_objectives(self) -> Definition:
         check_objectives(self.objectives, self.own)
         apply.check(self.job, self.space, equal=self.equal)
         return self
@@ -60,14 +60,14 @@ class Definition(Spec):
 
     @property
     def batches(self) -> str | None:
-        """Sentence on which batch sizes are searched and why; None if none are, or if the user chose them."""
+        """Sentence that states which batch sizes are searched and why; None if the study did not choose them."""
         batches = self.space.parameters.get("batch")
         if self.batch_range is None or not isinstance(batches, PowersOfTwo):
             return None
         return self.batch_range.sentence(batches)
 
     def in_words(self) -> dict[str, str]:
-        """Return the texts that a dashboard shows about the study: ``job`` and, if known, ``batches``."""
+        """Return the texts about the study that a dashboard shows: ``job`` and, if known, ``batches``."""
         job = self.job
         words = (
             f"{label_of(job.model)} on {label_of(job.data)}: {job.strategy.label}, {job.world_size} ranks, "
@@ -76,7 +76,7 @@ class Definition(Spec):
         return {"job": words, **({} if self.batches is None else {"batches": self.batches})}
 
     def require_code(self, *, study: str) -> None:
-        """Reject the study for new trials if the user's own methods have changed since it was created.
+        """Check, before new trials run, that the user-defined methods have not changed since the study was created.
 
         Args:
             study: Name of the study, for the message.
@@ -88,45 +88,45 @@ class Definition(Spec):
         changed = _changed(self.code or {}, {**(self.code or {}), **code_of(self.job, self.space)})
         if changed:
             raise StudyError(
-                f"study {study!r} was created with different code for {changed}; define it as it was then, or create a "
+                f"study {study!r} was created with different code for {changed}; restore that code, or create a "
                 "study with another name"
             )
         self.job.require_code()
 
     def require_validation(self, *, study: str) -> None:
-        """Reject the study for new trials if its earlier trials were compared on the test split.
+        """Check, before new trials run, that the earlier trials were compared on the validation split.
 
         Raises:
-            StudyError: New trials use the validation split and cannot be compared with the earlier ones.
+            StudyError: The earlier trials were compared on the test split, so new ones cannot be compared with them.
         """
         if self.split == "test" and self.quality is not None:
             raise StudyError(
-                f"study {study!r} compared its trials on the test split, as earlier versions did, and trials are now "
-                "compared on the validation split; its results can still be read, and more trials need a new study, "
-                "of another name"
+                f"study {study!r} compared its trials on the test split, as earlier versions did, but trials are now "
+                "compared on the validation split; its results can still be read, but to run more trials, create a "
+                "study with another name"
             )
 
-    def with_batches_of(self, begun: Definition) -> Definition:
-        """Return this definition with the batch range of `begun`, if the study chose the range in both definitions."""
-        if self.batch_range is None or begun.batch_range is None:
+    def with_batches_of(self, stored: Definition) -> Definition:
+        """Return this definition with the batch range of `stored`, the stored definition, if the study chose both."""
+        if self.batch_range is None or stored.batch_range is None:
             return self
-        return self.centred(begun.space.parameters.get("batch"), begun.batch_range)
+        return self.centred(stored.space.parameters.get("batch"), stored.batch_range)
 
     def centred(self, batches: Parameter | None, found: BatchRange) -> Definition:
-        """Return the definition with `batches` as its batch sizes (None removes them) and `found` as their centre."""
+        """Return the definition with the batch sizes `batches` (None: not searched), chosen as recorded in `found`."""
         others = {name: held for name, held in self.space.parameters.items() if name != "batch"}
         parameters = others if batches is None else {**others, "batch": batches}
         return self.replace(space=Space(parameters=parameters), batch_range=found)
 
     def difference(self, other: Definition) -> str | None:
-        """Return a clause on the first difference between the two definitions; None if they are equal."""
+        """Return a clause that states the first difference between two definitions; None if they are equal."""
         known = {key: text for key, text in (other.code or {}).items() if key in (self.code or {})}
         recoded = _changed(known, self.code or {})
         if recoded:
-            return f"{recoded} had other code"
+            return f"{recoded} had different code"
         if self.job.model_dump() != other.job.model_dump():
             changed = _changed(self.job.model_dump(), other.job.model_dump())
-            return f"the job has another {changed}"
+            return f"the job differs in {changed}"
         if None not in (self.baselines, other.baselines) and self.baselines != other.baselines:
             return f"baselines was {self.baselines}"
         if self.space != other.space:
@@ -155,11 +155,11 @@ def check_objectives(names: Sequence[str], own: Collection[str] = ()) -> None:
         if name not in OBJECTIVES and name not in own:
             raise unknown_name("objective", name, OBJECTIVES)
     if len(set(names)) < len(names):
-        raise SpecError(f"objectives={list(names)} name one twice; name each once")
+        raise SpecError(f"objectives={list(names)} contain a duplicate; give each objective once")
     if not set(names) & {*QUALITIES, *own}:
         raise SpecError(
-            f"objectives={list(names)} contain no measure of quality, so the fewest steps would win; add 'loss' or "
-            "'error'"
+            f"objectives={list(names)} contain no measure of quality, so the trial with the fewest steps would "
+            "win; add 'loss' or 'error'"
         )
 
 

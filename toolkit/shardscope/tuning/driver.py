@@ -4,7 +4,7 @@
     while driver.tick():        never blocks on training; its docstring lists what it may block on
         time.sleep(0.05)
 
-All state is kept in the study's storage and in run directories. If a driver is killed, any other driver can take over
+All state is stored in the study's storage and in run directories. If a driver is killed, any other driver can take over
 its trials (see `recovery`). Any number of drivers may work on one study.
 """
 
@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
@@ -30,7 +30,7 @@ from shardscope.runtime.status import Cause
 from shardscope.spec import Job
 from shardscope.spec.space import Value
 from shardscope.tuning import recovery
-from shardscope.tuning.apply import apply
+from shardscope.tuning.apply import MemoryLimit, apply
 from shardscope.tuning.definition import Definition
 from shardscope.tuning.measured import Objective, TrialMetrics, TrialReader, evaluated, values_of
 from shardscope.tuning.records import (
@@ -46,24 +46,27 @@ from shardscope.tuning.records import (
 from shardscope.tuning.samplers import constrain, suggest
 from shardscope.tuning.storage import StorageRetry, within
 
+if TYPE_CHECKING:
+    from shardscope.tuning.priors import EqualBudgets
+
 _RECOVER_EVERY_S = 5.0
 _GRACE_S = 1.0
-_LOOK_EVERY_S = 0.5
+_READ_EVERY_S = 0.5
 """Time between two reads of the storage by a driver that has nothing to start, in seconds."""
-_GIVING_WAY_S = 1.0
+_SETTLE_S = 1.0
 TOLD_WITHIN_S = 5.0
 """Time that `TrialDriver.stop` waits for the storage to record the stopped trials, in seconds."""
 MOST_ATTEMPTS = 3
-"""Maximum number of attempts at a trial whose run is killed from outside, for example for lack of memory."""
+"""Maximum number of attempts at a trial whose runs are killed from outside, for example for lack of memory."""
 _MOST_IMPOSSIBLE = 20
-"""Number of consecutive impossible trials after which the driver gives up and blames the space."""
+"""The driver raises an error about the space after this many consecutive impossible trials."""
 
 
 class Pruner(Protocol):
-    """Decides whether a running trial is worth its remaining steps."""
+    """Interface of pruners, which decide whether a running trial is worth its remaining steps."""
 
     def reason(self, live: Live, trials: list[FrozenTrial], /) -> str | None:
-        """Return a sentence on why to stop the trial, or None to continue. Called after each evaluation.
+        """Return a sentence that states why to stop the trial, or None to continue. Called after each evaluation.
 
         The trial waits for the decision, but no longer than one of its steps takes.
         """
@@ -75,23 +78,7 @@ class Reporting(Protocol):
     """A pruner that reports intermediate values of a trial to the study."""
 
     def report(self, live: Live, /) -> None:
-        """Report new points of the curve. Also called before a trial ends, as it may end between two ticks."""
-        ...
-
-
-class Feasibility(Protocol):
-    """Decides before launch whether a job can run on this machine."""
-
-    def fault(self, job: Job) -> str | None:
-        """Return why the job cannot run, as a sentence; None if it can."""
-        ...
-
-
-class Choose(Protocol):
-    """May fix some settings of the next trial before the others are sampled."""
-
-    def before_asking(self, study: optuna.Study, trials: list[FrozenTrial]) -> None:
-        """Add a trial to the study's queue, or do nothing."""
+        """Report new evaluations of the trial to the study. Called after evaluations, and before the trial ends."""
         ...
 
 
@@ -104,7 +91,6 @@ class Live:
     job: Job
     run: Run
     meter: TrialReader
-    stop_because: str | None = None
     decided_at: int = 0
     beat: float = field(default_factory=time.monotonic)
 
@@ -121,7 +107,7 @@ class Live:
 
 @dataclass
 class TrialDriver:
-    """Runs trials until the study has the requested number of them.
+    """Driver that runs trials until the study has the requested number of them.
 
     Args:
         study: Optuna study that suggests the settings of trials.
@@ -146,16 +132,16 @@ class TrialDriver:
     own: Mapping[str, Objective] = field(default_factory=dict)
     parallel: int = 1
     pruner: Pruner | None = None
-    feasibility: Feasibility | None = None
-    choose: Choose | None = None
+    feasibility: MemoryLimit | None = None
+    choose: EqualBudgets | None = None
     seed: Callable[[], None] | None = None
     retry: StorageRetry = field(default_factory=StorageRetry)
     live: dict[int, Live] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._me = recovery.enrol(self)
+        self._identity = recovery.enrol(self)
         self._watch = recovery.Watch()
-        self._recovered_at = self._looked_at = -math.inf
+        self._recovered_at = self._read_at = -math.inf
         self._begun: int | None = None  # number of a trial that exists in the study and has no run yet
         self._unsettled: tuple[optuna.Trial, float] | None = None
         self._is_over = False
@@ -165,17 +151,17 @@ class TrialDriver:
     # The loop.
 
     def tick(self) -> bool:
-        """Do the work that is due now; return whether more work will follow.
+        """Follow the running trials and start new ones; return whether more ticks are needed.
 
-        True until the study has all its trials, even if other drivers are running the last of them.
+        More ticks are needed until the study has all its trials, even if other drivers are running the last of them.
 
-        A tick may block, so user interfaces call it on a separate thread. If the storage is unreachable, each call to
-        it waits up to `retry.seconds` (ten minutes by default), or until `retry.given_up` is set. Pruning a run waits
-        until the run stops: one step or one second, and up to 16 seconds if its agent hangs. Before the first trial
-        of a new model, a tick may trace that model. It also calls the user-defined objectives.
+        A tick may block, so user interfaces call it on a separate thread. If the storage is unreachable, each storage
+        call waits up to `retry.seconds` (ten minutes by default), or until `retry.given_up` is set. Pruning a run
+        blocks until the run has stopped: for one step or one second, or up to 16 seconds if the run's agent hangs. A
+        tick also calls user-defined objectives and, before the first trial of a new model, may trace that model.
 
         Raises:
-            StudyError: The storage is unreachable, or hardly any settings in the space can be run.
+            StudyError: The storage is unreachable, or almost no settings in the space can be run.
         """
         if self.seed is not None:
             self.retry(self.seed)
@@ -185,10 +171,10 @@ class TrialDriver:
         if time.monotonic() - self._recovered_at > min(_RECOVER_EVERY_S, recovery.beat_s()):
             self.retry(self._recover)
             self._recovered_at = time.monotonic()
-        if time.monotonic() - self._looked_at > _LOOK_EVERY_S:
+        if time.monotonic() - self._read_at > _READ_EVERY_S:
             while not self._stopping and len(self.live) < self.parallel:
                 if not self._start():
-                    self._looked_at = time.monotonic()
+                    self._read_at = time.monotonic()
                     break
         return bool(self.live) or self._unsettled is not None or not (self._stopping or self._is_over)
 
@@ -208,11 +194,11 @@ class TrialDriver:
         self._begun = self._unsettled = None
         if left:
             within(TOLD_WITHIN_S, self.retry, self._leave, left)
-        recovery.resign(self._me)
+        recovery.resign(self._identity)
 
     def _leave(self, numbers: list[int]) -> None:
         for number in numbers:
-            self._set_aside(number, "the study was stopped")
+            self._mark_for_retry(number, "the study was stopped")
 
     def can_prune(self, number: int) -> bool:
         """Return whether this driver is running the trial, so that `prune` can stop it."""
@@ -225,22 +211,22 @@ class TrialDriver:
             StudyError: This driver is not running the trial.
         """
         if number not in self.live:
-            raise StudyError(f"trial {number} is not running here; running are {sorted(self.live) or 'none'}")
-        self._cut(self.live[number], reason)
+            raise StudyError(f"trial {number} is not running here; running: {sorted(self.live) or 'none'}")
+        self._prune_run(self.live[number], reason)
 
     # Starting.
 
     def _start(self) -> bool:
-        """Start a trial, or try again to start the unsettled one; return False if nothing can be started now."""
-        trials = self.retry(self._looked)
+        """Start a trial, or recheck the one whose start is undecided; return False if none can be started now."""
+        trials = self.retry(self._read_trials)
         self._is_over = recovery.ended(trials) >= self.trials
         try:
             if self._unsettled is None:
                 if recovery.begun(trials) >= self.trials or (trial := self._next(trials)) is None:
                     return False
                 self._begun = trial.number
-                self.retry(trial.set_user_attr, DRIVER, self._me)
-                self._unsettled = trial, time.monotonic() + _GIVING_WAY_S
+                self.retry(trial.set_user_attr, DRIVER, self._identity)
+                self._unsettled = trial, time.monotonic() + _SETTLE_S
             if not self._settle(*self._unsettled):
                 return False
         except UpdateFinishedTrialError:
@@ -248,15 +234,15 @@ class TrialDriver:
         self._begun = None
         return True
 
-    def _looked(self) -> list[FrozenTrial]:
+    def _read_trials(self) -> list[FrozenTrial]:
         trials = self.study.get_trials(deepcopy=False)
         if recovery.replace_lost(self.study, trials):
             trials = self.study.get_trials(deepcopy=False)
         return trials
 
     def _next(self, trials: list[FrozenTrial]) -> optuna.Trial | None:
-        """Return a trial to retry, else one that the user asked to rerun, else a new one; None if no place is left."""
-        is_full = len(recovery.places(trials)) >= self.trials
+        """Return a trial to retry, else a rerun that the user requested, else a new trial; None if no slot is left."""
+        is_full = len(recovery.slots(trials)) >= self.trials
         for number in [*recovery.retries(trials), *([] if is_full else recovery.asked_again(trials))]:
             held = self.retry(self.writer.take, number)
             if held is not None:
@@ -268,9 +254,9 @@ class TrialDriver:
         return self.retry(self.study.ask)
 
     def _settle(self, trial: optuna.Trial, deadline: float) -> bool:
-        """Launch a trial, or cancel it if other drivers started too many at once; return False while undecided.
+        """Launch a trial, or cancel it if several drivers started too many; return False while this is undecided.
 
-        Of two excess trials the later one is cancelled. Until `deadline`, later ticks check again.
+        Of two trials that compete for the last slot, the later is cancelled. Later ticks check again until `deadline`.
         """
         trials = self.retry(self.study.get_trials, deepcopy=False)
         reason, is_sure = recovery.over_budget(trial.number, trials, self.trials)
@@ -295,7 +281,7 @@ class TrialDriver:
         self._launch(trial, params, job)
 
     def _draw(self, trial: optuna.Trial) -> dict[str, Value]:
-        """Return the sampled settings of a trial, as they are stored.
+        """Sample the settings of a trial, which also stores them, and return them.
 
         Raises:
             SpecError: The trial was queued with a value outside the space.
@@ -303,7 +289,7 @@ class TrialDriver:
         asked = [trial]
 
         def draw() -> dict[str, Value]:
-            if not asked:  # a retry: the storage failed, and may hold values whose reply never arrived
+            if not asked:  # a retry after an outage: the storage may hold unconfirmed values
                 asked.append(optuna.Trial(self.study, self.writer.id_of(trial.number)))
             return suggest(asked.pop(), self.definition)
 
@@ -338,7 +324,7 @@ class TrialDriver:
         except BrokenPipeError:  # its launch server was just killed; the next launch starts another
             if not self._may_retry(trial.number):
                 raise
-            self.retry(self._set_aside, trial.number, "its launch server was killed", was_killed=True)
+            self.retry(self._mark_for_retry, trial.number, "its launch server was killed", was_killed=True)
             return
         except LaunchError as error:
             raise not_launched(trial.number, error) from error
@@ -365,11 +351,11 @@ class TrialDriver:
             trials = self.retry(self.study.get_trials, deepcopy=False)
             reason = self.retry(self.pruner.reason, live, trials)
             if reason is None:
-                # The run waits at most as long as a step takes, so failing here (full disk, no folder) is harmless.
+                # Without approval (full disk, no folder), the run waits for the time of one step and then continues.
                 with suppress(OSError, SpecError):
                     live.run.approve(live.measured.curve[-1][0])
             else:
-                self._cut(live, reason)
+                self._prune_run(live, reason)
 
     def _write(self, live: Live, name: str, value: Any) -> None:
         """Set an attribute of a running trial; stop its run if another driver has taken over the trial."""
@@ -381,9 +367,9 @@ class TrialDriver:
 
     def _drop(self, live: Live) -> None:
         self.live.pop(live.number, None)
-        self._looked_at = -math.inf
+        self._read_at = -math.inf
 
-    def _cut(self, live: Live, reason: str) -> None:
+    def _prune_run(self, live: Live, reason: str) -> None:
         live.run.stop(_GRACE_S)
         live.meter.read()
         self._tell_measured(live, None, TrialState.PRUNED, reason)
@@ -396,7 +382,7 @@ class TrialDriver:
         elif state == "stopped" and live.run.cause is Cause.REQUESTED:
             self._tell_measured(live, None, TrialState.PRUNED, "its run was stopped by hand")
         elif (state == "stopped" or was_killed(live.run)) and self._may_retry(live.number):
-            self.retry(self._set_aside, live.number, _sentence(error), was_killed=True)
+            self.retry(self._mark_for_retry, live.number, _sentence(error), was_killed=True)
             self._drop(live)
         else:
             self._tell_measured(live, None, TrialState.FAIL, _sentence(error))
@@ -436,19 +422,19 @@ class TrialDriver:
         trials = self.retry(self.study.get_trials, deepcopy=False)
         return recovery.attempts(trials, number) < MOST_ATTEMPTS
 
-    def _set_aside(self, number: int, reason: str, *, was_killed: bool = False) -> None:
+    def _mark_for_retry(self, number: int, reason: str, *, was_killed: bool = False) -> None:
         recovery.mark_for_retry(self.writer, number, reason, was_killed=was_killed)
         recovery.replace_lost(self.study, self.study.get_trials(deepcopy=False))
 
     def _recover(self) -> None:
-        """Take over the trials of drivers that no longer run."""
+        """Take over the trials of dead drivers."""
         trials = self.study.get_trials(deepcopy=False)
         for trial in self._watch.gone([trial for trial in trials if trial.number not in self.live]):
             self._adopt(trial, trials)
         recovery.replace_lost(self.study, self.study.get_trials(deepcopy=False))
 
     def _adopt(self, trial: FrozenTrial, trials: list[FrozenTrial]) -> None:
-        """Record the metrics if the run completed without its driver, else mark the trial for a retry."""
+        """Take over a trial: record its result if its run has completed, else mark it for a retry."""
         run = self._run_of(trial)
         excess = None if trial.params else recovery.over_budget(trial.number, trials, self.trials)[0]
         if excess is not None:  # the driver died before it could cancel this excess trial

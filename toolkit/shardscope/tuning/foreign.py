@@ -34,7 +34,7 @@ def check_trials(trials: Iterable[FrozenTrial], space: Space, *, study: str) -> 
         study: Name of the study, for the message.
 
     Raises:
-        StudyError: A trial is foreign; the message names the trial, the attribute and its value.
+        StudyError: Another program wrote a trial; the message names the trial, the attribute and its value.
     """
     exponents = {
         study_name(name, space): range(parameter.exponents[0], parameter.exponents[1] + 1)
@@ -59,7 +59,7 @@ def check_trials(trials: Iterable[FrozenTrial], space: Space, *, study: str) -> 
             name, value = wrong[0]
             raise StudyError(
                 f"study {study!r}: trial {trial.number} has {name}={quoted(value)}, which Shardscope does not write; "
-                "something else has changed this storage: create a study with another name"
+                "another program has written to this study; create a study with another name"
             )
 
 

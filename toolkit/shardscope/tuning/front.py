@@ -3,7 +3,7 @@
 Of two identical runs, one is always a little faster. With several objectives, this alone would keep a trial on the
 front although another trial is better or equal in every objective except time, and a rerun could reverse their order.
 Such trials are left out and listed in `Front.by_noise`. Every front of a study that is printed, plotted or returned
-follows this rule; Optuna's `study.best_trials` includes both groups. The front of a population leaves no trial out.
+follows this rule; Optuna's `study.best_trials` includes both groups. The front of a population is not filtered.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from shardscope.analytic import pareto
 
 Values = Mapping[str, float]
 QUICKER_BY = 0.1
-"""A relative difference in time that counts. The median step times of two identical runs, one after the other on a
-busy machine, differed by 3 to 10 %."""
+"""Relative difference in time above which one trial counts as faster than another. The median step times of two
+identical runs, one after the other on a busy machine, differed by 3 to 10 %."""
 _TIME = "seconds"
 
 
 class Front(NamedTuple):
-    """Numbers of the trials on the front, in two groups."""
+    """The trials on the front, as trial numbers in two groups."""
 
     clear: tuple[int, ...]
+    """Trials whose advantage is more than a small difference in measured time."""
     by_noise: tuple[int, ...]
-    """Trials whose only advantage over a trial in `clear` is a time lower by less than a fraction `QUICKER_BY`."""
+    """Trials whose only advantage over a trial in `clear` is a time lower by less than `QUICKER_BY` (a fraction)."""
 
     @property
     def note(self) -> str | None:
@@ -64,7 +65,7 @@ def front_of(values: Mapping[int, Values]) -> Front:
 
 
 def note_of(by_noise: tuple[int, ...]) -> str | None:
-    """Return a sentence on which trials are left out and why; None if none are."""
+    """Return a sentence that states which trials are left out and why; None if none are."""
     if not by_noise:
         return None
     numbers = ", ".join(map(str, by_noise))
@@ -72,6 +73,6 @@ def note_of(by_noise: tuple[int, ...]) -> str | None:
         (f"Trial {numbers} is", "it has") if len(by_noise) == 1 else (f"Trials {numbers} are", "they have")
     )
     return (
-        f"{who} left out: the only advantage that {has} over the front is less than {QUICKER_BY:.0%} of time, and "
-        "identical runs differ by as much."
+        f"{who} left out: the only advantage that {has} over the front is a difference of less than {QUICKER_BY:.0%} "
+        "in time, and identical runs differ by as much."
     )

@@ -1,7 +1,7 @@
 """The learning-rate range test: one real run whose learning rate rises exponentially until the loss explodes.
 
-Smith 2015, Cyclical learning rates (arXiv 1506.01186), section 3.3; with an exponential rise and an early end as in
-fastai's ``lr_find``.
+The test is from Smith 2015, Cyclical learning rates (arXiv 1506.01186), section 3.3; the exponential rise and the early
+end are from fastai's ``lr_find``.
 """
 
 from __future__ import annotations
@@ -88,10 +88,12 @@ def lr_range_test(
         SpecError: Rates or steps are out of range, or the loss never fell.
         RunFailed: The run failed for a reason other than an exploding loss.
     """
-    run = launch(range_job(job, low=low, high=high, steps=steps), root=root)
+    run = launch(
+        range_job(job, low=low, high=high, steps=steps), root=root, made_by="learning-rate range test"
+    )
     try:
         exploded = _watch(run)
-    except BaseException:  # including an interrupt: nothing will read the run
+    except BaseException:  # including an interrupt: without a caller, nothing would stop the run
         run.stop()
         raise
     lr, loss = _losses(run)
@@ -108,7 +110,7 @@ def range_job(job: Job, *, low: float, high: float, steps: int) -> Job:
         raise SpecError(f"low={low!r} and high={high!r} must be learning rates with 0 < low < high")
     if steps < FEWEST_STEPS:
         raise SpecError(f"steps={steps!r} are too few for a range test; use at least {FEWEST_STEPS}")
-    # a schedule reaches its final ratio one step after the last one
+    # a schedule reaches its final ratio one step after the last step, hence the exponent
     lr_schedule = LRSchedule("exponential", final_ratio=(high / low) ** (steps / (steps - 1)))
     return job.replace(
         optimizer=job.optimizer.replace(lr=low), lr_schedule=lr_schedule, steps=steps, eval_every=None,

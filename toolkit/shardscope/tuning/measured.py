@@ -1,4 +1,4 @@
-"""Metrics of a run so far, counted and timed but never modelled, and the objective values of a completed run."""
+"""Metrics of a run so far (all measured, none predicted), and the objective values of a completed run."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING
 
-from shardscope.runlog.averages import ALIKE
 from shardscope.runlog.layers import reports_layers
 from shardscope.runlog.reducer import Evaluation, RunLog
+from shardscope.runlog.steps import ALIKE
 from shardscope.runlog.tail import Tail
 from shardscope.runtime.run import Run
 from shardscope.spec import Job
@@ -20,22 +20,23 @@ from shardscope.tuning.objectives import QUALITIES
 if TYPE_CHECKING:
     from shardscope.tuning.definition import Definition
 
-_RARER = 4
+_ALARM_GROWTH = 4
 """Alarms are recomputed when the number of layer samples has grown by a quarter, and when the run has ended."""
 
 
 @dataclass(frozen=True)
 class TrialMetrics:
-    """Metrics of a run, kept as separate parts, so that the run's time on another link can be derived from them.
+    """Metrics of a run; computing, packing and traffic are separate, so that the time on another link can be predicted.
 
     Attributes:
         steps: Number of steps that all ranks have taken.
-        step_s: Median time of a step on the slowest rank, in seconds, without the first steps. If steps differ in kind
-            (local SGD, or an uncompressed warm-up), each kind is weighted by its share of the job's steps
-            (`runlog.averages`); None until there are steps of each kind.
-        compute_s: Median computation time of a step, in seconds, on the rank that computes longest; None without spans.
-        codec_s: Mean time of packing and unpacking in a step, in seconds, on the rank that spends most on it; weighted
-            as `step_s`.
+        step_s: Median time of a step on the slowest rank, in seconds, without the first steps. If there are several
+            kinds of steps (local SGD, or an uncompressed warm-up), the median of each kind is weighted by the kind's
+            share of the job's steps (`runlog.steps`); None until there are steps of each kind.
+        compute_s: Median computation time of a step, in seconds, on the rank that computes the longest; None if the run
+            recorded no spans.
+        codec_s: Mean time of packing and unpacking in a step, in seconds, on the rank that spends the most time on it;
+            weighted like `step_s`.
         bytes: Training bytes sent by all ranks so far.
         messages: Training messages sent by all ranks so far.
         memory: Highest peak memory of any rank so far, in bytes.
@@ -43,8 +44,8 @@ class TrialMetrics:
         alarms: The latest alarms about the run's layers, as sentences (`runlog.alarms`).
         plain_s: Median time over all steps so far, of any kind, in seconds; None until a step has been measured.
         spent_s: Total time of the steps so far, in seconds; None if recorded by an older version.
-        test: Loss and fraction of wrong answers on the test split, on which no choice depends; None until
-            that evaluation after the last step.
+        test: Loss and fraction of wrong answers on the test split, which no choice depends on; None until the test
+            split has been evaluated, after the last step.
     """
 
     steps: int
@@ -79,7 +80,7 @@ class TrialMetrics:
 
 @dataclass
 class TrialReader:
-    """Follows one run: `read` reads new events, `measured` computes the metrics from all events read so far.
+    """Reader of one run: `read` reads new events, `measured` computes the metrics from all events read so far.
 
     A trial trains on the same machine as the process that watches it. `read` is called many times a second, so its cost
     depends only on the number of new events; medians are computed in `measured`. One thread may call `read` while
@@ -88,7 +89,7 @@ class TrialReader:
     Attributes:
         is_piece: Whether the run trains only a part of its job. Kinds of steps are then weighted by how often they
             occurred, not by their share of the whole job.
-        log: The events so far, reduced.
+        log: Reduced log of all events read so far.
     """
 
     run: Run
@@ -121,7 +122,7 @@ class TrialReader:
         return len(self.log.evaluations)
 
     def read(self) -> None:
-        """Read new events."""
+        """Read the run's new events, and recompute its alarms if they are due."""
         with self._lock:
             events = self._tail.poll()
             if events:
@@ -153,7 +154,7 @@ class TrialReader:
             codec_s=log.per_step("codec_s", until=until) or 0.0,
             bytes=sum(log.steps.column("sent_bytes")),
             messages=sum(log.steps.column("messages")),
-            memory=log.peak_memory_bytes or 0,
+            memory=log.process_bytes or 0,
             curve=tuple((each.step, *_quality(each)) for each in log.evaluations),
             alarms=self._alarms,
             plain_s=median(times) if times else None,
@@ -165,10 +166,10 @@ class TrialReader:
         return self.log.layer_samples.num_samples >= self._alarm_at or not self.run.is_alive
 
     def _compute_alarms(self) -> None:
-        """Compute alarms from all layer samples; the more samples, the less often, as the cost grows with them."""
+        """Compute alarms from all layer samples; the more samples there are, the later they are computed again."""
         layer_samples = self.log.layer_samples
         self._alarmed, num_samples = layer_samples.num_events, layer_samples.num_samples
-        self._alarm_at = num_samples + max(1, num_samples // _RARER)
+        self._alarm_at = num_samples + max(1, num_samples // _ALARM_GROWTH)
         self._alarms = tuple(map(str, layer_samples.layers(self.run.job.optimizer).alarms))
 
 
@@ -178,15 +179,15 @@ def _quality(evaluation: Evaluation) -> tuple[float, float]:
 
 
 def evaluated(job: Job, times: int = 8) -> Job:
-    """Return the job with `times` evaluations, unless it sets `eval_every`, and with enough layer samples."""
-    job = looked_into(job)
+    """Return the job with `times` evaluations, unless it sets `eval_every`, and with layer statistics."""
+    job = with_layer_statistics(job)
     if job.eval_every is not None:
         return job
     return job.replace(eval_every=max(1, -(-job.steps // times)))
 
 
-def looked_into(job: Job, times: int = 20) -> Job:
-    """Return the job with its layers sampled at least `times` times, if they can be and the job records any."""
+def with_layer_statistics(job: Job, times: int = 20) -> Job:
+    """Return the job with layer statistics sampled at least `times` times (or at every step), if it records any."""
     every = min(job.record.layers_every, max(1, job.steps // times))
     if every == job.record.layers_every or not reports_layers(job):
         return job
@@ -200,16 +201,16 @@ Objective = Callable[[Run], float]
 def values_of(
     definition: Definition, run: Run, measured: TrialMetrics, own: Mapping[str, Objective]
 ) -> tuple[dict[str, float], str | None]:
-    """Return the objective values of a completed run, and a sentence on what is wrong with them (None if nothing)."""
+    """Return the objective values of a completed run, and a sentence that states what is wrong with them, or None."""
     return _values(dict.fromkeys(definition.objectives, run.job.steps), run, measured, own)
 
 
 def interval_values(
     names: Sequence[str], run: Run, measured: TrialMetrics, own: Mapping[str, Objective]
 ) -> tuple[dict[str, float], str | None]:
-    """Return the objective values of a run over a part of its job: quality at its end, other objectives per step.
+    """Return objective values of a run that trains a part of its job: quality at its end, other objectives per step.
 
-    The second item is a sentence on what is wrong with the values; None if nothing is.
+    The second item is a sentence that states what is wrong with the values; None if all are valid.
     """
     return _values(
         {name: run.job.last_step if name in QUALITIES else 1 for name in names}, run, measured, own
@@ -219,7 +220,7 @@ def interval_values(
 def _values(
     steps: Mapping[str, int], run: Run, measured: TrialMetrics, own: Mapping[str, Objective]
 ) -> tuple[dict[str, float], str | None]:
-    """Return the value of each objective over its number of steps, and a sentence on a fault (None if none)."""
+    """Return the value of each objective over its number of steps, and an error sentence (None if all are valid)."""
     values: dict[str, float] = {}
     for name, count in steps.items():
         value = _own_value(name, own[name], run) if name in own else measured.objective(name, count)
@@ -232,7 +233,7 @@ def _values(
 
 
 def _own_value(name: str, objective: Objective, run: Run) -> float | str:
-    """Return the value, or a sentence on the exception that the user's function raised: only this trial fails."""
+    """Return the value of a user-defined objective, or an error sentence if it raises: then only this trial fails."""
     try:
         return float(objective(run))
     except Exception as error:  # noqa: BLE001 - see the docstring

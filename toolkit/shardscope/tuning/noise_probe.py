@@ -1,6 +1,6 @@
-"""The first run of a study without a given space: it measures the gradient noise scale, to centre the batch sizes.
+"""The first run of a study without a given space: it measures the gradient noise scale, to choose batch sizes.
 
-The run takes the first steps of the job and is kept in ``<study>/probe``; it is not a trial. If the process stops
+The run takes the first steps of the job and is stored in ``<study>/probe``; it is not a trial. If the process stops
 before the study is created, the next attempt reuses the run. A resumed study reads the measured value from its
 definition.
 """
@@ -29,10 +29,11 @@ from shardscope.tuning.storage import answering, begun_as
 BatchesAround = Literal["noise", "job"]
 _MOST_STEPS, _LEAST_STEPS = 200, 20
 _SHARE = 0.5
-"""Fraction of the job's steps to measure: the noise scale grows while the loss falls, fastest at first."""
+"""Fraction of the job's steps in the measuring run. The noise scale grows as the loss falls, fastest at the start."""
 _SMOOTHING = 0.95
-"""Factor of the exponential smoothing. It averages over only about 20 steps, because the noise scale grows."""
-_LOOK_EVERY_S = 0.05
+"""Decay factor of the exponential average over steps. The span is short (about 20 steps) because the noise scale keeps
+growing."""
+_POLL_S = 0.05
 _GRACE_S = 1.0
 
 
@@ -51,21 +52,22 @@ def resolve_batch_range(
     stopping: threading.Event | None = None,
     on_probe: Callable[[Job], None] | None = None,
 ) -> Definition:
-    """Return a default definition with the batch range of the existing study, or with a newly chosen range.
+    """Return the definition with the batch range of the existing study or, for a new study, with a newly chosen range.
 
     Args:
         definition: Definition with the default space; returned unchanged if it does not search batch sizes.
         storage: Storage of the study.
         name: Name of the study.
         folder: Folder of the study; the measuring run goes into ``probe`` inside it.
-        around_what: ``noise`` measures the critical batch size for the centre; ``job`` takes the job's batch size.
+        around_what: Centre of the range: ``noise`` takes the measured critical batch size, ``job`` the job's batch
+            size.
         limit: Memory limit that larger batches must respect.
         stopping: Event that interrupts the measurement.
         on_probe: Called with the job of the measuring run before it is launched.
 
     Raises:
         NotMeasured: `stopping` was set before the noise scale was measured.
-        StudyError: Another program created the study with this name; then nothing is measured.
+        StudyError: The study with this name was created by another program; nothing is measured.
     """
     if "batch" not in definition.space.parameters:
         return definition
@@ -91,11 +93,11 @@ def measured(
     stopping: threading.Event | None = None,
     on_probe: Callable[[Job], None] | None = None,
 ) -> BatchRange:
-    """Return the critical batch size of a job from the gradient noise scale of its first steps.
+    """Measure the critical batch size of a job, from the gradient noise scale of its first steps.
 
-    The scale is that of the plain gradient (McCandlish et al. 2018). With a preconditioning optimizer (AdamW, LAMB),
-    the critical batch size depends on the noise of the preconditioned gradient instead. So the result serves only as
-    the centre of a search.
+    The noise scale is that of the plain gradient (McCandlish et al. 2018). With a preconditioning optimizer (AdamW,
+    LAMB), the critical batch size depends on the noise of the preconditioned gradient instead. So the result is used
+    only as the centre of a search range.
 
     Args:
         job: The job to measure.
@@ -118,7 +120,7 @@ def measured(
         return BatchRange(
             own=own, run=str(run.path), why_not=f"the run that was to measure the noise scale {_end_of(run)}"
         )
-    return _told(run, own)
+    return _batch_range(run, own)
 
 
 def probe_of(job: Job) -> Job:
@@ -153,10 +155,10 @@ def _run(
         while run.is_alive:
             if stopping is not None and stopping.is_set():
                 raise NotMeasured(
-                    "stopped while the noise scale was measured, before the study was created; give it more time, or "
-                    "centre its batches on the job's own (batch_range='job')"
+                    "stopped while the noise scale was being measured, before the study was created; allow more time, "
+                    "or centre the batch sizes on the job's own (batch_range='job')"
                 )
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_POLL_S)
     finally:
         if run.is_alive:
             run.stop(_GRACE_S)
@@ -167,7 +169,7 @@ def _end_of(run: Run) -> str:
     return f"failed: {str(run.error).splitlines()[0]}" if run.error is not None else f"was {run.state}"
 
 
-def _told(run: Run, own: int) -> BatchRange:
+def _batch_range(run: Run, own: int) -> BatchRange:
     noise = run.noise_scale(_SMOOTHING)
     about = {"own": own, "steps": len(noise.steps), "run": str(run.path)}
     if (
@@ -176,7 +178,8 @@ def _told(run: Run, own: int) -> BatchRange:
         or not (math.isfinite(noise.latest) and noise.latest > 0)
     ):
         return BatchRange(
-            **about, why_not=f"the gradient was lost in its noise over {len(noise.steps)} steps"
+            **about,
+            why_not=f"the gradient could not be distinguished from its noise in {len(noise.steps)} steps",
         )
     low, high = noise.interval
     return BatchRange(

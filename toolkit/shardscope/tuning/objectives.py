@@ -9,7 +9,7 @@ OBJECTIVES: Mapping[str, str] = {
     "error": "fraction of wrong answers on the validation split at the end, from 0 to 1 (1 minus the accuracy)",
     "seconds": "training time in seconds: median step of the slowest rank, without the first steps, times the steps",
     "bytes": "bytes that all ranks together sent over the whole run",
-    "memory": "peak memory in bytes of the rank that needed most",
+    "memory": "peak memory, in bytes, of the rank that needed the most",
 }
 """Descriptions of the objectives by name. All are measured, and lower is better."""
 QUALITIES = ("loss", "error")

@@ -2,9 +2,10 @@
 
 Seeds are settings that run before any others are sampled:
 
-1. the job as it is,
+1. the unchanged job,
 2. the baseline optimizers at their usual learning rates,
-3. compressors that may pay off, from the mildest to the strongest, so that the front is explored from both ends,
+3. compressors that may pay off, from the mildest to the strongest, so that the Pareto front is explored from both
+   ends,
 4. LAMB with learning rate and warm-up scaled with the batch size (You et al. 2020, section 4: the rate grows with the
    square root of the batch size, the warm-up fraction in proportion to it). The smallest batch, which takes the most
    steps, comes last: by then a pruner has finished trials to compare it with.
@@ -27,14 +28,14 @@ from shardscope.errors import SpecError
 from shardscope.spec import Compression, Job, Optimizer, registry
 from shardscope.spec.models import model_config
 from shardscope.spec.space import Between, Choices, PowersOfTwo, Space, Value, parse_name
-from shardscope.tuning.apply import apply
+from shardscope.tuning.apply import apply, fault_of
 from shardscope.tuning.batch_range import around
 from shardscope.tuning.records import IMPOSSIBLE, not_counted, study_name
 
 _MOMENTUM = "nesterov"
 BASELINES = ("adamw", _MOMENTUM)
-"""Included in every study that searches optimizers: layer-wise methods must be compared with these at equal budget
-(Nado et al. 2021, "A large batch optimizer reality check")."""
+"""Optimizers included in every study that searches optimizers, because layer-wise methods must be compared with them at
+equal budget (Nado et al. 2021, "A large batch optimizer reality check")."""
 COMPRESSORS = ("none", "bf16", "int8", "int4", "topk", "powersgd")
 _STRENGTHS: Mapping[str, Any] = {
     "compression[topk].ratio": (0.003, 0.1, "log"), "compression[powersgd].rank": (1, 16, "log"),
@@ -54,11 +55,11 @@ class Seed(NamedTuple):
 
     params: Mapping[str, Value]
     origin: str
-    """One of `ORIGINS`."""
+    """Reason why the seed is tried: one of `ORIGINS`."""
 
 
 def default_space(job: Job) -> Space:
-    """Return a space of optimizer, learning rate, batch size, warm-up and the compression that the strategy supports.
+    """Return the default space: optimizer, learning rate, batch size, warm-up and the compressors that can be used.
 
     It always contains the job's own learning rate and methods.
     """
@@ -72,7 +73,7 @@ def default_space(job: Job) -> Space:
     batch = around(job)
     if batch is not None:
         parameters["batch"] = batch
-    methods = [n for n in dict.fromkeys([*COMPRESSORS, job.compression.name]) if _goes(job, n)]
+    methods = [n for n in dict.fromkeys([*COMPRESSORS, job.compression.name]) if _is_usable(job, n)]
     if job.world_size > 1 and len(methods) > 1:
         parameters["compression"] = methods
         parameters |= {n: strength for n, strength in _STRENGTHS.items() if parse_name(n).branch in methods}
@@ -108,7 +109,7 @@ def _own_rate(job: Job) -> dict[str, Any]:
     return {f"optimizer[{name}].lr": (min(low, rate), max(high, rate), "log")}
 
 
-def _goes(job: Job, method: str) -> bool:
+def _is_usable(job: Job, method: str) -> bool:
     try:
         job.replace(compression=Compression(name=method))
     except SpecError:
@@ -116,16 +117,8 @@ def _goes(job: Job, method: str) -> bool:
     return True
 
 
-def _possible(job: Job, params: Mapping[str, Value]) -> bool:
-    try:
-        apply(job, params)
-    except SpecError:
-        return False
-    return True
-
-
 def seeds(job: Job, space: Space, objectives: Sequence[str] = ()) -> list[Seed]:
-    """Return settings worth trying first, without duplicates; settings that a seed leaves open are sampled.
+    """Return the seeds of a study, without duplicates; a trial samples the settings that its seed does not fix.
 
     Args:
         job: The study's job.
@@ -144,10 +137,10 @@ def seeds(job: Job, space: Space, objectives: Sequence[str] = ()) -> list[Seed]:
         inside = {name: value for name, value in seed.params.items() if _contains(space, name, value)}
         known = any(dict(other.params) == inside for other in found)
         lost = {name for name in seed.params if name in space.parameters} - set(inside)
-        if inside and not known and _possible(job, inside):
+        if inside and not known and fault_of(job, inside) is None:
             found.append(
                 Seed(inside, "prior" if lost else seed.origin)
-            )  # a seed with settings left to be sampled is not the default
+            )  # a seed that lost settings outside the space is not the job itself
     return found
 
 
@@ -168,7 +161,7 @@ def _rate_name(space: Space, optimizer: str) -> str:
 
 
 def _own(job: Job, space: Space) -> Iterator[Seed]:
-    """Yield the job's own settings; `seeds` drops those outside the space."""
+    """Yield a seed with the job's own settings; `seeds` drops the settings outside the space."""
     share = job.lr_schedule.warmup_steps / job.steps
     name = job.optimizer.name
     yield Seed(
@@ -200,8 +193,9 @@ def _baselines(job: Job, space: Space) -> Iterator[Seed]:
 def _lamb_line(job: Job, space: Space, paying: Sequence[Mapping[str, Value]]) -> Iterator[Seed]:
     """Yield LAMB seeds with the largest, the middle and the smallest batch size.
 
-    All except the last use the strongest paying compressor without a searched strength. Quantizers hardly change the
-    final quality, so one trial shows the effects of both the batch size and the saved bytes.
+    All except the last use the strongest compressor that pays off and has no searched strength (a quantizer).
+    Quantizers barely change the final quality, so one trial shows the effects of both the batch size and the saved
+    bytes.
     """
     batches = space.parameters.get("batch")
     if not isinstance(batches, PowersOfTwo) or not isinstance(space.parameters.get("optimizer"), Choices):
@@ -223,11 +217,11 @@ def _lamb_line(job: Job, space: Space, paying: Sequence[Mapping[str, Value]]) ->
 
 
 def _compressors(job: Job, space: Space, paying: Sequence[Mapping[str, Value]]) -> Iterator[Seed]:
-    """Yield seeds for the mildest paying compressor, the strongest one, and one in between.
+    """Yield seeds for the mildest, a medium and the strongest one of the compressors that pay off.
 
     Their other settings are fixed at usual values, because a trial whose sampled learning rate fails shows nothing
     about the compressor. The optimizer alternates between Nesterov momentum, for which error feedback is proven to
-    compensate (Zheng, Huang and Kwok, NeurIPS 2019), and the job's own.
+    converge (Zheng, Huang and Kwok, NeurIPS 2019), and the job's own.
     """
     optimizers = space.parameters.get("optimizer")
     has_momentum = isinstance(optimizers, Choices) and _MOMENTUM in optimizers.values
@@ -250,9 +244,10 @@ def _spread(paying: Sequence[Mapping[str, Value]], count: int) -> list[Mapping[s
 def _paying(job: Job, space: Space, objectives: Sequence[str]) -> list[Mapping[str, Value]]:
     """Return the settings of the compressors that pay off, most expensive first.
 
-    Each method is tried at the lowest, the middle and the highest of its strengths. Its cost is the time for its bytes
-    and messages on the job's link; without a link it is the number of bytes, if ``bytes`` is an objective. Packing time
-    is not included. Settings that cost more than half of the uncompressed exchange are left out.
+    Each method is tried at the lowest, middle and highest strength (ratio or rank) in the space. Its cost is the time
+    for its bytes and messages on the job's link; without a link it is the number of bytes, if ``bytes`` is an
+    objective. Packing time is not included. Settings that cost more than half of the uncompressed exchange are left
+    out.
     """
     chosen = space.parameters.get("compression")
     by_bytes = job.link is None and "bytes" in objectives
@@ -271,7 +266,7 @@ def _paying(job: Job, space: Space, objectives: Sequence[str]) -> list[Mapping[s
 
     plain, found = cost(Compression("none")), []
     for method in map(str, chosen.values):
-        if method == "none" or not _goes(job, method):
+        if method == "none" or not _is_usable(job, method):
             continue
         for strength in _strengths(space, method):
             params = {"compression": method, **strength}
@@ -282,9 +277,9 @@ def _paying(job: Job, space: Space, objectives: Sequence[str]) -> list[Mapping[s
 
 
 def _strengths(space: Space, method: str) -> list[dict[str, Value]]:
-    """Return the lowest, middle and highest strength of a method, if it has exactly one searched range.
+    """Return settings for the lowest, middle and highest strength of a method with exactly one searched range.
 
-    Otherwise return one empty setting.
+    For any other method, return one empty dictionary of settings.
     """
     ranges = {
         name: parameter
@@ -302,7 +297,7 @@ def _strengths(space: Space, method: str) -> list[dict[str, Value]]:
 
 
 class EqualBudgets:
-    """Gives every optimizer of a space the same number of trials."""
+    """Hook of the driver that gives every optimizer of a space the same number of trials."""
 
     def __init__(self, space: Space) -> None:
         chosen = space.parameters.get("optimizer")

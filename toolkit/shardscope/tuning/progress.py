@@ -1,4 +1,4 @@
-"""Progress of a study: one line for each finished trial, and one for the running trials."""
+"""Progress of a study (one line for each finished trial, one for the running trials) and of a batch-size sweep."""
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
 from shardscope.runtime.bar import bar, is_terminal
-from shardscope.spec.units import bytes_text, seconds_text
+from shardscope.spec.units import bytes_text, duration_text, seconds_text
 
 if TYPE_CHECKING:
     from shardscope.spec import Job
     from shardscope.tuning.records import TrialRecord
     from shardscope.tuning.session import StudySession
 
-_LOOK_EVERY_S = 0.5
+_READ_EVERY_S = 0.5
 _LAST_LOOK_S = 2.0
-"""Time that an interrupted study waits for its storage, which may be unreachable, in seconds."""
+"""Maximum time, in seconds, that an interrupted study waits for its storage, which may be unreachable."""
+_LINE_WIDTH = 72
+"""Width that a rewritten line is padded to; notebooks, unlike terminals, cannot clear a line."""
 _ENDED = ("complete", "pruned", "impossible", "failed")
 
 
@@ -30,23 +32,21 @@ def is_watched() -> bool:
 
 def measuring_text(probe: Job) -> str:
     """Return the message for the run that measures the noise scale before the first trial."""
-    return (
-        f"Measuring the gradient noise scale over {probe.last_step} steps, to centre the batch sizes on it."
-    )
+    return f"Measuring the gradient noise scale over {probe.last_step} steps, to choose the range of batch sizes."
 
 
 class StudyProgress:
-    """Prints each trial after it has ended; on a terminal, the last line shows the running trials.
+    """Progress display: prints each trial after it has ended; on a terminal, the last line shows the running trials.
 
-    Leaving it as a context manager closes it, without a long wait if the study was interrupted or failed.
+    As a context manager, it closes on exit, without a long wait if the study was interrupted or failed.
     """
 
     def __init__(self, session: StudySession, *, quiet: bool = False, stream: TextIO | None = None) -> None:
         self._session, self._quiet = session, quiet
         self._stream = stream or sys.stderr
         self._rewrite = is_terminal(self._stream)
-        self._looked_at = 0.0
-        self._told: set[int] | None = None  # None until the storage has been read
+        self._read_at = 0.0
+        self._printed: set[int] | None = None  # None until the storage has been read
         self._done = 0
         if quiet:
             return
@@ -58,14 +58,14 @@ class StudyProgress:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        self.close(in_haste=kind is not None)
+        self.close(quickly=kind is not None)
 
     def draw(self) -> None:
-        """Print what is new. May be called often; it reads the storage at most twice a second."""
-        if self._quiet or time.monotonic() - self._looked_at < _LOOK_EVERY_S:
+        """Print the trials that have ended since the last call. Reads the storage at most twice a second."""
+        if self._quiet or time.monotonic() - self._read_at < _READ_EVERY_S:
             return
-        self._looked_at = time.monotonic()
-        self._say_ended(self._records())
+        self._read_at = time.monotonic()
+        self._print_ended(self._records())
         if self._rewrite:
             self._stream.write(f"\r\x1b[K{self.line()}")
         self._stream.flush()
@@ -79,18 +79,18 @@ class StudyProgress:
         ]
         return "  ".join([f"{bar(self._done / trials)} {self._done}/{trials} trials", *running])
 
-    def close(self, *, in_haste: bool = False) -> None:
-        """Print the trials that have ended since and keep the last line; in haste, hardly wait for the storage."""
+    def close(self, *, quickly: bool = False) -> None:
+        """Print the ended trials not printed yet, and the last line; `quickly` limits the wait for the storage."""
         if self._quiet:
             return
-        self._say_ended(self._records_soon() if in_haste else self._records())
+        self._print_ended(self._records_soon() if quickly else self._records())
         if self._rewrite:
             self._stream.write(f"\r\x1b[K{self.line()}\n")
         self._stream.flush()
 
     def _records(self) -> list[TrialRecord] | None:
         """Return the trials; None if the storage is unreachable."""
-        from shardscope.tuning.storage import outages  # imported late: help and errors need no Optuna
+        from shardscope.tuning.storage import outages  # imported here: help and errors do not load Optuna
 
         with suppress(*outages()):
             return self._session.records()
@@ -104,7 +104,7 @@ class StudyProgress:
         is_done = within(_LAST_LOOK_S, lambda: found.append(self._records()))
         return found[0] if is_done else None
 
-    def _say_ended(self, records: list[TrialRecord] | None) -> None:
+    def _print_ended(self, records: list[TrialRecord] | None) -> None:
         """Print the trials that have ended since the last read."""
         start = "\r\x1b[K" if self._rewrite else ""
         for record in self._take(records):
@@ -116,9 +116,56 @@ class StudyProgress:
             return []
         ended = [record for record in records if record.state in _ENDED]
         self._done = sum(record.counted for record in ended)
-        new = [] if self._told is None else [one for one in ended if one.number not in self._told]
-        self._told = {record.number for record in ended}
+        new = [] if self._printed is None else [one for one in ended if one.number not in self._printed]
+        self._printed = {record.number for record in ended}
         return new
+
+
+class SweepProgress:
+    """Progress display of a sweep: a line with the number of runs and the time left, and how long they took at the end.
+
+    In a terminal or a notebook, the line is rewritten in place; elsewhere, only the last one is printed.
+    """
+
+    def __init__(self, shown: bool | None = None) -> None:
+        self._rewrite = is_watched() if shown is None else shown
+        self._quiet = shown is False
+        self._stream = sys.stdout if self._rewrite else sys.stderr
+        self._began = time.monotonic()
+        self._done = self._total = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        if not self._quiet:
+            self._write(f"{self._done} runs in {duration_text(time.monotonic() - self._began)}", end="\n")
+
+    def expect(self, num_runs: int) -> None:
+        """Set how many runs are probably left."""
+        self._total = self._done + num_runs
+
+    def count(self) -> None:
+        """Count one more run as done."""
+        self._done += 1
+
+    def draw(self) -> None:
+        """Show the number of the run that starts, and the time left if earlier runs tell it."""
+        if self._rewrite:
+            self._write(self.line(time.monotonic() - self._began))
+
+    def line(self, elapsed_s: float) -> str:
+        """Return the line with the number of runs and the time left, after so many seconds."""
+        total = max(self._total, self._done + 1)
+        text = f"{bar(self._done / total)} run {self._done + 1} of about {total}"
+        if not self._done:
+            return text
+        left_s = elapsed_s / self._done * (total - self._done)
+        return f"{text}, about {f'{left_s / 60:.0f} min' if left_s >= 90 else f'{left_s:.0f} s'} left"
+
+    def _write(self, text: str, end: str = "") -> None:
+        self._stream.write(f"\r{text:<{_LINE_WIDTH}}{end}" if self._rewrite else f"{text}{end}")
+        self._stream.flush()
 
 
 def trial_line(record: TrialRecord) -> str:

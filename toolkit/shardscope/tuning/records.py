@@ -15,7 +15,7 @@ from shardscope.spec.space import PowersOfTwo, Space, Value
 from shardscope.tuning.front import Front, front_of
 from shardscope.tuning.measured import TrialMetrics
 
-# Attributes of a trial in its study.
+# Names of the trial attributes in a study.
 ORIGIN, DRIVER, RUN, REASON, MEASURED, RETRY_OF, NOT_COUNTED, PINNED, PAUSED, SAMPLER, SEED = (
     "origin", "driver", "run", "reason", "measured", "retry_of", "not_counted", "pinned", "paused", "sampler", "seed",
 )  # fmt: skip
@@ -30,7 +30,7 @@ def study_name(name: str, space: Space) -> str:
 
 
 def to_study(params: Mapping[str, Value], space: Space) -> dict[str, Any]:
-    """Return settings with the names and values under which the study stores them."""
+    """Convert settings to the names and values that the Optuna study stores: for a power of two, its exponent."""
     return {
         study_name(name, space): int(str(value)).bit_length() - 1
         if isinstance(space.parameters[name], PowersOfTwo)
@@ -40,7 +40,7 @@ def to_study(params: Mapping[str, Value], space: Space) -> dict[str, Any]:
 
 
 def from_study(params: Mapping[str, Any], space: Space) -> dict[str, Value]:
-    """Return stored settings with the names and values of the space."""
+    """Convert settings that the Optuna study stores to the names and values of the space."""
     names = {study_name(name, space): name for name in space.parameters}
     return {
         names[held]: 2 ** int(value) if isinstance(space.parameters[names[held]], PowersOfTwo) else value
@@ -51,7 +51,7 @@ def from_study(params: Mapping[str, Any], space: Space) -> dict[str, Value]:
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """One trial.
+    """State, settings and results of one trial.
 
     Attributes:
         state: ``waiting``, ``running``, ``paused`` (at a rung, with its checkpoint), ``complete``, ``pruned``,
@@ -59,15 +59,16 @@ class TrialRecord:
             first; if more trials are requested, it runs first).
         params: Settings, keyed by the names of the space.
         values: Values of the objectives by name; None unless complete.
-        reason: One sentence on why it was pruned, impossible or failed.
-        origin: ``drawn``, ``default``, ``baseline``, ``prior``, or ``again`` (a rerun requested by the user).
+        reason: Why it was pruned, impossible or failed, in one sentence.
+        origin: Source of the settings: ``drawn`` (sampled), ``default`` (the job's own), ``baseline`` or ``prior``
+            (seeds, see `priors`), or ``again`` (a rerun requested by the user).
         run: Path of its run directory on the machine that ran it; the newest one if it was trained in pieces.
         host: Machine whose driver started the trial.
         measured: Metrics of the run.
         retry_of: Number of the trial that this one retries.
         counted: Whether it counts towards the study's number of trials.
         pinned: Whether a user has pinned it.
-        sampler: Name of the sampler that chose the settings that were not given; None if all were given.
+        sampler: Name of the sampler that chose the settings not fixed in advance; None if all were fixed.
         pieces: Paths of all its runs, in order; several if it paused at rungs.
     """
 
@@ -105,7 +106,7 @@ _ENDED = ("complete", "pruned", "failed")
 
 
 def not_counted(trial: FrozenTrial) -> str | None:
-    """Return the reason why a trial does not count towards the study; None if it counts.
+    """Return the mark that states why a trial does not count towards the study's number of trials; None if it counts.
 
     The mark is written before the trial is ended, and another driver may end the trial in between. So the mark is
     ignored unless the final state agrees with it.
@@ -139,7 +140,7 @@ def _pieces(attrs: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def is_paused(trial: FrozenTrial) -> bool:
-    """Return whether a trial that is running to Optuna is paused: its newest run is its last completed piece."""
+    """Return whether a trial that Optuna lists as running is paused: its newest run has completed its piece."""
     held = trial.user_attrs.get(PAUSED)
     return (
         held is not None
@@ -173,7 +174,7 @@ def _unused(record: TrialRecord) -> TrialRecord:
 
 
 def measured_to(measured: TrialMetrics) -> dict[str, Any]:
-    """Return metrics in the form in which a trial's attribute stores them."""
+    """Return metrics as a dictionary, to be stored in an attribute of a trial."""
     return asdict(measured)
 
 
@@ -234,10 +235,10 @@ class TrialWriter:
     def end(
         self, number: int, state: TrialState, values: Sequence[float] | None, attrs: Mapping[str, Any]
     ) -> bool:
-        """Write a trial's attributes and end it; return False, with the trial unchanged, if it had ended before.
+        """Write attributes of a trial and end the trial; return False, and change nothing, if it had already ended.
 
-        So the call can be repeated after an outage in which its reply was lost. If several processes end a trial, only
-        one of them succeeds.
+        The call can safely be repeated after an outage in which its reply was lost. If several processes end a trial,
+        only one of them succeeds.
         """
         self.write(number, attrs)
         try:

@@ -1,15 +1,16 @@
 """Recovery of trials whose driver is dead: no trial is lost, and none is counted twice.
 
-Every running trial names its driver (machine, process, driver within the process) and carries a heartbeat. A driver
+Every running trial records its driver (machine, process, driver within the process) and a heartbeat. A driver
 counts as dead if its process has ended, if it has left the study, or if its heartbeat stops. If its process is known to
-be alive, the allowed silence is longer than for a driver on another machine.
+be alive, its heartbeat may pause for longer than that of a driver on another machine.
 
-Any driver that detects this takes over the trial, in two steps. The storage lets a trial be finished only once, so only
-one of several drivers succeeds. If the run had completed, its metrics are recorded. If not, the trial fails, and a
-successor with the same settings is queued. If the driver dies between the two steps, or if two drivers each queue a
-successor, the next check detects it: only the first successor of a trial counts.
+Any driver that detects a dead driver takes over its trials, in two steps. First it ends the trial. The storage allows
+this only once, so only one of several drivers succeeds. If the run had completed, its metrics are recorded; if not, the
+trial fails. Second, the driver queues a successor with the same settings for a trial that failed. If it dies between
+the two steps, or if two drivers each queue a successor, the next check detects it: only the first successor of a trial
+counts.
 
-A place is one of the study's slots for trials. A sampled trial opens a place, and its successors inherit it.
+A study has a slot for each of its trials. A sampled trial opens a slot, and its successors inherit it.
 """
 
 from __future__ import annotations
@@ -45,20 +46,20 @@ from shardscope.tuning.records import (
 HEARTBEAT = "heartbeat"
 SILENCE_VARIABLE = "SHARDSCOPE_SILENCE_S"
 SILENCE_S = 75.0
-"""Default number of seconds without a heartbeat after which a driver on another machine counts as dead."""
+"""A driver on another machine counts as dead after this many seconds without a heartbeat, by default."""
 _BEATS = 5
-"""Number of heartbeats within `SILENCE_S`. A running trial without a driver is taken over after one heartbeat."""
-_LIVING = 10
-"""Factor on the allowed silence if the driver's process is alive, as a user-defined objective may be slow."""
+"""Number of heartbeats within `SILENCE_S`. A running trial without a driver is taken over after one interval."""
+_ALIVE_FACTOR = 10
+"""A driver whose process is alive may be silent for this many times longer: a user-defined objective may be slow."""
 _LEFT = "left"
-"""Key in a trial's driver entry: the driver has left the study, and any other may resume its paused trials."""
+"""Key in a trial's driver entry. If set, the driver has left the study, and others may resume its paused trials."""
 LOST = "lost"
 OVER_BUDGET = "surplus"
-TAKEN = "another trial has taken the same place already"
+TAKEN = "another trial with the same settings was queued first"
 KILLED = "killed"
-"""Marks a trial whose run was killed. Only these count as attempts; stopping a study does not count as one."""
+"""Attribute that marks a trial whose run was killed. Only such trials count as attempts; stopped ones do not."""
 CARRIED = (PAUSED, MEASURED)
-"""Attributes that the successor of a trial trained in pieces inherits: its progress."""
+"""Attributes with the progress of a trial that is trained in pieces; its successor inherits them."""
 
 _here: set[str] = set()
 """Names of the drivers in this process that have not left their study."""
@@ -98,13 +99,13 @@ def leave(writer: TrialWriter, numbers: list[int], name: dict[str, Any]) -> None
 
 @dataclass
 class Watch:
-    """Heartbeats of other drivers as observed by one driver, timed by its own clock."""
+    """Heartbeats of other drivers as one driver observes them, timed by the observer's clock."""
 
     seen: dict[int, tuple[Any, float]] = field(default_factory=dict)
     looked_at: float = 0.0
 
     def gone(self, trials: list[FrozenTrial]) -> list[FrozenTrial]:
-        """Return those of the running trials whose driver is dead."""
+        """Return the running trials whose driver is dead."""
         now = time.monotonic()
         if now - self.looked_at > beat_s() * 2:
             self.seen.clear()  # no heartbeat could arrive while the storage or this process was blocked
@@ -117,9 +118,9 @@ class Watch:
         if driver is not None and driver.get(_LEFT):
             return True
         if driver is not None and driver["host"] == this_host():
-            if not _lives(driver):
+            if not _is_alive(driver):
                 return True
-            retry *= _LIVING
+            retry *= _ALIVE_FACTOR
         beat = (driver, trial.user_attrs.get(HEARTBEAT))
         last, since = self.seen.get(trial.number, (None, now))
         if last != beat:
@@ -128,14 +129,14 @@ class Watch:
         return now - since > retry
 
 
-def _lives(driver: dict[str, Any]) -> bool:
+def _is_alive(driver: dict[str, Any]) -> bool:
     """Return whether a driver on this machine has a live process and has not left the study."""
     if not is_alive(driver["pid"], driver["process_started"]):
         return False
     return driver["pid"] != os.getpid() or driver["driver"] in _here
 
 
-# Places and their trials.
+# Slots and their trials.
 
 
 def successors(trials: list[FrozenTrial]) -> dict[int, list[int]]:
@@ -154,10 +155,10 @@ def is_surplus(trial: FrozenTrial, trials: list[FrozenTrial]) -> bool:
     return earlier is not None and successors(trials)[earlier][0] != trial.number
 
 
-def places(trials: list[FrozenTrial]) -> dict[int, FrozenTrial]:
-    """Return the places of a study: for the number of the trial that opened a place, the last of its successors.
+def slots(trials: list[FrozenTrial]) -> dict[int, FrozenTrial]:
+    """Return the newest trial in each slot of a study, keyed by the number of the trial that opened the slot.
 
-    A queued trial has no place yet. An impossible or surplus trial has given up its place.
+    A queued trial has no slot yet. An impossible or surplus trial has given up its slot.
     """
     following = {number: line[0] for number, line in successors(trials).items()}
     by_number = {trial.number: trial for trial in trials}
@@ -174,18 +175,18 @@ def places(trials: list[FrozenTrial]) -> dict[int, FrozenTrial]:
 
 
 def begun(trials: list[FrozenTrial]) -> int:
-    """Return the number of places whose trial is running or has ended, and counts."""
-    return sum(_is_begun(last) for last in places(trials).values())
+    """Return the number of slots whose newest trial has started and counts towards the number of trials."""
+    return sum(_is_begun(last) for last in slots(trials).values())
 
 
 def ended(trials: list[FrozenTrial]) -> int:
-    """Return the number of places whose trial has ended and counts."""
-    return sum(_is_begun(last) and last.state.is_finished() for last in places(trials).values())
+    """Return the number of slots whose newest trial has ended and counts towards the number of trials."""
+    return sum(_is_begun(last) and last.state.is_finished() for last in slots(trials).values())
 
 
 def retries(trials: list[FrozenTrial]) -> list[int]:
     """Return the numbers of the waiting successors of lost trials."""
-    return [last.number for last in places(trials).values() if last.state == TrialState.WAITING]
+    return [last.number for last in slots(trials).values() if last.state == TrialState.WAITING]
 
 
 def asked_again(trials: list[FrozenTrial]) -> list[int]:
@@ -200,11 +201,11 @@ def asked_again(trials: list[FrozenTrial]) -> list[int]:
 
 
 def over_budget(number: int, trials: list[FrozenTrial], wanted: int) -> tuple[str | None, bool]:
-    """Return why a newly started trial must be cancelled (None to run it), and whether that decision is final.
+    """Return why a newly started trial must be cancelled (None: run it), and whether that decision is final.
 
-    Two drivers may start the last trial at the same moment; then the trial with the higher number is cancelled. But the
-    one with the lower number may come from the queue and have started after the other was launched. If all places are
-    still taken a moment later, the one with the lower number is cancelled.
+    Two drivers may start the last trial at the same moment; then the trial with the higher number is cancelled. If the
+    trial with the lower number comes from the queue, however, it may have started after the other was launched. It is
+    then cancelled if all slots are still occupied a moment later.
 
     Args:
         number: Number of the new trial.
@@ -216,8 +217,8 @@ def over_budget(number: int, trials: list[FrozenTrial], wanted: int) -> tuple[st
         return TAKEN, True
     if RETRY_OF in own.user_attrs:
         return None, True
-    others = [place for place in places(trials) if place != number]
-    is_last = sum(place < number for place in others) >= wanted
+    others = [slot for slot in slots(trials) if slot != number]
+    is_last = sum(slot < number for slot in others) >= wanted
     if is_last or ("fixed_params" in own.system_attrs and len(others) >= wanted):
         return "other drivers started the last trials at the same moment", is_last
     return None, True

@@ -1,4 +1,4 @@
-"""Report of a study in words: which optimizer won with which budget, and what did not work."""
+"""Text report of a study: the best optimizer, the number of trials per optimizer, and alarms about layers."""
 
 from __future__ import annotations
 
@@ -41,17 +41,19 @@ class StudyReport:
     front: tuple[TrialRecord, ...]
     """Pareto-optimal complete trials, except those in `by_noise`."""
     states: tuple[tuple[str, int], ...]
+    """Number of trials in each state, as (state, number)."""
     verdict: str
+    """Sentence that names the best optimizer and those that it beats."""
     samplers: tuple[tuple[str, int], ...] = ()
-    """Number of trials for which each sampler chose settings; trials whose settings were all given are not counted."""
+    """Number of trials for which each sampler chose settings, as (name, number); fully fixed trials do not count."""
     batches: str | None = None
-    """Sentence on which batch sizes are searched and why; None if the study did not choose them."""
+    """Sentence that states which batch sizes are searched and why; None if the study did not choose them."""
     alarms: tuple[tuple[int, str], ...] = ()
     """Alarms about layers, as (trial number, sentence)."""
     test: str | None = None
-    """Sentence on the best trial's results on the test split, on which no choice was based; None if not known."""
+    """Sentence with the best trial's results on the test split, which no choice was based on; None if not known."""
     by_noise: tuple[int, ...] = ()
-    """Numbers of trials that are on the front only because of a small difference in measured time (`tuning.front`)."""
+    """Trial numbers of those on the front only because of a small difference in measured time (`tuning.front`)."""
 
     def __str__(self) -> str:
         counts = ", ".join(f"{number} {state}" for state, number in self.states)
@@ -66,11 +68,11 @@ class StudyReport:
         note = note_of(self.by_noise)
         left_out = [text for text in (self.test, note) if text is not None]
         return "\n".join([
-            *lines, self.verdict, f"On the front: trials {numbers}.", *left_out, *self._alarm_lines()
+            *lines, self.verdict, f"On the Pareto front: trials {numbers}.", *left_out, *self._alarm_lines()
         ])  # fmt: skip
 
     def _alarm_lines(self) -> list[str]:
-        """Return at most `_MOST_ALARMS` lines with one alarm each, trials on the front first, and the number left."""
+        """Return one line per alarm, trials on the front first; at most `_MOST_ALARMS`, and a line for the rest."""
         front = {record.number for record in self.front}
         rows = sorted(self.alarms, key=lambda row: (row[0] not in front, row[0]))
         lines = [f"Alarm in trial {number}: {text}." for number, text in rows[:_MOST_ALARMS]]
@@ -101,7 +103,7 @@ def report_of(name: str, records: Sequence[TrialRecord], definition: Definition)
 
 
 def _test(rows: Sequence[OptimizerRow], records: Sequence[TrialRecord], definition: Definition) -> str | None:
-    """Return a sentence on the test split, which each trial evaluates once, after its last step."""
+    """Return a sentence with the best trial's result on the test split, evaluated once, after the last step."""
     if definition.split == "test":
         return "Its trials were compared on the test split, as earlier versions did."
     best = next((record for record in records if rows and record.number == rows[0].number), None)
@@ -133,7 +135,7 @@ def _is_layerwise(name: str) -> bool:
 
 
 def _verdict(rows: Sequence[OptimizerRow], objective: str) -> str:
-    """Return a sentence on which optimizer won, against which others, and with how many trials each."""
+    """Return a sentence that names the best optimizer, those that it beats, and the number of trials of each."""
     done = [row for row in rows if row.best is not None]
     if not done:
         return "No trial is complete, so no optimizer has won."
@@ -149,7 +151,7 @@ def _verdict(rows: Sequence[OptimizerRow], objective: str) -> str:
         else f"with {least} trial{'s' * (least > 1)} each"
     )
     if most - least > 1:
-        budget += ", which is not equal"
+        budget += " (unequal budgets)"
     if best.name in BASELINES:
         beaten = [row for row in done[1:] if _is_layerwise(row.name)]
         against = ", ".join(f"{row.name} ({row.best:.4g})" for row in beaten) or "the others"

@@ -1,12 +1,12 @@
 """Samplers that choose a trial's settings: Optuna's, by short names, and `ByCost`.
 
-Each sampler is set up for a space with branches and for impossible trials. `ByCost` uses TPE while trials are cheap and
-a Gaussian process when they are expensive. The Gaussian process needs fewer trials but several seconds of CPU time for
-each, which pays off if a trial takes about half a minute or more. The choice is made for every trial, from the finished
-trials in the storage. So a study that resumes after a restart, or on another machine, chooses as if it had never
-stopped.
+Each sampler is configured to handle branches in the space and impossible trials. `ByCost` uses TPE while trials are
+cheap and a Gaussian process when they are expensive. The Gaussian process needs fewer trials, but several seconds of
+CPU time to choose each, which pays off if a trial takes about half a minute or more. The choice is made for every
+trial, from the finished trials in the storage. So a study that resumes after a restart, or on another machine, chooses
+as if it had never stopped.
 
-Queued settings are used as they are; the trial records which sampler chose the others.
+Queued settings are used unchanged; the trial records which sampler chose the others.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from shardscope.tuning.records import (
 )
 
 EXPENSIVE_TRIAL_S = 30.0
-"""Time of a trial, in seconds, from which it is worth spending seconds of CPU time on choosing its settings."""
+"""If a trial takes at least this many seconds, it is worth spending seconds of CPU time on choosing its settings."""
 _STARTUP = 10
 """Number of complete trials that a Gaussian process needs before it starts; Optuna's default."""
 
@@ -47,13 +47,13 @@ _STARTUP = 10
 class GaussianProcess(GPSampler):
     """Optuna's Gaussian process on one thread, so that it takes no cores from the ranks that are training.
 
-    Optuna limits torch to one thread. It limits BLAS by an environment variable, but BLAS reads it only when it is
-    loaded, which has already happened.
+    Optuna limits torch to one thread. It also limits BLAS, but through an environment variable that BLAS reads only
+    when it is loaded, which has already happened; so this class sets the limit itself.
     """
 
     @classmethod
     def seeded(cls, seed: int) -> Self:
-        """Return a sampler that uses TPE for settings of branches, as a Gaussian process cannot model them."""
+        """Return the sampler; settings within branches are sampled by TPE, because a Gaussian process cannot."""
         return cls(
             seed=seed, n_startup_trials=_STARTUP, warn_independent_sampling=False,
             independent_sampler=TPESampler(seed=seed, multivariate=False),
@@ -62,19 +62,19 @@ class GaussianProcess(GPSampler):
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Sample jointly the settings that all trials have."""
+        """Sample the settings that all trials have, jointly and on one BLAS thread."""
         with threadpool_limits(limits=1, user_api="blas"):
             return super().sample_relative(study, trial, search_space)
 
 
 class ByCost(BaseSampler):
-    """Samples each trial with one of two samplers.
+    """Sampler that delegates each trial to one of two others, depending on how long trials take.
 
     Args:
         cheap: Sampler for cheap trials. It is also used until `_STARTUP` trials are complete, and after an impossible
             trial: a Gaussian process ignores impossible trials and would propose the same settings again.
         expensive: Sampler for expensive trials.
-        expensive_s: Median time of the finished trials, in seconds, from which trials count as expensive.
+        expensive_s: Trials count as expensive if the median time of the finished trials is at least this many seconds.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class ByCost(BaseSampler):
     # Optuna's interface.
 
     def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
-        """Call this hook of both samplers."""
+        """Call `before_trial` of both samplers."""
         self.cheap.before_trial(study, trial)
         self.expensive.before_trial(study, trial)
 
@@ -173,7 +173,7 @@ def _qmc(seed: int) -> BaseSampler:
     with warnings.catch_warnings():
         warnings.simplefilter(
             "ignore", optuna.exceptions.ExperimentalWarning
-        )  # the text in `SAMPLERS` says so
+        )  # the description in `SAMPLERS` says that it is experimental
         return optuna.samplers.QMCSampler(seed=seed, scramble=True, warn_independent_sampling=False)
 
 
@@ -198,7 +198,7 @@ SAMPLERS: Mapping[str, tuple[Callable[[int], BaseSampler], str]] = {
     ),
     "random": (_random, "random search, as a baseline"),
 }
-"""A function from a seed to the sampler, and a description, by name."""
+"""Samplers by name: a function from a seed to the sampler, and a description."""
 _SHORT = {
     "TPESampler": "tpe", "GPSampler": "gp", "QMCSampler": "qmc", "NSGAIISampler": "nsga", "CmaEsSampler": "cma-es",
     "RandomSampler": "random",
@@ -207,10 +207,10 @@ _SHORT = {
 
 
 def sampler_of(sampler: str | BaseSampler, *, seed: int, num_objectives: int) -> BaseSampler:
-    """Return the sampler to use.
+    """Return the Optuna sampler with a short name, or a given sampler unchanged.
 
     Args:
-        sampler: Name of a sampler, or the sampler itself, which is returned as it is.
+        sampler: Name of a sampler, or the sampler itself, which is returned unchanged.
         seed: Seed of a sampler given by name.
         num_objectives: Number of objectives of the study.
 
@@ -223,7 +223,7 @@ def sampler_of(sampler: str | BaseSampler, *, seed: int, num_objectives: int) ->
         raise unknown_name("sampler", sampler, SAMPLERS)
     if sampler == "cma-es" and num_objectives > 1:
         raise SpecError(
-            f"sampler='cma-es' minimises one objective, got {num_objectives}; give one, or use 'tpe'"
+            f"sampler='cma-es' minimises only one objective, got {num_objectives}; give one, or use 'tpe'"
         )
     return SAMPLERS[sampler][0](seed)
 
@@ -239,7 +239,7 @@ def check_storage(sampler: str | BaseSampler, storage: str | BaseStorage | None)
     """Reject a sampler that would run code from a storage that others can write to.
 
     Optuna's CMA-ES keeps its state in the trials as a pickle, and unpickling can run arbitrary code. Only memory and
-    the study's own journal, which nobody but the user can write to, are safe.
+    the study's own journal, which only the user can write to, are safe as storage.
 
     Raises:
         SpecError: The sampler is CMA-ES and the storage is neither of these.
@@ -247,13 +247,13 @@ def check_storage(sampler: str | BaseSampler, storage: str | BaseStorage | None)
     is_cma_es = sampler == "cma-es" or isinstance(sampler, optuna.samplers.CmaEsSampler)
     if is_cma_es and not (storage is None or isinstance(storage, InMemoryStorage)):
         raise SpecError(
-            "sampler='cma-es' would unpickle what others may have written to this storage, and so run their code; "
-            "leave storage out, which keeps the study in a journal of your own, or use 'tpe'"
+            "sampler='cma-es' unpickles data from this storage, so anybody who can write to it could run code here; "
+            "leave storage out, which keeps the study in a private journal, or use 'tpe'"
         )
 
 
 POSSIBLE = "possible"
-"""Name of the constraint that every trial sets, from which samplers learn which settings are impossible."""
+"""Name of the constraint that every trial sets, so that samplers learn which settings are impossible."""
 
 
 def suggest(trial: optuna.Trial, definition: Definition) -> dict[str, Value]:
@@ -261,7 +261,7 @@ def suggest(trial: optuna.Trial, definition: Definition) -> dict[str, Value]:
 
     Raises:
         SpecError: The trial was queued with a value outside the space.
-        StudyError: The study contains a trial from another program whose parameters have another type.
+        StudyError: The study contains a trial from another program whose parameters have a different type.
     """
     space = definition.space
     chosen: dict[str, Value] = {}
@@ -273,8 +273,8 @@ def suggest(trial: optuna.Trial, definition: Definition) -> dict[str, Value]:
             chosen[name] = _suggested(trial, held, parameter)
         except ValueError as error:  # Optuna: the distribution is incompatible with an earlier one
             raise StudyError(
-                f"study {trial.study.study_name!r} contains a trial from another program, whose {held!r} has another "
-                f"type ({error}); give your study another name"
+                f"study {trial.study.study_name!r} contains a trial from another program, whose {held!r} has a "
+                f"different type ({error}); give your study another name"
             ) from error
     if SAMPLER not in trial.user_attrs and not set(trial.params) <= set(queued):
         trial.set_user_attr(SAMPLER, drawn_by(trial.study.sampler, trial.number))
@@ -308,7 +308,7 @@ def _check_queued(queued: Mapping[str, Any], space: Space) -> None:
     known = {study_name(name, space): parameter for name, parameter in space.parameters.items()}
     for held, value in queued.items():
         if held not in known or not _holds(known[held], value):
-            raise SpecError(f"it was queued with {held}={value!r}, which is outside the space")
+            raise SpecError(f"the trial was queued with {held}={value!r}, which is outside the space")
 
 
 def _holds(parameter: Choices | Between | PowersOfTwo, value: Any) -> bool:

@@ -26,23 +26,23 @@ from shardscope.tuning.recovery import OVER_BUDGET, TAKEN
 
 _SEEDED = "seeded"
 """Attribute of the study that marks that all its seeds are queued."""
-_BY = "queued_by"
-_LOOK_EVERY_S = 0.05
+_QUEUED_BY = "queued_by"
+_POLL_S = 0.05
 
 
 def queue_seeds(
-    study: optuna.Study, writer: TrialWriter, seeds: Sequence[Seed], space: Space, *, is_maker: bool
+    study: optuna.Study, writer: TrialWriter, seeds: Sequence[Seed], space: Space, *, is_creator: bool
 ) -> None:
-    """Return once every seed has been queued in the study exactly once.
+    """Queue every seed in the study exactly once, or wait until another driver has done so.
 
     Args:
         study: A new study, or one that another driver created.
         writer: Writer of the study's trials.
         seeds: Seeds, the same in the same order for all drivers.
         space: The study's space.
-        is_maker: Whether this driver created the study. Other drivers first wait for the creator.
+        is_creator: Whether this driver created the study. Other drivers first wait for the creator.
     """
-    is_mine = is_maker
+    is_mine = is_creator
     while not _is_seeded(study):
         if is_mine or not _is_waited_for(study):
             is_mine = _queue_missing(study, writer, seeds, space)
@@ -66,7 +66,7 @@ def _is_waited_for(study: optuna.Study) -> bool:
             seen, since = count, time.monotonic()
         elif time.monotonic() - since > storage.STATED_WITHIN_S:
             return False
-        time.sleep(_LOOK_EVERY_S)
+        time.sleep(_POLL_S)
     return True
 
 
@@ -76,11 +76,11 @@ def _queue_missing(study: optuna.Study, writer: TrialWriter, seeds: Sequence[See
     for number, seed in enumerate(seeds):
         if _of(study, number):
             continue
-        attrs = {ORIGIN: seed.origin, SEED: number, _BY: me}
+        attrs = {ORIGIN: seed.origin, SEED: number, _QUEUED_BY: me}
         study.enqueue_trial(to_study(seed.params, space), user_attrs=attrs)
         first, *others = _of(study, number)
-        if first.user_attrs[_BY] != me:
-            own = next(trial for trial in others if trial.user_attrs[_BY] == me)
+        if first.user_attrs[_QUEUED_BY] != me:
+            own = next(trial for trial in others if trial.user_attrs[_QUEUED_BY] == me)
             writer.end(own.number, TrialState.FAIL, None, {REASON: TAKEN, NOT_COUNTED: OVER_BUDGET})
             return False
     study.set_user_attr(_SEEDED, True)

@@ -27,8 +27,8 @@ from optuna.storages import BaseStorage
 from shardscope.errors import SpecError, StudyError, quoted, unknown_name
 from shardscope.runtime.run import Run
 from shardscope.spec import Job
+from shardscope.spec.job_parts import label_of
 from shardscope.spec.space import Space
-from shardscope.spec.user_code import label_of
 from shardscope.tuning import records as rows
 from shardscope.tuning.apply import MemoryLimit, apply
 from shardscope.tuning.definition import Definition, code_of
@@ -69,7 +69,15 @@ _MOST_SEED = 2**32 - 1
 
 @dataclass
 class StudySession:
-    """One study, and the driver that runs its trials in this process."""
+    """One study, and the driver that runs its trials in this process.
+
+    Attributes:
+        study: The Optuna study.
+        definition: Job, search space and objectives of the study.
+        driver: Driver that runs the trials; nothing runs until `run` or `driver.tick` is called.
+        folder: Folder of the study on this machine.
+        storage: The storage as it was given; None for the journal file in `folder`.
+    """
 
     study: optuna.Study
     definition: Definition
@@ -151,13 +159,13 @@ class StudySession:
                 )
             if not is_new and isinstance(sampler, str):
                 study.sampler.reseed_rng()  # else it would repeat the samples of the previous driver
-            seed_it = partial(_seed, study, TrialWriter(opened, name), definition, is_maker=is_new)
+            seed_it = partial(_seed, study, TrialWriter(opened, name), definition, is_creator=is_new)
             if is_new:
                 seed_it()  # other drivers queue seeds when they start to run trials: opening a study changes nothing
         missing = [n for n in definition.own if n not in own]
         if missing:
             raise StudyError(
-                f"study {name!r} minimises {', '.join(missing)} by functions of yours; pass them again in objectives"
+                f"study {name!r} has the user-defined objectives {', '.join(missing)}; pass them again in objectives"
             )
         trials = _agreed_trials(study, trials)
         writer = TrialWriter(opened, name)
@@ -172,7 +180,7 @@ class StudySession:
             study, writer, definition, trials, folder / "trials", own, parallel, pruner=judge,
             feasibility=limit,
             choose=EqualBudgets(definition.space) if has_baselines else None,
-            seed=None if is_new else partial(_go_on, definition, seed_it, study=study, trials=trials),
+            seed=None if is_new else partial(_prepare_resumed, definition, seed_it, study=study, trials=trials),
         )  # fmt: skip
         return cls(study, definition, driver, folder, storage)
 
@@ -181,7 +189,7 @@ class StudySession:
     def run(
         self, *, timeout_s: float | None = None, on_tick: Callable[[StudySession], None] | None = None
     ) -> None:
-        """Run trials until the study is complete; an interrupt stops it, and it can be resumed without loss.
+        """Run trials until the study is complete. An interrupt stops the study, which can be resumed without loss.
 
         Args:
             timeout_s: Stop after this many seconds; the study can be resumed later. None sets no limit.
@@ -209,13 +217,13 @@ class StudySession:
         return rows.records_of(self.study, self.definition.space, self.definition.objectives, wanted=wanted)
 
     def front(self) -> list[TrialRecord]:
-        """Return the Pareto-optimal complete trials, except those that are so only because of timing noise."""
+        """Return the complete trials on the Pareto front, except those that are on it only because of timing noise."""
         records = self.records()
         clear = rows.front(records).clear
         return [record for record in records if record.number in clear]
 
     def report(self) -> StudyReport:
-        """Return the report: the best optimizer, the budgets, and what did not work."""
+        """Return the report: the best optimizer, the number of trials per optimizer, and alarms about layers."""
         return report_of(self.study.study_name, self.records(), self.definition)
 
     def record(self, number: int) -> TrialRecord:
@@ -244,17 +252,6 @@ class StudySession:
             raise StudyError(f"trial {number} ({record.state}) has no run directory on this machine")
         return Run.attach(record.run)
 
-    def noise_run(self) -> Run:
-        """Return the run that measured the gradient noise scale before the first trial.
-
-        Raises:
-            StudyError: There is no such run on this machine.
-        """
-        found = self.definition.batch_range
-        if found is None or found.run is None or not Path(found.run).is_dir():
-            raise StudyError(f"study {self.study.study_name!r} has no noise-scale run on this machine")
-        return Run.attach(found.run)
-
     @property
     def where(self) -> str:
         """Location of the study: the path of its journal, or the URL of its storage without the password."""
@@ -271,7 +268,9 @@ class StudySession:
             StudyError: The storage was given as an Optuna object, which a shell command cannot name.
         """
         if isinstance(self.storage, BaseStorage):
-            raise StudyError(f"{self.where} cannot be named in a shell; give the study a URL as its storage")
+            raise StudyError(
+                f"storage={self.where} cannot be written in a shell command; pass its URL as storage"
+            )
         return shlex.join(["optuna-dashboard", self.where])
 
     def pin(self, number: int, is_pinned: bool = True) -> None:
@@ -282,19 +281,21 @@ class StudySession:
         )  # one attribute per trial, so none is overwritten
 
 
-def _go_on(definition: Definition, seed_it: Callable[[], None], *, study: optuna.Study, trials: int) -> None:
-    """Check code and split, and queue seeds, when a driver of a resumed study starts to run trials."""
+def _prepare_resumed(
+    definition: Definition, seed_it: Callable[[], None], *, study: optuna.Study, trials: int
+) -> None:
+    """Check the code and the split of a resumed study and queue its missing seeds, before its driver runs trials."""
     definition.require_code(study=study.study_name)
     if ended(study.get_trials(deepcopy=False)) < trials:
         definition.require_validation(study=study.study_name)
     seed_it()
 
 
-def _seed(study: optuna.Study, writer: TrialWriter, definition: Definition, *, is_maker: bool) -> None:
+def _seed(study: optuna.Study, writer: TrialWriter, definition: Definition, *, is_creator: bool) -> None:
     """Queue the settings that the study is to run first, if it includes baselines."""
     if definition.baselines:
         found = seeds(definition.job, definition.space, definition.objectives)
-        queue_seeds(study, writer, found, definition.space, is_maker=is_maker)
+        queue_seeds(study, writer, found, definition.space, is_creator=is_creator)
 
 
 def _agreed_trials(study: optuna.Study, trials: int | None) -> int:
@@ -309,7 +310,7 @@ def _whole(field: str, value: object, least: int, most: int) -> int:
     """Return `value` as an int; NumPy integers are accepted.
 
     Raises:
-        SpecError: It is not an integer, or out of range.
+        SpecError: It is not an integer, or is out of range.
     """
     try:
         number = None if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
@@ -369,7 +370,7 @@ def _stored(
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence Optuna's log line for each trial; the study prints more itself."""
+    """Silence Optuna's log line for each trial; the study prints its own."""
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(logging.WARNING)
     try:

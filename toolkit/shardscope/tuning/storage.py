@@ -3,11 +3,12 @@
 <runs>/studies/<name>/journal.log     the study, unless another storage is given
 <runs>/studies/<name>/trials/         the run directories of the trials that this machine ran
 
-The journal is Optuna's, made safe against a writer that is killed at any byte. Optuna's own lock is a link, which stays
-behind if its holder is killed. A killed writer may also leave a partial line, which the next writer would continue.
-Here a second lock is held in the kernel and released when its holder dies, and each writer first cuts off a partial
-line. No data is lost: a line that was not written completely was never acknowledged. Readers share the lock, so no line
-is cut while they read. A full disk is treated as an outage. Optuna's dashboard can still open the file and write to it.
+The journal is Optuna's, made safe against a writer that is killed at any byte. Optuna's own lock is a symbolic link,
+which remains if its holder is killed. A killed writer may also leave a partial line, which the next writer would
+continue. `SafeJournal` adds a second lock, which the kernel releases when its holder dies, and each writer first
+removes a partial line. No data is lost: a line that was not written completely was never acknowledged. Readers share
+the lock, so no line is removed while they read. A full disk is treated as an outage. Optuna's dashboard can still open
+the file and write to it.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from shardscope.tuning.definition import Definition
 
 _BLOCK = 1 << 16
 _LEFT_BEHIND_S = 5
-"""Age in seconds from which Optuna's link counts as left by a killed holder; a write takes milliseconds."""
+"""Optuna's lock file counts as left by a killed holder once it is this many seconds old; a write takes milliseconds."""
 
 
 class SafeJournal(JournalFileBackend):
@@ -66,9 +67,9 @@ class SafeJournal(JournalFileBackend):
             file = os.open(
                 self._journal.with_name(f".{self._journal.name}.alone"), os.O_RDWR | os.O_CREAT, 0o600
             )
-        except FileNotFoundError:  # unlike a full disk, this does not go away by waiting
+        except FileNotFoundError:  # unlike on a full disk, retrying cannot help
             raise StudyError(
-                f"the folder {self._journal.parent} of the study is gone; restore it or create the study again"
+                f"the study's folder {self._journal.parent} no longer exists; restore it or create the study again"
             ) from None
         try:
             fcntl.flock(file, how)
@@ -100,7 +101,7 @@ Result = TypeVar("Result")
 DEFINITION = "shardscope"
 """Attribute of the study that holds its `Definition`: a system attribute, which dashboards do not show."""
 _JOURNAL = "journal.log"
-_AGAIN_S = 0.5
+_RETRY_S = 0.5
 STATED_WITHIN_S = 5.0
 _CONNECT_WITHIN_S = 10
 _PASSWORD = re.compile(r"(://[^:/@\s]*):\S*@")
@@ -141,7 +142,7 @@ def folder_of(name: str, root: str | Path | None = None) -> Path:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise StudyError(
-            f"study {name!r} cannot be kept in {folder}: {error.strerror}; name a folder that you can write to with "
+            f"study {name!r} cannot be stored in {folder}: {error.strerror}; use a writable folder, given by "
             "root=... or $SHARDSCOPE_RUNS"
         ) from error
     return folder
@@ -161,7 +162,7 @@ def open_storage(storage: str | BaseStorage | None, name: str, root: str | Path 
     """Return the storage of a study.
 
     Args:
-        storage: A storage, which is returned as it is, or its URL; None takes the study's journal file.
+        storage: A storage, which is returned unchanged, or its URL; None takes the study's journal file.
         name: Name of the study.
         root: Folder for runs and studies; None takes the default.
 
@@ -178,14 +179,14 @@ def open_storage(storage: str | BaseStorage | None, name: str, root: str | Path 
     except ImportError as error:
         raise StudyError(f"storage={shown!r} needs a driver that is not installed: {error}") from error
     except outages() as error:
-        raise StudyError(f"storage={shown!r} does not answer: {_without(storage, _cause(error))}") from error
+        raise StudyError(f"storage={shown!r} is unreachable: {_without(storage, _cause(error))}") from error
     except (ValueError, _sql_errors().ArgumentError) as error:
         text = _without(storage, _first_line(error))
         raise StudyError(f"storage={shown!r} is not the URL of a storage: {text}") from error
 
 
 def without_password(text: str) -> str:
-    """Return a URL, or a text that quotes one, with passwords masked, as messages end up in shared notebooks.
+    """Return a URL, or a text that quotes one, with passwords masked, because notebooks with messages are shared.
 
     Example:
         >>> without_password("postgresql://me:p@ss@host/db?password=hunter2&sslmode=require")
@@ -220,7 +221,7 @@ def answering(name: str) -> Iterator[None]:
     try:
         yield
     except outages() as error:
-        raise StudyError(f"the storage of study {name!r} does not answer: {_cause(error)}") from error
+        raise StudyError(f"the storage of study {name!r} is unreachable: {_cause(error)}") from error
 
 
 def create_or_load(
@@ -244,19 +245,19 @@ def create_or_load(
     with warnings.catch_warnings():
         warnings.simplefilter(
             "ignore", ExperimentalWarning
-        )  # only dashboards read these names; `Definition` holds the names that count
+        )  # only dashboards read these names; everything else uses those in `Definition`
         study.set_metric_names(list(definition.objectives))
     storage.set_study_system_attr(
         storage.get_study_id_from_name(name), DEFINITION, definition.model_dump_json()
     )
     for about, text in definition.in_words().items():
         study.set_user_attr(about, text)
-    _compare(storage, name, definition)  # another driver may also have found the study blank
+    _compare(storage, name, definition)  # another driver may have stored its own at the same time
     return study, True
 
 
 def _was_left_blank(storage: BaseStorage, study: optuna.Study, definition: Definition) -> bool:
-    """Return whether the study's creator was killed before it stored a definition; then one may be stored now."""
+    """Return whether the study's creator was killed before it stored a definition, so that one may be stored now."""
     deadline = time.monotonic() + STATED_WITHIN_S
     while _stated(storage, study.study_name) is None and not (
         study.user_attrs or study.get_trials(deepcopy=False)
@@ -265,7 +266,7 @@ def _was_left_blank(storage: BaseStorage, study: optuna.Study, definition: Defin
             return False
         if time.monotonic() > deadline:
             return True
-        time.sleep(_AGAIN_S)  # its creator is about to store the definition
+        time.sleep(_RETRY_S)  # its creator is about to store the definition
     return False
 
 
@@ -279,19 +280,20 @@ def definition_of(storage: BaseStorage, name: str) -> Definition:
     text = _stated(storage, name)
     if text is None:
         raise StudyError(
-            f"study {name!r} in this storage has no job: another program created it; "
+            f"study {name!r} in this storage has no job, because another program created it; "
             "give your study another name"
         )
     try:
         return Definition.from_json(text)
     except SpecError as error:
         raise StudyError(
-            f"study {name!r} in this storage is damaged or from another version: {error}; give your study another name"
+            f"study {name!r} in this storage is damaged or from a different version: {error}; "
+            "give your study another name"
         ) from error
 
 
 def begun_as(storage: BaseStorage, name: str) -> Definition | None:
-    """Return the definition of the study with this name; None if there is no such study or it is still blank.
+    """Return the definition of the study with this name; None if it does not exist or has no definition yet.
 
     Raises:
         StudyError: Another program created the study, or its definition is damaged.
@@ -307,7 +309,7 @@ def begun_as(storage: BaseStorage, name: str) -> Definition | None:
 def _stated(storage: BaseStorage, name: str) -> str | None:
     study = storage.get_study_id_from_name(name)
     held = storage.get_study_system_attrs(study).get(DEFINITION)
-    return held or storage.get_study_user_attrs(study).get(DEFINITION)  # older studies keep it there
+    return held or storage.get_study_user_attrs(study).get(DEFINITION)  # older versions store it there
 
 
 def _compare(storage: BaseStorage, name: str, definition: Definition) -> None:
@@ -321,7 +323,7 @@ def _compare(storage: BaseStorage, name: str, definition: Definition) -> None:
 
 
 class StorageRetry:
-    """Retries storage calls while the storage is unreachable.
+    """Retry policy, which repeats storage calls while the storage is unreachable.
 
     Args:
         seconds: Time limit of each call, in seconds.
@@ -350,7 +352,7 @@ class StorageRetry:
                 if _is_refusal(error):
                     raise StudyError(f"the study's storage rejects the call: {_cause(error)}") from error
                 self.waiting = _cause(error)
-                if time.monotonic() > deadline or self.given_up.wait(_AGAIN_S):
+                if time.monotonic() > deadline or self.given_up.wait(_RETRY_S):
                     raise StudyError(
                         f"the study's storage is unreachable ({self.waiting}); all recorded results are kept: restart "
                         "the storage and resume the study"

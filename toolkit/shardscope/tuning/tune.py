@@ -1,4 +1,4 @@
-"""`ss.tune`: search the settings of a job by real runs."""
+"""`ss.tune`: search for the best settings of a job with real runs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def tune(
     on_tick: Callable[[StudySession], None] | None = None,
     progress: bool | None = None,
 ) -> optuna.Study:
-    """Search the settings of a job; every trial is a real run on this machine's ranks.
+    """Search for the best settings of a job; every trial is a real run on this machine's ranks.
 
     Blocks until the study has its trials. An interrupt stops the study. A later call with the same name resumes it and
     first reruns the trials that were interrupted. Several drivers, on one machine or many, can share one storage.
@@ -62,18 +62,18 @@ def tune(
             number that must not depend on the test split. Default: loss, seconds and bytes.
         name: Name of the study; model and strategy by default.
         storage: An Optuna storage or its URL, for several machines; None keeps a journal file next to the runs.
-        sampler: ``auto`` uses TPE, and a Gaussian process once trials take half a minute or more; each trial's
-            attribute ``sampler`` and the report name the one used. Or ``tpe``, ``gp``, ``qmc``, ``nsga``, ``cma-es``
-            (not in a shared storage), ``random``, or an Optuna sampler.
+        sampler: ``auto`` (TPE, and a Gaussian process once trials take half a minute or more), ``tpe``, ``gp``,
+            ``qmc``, ``nsga``, ``cma-es`` (not in a shared storage), ``random``, or an Optuna sampler. The report, and
+            each trial's attribute ``sampler``, name the sampler that was used.
         pruner: ``dominance``, ``none``, or for one objective Optuna's ``median``, ``percentile``, ``hyperband``,
             ``successive-halving``, ``patient``, or an Optuna pruner; by default dominance for several objectives and
             median for one.
         promote: Reduction factor of asynchronous successive halving. Every trial trains on a ninth of its samples.
-            One in `promote` resumes from its checkpoint and trains on `promote` times as many, up to the full run.
-            `Rungs` sets other fractions.
+            One trial in `promote` then resumes from its checkpoint and trains on `promote` times as many, and so on up
+            to the full run. Pass `Rungs` for other fractions.
         parallel: Number of trials that this process runs at the same time.
-        equal: What trials with another batch size have in common with the job: the number of ``samples`` (so of
-            epochs) or of ``steps``.
+        equal: Whether a trial with a different batch size trains on as many ``samples`` as the job (and so for as many
+            epochs), or for as many ``steps``.
         baselines: If the space contains optimizers, add AdamW and SGD with Nesterov momentum and give every optimizer
             the same number of trials. The unchanged job and settings from the literature are run first.
         memory_limit: Memory that each rank may use, in bytes; trials that are predicted to need more are not run. None
@@ -106,7 +106,7 @@ def tune(
             job, space, trials=trials, objectives=objectives, name=name, storage=storage, sampler=sampler,
             pruner=pruner, promote=promote, parallel=parallel, equal=equal, baselines=baselines,
             memory_limit=memory_limit, seed=seed, root=root, batch_range=batch_range, stopping=stopping,
-            on_probe=_say_measuring if is_told else None,
+            on_probe=_print_measuring if is_told else None,
         )  # fmt: skip
     told = StudyProgress(session, stream=sys.stdout) if is_told else None
     left_s = None if timeout_s is None else timeout_s - (time.monotonic() - began)
@@ -132,7 +132,7 @@ def set_after(seconds: float | None) -> Iterator[threading.Event]:
     if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
         raise SpecError(
             f"timeout_s={quoted(seconds)} is not a time limit; "
-            "give seconds above 0, or leave it out to work to the end"
+            "give seconds above 0, or leave it out to run until the study is complete"
         )
     event = threading.Event()
     timer = None if seconds is None else threading.Timer(min(seconds, threading.TIMEOUT_MAX), event.set)
@@ -146,5 +146,5 @@ def set_after(seconds: float | None) -> Iterator[threading.Event]:
             timer.cancel()
 
 
-def _say_measuring(probe: Job) -> None:
+def _print_measuring(probe: Job) -> None:
     print(measuring_text(probe), flush=True)

@@ -1,6 +1,6 @@
-"""The communication calculator: the time of a collective with each algorithm, and where one overtakes another.
+"""The communication calculator: the time of a collective with each algorithm, and where the fastest algorithm changes.
 
-`CommunicationCalculator` holds the inputs as traits, which the controls display and code can set. `_controls` builds
+`CommunicationCalculator` has the inputs as traits, which the controls display and code can set. `_controls` builds
 the controls and `_views` the figures. All formulas are in `shardscope.analytic.communication`.
 """
 

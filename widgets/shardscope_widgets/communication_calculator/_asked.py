@@ -12,7 +12,7 @@ from shardscope_widgets.figures._communication import CommunicationQuestion
 from shardscope_widgets.kit.form import named, own_trait
 
 UNITS = {"Gbit/s": 1e9 / 8, "GB/s": 1e9, "GiB/s": float(2**30)}
-"""Bytes per second that correspond to one of each bandwidth unit."""
+"""Bytes per second in one unit of bandwidth, by name of the unit."""
 FIRST = ("parameter-server", "ring", "tree", "halving-doubling", "hierarchical", "optical-ring")
 _OPS = tuple((op.replace("_", "-"), op) for op in OPS)
 
@@ -37,11 +37,11 @@ class Asked(t.HasTraits):
     algorithms = t.List(t.Unicode(), default_value=list(FIRST), help="Names of the algorithms to compare.")
     per_node = own_trait(8, "Workers per node", "Workers per node, for the hierarchical algorithm.", least=1)
     inner_bandwidth = own_trait(
-        2400.0, "Bandwidth in a node", "Bandwidth within a node, in the same unit.", least=1e-6, step=1
+        2400.0, "Bandwidth in a node", "Bandwidth within a node, in the chosen unit.", least=1e-6, step=1
     )
     servers = own_trait(1, "Servers", "Number of parameter servers, or of BytePS CPU machines.", least=1)
     dedicated = own_trait(False, "Dedicated servers", "Whether the servers run on separate machines.")
-    wavelengths = own_trait(64, "Wavelengths", "Wavelengths per fibre.", least=1)
+    wavelengths = own_trait(64, "Wavelengths", "Wavelengths per fibre of the optical ring.", least=1)
     compute_ms = own_trait(
         100.0, "Compute, ms", "Compute time of one worker per step, in milliseconds.", least=1e-6, step=10
     )

@@ -11,9 +11,11 @@ from shardscope_widgets.communication_calculator._asked import Asked
 from shardscope_widgets.communication_calculator._controls import Ways, make_controls, panel
 from shardscope_widgets.communication_calculator._table import answers, answers_html
 from shardscope_widgets.communication_calculator._views import make_views
+from shardscope_widgets.kit.form import check_options
 from shardscope_widgets.kit.frame import LAB_CSS, Frame
 from shardscope_widgets.kit.guard import Guard
-from shardscope_widgets.words import bytes_text, plural, safe, seconds_text
+from shardscope_widgets.kit.markup import classed, columns, status_html
+from shardscope_widgets.words import bytes_text, plural, seconds_text
 
 ABOUT = "all values are computed from formulas; hover over a curve for its formula, inputs and source"
 
@@ -39,10 +41,7 @@ class CommunicationCalculator(widgets.VBox, Asked):  # type: ignore[misc]
     """
 
     def __init__(self, **asked: Any) -> None:
-        unknown = set(asked) - set(Asked.class_own_traits())
-        if unknown:
-            known = ", ".join(sorted(Asked.class_own_traits()))
-            raise TypeError(f"CommunicationCalculator has no option {min(unknown)!r}; use one of {known}")
+        check_options("CommunicationCalculator", asked, Asked.class_own_traits())
         Asked.__init__(self, **asked)
         super().__init__()
         self._is_stale: set[str] = set()
@@ -60,21 +59,17 @@ class CommunicationCalculator(widgets.VBox, Asked):  # type: ignore[misc]
     def _arrange(self) -> None:
         left = panel(self, self.controls, self.ways)
         right = widgets.VBox([self.status, self.problem, self.tabs, self.table])
-        main = widgets.HBox([left, right])
-        for box, name in ((left, "ss-left"), (right, "ss-right"), (main, "ss-main")):
-            box.add_class(name)
-        self.children = (_Frame(title="Communication Calculator", about=ABOUT), main)
-        self.add_class("ss-lab")
-        self.add_class("ss-comm")
+        self.children = (_Frame(title="Communication Calculator", about=ABOUT), columns(left, right))
+        classed(self, "ss-lab", "ss-comm")
 
     def draw(self) -> None:
         """Recompute the results and redraw the visible tab; hidden tabs are redrawn when they are next shown."""
         self.problem.value = ""
         self._is_stale = set(self.views)
+        self._draw_tab()  # first, because the page draws it longest
         found = answers(self.question)
         self.table.value = answers_html(found)
-        self.status.value = f'<div class="ss-status" role="status">{safe(self._in_words())}</div>'
-        self._draw_tab()
+        self.status.value = status_html(self._in_words())
 
     def _draw_tab(self) -> None:
         shown = list(self.views)[self.tabs.selected_index or 0]

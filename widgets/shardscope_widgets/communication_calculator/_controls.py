@@ -1,4 +1,4 @@
-"""The controls: one per trait of `Asked`, synchronised in both directions."""
+"""The controls: one per trait of `Asked`, synchronised with it in both directions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from shardscope_widgets.communication_calculator._asked import Asked
 from shardscope_widgets.figures._communication import LARGEST, SMALLEST
 from shardscope_widgets.figures._communication_look import LOOKS
 from shardscope_widgets.kit.controls import controls_for
+from shardscope_widgets.kit.markup import classed, heading
 from shardscope_widgets.kit.swatch import swatch
 from shardscope_widgets.words import bytes_text
 
@@ -58,9 +59,7 @@ class Ways(widgets.VBox):  # type: ignore[misc]
         self._show()
 
     def _row(self, name: str, box: widgets.DOMWidget) -> widgets.DOMWidget:
-        row = widgets.HBox([widgets.HTML(swatch(LOOKS[name])), box])
-        row.add_class("ss-way")
-        return row
+        return classed(widgets.HBox([widgets.HTML(swatch(LOOKS[name])), box]), "ss-way")
 
     def _show(self) -> None:
         self._quiet = True
@@ -76,7 +75,7 @@ class Ways(widgets.VBox):  # type: ignore[misc]
 
 
 def panel(asked: Asked, controls: dict[str, widgets.DOMWidget], ways: Ways) -> widgets.VBox:
-    """Lay out common inputs, algorithm checkboxes, inputs of particular algorithms, and inputs for the efficiency."""
+    """Lay out the common inputs, the algorithms, inputs of particular algorithms, and inputs for the efficiency."""
     what = widgets.GridBox([*(controls[name] for name in FIRST), Sliding(asked, controls["num_bytes"])])
     some = widgets.GridBox([])
     last = widgets.GridBox([controls[name] for name in STEP])
@@ -91,6 +90,5 @@ def panel(asked: Asked, controls: dict[str, widgets.DOMWidget], ways: Ways) -> w
 
     asked.observe(show, ["op", "algorithms"])
     show()
-    compare = widgets.HTML('<div class="ss-heading">Compare</div>')
-    scaling = widgets.HTML('<div class="ss-heading">Training step <span>for the efficiency</span></div>')
-    return widgets.VBox([what, compare, ways, some, scaling, last])
+    scaling = heading("Training step", "for the efficiency")
+    return widgets.VBox([what, heading("Compare"), ways, some, scaling, last])

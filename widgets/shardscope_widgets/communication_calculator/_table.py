@@ -8,6 +8,7 @@ from shardscope.analytic import communication as comm
 from shardscope.errors import SpecError
 from shardscope_widgets.figures._communication import CommunicationQuestion
 from shardscope_widgets.figures._communication_look import title
+from shardscope_widgets.kit.markup import row_html, table_html
 from shardscope_widgets.words import bytes_text, safe, seconds_text
 
 _HEADERS = (
@@ -21,7 +22,10 @@ _HEADERS = (
 
 
 class Answer(NamedTuple):
-    """Time (in seconds) and traffic (in bytes) of one algorithm for the current values of the controls."""
+    """Times in seconds and traffic in bytes of one algorithm for the current values of the controls.
+
+    `sent_bytes` is the traffic of the busiest worker, `carried_bytes` that of the busiest link in one direction.
+    """
 
     algorithm: str
     seconds: float
@@ -49,11 +53,7 @@ def answers_html(found: list[Answer]) -> str:
     """Return the results as an HTML table, with the fastest algorithm in bold."""
     if not found:
         return ""
-    head = "".join(f'<th scope="col">{name}</th>' for name in _HEADERS)
-    rows = [_row(answer, found[0].seconds) for answer in found]
-    return (
-        f'<div style="overflow-x:auto"><table class="ss-table"><tr>{head}</tr>{"".join(rows)}</table></div>'
-    )
+    return table_html(_HEADERS, (_row(answer, found[0].seconds) for answer in found))
 
 
 def _row(answer: Answer, least: float) -> str:
@@ -67,4 +67,4 @@ def _row(answer: Answer, least: float) -> str:
         times,
     ]
     mark = ' class="ss-fastest"' if answer.seconds == least else ""
-    return f"<tr{mark}>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+    return row_html(cells, mark=mark)

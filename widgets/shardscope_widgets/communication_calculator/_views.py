@@ -1,4 +1,4 @@
-"""The calculator's tabs: three figures, and a diagram of which worker sends to which."""
+"""The calculator's tabs: three figures, and a diagram of the worker to which each worker sends."""
 
 from __future__ import annotations
 
@@ -15,18 +15,13 @@ from shardscope_widgets.figures import _efficiency as efficiency
 from shardscope_widgets.figures._communication import CommunicationQuestion
 from shardscope_widgets.figures._who_sends import has_picture, picture, round_text, who_sends_svg
 from shardscope_widgets.kit.live_figure import LiveFigure
+from shardscope_widgets.kit.markup import classed, words_html
 from shardscope_widgets.words import safe
 
 Drawing = tuple[list[dict[str, Any]], dict[str, Any], str]
 
 
-def _draw_sizes(question: CommunicationQuestion) -> Drawing:
-    shown = info.by_size_info(question)
-    return plots.curve_traces(shown), plots.curve_layout(shown), plots.curves_text(shown)
-
-
-def _draw_workers(question: CommunicationQuestion) -> Drawing:
-    shown = info.by_workers_info(question)
+def _draw_curves(shown: info.CostCurvesInfo) -> Drawing:
     return plots.curve_traces(shown), plots.curve_layout(shown), plots.curves_text(shown)
 
 
@@ -52,7 +47,7 @@ class FigureView(widgets.VBox):  # type: ignore[misc]
         """Draw the figure and its description for `question`."""
         traces, layout, words = self._draw(question)
         self.figure.show_parts(traces, layout)
-        self.words.value = f'<div class="ss-words" role="status">{safe(words)}</div>'
+        self.words.value = words_html(words, is_live=True)
 
 
 class WhoSends(widgets.VBox):  # type: ignore[misc]
@@ -65,12 +60,9 @@ class WhoSends(widgets.VBox):  # type: ignore[misc]
         self.drawing, self.words, self.about = widgets.HTML(), widgets.HTML(), widgets.HTML()
         self.round.tooltip = "The round that is drawn"
         widgets.jslink((self.play, "value"), (self.round, "value"))
-        bar = widgets.HBox([self.algorithm, self.play, self.round])
-        telling = widgets.VBox([self.words, self.about])
-        both = widgets.HBox([self.drawing, telling])
-        for box, name in ((bar, "ss-bar"), (telling, "ss-telling"), (both, "ss-picture")):
-            box.add_class(name)
-        super().__init__([bar, both])
+        bar = classed(widgets.HBox([self.algorithm, self.play, self.round]), "ss-bar")
+        telling = classed(widgets.VBox([self.words, self.about]), "ss-telling")
+        super().__init__([bar, classed(widgets.HBox([self.drawing, telling]), "ss-picture")])
         self.algorithm.observe(self._take_algorithm, "value")
         self.round.observe(self._draw, "value")
         self._op = "all_reduce"
@@ -81,7 +73,7 @@ class WhoSends(widgets.VBox):  # type: ignore[misc]
         options = [(ALGORITHMS[name].title, name) for name in question.algorithms if has_picture(name)]
         if not options:
             self.drawing.value = self.about.value = ""
-            self.words.value = '<div class="ss-words">Tick an algorithm to see who sends to whom.</div>'
+            self.words.value = words_html("Tick an algorithm to see who sends to whom.")
             return
         if tuple(options) != self.algorithm.options:
             kept = self.algorithm.value
@@ -103,7 +95,7 @@ class WhoSends(widgets.VBox):  # type: ignore[misc]
         name = self.algorithm.value
         shown, number = picture(name), self.round.value - 1
         self.drawing.value = who_sends_svg(shown, number, look.LOOKS[name].colour)
-        self.words.value = f'<div class="ss-words" role="status">{safe(round_text(shown, number))}</div>'
+        self.words.value = words_html(round_text(shown, number), is_live=True)
         algorithm = ALGORITHMS[name]
         op = self._op if self._op in algorithm.formulas else next(iter(algorithm.formulas))
         self.about.value = (
@@ -117,8 +109,8 @@ class WhoSends(widgets.VBox):  # type: ignore[misc]
 def make_views() -> dict[str, widgets.DOMWidget]:
     """Return the tabs, by title."""
     return {
-        "Message size": FigureView(_draw_sizes),
-        "Workers": FigureView(_draw_workers),
+        "Message size": FigureView(lambda question: _draw_curves(info.by_size_info(question))),
+        "Workers": FigureView(lambda question: _draw_curves(info.by_workers_info(question))),
         "Efficiency": FigureView(_draw_efficiency),
         "Who sends to whom": WhoSends(),
     }

@@ -2,8 +2,8 @@ from shardscope.runlog.steps import Step as Step
 from shardscope_widgets.figures._batch_sweep import SweepInfo as SweepInfo
 from shardscope_widgets.figures._batch_sweep import batch_sweep as batch_sweep
 from shardscope_widgets.figures._batch_sweep import batch_sweep_info as batch_sweep_info
-from shardscope_widgets.figures._batch_sweep import batch_sweep_text as batch_sweep_text
 from shardscope_widgets.figures._batch_sweep import draw_batch_sweep as draw_batch_sweep
+from shardscope_widgets.figures._batch_sweep_text import batch_sweep_text as batch_sweep_text
 from shardscope_widgets.figures._break_even import BreakEvenInfo as BreakEvenInfo
 from shardscope_widgets.figures._break_even import break_even as break_even
 from shardscope_widgets.figures._break_even import break_even_info as break_even_info
@@ -47,6 +47,14 @@ from shardscope_widgets.figures._front import FrontInfo as FrontInfo
 from shardscope_widgets.figures._front import front as front
 from shardscope_widgets.figures._front import front_info as front_info
 from shardscope_widgets.figures._front import front_text as front_text
+from shardscope_widgets.figures._ghosts import Gap as Gap
+from shardscope_widgets.figures._ghosts import Ghost as Ghost
+from shardscope_widgets.figures._ghosts import ghost_of as ghost_of
+from shardscope_widgets.figures._ghosts import memory_gap as memory_gap
+from shardscope_widgets.figures._ghosts import overview_gap as overview_gap
+from shardscope_widgets.figures._ghosts import overview_ghosts as overview_ghosts
+from shardscope_widgets.figures._ghosts import timeline_gap as timeline_gap
+from shardscope_widgets.figures._ghosts import timeline_ghosts as timeline_ghosts
 from shardscope_widgets.figures._importances import ImportancesInfo as ImportancesInfo
 from shardscope_widgets.figures._importances import importances as importances
 from shardscope_widgets.figures._importances import importances_info as importances_info
@@ -115,11 +123,6 @@ from shardscope_widgets.figures._predicted import ComparedInfo as ComparedInfo
 from shardscope_widgets.figures._predicted import compared as compared
 from shardscope_widgets.figures._predicted import compared_info as compared_info
 from shardscope_widgets.figures._predicted import draw_compared as draw_compared
-from shardscope_widgets.figures._ring import RingInfo as RingInfo
-from shardscope_widgets.figures._ring import Transfer as Transfer
-from shardscope_widgets.figures._ring import ring as ring
-from shardscope_widgets.figures._ring import ring_info as ring_info
-from shardscope_widgets.figures._ring import ring_text as ring_text
 from shardscope_widgets.figures._schedule import ScheduleInfo as ScheduleInfo
 from shardscope_widgets.figures._schedule import schedule as schedule
 from shardscope_widgets.figures._schedule import schedule_info as schedule_info

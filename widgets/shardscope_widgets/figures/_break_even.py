@@ -1,138 +1,171 @@
 """Break-even bandwidth of each compression method against the number of workers, one line per method.
 
 On links slower than a method's line, exchanging the gradients of one step is faster compressed than uncompressed. On
-faster links, compressing and decompressing takes longer than it saves.
+faster links, compressing and decompressing takes longer than it saves. Whiskers show how much the measured packing
+times varied.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
 
-from shardscope.measure.break_even import BreakEven
+from shardscope.measure.arguments import bandwidth_of
+from shardscope.measure.break_even import BUSY, BreakEven
+from shardscope.spec.units import bit_rate_text
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures._compression_look import method_look
 from shardscope_widgets.words import bytes_text, count_text, listed, plural, seconds_text
 
-_HIGHEST = 1e12  # bytes per second
+ANY_LINK = "any link"
+ONLY_EXCHANGE = "Only exchanges are compared: a whole step also computes, and gains less."
 
 
 class LevelLine(NamedTuple):
     """One method: break-even bandwidth (bit/s) by number of workers.
 
-    It is None where compression never pays off, and 8 * `_HIGHEST` where it always does.
+    The bandwidth is None where compression never pays off, and infinite where it always does. `low_bits_per_s` is the
+    same with the median packing time instead of the fastest.
     """
 
     label: str
     name: str
     workers: tuple[int, ...]
     bits_per_s: tuple[float | None, ...]
+    low_bits_per_s: tuple[float | None, ...]
     hover: tuple[str, ...]
 
 
 class BreakEvenInfo(NamedTuple):
-    """All lines, sorted by bandwidth at the largest number of workers, highest first.
+    """All lines, sorted by bandwidth at the job's own number of workers, highest first.
 
-    `here` is the (workers, bit/s) of a link to mark, or None.
+    `here` is the (workers, bit/s) of a link to mark, or None. `own_workers` is the number of workers that the text
+    begins with. `variation` is the largest variation of packing times, median over fastest.
     """
 
     model: str
     num_params: int
     lines: tuple[LevelLine, ...]
     here: tuple[int, float] | None
+    own_workers: int
+    variation: float
 
 
-def break_even_info(found: BreakEven, *, here: tuple[int, float] | None = None) -> BreakEvenInfo:
+def break_even_info(found: BreakEven, *, here: tuple[int, float | str] | None = None) -> BreakEvenInfo:
     """Return the data of the chart for a result of `shardscope.measure.break_even`.
 
     Args:
         found: Exchange times and break-even bandwidths of the methods.
-        here: (workers, bytes per second) of a link to mark.
+        here: Number of workers and bandwidth of a link to mark, in bytes per second or as text with a unit.
     """
+    own = found.own_workers if here is None or here[0] not in found.workers else here[0]
     lines = [_line(found, index) for index in range(len(found.methods))]
-    lines.sort(key=lambda line: -(line.bits_per_s[-1] or 0.0))
-    bits = None if here is None else (here[0], 8 * here[1])
-    return BreakEvenInfo(found.label, found.num_params, tuple(lines), bits)
+    lines.sort(key=lambda line: -(line.bits_per_s[line.workers.index(own)] or 0.0))
+    bits = None if here is None else (here[0], 8 * bandwidth_of(here[1]))
+    return BreakEvenInfo(found.label, found.num_params, tuple(lines), bits, own, found.variation)
 
 
 def _line(found: BreakEven, index: int) -> LevelLine:
     method = found.methods[index]
-    values, hover = [], []
-    for plain, exchange, bandwidth in zip(found.plain, method.exchanges, method.bandwidths, strict=True):
-        values.append(8 * min(bandwidth, _HIGHEST) if bandwidth > 0 else None)
+    values, lows = (
+        tuple(8 * bandwidth if bandwidth > 0 else None for bandwidth in bandwidths)
+        for bandwidths in (method.bandwidths, method.low_bandwidths)
+    )
+    hover = []
+    for plain, exchange, bits in zip(found.plain, method.exchanges, values, strict=True):
+        level = "never" if bits is None else f"below {bit_rate_text(bits / 8)}" if bits < np.inf else ANY_LINK
         times = plain.sent_bytes / exchange.sent_bytes if exchange.sent_bytes else np.inf
         hover.append(
-            f"sends {bytes_text(exchange.sent_bytes)}, {times:.3g} times less; "
+            f"{level}; sends {bytes_text(exchange.sent_bytes)}, {times:.3g} times less; "
             f"packing and unpacking take {seconds_text(exchange.codec_s)}"
         )
     return LevelLine(
-        method.compression.label, method.compression.name, found.workers, tuple(values), tuple(hover)
+        method.compression.label, method.compression.name, found.workers, values, lows, tuple(hover)
     )
 
 
 def break_even_text(info: BreakEvenInfo) -> str:
-    """Describe the chart in words."""
+    """Return sentences that state below which bandwidth each method pays off, first for the job's own workers."""
     if not info.lines:
         return "No method was measured."
-    workers = info.lines[0].workers[-1]
-    paying = [(line.label, line.bits_per_s[-1]) for line in info.lines if line.bits_per_s[-1]]
-    always = [label for label, bits in paying if bits and bits >= 8 * _HIGHEST]
-    never = [line.label for line in info.lines if not line.bits_per_s[-1]]
-    parts = [f"{label} below {rate_bits(bits)}" for label, bits in paying if bits and label not in always]
-    parts += [f"{listed(always)} on any link, because fewer messages follow one another"] if always else []
-    ways = listed(parts) if parts else "none of the methods on any link"
-    text = f"Among {plural(workers, 'worker')}, compressing {info.model}'s gradients pays off with {ways}."
-    return f"{text} Never: {listed(never)}." if never else text
+    own, most = info.own_workers, info.lines[0].workers[-1]
+    told = [
+        f"Among **{plural(own, 'worker')}**, compressing {info.model}'s gradients pays off {_levels(info, own)}."
+    ]
+    if most != own:
+        told.append(f"Among {most}: {_levels(info, most)}.")
+    if info.variation > BUSY:
+        told.append(f"Packing times varied by {info.variation:.2g} times: the machine is busy, run again.")
+    return " ".join([*told, ONLY_EXCHANGE])
 
 
-def rate_bits(bits_per_s: float) -> str:
-    """Format a bit rate as ``1.25 Gbit/s``."""
-    for factor, unit in ((1e12, "Tbit/s"), (1e9, "Gbit/s"), (1e6, "Mbit/s")):
-        if bits_per_s >= factor:
-            return f"{bits_per_s / factor:.3g} {unit}"
-    return f"{bits_per_s / 1e3:.3g} kbit/s"
+def _levels(info: BreakEvenInfo, workers: int) -> str:
+    """Return below which bandwidth each method pays off among a number of workers, as one clause."""
+    levels = [(line.label, line.bits_per_s[line.workers.index(workers)]) for line in info.lines]
+    paying = sorted(((bits, label) for label, bits in levels if bits and bits < np.inf), reverse=True)
+    always = [label for label, bits in levels if bits == np.inf]
+    never = [label for label, bits in levels if not bits]
+    parts = [f"on any link with {listed(always)} (fewer messages in sequence)"] if always else []
+    if paying:
+        parts.append(f"below {listed(f'{bit_rate_text(bits / 8)} with {label}' for bits, label in paying)}")
+    if never:
+        parts.append(f"never with {listed(never)}")
+    return "; ".join(parts)
 
 
 def draw(info: BreakEvenInfo) -> go.Figure:
-    """Draw the figure for `info`, with logarithmic axes."""
-    figure = go.Figure([_trace(line) for line in info.lines])
+    """Draw one line per method, with logarithmic axes; the top of the chart stands for any link."""
+    levels = [bits for line in info.lines for bits in (*line.bits_per_s, *line.low_bits_per_s) if bits]
+    levels += [info.here[1]] if info.here else []
+    low = np.log10(min([*levels, 1e8])) - 0.2
+    high = np.ceil(np.log10(max([bits for bits in levels if bits < np.inf] + [1e10])))
+    top = float(10 ** (high + 0.4))  # half a decade above the highest tick with a bandwidth
+    figure = go.Figure([_trace(line, top) for line in info.lines])
     if info.here is not None:
         figure.add_trace(_here(*info.here))
-    top = max((value for line in info.lines for value in line.bits_per_s if value), default=1e10)
-    bottom = min((value for line in info.lines for value in line.bits_per_s if value), default=1e7)
-    low, high = np.log10(min(bottom, 1e8)) - 0.2, np.log10(min(max(top, 1e10), 8 * _HIGHEST)) + 0.2
     decades = [10.0**power for power in range(int(np.ceil(low)), int(high) + 1)]
+    rates = [*(bit_rate_text(bits / 8) for bits in decades), ANY_LINK]
     workers: Sequence[int] = info.lines[0].workers if info.lines else (2, 4)
     figure.update_layout(
         xaxis=theme.axis("workers", type="log", tickvals=list(workers), ticktext=[str(w) for w in workers]),
         yaxis=theme.axis(
-            "", type="log", range=[low, high], tickvals=decades, ticktext=[*map(rate_bits, decades)], showgrid=False
+            "", type="log", range=[low, high + 0.6], tickvals=[*decades, top], ticktext=rates, showgrid=False
         ),
-        shapes=[_across(bits) for bits in decades],
+        shapes=[theme.rule(theme.AXIS, y=bits, width=1, dash="dot") for bits in decades],
         annotations=[
             theme.note(
                 f"<b>Compression pays off below the line</b>  <span style='font-size:11px'>{info.model}, "
                 f"{count_text(info.num_params)} parameters</span>", x=0, y=1,
             ) | {"yshift": 6},
+            theme.note(f"<span style='font-size:11px'>{ONLY_EXCHANGE}</span>", x=0, y=0)
+            | {"yanchor": "top", "yshift": -40},
         ],
         showlegend=True,
     )  # fmt: skip
     return theme.style(
-        figure, height=430, legend=theme.LEGEND_ABOVE, margin={"l": 8, "r": 12, "t": 78, "b": 8}
+        figure, height=430, legend=theme.LEGEND_ABOVE, margin={"l": 8, "r": 12, "t": 78, "b": 62}
     )
 
 
-def _trace(line: LevelLine) -> go.Scatter:
+def _trace(line: LevelLine, top: float) -> go.Scatter:
+    """Return a line whose whiskers reach down to the bandwidths with the median packing time."""
     look = method_look(line.name)
+    high, low = (
+        [bits and min(bits, top) for bits in values] for values in (line.bits_per_s, line.low_bits_per_s)
+    )
+    down = [up - (least or 1.0) if up else 0.0 for up, least in zip(high, low, strict=True)]
     return go.Scatter(
-        x=line.workers, y=line.bits_per_s, name=line.label, mode="lines+markers", connectgaps=False,
+        x=line.workers, y=high, name=line.label, mode="lines+markers", connectgaps=False,
         line={"color": look.colour, "dash": look.dash, "width": 2.2},
         marker={"symbol": look.symbol, "size": 8, "color": look.colour}, customdata=line.hover,
-        hovertemplate=f"<b>{line.label}</b> pays off below %{{y:.3~s}}bit/s<br>"
-        "among %{x} workers: %{customdata}<extra></extra>",
+        error_y={
+            "type": "data", "symmetric": False, "array": [0.0] * len(down), "arrayminus": down,
+            "thickness": 1.2, "width": 4,
+        },
+        hovertemplate=f"<b>{line.label}</b> among %{{x}} workers pays off %{{customdata}}<extra></extra>",
     )  # fmt: skip
 
 
@@ -143,18 +176,11 @@ def _here(workers: int, bits: float) -> go.Scatter:
     )  # fmt: skip
 
 
-def _across(bits: float) -> dict[str, Any]:
-    return {
-        "type": "line", "xref": "paper", "x0": 0, "x1": 1, "yref": "y", "y0": bits, "y1": bits,
-        "line": {"color": theme.AXIS, "width": 1, "dash": "dot"},
-    }  # fmt: skip
-
-
-def break_even(found: BreakEven, *, here: tuple[int, float] | None = None) -> go.Figure:
+def break_even(found: BreakEven, *, here: tuple[int, float | str] | None = None) -> go.Figure:
     """Draw the break-even bandwidth of each method against the number of workers.
 
     Args:
         found: Result of `shardscope.measure.break_even`.
-        here: (workers, bytes per second) of a link to mark.
+        here: Number of workers and bandwidth of a link to mark, in bytes per second or as text with a unit.
     """
     return draw(break_even_info(found, here=here))

@@ -26,7 +26,7 @@ class CollectivesInfo(NamedTuple):
 
 
 def collectives_info(sent: Mapping[str, int], steps: int, *, formula: float | None = None) -> CollectivesInfo:
-    """Compute the data of the figure.
+    """Return the bytes per step by collective, from the totals of several steps.
 
     Args:
         sent: Bytes sent by all ranks over `steps` steps, by collective.
@@ -40,13 +40,13 @@ def collectives_info(sent: Mapping[str, int], steps: int, *, formula: float | No
 
 
 def collectives_text(info: CollectivesInfo) -> str:
-    """Describe the figure in words."""
+    """Return a sentence with the bytes sent per step, and those that the formula gives without compression."""
     if not info.names:
         return "Nothing was sent."
     told = f"{bytes_text(sum(info.sent))} per step in {plural(len(info.names), 'kind')} of message"
     if info.formula is None:
         return f"{told}."
-    times = f"{info.formula / sum(info.sent):.3g} times that"
+    times = f"{info.formula / sum(info.sent):.3g} times as much"
     return f"{told}; the formula gives {bytes_text(info.formula)} without compression, {times}."
 
 
@@ -69,7 +69,7 @@ def collectives_spec(info: CollectivesInfo) -> Spec:
     order = {
         "categoryorder": "array",
         "categoryarray": list(info.names),
-    }  # otherwise a redraw keeps the order of the previous run
+    }  # without it, a redraw keeps the order of the previous run
     return {"data": [bars], "layout": layout | {"yaxis": layout["yaxis"] | order}}
 
 
@@ -84,7 +84,7 @@ def _layout() -> Spec:
     rows = {"autorange": "reversed", "showgrid": False, "automargin": True, "ticklabelstandoff": 5}
     return look | {
         "xaxis": theme.axis(
-            "bytes per step, all ranks", rangemode="tozero", nticks=4, exponentformat="SI", ticksuffix="B"
+            "bytes per step, all ranks", rangemode="tozero", nticks=4, tickformat="~s", ticksuffix="B"
         ),
         "yaxis": rows,
     }

@@ -1,4 +1,4 @@
-"""Data for the communication calculator's figures: curves against workers and message size, and efficiency.
+"""Data for the communication calculator's figures: curves against workers or message size, and scaling efficiency.
 
 A `CommunicationQuestion` holds all inputs of the calculator. All formulas are in `shardscope.analytic`.
 """
@@ -18,9 +18,9 @@ from shardscope.errors import SpecError
 
 Floats = npt.NDArray[np.float64]
 DOUBLINGS = 2 ** np.arange(17)
-"""Numbers of workers at which curves have points: powers of two. Between them, the times of some algorithms jump."""
+"""Numbers of workers at which curves have points: powers of two, because some algorithms' times jump in between."""
 MOST_WORKERS = 4096
-"""Number of workers at which curves over workers end, unless the question has more."""
+"""Largest number of workers on the curves, unless the question has more."""
 SMALLEST, LARGEST = 1e3, 1e11
 """Smallest and largest message size on the axis, in bytes."""
 _SIZES = np.geomspace(SMALLEST, LARGEST, 65)  # eight per decade
@@ -87,7 +87,7 @@ class CostCurvesInfo(NamedTuple):
 
 
 class Efficiency(NamedTuple):
-    """One algorithm's speed-up as a fraction of the ideal, by number of workers, under weak and strong scaling."""
+    """One algorithm's speed-up as a fraction of the ideal one, by number of workers, for weak and strong scaling."""
 
     algorithm: str
     workers: Floats
@@ -166,7 +166,7 @@ def _line(question: CommunicationQuestion, name: str, x: Floats, **varied: Any) 
 
 
 def _possible(question: CommunicationQuestion, name: str, op: str = "") -> Floats:
-    """Return the numbers of workers that suit an algorithm's settings, including the question's if it is valid."""
+    """Return the numbers of workers that are valid for an algorithm's settings, including the question's if valid."""
     known, own = ALGORITHMS[name].options, question.options.get(name, {})
     per_node = own.get("per_node", known["per_node"].default) if "per_node" in known else 1
     counts: Floats = np.unique([*DOUBLINGS, *per_node * DOUBLINGS, question.workers]).astype(np.float64)

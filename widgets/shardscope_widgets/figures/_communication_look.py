@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from shardscope.analytic.communication import ALGORITHMS
 from shardscope_widgets.figures import theme
-from shardscope_widgets.figures._communication import MOST_WORKERS
+from shardscope_widgets.figures._communication import MOST_WORKERS, Floats
 from shardscope_widgets.figures.theme import RunStyle
 from shardscope_widgets.words import seconds_text
 
@@ -18,26 +18,27 @@ HEIGHT = 430
 _GAP = 0.12
 HALVES = ([0.0, 0.5 - _GAP / 2], [0.5 + _GAP / 2, 1.0])
 
+# The algorithms ticked at first differ in dash, not only in colour.
 LOOKS = {
     "parameter-server": RunStyle(theme.strategy_colour("parameter-server"), "dashdot"),
     "byteps": RunStyle("#7d4f9e", "dash"),
     "ring": RunStyle(theme.strategy_colour("ring")),
     "bidirectional-ring": RunStyle("#f0a43a", "dash"),
     "chain": RunStyle("#a35a3a", "dot"),
-    "tree": RunStyle(theme.strategy_colour("tree")),
-    "pipelined-tree": RunStyle("#62b84f", "dash"),
+    "tree": RunStyle(theme.strategy_colour("tree"), "longdash"),
+    "pipelined-tree": RunStyle("#62b84f", "longdash"),
     "double-binary-tree": RunStyle("#1a6c79", "dot"),
     "halving-doubling": RunStyle("#2a86d1", "dash"),
     "recursive-doubling": RunStyle("#62bfcb", "dot"),
-    "hierarchical": RunStyle(theme.strategy_colour("hierarchical")),
+    "hierarchical": RunStyle(theme.strategy_colour("hierarchical"), "dot"),
     "torus-2d": RunStyle("#8f97ea", "dashdot"),
     "in-network": RunStyle("#c49a0c", "dash"),
     "nvls": RunStyle("#8b8f99", "dot"),
-    "optical-ring": RunStyle("#d6457f"),
+    "optical-ring": RunStyle("#d6457f", "longdashdot"),
     "scatter-all-gather": RunStyle("#2a86d1", "dash"),
-    "pairwise": RunStyle(theme.strategy_colour("ring")),
-    "bruck": RunStyle(theme.strategy_colour("tree"), "dash"),
-    "direct": RunStyle("#8b8f99"),
+    "pairwise": RunStyle(theme.strategy_colour("ring"), "solid"),
+    "bruck": RunStyle(theme.strategy_colour("tree"), "longdash"),
+    "direct": RunStyle("#8b8f99", "dot"),
 }
 
 
@@ -49,8 +50,8 @@ def title(name: str) -> str:
 def log_ticks(low: float, high: float, text: Callable[[float], str], *, most: int = 6) -> dict[str, Any]:
     """Return settings of a logarithmic axis from `low` to `high`, with tick labels formatted by `text`.
 
-    An axis of at most two decades has ticks at 1, 2 and 5 in each, a longer one at powers of ten. Beyond `most`
-    decades, only every second, third, ... decade has a tick.
+    An axis of at most two decades has ticks at 1, 2 and 5 in each decade; a longer axis has ticks at powers of ten
+    only, and beyond `most` decades only at every second, third, ... power of ten.
     """
     first, last = int(np.floor(np.log10(low))), int(np.ceil(np.log10(high)))
     parts: tuple[int, ...] = (1, 2, 5) if last - first <= 2 else (1,)
@@ -74,12 +75,19 @@ def worker_ticks(workers: int) -> dict[str, Any]:
     return {"type": "log", "tickvals": shown, "ticktext": text, "tickangle": 0, "range": ends}
 
 
-def here_line(place: float, axis: str) -> dict[str, Any]:
-    """Return a vertical line at the current value of the controls."""
+def line_trace(algorithm: str, x: Floats, y: Floats, axis: str, **more: Any) -> dict[str, Any]:
+    """Return the line of an algorithm in the plot with this x-axis."""
+    look = LOOKS[algorithm]
     return {
-        "type": "line", "xref": f"x{axis}", "yref": f"y{axis} domain", "x0": place, "x1": place, "y0": 0, "y1": 1,
-        "line": {"color": theme.AXIS, "width": 1, "dash": "dot"},
+        "type": "scatter", "mode": "lines", "name": title(algorithm), "legendgroup": algorithm,
+        "showlegend": axis == "x", "x": x.tolist(), "y": y.tolist(), "xaxis": axis, "yaxis": axis.replace("x", "y"),
+        "line": {"color": look.colour, "dash": look.dash, "width": 2.4}, "zorder": look.zorder, **more,
     }  # fmt: skip
+
+
+def here_line(place: float, axis: str) -> dict[str, Any]:
+    """Return a vertical line at `place`, the current value of the controls; `axis` is the suffix of the axes' names."""
+    return theme.rule(theme.AXIS, x=place, axis=axis, along=f"y{axis} domain", width=1, dash="dot")
 
 
 def heading(text: str, x: float) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from shardscope_widgets.figures._communication import (
     LARGEST,
     SMALLEST,
     CommunicationQuestion,
-    CostCurve,
     CostCurvesInfo,
     Floats,
     by_size_info,
@@ -30,6 +29,7 @@ from shardscope_widgets.figures._communication_look import (
     drawn,
     heading,
     here_line,
+    line_trace,
     log_ticks,
     tick_seconds,
     title,
@@ -46,32 +46,16 @@ def curve_traces(info: CostCurvesInfo) -> list[dict[str, Any]]:
     for line in info.lines:
         hover = _hover(info.question, line.algorithm, by_size=by_size)
         split = np.stack([line.latency_s, line.bandwidth_s], axis=-1).tolist()
-        traces.append(_trace(line, line.seconds, hover, "x") | {"customdata": split})
+        traces.append(
+            line_trace(line.algorithm, line.x, line.seconds, "x", hovertemplate=hover, customdata=split)
+        )
         volume = f"<b>{title(line.algorithm)}: %{{y:.3~s}}B</b> from the busiest worker<extra></extra>"
-        traces.append(_trace(line, line.sent_bytes, volume, "x2"))
+        traces.append(line_trace(line.algorithm, line.x, line.sent_bytes, "x2", hovertemplate=volume))
     return [*traces, _markers(info.crossings, by_size=by_size), *_you_are_here(info, by_size=by_size)]
 
 
 def _is_by_size(info: CostCurvesInfo) -> bool:
     return bool(info.lines[0].x[-1] == LARGEST)
-
-
-def _trace(line: CostCurve, y: Floats, hover: str, axis: str) -> dict[str, Any]:
-    look = LOOKS[line.algorithm]
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": title(line.algorithm),
-        "legendgroup": line.algorithm,
-        "showlegend": axis == "x",
-        "x": line.x.tolist(),
-        "y": y.tolist(),
-        "xaxis": axis,
-        "yaxis": axis.replace("x", "y"),
-        "line": {"color": look.colour, "dash": look.dash, "width": 2.4},
-        "zorder": look.zorder,
-        "hovertemplate": hover,
-    }
 
 
 def _hover(question: CommunicationQuestion, name: str, *, by_size: bool) -> str:
@@ -81,14 +65,14 @@ def _hover(question: CommunicationQuestion, name: str, *, by_size: bool) -> str:
         f"{key} = {_setting(key, value)}" for key, value in own.items() if not _is_unset(value)
     )
     what = (
-        f"S = %{{x:.3~s}}B, W = {question.workers}"
+        f"message size S = %{{x:.3~s}}B, workers W = {question.workers}"
         if by_size
-        else f"S = {bytes_text(question.num_bytes)}, W = %{{x}}"
+        else f"message size S = {bytes_text(question.num_bytes)}, workers W = %{{x}}"
     )
-    link = f"α = {seconds_text(question.latency)}, B = {bytes_text(question.bandwidth)}/s"
+    link = f"latency α = {seconds_text(question.latency)}, bandwidth B = {bytes_text(question.bandwidth)}/s"
     lines = [
         f"<b>{algorithm.title}: %{{y:.3~s}}s</b>",
-        "= latency %{customdata[0]:.3~s}s + bytes %{customdata[1]:.3~s}s",
+        "= latency %{customdata[0]:.3~s}s + transfer %{customdata[1]:.3~s}s",
         wrapped(algorithm.formulas.get(question.op, ""), 70),
         f"{what}, {link}" + (f"<br>{settings}" if settings else ""),
         f"<i>{wrapped(algorithm.source, 80)}</i>",
@@ -134,8 +118,12 @@ def _markers(crossings: Sequence[Crossing], *, by_size: bool) -> dict[str, Any]:
 
 def crossing_text(crossing: Crossing, *, by_size: bool) -> str:
     """Describe a crossing as ``ring overtakes tree at 710 kB``."""
-    where = f"at {bytes_text(crossing.value)}" if by_size else f"by {crossing.value:.0f} workers"
-    return f"{title(crossing.above)} overtakes {title(crossing.below)} {where}"
+    where = _place(crossing, by_size=by_size)
+    return f"{title(crossing.above)} overtakes {title(crossing.below)} at {where}"
+
+
+def _place(crossing: Crossing, *, by_size: bool) -> str:
+    return bytes_text(crossing.value) if by_size else f"{crossing.value:.0f} workers"
 
 
 def _you_are_here(info: CostCurvesInfo, *, by_size: bool) -> list[dict[str, Any]]:
@@ -144,16 +132,7 @@ def _you_are_here(info: CostCurvesInfo, *, by_size: bool) -> list[dict[str, Any]
     dots = []
     for axis, pick in (("x", "seconds"), ("x2", "sent_bytes")):
         points = [
-            (
-                float(
-                    np.exp(
-                        np.interp(
-                            np.log(here), np.log(line.x), np.log(np.maximum(getattr(line, pick), 1e-300))
-                        )
-                    )
-                ),
-                line,
-            )
+            (_at(here, line.x, getattr(line, pick)), line)
             for line in info.lines
             if (line.x[0] <= here <= line.x[-1] if by_size else here in line.x)
         ]
@@ -171,6 +150,11 @@ def _you_are_here(info: CostCurvesInfo, *, by_size: bool) -> list[dict[str, Any]
             }
         )
     return dots
+
+
+def _at(here: float, x: Floats, y: Floats) -> float:
+    """Return the value at `here` of a line on two logarithmic axes."""
+    return float(np.exp(np.interp(np.log(here), np.log(x), np.log(np.maximum(y, 1e-300)))))
 
 
 def curve_layout(info: CostCurvesInfo) -> dict[str, Any]:
@@ -204,7 +188,8 @@ def curve_layout(info: CostCurvesInfo) -> dict[str, Any]:
 def _names(crossings: Sequence[Crossing], *, by_size: bool) -> list[dict[str, Any]]:
     """Return the legend of the numbered diamonds: a list of crossings in the upper left, where there are no curves."""
     lines = [
-        f"◆<b>{n}</b> {crossing_text(crossing, by_size=by_size)}" for n, crossing in enumerate(crossings, 1)
+        f"◆<b>{n}</b> {title(crossing.above)} from {_place(crossing, by_size=by_size)} on"
+        for n, crossing in enumerate(crossings, 1)
     ]
     if not lines:
         return []
@@ -239,9 +224,7 @@ def curves_text(info: CostCurvesInfo) -> str:
     by_size = _is_by_size(info)
     here = info.question.num_bytes if by_size else float(info.question.workers)
     at = [
-        (float(np.interp(np.log(here), np.log(line.x), line.seconds)), line.algorithm)
-        for line in info.lines
-        if by_size or here in line.x
+        (_at(here, line.x, line.seconds), line.algorithm) for line in info.lines if by_size or here in line.x
     ]
     where = f"{bytes_text(info.question.num_bytes)} among {plural(info.question.workers, 'worker')}"
     if at:
@@ -256,5 +239,5 @@ def curves_text(info: CostCurvesInfo) -> str:
         words.append(f"{told[0].upper()}{told[1:]}.")
     else:
         words.append("It is the fastest along the whole axis." if at and len(info.lines) > 1 else "")
-    words += [f"Without {title(left.algorithm)}: {left.why}." for left in info.left_out]
+    words += [f"Left out: {title(left.algorithm)} ({left.why})." for left in info.left_out]
     return " ".join(filter(None, words))

@@ -7,33 +7,33 @@ from typing import NamedTuple
 
 import plotly.graph_objects as go
 
+from shardscope.measure.compare_runs.comparison import SPEED
+from shardscope.measure.compare_runs.view import DIVERGED, SPEED_LABEL, result_text
+from shardscope.runlog.figures import FIGURES, figure_text
 from shardscope.runlog.summary import summarise
+from shardscope.spec.settings import one_process_baseline
 from shardscope_widgets.figures import theme
-from shardscope_widgets.trace import Trace
-from shardscope_widgets.words import bytes_text, plural, rate_text, seconds_text, three_digits
+from shardscope_widgets.trace import Trace, named_apart
+from shardscope_widgets.words import listed, plural, rate_text, three_digits
 
 HEADERS = (
-    "run",
-    "ranks",
-    "steps",
-    "loss",
-    "step time",
-    "throughput",
-    "sent per step",
-    "memory per rank",
-    "speed",
-)
+    "run", "ranks", FIGURES["last_step"].label, FIGURES["loss"].label, FIGURES["step_time_s"].label, "throughput",
+    FIGURES["bytes_per_step"].label, FIGURES["held_bytes"].label, FIGURES["process_bytes"].label, SPEED_LABEL,
+)  # fmt: skip
+NONE = "–"
+"""Text of a metric that a run does not have."""
 
 
 class RunRow(NamedTuple):
-    """Metrics of one run, as in its summary; None where not known yet.
+    """Metrics of one run, as in its summary; a metric is None until it is known.
 
-    `speed` is throughput relative to the single-process run of the same workload.
+    `speed` is the throughput divided by that of the single-process run with the same workload: model, data, batch,
+    precision and optimizer.
     """
 
     label: str
-    strategy: str
-    workload: str
+    look: theme.RunStyle
+    group: str
     world_size: int
     steps: int
     last_step: int
@@ -42,62 +42,71 @@ class RunRow(NamedTuple):
     per_second: float | None
     counted: str
     bytes_per_step: float | None
-    peak_memory_bytes: int | None
-    speed: float | None
+    held_bytes: int | None
+    process_bytes: int | None
+    speed: float | None = None
+    diverged_at: int | None = None
 
     def cells(self) -> tuple[str, ...]:
         """Return the row as text cells, in the order of `HEADERS`."""
-        none = "–"
+        mark = f" {DIVERGED} diverged" if self.diverged_at is not None else ""
         return (
             self.label,
             str(self.world_size),
-            str(self.steps),
-            none if self.loss is None else f"{self.loss:.4f}",
-            none if self.step_time_s is None else seconds_text(self.step_time_s),
-            none if self.per_second is None else rate_text(self.per_second, self.counted),
-            none if self.bytes_per_step is None else bytes_text(self.bytes_per_step),
-            none if self.peak_memory_bytes is None else bytes_text(self.peak_memory_bytes),
-            none if self.speed is None else f"{three_digits(self.speed)} ×",
+            str(self.last_step),
+            figure_text("loss", self.loss, NONE) + mark,
+            figure_text("step_time_s", self.step_time_s, NONE),
+            NONE if self.per_second is None else rate_text(self.per_second, self.counted),
+            figure_text("bytes_per_step", self.bytes_per_step, NONE),
+            figure_text("held_bytes", self.held_bytes, NONE),
+            figure_text("process_bytes", self.process_bytes, NONE),
+            result_text(SPEED, self.speed),
         )
 
 
 def comparison_info(traces: Sequence[Trace]) -> tuple[RunRow, ...]:
     """Return one row per run, in the order of `traces`."""
-    rows = [_row(trace) for trace in traces]
-    base = {row.workload: row.per_second for row in rows if row.world_size == 1 and row.per_second}
-    return tuple(_with_speed(row, base.get(row.workload)) for row in rows)
+    looks = theme.run_looks(traces)
+    rows = [_row(trace, look) for trace, look in zip(named_apart(traces), looks, strict=True)]
+    known = [(trace.job, place) for place, trace in enumerate(traces) if trace.job is not None]
+    jobs = [job for job, _ in known]
+    for job, place in known:
+        index = one_process_baseline(job, jobs)
+        base = None if index is None else rows[known[index][1]].per_second
+        rate = rows[place].per_second
+        rows[place] = rows[place]._replace(speed=rate / base if base and rate else None)
+    return tuple(rows)
 
 
-def _row(trace: Trace) -> RunRow:
+def _row(trace: Trace, look: theme.RunStyle) -> RunRow:
     told = summarise(trace, state="")
     return RunRow(
-        trace.label, trace.strategy, trace.workload, trace.world_size, told.steps, told.last_step, told.loss,
-        told.step_time_s, told.tokens_per_s or told.samples_per_s, "tokens" if told.tokens_per_s else "samples",
-        told.bytes_per_step, told.peak_memory_bytes, speed=None,
+        trace.label, look, trace.group, trace.world_size, told.steps, told.last_step, told.loss, told.step_time_s,
+        told.tokens_per_s or told.samples_per_s, "tokens" if told.tokens_per_s else "samples", told.bytes_per_step,
+        told.held_bytes, told.process_bytes, diverged_at=told.diverged_at,
     )  # fmt: skip
 
 
-def _with_speed(row: RunRow, base: float | None) -> RunRow:
-    return row._replace(speed=row.per_second / base) if base and row.per_second else row
-
-
 def comparison_text(rows: Sequence[RunRow]) -> str:
-    """Summarise the table: one sentence for each workload with more than one run."""
+    """Summarise the table: one sentence for each group with more than one run."""
     sentences = []
-    for workload in dict.fromkeys(row.workload for row in rows):
-        own = [row for row in rows if row.workload == workload and row.per_second]
+    for group in dict.fromkeys(row.group for row in rows):
+        own = [row for row in rows if row.group == group and row.per_second]
         if len(own) > 1:
-            sentences.append(_verdict(workload, own))
+            sentences.append(_verdict(group, own))
     return " ".join(sentences)
 
 
-def _verdict(workload: str, rows: Sequence[RunRow]) -> str:
+def _verdict(group: str, rows: Sequence[RunRow]) -> str:
     fastest = max(rows, key=lambda row: row.per_second or 0.0)
-    losses = [row.loss for row in rows if row.loss is not None]
     rate = rate_text(fastest.per_second or 0.0, fastest.counted)
-    text = f"{workload}: {fastest.label} is the fastest with {rate}"
+    text = f"{group}: {fastest.label} is the fastest with {rate}"
     if fastest.speed and fastest.world_size > 1:
-        text += f", {three_digits(fastest.speed)} times one process on {plural(fastest.world_size, 'rank')}"
+        text += f", {three_digits(fastest.speed)} times as fast as one process, on {plural(fastest.world_size, 'rank')}"
+    diverged = [row.label for row in rows if row.diverged_at is not None]
+    if diverged:
+        return f"{text}; {listed(diverged)} diverged."
+    losses = [row.loss for row in rows if row.loss is not None]
     if len(losses) < len(rows) or len({row.last_step for row in rows}) > 1:
         return f"{text}."
     spread = max(losses) - min(losses)
@@ -105,18 +114,19 @@ def _verdict(workload: str, rows: Sequence[RunRow]) -> str:
 
 
 def draw(rows: Sequence[RunRow]) -> go.Figure:
-    """Draw step time, bytes and memory as three groups of horizontal bars."""
+    """Draw step time, bytes and growth of process memory as three groups of horizontal bars."""
     panels = (
-        ("Step time", "s", [row.step_time_s for row in rows]),
-        ("Sent per step", "B", [row.bytes_per_step for row in rows]),
-        ("Peak memory per rank", "B", [row.peak_memory_bytes for row in rows]),
+        ("step_time_s", "s", [row.step_time_s for row in rows]),
+        ("bytes_per_step", "B", [row.bytes_per_step for row in rows]),
+        ("process_bytes", "B", [row.process_bytes for row in rows]),
     )
     figure = go.Figure()
     labels = [row.label for row in rows]
-    looks = theme.run_looks([row.strategy for row in rows])
     width, gap = 0.29, 0.065
-    for number, (title, unit, values) in enumerate(panels, start=1):
+    for number, (name, unit, values) in enumerate(panels, start=1):
         left = (number - 1) * (width + gap)
+        shown = FIGURES[name]
+        heading = f"<b>{shown.title.capitalize()}</b>" + f"<br>{shown.ranks}" * bool(shown.ranks)
         suffix = "" if number == 1 else str(number)
         figure.add_trace(
             go.Bar(
@@ -126,8 +136,8 @@ def draw(rows: Sequence[RunRow]) -> go.Figure:
                 xaxis=f"x{suffix}",
                 yaxis=f"y{suffix}",
                 marker={
-                    "color": [look.colour for look in looks],
-                    "pattern": {"shape": [look.pattern for look in looks]},
+                    "color": [row.look.colour for row in rows],
+                    "pattern": {"shape": [row.look.pattern for row in rows]},
                 },
                 hovertemplate=f"%{{y}}: %{{x:.3s}}{unit}<extra></extra>",
                 showlegend=False,
@@ -152,10 +162,10 @@ def draw(rows: Sequence[RunRow]) -> go.Figure:
                 ),
             }
         )
-        figure.add_annotation(theme.note(f"<b>{title}</b>", x=left, y=1) | {"yshift": 6})
-    return theme.style(figure, height=90 + 30 * max(2, len(rows)))
+        figure.add_annotation(theme.note(heading, x=left, y=1) | {"yshift": 6, "align": "left"})
+    return theme.style(figure, height=106 + 30 * max(2, len(rows))).update_layout(margin_t=48)
 
 
 def comparison(traces: Sequence[Trace]) -> go.Figure:
-    """Draw step time, bytes sent per step and peak memory of several runs as bars."""
+    """Draw step time, bytes sent per step and growth of process memory of several runs as bars."""
     return draw(comparison_info(traces))

@@ -3,44 +3,47 @@
 Runs are shown side by side, uncompressed ones first. A compressed run is compared with the uncompressed run of the
 same workload, strategy and number of ranks; their times are compared only if both used the same link. The step time is
 divided into computing, packing and unpacking that computing does not hide, and the rest, during which a rank waits for
-the network or for other ranks. All values are per step, averaged over whole periods of local SGD (`Trace.per_step`).
+the network or for other ranks. Bytes are means and times medians per step, over whole periods of local SGD
+(`Trace.per_step`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from statistics import fmean
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
-from shardscope.runlog.averages import StepKinds, per_step
+from shardscope.runlog.figures import FIGURES, figure_text
 from shardscope.runlog.spans import covered
+from shardscope.runlog.steps import StepKinds, per_step
+from shardscope.spec.settings import uncompressed_baseline
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures._compression_look import method_look
+from shardscope_widgets.figures._ghosts import Gap, Ghost, diamonds, largest_gap
 from shardscope_widgets.figures._timeline import COMPUTE
-from shardscope_widgets.trace import Trace, TraceSpan
+from shardscope_widgets.trace import Trace, TraceSpan, named_apart
 from shardscope_widgets.words import bytes_text, listed, plural, seconds_text
 
-LAST = 5
-"""Number of steps at the end of a run over which its loss is averaged."""
 CODEC = "codec"
 PARTS = (
     ("compute", theme.RunStyle("#2a6fb5")),
     ("pack and unpack", theme.RunStyle("#c49a0c", pattern="/")),
-    ("wait for the wire", theme.RunStyle("#e06c2c", pattern=".")),
+    ("wait for the network", theme.RunStyle("#e06c2c", pattern=".")),
 )
 WHOLE = ("parts not measured", theme.RunStyle(theme.GREY, pattern="x"))
 _LEFT, _MIDDLE, _RIGHT = [0.0, 0.27], [0.37, 0.64], [0.74, 1.0]
 
 
 class CompressedRun(NamedTuple):
-    """One run.
+    """Metrics of one run, compressed or not.
 
     `bytes_per_step` and `step_s` are None until its first local-SGD period has ended. `parts` is the time of each of
-    `PARTS` in seconds per step; None if no spans were recorded. `loss_mean` is the mean over the last `LAST` steps.
+    `PARTS` in seconds per step; None if no spans were recorded. `loss_mean` is the mean over the last `LOSS_WINDOW`
+    steps; None if unknown.
     `residuals` has (step, norm of the residual) pairs. `plain` is the uncompressed baseline; None if there is none.
+    `ghost` has the predicted values; None if there are none.
     """
 
     label: str
@@ -52,10 +55,11 @@ class CompressedRun(NamedTuple):
     bytes_per_step: float | None
     step_s: float | None
     parts: tuple[float, float, float] | None
-    loss_mean: float
+    loss_mean: float | None
     accuracy: float | None
     residuals: tuple[tuple[int, float], ...]
     plain: CompressedRun | None = None
+    ghost: Ghost | None = None
 
     @property
     def ratio(self) -> float | None:
@@ -76,56 +80,69 @@ class CompressionInfo(NamedTuple):
         return any(run.method != "none" for run in self.runs)
 
 
-def compression_info(traces: Sequence[Trace]) -> CompressionInfo:
-    """Return the compressed multi-rank runs that have finished a step, preceded by their uncompressed baselines."""
-    telling = [trace for trace in traces if trace.world_size > 1 and trace.steps]
+def compression_info(
+    traces: Sequence[Trace], *, ghosts: Mapping[str, Ghost] | None = None
+) -> CompressionInfo:
+    """Return the compressed multi-rank runs that have finished a step, preceded by their uncompressed baselines.
+
+    Args:
+        traces: The runs.
+        ghosts: Predicted values by run id.
+    """
+    known = ghosts or {}
+    telling = [trace for trace in named_apart(traces) if trace.world_size > 1 and trace.steps]
     plain = [trace for trace in telling if trace.method == "none"]
     pairs = [(trace, _plain_of(trace, plain)) for trace in telling if trace.method != "none"]
-    shown = [_run(trace) for trace in plain if any(trace is other for _, other in pairs)]
-    packed = [_run(trace)._replace(plain=_run(other) if other else None) for trace, other in pairs]
+    shown = [_run(trace, known) for trace in plain if any(trace is other for _, other in pairs)]
+    packed = [
+        _run(trace, known)._replace(plain=_run(other, known) if other else None) for trace, other in pairs
+    ]
     return CompressionInfo((*shown, *packed))
 
 
 def _plain_of(trace: Trace, plain: Sequence[Trace]) -> Trace | None:
-    """Return the uncompressed baseline of a compressed run, on the same link if possible; None if there is none."""
-    alike = [other for other in plain if _kind_of(other) == _kind_of(trace)]
-    return min(alike, key=lambda other: other.link != trace.link, default=None)
+    """Return the uncompressed run with the same workload, strategy and ranks; None if there is none."""
+    known = [other for other in plain if other.job is not None]
+    if trace.job is None:
+        return None
+    index = uncompressed_baseline(trace.job, [other.job for other in known if other.job is not None])
+    return None if index is None else known[index]
 
 
-def _kind_of(trace: Trace) -> tuple[str, int, str]:
-    return trace.workload, trace.world_size, trace.strategy
-
-
-def _run(trace: Trace) -> CompressedRun:
+def _run(trace: Trace, ghosts: Mapping[str, Ghost]) -> CompressedRun:
     accuracies = [each.accuracy for each in trace.evaluations if not math.isnan(each.accuracy)]
     residuals = next((figures for name, figures in sorted(trace.kept.items()) if name.endswith("norm")), {})
     return CompressedRun(
         trace.label, trace.strategy, trace.world_size, trace.link, trace.method, trace.method_label,
         trace.bytes_per_step, trace.step_time_s, step_parts(trace),
-        fmean(trace.steps.column("loss")[-LAST:]), accuracies[-1] if accuracies else None,
-        tuple(sorted(residuals.items())),
+        trace.loss_mean, accuracies[-1] if accuracies else None,
+        tuple(sorted(residuals.items())), ghost=ghosts.get(trace.run_id),
     )  # fmt: skip
 
 
 def step_parts(trace: Trace) -> tuple[float, float, float] | None:
     """Return the seconds per step for computing, for packing that computing does not hide, and for the rest.
 
-    Values are means over the steps with recorded spans; None if there are none.
+    Computing and packing are medians over the steps with recorded spans; the rest completes them to the median step
+    time. None if there are no spans.
     """
     times = {step.number: step.step_time_s for step in trace.steps if step.number in trace.spans}
     rows = {
-        number: _parts_of(trace.spans[number], times[number], trace.world_size)
+        number: _parts_of(trace.spans[number], trace.world_size)
         for number in trace.complete_span_steps()
         if number in times
     }
-    compute, codec, rest = (
-        per_step([*rows], [row[i] for row in rows.values()], StepKinds(trace.kinds.period)) for i in range(3)
+    compute, codec = (
+        per_step([*rows], [row[i] for row in rows.values()], StepKinds(trace.kinds.period), average="median")
+        for i in range(2)
     )
-    return None if compute is None or codec is None or rest is None else (compute, codec, rest)
+    if compute is None or codec is None or trace.step_time_s is None:
+        return None
+    return (compute, codec, max(0.0, trace.step_time_s - compute - codec))
 
 
-def _parts_of(spans: Sequence[TraceSpan], seconds: float, world_size: int) -> tuple[float, float, float]:
-    """Return the time of each part of one step in seconds, as means over ranks."""
+def _parts_of(spans: Sequence[TraceSpan], world_size: int) -> tuple[float, float]:
+    """Return the time of computing and of packing in one step in seconds, as means over ranks."""
     compute = codec = 0.0
     for rank in range(world_size):
         own = [span for span in spans if span.rank == rank]
@@ -134,13 +151,14 @@ def _parts_of(spans: Sequence[TraceSpan], seconds: float, world_size: int) -> tu
         alone = covered(computing)
         compute += alone / world_size
         codec += (covered(computing + packing) - alone) / world_size
-    return (compute, codec, max(0.0, seconds - compute - codec))
+    return compute, codec
 
 
 def compression_text(info: CompressionInfo) -> str:
     """Describe the bars in words, one line per compressed run."""
     packed = [run for run in info.runs if run.method != "none"]
-    return "\n".join(map(_sentence, packed)) if packed else "No run is compressed."
+    lines = [*map(_sentence, packed), _gap(info)]
+    return "\n".join(filter(None, lines)) if packed else "No run is compressed."
 
 
 def _sentence(run: CompressedRun) -> str:
@@ -149,13 +167,14 @@ def _sentence(run: CompressedRun) -> str:
     if plain is not None:
         if plain.link == run.link and plain.step_s is not None and run.step_s is not None:
             parts.append(f"takes {seconds_text(run.step_s)} instead of {seconds_text(plain.step_s)} per step")
-        parts.append(f"has reached loss {run.loss_mean:.4f}, versus {plain.loss_mean:.4f} uncompressed")
+        own, other = (figure_text("loss_mean", each.loss_mean) for each in (run, plain))
+        parts.append(f"has reached {FIGURES['loss_mean'].label} {own}, versus {other} uncompressed")
     return f"{run.label} {listed(parts)}."
 
 
 def _bytes_words(run: CompressedRun) -> str:
     if run.bytes_per_step is None:
-        return "has not finished its first period"
+        return "has not finished its first local-SGD period"
     words = f"sends {bytes_text(run.bytes_per_step)} per step"
     return words if run.ratio is None else f"{words}, {run.ratio:.3g} times less than uncompressed"
 
@@ -169,11 +188,13 @@ def _codec_words(run: CompressedRun) -> str:
 def draw_compression(info: CompressionInfo) -> go.Figure:
     """Draw three plots: bytes sent, the breakdown of the step time, and the residual over the steps."""
     names, is_owed = _names(info), any(run.residuals for run in info.runs)
-    figure = go.Figure([_bytes_bars(info, names), *_part_bars(info, names), *_owed(info)])
+    figure = go.Figure(
+        [_bytes_bars(info, names), *_part_bars(info, names), *_ghosts(info, names), *_owed(info)]
+    )
     headings = (
         ("Bytes sent", "per step, all ranks", _LEFT),
         ("Time", "per step", _MIDDLE),
-        ("Residual", "norm of the gradient not sent yet", _RIGHT),
+        ("Residual", "norm, not sent yet", _RIGHT),
     )
     figure.update_layout(
         barmode="stack", bargap=0.35,
@@ -193,7 +214,7 @@ def draw_compression(info: CompressionInfo) -> go.Figure:
     return theme.style(
         figure,
         height=300,
-        legend=theme.LEGEND_ABOVE | {"x": _MIDDLE[0]},
+        legend=theme.LEGEND_ABOVE,
         margin={"l": 8, "r": 12, "t": 76, "b": 8},
     )
 
@@ -240,10 +261,32 @@ def _part_bar(
 ) -> go.Bar:
     return go.Bar(
         x=names, y=seconds, name=name, xaxis="x2", yaxis="y2",
-        marker={"color": look.colour, "pattern": {"shape": look.pattern, "fgcolor": "rgba(255,255,255,.55)"}},
+        marker=theme.striped(look),
         customdata=[run.label for run in info.runs],
         hovertemplate=f"%{{customdata}}<br>{name}: %{{y:.3~s}}s<extra></extra>",
     )  # fmt: skip
+
+
+def _ghosts(info: CompressionInfo, names: list[str]) -> list[dict[str, Any]]:
+    """Return diamonds at the predicted bytes and times; none without predictions."""
+    ghosts = [run.ghost for run in info.runs]
+    if not any(ghosts):
+        return []
+    return [
+        diamonds(names, [ghost and ghost.sent_bytes for ghost in ghosts], "", "predicted", "B"),
+        diamonds(names, [ghost and ghost.step_s for ghost in ghosts], "2", "predicted", "s"),
+    ]
+
+
+def _gap(info: CompressionInfo) -> str:
+    """Return a sentence on the largest gap between prediction and measurement; empty without predictions."""
+    gaps = []
+    for run in info.runs:
+        if run.ghost is not None and run.ghost.sent_bytes and run.bytes_per_step:
+            gaps.append(Gap(f"bytes of {run.label}", run.ghost.sent_bytes, run.bytes_per_step))
+        if run.ghost is not None and run.ghost.step_s and run.step_s:
+            gaps.append(Gap(f"a step of {run.label}", run.ghost.step_s, run.step_s))
+    return largest_gap(gaps).replace("Dashed and lighter", "Diamonds") if gaps else ""
 
 
 def _owed(info: CompressionInfo) -> list[dict[str, Any]]:

@@ -9,7 +9,8 @@ import plotly.graph_objects as go
 
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures._curves import Curve, curve_lines
-from shardscope_widgets.trace import Trace
+from shardscope_widgets.figures.theme import RunStyle
+from shardscope_widgets.trace import Trace, named_apart
 
 
 class ConsensusInfo(NamedTuple):
@@ -23,17 +24,19 @@ def consensus_info(traces: Sequence[Trace]) -> ConsensusInfo:
 
     A distance of 0, as after averaging over all ranks, becomes None because a logarithmic axis cannot show it.
     """
-    return ConsensusInfo(tuple(_curve(trace) for trace in traces if trace.consensus))
+    looks = theme.run_looks(traces)
+    pairs = zip(named_apart(traces), looks, strict=True)
+    return ConsensusInfo(tuple(_curve(trace, look) for trace, look in pairs if trace.consensus))
 
 
-def _curve(trace: Trace) -> Curve:
+def _curve(trace: Trace, look: RunStyle) -> Curve:
     steps = tuple(sorted(trace.consensus))
     values = tuple(trace.consensus[step] or None for step in steps)
-    return Curve(trace.label, trace.strategy, steps, values, values)
+    return Curve(trace.label, look, steps, values, values)
 
 
 def consensus_text(info: ConsensusInfo) -> str:
-    """Describe the curves in words."""
+    """Return a sentence per run on the distance of its ranks' parameters from their mean."""
     if not info.curves:
         return "No run has reported how far apart its ranks are."
     return " ".join(map(_sentence, info.curves))
@@ -44,15 +47,14 @@ def _sentence(curve: Curve) -> str:
     if not known:
         return f"{curve.label}: all ranks hold the same parameters at every step."
     return (
-        f"{curve.label}: the ranks' parameters are at most {max(known):.1e} apart from their mean, relative to it, "
-        f"and {known[-1]:.1e} at the end."
+        f"{curve.label}: the ranks' parameters differ from their mean by at most {max(known):.1e} of its norm, and by "
+        f"{known[-1]:.1e} at the end."
     )
 
 
 def draw_consensus(info: ConsensusInfo) -> go.Figure:
-    """Draw the figure for `info`, with a logarithmic value axis."""
-    looks = theme.run_looks([curve.strategy for curve in info.curves])
-    lines = [curve_lines(curve, look, "")[1] for curve, look in zip(info.curves, looks, strict=True)]
+    """Draw one curve per run, with a logarithmic value axis."""
+    lines = [curve_lines(curve, "")[1] for curve in info.curves]
     figure = go.Figure([go.Scatter(line | {"hovertemplate": _HOVER}) for line in lines])
     figure.update_layout(
         xaxis=theme.axis("step"),

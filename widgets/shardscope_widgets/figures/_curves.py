@@ -9,44 +9,66 @@ from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
+from shardscope.measure.compare_runs.view import DIVERGED
+from shardscope.runlog.figures import loss_text
 from shardscope_widgets.figures import theme
+from shardscope_widgets.figures._compression_look import method_look
 from shardscope_widgets.figures.theme import RunStyle
-from shardscope_widgets.trace import Trace
+from shardscope_widgets.trace import Trace, named_apart
 
 MOST_POINTS = 600
 """Maximum number of points per curve; for longer runs, only every second, third, ... step is drawn."""
-FEWEST_TO_SMOOTH = 8
+FEW_POINTS = 8
+"""Number of steps below which each step has a marker."""
+SMOOTHING = 10
+"""Default span of the exponential average, in steps."""
+
+
+class LossView(NamedTuple):
+    """How the loss is drawn: the span of the exponential average in steps (0 for none), and whether the axis is
+    logarithmic.
+    """
+
+    smoothing: int = SMOOTHING
+    is_log: bool = False
+
+
+PLAIN = LossView()
 
 
 class Curve(NamedTuple):
-    """One run's value at each step; `smooth` is the moving average, drawn as a bold line."""
+    """One run's value at each step; `smooth` is the moving average, drawn as a bold line.
+
+    `diverged_at` is the step at which the loss diverged; None if it did not.
+    """
 
     label: str
-    strategy: str
+    look: RunStyle
     steps: tuple[int, ...]
     values: tuple[float | None, ...]
     smooth: tuple[float | None, ...]
+    diverged_at: int | None = None
 
 
 class RunCurvesInfo(NamedTuple):
-    """Data of a plot of curves: the name of the quantity, its unit and one curve per run."""
+    """Data of a plot of curves: the name of the quantity, its unit, one curve per run, and how they are smoothed."""
 
     title: str
     unit: str
     curves: tuple[Curve, ...]
+    view: LossView = PLAIN
 
 
-def moving_average(values: Iterable[float], *, count: int, every: int = 1) -> array[float]:
+def moving_average(values: Iterable[float], *, span: float, every: int = 1) -> array[float]:
     """Return the exponential moving average of `values`, corrected for start-up bias.
 
-    The span grows with `count` from 3 to 50 steps. Non-finite values are skipped and yield NaN.
+    Non-finite values are skipped and yield NaN.
 
     Args:
         values: The values to smooth.
-        count: Number of values.
+        span: Number of steps n of the average, whose newest value has the weight 2 / (n + 1).
         every: Only every `every`-th average is returned.
     """
-    span = min(50.0, max(3.0, count / 15))
     keep = 1 - 2 / (span + 1)
     total = weight = 0.0
     smooth = array("d")
@@ -59,20 +81,27 @@ def moving_average(values: Iterable[float], *, count: int, every: int = 1) -> ar
     return smooth
 
 
-def _curve(trace: Trace, field: str) -> Curve:
+def _curves(traces: Sequence[Trace], field: str, smoothing: int) -> tuple[Curve, ...]:
+    looks = theme.run_looks(traces)
+    return tuple(
+        _curve(trace, look, field, smoothing) for trace, look in zip(named_apart(traces), looks, strict=True)
+    )
+
+
+def _curve(trace: Trace, look: RunStyle, field: str, smoothing: int) -> Curve:
     """Return the points to draw.
 
-    Each redraw copies the steps into arrays, because lists would take 32 bytes per step in a long run.
+    The values are arrays, copied at each redraw: lists would take 32 bytes per step.
     """
-    count = len(trace.steps)
-    every = max(1, math.ceil(count / MOST_POINTS))
+    every = max(1, math.ceil(len(trace.steps) / MOST_POINTS))
     values, steps = trace.steps.column(field, every), trace.steps.column("number", every)
     smooth = (
-        moving_average(trace.steps.column(field), count=count, every=every)
-        if count >= FEWEST_TO_SMOOTH
-        else values
+        moving_average(trace.steps.column(field), span=smoothing, every=every) if smoothing > 1 else values
     )
-    return Curve(trace.label, trace.strategy, tuple(steps), finite_or_none(values), finite_or_none(smooth))
+    diverged = trace.divergence if field == "loss" else None
+    return Curve(
+        trace.label, look, tuple(steps), finite_or_none(values), finite_or_none(smooth), diverged and diverged.step
+    )  # fmt: skip
 
 
 def finite_or_none(values: Iterable[float]) -> tuple[float | None, ...]:
@@ -80,33 +109,85 @@ def finite_or_none(values: Iterable[float]) -> tuple[float | None, ...]:
     return tuple(value if math.isfinite(value) else None for value in values)
 
 
-def loss_info(traces: Sequence[Trace]) -> RunCurvesInfo:
+def loss_info(traces: Sequence[Trace], view: LossView = PLAIN) -> RunCurvesInfo:
     """Return curves of the training loss: the mean over ranks of each rank's mean over its samples."""
-    return RunCurvesInfo("Loss", "", tuple(_curve(trace, "loss") for trace in traces))
+    return RunCurvesInfo("Loss", "", _curves(traces, "loss", view.smoothing), view)
 
 
 def throughput_info(traces: Sequence[Trace]) -> RunCurvesInfo:
     """Return curves of tokens per second if every run counts tokens, otherwise samples per second, over all ranks."""
     begun = [trace for trace in traces if trace.steps]
-    if begun and all(trace.measures_tokens for trace in begun):
-        return RunCurvesInfo("Throughput", "tokens/s", tuple(_curve(t, "tokens_per_s") for t in traces))
-    return RunCurvesInfo("Throughput", "samples/s", tuple(_curve(t, "samples_per_s") for t in traces))
+    tokens = begun and all(trace.measures_tokens for trace in begun)
+    field, unit = ("tokens_per_s", "tokens/s") if tokens else ("samples_per_s", "samples/s")
+    return RunCurvesInfo("Throughput", unit, _curves(traces, field, SMOOTHING))
 
 
 def traffic_info(traces: Sequence[Trace]) -> RunCurvesInfo:
     """Return curves of the bytes sent in each step, summed over ranks."""
-    curves = tuple(_curve(trace, "sent_bytes") for trace in traces)
-    return RunCurvesInfo("Sent per step", "B", tuple(curve._replace(smooth=curve.values) for curve in curves))
+    return RunCurvesInfo("Sent per step", "B", _curves(traces, "sent_bytes", 0), LossView(0))
 
 
-def curve_lines(curve: Curve, look: RunStyle, unit: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def smoothing_text(span: int) -> str:
+    """Say how the bold lines are smoothed; empty if they are not."""
+    return f"bold: exponential average over {span} steps" if span > 1 else ""
+
+
+def loss_range(info: RunCurvesInfo) -> tuple[float, float] | None:
+    """Return the range of the loss axis by the runs that did not diverge; None if it is that of all runs.
+
+    A logarithmic axis shows all runs, and so does a linear one if none or all of them diverged.
+    """
+    kept = [curve for curve in info.curves if curve.diverged_at is None]
+    values = [value for curve in kept for value in curve.values if value is not None]
+    if info.view.is_log or len(kept) == len(info.curves) or not values:
+        return None
+    low, high = min(values), max(values)
+    room = 0.06 * (high - low) or 0.1 * abs(high) or 1.0
+    return low - room, high + room
+
+
+def loss_axis(info: RunCurvesInfo) -> dict[str, Any]:
+    """Return the settings of the loss axis that depend on the data: linear or logarithmic, and its range."""
+    span = loss_range(info)
+    kind = "log" if info.view.is_log else "linear"
+    kept: dict[str, Any] = {"autorange": True} if span is None else {"autorange": False, "range": list(span)}
+    return {"type": kind, "uirevision": f"{kind} {span is None}", **kept}
+
+
+def divergence_notes(info: RunCurvesInfo, *, x: str = "x", y: str = "y") -> list[dict[str, Any]]:
+    """Return a mark for each run that left the range of the loss axis: which one, from which step, and how far.
+
+    Args:
+        info: The curves.
+        x: Plotly reference of the step axis.
+        y: Plotly reference of the loss axis.
+    """
+    if loss_range(info) is None:
+        return []
+    gone = [curve for curve in info.curves if curve.diverged_at is not None]
+    return [
+        theme.note(f"{DIVERGED} {curve.label}: off the scale, up to {loss_text(_highest(curve))}", x=1, y=1)
+        | {"xref": f"{x} domain", "yref": f"{y} domain", "xanchor": "right", "yanchor": "top"}
+        | {"yshift": -2 - 15 * place, "font": {"size": 11.5, "color": theme.GREY}}
+        for place, curve in enumerate(gone)
+    ]
+
+
+def _highest(curve: Curve) -> float:
+    return max((value for value in curve.values if value is not None), default=math.nan)
+
+
+def curve_lines(curve: Curve, unit: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the trace properties of a curve's two lines: faint for raw values, bold for smoothed ones."""
+    look, is_smooth = curve.look, curve.smooth != curve.values
+    mark = f" {DIVERGED} diverged" if curve.diverged_at is not None else ""
+    average = "<br>average %{y:.4s}" if is_smooth else ""
     raw = {
         "x": curve.steps,
         "y": curve.values,
         "name": curve.label,
         "mode": "lines",
-        "opacity": 0.28,
+        "opacity": 0.28 if is_smooth else 0,
         "line": {"color": look.colour, "width": 1},
         "hoverinfo": "skip",
         "showlegend": False,
@@ -114,13 +195,14 @@ def curve_lines(curve: Curve, look: RunStyle, unit: str) -> tuple[dict[str, Any]
     }
     bold = raw | {
         "y": curve.smooth,
-        "mode": "lines+markers" if len(curve.steps) < FEWEST_TO_SMOOTH else "lines",
+        "customdata": curve.values,
+        "mode": "lines+markers" if len(curve.steps) < FEW_POINTS else "lines",
         "opacity": 1,
         "line": {"color": look.colour, "width": 2.2, "dash": look.dash},
         "zorder": 1 + look.zorder,
         "marker": {"color": look.colour, "size": 5},
         "hoverinfo": "all",
-        "hovertemplate": f"%{{fullData.name}}<br>step %{{x}}: %{{y:.4s}} {unit}<extra></extra>",
+        "hovertemplate": f"%{{fullData.name}}{mark}<br>step %{{x}}: %{{customdata:.4s}} {unit}{average}<extra></extra>",
         "showlegend": True,
     }
     return raw, bold
@@ -136,20 +218,45 @@ def value_axis(unit: str) -> dict[str, Any]:
 
 
 def draw(info: RunCurvesInfo, *, height: int = 320) -> go.Figure:
-    """Draw the figure for `info`."""
+    """Draw two lines per run: a faint one for the values, a bold one for their moving average."""
     figure = go.Figure()
-    looks = theme.run_looks([curve.strategy for curve in info.curves])
-    for curve, look in zip(info.curves, looks, strict=True):
-        for line in curve_lines(curve, look, info.unit):
+    for curve in info.curves:
+        for line in curve_lines(curve, info.unit):
             figure.add_trace(go.Scatter(line))
     title = f"{info.title}, {info.unit}" if info.unit not in {"", "B"} else info.title
-    figure.update_layout(xaxis=theme.axis("step"), yaxis=value_axis(info.unit) | {"title": {"text": title}})
+    axis = value_axis(info.unit) | {"title": {"text": title}}
+    if not info.unit:
+        axis |= loss_axis(info)
+    note = smoothing_text(info.view.smoothing)
+    figure.update_layout(
+        xaxis=theme.axis(f"step ({note})" if note else "step"), yaxis=axis, annotations=divergence_notes(info)
+    )
     return theme.style(figure, height=height)
 
 
-def loss(traces: Sequence[Trace]) -> go.Figure:
-    """Draw the loss curves of several runs in one plot."""
-    return draw(loss_info(traces))
+def loss(
+    traces: Sequence[Trace],
+    *,
+    smoothing: int = SMOOTHING,
+    is_log: bool = False,
+    by_method: bool = False,
+) -> go.Figure:
+    """Draw the loss curves of several runs in one plot.
+
+    The axis has the range of the runs that did not diverge; a mark says how far the others went.
+
+    Args:
+        traces: The runs.
+        smoothing: Span of the exponential average in steps; 0 draws the values alone.
+        is_log: Whether the loss axis is logarithmic.
+        by_method: Whether a run has the colour of its compression method, as in the figure `compression`.
+    """
+    info = loss_info(traces, LossView(smoothing, is_log))
+    if by_method:
+        looks = [RunStyle(*method_look(trace.method)[:2]) for trace in traces]
+        curves = (curve._replace(look=look) for curve, look in zip(info.curves, looks, strict=True))
+        info = info._replace(curves=tuple(curves))
+    return draw(info)
 
 
 def throughput(traces: Sequence[Trace]) -> go.Figure:

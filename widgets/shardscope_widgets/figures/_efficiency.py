@@ -17,10 +17,10 @@ from shardscope_widgets.figures._communication import (
 )
 from shardscope_widgets.figures._communication_look import (
     HALVES,
-    LOOKS,
     drawn,
     heading,
     here_line,
+    line_trace,
     title,
     worker_ticks,
     wrapped,
@@ -40,27 +40,16 @@ def efficiency_traces(info: EfficiencyInfo) -> list[dict[str, Any]]:
 def _efficiency_trace(
     question: CommunicationQuestion, line: Efficiency, values: Floats, axis: str
 ) -> dict[str, Any]:
-    look = LOOKS[line.algorithm]
     computing = seconds_text(question.compute_s)
     c, name = ("c", "weak") if axis == "x" else ("c/W", "strong")
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": title(line.algorithm),
-        "legendgroup": line.algorithm,
-        "showlegend": axis == "x",
-        "x": line.workers.tolist(),
-        "y": values.tolist(),
-        "xaxis": axis,
-        "yaxis": axis.replace("x", "y"),
-        "line": {"color": look.colour, "dash": look.dash, "width": 2.4},
-        "zorder": look.zorder,
-        "customdata": (values * line.workers).tolist(),
-        "hovertemplate": f"<b>{title(line.algorithm)}: %{{y:.1%}}</b> of the ideal on %{{x}} workers, "
-        f"a speed-up of %{{customdata:.3~r}}<br>{name} scaling: {c} / ({c} + e), c = {computing},"
-        f"<br>e = max(0, time − {question.overlap:.0%} of {c}), where time is<br>"
-        f"{wrapped(ALGORITHMS[line.algorithm].formulas['all_reduce'], 70)}<extra></extra>",
-    }
+    hover = (
+        f"<b>{title(line.algorithm)}: %{{y:.1%}}</b> of the ideal on %{{x}} workers, "
+        f"a speed-up of %{{customdata:.3~r}}<br>{name} scaling: {c} / ({c} + e), with computing c = {computing}"
+        f"<br>and exposed communication e = max(0, time − {question.overlap:.0%} of {c}), where time is<br>"
+        f"{wrapped(ALGORITHMS[line.algorithm].formulas['all_reduce'], 70)}<extra></extra>"
+    )
+    speed_up = (values * line.workers).tolist()
+    return line_trace(line.algorithm, line.workers, values, axis, customdata=speed_up, hovertemplate=hover)
 
 
 def efficiency_layout(info: EfficiencyInfo) -> dict[str, Any]:
@@ -73,7 +62,7 @@ def efficiency_layout(info: EfficiencyInfo) -> dict[str, Any]:
         "yaxis": theme.axis("", anchor="x", **y),
         "yaxis2": theme.axis("", anchor="x2", **y),
         "annotations": [
-            heading("weak scaling: the batch grows with the workers", HALVES[0][0]),
+            heading("weak scaling: equal batch per worker", HALVES[0][0]),
             heading("strong scaling: one batch for all", HALVES[1][0]),
         ],
         "shapes": [here_line(info.question.workers, axis) for axis in ("", "2")],
@@ -98,7 +87,5 @@ def efficiency_text(info: EfficiencyInfo) -> str:
     for kind in ("weak", "strong"):
         at = [(float(getattr(line, kind)[line.workers == count][0]), line.algorithm) for line in here]
         most, best = max(at)
-        kept.append(f"{most:.0%} under {kind} scaling ({title(best)})")
-    return (
-        f"On {plural(count, 'worker')}, the best of the ticked algorithms reach {listed(kept)} of the ideal."
-    )
+        kept.append(f"{most:.0%} ({kind} scaling, {title(best)})")
+    return f"On {plural(count, 'worker')}, the best ticked algorithms reach {listed(kept)} of the ideal speed-up."

@@ -42,7 +42,7 @@ class Dot(NamedTuple):
 
 
 class FrontInfo(NamedTuple):
-    """Data of the figure."""
+    """Points and front of the plot; `x`, `y` and `colour` are names of objectives."""
 
     x: str
     y: str
@@ -66,16 +66,16 @@ def front_info(
     chosen: int | None = None,
     link: str = "",
 ) -> FrontInfo:
-    """Place trials in a plot of two objectives, coloured by a third; trials that lack either value are left out.
+    """Return the points of a plot of two objectives, coloured by a third; trials that lack `x` or `y` are left out.
 
     Args:
         trials: The trials; `is_front` refers to all objectives of the study.
-        x: Objective on the x-axis. ``trial`` stands for the order in which trials started; the line is then the best
-            value so far.
+        x: Objective on the x-axis. With ``trial``, trials are placed in the order in which they started, and the line
+            is the best value so far.
         y: Objective on the y-axis.
         colour: Objective shown as colour; empty for none.
         chosen: Number of the chosen trial.
-        link: Link for which the times were re-projected, as text; empty for measured times.
+        link: Name of the network link for which the times were predicted; empty for measured times.
     """
     placed = [trial for trial in trials if (x == ORDER or x in trial.values) and y in trial.values]
     dots = {
@@ -101,7 +101,9 @@ def _dot(trial: TrialInfo, x: str, y: str, colour: str) -> Dot:
     if trial.reason:
         lines.append(safe(trial.reason))
     if trial.is_by_noise:
-        lines.append(f"better than a trial on the front only by less than {QUICKER_BY:.0%} of the time")
+        lines.append(
+            f"its only advantage over the front is a difference of less than {QUICKER_BY:.0%} in time"
+        )
     best = trial.best if y in {"loss", "error"} else None
     across = float(trial.number) if x == ORDER else trial.values[x]
     return Dot(
@@ -111,7 +113,7 @@ def _dot(trial: TrialInfo, x: str, y: str, colour: str) -> Dot:
 
 
 def _line_of(complete: Sequence[Dot], x: str) -> tuple[tuple[float, float], ...]:
-    """Return the front of the two axes; if x is the order of trials, the best value so far, up to the last trial."""
+    """Return the Pareto front in these two objectives; if x is the order of trials, the best value so far instead."""
     steps = staircase([(dot.x, dot.y) for dot in complete if not dot.is_by_noise or x == ORDER])
     last = max((dot.x for dot in complete), default=0.0)
     return (*steps, (last, steps[-1][1])) if x == ORDER and steps and steps[-1][0] < last else steps
@@ -123,7 +125,7 @@ def staircase(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float
 
 
 def front_text(info: FrontInfo) -> str:
-    """Describe the figure in words."""
+    """Return sentences on the ends of the front (or the best trial so far) and on the other trials."""
     if not info.complete:
         return "No trial is complete yet." + _others(info)
     at = {(dot.x, dot.y): dot for dot in info.complete}
@@ -140,12 +142,12 @@ def front_text(info: FrontInfo) -> str:
         f"{objective_text(info.x, dot.x)}"
         for dot in dict.fromkeys((steps[0], steps[-1]))
     ]
-    places = "place" if len(ends) == 1 else "ends"
+    places = "only point" if len(ends) == 1 else "ends"
     told = f"On {info.link}: the" if info.link else "The"
     front = sum(dot.is_front for dot in info.complete)
     return (
-        f"{told} line has {plural(len(steps), 'trial')} of {len(info.complete)} complete; its {places}: {listed(ends)}."
-        f" Ringed in green: {front} on the front of all objectives of the study.{_noise_text(info)}"
+        f"{told} line joins {len(steps)} of {plural(len(info.complete), 'complete trial')}; its {places}: "
+        f"{listed(ends)}. Ringed in green: {front} on the Pareto front of all objectives.{_noise_text(info)}"
         + _others(info)
     )
 
@@ -265,7 +267,7 @@ def _complete(info: FrontInfo, *, is_front: bool) -> Spec:
         }  # fmt: skip
     else:
         marker["color"] = "#5f6fd6"
-    return _marks(dots, "on the front" if is_front else "beaten", marker)
+    return _marks(dots, "on the front" if is_front else "dominated", marker)
 
 
 def _bar(objective: str, values: Sequence[float]) -> Spec:

@@ -33,12 +33,12 @@ def importances_info(shares: Mapping[str, float], *, objective: str, trials: int
 
 
 def importances_text(info: ImportancesInfo) -> str:
-    """Describe the figure in words, or say why there is none."""
+    """Return sentences that name the most important setting, or one that states why importances are not known."""
     what = title_of(info.objective)
     if info.trials < FEWEST:
         return f"Importances for {what} need {FEWEST} complete trials; there are {info.trials or 'none'} yet."
     if not any(info.shares):
-        return f"No setting explains {what} among {plural(info.trials, 'trial')}."
+        return f"No setting explains the differences in {what} among {plural(info.trials, 'trial')}."
     return (
         f"Fitted for {what} on {plural(info.trials, 'complete trial')}: {info.names[0]} matters most "
         f"({info.shares[0]:.0%}). A setting of one branch is judged among the trials of that branch."
@@ -66,5 +66,5 @@ def importances(info: ImportancesInfo) -> go.Figure:
 def _layout() -> Spec:
     look = theme.look(height=100, margin={"l": 8, "r": 54, "t": 8, "b": 8}, showlegend=False)
     rows = {"autorange": "reversed", "showgrid": False, "automargin": True, "ticklabelstandoff": 5}
-    title = "share of the objective's variance that it explains"
+    title = "share of the objective's variance that the setting explains"
     return look | {"xaxis": theme.axis(title, tickformat=".0%", rangemode="tozero"), "yaxis": rows}

@@ -40,7 +40,7 @@ class RatioRow(NamedTuple):
 
 
 class Debt(NamedTuple):
-    """One line: the residual norm of a layer, relative to the norm of one step's gradient."""
+    """Residual norm of one layer by step, relative to the norm of one step's gradient; drawn as a line."""
 
     layer: str
     kind: str
@@ -55,7 +55,7 @@ class Debt(NamedTuple):
 
 
 class LayersInfo(NamedTuple):
-    """Data of the figure; `debts` are the residuals, sorted largest first, and `alarms` are sentences."""
+    """Trust ratios, residuals (`debts`, largest first) and alarms (sentences) of the layers of a run."""
 
     label: str
     steps: tuple[int, ...]
@@ -65,7 +65,7 @@ class LayersInfo(NamedTuple):
 
     @property
     def is_telling(self) -> bool:
-        """Whether there is anything to draw."""
+        """Whether any layer has a trust ratio or a residual to draw."""
         return bool(self.debts) or any(value is not None for row in self.rows for value in row.ratio)
 
 
@@ -113,7 +113,7 @@ def _finite(value: float | None) -> float | None:
 
 
 def layers_text(info: LayersInfo) -> str:
-    """Describe the figure in words, with one line per alarm."""
+    """Return sentences on the range of trust ratios and the largest residual, and one line per alarm."""
     if not info.is_telling:
         return "No step has been sampled yet."
     named = f"{info.label}: " if info.label else ""
@@ -166,7 +166,7 @@ def draw_layers(info: LayersInfo) -> go.Figure:
         figure.add_traces(_debts(info))
         layout |= _debt_axes(info, right)
         shares = (
-            "; dotted: residual of its share of the mean"
+            "; dotted: of a rank's share of the mean"
             if any(debt.kind == "share" for debt in info.debts)
             else ""
         )
@@ -174,16 +174,19 @@ def draw_layers(info: LayersInfo) -> go.Figure:
             _head("Residual", f"relative to one step's gradient{shares}", right),
             _late_note(),
         ]
-        layout["shapes"].append(_late_line())
+        layout["shapes"].append(theme.rule(ALARM, y=LATE, axis="2", along="x2 domain", width=1.4))
     figure.update_layout(layout, showlegend=bool(info.debts))
     legend = {
         "orientation": "h",
-        "y": -44 / (height - 80),
-        "yanchor": "top",
+        "y": 0,
+        "yref": "container",
+        "yanchor": "bottom",
         **({"x": 1, "xanchor": "right"} if has_map else {"x": 0}),
         "font": {"size": 10.5},
     }
-    return theme.style(figure, height=height, legend=legend, margin={"l": 8, "r": 12, "t": 36, "b": 8})
+    return theme.style(
+        figure, height=height, legend=legend, margin={"l": 8, "r": 12, "t": 36, "b": 74 if info.debts else 8}
+    )
 
 
 def _head(title: str, note: str, place: list[float]) -> dict[str, Any]:
@@ -297,16 +300,9 @@ def _debt_axes(info: LayersInfo, place: list[float]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _late_line() -> dict[str, Any]:
-    line = {"color": ALARM, "width": 1.4, "dash": "dash"}
-    return {
-        "type": "line", "line": line, "x0": 0, "x1": 1, "xref": "x2 domain", "y0": LATE, "y1": LATE, "yref": "y2",
-    }  # fmt: skip
-
-
 def _late_note() -> dict[str, Any]:
     place = {"xref": "x2 domain", "yref": "y2", "xanchor": "left", "font": {"size": 11, "color": theme.GREY}}
-    return theme.note("ten steps late", x=0.01, y=math.log10(LATE)) | place
+    return theme.note("alarm threshold", x=0.01, y=math.log10(LATE)) | place
 
 
 def layers(run: Any) -> go.Figure:

@@ -1,6 +1,6 @@
 """Lineage of the weights in population-based training: a tree over intervals, with one dot per member and interval.
 
-The parent of a dot is the interval whose checkpoint it resumed from, drawn to its left. Each leaf has its own row and
+The parent of a dot, drawn to its left, is the interval from whose checkpoint it resumed. Each leaf has its own row, and
 a parent is centred on its children, so no two lines cross.
 """
 
@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import log10
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
-from shardscope.tuning.population.record import Plan
-from shardscope.tuning.population.view import MemberInterval
+from shardscope.tuning.population.view import MemberInterval, Population
 from shardscope_widgets.figures import theme
 from shardscope_widgets.words import listed, plural, safe, three_digits
 
@@ -25,19 +24,6 @@ _ROW, _EDGES = 30, 130
 _BEND = tuple(at / 16 for at in range(17))
 
 
-class Told(Protocol):
-    """Interface of a population that the figure reads."""
-
-    @property
-    def plan(self) -> Plan:
-        """The population's plan."""
-        ...
-
-    def entries(self) -> Sequence[MemberInterval]:
-        """Every interval of every member, in order."""
-        ...
-
-
 class Node(NamedTuple):
     """One interval of one member."""
 
@@ -46,27 +32,27 @@ class Node(NamedTuple):
     row: float
     """Vertical position from the top; integers for leaves."""
     parent: int | None
-    """Index in `LineageInfo.nodes` of the node whose checkpoint it resumed from; None if there is none."""
+    """Index in `LineageInfo.nodes` of the node from whose checkpoint this one resumed; None if there is none."""
     origin: str
     score: float | None
     state: str
-    """``over``, ``failed`` or ``under way``."""
+    """State of the interval: ``over``, ``failed`` or ``under way``."""
     is_ancestor: bool
-    """Whether it is the best member's newest node or one of that node's ancestors."""
+    """Whether this is the best member's newest node, or one of that node's ancestors."""
     hover: tuple[str, ...]
 
 
 class LineageInfo(NamedTuple):
-    """Data of the tree."""
+    """Nodes of the tree, and the objective by which they are coloured; `rows` is the number of leaves."""
 
     nodes: tuple[Node, ...]
     objective: str
     steps: int
-    """Steps per interval."""
+    """Number of steps per interval."""
     rows: int
 
 
-def lineage_info(population: Told, objective: str | None = None) -> LineageInfo:
+def lineage_info(population: Population, objective: str | None = None) -> LineageInfo:
     """Compute the tree of a population, coloured by `objective` (by default the plan's first objective)."""
     entries, plan = list(population.entries()), population.plan
     objective = objective or plan.objectives[0]
@@ -177,7 +163,7 @@ def _value(value: Any) -> str:
 
 
 def lineage_text(info: LineageInfo) -> str:
-    """Describe the tree in words."""
+    """Return sentences on how often members copied others, and on the members that trained the best weights."""
     if not info.nodes:
         return "No member has started."
     members = len({node.member for node in info.nodes})
@@ -186,7 +172,7 @@ def lineage_text(info: LineageInfo) -> str:
     last = max(node.interval for node in info.nodes)
     began = f"{plural(members, 'member')}, {plural(last, 'interval')} of {info.steps} steps."
     line = [node for node in info.nodes if node.is_ancestor]
-    took = f" {plural(clones, 'time')} a member copied a better one." if clones else ""
+    took = f" A member copied a better one {plural(clones, 'time')}." if clones else ""
     lost = f" {plural(failed, 'interval')} of a member failed." if failed else ""
     if not line:
         return f"{began}{took}{lost}"
@@ -201,7 +187,7 @@ def lineage_text(info: LineageInfo) -> str:
 
 
 def draw_lineage(info: LineageInfo) -> go.Figure:
-    """Draw the figure for `info`."""
+    """Draw the tree: one dot per interval of a member, joined to the dot whose checkpoint it resumed from."""
     figure = go.Figure([*_lines(info), *_dots(info)])
     last = max((node.interval for node in info.nodes), default=1)
     figure.update_layout(
@@ -312,7 +298,7 @@ def _colour_bar(info: LineageInfo, scored: Sequence[Node], shares: Sequence[floa
     }  # fmt: skip
 
 
-def lineage(population: Told, objective: str | None = None) -> go.Figure:
+def lineage(population: Population, objective: str | None = None) -> go.Figure:
     """Draw the lineage of a population: which members kept their weights and which copied others, coloured by score.
 
     Example:

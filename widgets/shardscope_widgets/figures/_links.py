@@ -56,7 +56,7 @@ def _sentence(run: Group) -> str:
 
 
 def draw(info: LinksInfo) -> go.Figure:
-    """Draw the figure for `info`."""
+    """Draw a stacked bar of the bytes sent and received by each rank."""
     return draw_stacks(info.runs, LAYERS)
 
 

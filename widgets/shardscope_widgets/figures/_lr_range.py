@@ -2,43 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import plotly.graph_objects as go
 
 from shardscope_widgets.figures import theme
 
+if TYPE_CHECKING:
+    from shardscope.tuning.lr_range import LrRange
+
 LOSS = "#2a86d1"
 SUGGESTED = "#11997a"
 LOWEST = "#8b8f99"
 _HEADROOM = 0.6
-"""Space above the initial loss, as a fraction of the fall in loss; with all of the divergence, the rest looks flat."""
-
-
-class Rates(Protocol):
-    """Interface of `RateSuggestions` that the figure reads."""
-
-    @property
-    def steepest(self) -> float: ...
-    @property
-    def tenth_of_lowest(self) -> float: ...
-    @property
-    def lowest(self) -> float: ...
-
-
-class Tested(Protocol):
-    """Interface of `shardscope.tuning.lr_range.LrRange` that the figure reads."""
-
-    @property
-    def lr(self) -> tuple[float, ...]: ...
-    @property
-    def loss(self) -> tuple[float, ...]: ...
-    @property
-    def smooth(self) -> tuple[float, ...]: ...
-    @property
-    def rates(self) -> Rates: ...
-    @property
-    def exploded(self) -> bool: ...
+"""Space above the initial loss, as a fraction of the fall in loss. If the axis showed the whole divergence, the fall
+would look flat."""
 
 
 class Mark(NamedTuple):
@@ -51,7 +29,11 @@ class Mark(NamedTuple):
 
 
 class LrRangeInfo(NamedTuple):
-    """Data of the figure; the loss axis runs from `bottom` to `top`."""
+    """Curve and marked rates of the figure; the loss axis runs from `bottom` to `top`.
+
+    `rises_at` is the rate above the lowest loss from which the smoothed loss exceeds the initial one; None if it never
+    does.
+    """
 
     lr: tuple[float, ...]
     loss: tuple[float, ...]
@@ -60,33 +42,37 @@ class LrRangeInfo(NamedTuple):
     bottom: float
     top: float
     exploded: bool
+    rises_at: float | None
 
 
-def lr_range_info(test: Tested) -> LrRangeInfo:
-    """Compute the curve, the marked rates, and an axis range with the fall in loss and the start of divergence."""
+def lr_range_info(test: LrRange) -> LrRangeInfo:
+    """Return the curve, the marked rates, and an axis range that shows the fall in loss and the start of divergence."""
     least, first = min(test.smooth), max(test.smooth[: max(1, len(test.smooth) // 10)])
     fall = first - least
     marks = (
         Mark("steepest fall", test.rates.steepest, SUGGESTED, "solid"),
         Mark("lowest loss", test.rates.lowest, LOWEST, "dot"),
-        Mark("a tenth of that", test.rates.tenth_of_lowest, LOWEST, "dash"),
+        Mark("a tenth of that rate", test.rates.tenth_of_lowest, LOWEST, "dash"),
+    )
+    above = (
+        lr for lr, loss in zip(test.lr, test.smooth, strict=True) if lr > test.rates.lowest and loss > first
     )
     return LrRangeInfo(
-        test.lr, test.loss, test.smooth, marks, least - 0.25 * fall, first + _HEADROOM * fall, test.exploded
-    )
+        test.lr, test.loss, test.smooth, marks, least - 0.25 * fall, first + _HEADROOM * fall, test.exploded,
+        next(above, None),
+    )  # fmt: skip
 
 
 def lr_range_text(info: LrRangeInfo) -> str:
-    """Describe the figure in words."""
+    """Return sentences with the suggested learning rates, and on whether the loss diverged."""
     steepest, lowest, tenth = (f"{mark.lr:.2g}" for mark in info.marks)
-    end = (
-        f"it diverges before {info.lr[-1]:.2g}"
-        if info.exploded
-        else f"it has not diverged at {info.lr[-1]:.2g}, so higher rates may work too"
-    )
+    end = f"The loss has not diverged at {info.lr[-1]:.2g}, so higher rates may work too"
+    if info.exploded:
+        rises = "" if info.rises_at is None else f"rises above its initial value at {info.rises_at:.2g}, and "
+        end = f"It {rises}has diverged at {info.lr[-1]:.2g}, where the test ended"
     return (
-        f"The loss falls fastest at a rate of {steepest}, a good first choice, and is lowest at {lowest}; a tenth of "
-        f"that is {tenth}; {end}."
+        f"The smoothed loss falls fastest at a learning rate of {steepest}, a good first choice, and is lowest at "
+        f"{lowest} (a tenth of which is {tenth}). {end}."
     )
 
 
@@ -97,11 +83,11 @@ def draw_lr_range(info: LrRangeInfo) -> go.Figure:
         [
             go.Scatter(
                 x=info.lr, y=info.loss, mode="markers", marker={"color": LOSS, "size": 4, "opacity": 0.4},
-                hoverinfo="skip", showlegend=False,
+                hoverinfo="skip", name="loss of each step",
             ),
             go.Scatter(
                 x=info.lr, y=info.smooth, mode="lines", line={"color": LOSS, "width": 2.4}, hovertemplate=hover,
-                name="loss, smoothed", showlegend=False,
+                name="smoothed",
             ),
             *(_mark(info, mark) for mark in info.marks),
         ]
@@ -126,6 +112,6 @@ def _mark(info: LrRangeInfo, mark: Mark) -> go.Scatter:
     )  # fmt: skip
 
 
-def lr_range(test: Tested) -> go.Figure:
+def lr_range(test: LrRange) -> go.Figure:
     """Draw the result of ``shardscope.lr_range_test``."""
     return draw_lr_range(lr_range_info(test))

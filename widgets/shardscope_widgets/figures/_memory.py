@@ -1,4 +1,4 @@
-"""Peak memory of every rank, one group of bars per rank."""
+"""Peak memory of the process of every rank, one group of bars per rank."""
 
 from __future__ import annotations
 
@@ -7,63 +7,56 @@ from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
+from shardscope.runlog.figures import FIGURES
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures.theme import RunStyle
-from shardscope_widgets.trace import Trace
+from shardscope_widgets.trace import Trace, named_apart
 
 
 class MemoryBars(NamedTuple):
-    """Peak memory of one run, in bytes, by rank."""
+    """Peak memory of the processes of one run, in bytes, by rank."""
 
     label: str
-    strategy: str
+    look: RunStyle
     ranks: tuple[int, ...]
-    peak_bytes: tuple[int, ...]
+    process_bytes: tuple[int, ...]
 
 
 class MemoryInfo(NamedTuple):
-    """One set of bars per run."""
+    """Peak memory of several runs, with one set of bars per run."""
 
     runs: tuple[MemoryBars, ...]
 
 
 def memory_info(traces: Sequence[Trace]) -> MemoryInfo:
-    """Return the peak memory of each rank of each run so far."""
-    return MemoryInfo(tuple(_bars(trace) for trace in traces))
+    """Return the peak memory of each rank's process so far, for each run."""
+    looks = theme.run_looks(traces)
+    return MemoryInfo(tuple(map(_bars, named_apart(traces), looks)))
 
 
-def _bars(trace: Trace) -> MemoryBars:
+def _bars(trace: Trace, look: RunStyle) -> MemoryBars:
     ranks = tuple(sorted(trace.peak_memory))
-    return MemoryBars(trace.label, trace.strategy, ranks, tuple(trace.peak_memory[rank] for rank in ranks))
+    return MemoryBars(trace.label, look, ranks, tuple(trace.peak_memory[rank] for rank in ranks))
 
 
-def memory_bars(bars: MemoryBars, look: RunStyle) -> dict[str, Any]:
+def memory_bars(bars: MemoryBars) -> dict[str, Any]:
     """Return the trace properties of one run's bars."""
     return {
         "x": [f"rank {rank}" for rank in bars.ranks],
-        "y": bars.peak_bytes,
+        "y": bars.process_bytes,
         "name": bars.label,
-        "marker": {
-            "color": look.colour,
-            "line": {"width": 0},
-            "pattern": {
-                "shape": look.pattern,
-                "fgcolor": "rgba(255,255,255,0.65)",
-                "size": 6,
-                "solidity": 0.25,
-            },
-        },
+        "marker": theme.striped(bars.look, white=0.65, size=6, solidity=0.25) | {"line": {"width": 0}},
         "hovertemplate": "%{fullData.name}<br>%{x}: %{y:.3s}B<extra></extra>",
         "legendgroup": bars.label,
     }
 
 
 def draw(info: MemoryInfo, *, height: int = 320) -> go.Figure:
-    """Draw the figure for `info`."""
-    looks = theme.run_looks([bars.strategy for bars in info.runs])
-    figure = go.Figure([go.Bar(memory_bars(bars, look)) for bars, look in zip(info.runs, looks, strict=True)])
+    """Draw the peak memory of each rank's process, with one set of bars per run."""
+    figure = go.Figure([go.Bar(memory_bars(bars)) for bars in info.runs])
     figure.update_layout(
-        xaxis=theme.axis(showgrid=False), yaxis=memory_axis() | {"title": {"text": "Peak memory"}}
+        xaxis=theme.axis(showgrid=False),
+        yaxis=memory_axis() | {"title": {"text": FIGURES["process_bytes"].title}},
     )
     return theme.style(figure, height=height, showlegend=True)
 
@@ -74,5 +67,5 @@ def memory_axis() -> dict[str, Any]:
 
 
 def memory(traces: Sequence[Trace]) -> go.Figure:
-    """Draw the peak memory of each rank, for several runs."""
+    """Draw the peak memory of each rank's process, for several runs."""
     return draw(memory_info(traces))

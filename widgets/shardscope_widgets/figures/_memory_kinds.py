@@ -1,23 +1,24 @@
-"""Memory of each rank by kind: one stacked bar per rank, with runs one below the other."""
+"""Memory of each rank by type: one stacked bar per rank, with runs one below the other."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import plotly.graph_objects as go
 
 from shardscope.runlog.schema import MEMORY_KINDS
 from shardscope_widgets.figures import theme
+from shardscope_widgets.figures._ghosts import Ghost, memory_gap, memory_ghosts
 from shardscope_widgets.figures._stacks import Group, StackBar, draw_stacks
-from shardscope_widgets.trace import Trace
+from shardscope_widgets.trace import Trace, named_apart
 from shardscope_widgets.words import bytes_text, listed
 
-KIND_NAMES = {"optimizer": "optimizer state", "gathered": "gathered from other ranks"}
+KIND_NAMES = {"optimizer": "optimizer state"}
 
 
 class MemoryKindsInfo(NamedTuple):
-    """Memory of each rank of several runs in bytes, by kind in the order of `MEMORY_KINDS`.
+    """Memory of each rank of several runs in bytes, by type of memory in the order of `MEMORY_KINDS`.
 
     `alone` is the memory of a single process for the same job, in bytes; None if unknown.
     """
@@ -26,10 +27,23 @@ class MemoryKindsInfo(NamedTuple):
     alone: int | None
 
 
-def memory_kinds_info(traces: Sequence[Trace], *, alone: Trace | None = None) -> MemoryKindsInfo:
-    """Return the data of the runs that report memory by kind; `alone` is the single-process baseline run."""
+def memory_kinds_info(
+    traces: Sequence[Trace], *, alone: Trace | None = None, ghosts: Mapping[str, Ghost] | None = None
+) -> MemoryKindsInfo:
+    """Return the data of the runs that report memory by type.
+
+    Args:
+        traces: The runs.
+        alone: The single-process baseline run; None if there is none.
+        ghosts: Predicted values by run id, which are drawn below the measured ones.
+    """
+    known = ghosts or {}
     return MemoryKindsInfo(
-        tuple(_run(trace) for trace in traces if trace.held),
+        tuple(
+            _run(trace)._replace(predicted=memory_ghosts(trace, known.get(trace.run_id)))
+            for trace in named_apart(traces)
+            if trace.held
+        ),
         _run(alone).most if alone is not None and alone.held else None,
     )
 
@@ -45,17 +59,19 @@ def _run(trace: Trace) -> Group:
 
 
 def memory_kinds_text(info: MemoryKindsInfo) -> str:
-    """Describe the bars in words, one sentence per run."""
+    """Describe the bars in words, one line per run."""
     if not info.runs:
-        return "No run has reported its memory by kind yet."
-    return " ".join(map(_sentence, info.runs))
+        return "No run has reported its memory by type yet."
+    return "\n".join(map(_sentence, info.runs))
 
 
 def _sentence(run: Group) -> str:
     bar = max(run.bars, key=lambda bar: bar.total)
     parts = sorted(zip(bar.sizes, MEMORY_KINDS, strict=True), reverse=True)
     shares = [f"{size / bar.total:.0%} {_name(kind)}" for size, kind in parts if size >= 0.01 * bar.total > 0]
-    return f"{run.label}: a rank holds up to {bytes_text(bar.total)}: {listed(shares)}."
+    gap = memory_gap(run.bars, run.predicted, list(map(_name, MEMORY_KINDS)))
+    gap = gap.removeprefix("Dashed and lighter: predicted. ")  # the legend says so
+    return f"{run.label}: up to {bytes_text(bar.total)} held by tensors on a rank: {listed(shares)}. {gap}".strip()
 
 
 def _name(kind: str) -> str:
@@ -63,7 +79,7 @@ def _name(kind: str) -> str:
 
 
 def draw_memory_kinds(info: MemoryKindsInfo) -> go.Figure:
-    """Draw the figure for `info`."""
+    """Draw a stacked bar per rank, with a dashed line at the memory of a single process if that is known."""
     line = None if info.alone is None else (info.alone, f"one process: {bytes_text(info.alone)}")
     return draw_stacks(
         info.runs, [(_name(kind), theme.MEMORY_LOOKS[kind]) for kind in MEMORY_KINDS], line=line
@@ -71,7 +87,7 @@ def draw_memory_kinds(info: MemoryKindsInfo) -> go.Figure:
 
 
 def memory_kinds(traces: Sequence[Trace], *, alone: Trace | None = None) -> go.Figure:
-    """Draw each rank's memory by kind, with a dashed line at the memory of a single process.
+    """Draw each rank's memory by type, with a dashed line at the memory of a single process.
 
     Args:
         traces: Runs to draw.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
-from shardscope.analytic.memory import KINDS
+from shardscope.analytic.memory import KINDS, SYMBOLS
 from shardscope.analytic.terms import Term
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures.theme import RunStyle
@@ -61,7 +62,7 @@ class MemoryPlanInfo(NamedTuple):
 
     @property
     def fullest(self) -> int:
-        """Index of the stage that holds the most bytes."""
+        """Index of the stage that uses the most memory."""
         return max(range(len(self.stages)), key=lambda place: self.stages[place].num_bytes)
 
 
@@ -69,7 +70,7 @@ def memory_plan_info(memory: Term, *, capacity_bytes: float, device: str) -> Mem
     """Return the stages and blocks of a term tree from `analytic.memory.memory_term`.
 
     Args:
-        memory: The term tree: stages, then kinds, then blocks.
+        memory: The term tree: stages, then types of memory, then blocks.
         capacity_bytes: Memory of the device in bytes.
         device: Name of the device for the label.
     """
@@ -100,10 +101,10 @@ def gib_text(num_bytes: float) -> str:
 
 
 def memory_plan_text(info: MemoryPlanInfo) -> str:
-    """Describe the bars in words: the fullest stage, and its memory by kind."""
+    """Return a sentence on the stage that uses the most memory, and on its memory by type."""
     stage = info.stages[info.fullest]
     where = (
-        f"{stage.name.capitalize()} of {len(info.stages)} uses the most memory: it"
+        f"{stage.name.capitalize()} of {len(info.stages)}, which uses the most memory,"
         if info.stages[1:]
         else "Each device"
     )
@@ -126,7 +127,7 @@ def figure_dict(info: MemoryPlanInfo) -> dict[str, Any]:
 
 
 def draw(info: MemoryPlanInfo) -> go.Figure:
-    """Draw the figure for `info`."""
+    """Draw a stacked bar per pipeline stage, with a dashed line at the capacity of a device."""
     return go.Figure(figure_dict(info))
 
 
@@ -140,7 +141,7 @@ def memory_plan(memory: Term, *, capacity_bytes: float, device: str = "") -> go.
 
 
 def _traces(info: MemoryPlanInfo) -> list[dict[str, Any]]:
-    """Return one trace per block name, ordered by kind."""
+    """Return one trace per block name, ordered by type of memory."""
     columns: dict[tuple[str, str], dict[int, Block]] = {}
     for place, stage in enumerate(info.stages):
         for block in stage.blocks:
@@ -153,7 +154,7 @@ def _traces(info: MemoryPlanInfo) -> list[dict[str, Any]]:
 
 
 def _trace(info: MemoryPlanInfo, blocks: dict[int, Block], number: int) -> dict[str, Any]:
-    """Return the trace of all blocks with the same name, by stage; `number` is the name's index within its kind."""
+    """Return the trace of all blocks with the same name, by stage; `number` is the name's index within its type."""
     first = next(iter(blocks.values()))
     look = theme.MEMORY_LOOKS[first.kind]
     colour = theme.tint(look.colour, 0.2 * number)
@@ -184,17 +185,8 @@ def _trace(info: MemoryPlanInfo, blocks: dict[int, Block], number: int) -> dict[
 
 
 def _marker(look: RunStyle, colour: str) -> dict[str, Any]:
-    return {
-        "color": colour,
-        "line": {"width": 1, "color": "rgba(255,255,255,0.55)"},
-        "pattern": {
-            "shape": look.pattern,
-            "fillmode": "overlay",
-            "fgcolor": "rgba(255,255,255,0.45)",
-            "size": 7,
-            "solidity": 0.14,
-        },
-    }
+    marker = theme.striped(look, white=0.45, fillmode="overlay", size=7, solidity=0.14)
+    return marker | {"color": colour, "line": {"width": 1, "color": "rgba(255,255,255,0.55)"}}
 
 
 def _hover(block: Block) -> str:
@@ -238,8 +230,6 @@ def _layout(info: MemoryPlanInfo, right: float) -> dict[str, Any]:
     count = len(info.stages)
     row_px = next((px for most, px in _ROWS_PX if count <= most), _FEWEST_PX)
     capacity = info.capacity_bytes / GIB
-    line = {"type": "line", "x0": capacity, "x1": capacity, "y0": 0, "y1": 1, "yref": "paper",
-            "line": {"color": theme.GREY, "width": 1.8, "dash": "dash"}}  # fmt: skip
     beyond = {"type": "rect", "x0": capacity, "x1": right, "y0": 0, "y1": 1, "yref": "paper", "fillcolor": _OVER,
               "line": {"width": 0}, "layer": "below"}  # fmt: skip
     words = theme.note(f"{info.device} {gib_text(info.capacity_bytes)}".strip(), x=capacity, y=1)
@@ -252,7 +242,7 @@ def _layout(info: MemoryPlanInfo, right: float) -> dict[str, Any]:
             ticktext=[f"{info.stages[place].name} " if count > 1 else "" for place in range(0, count, every)],
             range=[count - 0.5, -0.5], showgrid=False, fixedrange=True,
         ),
-        "shapes": [beyond, line],
+        "shapes": [beyond, theme.rule(theme.GREY, x=capacity, width=1.8)],
         "annotations": [words | {"xref": "x", "xanchor": "center", "font": {"size": 11, "color": theme.GREY}}],
     }  # fmt: skip
 
@@ -273,3 +263,19 @@ def _look(height: int) -> dict[str, Any]:
 def table_rows(info: MemoryPlanInfo) -> Sequence[Block]:
     """Return the blocks of the stage with the most memory, largest first."""
     return sorted(info.stages[info.fullest].blocks, key=lambda block: -block.num_bytes)
+
+
+_LETTERS = re.compile(rf"(?<![A-Za-z])[{''.join(symbol[0] for symbol in SYMBOLS)}]+′?(?![A-Za-z′])")
+"""Symbols in a formula, several of which may be multiplied without a sign: ``bsh``."""
+
+
+def symbols_text(info: MemoryPlanInfo) -> str:
+    """Return the meaning of the symbols in the formulas of `table_rows`."""
+    found = {
+        symbol
+        for block in table_rows(info)
+        for letters in _LETTERS.findall(block.formula)
+        for symbol in SYMBOLS
+        if symbol in letters and (symbol != "t" or "t′" not in letters)
+    }
+    return "; ".join(f"{symbol}: {meaning}" for symbol, meaning in SYMBOLS.items() if symbol in found)

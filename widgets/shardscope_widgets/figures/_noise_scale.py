@@ -4,44 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
-from shardscope.analytic.large_batch.noise_scale import noise_scale_from
+from shardscope.analytic.large_batch.noise_scale import NoiseScale, noise_scale_from
 from shardscope_widgets.figures import theme
-from shardscope_widgets.figures._curves import MOST_POINTS, finite_or_none, moving_average
+from shardscope_widgets.figures._curves import MOST_POINTS, SMOOTHING, finite_or_none, moving_average
 from shardscope_widgets.trace import Trace
 
 NOISE = "#2a86d1"
 LOSS = "#e06c2c"
 IN_USE = "#c5372c"
 WELL_BELOW = 0.5
-"""At half the critical batch size, reaching a loss takes 1.5 times the minimum samples, 3 times the minimum steps."""
+"""At half the critical batch size, reaching a loss takes 1.5 times the minimum number of samples and 3 times the
+minimum number of steps."""
 WELL_ABOVE = 2.0
-"""At twice the critical batch size, reaching a loss takes 3 times the minimum samples, 1.5 times the minimum steps."""
+"""At twice the critical batch size, reaching a loss takes 3 times the minimum number of samples and 1.5 times the
+minimum number of steps."""
 _LEFT, _RIGHT = [0.0, 0.46], [0.56, 1.0]
 _BAND_DECADES = 1.5
-"""Maximum number of decades by which the batch axis extends beyond the estimates and the batch in use."""
-
-
-class MeasuredNoise(Protocol):
-    """Interface of `shardscope.analytic.large_batch.noise_scale.NoiseScale` that the figure reads."""
-
-    @property
-    def batch(self) -> int: ...
-    @property
-    def steps(self) -> tuple[int, ...]: ...
-    @property
-    def critical_batch(self) -> tuple[float, ...]: ...
-    @property
-    def low(self) -> tuple[float, ...]: ...
-    @property
-    def high(self) -> tuple[float, ...]: ...
+"""Maximum number of decades by which the batch-size axis extends beyond the estimates and the batch in use."""
 
 
 class NoiseScaleInfo(NamedTuple):
-    """Data of the figure, with batches in samples; None for values that a log axis cannot show, such as infinity."""
+    """Critical batch sizes (in samples) and losses of a run; None for values that a log axis cannot show."""
 
     label: str
     batch: int
@@ -55,14 +42,14 @@ class NoiseScaleInfo(NamedTuple):
 
     @property
     def top(self) -> float:
-        """Upper end of the batch axis, in samples."""
+        """Upper end of the batch-size axis, in samples."""
         known = [value for value in self.critical if value]
         most = max([*known, self.batch])
         return float(min(max([*(h for h in self.high if h), most]) * 1.3, most * 10**_BAND_DECADES))
 
     @property
     def bottom(self) -> float:
-        """Lower end of the batch axis, in samples."""
+        """Lower end of the batch-size axis, in samples."""
         known = [value for value in (*self.critical, self.batch) if value]
         least = min(known)
         return float(
@@ -71,7 +58,7 @@ class NoiseScaleInfo(NamedTuple):
 
 
 def noise_scale_info(
-    noise: MeasuredNoise, loss_steps: Sequence[int], loss: Sequence[float], *, label: str = ""
+    noise: NoiseScale, loss_steps: Sequence[int], loss: Sequence[float], *, label: str = ""
 ) -> NoiseScaleInfo:
     """Combine a run's measured noise scale (``run.noise_scale()``) with its losses (``run.metrics()``).
 
@@ -81,7 +68,7 @@ def noise_scale_info(
         loss: Loss at each of these steps.
         label: Name of the run, used in the text.
     """
-    smooth = moving_average(loss, count=len(loss))
+    smooth = moving_average(loss, span=SMOOTHING)
     every = slice(None, None, max(1, math.ceil(len(loss) / MOST_POINTS)))
     each = slice(None, None, max(1, math.ceil(len(noise.steps) / MOST_POINTS)))
     return NoiseScaleInfo(
@@ -113,7 +100,7 @@ def _finite(values: Sequence[float]) -> tuple[float | None, ...]:
 
 
 def noise_scale_text(info: NoiseScaleInfo) -> str:
-    """Describe the figure in words."""
+    """Return a sentence that compares the batch size in use with the critical batch size."""
     if not info.steps:
         return "No step has reported its gradient noise yet."
     last = info.critical[-1]
@@ -133,12 +120,12 @@ def _samples(value: float) -> str:
 
 
 def _verdict(batch: int, critical: float) -> str:
-    used = f"the batch in use, {batch:,},"
+    used = f"the batch size in use, {batch:,},"
     if batch < WELL_BELOW * critical:
-        return f"{used} is well below it: a larger one would save steps almost in proportion"
+        return f"{used} is well below this: a larger one would save steps almost in proportion"
     if batch > WELL_ABOVE * critical:
-        return f"{used} is well above it: a larger one would hardly save steps"
-    return f"{used} is near it: a larger one would save steps but take more samples"
+        return f"{used} is well above this: a larger one would hardly save steps"
+    return f"{used} is close to this: a larger one would save steps but take more samples"
 
 
 def draw_noise_scale(info: NoiseScaleInfo) -> go.Figure:
@@ -152,11 +139,13 @@ def draw_noise_scale(info: NoiseScaleInfo) -> go.Figure:
         xaxis2=theme.axis("step", domain=_RIGHT, anchor="y2", matches="x"),
         yaxis2=theme.axis(anchor="y2", nticks=6) | {"anchor": "x2"},
         annotations=[
-            theme.note("<b>Critical batch size</b>, samples, 95 % confidence band", x=_LEFT[0], y=1) | {"yshift": 6},
+            theme.note(
+                "<b>Critical batch size</b>, 95 % band  "
+                f"<span style='color:{IN_USE}'>┄ in use, {info.batch:,}</span>", x=_LEFT[0], y=1,
+            ) | {"yshift": 6},
             theme.note("<b>Loss</b>", x=_RIGHT[0], y=1) | {"yshift": 6},
-            _in_use_note(info),
         ],
-        shapes=[_in_use_line(info)],
+        shapes=[theme.rule(IN_USE, y=info.batch, along="x domain")],
         showlegend=False,
     )  # fmt: skip
     return theme.style(figure, height=300)
@@ -189,20 +178,6 @@ def _losses(info: NoiseScaleInfo) -> list[go.Scatter]:
         go.Scatter(both, y=info.loss, line={"color": LOSS, "width": 1}, opacity=0.28, hoverinfo="skip"),
         go.Scatter(both, y=info.smooth_loss, line={"color": LOSS, "width": 2.2}, hovertemplate=hover),
     ]
-
-
-def _in_use_line(info: NoiseScaleInfo) -> dict[str, Any]:
-    place = {"x0": 0, "x1": 1, "xref": "x domain", "y0": info.batch, "y1": info.batch, "yref": "y"}
-    return {"type": "line", "line": {"color": IN_USE, "width": 1.6, "dash": "dash"}} | place
-
-
-def _in_use_note(info: NoiseScaleInfo) -> dict[str, Any]:
-    """Return the label of the batch in use, at the right end of its line and on the side away from the curve."""
-    known = [value for value in info.critical if value]
-    side = "top" if known and known[-1] > info.batch else "bottom"
-    place = {"xref": "x domain", "yref": "y", "xanchor": "right", "yanchor": side}
-    look = {"font": {"size": 11, "color": theme.GREY}}
-    return theme.note(f"batch in use, {info.batch:,}", x=1, y=math.log10(info.batch)) | place | look
 
 
 def noise_scale(run: Any) -> go.Figure:

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
+from shardscope.runlog.figures import FIGURES
 from shardscope_widgets.figures import _curves, _memory, theme
-from shardscope_widgets.figures._curves import RunCurvesInfo
+from shardscope_widgets.figures._curves import PLAIN, SMOOTHING, LossView, RunCurvesInfo
 from shardscope_widgets.figures._memory import MemoryInfo
 from shardscope_widgets.trace import Trace
 
@@ -24,16 +25,25 @@ _GAP = 0.11
 _LEFT, _RIGHT = [0.0, 0.5 - _GAP / 2], [0.5 + _GAP / 2, 1.0]
 _TOP, _BOTTOM = [0.58, 1.0], [0.0, 0.42]
 _BLANK = {
-    f"{name}axis{n or ''}": {"showticklabels": False, "range": [0, 1]} for name in "xy" for n in (0, 2, 3, 4)
+    f"{name}axis{n or ''}": {
+        "showticklabels": False,
+        "range": [0, 1],
+        "autorange": False,
+        "uirevision": "blank",
+    }
+    for name in "xy"
+    for n in (0, 2, 3, 4)
 }
 """Axis settings without tick labels, for a figure without data."""
+_FREE = {name: {"autorange": True, "uirevision": "data"} for name in _BLANK}
+"""Axis settings for a figure with data, which undo those of `_BLANK`."""
 NOTHING: list[dict[str, Any]] = [{"x": [], "y": [], "visible": True}] * TRACES_A_RUN
 """Empty traces for one run, which keep the axes visible."""
 _AXES = (("x", "y"), ("x2", "y2"), ("x3", "y3"), ("x4", "y4"))
 
 
 class OverviewInfo(NamedTuple):
-    """Data of the four plots."""
+    """Curves and bars of the four plots."""
 
     loss: RunCurvesInfo
     throughput: RunCurvesInfo
@@ -41,11 +51,13 @@ class OverviewInfo(NamedTuple):
     memory: MemoryInfo
 
 
-def overview_info(traces: Sequence[Trace], *, most: int | None = MOST_RUNS) -> OverviewInfo:
-    """Return the data of the first `most` runs in `traces`; None takes all."""
+def overview_info(
+    traces: Sequence[Trace], *, most: int | None = MOST_RUNS, view: LossView = PLAIN
+) -> OverviewInfo:
+    """Return the data of the first `most` runs in `traces` (None takes all), with the loss as `view` says."""
     shown = traces[:most]
     return OverviewInfo(
-        _curves.loss_info(shown),
+        _curves.loss_info(shown, view),
         _curves.throughput_info(shown),
         _curves.traffic_info(shown),
         _memory.memory_info(shown),
@@ -54,34 +66,38 @@ def overview_info(traces: Sequence[Trace], *, most: int | None = MOST_RUNS) -> O
 
 def run_properties(info: OverviewInfo) -> list[list[dict[str, Any]]]:
     """Return the properties of the `TRACES_A_RUN` traces of each run."""
-    looks = theme.run_looks([curve.strategy for curve in info.loss.curves])
     places = []
-    for index, look in enumerate(looks):
+    for index in range(len(info.loss.curves)):
         lines = [
             line
             for curves in (info.loss, info.throughput)
-            for line in _curves.curve_lines(curves.curves[index], look, curves.unit)
+            for line in _curves.curve_lines(curves.curves[index], curves.unit)
         ]
-        traffic = _curves.curve_lines(info.traffic.curves[index], look, "B")[1]
-        places.append([*lines, traffic, _memory.memory_bars(info.memory.runs[index], look)])
+        traffic = _curves.curve_lines(info.traffic.curves[index], "B")[1]
+        places.append([*lines, traffic, _memory.memory_bars(info.memory.runs[index])])
     return [
         [line | {"showlegend": number == 1, "visible": True} for number, line in enumerate(p)] for p in places
     ]
 
 
 def overview_layout(info: OverviewInfo) -> dict[str, Any]:
-    """Return the part of the layout that depends on the data: the headings."""
+    """Return the part of the layout that depends on the data: the headings, the loss axis and its marks."""
     unit = info.throughput.unit
+    span = info.loss.view.smoothing
+    smooth = f"bold: {span}-step average" if span > 1 else ""
     headings = (
-        ("Loss", "mean over all ranks", _LEFT, _TOP),
+        ("Loss", smooth or "mean over all ranks", _LEFT, _TOP),
         ("Throughput", f"{unit}, all ranks", _RIGHT, _TOP),
         ("Bytes sent", "per step, all ranks", _LEFT, _BOTTOM),
-        ("Memory", "peak of each rank", _RIGHT, _BOTTOM),
+        (FIGURES["process_bytes"].title.capitalize(), "peak", _RIGHT, _BOTTOM),
     )
     layout: dict[str, Any] = {
         "annotations": [_heading(title, note, x[0], y[1]) for title, note, x, y in headings]
+        + _curves.divergence_notes(info.loss)
     }
-    return layout | (_BLANK if not any(curve.steps for curve in info.loss.curves) else {})
+    if not any(curve.steps for curve in info.loss.curves):
+        return layout | _BLANK
+    return layout | _FREE | {"yaxis": _curves.loss_axis(info.loss)}
 
 
 def _heading(title: str, note: str, x: float, y: float) -> dict[str, Any]:
@@ -109,7 +125,7 @@ def empty(figure: go.Figure, places: int = MOST_RUNS) -> go.Figure:
 
 
 def draw(info: OverviewInfo) -> go.Figure:
-    """Draw the figure for `info`, with one slot per run."""
+    """Draw the four plots, with one slot per run."""
     places = run_properties(info)
     figure = empty(go.Figure(), len(places))
     for index, properties in enumerate(line for place in places for line in place):
@@ -120,6 +136,6 @@ def draw(info: OverviewInfo) -> go.Figure:
     return figure.update_layout(height=HEIGHT - 40 + head, margin_t=head, legend=theme.LEGEND_ABOVE)
 
 
-def overview(traces: Sequence[Trace]) -> go.Figure:
-    """Draw loss, throughput, bytes sent and memory of any number of runs."""
-    return draw(overview_info(traces, most=None))
+def overview(traces: Sequence[Trace], *, smoothing: int = SMOOTHING, is_log: bool = False) -> go.Figure:
+    """Draw loss, throughput, bytes sent and memory growth of any number of runs; see `loss` for the options."""
+    return draw(overview_info(traces, most=None, view=LossView(smoothing, is_log)))

@@ -52,7 +52,7 @@ class Thread(NamedTuple):
 
 
 class ParallelInfo(NamedTuple):
-    """Data of the figure; the last axis is the objective, and `best` is (number, value) of the best trial."""
+    """Axes and lines of the plot; the last axis is the objective, and `best` is (number, value) of the best trial."""
 
     objective: str
     rules: tuple[Rule, ...]
@@ -152,13 +152,13 @@ def _text(trial: TrialInfo) -> str:
 
 
 def parallel_text(info: ParallelInfo) -> str:
-    """Describe the figure in words."""
+    """Return sentences that explain the lines and name the best trial."""
     if info.best is None or len(info.rules) < 2:
         return "A line appears for each complete trial, once two of them differ."
     number, value = info.best
     return (
-        f"{plural(len(info.threads), 'trial')}, each a line from its settings to its {title_of(info.objective)}: green "
-        f"is best, yellow worst. Best is trial {number}, {objective_text(info.objective, value)}."
+        f"{plural(len(info.threads), 'trial')}, each a line from its settings to its {title_of(info.objective)}; green "
+        f"is best and yellow worst. The best is trial {number}, with {objective_text(info.objective, value)}."
     )
 
 

@@ -1,22 +1,27 @@
 """The measured schedule of a pipeline: one row per rank, one bar for each pass of each micro-batch.
 
-The bubble is the fraction of time that ranks are idle between the first and last operation of the step. The measured
-bubble is shown next to the ideal one, computed from the schedule's table for stages of equal cost: for GPipe and 1F1B
-it is (p - 1) / (m + p - 1) with p stages and m micro-batches per pass (Huang et al., GPipe, NeurIPS 2019).
+Waiting is the fraction of the time between the first and last operation of a step in which ranks run none, mean over
+ranks, as in `shardscope.measure.pipeline_waits`. It is shown next to the bubble, which is the waiting in the schedule's
+table with stages of equal cost: for GPipe and 1F1B it is (p - 1) / (m + p - 1) with p stages and m micro-batches per
+pass (Huang et al., GPipe, NeurIPS 2019).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
 from shardscope.analytic.schedules import build
+from shardscope.analytic.schedules.table import ScheduleTable
 from shardscope.errors import SpecError
+from shardscope.measure.pipeline_waits import PassTimes, pass_times, typical
 from shardscope.spec import registry
 from shardscope.spec.pipeline_schedule import PipelineSchedule
 from shardscope_widgets.figures import theme
+from shardscope_widgets.figures._ghosts import Ghost
 from shardscope_widgets.trace import Trace, TraceOp
 from shardscope_widgets.words import plural, safe, seconds_text
 
@@ -46,7 +51,11 @@ class GanttOp(NamedTuple):
 
 
 class GanttInfo(NamedTuple):
-    """One step: its operations, its duration, its measured bubble, and the bubble of the schedule's table (`ideal`)."""
+    """One step: its operations, duration and measured waiting, and the bubble from the schedule's table (`ideal`).
+
+    `usual` are the medians over the run's steps; None if only one step is known. `predicted` are the operations of the
+    predicted step, which are drawn lighter below the measured ones.
+    """
 
     label: str
     schedule: str
@@ -58,6 +67,8 @@ class GanttInfo(NamedTuple):
     end_ms: float
     bubble: float
     ideal: float | None
+    predicted: tuple[GanttOp, ...] = ()
+    usual: PassTimes | None = None
 
 
 def complete_schedule_steps(trace: Trace) -> list[int]:
@@ -65,8 +76,14 @@ def complete_schedule_steps(trace: Trace) -> list[int]:
     return sorted(n for n, ops in trace.ops.items() if len({op.rank for op in ops}) == trace.world_size)
 
 
-def gantt_info(trace: Trace, *, last_step: int | None = None) -> GanttInfo:
-    """Return the data of the newest step (up to `last_step`, if given) whose schedule every rank has reported."""
+def gantt_info(trace: Trace, *, last_step: int | None = None, ghost: Ghost | None = None) -> GanttInfo:
+    """Return the data of the newest step whose schedule every rank has reported.
+
+    Args:
+        trace: The run.
+        last_step: Newest step to return; None for no limit.
+        ghost: Predicted values of the run; None if there are none.
+    """
     known = [step for step in complete_schedule_steps(trace) if last_step is None or step <= last_step]
     ranks = tuple(trace.name_of(rank) for rank in range(trace.world_size))
     if not known:
@@ -76,27 +93,60 @@ def gantt_info(trace: Trace, *, last_step: int | None = None) -> GanttInfo:
     end_ms = (max(op.end for op in ops) - zero) * 1e3
     stages = max(op.stage for op in ops) + 1
     parts = max(op.microbatch for op in ops) + 1
-    busy_ms = sum(op.end - op.start for op in ops) * 1e3
     turns = _turns(ops)
     return GanttInfo(
         trace.label, trace.schedule, known[-1], ranks, stages, parts, tuple(_bar(op, zero, turns) for op in ops),
-        round(end_ms, 4), max(0.0, 1 - busy_ms / (end_ms * trace.world_size)),
-        _ideal(trace, stages, parts // trace.passes),
+        round(end_ms, 4), _times(trace, known[-1]).waiting, _ideal(trace, stages, parts // trace.passes),
+        _predicted(trace, stages, parts, ghost), _usual(trace),
     )  # fmt: skip
 
 
-def _ideal(trace: Trace, stages: int, microbatches: int) -> float | None:
-    """Return the bubble of the schedule's table; None if the schedule is unknown or its table cannot be built."""
+def _times(trace: Trace, step: int) -> PassTimes:
+    if step not in trace.pass_times:
+        passes = [(op.start, op.end) for op in trace.ops[step]]
+        trace.pass_times[step] = pass_times(passes, trace.world_size)
+    return trace.pass_times[step]
+
+
+def _usual(trace: Trace) -> PassTimes | None:
+    known = complete_schedule_steps(trace)
+    return typical({step: _times(trace, step) for step in known}) if len(known) > 1 else None
+
+
+def _table(trace: Trace, stages: int, microbatches: int) -> ScheduleTable | None:
+    """Return the schedule's table; None if the schedule is unknown or has no table."""
     if trace.order is None and registry.find(PipelineSchedule, trace.schedule) is None:
         return None
-    schedule = trace.order or trace.schedule
     try:
-        ideal: float = build(
-            schedule, trace.world_size, microbatches, stages // trace.world_size
-        ).bubble_fraction
+        return build(
+            trace.order or trace.schedule, trace.world_size, microbatches, stages // trace.world_size
+        )
     except SpecError:  # a user's schedule that has since been redefined
         return None
-    return ideal
+
+
+def _ideal(trace: Trace, stages: int, microbatches: int) -> float | None:
+    table = _table(trace, stages, microbatches)
+    return None if table is None else table.bubble_fraction
+
+
+def _predicted(trace: Trace, stages: int, parts: int, ghost: Ghost | None) -> tuple[GanttOp, ...]:
+    """Return the operations of the predicted step: the schedule's table with the predicted times of the passes."""
+    table = None if ghost is None else _table(trace, stages, parts // trace.passes)
+    if table is None or ghost is None:
+        return ()
+    passes = {part.part: part.seconds * 1e3 / (parts * stages // trace.world_size) for part in ghost.parts}
+    forward, backward = passes.get("forward", 0.0), passes.get("backward", 0.0)
+    if not forward or not backward:
+        return ()
+    timeline = table.timeline({"F": forward, "B": backward, "I": backward / 2, "W": backward / 2})
+    each, ops = parts // trace.passes, zip(table.ops, timeline.starts, timeline.ends, strict=True)
+    return tuple(
+        GanttOp(table.stage_ranks[op.stage], op.op, op.stage, 0, op.microbatch + turn * each,
+                round(start + turn * timeline.end, 4), round(end - start, 4))
+        for op, start, end in ops
+        for turn in range(trace.passes)
+    )  # fmt: skip
 
 
 def _turns(ops: Sequence[TraceOp]) -> dict[tuple[int, int], int]:
@@ -115,34 +165,62 @@ def _bar(op: TraceOp, zero: float, turns: dict[tuple[int, int], int]) -> GanttOp
 
 
 def gantt_text(info: GanttInfo) -> str:
-    """Describe the chart in words."""
+    """Return sentences on the micro-batches and stages, and on the waiting in the step and in all steps."""
     if not info.ops:
         return "No schedule has been recorded yet: it appears once a pipeline has finished its first step."
-    ideal = (
+    parts = "1 micro-batch" if info.num_micro_batches == 1 else f"{info.num_micro_batches} micro-batches"
+    verb = "takes" if info.num_micro_batches == 1 else "take"
+    usual = (
+        ""
+        if info.usual is None
+        else f" (medians: {seconds_text(info.usual.seconds)}, {info.usual.waiting:.0%})"
+    )
+    alone = (
         ""
         if info.ideal is None
-        else "; with stages of equal cost and backward passes twice as long as forward ones it would be "
-        f"{info.ideal:.0%}"
+        else f" The bubble alone would be {info.ideal:.0%}: that is with stages of equal cost and backward passes "
+        "twice as long as forward ones."
     )
-    parts = "1 micro-batch" if info.num_micro_batches == 1 else f"{info.num_micro_batches} micro-batches"
     return (
-        f"{info.label}, step {info.step}, {seconds_text(info.end_ms / 1e3)}: {parts} through "
-        f"{plural(info.num_stages, 'stage')} on {plural(len(info.ranks), 'rank')}. Ranks are idle for "
-        f"{info.bubble:.0%} of the time{ideal}."
+        f"{info.label}, step {info.step}: {parts} through {plural(info.num_stages, 'stage')} on "
+        f"{plural(len(info.ranks), 'rank')} {verb} {seconds_text(info.end_ms / 1e3)}, and ranks wait "
+        f"{info.bubble:.0%} of it{usual}.{alone}{_gap(info)}"
     )
+
+
+def _gap(info: GanttInfo) -> str:
+    """Return a sentence on the kind of operation whose predicted and measured time differ most; empty without one."""
+    if not info.predicted:
+        return ""
+    gaps = {
+        op: (_mean_ms(info.predicted, op), _mean_ms(info.ops, op))
+        for op in {each.op for each in info.ops} & {each.op for each in info.predicted}
+    }
+    op = max(gaps, key=lambda op: abs(gaps[op][0] - gaps[op][1]))
+    predicted, measured = (seconds_text(value / 1e3) for value in gaps[op])
+    name = OP_NAMES.get(op, op)
+    return f" Lighter: predicted. Largest gap: a {name} pass, {predicted} predicted and {measured} measured."
+
+
+def _mean_ms(ops: Sequence[GanttOp], op: str) -> float:
+    return fmean(each.duration_ms for each in ops if each.op == op)
 
 
 def gantt_title(info: GanttInfo) -> str:
-    """Return the title of the chart: schedule, step and bubble."""
-    ideal = "" if info.ideal is None else f", {info.ideal:.0%} with equal stages"
-    return f"<b>{safe(info.schedule or 'pipeline')}</b>, step {info.step}: bubble {info.bubble:.0%} measured{ideal}"
+    """Return the title of the chart: schedule, step, waiting and bubble."""
+    ideal = "" if info.ideal is None else f", the bubble alone is {info.ideal:.0%}"
+    return (
+        f"<b>{safe(info.schedule or 'pipeline')}</b>, step {info.step}: ranks wait {info.bubble:.0%}{ideal}"
+    )
 
 
 def draw_gantt(info: GanttInfo) -> go.Figure:
-    """Draw the figure for `info`."""
+    """Draw one row per rank, with one bar per operation."""
     figure = go.Figure(bars(info, lambda places: _measured_hover(info, places)))
+    figure.add_traces(_ghosts(info))
+    end_ms = max([info.end_ms, *(op.start_ms + op.duration_ms for op in info.predicted)])
     figure.update_layout(
-        xaxis=theme.axis("milliseconds", range=[0, info.end_ms * 1.005 or 1]),
+        xaxis=theme.axis("milliseconds", range=[0, end_ms * 1.005 or 1]),
         yaxis=rank_axis(info.ranks),
         annotations=[theme.note(gantt_title(info), x=0, y=1) | {"yshift": 4}] if info.ops else [],
         uniformtext={"minsize": 9, "mode": "hide"},
@@ -151,6 +229,17 @@ def draw_gantt(info: GanttInfo) -> go.Figure:
         figure, height=116 + ROW_PX * len(info.ranks), barmode="overlay", margin={"l": 8, "r": 12, "t": 62, "b": 8},
         legend=theme.LEGEND_ABOVE,
     )  # fmt: skip
+
+
+def _ghosts(info: GanttInfo) -> list[dict[str, Any]]:
+    """Return thin, lighter bars below those of each rank, for the predicted operations."""
+    ghost = info._replace(ops=info.predicted, predicted=())
+    shown = bars(ghost, lambda places: _measured_hover(ghost, places), with_text=False)
+    for bar in shown:
+        bar |= {"y": [rank + 0.47 for rank in bar["y"]], "width": 0.12, "opacity": 0.5, "showlegend": False}
+        bar |= {"name": f"predicted {bar['name']}", "text": None}
+        bar["hovertext"] = [f"{text}<br>predicted" for text in bar["hovertext"]]
+    return [*shown, theme.ghost_key()] if shown else []
 
 
 def rank_axis(ranks: Sequence[str]) -> dict[str, Any]:
@@ -195,17 +284,8 @@ def _group(own: Sequence[GanttOp], turns: int, with_text: bool) -> dict[str, Any
         "insidetextanchor": "middle",
         "textangle": 0,
         "textfont": {"color": theme.ink_on(colour), "size": 11},
-        "marker": {
-            "color": colour,
-            "line": {"width": 0.6, "color": "rgba(255,255,255,0.75)"},
-            "pattern": {
-                "shape": look.pattern,
-                "fillmode": "overlay",
-                "fgcolor": "rgba(255,255,255,0.5)",
-                "size": 7,
-                "solidity": 0.14,
-            },
-        },
+        "marker": theme.striped(look, white=0.5, fillmode="overlay", size=7, solidity=0.14)
+        | {"color": colour, "line": {"width": 0.6, "color": "rgba(255,255,255,0.75)"}},
     }
 
 

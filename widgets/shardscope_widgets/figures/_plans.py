@@ -4,22 +4,49 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from math import ceil, floor, log10
+from math import log10
 from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from shardscope.prediction.planner import REASONS, Plans, short
-from shardscope.spec.pipeline_schedule import PipelineSchedule
+from shardscope.prediction.planner.explain import seconds
+from shardscope.prediction.planner.table import budget_of, days_text, dollars_text
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures.theme import RunStyle
-from shardscope_widgets.words import safe, seconds_text, three_digits
+from shardscope_widgets.words import count_text, safe, three_digits
 
 Spec = dict[str, Any]
 GIB = 2**30
-PIPELINE_COLOURS = ("#f2c14e", "#e58a3c", "#cf5b4f", "#a34a86", "#6f55b5", "#3f6fc4", "#2f93b8", "#1f9f8a")
-"""Colours by logarithm of the pipeline degree; they also differ in brightness, and hover text gives the degree."""
+STAGE_LOOKS = (
+    ("#f2d13c", "circle"), ("#9fcf45", "square"), ("#4fb96d", "diamond"), ("#1f9e89", "triangle-up"),
+    ("#2b7f9e", "cross"), ("#4a63b0", "x"), ("#7a4bb0", "star"), ("#a3369a", "triangle-down"),
+)  # fmt: skip
+"""Colour and symbol by logarithm of the pipeline degree; the symbol alone tells it."""
+NEAR = 0.01
+"""Distance of the fastest layout from the left end of the axis: the axis of `_place` is logarithmic beyond it."""
+_TICKS = (0, 0.03, 0.1, 0.3, 1, 3, 9)
+REASON_NAMES = {
+    "devices": "degrees do not divide the devices",
+    "data": "replicas not among those allowed",
+    "heads": "tensor does not divide the heads",
+    "kv-heads": "tensor and key-value heads do not divide",
+    "ffn": "tensor does not divide the feed-forward layer",
+    "layers": "more stages than layers",
+    "sequence": "context does not divide the sequence",
+    "experts": "expert degree does not divide",
+    "batch": "replicas do not divide the batch",
+    "micro-batch": "micro-batch does not divide the batch",
+    "schedule": "schedule needs other sizes",
+    "no pipeline": "same as another: no pipeline to schedule",
+    "sequence-parallel": "no sequence parallelism possible",
+    "no replicas": "same as another: nothing to shard over",
+    "no recomputation": "same as another: nothing to recompute",
+    "does not fit": "does not fit in memory",
+    "beaten": "slower and larger than the plans kept",
+}
+"""Reasons of the planner as labels of the bars."""
 TIME_LOOKS = {
     "compute": RunStyle("#2a6fb5"),
     "recompute": RunStyle("#88b9d8", pattern="."),
@@ -37,8 +64,8 @@ TIME_NAMES = {
     "tensor_comm": "tensor collectives",
     "context_comm": "context collectives",
     "expert_comm": "expert all-to-all",
-    "pipeline_comm": "stage to stage",
-    "data_comm": "gradients and gathering",
+    "pipeline_comm": "pipeline transfers",
+    "data_comm": "gradient reduction and gathering",
     "recompute": "recomputation",
 }
 KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers")
@@ -48,7 +75,7 @@ class PlanPoint(NamedTuple):
     """One layout in the scatter plot."""
 
     kept: int
-    """Index of the layout among the rows that the search kept."""
+    """Index of the layout among those that the search kept."""
     time_s: float
     headroom_gib: float
     pipeline: int
@@ -57,7 +84,7 @@ class PlanPoint(NamedTuple):
 
 
 class PlansInfo(NamedTuple):
-    """Data of the scatter plot."""
+    """Layouts in the scatter plot, and those of them that form the Pareto front."""
 
     points: tuple[PlanPoint, ...]
     front: tuple[int, ...]
@@ -66,7 +93,7 @@ class PlansInfo(NamedTuple):
 
 
 class TermsInfo(NamedTuple):
-    """Breakdown of several plans: seconds per step by part, and GiB per device by kind of memory."""
+    """Breakdown of several plans: seconds per step by part, and GiB per device by type of memory."""
 
     names: tuple[str, ...]
     seconds: tuple[Mapping[str, float], ...]
@@ -75,7 +102,7 @@ class TermsInfo(NamedTuple):
 
 
 def plans_info(plans: Plans, *, most: int = 600) -> PlansInfo:
-    """Return the whole Pareto front and the best of the other kept layouts, at most `most` points in total."""
+    """Return the whole Pareto front and the best of the other kept layouts, up to `most` points in total."""
     front = plans.front_rows.tolist()
     others = [row for row in plans.order.tolist() if row not in set(front)][: max(0, most - len(front))]
     rows = [plans.row(kept, rank=1) for kept in [*front, *others]]
@@ -109,47 +136,81 @@ def terms_info(plans: Plans, ranks: Sequence[int]) -> TermsInfo:
     )
 
 
-def plans_text(plans: Plans) -> str:
-    """Describe the result of the search in words."""
+def plans_text(plans: Plans, *, tokens: float | None = None) -> str:
+    """Return sentences on the number of valid layouts and on the best plan, or on why there is none.
+
+    Args:
+        plans: Result of the search.
+        tokens: Number of tokens to train on; adds a sentence on the time and the cost of the whole training.
+    """
     if not len(plans):
         return plans.problem
     best, fits = plans[0], plans.valid - plans.rejected.get("does not fit", 0)
-    dollars = "" if best.dollars is None else f", ${three_digits(best.dollars)} per step"
+    low, high = map(seconds, plans.setting.calibration.interval(best.time_s))
+    held, capacity = best.memory_bytes / GIB, (best.memory_bytes + best.headroom_bytes) / GIB
+    devices = plans.setting.cluster.num_devices
+    dollars = "" if best.dollars is None else f", {dollars_text(best.dollars)} a step"
     return (
-        f"{plans.valid:,} layouts are valid on {plans.setting.cluster.num_devices:,} devices and {fits:,} of them fit. "
-        f"The best by this measure takes {seconds_text(best.time_s)} per step{dollars} and leaves "
-        f"{best.headroom_bytes / GIB:.1f} GiB free: {short(best.layout)}."
+        f"{fits:,} of {plans.valid:,} valid layouts fit on {devices:,} devices. The best needs {held:.1f} of "
+        f"{capacity:.1f} GiB and takes {seconds(best.time_s)} per step ({low} to {high}), MFU {best.mfu:.0%}"
+        f"{dollars}: {short(best.layout)}. {_step_size(plans)}{_whole(plans, tokens)}"
     )
+
+
+def _step_size(plans: Plans) -> str:
+    batch, seq = plans.global_batch, plans.setting.model.seq
+    return f"A step is {batch:,} sequences of {seq:,} tokens ({count_text(batch * seq)} tokens)."
+
+
+def _whole(plans: Plans, tokens: float | None) -> str:
+    if not tokens:
+        return ""
+    whole = budget_of(plans, plans[0], tokens)
+    cost = "" if whole.dollars is None else f" and cost {dollars_text(whole.dollars)}"
+    return f" {count_text(tokens)} tokens take {days_text(whole.days)}{cost}."
 
 
 def scatter(info: PlansInfo) -> Spec:
     """Return the scatter plot of `info` with its Pareto front as Plotly JSON.
 
-    The time axis ends at four times the fastest time. Add `rings` to mark plans.
+    The time axis ends at four times the fastest time, and is stretched towards it. Add `rings` to mark plans.
     """
     times = [point.time_s for point in info.points] or [1.0]
-    view = [log10(min(times) / 1.03), log10(max(1.1 * min(times), min(1.05 * max(times), 4 * min(times))))]
+    fastest, slowest = min(times), min(max(1.05 * max(times), 1.1 * min(times)), 4 * min(times))
+    view = [log10(0.7 * NEAR), log10(1.1 * _place(slowest, fastest))]
     layout = _scatter_layout()
-    layout = layout | {"xaxis": layout["xaxis"] | {"range": view, "autorange": False, **_ticks(view)}}
+    layout = layout | {"xaxis": layout["xaxis"] | {"range": view, "autorange": False, **_ticks(fastest)}}
     return {
         "data": [_front(info), *(_dots(info, degree) for degree in _degrees(info))],
         "layout": layout,
     }
 
 
-def _ticks(view: list[float]) -> dict[str, Any]:
-    """Return tick settings of a logarithmic axis, at round values."""
-    decades = range(floor(view[0]), ceil(view[1]) + 1)
-    values = [step * 10.0**decade for decade in decades for step in (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 7)]
-    seen = [value for value in values if view[0] <= log10(value) <= view[1]]
-    return {"tickvals": seen, "ticktext": [f"{value:g}" for value in seen]}
+def _place(time_s: float, fastest: float) -> float:
+    """Return the place of a step time on the axis, whose logarithm is drawn: how much slower than the fastest it is."""
+    return time_s / fastest - 1 + NEAR
+
+
+def _fastest(info: PlansInfo) -> float:
+    return min((point.time_s for point in info.points), default=1.0)
+
+
+def _ticks(fastest: float) -> dict[str, Any]:
+    """Return tick settings of the time axis: step times at round distances from the fastest."""
+    unit, name = (60.0, "min") if fastest >= 600 else (1.0, "s") if fastest >= 1 else (1e-3, "ms")
+    texts = [
+        f"{three_digits(fastest * (1 + excess) / unit)} {name}<br>{f'+{excess:.0%}' if excess else 'fastest'}"
+        for excess in _TICKS
+    ]
+    return {"tickvals": [excess + NEAR for excess in _TICKS], "ticktext": texts, "tickangle": 0}
 
 
 def rings(info: PlansInfo, *, best: int | None = None, chosen: int | None = None) -> list[dict[str, Any]]:
     """Return rings around the best and the chosen layout; `best` and `chosen` are indices among the kept rows."""
     points = {point.kept: point for point in info.points}
     marks = ((best, "star-open", "best"), (chosen, "circle-open", "chosen"))
-    return [_ring(points[kept], symbol, name) for kept, symbol, name in marks if kept in points]
+    fastest = _fastest(info)
+    return [_ring(points[kept], symbol, name, fastest) for kept, symbol, name in marks if kept in points]
 
 
 def _degrees(info: PlansInfo) -> list[int]:
@@ -157,21 +218,22 @@ def _degrees(info: PlansInfo) -> list[int]:
 
 
 def _front(info: PlansInfo) -> dict[str, Any]:
-    path = [info.points[place] for place in info.front]
+    path, fastest = [info.points[place] for place in info.front], _fastest(info)
     return {
-        "type": "scatter", "x": [point.time_s for point in path], "y": [point.headroom_gib for point in path],
+        "type": "scatter", "x": [_place(point.time_s, fastest) for point in path],
+        "y": [point.headroom_gib for point in path],
         "mode": "lines", "line": {"color": theme.GREY, "width": 1.2, "shape": "hv", "dash": "dot"},
-        "hoverinfo": "skip", "name": "front",
+        "hoverinfo": "skip", "name": "Pareto front",
     }  # fmt: skip
 
 
 @cache
 def _scatter_layout() -> dict[str, Any]:
-    figure = theme.style(go.Figure(), height=390, margin={"l": 8, "r": 12, "t": 14, "b": 8})
+    figure = theme.style(go.Figure(), height=410, margin={"l": 8, "r": 12, "t": 52, "b": 8})
     figure.update_layout(
-        xaxis=theme.axis("seconds per step (logarithmic)", type="log"),
-        yaxis=theme.axis("free GiB on the fullest device"),
-        legend={"orientation": "v", "x": 1.01, "y": 1, "yanchor": "top", "itemsizing": "constant"},
+        xaxis=theme.axis("step time, and how much longer than the fastest (logarithmic)", type="log"),
+        yaxis=theme.axis("memory free on the fullest device, GiB"),
+        legend=theme.LEGEND_ABOVE | {"itemsizing": "constant"},
     )  # fmt: skip
     return dict(figure.to_plotly_json()["layout"])
 
@@ -179,16 +241,17 @@ def _scatter_layout() -> dict[str, Any]:
 def _dots(info: PlansInfo, degree: int) -> dict[str, Any]:
     points = [point for point in info.points if point.pipeline == degree]
     cheapest = min((point.dollars for point in info.points if point.dollars), default=1.0)
-    on_front = {info.points[place].kept for place in info.front}
-    colour = PIPELINE_COLOURS[min(degree.bit_length() - 1, len(PIPELINE_COLOURS) - 1)]
+    on_front, fastest = {info.points[place].kept for place in info.front}, _fastest(info)
+    colour, symbol = STAGE_LOOKS[min(degree.bit_length() - 1, len(STAGE_LOOKS) - 1)]
     return {
-        "type": "scatter", "x": [point.time_s for point in points], "y": [point.headroom_gib for point in points],
+        "type": "scatter", "x": [_place(point.time_s, fastest) for point in points],
+        "y": [point.headroom_gib for point in points],
         "mode": "markers", "name": f"{degree} stage{'s' * (degree > 1)}",
         "marker": {
-            "color": colour,
+            "color": colour, "symbol": symbol,
             "size": [_size(point, cheapest) for point in points],
-            "opacity": [1.0 if point.kept in on_front else 0.6 for point in points],
-            "line": {"width": [1.2 if point.kept in on_front else 0 for point in points], "color": theme.GREY},
+            "opacity": [1.0 if point.kept in on_front else 0.65 for point in points],
+            "line": {"width": [1.4 if point.kept in on_front else 0.4 for point in points], "color": theme.GREY},
         },
         "customdata": [point.kept for point in points],
         "text": [_hover(point) for point in points], "hovertemplate": "%{text}<extra></extra>",
@@ -200,20 +263,19 @@ def _size(point: PlanPoint, cheapest: float) -> float:
 
 
 def _hover(point: PlanPoint) -> str:
-    dollars = "" if point.dollars is None else f", ${three_digits(point.dollars)}"
+    dollars = "" if point.dollars is None else f", {dollars_text(point.dollars)}"
     label = "<br>".join(_lines(point.label.split(" · "), 4))
-    return (
-        f"<b>{seconds_text(point.time_s)}</b> per step{dollars}, {point.headroom_gib:.1f} GiB free<br>{label}"
-    )
+    return f"<b>{seconds(point.time_s)}</b> per step{dollars}, {point.headroom_gib:.1f} GiB free<br>{label}"
 
 
 def _lines(parts: list[str], width: int) -> list[str]:
     return [safe(" · ".join(parts[at : at + width])) for at in range(0, len(parts), width)]
 
 
-def _ring(point: PlanPoint, symbol: str, name: str) -> dict[str, Any]:
+def _ring(point: PlanPoint, symbol: str, name: str, fastest: float) -> dict[str, Any]:
     return {
-        "type": "scatter", "x": [point.time_s], "y": [point.headroom_gib], "mode": "markers", "name": name,
+        "type": "scatter", "x": [_place(point.time_s, fastest)], "y": [point.headroom_gib],
+        "mode": "markers", "name": name,
         "hoverinfo": "skip", "marker": {"symbol": symbol, "size": 20, "color": "#c5372c", "line": {"width": 2.4}},
     }  # fmt: skip
 
@@ -237,18 +299,14 @@ def terms(info: TermsInfo) -> Spec:
         _stack("2", kind, [each[kind] for each in info.gib], info.names, theme.MEMORY_LOOKS[kind], "GiB")
         for kind in KINDS
     ]
-    line = {
-        "type": "line", "xref": "x2", "yref": "paper", "x0": info.capacity_gib, "x1": info.capacity_gib,
-        "y0": 0, "y1": 1, "line": {"color": "#c5372c", "width": 1.6, "dash": "dash"},
-    }  # fmt: skip
     layout, height = _terms_layout(), 174 + 44 * len(info.names)
-    title, text = layout["xaxis2"]["title"], f"GiB per device; dashed: capacity, {info.capacity_gib:.0f}"
+    title, text = layout["xaxis2"]["title"], f"GiB per device (capacity {info.capacity_gib:.0f})"
     return {
         "data": data,
         "layout": layout
         | {
             "height": height,
-            "shapes": [line],
+            "shapes": [theme.rule("#c5372c", x=info.capacity_gib, axis="2", along="y2 domain")],
             "xaxis2": layout["xaxis2"] | {"title": title | {"text": text}},
         },
     }
@@ -281,7 +339,7 @@ def _stack(  # noqa: PLR0917
         "type": "bar", "orientation": "h", "x": values, "y": list(rows), "name": name,
         "xaxis": f"x{axis}", "yaxis": f"y{axis}", "hovertemplate": f"{name}: %{{x:.3g}} {unit}<extra>%{{y}}</extra>",
         "legend": f"legend{axis}",
-        "marker": {"color": look.colour, "pattern": {"shape": look.pattern, "fgcolor": "rgba(255,255,255,.55)"}},
+        "marker": theme.striped(look),
     }  # fmt: skip
 
 
@@ -299,7 +357,8 @@ def rejected(counts: Mapping[str, int]) -> Spec:
     """Return bars with the number of rejected combinations by reason, on a logarithmic axis, as Plotly JSON."""
     names = list(counts)
     bars = {
-        "type": "bar", "orientation": "h", "x": [counts[name] for name in names], "y": names,
+        "type": "bar", "orientation": "h", "x": [counts[name] for name in names],
+        "y": [f"{REASON_NAMES[name]} " for name in names],
         "marker": {"color": [_REASON_COLOURS.get(name, theme.GREY) for name in names]},
         "text": [f"{counts[name]:,}" for name in names], "textposition": "outside", "cliponaxis": False,
         "customdata": [REASONS[name] for name in names], "hovertemplate": "%{x:,}: %{customdata}<extra></extra>",
@@ -311,7 +370,7 @@ def rejected(counts: Mapping[str, int]) -> Spec:
 def _rejected_layout() -> dict[str, Any]:
     figure = theme.style(go.Figure(), height=60, margin={"l": 8, "r": 80, "t": 8, "b": 8}, showlegend=False)
     figure.update_layout(
-        xaxis=theme.axis("combinations (logarithmic)", type="log"),
+        xaxis=theme.axis("layouts rejected for this reason (logarithmic)", type="log", dtick=1),
         yaxis={"autorange": "reversed", "showgrid": False, "automargin": True},
     )
     return dict(figure.to_plotly_json()["layout"])
@@ -323,34 +382,3 @@ _REASON_COLOURS = {"does not fit": "#c5372c", "beaten": "#2a86d1"}
 def plan_rejections(found: Plans) -> go.Figure:
     """Draw the number of rejected combinations by reason."""
     return go.Figure(rejected(found.rejected))
-
-
-def table_rows(found: Plans, count: int = 15) -> tuple[list[str], list[list[str]]]:
-    """Return header and cells of the first `count` plans as a table, without columns that are empty in all of them."""
-    header = ("", "step", "tokens/s", "$ / step", "GiB free", "dp", "tp", "pp", "cp", "ep", "ZeRO", "schedule",
-              "micro", "recompute", "offload", "compression")  # fmt: skip
-    rows = [_cells(found, place) for place in range(min(count, len(found)))]
-    told = [place for place in range(len(header)) if any(row[place] for row in rows)]
-    return [header[place] for place in told], [[row[place] for place in told] for row in rows]
-
-
-def _cells(found: Plans, place: int) -> list[str]:
-    plan = found[place]
-    layout = plan.layout
-    zero = f"{layout.zero} over {layout.shard}" if layout.shard else str(layout.zero)
-    schedule: str = "" if layout.pipeline == 1 else layout.schedule
-    if schedule and PipelineSchedule(layout.schedule).most_stages is None:
-        schedule = f"{schedule} ×{layout.virtual_stages}"
-    dollars = "" if plan.dollars is None else three_digits(plan.dollars)
-    cells = [
-        plan.rank, _seconds(plan.time_s), f"{plan.tokens_per_s:,.0f}", dollars, f"{plan.headroom_bytes / GIB:.1f}",
-        layout.data, f"{layout.tensor}{' sp' * layout.sequence_parallel}", layout.pipeline, layout.context,
-        layout.expert if found.setting.model.mixture else "", zero, schedule,
-        layout.micro_batch, layout.recompute, layout.offload, layout.axis("compression"),
-    ]  # fmt: skip
-    return ["" if cell == "none" else str(cell) for cell in cells]
-
-
-def _seconds(value: float) -> str:
-    """Format seconds with four significant digits, so that adjacent rows of the table differ."""
-    return f"{value:.4g} s" if value >= 1 else f"{1e3 * value:.4g} ms"

@@ -1,4 +1,4 @@
-"""A bar chart of a run next to its prediction: bytes by collective, memory by kind, step time by part."""
+"""A bar chart of a run next to its prediction: bytes by collective, memory by type, step time by part."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import plotly.graph_objects as go
 
 from shardscope.analytic.show import suitable_unit
-from shardscope.measure.compare.view import HEADINGS, error_text, value_text
+from shardscope.measure.compare.view import error_text, heading_of, value_text
 from shardscope_widgets.figures import theme
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def compared_info(comparison: Comparison) -> ComparedInfo:
     Message counts, sums and the times of single collectives are only in the table.
     """
     found = {group: [row for row in comparison.rows if row.group == group] for group in _GROUPS}
-    panels = [_panel(comparison.columns, kept) for rows in found.values() if (kept := _kept(rows))]
+    panels = [_panel(comparison, kept) for rows in found.values() if (kept := _kept(rows))]
     return ComparedInfo(comparison.label, tuple(panels))
 
 
@@ -58,12 +58,12 @@ def _kept(rows: list[ComparedTerm]) -> list[ComparedTerm]:
     return [row for row in rows if row.part_of is None and row.term != "all collectives"]
 
 
-def _panel(columns: tuple[str, ...], rows: list[ComparedTerm]) -> ComparedPanel:
-    by_column = {name: [getattr(row, name) for row in rows] for name in columns}
+def _panel(comparison: Comparison, rows: list[ComparedTerm]) -> ComparedPanel:
+    by_column = {name: [getattr(row, name) for row in rows] for name in comparison.columns}
     largest = max(value or 0.0 for values in by_column.values() for value in values)
     size, unit = suitable_unit(largest, rows[0].unit)
     return ComparedPanel(
-        HEADINGS[rows[0].group],
+        heading_of(rows[0].group, comparison.per),
         unit,
         tuple(row.term for row in rows),
         {name: tuple((value or 0.0) / size for value in values) for name, values in by_column.items()},
@@ -93,7 +93,9 @@ def _add_panel(figure: go.Figure, panel: ComparedPanel, number: int, ends: list[
     suffix = "" if number == 1 else str(number)
     for name, values in panel.values.items():
         figure.add_trace(_bars(panel, name, values, suffix, is_first=number == 1))
-    x_axis = theme.axis(anchor=f"y{suffix}", ticksuffix=f" {panel.unit}", rangemode="tozero", nticks=6)
+    x_axis = theme.axis(
+        anchor=f"y{suffix}", ticksuffix=f" {panel.unit}", rangemode="tozero", nticks=5, tickangle=0
+    )
     y_axis = theme.axis(
         anchor=f"x{suffix}",
         domain=ends,
@@ -126,15 +128,7 @@ def _bars(
         "name": name,
         "legendgroup": name,
         "showlegend": is_first,
-        "marker": {
-            "color": look.colour,
-            "pattern": {
-                "shape": look.pattern,
-                "fgcolor": "rgba(255,255,255,0.55)",
-                "size": 5,
-                "solidity": 0.25,
-            },
-        },
+        "marker": theme.striped(look, size=5, solidity=0.25),
         "customdata": list(panel.hover[name]),
         "hovertemplate": f"%{{y}}, {name}: %{{customdata}}<extra></extra>",
     }

@@ -34,7 +34,7 @@ class StepFunction(NamedTuple):
 
 
 class ScheduleInfo(NamedTuple):
-    """Data of the figure.
+    """Operations, activations held and idle ranks of a predicted schedule.
 
     `held` and `peak` are the activations held by each rank, in micro-batches. `idle_ms` is the idle time of each rank
     and `waiting` the number of idle ranks over time.
@@ -42,7 +42,7 @@ class ScheduleInfo(NamedTuple):
 
     gantt: GanttInfo
     waits: tuple[tuple[str, float], ...]
-    """For each operation: text with stage, rank and dependency, and the milliseconds that its rank was idle before."""
+    """For each operation: text with stage, rank and dependency, and how long its rank was idle before it, in ms."""
     held: tuple[StepFunction, ...]
     peak: tuple[float, ...]
     idle_ms: tuple[float, ...]
@@ -50,7 +50,7 @@ class ScheduleInfo(NamedTuple):
 
 
 def schedule_info(timeline: Timeline, *, schedule: str, freed_by_input: float = 0.0) -> ScheduleInfo:
-    """Compute the data of the figure from a timeline in milliseconds.
+    """Return the operations, activations held and idle ranks of a predicted schedule.
 
     Args:
         timeline: A timeline from `analytic.schedules`, with times in milliseconds.
@@ -140,7 +140,7 @@ def _waiting(timeline: Timeline) -> StepFunction:
 
 
 def schedule_text(info: ScheduleInfo) -> str:
-    """Describe the figure in words."""
+    """Return sentences on the predicted step time, the idle time and the activations held."""
     gantt, most = info.gantt, max(info.idle_ms)
     parts = "1 micro-batch" if gantt.num_micro_batches == 1 else f"{gantt.num_micro_batches} micro-batches"
     waits = (
@@ -198,7 +198,7 @@ def _told(info: ScheduleInfo, places: Sequence[int]) -> dict[str, Any]:
         "hovertext": [info.waits[place][0] for place in places],
         "customdata": [info.waits[place][1] for place in places],
         "hovertemplate": f"<b>{name}</b> of micro-batch %{{text}}, %{{base:.2~f}} to %{{x:.2~f}} ms<br>"
-        "%{hovertext}<br>its rank waited %{customdata:.2~f} ms<extra></extra>",
+        "%{hovertext}<br>before it, its rank was idle for %{customdata:.2~f} ms<extra></extra>",
     }
 
 
@@ -207,7 +207,7 @@ def _held_trace(rank: int, line: StepFunction, info: ScheduleInfo) -> dict[str, 
         "type": "scatter", "mode": "lines", "x": line.at_ms, "y": line.value, "yaxis": "y2", "showlegend": False,
         "line": {
             "shape": "hv", "width": 1.8, "color": RANK_COLOURS[rank % len(RANK_COLOURS)],
-            "dash": theme.DASHES[rank // len(RANK_COLOURS) % len(theme.DASHES)],
+            "dash": theme.DASHES[rank % len(theme.DASHES)],
         },
         "name": f"rank {rank}", "hovertemplate": f"rank {rank} holds %{{y}}, at most {three_digits(info.peak[rank])}"
         "<extra></extra>",

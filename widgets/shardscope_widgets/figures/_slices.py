@@ -25,7 +25,7 @@ class Slice(NamedTuple):
 
     name: str
     kind: str
-    """``log``, ``linear`` or ``category``."""
+    """Type of the x-axis: ``log``, ``linear`` or ``category``."""
     values: tuple[Value, ...]
     """Values on a categorical axis, in order; empty for other kinds of axis."""
     points: tuple[tuple[Value, float, int, bool], ...]
@@ -68,7 +68,7 @@ def _kind(parameter: Choices | Between | PowersOfTwo) -> tuple[str, tuple[Value,
 
 
 def slices_text(info: SlicesInfo) -> str:
-    """Describe the figure in words."""
+    """Return a sentence that states what the plots show."""
     if not info.slices:
         return "A slice appears with the first complete trial."
     return f"{plural(len(info.slices), 'setting')}, {title_of(info.objective)} on the y-axis; green: on the front."

@@ -1,6 +1,6 @@
 """Horizontal stacked bars, one per rank, with runs one below the other under headings.
 
-Used for memory by kind and for bytes by rank.
+Used for memory by type and for bytes by rank.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ROOMY = 30
 
 
 class StackBar(NamedTuple):
-    """The bar of one rank: its name, and the bytes in each layer."""
+    """The bar of one rank: its name, and the bytes in each layer of the stack."""
 
     name: str
     sizes: tuple[int, ...]
@@ -32,10 +32,11 @@ class StackBar(NamedTuple):
 
 
 class Group(NamedTuple):
-    """The bars of one run's ranks."""
+    """The bars of one run's ranks, and the predicted bars, which are drawn lighter below them; empty if unknown."""
 
     label: str
     bars: tuple[StackBar, ...]
+    predicted: tuple[StackBar, ...] = ()
 
     @property
     def most(self) -> int:
@@ -59,17 +60,20 @@ def draw_stacks(
     """
     rows, headings = _rows(groups)
     figure = go.Figure([_layer(index, name, look, rows) for index, (name, look) in enumerate(layers)])
+    figure.add_traces(_ghosts(groups, rows, layers))
     figure.add_trace(_totals(rows))
-    most = max([line[0] if line else 0, *(bar.total for _, bar in rows)], default=0)
+    most = max(
+        [line[0] if line else 0, *(bar.total for g in groups for bar in (*g.bars, *g.predicted))], default=0
+    )
     lowest = max((place for place, _ in rows), default=0) + 0.6
     figure.update_layout(
-        xaxis=theme.axis(tickformat="~s", ticksuffix="B", range=[0, 1.14 * most or 1], nticks=7),
+        xaxis=theme.axis(tickformat="~s", ticksuffix="B", range=[0, 1.2 * most or 1], nticks=6, tickangle=0),
         yaxis=theme.axis(
             tickvals=[place for place, _ in rows], ticktext=[f"{bar.name} " for _, bar in rows],
             range=[lowest, -0.6], showgrid=False, fixedrange=True,
         ),
         annotations=[*headings, *([_note(line)] if line else [])],
-        shapes=[_mark(line)] if line else [],
+        shapes=[theme.rule(theme.GREY, x=line[0])] if line else [],
     )  # fmt: skip
     row_px = max(_FEWEST_PX, min(_ROW_PX, _ROW_PX * _ROOMY / (lowest + 0.6)))
     return theme.style(
@@ -92,6 +96,22 @@ def _rows(groups: Sequence[Group]) -> tuple[list[Row], list[dict[str, Any]]]:
     return rows, headings
 
 
+def _ghosts(
+    groups: Sequence[Group], rows: Sequence[Row], layers: Sequence[tuple[str, RunStyle]]
+) -> list[Any]:
+    """Return a thin, lighter bar below each bar of a rank that has a predicted one."""
+    places = iter(place for place, _ in rows)
+    paired = [(group, rank, next(places)) for group in groups for rank in range(len(group.bars))]
+    thin = [
+        (place + 0.44, group.predicted[rank]) for group, rank, place in paired if rank < len(group.predicted)
+    ]
+    bars = [_layer(index, name, look, thin) for index, (name, look) in enumerate(layers)] if thin else []
+    for bar, (name, _) in zip(bars, layers, strict=False):
+        hover = f"<b>predicted {name}</b>, %{{customdata[1]}}<br>%{{customdata[0]}}<extra></extra>"
+        bar.update(width=0.16, opacity=0.5, showlegend=False, name=f"predicted {name}", hovertemplate=hover)
+    return [*bars, theme.ghost_key()] if thin else []
+
+
 def _layer(index: int, name: str, look: RunStyle, rows: Sequence[Row]) -> go.Bar:
     return go.Bar(
         x=[bar.sizes[index] for _, bar in rows],
@@ -99,16 +119,7 @@ def _layer(index: int, name: str, look: RunStyle, rows: Sequence[Row]) -> go.Bar
         width=0.74,
         orientation="h",
         name=name,
-        marker={
-            "color": look.colour,
-            "line": {"width": 0},
-            "pattern": {
-                "shape": look.pattern,
-                "fgcolor": "rgba(255,255,255,0.6)",
-                "size": 5,
-                "solidity": 0.22,
-            },
-        },
+        marker=theme.striped(look, white=0.6, size=5, solidity=0.22) | {"line": {"width": 0}},
         customdata=[[bar.name, bytes_text(bar.sizes[index])] for _, bar in rows],
         hovertemplate=f"<b>{name}</b>, %{{customdata[1]}}<br>%{{customdata[0]}}<extra></extra>",
     )
@@ -125,11 +136,6 @@ def _totals(rows: Sequence[Row]) -> go.Scatter:
         showlegend=False,
         cliponaxis=False,
     )
-
-
-def _mark(line: tuple[int, str]) -> dict[str, Any]:
-    look = {"color": theme.GREY, "width": 1.6, "dash": "dash"}
-    return {"type": "line", "x0": line[0], "x1": line[0], "y0": 0, "y1": 1, "yref": "paper", "line": look}
 
 
 def _note(line: tuple[int, str]) -> dict[str, Any]:

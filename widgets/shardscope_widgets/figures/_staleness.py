@@ -23,7 +23,7 @@ _LEFT, _RIGHT = [0.0, 0.36], [0.45, 1.0]
 
 
 class StalenessInfo(NamedTuple):
-    """Data of the figure.
+    """Staleness of the gradients in all updates of one run.
 
     `counts` has (staleness, number of gradients) pairs. `over_time` has (seconds since the first update, largest
     staleness) pairs. `bound` is the staleness bound; None if there is none.
@@ -37,7 +37,7 @@ class StalenessInfo(NamedTuple):
 
     @property
     def is_telling(self) -> bool:
-        """Whether there is anything to show: updates, and a bound that permits stale gradients."""
+        """Whether any update was applied and the bound permits stale gradients, so that the figure is informative."""
         return self.num_updates > 0 and self.bound != 0
 
     @property
@@ -72,7 +72,7 @@ def _over_time(updates: list[Update]) -> tuple[tuple[float, int], ...]:
 
 
 def staleness_text(info: StalenessInfo) -> str:
-    """Describe the figure in words."""
+    """Return a sentence on the mean and the largest staleness."""
     if not info.num_updates:
         return "No server has applied an update yet."
     bound = "no bound" if info.bound is None else f"the bound {info.bound:g}"
@@ -125,10 +125,8 @@ def _whole(top: float) -> dict[str, Any]:
 def _bound_lines(info: StalenessInfo) -> list[dict[str, Any]]:
     if info.bound is None:
         return []
-    look = {"type": "line", "line": {"color": "#c5372c", "width": 1.6, "dash": "dash"}}
-    beside = {"x0": info.bound + 0.5, "x1": info.bound + 0.5, "y0": 0, "y1": 1, "yref": "y domain"}
-    above = {"y0": info.bound, "y1": info.bound, "yref": "y2", "x0": 0, "x1": 1, "xref": "x2 domain"}
-    return [look | beside, look | above]
+    beside = theme.rule("#c5372c", x=info.bound + 0.5, along="y domain")
+    return [beside, theme.rule("#c5372c", y=info.bound, axis="2", along="x2 domain")]
 
 
 def _bound_note(info: StalenessInfo) -> list[dict[str, Any]]:

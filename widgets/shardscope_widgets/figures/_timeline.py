@@ -60,7 +60,7 @@ class TimelineInfo(NamedTuple):
 def timeline_info(trace: Trace, *, last_step: int | None = None, num_steps: int = 2) -> TimelineInfo:
     """Return a window of at most `num_steps` consecutive steps with recorded spans.
 
-    It ends at `last_step`, or at the newest step by default.
+    The window ends at `last_step`, or at the newest step by default.
     """
     known = [step for step in trace.complete_span_steps() if last_step is None or step <= last_step]
     steps = tuple(_consecutive(known)[-num_steps:])
@@ -84,9 +84,9 @@ def timeline_info(trace: Trace, *, last_step: int | None = None, num_steps: int 
 
 
 def _consecutive(steps: Sequence[int]) -> Sequence[int]:
-    """Return the last run of consecutive steps.
+    """Return the last sequence of consecutive steps.
 
-    Later in a training run only some steps are recorded, and a gap between steps would look like idle time.
+    Later in a training run only some steps are recorded, and a gap between them would look like idle time.
     """
     first = len(steps) - 1
     while first > 0 and steps[first - 1] == steps[first] - 1:
@@ -139,16 +139,20 @@ def _shares(bars: Sequence[SpanBar], world_size: int, end: float) -> Shares:
 
 
 def timeline_text(info: TimelineInfo) -> str:
-    """Describe the timeline in words."""
+    """Return sentences on the fractions of the time in which a rank computes, communicates or waits, and is idle.
+
+    Communication includes waiting for the other rank to send or to receive. The fractions add up to 1.
+    """
     if not info.steps:
         return "No spans yet: they appear once the first step has finished."
-    parts = [f"{info.shares.compute:.0%} computing", f"{info.shares.communication:.0%} communicating"]
-    if info.shares.hidden > 0.005:
-        parts[1] += f" ({info.shares.hidden / info.shares.communication:.0%} of it hidden by compute)"
-    parts.append(f"{info.shares.idle:.0%} idle")
+    compute, idle = round(100 * info.shares.compute), round(100 * info.shares.idle)
+    parts = [f"{compute}% computing", f"{100 - compute - idle}% communicating or waiting", f"{idle}% idle"]
     which = f"step {info.steps[0]}" if len(info.steps) == 1 else f"steps {info.steps[0]} to {info.steps[-1]}"
     time = seconds_text(info.end_ms / 1e3)
-    return f"{info.label}, {which}, {time}: on average, a rank spends {listed(parts)}."
+    text = f"{info.label}, {which}, {time}: on average, a rank spends {listed(parts)}."
+    if info.shares.hidden > 0.005:
+        text += f" Computing includes {info.shares.hidden:.0%} in which it also communicates or waits."
+    return text
 
 
 def timeline_bars(info: TimelineInfo) -> list[dict[str, Any]]:
@@ -175,16 +179,7 @@ def _kind(name: str, bars: list[SpanBar], lanes: list[str]) -> dict[str, Any]:
         "y": places,
         "width": 0.8 if idle else height * 0.9,
         "name": name.replace("_", " "),
-        "marker": {
-            "color": look.colour,
-            "line": {"width": 0},
-            "pattern": {
-                "shape": look.pattern,
-                "fgcolor": "rgba(255,255,255,0.55)",
-                "size": 5,
-                "solidity": 0.22,
-            },
-        },
+        "marker": theme.striped(look, size=5, solidity=0.22) | {"line": {"width": 0}},
         "hovertext": [_hover(bar) for bar in bars],
         "hovertemplate": "%{hovertext}<extra></extra>",
         "showlegend": True,
@@ -200,18 +195,7 @@ def _hover(bar: SpanBar) -> str:
 
 def timeline_layout(info: TimelineInfo) -> dict[str, Any]:
     """Return the part of the layout that depends on the data: rows, step marks and time range."""
-    lines = [
-        {
-            "type": "line",
-            "x0": t,
-            "x1": t,
-            "y0": 0,
-            "y1": 1,
-            "yref": "paper",
-            "line": {"color": theme.AXIS, "width": 1, "dash": "dot"},
-        }
-        for t in info.starts_ms
-    ]
+    lines = [theme.rule(theme.AXIS, x=t, width=1, dash="dot") for t in info.starts_ms]
     labels = [
         theme.note(f"step {step}", x=t, y=1) | {"xref": "x", "font": {"size": 11, "color": theme.GREY}}
         for step, t in zip(info.steps, info.starts_ms, strict=True)
@@ -255,7 +239,7 @@ def empty(figure: go.Figure, kinds: int = MOST_KINDS) -> go.Figure:
 
 
 def draw(info: TimelineInfo) -> go.Figure:
-    """Draw the figure for `info`."""
+    """Draw one row per rank, with one bar per span."""
     bars = timeline_bars(info)
     figure = empty(go.Figure(), len(bars))
     for index, properties in enumerate(bars):

@@ -15,7 +15,7 @@ from shardscope_widgets.words import plural
 
 Spec = dict[str, Any]
 KINDS = {
-    "beaten": {"color": "rgba(127,132,141,0.6)", "width": 1},
+    "dominated": {"color": "rgba(127,132,141,0.6)", "width": 1},
     "pruned": {"color": PRUNED, "width": 1.2, "dash": "dot"},
     "on the front": {"color": LINE, "width": 1.8},
     "running": {"color": RUNNING, "width": 2.2},
@@ -33,7 +33,7 @@ class TrialCurve(NamedTuple):
 
 
 class TrialCurvesInfo(NamedTuple):
-    """Data of the plot."""
+    """Curves of the trials, and the quality that they show: ``loss`` or ``error``."""
 
     quality: str
     curves: tuple[TrialCurve, ...]
@@ -55,11 +55,11 @@ def _kind(trial: TrialInfo, chosen: int | None) -> str:
         return "chosen"
     if trial.state in {"running", "pruned"}:
         return trial.state
-    return "on the front" if trial.is_front else "beaten"
+    return "on the front" if trial.is_front else "dominated"
 
 
 def trial_curves_text(info: TrialCurvesInfo) -> str:
-    """Describe the plot in words."""
+    """Return a sentence that names the trial whose curve ends lowest."""
     ends = [(curve.points[-1][1], curve.number) for curve in info.curves if curve.points[-1][0] >= 1]
     if not ends:
         return "A trial's curve appears after its first evaluation."
@@ -80,7 +80,7 @@ def trial_curves_spec(info: TrialCurvesInfo) -> Spec:
         else {"type": "linear", "tickmode": "auto"}
     )
     data = [trace for trace in traces if trace["x"]]
-    empty = {} if data else theme.empty("A curve appears after a trial's first evaluation.")
+    empty = {} if data else theme.empty("A curve appears after<br>a trial's first evaluation.")
     return {"data": data, "layout": layout | {"yaxis": axis} | empty}
 
 

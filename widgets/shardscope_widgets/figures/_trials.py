@@ -23,7 +23,7 @@ TITLES = {
     "error": "validation error, fraction of wrong answers",
     "seconds": "seconds of training",
     "bytes": "bytes sent by all ranks",
-    "memory": "bytes on the fullest rank",
+    "memory": "peak memory of the fullest rank, bytes",
     "trial": "trials in order of start",
 }
 """Axis titles of the built-in objectives."""
@@ -33,20 +33,21 @@ ORDER = "trial"
 
 @dataclass(frozen=True)
 class TrialInfo:
-    """One trial.
+    """One trial of a study, as the figures show it.
 
     Attributes:
         state: State of the trial, as in `TrialRecord`.
         params: (name, value) of each setting, with the names and order of the search space.
         values: Known objective values by name. For a running trial, time and bytes are extrapolated from its first
             steps, and the quality is from its last evaluation.
-        best: Optimistic final quality of a running trial: its value if it improves from here as much as the best trial
-            did.
+        best: Optimistic final quality of a running trial, which assumes that it improves from here as much as the
+            complete trial that improved most.
         curve: (step, loss, fraction of wrong answers) at each evaluation on the validation split.
         steps: Number of planned steps; `done` is the number of steps taken so far.
         is_front: Whether it is Pareto-optimal among the complete trials, by more than the noise of measured times.
         is_by_noise: Whether it is Pareto-optimal only because of a time difference within the measurement noise.
-        note: Why the trial is missing from the plot, for example because its strategy cannot be projected.
+        note: Reason why the trial is missing from the plot, such as a strategy whose time on another link cannot be
+            predicted.
     """
 
     number: int
@@ -175,8 +176,8 @@ def quality_curve(trial: TrialInfo, quality: str) -> list[tuple[float, float]]:
 def optimistic(trial: TrialInfo, done: Sequence[TrialInfo], quality: str) -> float | None:
     """Return an optimistic estimate of a running trial's final quality, using the pruning rule.
 
-    The rule assumes that it improves from here as much as the trial that improved most. The result is None before its
-    first evaluation, and while there is no complete trial to compare with.
+    The rule assumes that the trial improves from here as much as the complete trial that improved most. The result is
+    None before the trial's first evaluation, and while there is no complete trial to compare with.
     """
     if quality not in QUALITIES:
         return None

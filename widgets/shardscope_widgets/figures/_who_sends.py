@@ -60,7 +60,7 @@ Steps = Iterator[tuple[str, list[Arrow], str]]
 
 
 def _ring() -> Steps:
-    for phase in ("add up", "spread"):
+    for phase in ("reduce-scatter", "all-gather"):
         for number in range(1, WORKERS):
             yield f"{phase}, {number} of {WORKERS - 1}", _RING, "S/8"
 
@@ -90,16 +90,16 @@ def _binary(shift: int = 0) -> list[Arrow]:
 def _pipelined() -> Steps:
     up = _binary()
     yield "first segments climb", [arrow for arrow in up if arrow[0] >= 3], "S/m"
-    yield "later ones follow", up, "S/m"
-    yield "up and down at once", up + [(b, a) for a, b in up], "S/m"
+    yield "later segments follow", up, "S/m"
+    yield "segments move up and down at once", up + [(b, a) for a, b in up], "S/m"
     yield "last segments come down", [(b, a) for a, b in up], "S/m"
 
 
 def _two_trees() -> Steps:
     one, other = _binary(), _binary(4)
     yield "first half climbs its tree", one, "S/2m"
-    yield "second half climbs another", other, "S/2m"
-    yield "both at once, up and down", [*one, *other, *((b, a) for a, b in one + other)], "S/2m"
+    yield "second half climbs the other tree", other, "S/2m"
+    yield "both halves move up and down at once", [*one, *other, *((b, a) for a, b in one + other)], "S/2m"
 
 
 def _partners(order: tuple[int, ...], parts: tuple[str, ...], name: str) -> Steps:
@@ -109,8 +109,8 @@ def _partners(order: tuple[int, ...], parts: tuple[str, ...], name: str) -> Step
 
 
 def _halving() -> Steps:
-    yield from _partners((4, 2, 1), ("S/2", "S/4", "S/8"), "halve")
-    yield from _partners((1, 2, 4), ("S/8", "S/4", "S/2"), "double")
+    yield from _partners((4, 2, 1), ("S/2", "S/4", "S/8"), "recursive halving")
+    yield from _partners((1, 2, 4), ("S/8", "S/4", "S/2"), "recursive doubling")
 
 
 def _doubling() -> Steps:
@@ -127,11 +127,11 @@ def _columns(size: int) -> list[Arrow]:
 
 def _levels(names: tuple[str, str]) -> Steps:
     for number in range(1, PER_NODE):
-        yield f"add up {names[0]}, {number} of 3", _rows(PER_NODE), "S/4"
-    for phase in ("add up", "spread"):
+        yield f"reduce-scatter {names[0]}, {number} of 3", _rows(PER_NODE), "S/4"
+    for phase in ("reduce-scatter", "all-gather"):
         yield f"{phase} {names[1]}", _columns(PER_NODE), "S/8"
     for number in range(1, PER_NODE):
-        yield f"spread {names[0]}, {number} of 3", _rows(PER_NODE), "S/4"
+        yield f"all-gather {names[0]}, {number} of 3", _rows(PER_NODE), "S/4"
 
 
 def _star(push: str, pull: str) -> Callable[[], Steps]:
@@ -145,18 +145,18 @@ def _star(push: str, pull: str) -> Callable[[], Steps]:
 def _byteps() -> Steps:
     everyone = [(a, b) for a in range(WORKERS) for b in range(WORKERS) if a != b]
     star = [(rank, WORKERS) for rank in range(WORKERS)]
-    yield "push to all nodes that sum", everyone + star, "its share"
-    yield "pull the sums", everyone + [(b, a) for a, b in star], "its share"
+    yield "push a share to every node that sums", everyone + star, "one share"
+    yield "pull the sums", everyone + [(b, a) for a, b in star], "one share"
 
 
 def _light() -> Steps:
     yield (
-        "both groups of 2w+1 = 5 and 3 reach their middle",
+        "in each group (at most 2w+1 = 5), workers send to the middle one",
         [(0, 2), (1, 2), (3, 2), (4, 2), (5, 6), (7, 6)],
         "S",
     )
-    yield "the middles exchange, all to all", [(2, 6), (6, 2)], "S"
-    yield "and back", [(2, 0), (2, 1), (2, 3), (2, 4), (6, 5), (6, 7)], "S"
+    yield "the middle workers exchange, all to all", [(2, 6), (6, 2)], "S"
+    yield "the middle workers send the result back", [(2, 0), (2, 1), (2, 3), (2, 4), (6, 5), (6, 7)], "S"
 
 
 def _turns() -> Steps:
@@ -170,7 +170,7 @@ def _turns() -> Steps:
 
 def _hops() -> Steps:
     for number, span in enumerate((1, 2, 4), 1):
-        yield f"hop {number} of 3: {span} on", [(r, (r + span) % WORKERS) for r in range(WORKERS)], "S/2"
+        yield f"round {number} of 3: {span} ahead", [(r, (r + span) % WORKERS) for r in range(WORKERS)], "S/2"
 
 
 def _chain() -> Steps:
@@ -191,8 +191,11 @@ _PICTURES: dict[str, tuple[Callable[[], Steps], str]] = {
     "recursive-doubling": (_doubling, ""),
     "hierarchical": (lambda: _levels(("inside nodes of 4", "across nodes")), ""),
     "torus-2d": (lambda: _levels(("along rows of 4", "along columns")), ""),
-    "in-network": (_star("up to the switch, which adds", "the total comes down as it is ready"), "switch"),
-    "nvls": (_star("the switch reads and adds one share per worker", "and writes it to all"), "switch"),
+    "in-network": (_star("all send to the switch, which sums", "the switch sends the sum to all"), "switch"),
+    "nvls": (
+        _star("the switch reads and sums one share per worker", "the switch writes the sums to all"),
+        "switch",
+    ),
     "optical-ring": (_light, ""),
     "pairwise": (_turns, ""),
     "bruck": (_hops, ""),
@@ -205,10 +208,12 @@ def round_text(shown: Picture, number: int) -> str:
     sends = sorted({a for a, _ in round_.arrows})
     names = [f"The {shown.middle}" if rank == WORKERS else f"{rank}" for rank in sends]
     who = (
-        "Everyone sends" if len(names) >= WORKERS else f"{listed(names)} send{'s' if len(names) == 1 else ''}"
+        "Every worker sends"
+        if len(names) >= WORKERS
+        else f"{listed(names)} send{'s' if len(names) == 1 else ''}"
     )
     place = f"{ALGORITHMS[shown.algorithm].title}, round {number + 1} of {len(shown.rounds)}"
-    return f"{place}: {round_.name}. {who}, {plural(len(round_.arrows), 'message')} of {round_.part}."
+    return f"{place}: {round_.name}. {who}: {plural(len(round_.arrows), 'message')} of {round_.part}."
 
 
 def who_sends_svg(shown: Picture, number: int, colour: str) -> str:

@@ -1,4 +1,4 @@
-"""The common style of all figures: transparent background, greys that suit light and dark, a colour per strategy.
+"""The common style of all figures: transparent background, greys for light and dark themes, a colour per strategy.
 
 Colours come from the palettes of Okabe and Ito (2008) and of Paul Tol, which remain distinguishable with common forms
 of colour blindness. Colour is never the only cue: runs also differ in dash and marker, spans in pattern.
@@ -7,26 +7,43 @@ of colour blindness. Colour is never the only cue: runs also differ in dash and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import plotly.graph_objects as go
 
-from shardscope.spec import Strategy, registry
+from shardscope.spec import run_names
+from shardscope.spec.look import DASHES
+from shardscope.spec.run_names import strategy_colour
 
+if TYPE_CHECKING:
+    from shardscope_widgets.trace import Trace
+
+__all__ = [
+    "AXIS", "DASHES", "FONT", "GREY", "GRID", "HOVER", "IDLE", "LEGEND_ABOVE", "MEMORY_LOOKS", "MODEBAR", "OP_LOOKS",
+    "PATTERNS", "RunStyle", "SPAN_LOOKS", "axis", "blank", "empty", "ink_on", "look", "note", "rule", "run_looks",
+    "span_look", "strategy_colour", "striped", "style", "tint",
+]  # fmt: skip
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
-GREY = "#777c85"
+GREY = "#757a83"
+"""Text and lines of figures: at least 4.3:1 on a white and on a nearly black page; labs replace it for text."""
 GRID = "rgba(127,132,141,0.22)"
 AXIS = "rgba(127,132,141,0.55)"
 HOVER = "#262a31"
 
-SPARE_COLOURS = ("#11997a", "#b866a6", "#c49a0c", "#5f6fd6", "#4fb3bf", "#a35a3a")
-DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 PATTERNS = ("", "/", ".", "x", "-", "\\")
 LEGEND_ABOVE = {
-    "orientation": "h", "y": 1, "yref": "container", "yanchor": "top", "x": 0, "xanchor": "left",
-    "traceorder": "normal",
+    "orientation": "h", "y": 1, "yref": "container", "yanchor": "top", "x": 0, "xref": "container",
+    "xanchor": "left", "traceorder": "normal",
 }  # fmt: skip
 """Settings of a horizontal legend at the top of the figure, above the headings of the plots."""
+MODEBAR = {
+    "orientation": "v", "bgcolor": "rgba(0,0,0,0)",
+    "remove": [
+        "sendChartToCloud", "select2d", "lasso2d", "autoScale2d", "zoom2d", "pan2d", "zoomIn2d", "zoomOut2d",
+    ],
+}  # fmt: skip
+"""Buttons that no figure has, above all the upload to Plotly's cloud; dragging zooms and a double click zooms out. The
+others stand in a column at the right, beside the legend. Every renderer obeys a figure's own layout."""
 
 
 class RunStyle(NamedTuple):
@@ -70,7 +87,7 @@ MEMORY_LOOKS = {
     "gathered": RunStyle("#7db8e8", pattern="\\"),
     "buffers": RunStyle("#8b8f99", pattern="x"),
 }
-"""Styles by kind of memory; gathered parameters are a lighter blue than a rank's own parameters."""
+"""Styles by type of memory; gathered parameters are a lighter blue than a rank's own parameters."""
 OP_LOOKS = {
     "F": RunStyle("#5aa9e6"),
     "B": RunStyle("#2a5f9e"),
@@ -80,17 +97,6 @@ OP_LOOKS = {
 """Styles by pipeline operation; they also differ in brightness."""
 IDLE = RunStyle("rgba(127,132,141,0.2)")
 _SPARE_SPANS = ("#b866a6", "#c49a0c", "#5f6fd6", "#4fb3bf", "#a35a3a")
-
-
-def strategy_colour(strategy: str) -> str:
-    """Return the colour of a strategy; an unknown strategy gets a spare colour that depends only on its name."""
-    method = registry.find(Strategy, strategy)
-    return method.look.colour if method else SPARE_COLOURS[sum(map(ord, strategy)) % len(SPARE_COLOURS)]
-
-
-def _first_dash(strategy: str) -> int:
-    method = registry.find(Strategy, strategy)
-    return DASHES.index(method.look.dash) if method else 3
 
 
 def span_look(name: str) -> RunStyle:
@@ -118,16 +124,13 @@ def ink_on(colour: str) -> str:
     return "#10151b" if (light + 0.05) ** 2 > 0.05 * 1.05 else "#ffffff"
 
 
-def run_looks(strategies: Sequence[str]) -> list[RunStyle]:
-    """Return one style per run: the strategy's colour, with the next dash for each additional run of that strategy."""
-    seen: dict[str, int] = {}
-    looks = []
-    for strategy in strategies:
-        place = seen[strategy] = seen.get(strategy, _first_dash(strategy) - 1) + 1
-        looks.append(
-            RunStyle(strategy_colour(strategy), DASHES[place % len(DASHES)], PATTERNS[place % len(PATTERNS)])
-        )
-    return looks
+def run_looks(traces: Sequence[Trace]) -> list[RunStyle]:
+    """Return one style per run: the strategy's colour if strategy tells the runs apart, else a colour of its own.
+
+    A run that a lab has given a look keeps it. See `shardscope.spec.run_names.run_looks`.
+    """
+    looks = run_names.run_looks([trace.strategy for trace in traces], [trace.look for trace in traces])
+    return [RunStyle(look.colour, DASHES[look.place], PATTERNS[look.place]) for look in looks]
 
 
 def axis(title: str = "", **settings: Any) -> dict[str, Any]:
@@ -164,6 +167,8 @@ def look(*, height: int, **layout: Any) -> dict[str, Any]:
         "hovermode": "closest",
         "bargap": 0.25,
         "uirevision": "keep",
+        "modebar": MODEBAR,
+        "annotationdefaults": {"arrowcolor": GREY},
     }
     return common | layout
 
@@ -184,6 +189,42 @@ def empty(text: str) -> dict[str, Any]:
     centre = {"x": 0.5, "y": 0.5, "xanchor": "center", "yanchor": "middle"}
     return {
         "xaxis": axis(**bare), "yaxis": axis(**bare), "annotations": [note(text, x=0.5, y=0.5) | centre]
+    }  # fmt: skip
+
+
+def striped(look: RunStyle, *, white: float = 0.55, **pattern: Any) -> dict[str, Any]:
+    """Return the marker of bars: the colour of `look`, and its pattern in translucent white."""
+    stripes = {"shape": look.pattern, "fgcolor": f"rgba(255,255,255,{white})"}
+    return {"color": look.colour, "pattern": stripes | pattern}
+
+
+def ghost_key() -> dict[str, Any]:
+    """Return a trace without data whose legend entry says that lighter bars are predicted."""
+    return {
+        "type": "bar", "x": [None], "y": [None], "name": "predicted", "opacity": 0.45, "marker": {"color": GREY},
+        "hoverinfo": "skip",
+    }  # fmt: skip
+
+
+def rule(
+    colour: str, *, x: float | None = None, y: float | None = None, axis: str = "", along: str = "paper",
+    width: float = 1.6, dash: str = "dash",
+) -> dict[str, Any]:  # fmt: skip
+    """Return a line across a plot as a shape: vertical at `x`, or horizontal at `y`.
+
+    Args:
+        colour: Colour of the line.
+        x: Position of a vertical line.
+        y: Position of a horizontal line.
+        axis: Suffix of the name of the axis that `x` or `y` refers to.
+        along: Plotly reference of the other coordinate, such as ``paper``; the line spans its whole range.
+        width: Width in pixels.
+        dash: Plotly's name of the dash style.
+    """
+    (one, place), other = (("x", x), "y") if y is None else (("y", y), "x")
+    return {
+        "type": "line", "line": {"color": colour, "width": width, "dash": dash}, f"{one}ref": f"{one}{axis}",
+        f"{one}0": place, f"{one}1": place, f"{other}ref": along, f"{other}0": 0, f"{other}1": 1,
     }  # fmt: skip
 
 

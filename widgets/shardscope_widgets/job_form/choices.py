@@ -36,15 +36,17 @@ from shardscope_widgets.kit.form import (
 )
 
 AS_IT_IS = "as it is"
-"""Value of `bandwidth` for the machine's own link, without pacing."""
+"""Value of `bandwidth` for the machine's own link, whose speed is not limited."""
 NO_LATENCY = "0"
 BANDWIDTHS = (AS_IT_IS, "10 Mbit/s", "50 Mbit/s", "100 Mbit/s", "500 Mbit/s", "1 Gbit/s", "5 Gbit/s")
 LATENCIES = (NO_LATENCY, "0.1 ms", "1 ms", "5 ms", "20 ms", "100 ms")
 LEFT_TO_CODE = ("name", "device", "threads", "timeout_s", "until", "eval_every", "clip_norm")
-"""Fields of a job without a control; every other field whose type a form can show has one."""
+"""Fields of a job without a control, which can only be set in code; all others have one, if a form can show them."""
 KINDS: dict[str, type[Method]] = {"strategy": Strategy, "compression": Compression, "lr_schedule": LRSchedule}
-"""Traits whose value names a method, with the base class. Names are looked up when needed: users can register more."""
-MICRO_BATCHES = ((UNSET, 0), *named((1, 2, 4, 8, 16, 32, 64)))
+"""Traits whose value is the name of a method, with the base class of the method.
+
+Names are looked up when they are needed, because users can register more methods."""
+MICRO_BATCHES = ((f"{UNSET} (suits the strategy)", 0), *named((1, 2, 4, 8, 16, 32, 64)))
 
 
 def known_names(field: str) -> tuple[str, ...]:
@@ -64,14 +66,14 @@ class JobChoices(t.HasTraits):
     data = trait_of(Job, "data", default="python-source", values=named(DATA))
     strategy = trait_of(Job, "strategy")
     strategy_options = t.Dict(
-        key_trait=t.Unicode(), help="Settings of the strategy that differ from its defaults, by field."
+        key_trait=t.Unicode(), help="Settings of the strategy that differ from its defaults, by name."
     )
     world_size = trait_of(Job, "world_size", "Ranks", most=64)
     optimizer = trait_of(Job, "optimizer")
     lr = trait_of(Optimizer, "lr", "Learning rate")
     lr_schedule = trait_of(Job, "lr_schedule", "LR schedule")
     lr_schedule_options = t.Dict(
-        key_trait=t.Unicode(), help="Settings of the schedule that differ from its defaults, by field."
+        key_trait=t.Unicode(), help="Settings of the schedule that differ from its defaults, by name."
     )
     global_batch = trait_of(Batch, "global_batch", default=32)
     micro_batch = trait_of(
@@ -79,19 +81,19 @@ class JobChoices(t.HasTraits):
     )
     compression = trait_of(Job, "compression")
     compression_options = t.Dict(
-        key_trait=t.Unicode(), help="Settings of the compression that differ from its defaults, by field."
+        key_trait=t.Unicode(), help="Settings of the compression that differ from its defaults, by name."
     )
     bandwidth = own_trait(
         AS_IT_IS,
         "Link",
-        "Bandwidth at which each rank sends and receives, such as 100 Mbit/s; traffic is really paced.",
-        values=named(BANDWIDTHS),
+        "Bandwidth to which each rank's sending and receiving is actually limited, such as 100 Mbit/s.",
+        values=(("this machine's own", AS_IT_IS), *named(BANDWIDTHS[1:])),
     )
     latency = own_trait(
         NO_LATENCY,
         "Latency",
         "Extra latency of every message, such as 1 ms; needs a bandwidth.",
-        values=named(LATENCIES),
+        values=(("none", NO_LATENCY), *named(LATENCIES[1:])),
     )
     precision = trait_of(Job, "precision")
     recompute = trait_of(Job, "recompute")
@@ -128,7 +130,7 @@ class JobChoices(t.HasTraits):
         field = change["name"]
         try:
             setattr(self, f"{field}_options", self._left.get((field, change["new"]), {}))
-        except t.TraitError:  # its class was redefined without these options
+        except t.TraitError:  # the user has redefined the method's class without these options
             setattr(self, f"{field}_options", {})
 
     @t.validate(*(f"{field}_options" for field in KINDS))
@@ -141,7 +143,9 @@ class JobChoices(t.HasTraits):
         given = {field: value for field, value in proposal["value"].items() if value is not None}
         field = proposal["trait"].name.removesuffix("_options")
         if "name" in given:
-            raise t.TraitError(f"{field}_options: name={given['name']!r} is not a setting; set {field}")
+            raise t.TraitError(
+                f"{field}_options: name={given['name']!r} is not an option; set {field} instead"
+            )
         try:
             made = self._made(field, given)
         except SpecError as error:
@@ -159,7 +163,7 @@ class JobChoices(t.HasTraits):
         return self._made(field, getattr(self, f"{field}_options"))
 
     def _made(self, field: str, options: Mapping[str, Any]) -> Any:
-        """Create the method; an option that does not apply, given the others, stays stored but is not used."""
+        """Create the method; options that do not apply, given the others, are left out but remain stored."""
         kind, name = KINDS[field], getattr(self, field)
         chosen = {**kind.by_name(name).settings, **options}
         return kind.by_name(name, **{each: v for each, v in options.items() if applies(each, chosen)})
@@ -215,7 +219,7 @@ class JobChoices(t.HasTraits):
 
     @property
     def latency_s(self) -> float:
-        """The latency in seconds; a zero needs no unit.
+        """The latency in seconds; 0 may be given without a unit.
 
         Raises:
             SpecError: `latency` is not a time.
@@ -223,7 +227,7 @@ class JobChoices(t.HasTraits):
         return 0.0 if self.latency in {NO_LATENCY, "0.0"} else parse(self.latency, "s", field="latency")
 
     def link(self) -> Link | None:
-        """Return the link that ranks are paced to; None for the machine's own link.
+        """Return the link that limits the speed of the ranks' traffic; None for the machine's own link.
 
         Raises:
             SpecError: The bandwidth or the latency is invalid, or a latency is given without a bandwidth.
@@ -234,7 +238,7 @@ class JobChoices(t.HasTraits):
         if latency_s:
             raise SpecError(
                 f"latency={self.latency!r} needs a bandwidth, because a link is defined by both; "
-                "choose one, such as bandwidth='100 Mbit/s', or latency='0'"
+                "set a bandwidth, such as bandwidth='100 Mbit/s', or set latency='0'"
             )
         return None
 
@@ -248,7 +252,7 @@ class JobChoices(t.HasTraits):
         """Return the job that the choices describe.
 
         Raises:
-            SpecError: The choices are incompatible; the message states what to change.
+            SpecError: The choices contradict each other; the message states what to change.
         """
         suited = self.method("strategy").suggested_micro_batch(self.global_batch, self.num_ranks)
         plain = {name: getattr(self, name) for name in traits_for(JobChoices, Job)}

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
 
+import anywidget
 import ipywidgets as widgets
+import traitlets as t
 
 from shardscope_widgets.job_form.choices import AS_IT_IS, NO_LATENCY, JobChoices
 from shardscope_widgets.job_form.families import compressor_families, strategy_families
-from shardscope_widgets.job_form.picker import Picker
-from shardscope_widgets.kit.controls import controls_for
-from shardscope_widgets.kit.form import in_groups, setting_in
+from shardscope_widgets.job_form.topics import OPTIONS, all_names, topic_text, topics
+from shardscope_widgets.kit.controls import controls_for, field
+from shardscope_widgets.kit.form import setting_in
+from shardscope_widgets.kit.markup import classed
 
 _FAMILIES = {"strategy": strategy_families, "compression": compressor_families}
-WHAT = ("model", "data", "strategy", "world_size")
-"""Controls above the strategy's settings."""
-RATE = ("optimizer", "lr", "lr_schedule")
-"""Controls above the schedule's settings."""
-WIRE = ("bandwidth", "compression")
-"""Controls above the link's latency and the compression's settings."""
-HOW = ("global_batch", "micro_batch", "precision", "recompute", "noise_scale", "steps", "seed")
-"""Controls below all of these, followed by those of any other fields of a job."""
+
+
+class Picker(anywidget.AnyWidget):
+    """A select box with grouped entries, which ipywidgets lacks; `value` is the selected entry."""
+
+    _esm = files(__package__).joinpath("picker.js").read_text(encoding="utf-8")
+    description = t.Unicode("").tag(sync=True)
+    tooltip = t.Unicode("").tag(sync=True)
+    value = t.Unicode("").tag(sync=True)
+    groups: t.List[list[object]] = t.List(help="(group name, entries) pairs.").tag(sync=True)
 
 
 def make_controls(choices: JobChoices, names: Sequence[str] = ()) -> dict[str, widgets.DOMWidget]:
@@ -28,9 +34,9 @@ def make_controls(choices: JobChoices, names: Sequence[str] = ()) -> dict[str, w
 
     Args:
         choices: The traits.
-        names: Traits that get a control, in this order; by default all that `panel` lays out.
+        names: Traits that get a control, in this order; by default all.
     """
-    names = names or [name for group in _groups() for name in group]
+    names = names or [name for name in all_names() if name not in OPTIONS]
     pickers = {
         name: Picker(description=setting_in(JobChoices, name).label, groups=families())
         for name, families in _FAMILIES.items()
@@ -39,39 +45,46 @@ def make_controls(choices: JobChoices, names: Sequence[str] = ()) -> dict[str, w
     return controls_for(choices, names, **pickers)
 
 
-def _groups() -> list[list[str]]:
-    return in_groups(JobChoices, [WHAT, RATE, WIRE, ["latency"], HOW])
-
-
-def panel(controls: dict[str, widgets.DOMWidget], options: dict[str, widgets.DOMWidget]) -> widgets.VBox:
-    """Lay out the controls two per row, with the options of each method below the control that selects it.
+class Topics(widgets.Accordion):  # type: ignore[misc]
+    """The controls that are not always in view, folded by topic; a topic's title names the values that were changed.
 
     Args:
+        choices: The traits.
         controls: Controls by trait name.
-        options: Boxes with the options of the selected method, by field.
+        options: Boxes with the settings of the selected method, by the trait that selects the method.
     """
-    what, rate, wire, latency, how = (
-        widgets.GridBox([controls[name] for name in names]) for names in _groups()
-    )
-    latency.add_class("ss-options")
-    _shown_with_a_link(latency, controls["bandwidth"], controls["latency"])
-    boxes = [
-        what,
-        options["strategy"],
-        wire,
-        latency,
-        options["compression"],
-        rate,
-        options["lr_schedule"],
-        how,
-    ]
-    for box in boxes:
-        box.add_class("ss-controls")
-    return widgets.VBox(boxes)
+
+    def __init__(
+        self,
+        choices: JobChoices,
+        controls: Mapping[str, widgets.DOMWidget],
+        options: Mapping[str, widgets.DOMWidget],
+    ) -> None:
+        self._choices, self._topics = choices, topics()
+        boxes = [_topic_box(names, controls, options) for names in self._topics.values()]
+        super().__init__(boxes, selected_index=None)
+        self.add_class("ss-topics")
+        shown_with_a_link(boxes, controls)
+        choices.observe(self._name, [name for names in self._topics.values() for name in names])
+        self._name()
+
+    def _name(self, _change: object = None) -> None:
+        self.titles = tuple(topic_text(*topic, self._choices) for topic in self._topics.items())
 
 
-def _shown_with_a_link(box: widgets.GridBox, bandwidth: widgets.Dropdown, latency: widgets.Dropdown) -> None:
-    """Show the latency only if a bandwidth is chosen, or if it is set without one and has to be reset."""
+def _topic_box(
+    names: Sequence[str],
+    controls: Mapping[str, widgets.DOMWidget],
+    options: Mapping[str, widgets.DOMWidget],
+) -> widgets.VBox:
+    boxes = [options[OPTIONS[name]] if name in OPTIONS else field(controls[name]) for name in names]
+    return classed(widgets.VBox(boxes), "ss-controls")
+
+
+def shown_with_a_link(boxes: Sequence[widgets.VBox], controls: Mapping[str, widgets.DOMWidget]) -> None:
+    """Show the latency only if a bandwidth is chosen, or if a latency set without a bandwidth must be reset."""
+    bandwidth, latency = controls["bandwidth"], controls["latency"]
+    box = next(each for group in boxes for each in group.children if latency in getattr(each, "children", ()))
 
     def show(_change: object = None) -> None:
         needless = bandwidth.value == AS_IT_IS and latency.value == NO_LATENCY

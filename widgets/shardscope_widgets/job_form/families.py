@@ -1,4 +1,4 @@
-"""Strategies and compressors by family, and those of their settings that have a control.
+"""Strategies and compression methods by family, and which settings of each method have a control.
 
 Strategy families are listed in historical order. Settings are read from the spec of each method.
 """
@@ -24,19 +24,19 @@ _LABELS = {
     "warmup_steps": "Warm-up steps",
     "per_node": "Ranks per node",
     "directions": "Ring directions",
-    "trace_chunks": "Chunk by chunk",
     "microbatches": "Micro-batches",
     "staleness": "Staleness bound",
 }
 _OTHERWISE = {"mode": {"values": (("sync", "sync"), ("async", "async"), ("bounded (ssp)", "ssp"))}}
 _LEFT_TO_CODE = {"block", "clip", "bucket_mb", "slice_mb", "gamma", "microbatches"}
-"""Settings without a control; the lab's micro-batch size determines the number of micro-batches."""
+"""Settings without a control, which can only be set in code. `microbatches` has none because the micro-batch size,
+which has a control, determines it."""
 _ONLY_WITH = {"staleness": ("mode", "ssp")}
 """Settings that apply only if another setting has a certain value, as (other setting, value)."""
 
 
 def strategy_families() -> list[tuple[str, list[str]]]:
-    """Return (family, names of its strategies) pairs, in historical order."""
+    """Return pairs of a family and the names of its strategies, in historical order."""
     found: dict[str, list[str]] = {}
     for name, method in strategies().items():
         found.setdefault(method.family, []).append(name)
@@ -44,7 +44,7 @@ def strategy_families() -> list[tuple[str, list[str]]]:
 
 
 def compressor_families() -> list[tuple[str, list[str]]]:
-    """Return (family, names of its compression methods) pairs, in display order."""
+    """Return pairs of a family and the names of its compression methods, in display order."""
     found: dict[str, list[str]] = {heading: [] for heading in _HEADINGS}
     for method in registry.all_of(Compression):
         found.setdefault(method.family, []).append(method.name)

@@ -1,4 +1,4 @@
-"""Controls for the settings of the selected method, generated from its spec and replaced when another is selected."""
+"""Controls for the settings of the selected method, generated from its spec; each method has its own controls."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from traitlets import TraitError
 
 from shardscope_widgets.job_form.choices import KINDS, JobChoices
 from shardscope_widgets.job_form.families import applies, settings_of_method
-from shardscope_widgets.kit.controls import MOST, control_of, show, typed
+from shardscope_widgets.kit.controls import MOST, control_of, field, show, typed
 from shardscope_widgets.kit.form import Setting
+from shardscope_widgets.kit.markup import classed
 from shardscope_widgets.words import safe
 
 
-class Options(widgets.GridBox):  # type: ignore[misc]
+class Options(widgets.VBox):  # type: ignore[misc]
     """A box of controls for the settings of the method selected in the trait `field` of `choices`.
 
-    Controls and traits are synchronised; the controls of a method are created once and kept. A value that `choices`
+    Controls and traits are synchronised; the controls of a method are created only once. A value that `choices`
     rejects is undone, and `refusal` shows the reason until a value is accepted.
     """
 
     def __init__(self, choices: JobChoices, field: str) -> None:
         self._choices, self._field = choices, field
         self._made: dict[tuple[str, str], dict[str, widgets.DOMWidget]] = {}
-        self.refusal = widgets.HTML()
-        self.refusal.add_class("ss-refusal")
+        self._fields: dict[widgets.DOMWidget, widgets.VBox] = {}
+        self.refusal = classed(widgets.HTML(), "ss-refusal")
         super().__init__()
-        self.add_class("ss-controls")
-        self.add_class("ss-options")
+        classed(self, "ss-controls", "ss-options")
         choices.observe(lambda _change: self._show(), [field, f"{field}_options"])
         self._show()
 
@@ -44,7 +44,7 @@ class Options(widgets.GridBox):  # type: ignore[misc]
     def controls(self) -> dict[str, widgets.DOMWidget]:
         """Controls of the selected method, by the name of the setting."""
         name, settings = self._name, self._settings
-        key = name, repr(settings)  # a class can be redefined with other settings
+        key = name, repr(settings)  # the user can redefine a method's class with other settings
         if key not in self._made:
             self._made[key] = {setting.field: self._control(key, setting) for setting in settings}
         return self._made[key]
@@ -56,7 +56,7 @@ class Options(widgets.GridBox):  # type: ignore[misc]
             control = controls[setting.field]
             show(control, chosen[setting.field])
             if applies(setting.field, chosen):
-                shown.append(control)
+                shown.append(self._fields.setdefault(control, field(control)))
         self.refusal.value = f'<div class="ss-note bad" role="alert">{safe(refused)}</div>' if refused else ""
         self.children = (*shown, *([self.refusal] if refused else []))
         self.layout.display = None if shown else "none"

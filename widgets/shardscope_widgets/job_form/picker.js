@@ -1,7 +1,7 @@
 /* A select box with grouped options. */
 
 function render({ model, el }) {
-  const id = `ss-picker-${Math.random().toString(36).slice(2)}`;  // a counter would not do: each widget loads this module again
+  const id = `ss-picker-${Math.random().toString(36).slice(2)}`;  // not a counter: each widget loads its own copy of this module
   const label = document.createElement("label");
   const select = document.createElement("select");
   label.className = "widget-label";

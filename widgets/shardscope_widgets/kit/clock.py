@@ -1,4 +1,4 @@
-"""The clock of a lab: a daemon thread that calls a method a few times a second as long as its owner exists."""
+"""The clock of a lab: a daemon thread that calls a method of the lab a few times a second, while the lab exists."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import weakref
 from collections.abc import Callable
 
 INTERVAL_S = 0.2
-"""Seconds between polls; five polls a second stay far below a server's limit of 1,000 messages a second."""
+"""Seconds between polls; five polls a second stay far below Jupyter's limit of 1,000 messages a second."""
 
 
 class Clock:
-    """Calls the bound method `beat` at a fixed interval until the object it belongs to is garbage-collected.
+    """Calls the bound method `beat` at a fixed interval until the object of the method is garbage-collected.
 
     Calls never overlap: a slow call delays the next one instead of queueing it, so the newest state is always drawn.
     """

@@ -1,4 +1,4 @@
-"""Controls of forms: generated from the settings behind a form's traits, and synchronised with the traits."""
+"""Controls of forms, generated from the settings of a form's traits and synchronised with these traits."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ import traitlets as t
 
 from shardscope.errors import SpecError
 from shardscope_widgets.kit.form import OFF, UNSET, Setting, names_in, setting_in
+from shardscope_widgets.kit.markup import classed, note_html
 
 MOST = 2**53 - 1
-"""Largest number that can be entered: the largest integer up to which JavaScript represents all integers exactly."""
+"""Largest number that can be entered: JavaScript represents every integer up to it exactly."""
 _BOUNDED = (widgets.BoundedIntText, widgets.BoundedFloatText, widgets.IntSlider, widgets.FloatSlider)
 
 
 class Open(widgets.Text):  # type: ignore[misc]
-    """A text box that may be left empty; empty means None."""
+    """A text box that may be empty, which means `unset`: None, or a number that stands for a default."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, *, unset: int | None = None, **settings: Any) -> None:
         super().__init__(continuous_update=False, **{"placeholder": UNSET, **settings})
+        self.unset = unset
 
 
 def control_of(setting: Setting) -> widgets.DOMWidget:
-    """Return a control for a setting, showing its default."""
+    """Return a control for a setting, which shows the setting's default."""
     about: dict[str, Any] = {"description": setting.label, "tooltip": setting.help}
-    if setting.optional:
-        shown = {} if setting.default is None else {"value": str(setting.default), "placeholder": OFF}
-        return Open(**shown, **about)
+    if setting.optional or setting.blank:
+        return _open(setting, about)
     about["value"] = setting.default
     if setting.values:
         if setting.slider:
@@ -42,6 +43,14 @@ def control_of(setting: Setting) -> widgets.DOMWidget:
     return widgets.Text(continuous_update=False, **about)
 
 
+def _open(setting: Setting, about: dict[str, Any]) -> Open:
+    if setting.blank:
+        return Open(unset=0, placeholder=setting.blank, **about)
+    if setting.default is not None:
+        about |= {"value": str(setting.default), "placeholder": OFF}
+    return Open(**about)
+
+
 def _number(setting: Setting, about: dict[str, Any]) -> widgets.DOMWidget:
     about["min"] = -MOST if setting.least is None else setting.least
     about["max"] = min(most for most in (setting.most, setting.reach, MOST) if most is not None)
@@ -52,6 +61,12 @@ def _number(setting: Setting, about: dict[str, Any]) -> widgets.DOMWidget:
         return widgets.BoundedIntText(**about)
     step = 10.0 ** (floor(log10(abs(setting.default))) - 1) if setting.default else 0.001
     return widgets.BoundedFloatText(step=setting.step or step, **about)
+
+
+def field(control: widgets.DOMWidget) -> widgets.VBox:
+    """Return a control with its tooltip as a line of help below it."""
+    about = widgets.HTML(note_html(control.tooltip))
+    return classed(widgets.VBox([control, about]), "ss-field")
 
 
 def controls_for(
@@ -77,7 +92,7 @@ def show(control: widgets.DOMWidget, value: Any) -> None:
     A value outside the control's options or bounds, such as a user-defined function, is added to them first.
     """
     if isinstance(control, Open):
-        value = "" if value is None else str(value)
+        value = "" if value in {None, control.unset} else str(value)
     elif isinstance(control, widgets.SelectionSlider):
         if value not in control.options:
             more = [*control.options, value]
@@ -93,8 +108,13 @@ def show(control: widgets.DOMWidget, value: Any) -> None:
 
 
 def typed(control: widgets.DOMWidget) -> Any:
-    """Return the value that a control shows; None for an empty `Open` box."""
-    return (control.value.strip() or None) if isinstance(control, Open) else control.value
+    """Return the value that a control shows; `unset` for an empty `Open` box."""
+    if not isinstance(control, Open):
+        return control.value
+    text = control.value.strip()
+    if not text:
+        return control.unset
+    return int(text) if control.unset is not None and text.isdecimal() else text
 
 
 def bind(choices: t.HasTraits, controls: Mapping[str, widgets.DOMWidget]) -> None:
@@ -106,7 +126,7 @@ def bind(choices: t.HasTraits, controls: Mapping[str, widgets.DOMWidget]) -> Non
 
 def _bind(choices: t.HasTraits, name: str, control: widgets.DOMWidget) -> None:
     def to_control(_change: object = None) -> None:
-        control.unobserve(to_trait, "value")  # when its options change, a list briefly selects the first one
+        control.unobserve(to_trait, "value")  # a list whose options change briefly selects the first option
         show(control, getattr(choices, name))
         control.observe(to_trait, "value")
 

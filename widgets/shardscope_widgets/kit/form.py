@@ -1,6 +1,6 @@
 """Forms as classes of traits, whose bounds, choices, help texts and defaults are taken from the fields of specs.
 
-`trait_of` creates a trait for a field of a spec, `own_trait` one for a choice that is not a field of any spec.
+`trait_of` creates a trait for a field of a spec; `own_trait` creates a trait for an input that is not such a field.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ _KINDS: dict[Any, str] = {bool: "switch", int: "count", float: "number", str: "t
 
 
 class Setting(NamedTuple):
-    """Description of one form entry: a field of a spec, or a choice that only the form has (`spec` is then None).
+    """Description of one form entry: a field of a spec, or an input that only the form has (`spec` is then None).
 
     `kind` is ``choice`` (one of `values`), ``method`` (by name), ``switch``, ``count``, ``number``, ``text`` or
-    ``other``. An `optional` setting may be left empty, which means None. `least` and `most` are its bounds.
+    ``other``. An `optional` setting may be left empty, which means None. `least` and `most` are its bounds; None means
+    unbounded. `values` are pairs of a displayed text and its value.
     """
 
     spec: type[Spec] | None
@@ -47,11 +48,13 @@ class Setting(NamedTuple):
     slider: str = ""
     """Format of a slider's value, such as ``.1f``; if empty, the control is a box or a list instead of a slider."""
     reach: float | None = None
-    """Largest value that the control initially offers, if code may set a larger one."""
+    """Largest value that the control initially offers; code may set larger values up to `most`."""
+    blank: str = ""
+    """What 0 means, if 0 stands for a default: the text of the box, which is then empty at 0."""
 
 
 def setting_of(spec: type[Spec], field: str, label: str = "", **otherwise: Any) -> Setting:
-    """Return the `Setting` of a field.
+    """Return the `Setting` for a field of a spec.
 
     Args:
         spec: The spec class.
@@ -88,12 +91,12 @@ def named(values: Iterable[Any]) -> tuple[tuple[str, Any], ...]:
 
 
 def option_of(value: Any) -> Any:
-    """Return a value in the form that traits hold: a method with default settings becomes its name."""
+    """Return a value as traits store it: a method with default settings is stored as its name."""
     return value.name if isinstance(value, Method) and not value.changed else value
 
 
 class _Choice(t.TraitType[Any, Any]):
-    """A trait that accepts the values of a field, and anything that the spec converts to one, such as an alias."""
+    """A trait that accepts the values of a field, and anything, such as an alias, that the spec converts to one."""
 
     def validate(self, obj: Any, value: Any) -> Any:
         setting = setting_in(type(obj), str(self.name))
@@ -108,7 +111,7 @@ class _Choice(t.TraitType[Any, Any]):
 
 
 class _InRange:
-    """Mixin for a number that must be within the bounds of its setting."""
+    """Mixin for a numeric trait whose value must be within the bounds of its setting."""
 
     def validate(self: Any, obj: Any, value: Any) -> Any:
         value = super().validate(obj, value)  # type: ignore[misc]
@@ -135,7 +138,7 @@ _TRAITS: dict[str, Any] = {
 
 
 def trait_of(spec: type[Spec], field: str, label: str = "", **otherwise: Any) -> Any:
-    """Return a trait for a field; arguments as for `setting_of`."""
+    """Return a trait for a field of a spec; the arguments are those of `setting_of`."""
     setting = setting_of(
         spec, field, label, **{"values": (), **otherwise}
     )  # a user may register methods later
@@ -148,12 +151,12 @@ def trait_of(spec: type[Spec], field: str, label: str = "", **otherwise: Any) ->
 
 
 def own_trait(default: Any, label: str, about: str, **otherwise: Any) -> Any:
-    """Return a trait for a choice that is not a field of any spec.
+    """Return a trait for an input that is not a field of any spec.
 
     Args:
         default: Default value; its type (bool, int, float or str) decides the type of the trait.
         label: Label of the control.
-        about: A sentence that describes the choice, used as help text of the trait and tooltip of the control.
+        about: A sentence that describes the input, used as help text of the trait and tooltip of the control.
         otherwise: Other attributes of the `Setting`: bounds, ``values`` or a function that returns them, ``slider``,
             and ``kind="choice"`` to reject any other value.
     """
@@ -163,7 +166,7 @@ def own_trait(default: Any, label: str, about: str, **otherwise: Any) -> Any:
 
 
 def setting_in(choices: type[t.HasTraits], name: str) -> Setting:
-    """Return the setting behind a trait created by `trait_of` or `own_trait`."""
+    """Return the setting from which `trait_of` or `own_trait` created a trait."""
     metadata = choices.class_traits()[name].metadata
     if "own" in metadata:
         *first, otherwise = metadata["own"]
@@ -176,9 +179,9 @@ def setting_in(choices: type[t.HasTraits], name: str) -> Setting:
 
 
 def form_of(spec: type[Spec], *, without: Iterable[str]) -> Callable[[type[_Form]], type[_Form]]:
-    """Return a class decorator that adds traits for the fields of `spec` that the class does not define.
+    """Return a class decorator that adds a trait for each field of `spec` for which the class does not define one.
 
-    A new field of the spec therefore appears in the form automatically.
+    So a field that is added to the spec appears in the form automatically.
 
     Args:
         spec: The spec class.
@@ -197,6 +200,18 @@ def form_of(spec: type[Spec], *, without: Iterable[str]) -> Callable[[type[_Form
     return add
 
 
+def check_options(widget: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Check the names of the options that a widget is given.
+
+    Raises:
+        TypeError: A name is not among the `known` ones.
+    """
+    accepted = sorted(known)
+    for name in given:
+        if name not in accepted:
+            raise TypeError(f"{widget} has no option {name!r}; use one of {', '.join(accepted)}")
+
+
 def names_in(choices: type[t.HasTraits]) -> list[str]:
     """Return the names of the traits that have a control, in order of definition."""
     known = choices.class_traits(own=bool) | choices.class_traits(field=bool)
@@ -204,7 +219,7 @@ def names_in(choices: type[t.HasTraits]) -> list[str]:
 
 
 def in_groups(choices: type[t.HasTraits], groups: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Return the groups as lists, with all controls that no group lists added to the last one."""
+    """Return the groups as lists; names of controls that are in no group are added to the last group."""
     listed = {name for group in groups for name in group}
     *others, last = map(list, groups)
     return [*others, last + [name for name in names_in(choices) if name not in listed]]

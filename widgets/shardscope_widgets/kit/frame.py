@@ -1,4 +1,4 @@
-"""The heading of a lab, which also loads its style sheet."""
+"""The heading of a lab, which also says when the lab's kernel is gone and makes the lab accessible."""
 
 from __future__ import annotations
 
@@ -7,23 +7,34 @@ from importlib.resources import files
 import anywidget
 import traitlets as t
 
-_ESM = """
-function render({ model, el }) {
-  el.innerHTML = '<div class="ss-title"><b></b><span></span></div>';
-  const [title, about] = el.querySelectorAll("b, span");
-  title.textContent = model.get("title");
-  about.textContent = model.get("about");
-}
-export default { render };
-"""
 LAB_CSS = files(__package__).joinpath("lab.css").read_text(encoding="utf-8")
 """Style sheet of all widgets with the CSS class ``ss-lab``."""
+GONE = "Kernel restarted; run this cell again."
+"""What a lab says once its kernel has been restarted or has died. Runs continue, and appear in the new lab."""
 
 
 class Frame(anywidget.AnyWidget):
-    """A title with a one-line description."""
+    """A lab's title and one-line description; once its kernel is gone, a banner that says so."""
 
-    _esm = _ESM
+    _esm = "".join(
+        files(__package__).joinpath(name).read_text(encoding="utf-8") for name in ("access.js", "frame.js")
+    )
     _css = LAB_CSS
     title = t.Unicode("").tag(sync=True)
     about = t.Unicode("").tag(sync=True)
+    gone = t.Unicode(GONE).tag(sync=True)
+
+
+def fallback_html(inner: str) -> str:
+    """Return static output for below a lab: `inner`, and the banner if a reloaded page has no lab to show.
+
+    The banner is hidden by its own style unless the output above it contains no lab; it waits for a lab that loads.
+    """
+    rule = (
+        ".ss-fallback{display:none}"
+        ".jp-OutputArea:not(:has(.ss-lab)) .ss-fallback{display:block!important;"
+        "animation:ss-late 0s 3s backwards;border-left:4px solid #c49a0c;padding:8px 12px}"
+        ".jp-OutputArea:has(.ss-fallback):not(:has(.ss-lab)) .jp-OutputArea-output.jupyter-widgets{font-size:0}"
+        "@keyframes ss-late{from{visibility:hidden}}"
+    )
+    return f'<style>{rule}</style><div class="ss-fallback" style="display:none">{GONE}</div>{inner}'

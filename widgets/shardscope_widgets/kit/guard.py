@@ -25,7 +25,7 @@ class Guard:
 
         Args:
             act: The action; arguments that the caller passes to the callback are ignored.
-            lock: Whether to hold the lock meanwhile.
+            lock: Whether to hold the lock while `act` runs.
         """
 
         def guarded(*_ignored: object) -> None:
@@ -36,7 +36,11 @@ class Guard:
 
     @contextmanager
     def run(self, *, lock: bool = True) -> Iterator[None]:
-        """Show any error in the ``with`` block; use `lock` for code that changes the lab, not for code that waits."""
+        """Show any error in the ``with`` block.
+
+        Args:
+            lock: Whether to hold the lock: required for code that changes the lab, forbidden for code that waits.
+        """
         try:
             if lock:
                 with self.lock:

@@ -1,6 +1,11 @@
 /* Draws the trait `figure` with Plotly: always the newest value, one drawing at a time, as wide as its container. */
 
-const CONFIG = { displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+const CONFIG = {
+  displaylogo: false,
+  showSendToCloud: false,
+  plotlyServerURL: "",
+  modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+};
 
 /** Load Plotly once per page; its source text is in a model that all figures share. */
 function plotly(model) {
@@ -19,6 +24,67 @@ function plotly(model) {
   return window.shardscopePlotly;
 }
 
+const NARROW_PX = 560;
+const BETWEEN_PX = 80; // for the ticks and title of one plot's axis and the heading of the next
+
+/** Put plots that stand side by side below each other, in reading order, in a figure of less than `NARROW_PX`. */
+function stacked(layout, width) {
+  const ends = (axis) => layout[axis]?.domain ?? [0, 1];
+  const plots = Object.keys(layout).filter((name) => name.startsWith("xaxis"))
+    .map((x) => ({ x, y: x.replace("x", "y"), across: ends(x), up: ends(x.replace("x", "y")) }))
+    .sort((a, b) => b.up[0] - a.up[0] || a.across[0] - b.across[0]);
+  if (width > NARROW_PX || !plots.some((plot) => plot.across[0] >= 0.3)) return layout;
+  const { t = 0, b = 0 } = layout.margin ?? {};
+  const heights = plots.map(({ up }) => (up[1] - up[0]) * (layout.height - t - b));
+  const whole = heights.reduce((sum, height) => sum + height + BETWEEN_PX, -BETWEEN_PX);
+  let top = whole;
+  plots.forEach((plot, place) => {
+    plot.rows = [(top - heights[place]) / whole, top / whole];
+    top -= heights[place] + BETWEEN_PX;
+  });
+  const isIn = ([from, to], at) => at >= from - 1e-6 && at <= to + 0.05;
+  const move = (note) => {
+    const plot = plots.find(({ across, up }) => isIn(across, note.x) && isIn(up, note.y));
+    if (note.xref !== "paper" || note.yref !== "paper" || !plot) return note;
+    const { across: [left, right], up: [low, high], rows } = plot;
+    const y = rows[0] + ((note.y - low) / (high - low)) * (rows[1] - rows[0]);
+    return { ...note, x: (note.x - left) / (right - left), y };
+  };
+  const axes = plots.flatMap(({ x, y, rows }) => [
+    [x, { ...layout[x], domain: [0, 1] }], [y, { ...layout[y], domain: rows }],
+  ]);
+  return {
+    ...layout,
+    ...Object.fromEntries(axes),
+    height: whole + t + b,
+    annotations: layout.annotations?.map(move),
+  };
+}
+
+const VALUES = new Set(["x", "y", "base", "text", "customdata", "hovertext"]);
+const MARKS = ["shapes", "annotations"];
+const AT_ONCE = { mode: "immediate", transition: { duration: 0 }, frame: { duration: 0, redraw: false } };
+const text = (object, isMeant = () => true) => JSON.stringify(Object.entries(object).filter(([name]) => isMeant(name)));
+
+/** Whether one figure is another with other values and other marks over its plots: it can then be moved, in half the
+ * time that Plotly takes to draw it. */
+function isMoved(was, now) {
+  const isLook = (name) => !VALUES.has(name);
+  const isPlot = (name) => !MARKS.includes(name);
+  return was?.data.length === now.data.length && text(was.layout, isPlot) === text(now.layout, isPlot)
+    && now.data.every((trace, at) => trace.x?.length === was.data[at].x?.length
+      && text(trace, isLook) === text(was.data[at], isLook));
+}
+
+/** Move the drawn figure `was` to the values and marks of `now`. */
+async function move(Plotly, place, was, now) {
+  const pick = (trace) => Object.fromEntries(Object.entries(trace).filter(([name]) => VALUES.has(name)));
+  await Plotly.animate(place, { data: now.data.map(pick), traces: now.data.map((_, at) => at) }, AT_ONCE);
+  const marks = MARKS.filter((name) => JSON.stringify(was.layout[name]) !== JSON.stringify(now.layout[name]));
+  const changes = Object.fromEntries(marks.map((name) => [name, now.layout[name] ?? []]));
+  if (marks.length) await Plotly.relayout(place, changes);
+}
+
 function render({ model, el }) {
   const place = document.createElement("div");
   if (model.get("label")) {
@@ -30,6 +96,7 @@ function render({ model, el }) {
   let Plotly = null;
   let isDrawing = false;
   let isStale = true;
+  let drawn = null;
 
   const draw = async () => {
     isStale = true;
@@ -39,14 +106,20 @@ function render({ model, el }) {
       while (isStale) {
         isStale = false;
         const { data, layout } = structuredClone(model.get("figure"));
-        await Plotly.react(place, data, { ...layout, autosize: false, width: el.clientWidth }, CONFIG);
+        const width = el.clientWidth;
+        const next = { data, layout: { ...stacked(layout, width), autosize: false, width } };
+        const was = structuredClone(next); // Plotly writes into what it is given
+        const config = drawn ? [] : [CONFIG]; // given again, it would be compared at each drawing, for 5 ms
+        if (isMoved(drawn, next)) await move(Plotly, place, drawn, next);
+        else await Plotly.react(place, next.data, next.layout, ...config);
+        drawn = was;
       }
     } finally {
       isDrawing = false;
     }
   };
 
-  const size = new ResizeObserver(draw);
+  const size = new ResizeObserver(() => { if (isStale || el.clientWidth !== drawn?.layout.width) draw(); }); // stale: it was hidden
   size.observe(el);
   model.on("change:figure", draw);
   plotly(model).then((loaded) => { Plotly = loaded; return draw(); });

@@ -50,11 +50,19 @@ class LiveFigure(anywidget.AnyWidget):
         shown = {"data": [], "layout": self._template["layout"]}
         super().__init__(library=_library(), figure=shown, label=label)
 
-    def put(self, traces: Sequence[dict[str, Any]], layout: dict[str, Any]) -> None:
-        """Show `traces`, each merged over the template's trace at the same index, and `layout` merged likewise."""
+    def put(
+        self, traces: Sequence[dict[str, Any]], layout: dict[str, Any], more: Sequence[dict[str, Any]] = ()
+    ) -> None:
+        """Show `traces`, each merged over the template's trace with the same index, and `layout` over its layout.
+
+        Args:
+            traces: Properties of the template's first traces.
+            layout: Changes of the template's layout.
+            more: Complete traces to show in addition.
+        """
         places = self._template["data"]
         data = [place | trace for place, trace in zip(places, traces, strict=False)]
-        self.figure = {"data": data, "layout": _on_top(self._template["layout"], layout)}
+        self.figure = {"data": [*data, *more], "layout": _on_top(self._template["layout"], layout)}
 
     def show_parts(self, traces: Sequence[dict[str, Any]], layout: dict[str, Any]) -> None:
         """Show any number of complete traces, with `layout` merged over the template's layout."""

@@ -1,4 +1,4 @@
-"""Legend samples: a line with its dash for a run, a chip with its pattern for a kind of span."""
+"""Legend samples: a dashed line for a run, and a square with a pattern for a type of span."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def swatch(look: RunStyle | None) -> str:
     dash = _DASH_ARRAYS.get(look.dash)
     array = f' stroke-dasharray="{dash}"' if dash else ""
     line = f'<line x1="1" y1="5" x2="25" y2="5" stroke="{look.colour}" stroke-width="3"{array}/>'
-    return f'<svg class="ss-swatch" width="26" height="10" aria-hidden="true">{line}</svg>'
+    size = 'style="max-width:none;margin-right:7px" width="26" height="10"'
+    return f'<svg class="ss-swatch" {size} aria-hidden="true">{line}</svg>'
 
 
 def chip(look: RunStyle) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.resources import files
 from typing import Any
 
 import ipywidgets as widgets
@@ -22,18 +23,33 @@ from shardscope_widgets.figures._memory_plan import (
     gib_text,
     memory_plan_info,
     memory_plan_text,
+    symbols_text,
     table_rows,
 )
+from shardscope_widgets.kit.form import check_options
+from shardscope_widgets.kit.frame import LAB_CSS, Frame
 from shardscope_widgets.kit.guard import problem_html
 from shardscope_widgets.kit.live_figure import LiveFigure
+from shardscope_widgets.kit.markup import (
+    classed,
+    columns,
+    note_html,
+    row_html,
+    status_html,
+    table_html,
+    words_html,
+)
 from shardscope_widgets.kit.swatch import chip
 from shardscope_widgets.memory_calculator import _controls
 from shardscope_widgets.memory_calculator._choices import LAYOUT_FIELDS, MemoryChoices
-from shardscope_widgets.memory_calculator._heading import Heading
 from shardscope_widgets.memory_calculator._verdict import Verdict, verdict
 from shardscope_widgets.words import plural, safe
 
 ABOUT = "memory on every device, from formulas; hover over a block for its formula, inputs and source"
+
+
+class _Frame(Frame):
+    _css = LAB_CSS + files(__package__).joinpath("memory.css").read_text(encoding="utf-8")
 
 
 class MemoryCalculator(widgets.VBox, MemoryChoices):  # type: ignore[misc]
@@ -52,7 +68,9 @@ class MemoryCalculator(widgets.VBox, MemoryChoices):  # type: ignore[misc]
     def __init__(self, **choices: Any) -> None:
         MemoryChoices.__init__(self)
         super().__init__()
-        self._choose(choices)
+        check_options("MemoryCalculator", choices, MemoryChoices.class_own_traits())
+        for name, value in choices.items():
+            setattr(self, name, value)
         self._is_refitting = False
         self._model: Transformer = self.chosen_model()
         self.term: Term | None = None
@@ -62,34 +80,21 @@ class MemoryCalculator(widgets.VBox, MemoryChoices):  # type: ignore[misc]
         self.figure = LiveFigure(go.Figure())
         self._status, self._problem, self._words, self._table = (widgets.HTML() for _ in range(4))
         self.children = self._arrange()
-        self.add_class("ss-lab")
-        self.add_class("ss-memory")
+        classed(self, "ss-lab", "ss-memory")
         self.observe(self._take_model, ["model", "seq"])
         self.observe(self._update, [*LAYOUT_FIELDS, "device", "framework"])
         self._take_model()
 
-    def _choose(self, choices: dict[str, Any]) -> None:
-        names = set(MemoryChoices.class_own_traits())
-        for name, value in choices.items():
-            if name not in names:
-                raise TypeError(
-                    f"MemoryCalculator has no option {name!r}; use one of {', '.join(sorted(names))}"
-                )
-            setattr(self, name, value)
-
     def _arrange(self) -> tuple[widgets.Widget, ...]:
-        left = _controls.panel(self.controls)
         right = widgets.VBox([self._status, self._problem, self.figure, self._words, self._table])
-        main = widgets.HBox([left, right])
-        for box, name in ((left, "ss-left"), (right, "ss-right"), (main, "ss-main")):
-            box.add_class(name)
-        return Heading(title="Memory Calculator", about=ABOUT), main
+        left = _controls.panel(self.controls)
+        return _Frame(title="Memory Calculator", about=ABOUT), columns(left, right)
 
     def __repr__(self) -> str:
         return f"MemoryCalculator({self._model.name}: {self.verdict.sentence or self.problem})"
 
     def _take_model(self, _change: object = None) -> None:
-        """Switch to another model: sliders offer the divisors of its numbers of heads, layers and experts."""
+        """Switch to another model, and let the sliders offer divisors of its numbers of heads, layers and experts."""
         try:
             self._model = self.chosen_model()
         except (ShardscopeError, OSError) as error:
@@ -127,7 +132,7 @@ class MemoryCalculator(widgets.VBox, MemoryChoices):  # type: ignore[misc]
         self.figure.layout.display = "none"
         self._words.value = self._table.value = ""
         self._problem.value = problem_html(safe(sentence))
-        self._status.value = '<div class="ss-status failed" role="status">This layout is invalid.</div>'
+        self._status.value = status_html("This layout is invalid.", "failed")
 
     def _draw(self) -> None:
         assert self.info is not None
@@ -136,13 +141,11 @@ class MemoryCalculator(widgets.VBox, MemoryChoices):  # type: ignore[misc]
         devices = (
             f"{plural(layout.num_devices, 'device')}, {self._model.num_params / 1e9:.4g} billion parameters."
         )
-        self._status.value = (
-            f'<div class="ss-status {state}" role="status" aria-live="polite">{safe(self.verdict.sentence)}</div>'
-            f'<div class="ss-note">{safe(devices)} {safe(self._host_text())}</div>'
-        )
-        self.figure.figure = figure_dict(self.info)
+        note = note_html(f"{devices} {self._host_text()}")
+        self.figure.figure = figure_dict(self.info)  # first, because the page draws it longest
+        self._status.value = f"{status_html(self.verdict.sentence, state)}{note}"
         self.figure.layout.display = None
-        self._words.value = f'<div class="ss-words">{safe(memory_plan_text(self.info))}</div>'
+        self._words.value = words_html(memory_plan_text(self.info))
         self._table.value = _table_html(self.info)
 
     def _host_text(self) -> str:
@@ -154,14 +157,14 @@ class MemoryCalculator(widgets.VBox, MemoryChoices):  # type: ignore[misc]
 
 def _table_html(info: MemoryPlanInfo) -> str:
     """Return the blocks of the stage with the most memory as an HTML table, also for screen readers."""
-    rows = "".join(map(_row_html, table_rows(info)))
-    head = "".join(f'<th scope="col">{name}</th>' for name in ("block", "kind", "bytes", "formula"))
-    caption = f"<caption>{safe(info.stages[info.fullest].name.capitalize())}, block by block</caption>"
-    body = f"{caption}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody>"
-    return f'<div style="overflow-x:auto"><table class="ss-table">{body}</table></div>'
+    key = symbols_text(info)
+    caption = f"{info.stages[info.fullest].name.capitalize()}, block by block"
+    table = table_html(
+        ("block", "kind", "size", "formula, in bytes"), map(_row_html, table_rows(info)), caption=caption
+    )
+    return f"{table}{note_html(f'{key}.')}" if key else table
 
 
 def _row_html(block: Block) -> str:
     kind = f"{chip(theme.MEMORY_LOOKS[block.kind])}{safe(KIND_NAMES.get(block.kind, block.kind))}"
-    cells = (safe(block.name), kind, gib_text(block.num_bytes), safe(block.formula))
-    return f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+    return row_html((safe(block.name), kind, gib_text(block.num_bytes), safe(block.formula)))

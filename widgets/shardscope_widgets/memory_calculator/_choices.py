@@ -18,7 +18,7 @@ from shardscope_widgets.kit.form import form_of, named, own_trait, trait_of, tra
 from shardscope_widgets.memory_calculator import _catalogue
 
 
-@form_of(Layout, without=["compression"])  # which does not affect memory in these formulas
+@form_of(Layout, without=["compression"])  # these formulas do not include the memory of compression
 class MemoryChoices(t.HasTraits):
     """One trait per control. Setting a trait updates its control, and using the control sets the trait."""
 
@@ -27,28 +27,29 @@ class MemoryChoices(t.HasTraits):
     framework = own_trait(
         "megatron-core",
         "Framework",
-        "Framework whose memory use is modelled, beyond the model states.",
+        "Training framework whose memory use is modelled, in addition to the model states.",
         kind="choice",
         values=named(FRAMEWORKS),
     )
     seq = own_trait(
         0,
-        "Sequence length",
+        "Sequence, tokens",
         "Tokens per sequence; 0 uses the model's own length.",
         least=0,
         most=LARGEST_COUNT,
+        blank="the model's own",
     )
-    data = trait_of(Layout, "data", default=8)
-    tensor = trait_of(Layout, "tensor", default=8)
-    pipeline = trait_of(Layout, "pipeline", default=16)
-    context = trait_of(Layout, "context")
-    expert = trait_of(Layout, "expert")
+    data = trait_of(Layout, "data", "Data ranks", default=8)
+    tensor = trait_of(Layout, "tensor", "Tensor ranks", default=8)
+    pipeline = trait_of(Layout, "pipeline", "Pipeline stages", default=16)
+    context = trait_of(Layout, "context", "Context ranks")
+    expert = trait_of(Layout, "expert", "Expert ranks")
     zero = trait_of(Layout, "zero", "ZeRO stage", default=1)
-    shard = trait_of(Layout, "shard", "Shard over")
+    shard = trait_of(Layout, "shard", "Ranks that shard", blank="all data ranks")
     micro_batch = trait_of(Layout, "micro_batch", "Micro-batch")
     global_batch = trait_of(Layout, "global_batch", default=1536)
     schedule = trait_of(Layout, "schedule", kind="choice", values=named(searched_schedules()))
-    virtual_stages = trait_of(Layout, "virtual_stages")
+    virtual_stages = trait_of(Layout, "virtual_stages", "Stages on a rank")
     recompute = trait_of(Layout, "recompute")
     flash_attention = trait_of(Layout, "flash_attention")
     sequence_parallel = trait_of(Layout, "sequence_parallel", default=True)
@@ -83,7 +84,7 @@ class MemoryChoices(t.HasTraits):
         return layout
 
     def _without_effect(self, model: Transformer) -> dict[str, Any]:
-        """Return the effective values of choices that have no effect or are out of range, given the other choices."""
+        """Return the values to use for choices that, given the other choices, have no effect or are out of range."""
         schedule = PipelineSchedule(self.schedule)
         held = min(
             max(self.virtual_stages, schedule.least_stages), schedule.most_stages or self.virtual_stages

@@ -9,23 +9,24 @@ import ipywidgets as widgets
 from shardscope.spec.model import Transformer
 from shardscope_widgets.kit.controls import controls_for
 from shardscope_widgets.kit.form import in_groups, setting_in
+from shardscope_widgets.kit.markup import classed, heading
 from shardscope_widgets.memory_calculator import _catalogue
 from shardscope_widgets.memory_calculator._choices import MemoryChoices
 
 _GROUPS = {
     "": ("model", "device", "framework", "seq"),
-    "Degrees": ("data", "tensor", "pipeline", "context", "expert", "zero"),
-    "Batch and schedule": ("micro_batch", "global_batch", "schedule", "virtual_stages"),
+    "Parallelism": ("data", "tensor", "pipeline", "context", "expert", "zero"),
+    "Batch and schedule": ("micro_batch", "virtual_stages", "global_batch", "schedule"),
     "Savings": (
         "recompute", "offload", "precision", "optimizer", "flash_attention", "sequence_parallel", "shard",
     ),
 }  # fmt: skip
-"""Controls by heading, followed by those of any other fields of a layout."""
+"""Names of the controls under each heading; controls of any other fields of a layout are added to the last group."""
 SLIDERS = ("data", "tensor", "pipeline", "context", "expert", "zero", "micro_batch", "virtual_stages")
 
 
 def steps_for(field: str, model: Transformer) -> list[int]:
-    """Return the values that a slider offers: divisors of the model's heads, layers or experts, or a fixed list."""
+    """Return the values that a slider offers: divisors of the number of heads, layers or experts, or a fixed list."""
     powers = [1 << power for power in range(13)]
     if field == "tensor":
         return [n for n in powers if model.heads % n == 0 and n <= 64]
@@ -79,7 +80,7 @@ def _bind_model(choices: MemoryChoices, box: widgets.Combobox) -> None:
 
 
 def refit(choices: MemoryChoices, controls: dict[str, widgets.DOMWidget], model: Transformer) -> None:
-    """Update the sliders for another model, moving each to the offered value nearest to its old one."""
+    """Update the sliders for another model, and move each slider to the offered value nearest to its previous value."""
     for field in ("tensor", "pipeline", "expert"):
         steps, was = steps_for(field, model), getattr(choices, field)
         if was not in steps or not set(steps) <= set(controls[field].options):
@@ -90,12 +91,10 @@ def refit(choices: MemoryChoices, controls: dict[str, widgets.DOMWidget], model:
 
 
 def panel(controls: dict[str, widgets.DOMWidget]) -> widgets.VBox:
-    """Lay out the controls in groups, two per row."""
+    """Lay out the controls in groups."""
     boxes: list[widgets.Widget] = []
     for title, fields in zip(_GROUPS, in_groups(MemoryChoices, list(_GROUPS.values())), strict=True):
         if title:
-            boxes.append(widgets.HTML(f'<div class="ss-heading">{title}</div>'))
-        box = widgets.GridBox([controls[field] for field in fields])
-        box.add_class("ss-controls")
-        boxes.append(box)
+            boxes.append(heading(title))
+        boxes.append(classed(widgets.GridBox([controls[field] for field in fields]), "ss-controls"))
     return widgets.VBox(boxes)

@@ -23,21 +23,21 @@ _CHANGES: tuple[tuple[str, dict[str, Any]], ...] = (
     ("offloading the optimizer", {"offload": "optimizer"}),
     ("offloading everything", {"offload": "all"}),
 )
-"""(name, change) pairs, ordered from the smallest time cost to the largest."""
+"""Changes of a layout that save memory, with their names, ordered from the smallest time cost to the largest."""
 _RECOMPUTES = ("none", "selective", "full")
 HOST_BYTES = 256 * 2**30
 """Host memory that one device may use, in bytes: an eighth of a node's 2 TiB."""
 
 
 class Verdict(NamedTuple):
-    """Whether a layout fits, and the sentence that states it."""
+    """Whether a layout fits, and a sentence that explains the result."""
 
     fits: bool
     sentence: str
 
 
 def verdict(model: Transformer, layout: Layout, info: MemoryPlanInfo, *, framework: str) -> Verdict:
-    """Return whether the stage with the most memory fits on the device and, if not, which change would help."""
+    """Return whether the stage that needs the most memory fits on the device and, if not, which change would help."""
     held = info.stages[info.fullest].num_bytes
     spare = info.capacity_bytes - held
     if spare >= 0:
@@ -51,7 +51,7 @@ def verdict(model: Transformer, layout: Layout, info: MemoryPlanInfo, *, framewo
 
 
 def _way_out(model: Transformer, layout: Layout, capacity: float, framework: str) -> str:
-    """Return the cheapest single change that makes the layout fit, or what is left after the most effective change."""
+    """Return advice: the cheapest single change that makes the layout fit, or the most effective if none does."""
     changes = [(name, change) for name, change in _CHANGES if _is_more(layout, change)]
     if not changes:
         return "Use more tensor or pipeline ranks, or a smaller micro-batch."
@@ -64,7 +64,7 @@ def _way_out(model: Transformer, layout: Layout, capacity: float, framework: str
     best = int(totals.argmin())
     name = changes[best][0]
     left = gib_text(float(totals[best]))
-    return f"No single change is enough: {name} leaves {left}. Use more {listed(_degrees(model, layout))}."
+    return f"No single change is enough: {name} needs {left}. Use more {listed(_degrees(model, layout))}."
 
 
 def _is_more(layout: Layout, change: dict[str, Any]) -> bool:

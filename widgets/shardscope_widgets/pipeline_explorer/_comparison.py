@@ -1,4 +1,4 @@
-"""A table that compares all schedules for one pipeline, using the closed-form formulas of the planner."""
+"""A table that compares all schedules for one pipeline, from the closed-form formulas that the planner uses."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from shardscope.analytic.schedules import closed
 from shardscope.errors import SpecError
 from shardscope.spec.pipeline_schedule import PipelineSchedule, schedules
+from shardscope_widgets.kit.markup import row_html, table_html
 from shardscope_widgets.words import safe, seconds_text, three_digits
 
 HEADERS = ("Schedule", "Stages per rank", "Step", "Bubble", "Activations", "vs 1F1B")
@@ -18,8 +19,8 @@ HEADERS = ("Schedule", "Stages per rank", "Step", "Bubble", "Activations", "vs 1
 class ScheduleRow(NamedTuple):
     """One schedule.
 
-    `step_s` is the step time in seconds and `bubble` a fraction of it. `held` is the peak number of micro-batches whose
-    activations one rank holds, and `held_vs_1f1b` its ratio to that of 1F1B.
+    `step_s` is the step time in seconds, and `bubble` the fraction of it for which ranks are idle. `held` is the peak
+    number of micro-batches whose activations one rank holds, and `held_vs_1f1b` is its ratio to the number for 1F1B.
     """
 
     name: str
@@ -29,7 +30,7 @@ class ScheduleRow(NamedTuple):
     held: float
     held_vs_1f1b: float
     problem: str = ""
-    """Why the schedule cannot be used with these inputs (its values are then 0); empty if it can."""
+    """Why the schedule cannot be used with these inputs (its values are then 0); empty if it can be used."""
 
 
 def comparison_info(
@@ -40,17 +41,17 @@ def comparison_info(
     Args:
         stages: Number of ranks.
         microbatches: Micro-batches per step.
-        virtual_stages: Stages per rank, for schedules that let the user choose it.
+        virtual_stages: Stages per rank, for schedules that let the user choose this number.
         t_f: Time of the forward pass of one micro-batch through all stages of a rank, in seconds.
-        t_input: Time of its backward pass for inputs, in seconds.
-        t_weight: Time of its backward pass for weights, in seconds.
+        t_input: Time of the backward pass for inputs of one micro-batch, in seconds.
+        t_weight: Time of the backward pass for weights of one micro-batch, in seconds.
     """
     known = schedules()
     accepted = [index for index, schedule in enumerate(known) if schedule.accepts(microbatches, stages)]
     held = [schedule.stages_of(virtual_stages) for schedule in known]
 
     def figures(chosen: list[int]) -> list[tuple[float, float]]:
-        """Return, for each schedule, the bubble in seconds and the peak number of micro-batches that a rank holds."""
+        """Return for each schedule the bubble in seconds, and the peak number of micro-batches in flight on a rank."""
         index, stages_held = np.array(chosen), np.array([held[each] for each in chosen])
         bubbles = closed.bubble_time(
             index, stages, microbatches, stages_held, t_f, t_input, t_weight, ranks_meet=True
@@ -78,9 +79,9 @@ def comparison_info(
 def _each_or_why(
     figures: Callable[[list[int]], list[tuple[float, float]]], chosen: list[int]
 ) -> dict[int, tuple[float, float] | str]:
-    """Return the values of each schedule, or the error message if they cannot be computed.
+    """Return by schedule index the values of `figures`, or the error message if they cannot be computed.
 
-    All schedules are computed in one call; if that fails, each is computed separately.
+    All schedules are computed in one call; if that fails, each schedule is computed separately.
     """
     try:
         return dict(zip(chosen, figures(chosen), strict=True))
@@ -93,15 +94,9 @@ def _each_or_why(
 def comparison_html(rows: Sequence[ScheduleRow], selected: str) -> str:
     """Return the rows as an HTML table, with the selected schedule marked."""
     best = min((row.step_s for row in rows if not row.problem), default=0.0)
-    head = "".join(f'<th scope="col">{safe(name)}</th>' for name in HEADERS)
     known = {schedule.name: schedule for schedule in schedules()}
-    body = "".join(
-        _row_html(row, known[row.name], is_selected=row.name == selected, best=best) for row in rows
-    )
-    table = (
-        f'<table class="ss-table ss-schedules"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-    )
-    return f'<div style="overflow-x:auto">{table}</div>'
+    body = (_row_html(row, known[row.name], is_selected=row.name == selected, best=best) for row in rows)
+    return table_html(HEADERS, body, kind="ss-schedules")
 
 
 def _row_html(row: ScheduleRow, schedule: PipelineSchedule, *, is_selected: bool, best: float) -> str:
@@ -122,9 +117,9 @@ def _row_html(row: ScheduleRow, schedule: PipelineSchedule, *, is_selected: bool
         three_digits(row.held),
         f"{_meter(row.held_vs_1f1b / 2)}{row.held_vs_1f1b:.2f}",
     )
-    return f"<tr{mark}>{title}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+    return row_html(cells, head=title, mark=mark)
 
 
 def _meter(part: float) -> str:
-    """Return a bar with the width `part`, a fraction; hidden from screen readers, as the number is next to it."""
+    """Return a bar filled to the fraction `part`; hidden from screen readers, because the number is next to it."""
     return f'<i class="ss-meter" aria-hidden="true"><i style="width:{min(1.0, max(0.0, part)):.0%}"></i></i>'

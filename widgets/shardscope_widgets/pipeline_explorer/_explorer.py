@@ -1,11 +1,10 @@
-"""The Pipeline Explorer widget: choices as traits, and the figure and table computed from them."""
+"""The Pipeline Explorer widget: inputs as traits, and the figure and table computed from these inputs."""
 
 from __future__ import annotations
 
 from importlib.resources import files
 from typing import Any
 
-import anywidget
 import ipywidgets as widgets
 import plotly.graph_objects as go
 import traitlets as t
@@ -15,15 +14,16 @@ from shardscope.errors import ShardscopeError, SpecError
 from shardscope.spec.pipeline_schedule import PipelineSchedule, schedules
 from shardscope_widgets.figures._schedule import ScheduleInfo, schedule_info, schedule_json, schedule_text
 from shardscope_widgets.kit.controls import controls_for
-from shardscope_widgets.kit.form import in_groups, own_trait
-from shardscope_widgets.kit.frame import Frame
+from shardscope_widgets.kit.form import check_options, in_groups, own_trait
+from shardscope_widgets.kit.frame import LAB_CSS, Frame
 from shardscope_widgets.kit.live_figure import LiveFigure
+from shardscope_widgets.kit.markup import classed, columns, heading, status_html, words_html
 from shardscope_widgets.pipeline_explorer._comparison import comparison_html, comparison_info
 from shardscope_widgets.words import safe, seconds_text
 
 NOTE = (
-    "Computed by closed-form formulas, or by simulation where there are none, for stages of equal cost, free "
-    "communication and a barrier between steps. Hover over a name for the idea and its source."
+    "Computed with closed-form formulas, or by simulation if there is no formula, for stages of equal cost, free "
+    "communication and a barrier between steps. Hover over a name for a description and the source."
 )
 
 
@@ -36,11 +36,8 @@ _TIME: dict[str, Any] = {"least": 0, "reach": 30, "step": 0.5, "slider": ".1f"}
 """Slider settings for a time in milliseconds."""
 
 
-class Style(anywidget.AnyWidget):
-    """The explorer's own style sheet; the heading loads the one shared by all widgets."""
-
-    _esm = "export default {};"
-    _css = files(__package__).joinpath("explorer.css").read_text(encoding="utf-8")
+class _Frame(Frame):
+    _css = LAB_CSS + files(__package__).joinpath("explorer.css").read_text(encoding="utf-8")
 
 
 class PipelineExplorer(widgets.VBox):  # type: ignore[misc]
@@ -65,7 +62,7 @@ class PipelineExplorer(widgets.VBox):  # type: ignore[misc]
     virtual_stages = own_trait(
         2,
         "Stages per rank",
-        "Stages of each rank; only interleaved schedules let you choose.",
+        "Number of stages on each rank, which only interleaved schedules let you choose.",
         least=1,
         most=4,
         slider="d",
@@ -74,10 +71,16 @@ class PipelineExplorer(widgets.VBox):  # type: ignore[misc]
         10.0, "Forward, ms", "Forward pass of one micro-batch through all stages of a rank, in ms.", **_TIME
     )
     t_input = own_trait(
-        10.0, "Backward for inputs, ms", "Its backward pass for inputs, in milliseconds.", **_TIME
+        10.0,
+        "Backward for inputs, ms",
+        "Backward pass of one micro-batch for inputs, in milliseconds.",
+        **_TIME,
     )
     t_weight = own_trait(
-        10.0, "Backward for weights, ms", "Its backward pass for weights, in milliseconds.", **_TIME
+        10.0,
+        "Backward for weights, ms",
+        "Backward pass of one micro-batch for weights, in milliseconds.",
+        **_TIME,
     )
     send = own_trait(
         0.0,
@@ -88,7 +91,7 @@ class PipelineExplorer(widgets.VBox):  # type: ignore[misc]
     last_stage = own_trait(
         1.0,
         "Cost of the last stage, relative",
-        "Time of the last stage, which has the output layer, as a multiple of the others.",
+        "Time of the last stage, which has the output layer, as a multiple of the time of another stage.",
         least=0,
         reach=3,
         step=0.05,
@@ -105,30 +108,21 @@ class PipelineExplorer(widgets.VBox):  # type: ignore[misc]
     )
 
     def __init__(self, **choices: Any) -> None:
-        known = self.class_own_traits()
-        unknown = sorted(set(choices) - set(known))
-        if unknown:
-            raise TypeError(
-                f"PipelineExplorer has no option {unknown[0]!r}; use one of {', '.join(sorted(known))}"
-            )
+        check_options("PipelineExplorer", choices, self.class_own_traits())
         super().__init__(**choices)
         self.timeline: Timeline | None = None
         self.controls = controls_for(self)
         self._idea, self._status, self._words, self._table = (widgets.HTML() for _ in range(4))
         self.figure = LiveFigure(go.Figure())
         self.figure.add_class("ss-figure")
-        heading = widgets.HTML(f'<div class="ss-heading">All schedules <span>{safe(NOTE)}</span></div>')
-        right = widgets.VBox([self._status, self.figure, self._words, heading, self._table])
-        right.add_class("ss-right")
-        main = widgets.HBox([self._panel(), right])
-        main.add_class("ss-main")
-        frame = Frame(
+        all_schedules = heading("All schedules", NOTE)
+        right = widgets.VBox([self._status, self.figure, self._words, all_schedules, self._table])
+        frame = _Frame(
             title="Pipeline Explorer",
-            about="when each rank runs which operation, what it waits for, and what it holds",
+            about="the operations of each rank over time, its idle time, and the activations that it keeps",
         )
-        self.children = (frame, Style(), main)
-        self.add_class("ss-lab")
-        self.add_class("ss-explorer")
+        self.children = (frame, columns(self._panel(), right))
+        classed(self, "ss-lab", "ss-explorer")
         self.observe(lambda _: self.refresh(), list(self.class_own_traits()))
         self.refresh()
 
@@ -136,12 +130,10 @@ class PipelineExplorer(widgets.VBox):  # type: ignore[misc]
         """Return the controls stacked vertically, in groups with headings."""
         first, *groups = in_groups(PipelineExplorer, [("schedule",), *_GROUPS.values()])
         rows = [*(self.controls[name] for name in first), self._idea]
-        for heading, names in zip(_GROUPS, groups, strict=True):
-            rows.append(widgets.HTML(f'<div class="ss-group">{heading}</div>'))
+        for title, names in zip(_GROUPS, groups, strict=True):
+            rows.append(widgets.HTML(f'<h3 class="ss-group">{title}</h3>'))
             rows += [self.controls[name] for name in names]
-        box = widgets.VBox(rows)
-        box.add_class("ss-left")
-        return box
+        return widgets.VBox(rows)
 
     @t.validate("schedule")
     def _known_schedule(self, proposal: Any) -> str:
@@ -166,16 +158,16 @@ class PipelineExplorer(widgets.VBox):  # type: ignore[misc]
             self.stages, self.microbatches, virtual_stages=self.virtual_stages,
             t_f=self.t_f / 1e3, t_input=self.t_input / 1e3, t_weight=self.t_weight / 1e3,
         )  # fmt: skip
-        self._table.value = comparison_html(rows, self.schedule)
         try:
             self.timeline = self._timeline()
         except ShardscopeError as error:
             self.timeline = None
-            self._say(f'<div class="ss-status failed" role="status">{safe(error)}</div>', "")
+            self._say(status_html(error, "failed"), "")
             self.figure.layout.display = "none"
-            return
-        info = schedule_info(self.timeline, schedule=self.schedule, freed_by_input=self.freed_by_input)
-        self._show(info, next(row.bubble for row in rows if row.name == self.schedule))
+        else:
+            info = schedule_info(self.timeline, schedule=self.schedule, freed_by_input=self.freed_by_input)
+            self._show(info, next(row.bubble for row in rows if row.name == self.schedule))
+        self._table.value = comparison_html(rows, self.schedule)
 
     def _timeline(self) -> Timeline:
         table = build(self.schedule, self.stages, self.microbatches, self.held)
@@ -184,15 +176,13 @@ class PipelineExplorer(widgets.VBox):  # type: ignore[misc]
         return table.timeline(times, stage_cost=uneven, send=self.send)
 
     def _show(self, info: ScheduleInfo, formula: float) -> None:
-        against = self._against_formula(info, formula)
-        status = f'<div class="ss-status completed" role="status">{safe(against)}</div>'
-        self._say(status, schedule_text(info))
-        self.figure.figure = schedule_json(info)
+        self.figure.figure = schedule_json(info)  # first, because the page draws it longest
         self.figure.layout.display = None
+        self._say(status_html(self._against_formula(info, formula), "completed"), schedule_text(info))
 
     def _say(self, status: str, words: str) -> None:
         self._status.value = status
-        self._words.value = f'<div class="ss-words">{safe(words)}</div>'
+        self._words.value = words_html(words)
 
     def _against_formula(self, info: ScheduleInfo, formula: float) -> str:
         """Return text with the simulated step time and bubble, and the bubble from the closed-form formula.
@@ -201,7 +191,7 @@ class PipelineExplorer(widgets.VBox):  # type: ignore[misc]
         """
         counted = f"step {seconds_text(info.gantt.end_ms / 1e3)}, bubble {info.gantt.bubble:.1%} simulated"
         if type(PipelineSchedule(self.schedule)).bubble is PipelineSchedule.bubble:
-            return counted  # there is no formula to compare with
+            return counted  # the schedule has no formula with which to compare the simulation
         if abs(formula - info.gantt.bubble) < 5e-4:
             return f"{counted}, the same from the closed-form formula"
         why = " for free communication and equal stages" if self.send or self.last_stage != 1 else ""

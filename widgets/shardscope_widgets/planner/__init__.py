@@ -1,4 +1,4 @@
-"""The Planner: every layout of a model on a cluster, ranked by weighted objectives as the weights change."""
+"""The Planner: ranks every layout of a model on a cluster by weighted objectives, and re-ranks when weights change."""
 
 from shardscope_widgets.planner._planner import Planner
 

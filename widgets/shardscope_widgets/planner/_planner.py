@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import Any
 
 import ipywidgets as widgets
 import traitlets as t
 
-from shardscope.prediction.planner import Plans, plan
+from shardscope.errors import ShardscopeError
+from shardscope.prediction.planner import Plans, default_batch, known_model, plan
 from shardscope.spec.cluster import Cluster, Device
 from shardscope.spec.layout import OFFLOAD_NAMES, RECOMPUTE_NAMES, Layout, searched_schedules
 from shardscope.spec.layout_compression import compression_names
 from shardscope.spec.model import Model, Transformer
+from shardscope.spec.numbers import LARGEST_COUNT
 from shardscope_widgets.figures import _plans
 from shardscope_widgets.kit.controls import controls_for
-from shardscope_widgets.kit.form import named, own_trait, trait_of
+from shardscope_widgets.kit.form import check_options, named, own_trait, trait_of
 from shardscope_widgets.kit.guard import Guard
+from shardscope_widgets.kit.markup import classed
 from shardscope_widgets.planner._screen import PlannerScreen
 
 ANY = "any"
@@ -30,20 +34,28 @@ FILTERS: dict[str, tuple[Any, ...]] = {
     "offload": OFFLOAD_NAMES,
     "compression": compression_names()[1:],
 }
+AXIS_NAMES = {
+    "tensor": "Tensor ranks",
+    "pipeline": "Pipeline stages",
+    "context": "Context ranks",
+    "zero": "ZeRO stage",
+}
 WEIGHTS = {"time": "Time", "headroom": "Memory left", "dollars": "Dollars"}
-ASKED = ("model", "device", "nodes", "global_batch", "precision")
+ASKED = ("model", "device", "nodes", "seq", "global_batch", "precision")
+BUDGET = "tokens_billions"
+OPTIONS = (*ASKED, BUDGET, "fix", "weights", "chosen")
 
 
 def _transformers() -> tuple[tuple[str, str], ...]:
-    """Return the names of the presets that can be planned: transformers, because their layers are equal."""
+    """Return the names of the presets that the planner accepts: transformers, because all their layers are equal."""
     return named(name for name in Model.names() if isinstance(Model.of(name), Transformer))
 
 
 class Planner(widgets.VBox):  # type: ignore[misc]
-    """Choose a model and a cluster; see every layout ranked, the Pareto front, and why the others are slower.
+    """Choose a model and a cluster; see all layouts ranked, the Pareto front, and why a layout is slower than the best.
 
     Changing the weights re-ranks the plans of the last search within milliseconds. Any other change starts a new
-    search.
+    search. Choosing another model sets sequence length and global batch to the defaults of this model.
 
     Args:
         model: Name of a preset, or a `Transformer`.
@@ -58,9 +70,17 @@ class Planner(widgets.VBox):  # type: ignore[misc]
     model = own_trait("gpt3-175b", "Model", "Model to plan for.", values=_transformers)
     device = own_trait("a100-80gb", "Device", "Accelerator of the cluster.", values=named(Device.names()))
     nodes = own_trait(
-        128, "Nodes", "Number of nodes, each with the device's usual setup.", least=1, reach=1 << 14
+        128, "Nodes", "Number of nodes; the device determines their size and links.", least=1, reach=1 << 14
     )
-    global_batch = trait_of(Layout, "global_batch", default=1536)
+    seq = own_trait(2048, "Sequence, tokens", "Tokens per sequence.", least=1, most=LARGEST_COUNT)
+    global_batch = trait_of(Layout, "global_batch", "Batch, sequences", default=2048)
+    tokens_billions = own_trait(
+        300.0,
+        "Tokens, billions",
+        "Number of tokens to train on, in billions; it sets the time to train and the cost.",
+        least=0.001,
+        step=10,
+    )
     precision = trait_of(Layout, "precision", values=named(("fp32", "bf16-mixed", "fp16-mixed", "fp8-mixed")))
     fix = t.Dict(default_value={"offload": "none"}, help="Layout axes fixed to one value, by name.")
     weights = t.Dict(default_value={"time": 1.0}, help="Weight of each objective in the ranking, by name.")
@@ -73,30 +93,28 @@ class Planner(widgets.VBox):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self._own_model = model if isinstance(model, Transformer) else None
-        self._own_cluster = cluster
+        self._own_cluster, self._is_filling = cluster, False
         name = model.name if isinstance(model, Transformer) else model
-        for field, value in {**({"model": name} if name else {}), **choices}.items():
-            if not self.has_trait(field):
-                raise TypeError(
-                    f"Planner has no option {field!r}; use one of {', '.join(ASKED)}, fix, weights, chosen"
-                )
+        check_options("Planner", (field for field in choices if not self.has_trait(field)), OPTIONS)
+        self.model = name or self.model
+        self._take_model()
+        for field, value in choices.items():
             setattr(self, field, value)
         self._guard = Guard(lambda problem: setattr(self, "problem", problem))
         self.controls = {
-            "What to plan": self._asked(),
+            "Model and cluster": self._asked(),
             "What counts": self._measures(),
             "Hold fixed": self._filters(),
         }
         self.screen = PlannerScreen(self.controls)
         self.children = self.screen.children
-        self.add_class("ss-lab")
-        self.add_class("ss-planner")
+        classed(self, "ss-lab", "ss-planner")
         self._wire()
         self._guard.callback(self.search)()
 
     def _asked(self) -> dict[str, widgets.Widget]:
         given = {"device", "nodes"} if self._own_cluster is not None else set()
-        return controls_for(self, [name for name in ASKED if name not in given])
+        return controls_for(self, [name for name in (*ASKED, BUDGET) if name not in given])
 
     def _measures(self) -> dict[str, widgets.Widget]:
         sliders = {}
@@ -109,7 +127,7 @@ class Planner(widgets.VBox):  # type: ignore[misc]
                 value=self.weights.get(name, 0.0),
                 readout_format=".2f",
             )
-            slider.tooltip = f"How much {words.lower()} counts in the ranking"
+            slider.tooltip = f"Weight of {words.lower()} in the ranking"
             slider.observe(self._guard.callback(self._take_weights), "value")
             sliders[name] = slider
         return sliders
@@ -122,10 +140,10 @@ class Planner(widgets.VBox):  # type: ignore[misc]
                 *((str(value), value) for value in values),
             ]
             control = widgets.Dropdown(
-                description=axis.capitalize(),
+                description=AXIS_NAMES.get(axis, axis.capitalize()),
                 options=options,
                 value=self.fix.get(axis, ANY),
-                tooltip=f"Only layouts with this {axis}",
+                tooltip=f"Search only layouts with this value of {axis}",
             )
             control.observe(self._guard.callback(self._take_filters), "value")
             filters[axis] = control
@@ -133,9 +151,11 @@ class Planner(widgets.VBox):  # type: ignore[misc]
 
     def _wire(self) -> None:
         callback = self._guard.callback
-        self.observe(callback(self.search), [*ASKED, "fix"])
+        self.observe(callback(self._change_model), "model")
+        self.observe(callback(self._change), [*(name for name in ASKED if name != "model"), "fix"])
         self.observe(callback(self._rank), "weights")
         self.observe(callback(self._draw), "chosen")
+        self.observe(callback(self._take_budget), BUDGET)
         self.observe(lambda change: setattr(self.screen.problem, "value", change["new"]), "problem")
         self.screen.table.observe(callback(self._take_row), "chosen")
         self.screen.scatter.observe(callback(self._take_point), "clicked")
@@ -160,6 +180,27 @@ class Planner(widgets.VBox):  # type: ignore[misc]
         if len(place):
             self.chosen = int(place[0]) + 1
 
+    @property
+    def transformer(self) -> Transformer:
+        """The chosen model, with its own sequence length."""
+        own = self._own_model
+        return own if own is not None and own.name == self.model else known_model(self.model)
+
+    def _take_model(self) -> None:
+        """Set sequence length and global batch to the defaults of the chosen model."""
+        self._is_filling = True
+        with suppress(ShardscopeError):  # an unknown model is reported by the search
+            self.seq, self.global_batch = self.transformer.seq, default_batch(self.transformer)
+        self._is_filling = False
+
+    def _change_model(self) -> None:
+        self._take_model()
+        self.search()
+
+    def _change(self) -> None:
+        if not self._is_filling:
+            self.search()
+
     def search(self) -> None:
         """Search again with the current inputs."""
         self.problem, self.plans = "", None
@@ -174,17 +215,13 @@ class Planner(widgets.VBox):  # type: ignore[misc]
     def _search(self) -> None:
         start = time.perf_counter()
         cluster = self._own_cluster or Cluster.of(self.device, nodes=self.nodes)
-        own = self._own_model
-        model = own if own is not None and own.name == self.model else Model.of(self.model)
+        model = self.transformer.replace(seq=self.seq)
         self.plans = plan(
             model, cluster, self.weights, global_batch=self.global_batch, fix=self.fix, precision=self.precision,
         )  # fmt: skip
         took = time.perf_counter() - start
         self.screen.draw_search(self.plans)
-        self.screen.say(
-            f"{_plans.plans_text(self.plans)} Searched in {took:.2f} s.",
-            state="completed" if len(self.plans) else "failed",
-        )
+        self._say(self.plans, f" Searched in {took:.2f} s.")
         self._show_first()
 
     def _rank(self) -> None:
@@ -193,9 +230,22 @@ class Planner(widgets.VBox):  # type: ignore[misc]
             return
         self.problem = ""
         self.plans = self.plans.by(self.weights)
-        state = "completed" if len(self.plans) else "failed"
-        self.screen.say(_plans.plans_text(self.plans), state=state)
+        self._say(self.plans)
         self._show_first()
+
+    @property
+    def tokens(self) -> float:
+        """Number of tokens to train on."""
+        return float(self.tokens_billions) * 1e9
+
+    def _take_budget(self) -> None:
+        if self.plans is not None:
+            self._say(self.plans)
+            self._draw()
+
+    def _say(self, plans: Plans, more: str = "") -> None:
+        state = "completed" if len(plans) else "failed"
+        self.screen.say(f"{_plans.plans_text(plans, tokens=self.tokens)}{more}", state=state)
 
     def _show_first(self) -> None:
         if self.chosen == 1:
@@ -210,5 +260,5 @@ class Planner(widgets.VBox):  # type: ignore[misc]
             self.screen.draw_nothing()
             return
         chosen = min(self.chosen, len(self.plans.order))
-        self.screen.draw_ranking(self.plans, chosen)
+        self.screen.draw_ranking(self.plans, chosen, tokens=self.tokens)
         self.screen.draw_chosen(self.plans, chosen, self.plans.explain(chosen, 1) if chosen > 1 else None)

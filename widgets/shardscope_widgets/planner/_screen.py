@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.resources import files
 from typing import Any
 
+import anywidget
 import ipywidgets as widgets
 import plotly.graph_objects as go
+import traitlets as t
 
 from shardscope.prediction.planner import Explanation, Plans
+from shardscope.prediction.planner.table import KEY, table_rows
 from shardscope_widgets.figures import _plans
 from shardscope_widgets.kit.click_figure import ClickFigure
 from shardscope_widgets.kit.frame import Frame
 from shardscope_widgets.kit.live_figure import LiveFigure
-from shardscope_widgets.planner._parts import PlanTable
+from shardscope_widgets.kit.markup import classed, columns, heading, note_html, status_html, words_html
 from shardscope_widgets.words import safe
 
 _EMPTY = _plans.PlansInfo((), (), 0.0)
-ABOUT = "every layout of a model on a cluster, ranked by prediction; nothing is run"
+ABOUT = "every layout of a model on a cluster, ranked by predicted cost; no training is run"
+
+
+class PlanTable(anywidget.AnyWidget):
+    """A table of text in which one row is selected."""
+
+    _esm = files(__package__).joinpath("table.js").read_text(encoding="utf-8")
+    _css = files(__package__).joinpath("planner.css").read_text(encoding="utf-8")
+    header = t.List(t.Unicode()).tag(sync=True)
+    rows = t.List(t.List(t.Unicode())).tag(sync=True)
+    chosen = t.Int(1, help="Number of the selected row, from 1.").tag(sync=True)
 
 
 class PlannerScreen:
@@ -32,21 +46,20 @@ class PlannerScreen:
         self.children = self._arrange(controls)
 
     def _arrange(self, controls: Mapping[str, Mapping[str, widgets.Widget]]) -> tuple[widgets.Widget, ...]:
-        scroll = widgets.VBox([self.table])
-        scroll.add_class("ss-plan-scroll")
-        beside = _heading("The chosen plan next to the best")
-        self.answer = widgets.VBox([self.scatter, scroll, beside, self.terms, self.told])
-        self.left_out = widgets.VBox([_heading("Rejected layouts", "by reason"), self.rejected])
-        right = widgets.VBox([self.status, self.problem, self.note, self.answer, self.left_out])
-        left = _controls_box(controls)
-        main = widgets.HBox([left, right])
-        for box, name in ((left, "ss-left"), (right, "ss-right"), (main, "ss-main")):
-            box.add_class(name)
-        return Frame(title="Planner", about=ABOUT), main
+        scroll = classed(widgets.VBox([self.table]), "ss-plan-scroll")
+        beside = heading("The chosen plan next to the best")
+        key = widgets.HTML(note_html(f"{KEY}."))
+        self.answer = widgets.VBox([scroll, key, beside, self.terms, self.told])
+        self.left_out = widgets.VBox(
+            [heading("Layouts that are not in the table", "by reason"), self.rejected]
+        )
+        right = widgets.VBox([self.status, self.problem, self.note, self.scatter])
+        frame = Frame(title="Planner", about=ABOUT)
+        return frame, columns(_controls_box(controls), right), self.answer, self.left_out
 
     def say(self, text: str, *, state: str) -> None:
         """Set the status line at the top."""
-        self.status.value = f'<div class="ss-status {state}" role="status"><span>{safe(text)}</span></div>'
+        self.status.value = status_html(text, state)
 
     def draw_search(self, plans: Plans) -> None:
         """Draw the parts that change only with a new search: rejections and the calibration note."""
@@ -56,17 +69,18 @@ class PlannerScreen:
         self.left_out.layout.display = None
         known = plans.setting.calibration
         told = f"Calibration {known.name}" + (f": {known.note}." if known.note else ".")
-        self.note.value = f'<div class="ss-note">{safe(told)}</div>'
+        self.note.value = note_html(told)
 
-    def draw_ranking(self, plans: Plans, chosen: int) -> None:
+    def draw_ranking(self, plans: Plans, chosen: int, *, tokens: float) -> None:
         """Draw the parts that depend on the ranking or the chosen plan: the table and the scatter plot.
 
         Args:
             plans: Result of the search.
             chosen: Position of the chosen plan in the ranking, from 1.
+            tokens: Number of tokens to train on, for the time and the cost.
         """
-        self.answer.layout.display = None
-        header, rows = _plans.table_rows(plans)
+        self.answer.layout.display = self.scatter.layout.display = None
+        header, rows = table_rows(plans, tokens=tokens)
         with self.table.hold_sync():
             self.table.header, self.table.rows, self.table.chosen = list(header), rows, chosen
         best, kept = (int(plans.order[rank - 1]) if len(plans) else None for rank in (1, chosen))
@@ -79,8 +93,8 @@ class PlannerScreen:
         self.told.value = _told(explanation)
 
     def draw_nothing(self) -> None:
-        """Show that there is no plan: only the numbers of rejected layouts stay visible."""
-        self.answer.layout.display = "none"
+        """Hide all results except the numbers of rejected layouts, because no layout fits."""
+        self.answer.layout.display = self.scatter.layout.display = "none"
         self.table.rows = []
         self.scatter.figure, self.told.value = self._dots, ""
 
@@ -94,15 +108,9 @@ class PlannerScreen:
 
 def _told(explanation: Explanation | None) -> str:
     if explanation is None:
-        return (
-            '<div class="ss-words">Choose a row or a point to see what makes it slower than the best.</div>'
-        )
+        return words_html("Choose a row or a point to see why that plan is slower than the best.")
     head, *rest = map(safe, explanation.sentences)
     return f'<div class="ss-told"><b>{head}</b><ul>{"".join(f"<li>{line}</li>" for line in rest)}</ul></div>'
-
-
-def _heading(text: str, about: str = "") -> widgets.HTML:
-    return widgets.HTML(f'<div class="ss-heading">{text}<span>{about}</span></div>')
 
 
 def _controls_box(controls: Mapping[str, Mapping[str, Any]]) -> widgets.VBox:
@@ -111,5 +119,5 @@ def _controls_box(controls: Mapping[str, Mapping[str, Any]]) -> widgets.VBox:
         sliders = title == "What counts"
         box = widgets.VBox(list(group.values())) if sliders else widgets.GridBox(list(group.values()))
         box.add_class("ss-weights" if sliders else "ss-controls")
-        boxes += [_heading(title), box]
+        boxes += [heading(title), box]
     return widgets.VBox(boxes)

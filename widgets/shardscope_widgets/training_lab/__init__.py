@@ -1,8 +1,9 @@
 """The Training Lab: configure, start, watch, stop and compare real runs.
 
 _runbook     the runs on disk
-live         the live figures; `panels` and `_history` have further parts, and `_screen` the layout
-_check       the correctness check, and `_forecast` the prediction, each in its own thread
+live         the live figures; `panels` and `_history` contain other parts of the page, `_screen` arranges all parts
+_presets     jobs to start with
+_check       the correctness check, `_forecast` the prediction, `_advice` the explanation, each in its own thread
 _lab         the widget that connects these parts; `job_form` provides its inputs
 
 All persistent state is on disk or in traits, so widgets can be discarded at any time.

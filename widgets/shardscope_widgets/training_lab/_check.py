@@ -10,6 +10,8 @@ import ipywidgets as widgets
 
 from shardscope.errors import ShardscopeError
 from shardscope_widgets.kit.guard import problem_html
+from shardscope_widgets.kit.markup import classed, status_html
+from shardscope_widgets.training_lab._words import error_html
 from shardscope_widgets.words import plural, safe
 
 if TYPE_CHECKING:
@@ -30,8 +32,7 @@ class CheckPanel:
     """Runs one check at a time and stores the result in `report`; calls `on_change` when a check starts and ends."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:
-        self.box = widgets.HTML()
-        self.box.add_class("ss-check")
+        self.box = classed(widgets.HTML(), "ss-check")
         self.report: CheckReport | None = None
         self._on_change = on_change
         self._thread: threading.Thread | None = None
@@ -61,7 +62,7 @@ class CheckPanel:
         self._on_change()
 
     def cancel(self) -> None:
-        """Cancel the check at its next step and stop its current run."""
+        """Cancel the check: its current run stops after the next step."""
         self._cancelled.set()
 
     def wait(self, timeout: float | None = None) -> CheckReport | None:
@@ -99,7 +100,7 @@ class CheckPanel:
         except _Cancelled:
             self._say("The check was cancelled.")
         except ShardscopeError as error:
-            self.box.value = problem_html(_failure(error))
+            self.box.value = error_html("<b>The check could not be run</b>", error)
         except Exception as error:  # noqa: BLE001 - shown in the panel
             self.box.value = problem_html(f"The check failed. {safe(type(error).__name__)}: {safe(error)}")
         else:
@@ -114,11 +115,4 @@ class CheckPanel:
         self._say(f"Checking, run {part} of 2: {who}, step {step} of {job.steps}.")
 
     def _say(self, text: str) -> None:
-        self.box.value = f'<div class="ss-status running" role="status">{safe(text)}</div>'
-
-
-def _failure(error: ShardscopeError) -> str:
-    text = error.args[0] if error.args else ""
-    traceback = getattr(error, "traceback", "")
-    details = f"<details><summary>Traceback</summary><pre>{safe(traceback)}</pre></details>"
-    return f"<b>The check could not be run</b><br>{safe(text)}{details if traceback else ''}"
+        self.box.value = status_html(text, "running")

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import ipywidgets as widgets
 
+from shardscope_widgets.kit.markup import classed
+from shardscope_widgets.training_lab._forecast_words import forecast_text
 from shardscope_widgets.words import safe
 
 if TYPE_CHECKING:
@@ -18,18 +20,17 @@ PAUSE_S = 0.2
 
 
 class Forecast:
-    """A line with the prediction for the newest job, which expands to show all terms.
+    """“What will happen”: the prediction for the newest job in two sentences, which expands to show all terms.
 
-    If the job will not fit in memory, a checkbox allows the user to start it anyway. Nothing is predicted before
-    `begin` is called, because until then the lab is not displayed.
+    If the job is predicted not to fit in memory, a checkbox allows the user to start it anyway. Nothing is predicted
+    before `begin` is called, because the lab is not displayed before that.
     """
 
     def __init__(self) -> None:
         self.line = widgets.HTML()
         self.anyway = widgets.Checkbox(description="Start it anyway", indent=False)
         self.anyway.layout.display = "none"
-        self.box = widgets.VBox([self.line, self.anyway])
-        self.box.add_class("ss-forecast")
+        self.box = classed(widgets.VBox([self.line, self.anyway]), "ss-forecast")
         self.found: Preflight | None = None
         self._asked: Job | None = None
         self._begun = False
@@ -73,8 +74,11 @@ class Forecast:
     def _show(self, found: Preflight) -> None:
         self.found = found
         refused = found.refusal is not None
-        text = f"It does not fit: {found.refusal}" if refused else str(found)
+        text = f"It does not fit: {found.refusal}" if refused else forecast_text(found)
         inside = "" if found.prediction is None else found.prediction._repr_html_()
-        opened = f"<details><summary>{safe(text)}</summary>{inside}</details>" if inside else safe(text)
-        self.line.value = f'<div class="ss-note{" bad" if refused else ""}">{opened}</div>'
+        all_terms = (
+            f"<details><summary>All terms of the prediction</summary>{inside}</details>" if inside else ""
+        )
+        said = f'<b>What will happen</b> <span role="status">{safe(text)}</span>{all_terms}'
+        self.line.value = f'<div class="ss-what{" bad" if refused else ""}">{said}</div>'
         self.anyway.layout.display = None if refused else "none"

@@ -9,6 +9,7 @@ import ipywidgets as widgets
 import traitlets as t
 
 from shardscope_widgets.figures.theme import RunStyle
+from shardscope_widgets.kit.markup import classed, heading_html, words_html
 from shardscope_widgets.kit.swatch import swatch
 from shardscope_widgets.training_lab._runbook import RunEntry
 from shardscope_widgets.training_lab._words import state_text
@@ -16,18 +17,18 @@ from shardscope_widgets.words import plural, safe
 
 MOST_ROWS = 40
 """Maximum number of runs listed, newest first."""
+_NONE = "none yet; every run is stored on disk and listed here"
 
 
 class _Row:
-    """Widgets of one run; created once and kept, because a closed child widget leaves its box empty after a reload."""
+    """Widgets of one run. They are never closed, because a box with a closed child is empty after a page reload."""
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
         self.tick = widgets.Checkbox(indent=False)
         self.tick.tooltip = "Show this run in the plots"
         self.about = widgets.HTML()
-        self.box = widgets.VBox([self.tick, self.about])
-        self.box.add_class("ss-run")
+        self.box = classed(widgets.VBox([self.tick, self.about]), "ss-run")
 
     def write(self, entry: RunEntry, look: RunStyle | None) -> None:
         self.tick.description = entry.trace.label
@@ -39,18 +40,26 @@ class History(widgets.VBox):  # type: ignore[misc]
     """Rows of runs, newest first. `shown` has the ids of the ticked runs, oldest first."""
 
     shown = t.List(t.Unicode())
+    group = t.Unicode("")
+    shows_tools = t.Bool(False)
 
     def __init__(self) -> None:
         self._rows: dict[str, _Row] = {}
         self._head = widgets.HTML()
-        self._list = widgets.VBox()
-        self._list.add_class("ss-runs")
+        self._list = classed(widgets.VBox(), "ss-runs")
         self._note = widgets.HTML()
-        super().__init__([self._head, self._list, self._note])
+        self.groups = widgets.Dropdown(description="Group", options=[("no runs", "")], value="")
+        self.groups.tooltip = "Runs of one group share the plots; by default, a group is a model and its data"
+        self.tools = widgets.Checkbox(description="Also runs of tools", indent=False)
+        self.tools.tooltip = "Also list runs that tools launched for measurements, such as checks"
+        self._is_filling = False
+        super().__init__([self._head, classed(self.groups, "ss-group"), self._list, self.tools, self._note])
+        self.groups.observe(self._regroup, "value")
+        widgets.link((self.tools, "value"), (self, "shows_tools"))
         self.update({}, {})
 
     def update(self, entries: Mapping[str, RunEntry], looks: Mapping[str, RunStyle], note: str = "") -> None:
-        """Show these runs.
+        """Show these runs in the list.
 
         Args:
             entries: Runs by id, oldest first.
@@ -58,8 +67,10 @@ class History(widgets.VBox):  # type: ignore[misc]
             note: Line to show below the list.
         """
         listed = list(entries)[::-1][:MOST_ROWS]
-        self._head.value = _head(len(entries), len(looks))
-        self._note.value = f'<div class="ss-words">{safe(note)}</div>' if note else ""
+        known = f"{len(looks)} of {len(entries)} shown"
+        self._head.value = heading_html("Runs", known if entries else _NONE)
+        self.groups.layout.display = None if len(self.groups.options) > 1 else "none"
+        self._note.value = words_html(note)
         for run_id in listed:
             row = self._rows.get(run_id) or self._new_row(run_id)
             row.write(entries[run_id], looks.get(run_id))
@@ -67,6 +78,22 @@ class History(widgets.VBox):  # type: ignore[misc]
         boxes = tuple(self._rows[run_id].box for run_id in listed)
         if boxes != self._list.children:
             self._list.children = boxes
+
+    def offer(self, groups: Mapping[str, int], chosen: str) -> None:
+        """Offer these groups, with their numbers of runs, and select `chosen`."""
+        options = [(f"{name} ({count})", name) for name, count in groups.items()] or [("no runs", "")]
+        self._is_filling = True
+        try:
+            if tuple(options) != tuple(self.groups.options):
+                self.groups.options = options
+            if chosen in groups:
+                self.groups.value = self.group = chosen
+        finally:
+            self._is_filling = False
+
+    def _regroup(self, change: Mapping[str, Any]) -> None:
+        if not self._is_filling and change["new"]:
+            self.group = change["new"]
 
     def _new_row(self, run_id: str) -> _Row:
         row = self._rows[run_id] = _Row(run_id)
@@ -77,8 +104,3 @@ class History(widgets.VBox):  # type: ignore[misc]
         if change["new"] != (run_id in self.shown):
             rest: Sequence[str] = [other for other in self.shown if other != run_id]
             self.shown = [*rest, run_id] if change["new"] else list(rest)
-
-
-def _head(known: int, shown: int) -> str:
-    note = f"{shown} of {known} shown" if known else "none yet; each run is kept on disk and listed here"
-    return f'<div class="ss-heading">Runs <span>{note}</span></div>'

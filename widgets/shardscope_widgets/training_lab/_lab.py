@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -16,15 +17,23 @@ from shardscope.errors import ShardscopeError
 from shardscope_widgets.figures._overview import MOST_RUNS
 from shardscope_widgets.html import summary_html
 from shardscope_widgets.job_form.choices import JobChoices
+from shardscope_widgets.job_form.from_job import choices_of
+from shardscope_widgets.job_form.topics import reset
 from shardscope_widgets.kit.clock import Clock
+from shardscope_widgets.kit.form import check_options
+from shardscope_widgets.kit.frame import fallback_html
 from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.training_lab import _words
+from shardscope_widgets.training_lab._advice import AdvicePanel
 from shardscope_widgets.training_lab._check import CheckPanel
+from shardscope_widgets.training_lab._ghosts import Ghosts
 from shardscope_widgets.training_lab._runbook import RunBook, RunEntry
 from shardscope_widgets.training_lab._screen import Screen
+from shardscope_widgets.training_lab._table import RunsTable
 
 if TYPE_CHECKING:
     from shardscope.runtime import Run
+    from shardscope.spec import Job
     from shardscope_widgets.trace import Trace
 
 SHOWN_AT_FIRST = 4
@@ -34,7 +43,7 @@ WAIT_S = 0.02
 
 
 class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
-    """Choose a job, start it on real ranks, watch it, stop it, check it, and compare runs in the same plots.
+    """Choose a job, start it on real ranks, follow its progress, and compare several runs in the same plots.
 
     Constructing a lab does not start any rank. Runs are stored on disk: after a reload of the page or a restart of
     the kernel, a new lab shows them all and follows those that are still running.
@@ -50,23 +59,26 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
 
     shown = t.List(t.Unicode(), help="Ids of the runs shown in the plots, oldest first.")
     focus = t.Unicode(
-        "", help="Id of the run in focus: its timeline and ring are shown, and `stop` stops it."
+        "", help="Id of the run in focus: its timeline and recorded step are shown, and `stop` stops it."
     )
     status = t.Unicode("", help="Status of the run in focus, in words.")
+    group = t.Unicode("", help="Group of the runs that are listed and shown; see `Run.group`.")
     problem = t.Unicode("", help="The last error, as HTML; empty if there is none.")
 
     def __init__(self, *, root: Path | str | None = None, **choices: Any) -> None:
         self._guard = Guard(lambda problem: setattr(self, "problem", problem))
         self._book = RunBook(Path(root) if root is not None else None)
         self._seen_at = self._detailed_at = 0.0
-        self._due = False
+        self._due = self._stale = self._has_chosen = False
         self._published = ""
         self._display_id: str | None = None
         JobChoices.__init__(self)
         super().__init__()
         self._choose(choices)
         self.check = CheckPanel(self._guard.callback(self._replan))
-        self.screen = Screen(self, self.check.box)
+        table = RunsTable(self._guard, self._redraw, self._forget)
+        advice, ghosts = AdvicePanel(self._press_try), Ghosts(self._redraw)
+        self.screen = Screen(self, self.check.box, advice, ghosts, table)
         self.children = self.screen.children
         self.add_class("ss-lab")
         self._wire()
@@ -75,10 +87,8 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         self._clock.start()
 
     def _choose(self, choices: dict[str, Any]) -> None:
-        names = set(JobChoices.class_own_traits())
+        check_options("TrainingLab", choices, JobChoices.class_own_traits())
         for name in sorted(choices, key=lambda name: (name in {"lr", "latency"}, name.endswith("options"))):
-            if name not in names:
-                raise TypeError(f"TrainingLab has no option {name!r}; use one of {', '.join(sorted(names))}")
             setattr(self, name, choices[name])
 
     def _wire(self) -> None:
@@ -87,9 +97,13 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         screen.stop.on_click(callback(self.stop, lock=False))
         screen.check.on_click(callback(self._press_check))
         self.observe(callback(self._replan), [*JobChoices.class_own_traits()])
+        self.observe(callback(screen.presets.forget), [*JobChoices.class_own_traits()])
         self.observe(callback(self._refocus), ["focus", "shown"])
         self.observe(lambda change: setattr(screen.problem, "value", change["new"]), "problem")
         screen.history.observe(callback(self._take_ticks), "shown")
+        screen.history.observe(callback(self._take_group), "group")
+        screen.history.observe(callback(self._take_tools), "shows_tools")
+        self.observe(callback(self._show_group), "group")
         screen.live.focus.observe(callback(self._take_focus), "value")
         screen.live.last_step.observe(callback(self._take_step), "value")
         for control in (screen.live.window, screen.live.follow):
@@ -100,7 +114,7 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
 
     @property
     def run(self) -> Run | None:
-        """The run in focus: the last one started, unless another was selected; None if there is none."""
+        """The run in focus: the last run started, unless another run was selected; None if there is no run."""
         entry = self._book.entries.get(self.focus)
         return entry.run if entry else None
 
@@ -125,6 +139,10 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         run = launch(self.job(), root=self._book.root, preflight=not self.screen.forecast.anyway.value)
         self.watch(run)
         return run
+
+    def fill(self, job: Job) -> None:
+        """Set all controls to the values of a job."""
+        reset(self, choices_of(job))
 
     def start_check(self) -> None:
         """Check the job that the controls describe against a single-process run, as the Check button does.
@@ -195,11 +213,44 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
             self.screen.forecast.want(job)
             self.screen.check.disabled = job.world_size == 1 and not self.check.is_running
 
+    def _press_try(self, run: Run, change: Mapping[str, Any]) -> None:
+        with self._guard.run():
+            self._try(run, change)
+
+    def _try(self, run: Run, change: Mapping[str, Any]) -> None:
+        """Show the job of a run with a change in the form, and start it."""
+        from shardscope.runtime import launch
+
+        job = run.job.replace(**change, name=None)
+        self.fill(job)
+        started = launch(job, root=self._book.root, group=run.group)
+        started.baseline = run.id
+        self.watch(started)
+
     def _press_check(self) -> None:
         if self.check.is_running:
             self.check.cancel()
         else:
             self.start_check()
+
+    def _forget(self, run: Run) -> None:
+        """Stop showing a run that has been deleted."""
+        self._book.entries.pop(run.id, None)
+        self.shown = [other for other in self.shown if other != run.id]
+        self.refresh()
+
+    def _take_group(self) -> None:
+        self.group = self.screen.history.group
+
+    def _take_tools(self) -> None:
+        self._book.shows_tools = self.screen.history.shows_tools
+        self.refresh()
+
+    def _show_group(self) -> None:
+        """Show the newest runs of the group, unless runs of it are shown already."""
+        own = self._book.of_group(self.group)
+        if not any(run_id in own for run_id in self.shown):
+            self.shown = [*own][-SHOWN_AT_FIRST:]
 
     def _take_ticks(self) -> None:
         self.shown = self.screen.history.shown[-MOST_RUNS:]
@@ -214,10 +265,22 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
             self._draw_details()
 
     def _refocus(self) -> None:
+        self._has_chosen = True
+        self._keep_to_one_group()
         if self.focus not in self.shown:
             self.focus = self.shown[-1] if self.shown else ""
         self.problem = ""
         self.refresh()
+
+    def _keep_to_one_group(self) -> None:
+        """Show only runs of one group, that of the run added last, because others would make its plots unreadable."""
+        newest = self._book.entries.get(self.shown[-1]) if self.shown else None
+        if newest is None:
+            return
+        own = self._book.of_group(newest.trace.group)
+        if any(run_id not in own for run_id in self.shown):
+            self.shown = [run_id for run_id in self.shown if run_id in own]
+        self.group = newest.trace.group
 
     # Updates from the runs.
 
@@ -231,11 +294,13 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         if everything or now - self._seen_at > LOOK_FOR_RUNS_EVERY_S:
             self._seen_at = now
             everything |= self._book.find()
-            if not self.shown and not self.screen.history.shown:  # tick the newest runs initially
-                self.set_trait("shown", list(self._book.entries)[-SHOWN_AT_FIRST:])
+            if not self._has_chosen and self._book.entries:  # tick the newest runs initially
+                self.group = next(iter(self._book.groups))
         alive = {run_id for run_id, entry in self._book.entries.items() if entry.is_alive}
         changed = self._book.poll(self.shown)
-        if changed or everything:
+        self.screen.ghosts.want([entry.run for entry in self._shown_entries()])
+        if changed or everything or self._stale:
+            self._stale = False
             self._draw_runs()
             self._due = True
         for run_id in alive & changed:
@@ -243,7 +308,12 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         if self._due and now - self._detailed_at > DRAW_DETAILS_EVERY_S:
             self._detailed_at, self._due = now, False
             self._draw_details()
-            self.screen.draw_summary(self._shown_traces())
+            self.screen.draw_summary(self._shown_entries())
+        self._want_advice()
+
+    def _redraw(self) -> None:
+        """Redraw everything at the next tick of the clock."""
+        self._stale = True
 
     def _shown_entries(self) -> list[RunEntry]:
         return [self._book.entries[run_id] for run_id in self.shown if run_id in self._book.entries]
@@ -256,9 +326,13 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         return entry.trace if entry else None
 
     def _draw_runs(self) -> None:
-        self.screen.draw_runs(self._book.entries, self._shown_entries(), self.focus, self._book.skipped)
+        self._book.name(self.shown)
+        self.screen.history.offer(self._book.groups, self.group)
+        own = self._book.of_group(self.group)
+        self.screen.draw_runs(own, self._shown_entries(), self.focus, self._book.skipped)
         entry = self._book.entries.get(self.focus)
-        self.status = _words.status_text(entry)
+        ghost = self.screen.ghosts.found.get(self.focus)
+        self.status = _words.status_text(entry, ghost and ghost.step_s)
         self.screen.draw_status(entry, self.status)
         if entry is not None and entry.state == "failed":
             self.problem = self.screen.failure_of(entry) or self.problem
@@ -266,17 +340,26 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
     def _draw_details(self) -> None:
         self.screen.draw_details(self._focus_trace(), self._shown_traces())
         entry = self._book.entries.get(self.focus)
-        self.screen.outcome.want(
-            None if entry is None or entry.is_alive or not entry.trace.steps else entry.run
-        )
+        is_over = entry is not None and not entry.is_alive and bool(entry.trace.steps)
+        self.screen.outcome.want(entry.run if entry is not None and is_over else None)
+
+    def _want_advice(self) -> None:
+        """Request the explanation of the run in focus, at every tick, because an earlier one may still be computed."""
+        entry = self._book.entries.get(self.focus)
+        if entry is None:
+            self.screen.advice.want(None, 0, is_alive=False)
+            return
+        before = self._book.entries.get(entry.run.baseline or "")
+        baseline = None if before is None else before.run
+        self.screen.advice.want(entry.run, len(entry.trace.steps), is_alive=entry.is_alive, baseline=baseline)
 
     def _ended(self, entry: RunEntry) -> None:
-        """If the run has ended since the last poll, show any failure and store the results in the notebook."""
+        """If the run has ended, show the error if it failed, and update the results stored in the notebook."""
         if entry.is_alive:
             return
         if entry.state == "failed":
             self.problem = self.screen.failure_of(entry) or self.problem
-        self.screen.draw_summary(self._shown_traces())
+        self.screen.draw_summary(self._shown_entries())
         self._publish()
 
     # The persistent result.
@@ -287,10 +370,13 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         display(super_display, raw=True)
         self.screen.forecast.begin()
         self.screen.outcome.begin()
+        self.screen.advice.begin()
+        self.screen.ghosts.begin()
+        self._redraw()
         self._display_id = self._display_id or uuid4().hex
-        display(HTML(self._published), display_id=self._display_id)
+        display(HTML(fallback_html(self._published)), display_id=self._display_id)
 
     def _publish(self) -> None:
         self._published = summary_html(self._shown_traces())
         if self._display_id is not None:
-            update_display(HTML(self._published), display_id=self._display_id)
+            update_display(HTML(fallback_html(self._published)), display_id=self._display_id)

@@ -1,4 +1,4 @@
-"""Comparison of the run in focus with its prediction, computed in a separate thread once the run has ended."""
+"""Compare the run in focus with its prediction, in a separate thread, after the run has ended."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import threading
 from typing import TYPE_CHECKING
 
 import ipywidgets as widgets
-import plotly.graph_objects as go
 
 from shardscope.measure.compare.of_run import comparison_or_reason
 from shardscope_widgets import figures
+from shardscope_widgets.figures import theme
 from shardscope_widgets.kit.live_figure import LiveFigure
+from shardscope_widgets.kit.markup import classed
 from shardscope_widgets.words import safe
 
 if TYPE_CHECKING:
@@ -19,18 +20,19 @@ if TYPE_CHECKING:
 
 _LATER = "The run in focus is compared with its prediction once it has ended."
 _WORKING = "The run is being compared with its prediction."
+_FAILED = "The run cannot be compared with its prediction"
 
 
 class OutcomePanel:
     """A table and a figure that compare a run with its prediction, or a sentence while there is no comparison.
 
-    Nothing is compared before `begin` is called, because until then the lab is not displayed.
+    Nothing is compared before `begin` is called, because the lab is not displayed before that.
     """
 
     def __init__(self) -> None:
         self.table = widgets.HTML()
-        self.figure = LiveFigure(go.Figure(), label="Predicted and measured")
-        self.box = widgets.VBox([self.table, self.figure])
+        self.figure = LiveFigure(theme.blank(), label="Predicted and measured")
+        self.box = classed(widgets.HBox([self.table, self.figure]), "ss-outcome-box")
         self.found: Comparison | None = None
         self._asked: Run | None = None
         self._begun = False
@@ -63,9 +65,13 @@ class OutcomePanel:
     def _work(self, run: Run) -> None:
         with self._working:  # one at a time; a run that is no longer in focus by then is skipped
             if run is self._asked:
-                found = comparison_or_reason(run)
-                if run is self._asked:
-                    self._show(found)
+                try:
+                    found = comparison_or_reason(run)
+                    if run is self._asked:
+                        self._show(found)
+                except Exception as error:  # noqa: BLE001 - nobody sees an error of a thread
+                    if run is self._asked:
+                        self._say(f"{_FAILED}: {type(error).__name__}: {error}")
 
     def _show(self, found: Comparison | str) -> None:
         if isinstance(found, str):

@@ -1,19 +1,22 @@
-"""The list of runs on disk, with a trace for each.
+"""The list of runs on disk, with a trace for each run.
 
 Runs are stored in directories and outlive the kernel, so the list is always read with `shardscope.runs`. After a
-page reload or a kernel restart it has the same runs and continues to follow those that are still running.
+page reload or a kernel restart, the list has the same runs, and those that are still running are followed again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardscope.spec.run_names import run_looks, run_names
 from shardscope_widgets.trace import Trace
 
 if TYPE_CHECKING:
+    from shardscope.runlog.summary import Summary
     from shardscope.runtime import Run
     from shardscope.runtime.listing import Skipped
 
@@ -27,7 +30,34 @@ class RunEntry:
     state: str = ""
     tail: Any = None
     problem: Skipped | None = None
-    """Why the run can no longer be read; None if it can."""
+    """Why the run can no longer be read; None if it can be read."""
+
+    @cached_property
+    def stored(self) -> Summary | None:
+        """Summary that was written when the run ended, for a run whose events have not been read."""
+        return self.run.stored_summary
+
+    @property
+    def loss(self) -> float | None:
+        """Loss of the last finished step; None if it is unknown."""
+        if self.trace.steps or self.is_alive:
+            return self.trace.loss
+        return self.stored.loss if self.stored else None
+
+    @property
+    def diverged_at(self) -> int | None:
+        """First of the steps since which the loss has been far too high; None if it has not diverged."""
+        if self.trace.steps or self.is_alive:
+            found = self.trace.divergence
+            return None if found is None else found.step
+        return self.stored.diverged_at if self.stored else None
+
+    @property
+    def last_step(self) -> int:
+        """The last finished step; 0 before the first."""
+        if self.trace.steps or self.is_alive:
+            return self.trace.last_step
+        return self.stored.last_step if self.stored else 0
 
     @property
     def is_alive(self) -> bool:
@@ -53,16 +83,19 @@ class RunBook:
 
     root: Path | None = None
     entries: dict[str, RunEntry] = field(default_factory=dict)
+    shows_tools: bool = False
+    """Whether to include the runs that tools launched for measurements of their own, such as checks."""
+    _named: Any = None
     skipped: str = ""
-    """One line about the runs that could not be read; empty if all could."""
+    """One line about the runs that could not be read; empty if all could be read."""
 
     def find(self) -> bool:
-        """Look for runs added to or removed from the disk; return whether the list or `skipped` has changed."""
+        """Update `entries` and `skipped` from the runs on disk; return whether either has changed."""
         from shardscope.runtime import runs
         from shardscope.runtime.listing import note_on
 
-        before = (list(self.entries), self.skipped)
-        found = runs(self.root)
+        before = (list(self.entries), self.skipped, self.groups)
+        found = runs(self.root, all=self.shows_tools)
         entries: dict[str, RunEntry] = {}
         bad: list[Skipped] = []
         for run in reversed(found):
@@ -73,18 +106,18 @@ class RunBook:
         bad += [entry.problem for entry in entries.values() if entry.problem]
         self.entries = entries
         self.skipped = note_on([*found.skipped, *bad])
-        self._name_apart()
-        return before != (list(self.entries), self.skipped)
+        for entry in entries.values():
+            entry.trace.group = entry.run.group
+        return before != (list(self.entries), self.skipped, self.groups)
 
     def add(self, run: Run) -> RunEntry:
         """Add a run that has just been started."""
         entry = self.entries.get(run.id) or RunEntry(run, Trace.of(run), run.state)
         self.entries[run.id] = entry
-        self._name_apart()
         return entry
 
     def poll(self, run_ids: Iterable[str]) -> set[str]:
-        """Read new events of these runs and of all that are still running; return the ids of those that changed."""
+        """Read new events of these runs and of all live runs; return the ids of the runs that have changed."""
         wanted = {*run_ids, *(run_id for run_id, entry in self.entries.items() if entry.is_alive)}
         return {run_id for run_id in wanted if run_id in self.entries and self._polled(self.entries[run_id])}
 
@@ -98,13 +131,48 @@ class RunBook:
             entry.problem = _skipped(entry.run, error)
             return True
 
-    def _name_apart(self) -> None:
-        """Number runs with the same name: ``ring-gpt-nano``, ``ring-gpt-nano 2``."""
-        seen: dict[str, int] = {}
-        for entry in self.entries.values():
-            name = entry.run.name
-            seen[name] = seen.get(name, 0) + 1
-            entry.trace.label = name if seen[name] == 1 else f"{name} {seen[name]}"
+    @property
+    def groups(self) -> dict[str, int]:
+        """Number of runs by group, the group of the newest run first."""
+        counts: dict[str, int] = {}
+        for entry in reversed(self.entries.values()):
+            counts[entry.trace.group] = counts.get(entry.trace.group, 0) + 1
+        return counts
+
+    def of_group(self, group: str) -> dict[str, RunEntry]:
+        """Return the runs of a group, oldest first."""
+        return {run_id: entry for run_id, entry in self.entries.items() if entry.trace.group == group}
+
+    def name(self, shown: Sequence[str]) -> None:
+        """Name the shown runs by what differs between them, and each other run of their group as if it were shown too.
+
+        A run keeps its colour and its dash while it is shown.
+
+        Args:
+            shown: Ids of the shown runs, in their order in legend and table.
+        """
+        chosen = [self.entries[run_id] for run_id in shown if run_id in self.entries]
+        others = [entry for run_id, entry in self.entries.items() if run_id not in shown]
+        if self._named == (key := (tuple(shown), tuple((e.run.id, e.trace.group) for e in others))):
+            return
+        self._named = key
+        jobs = [entry.run.job for entry in chosen]
+        for entry, label in zip(chosen, run_names(jobs), strict=True):
+            entry.trace.label = label
+        looks = run_looks([entry.trace.strategy for entry in chosen], [entry.trace.look for entry in chosen])
+        for entry, look in zip(chosen, looks, strict=True):
+            entry.trace.look = look
+        for entry in others:
+            entry.trace.look = None
+        group = chosen[-1].trace.group if chosen else ""
+        for name in {entry.trace.group for entry in others}:
+            own = [entry for entry in others if entry.trace.group == name]
+            if name == group:
+                labels = [run_names([*jobs, entry.run.job])[-1] for entry in own]
+            else:
+                labels = run_names([entry.run.job for entry in own])
+            for entry, label in zip(own, labels, strict=True):
+                entry.trace.label = label
 
 
 def _skipped(run: Run, error: Exception) -> Skipped:

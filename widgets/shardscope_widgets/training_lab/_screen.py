@@ -7,21 +7,25 @@ from collections.abc import Mapping, Sequence
 import ipywidgets as widgets
 
 from shardscope_widgets.figures.theme import RunStyle, run_looks
-from shardscope_widgets.html import summary_html
 from shardscope_widgets.job_form import controls
 from shardscope_widgets.job_form.choices import KINDS, JobChoices
 from shardscope_widgets.job_form.options import Options
+from shardscope_widgets.job_form.topics import FIRST
 from shardscope_widgets.kit.frame import Frame
-from shardscope_widgets.ring_view import RingView
+from shardscope_widgets.kit.markup import classed, columns, note_html, status_html
+from shardscope_widgets.step_player import StepPlayer
 from shardscope_widgets.trace import Trace
 from shardscope_widgets.training_lab import _words
+from shardscope_widgets.training_lab._advice import AdvicePanel
 from shardscope_widgets.training_lab._forecast import Forecast
+from shardscope_widgets.training_lab._ghosts import Ghosts
 from shardscope_widgets.training_lab._history import History
 from shardscope_widgets.training_lab._outcome import OutcomePanel
+from shardscope_widgets.training_lab._presets import Preset, PresetBar
 from shardscope_widgets.training_lab._runbook import RunEntry
+from shardscope_widgets.training_lab._table import RunsTable
 from shardscope_widgets.training_lab.live import LiveView
 from shardscope_widgets.training_lab.panels import Panels
-from shardscope_widgets.words import safe
 
 ABOUT = "real ranks in separate processes, which continue training if you close the tab"
 
@@ -30,45 +34,63 @@ class Screen:
     """All widgets of a lab.
 
     Args:
-        choices: Traits that the controls are synchronised with.
-        check_box: Widget that shows the check.
+        choices: Traits with which the controls are synchronised.
+        check_box: Widget that shows the progress and result of a check.
+        advice: The explanation of the run in focus.
+        ghosts: Predicted values of the runs.
+        table: The table that compares the shown runs.
     """
 
-    def __init__(self, choices: JobChoices, check_box: widgets.Widget) -> None:
+    def __init__(
+        self,
+        choices: JobChoices,
+        check_box: widgets.Widget,
+        advice: AdvicePanel,
+        ghosts: Ghosts,
+        table: RunsTable,
+    ) -> None:
         self.controls = controls.make_controls(choices)
-        self.options = {field: Options(choices, field) for field in KINDS}
+        self.options = {kind: Options(choices, kind) for kind in KINDS}
         self.start = widgets.Button(description="Start", icon="play", button_style="primary")
         self.stop = widgets.Button(description="Stop", icon="stop", disabled=True)
         self.check = widgets.Button(description="Check", icon="check")
         self.start.tooltip = "Start this job on real ranks"
         self.stop.tooltip = "Stop the run in focus at its next step"
-        self.plan, self.status, self.problem, self.summary = (widgets.HTML() for _ in range(4))
-        self.forecast, self.outcome = Forecast(), OutcomePanel()
-        self.history, self.live, self.panels, self.ring = History(), LiveView(), Panels(), RingView()
+        self.plan, self.status, self.problem = (widgets.HTML() for _ in range(3))
+        self.table = table
+        self.forecast, self.outcome, self.advice, self.ghosts = Forecast(), OutcomePanel(), advice, ghosts
+        self.presets = PresetBar(choices, self._chose)
+        self.topics = controls.Topics(choices, self.controls, self.options)
+        self.history, self.live, self.panels, self.player = History(), LiveView(), Panels(), StepPlayer()
         self.tabs = widgets.Tab(
-            [widgets.VBox([self.live.box, self.panels.box]), self.summary, self.outcome.box, self.ring],
-            titles=("Live", "Side by side", "Predicted", "Ring"),
+            [widgets.VBox([self.live.box, self.panels.box]), self.table.box, self.outcome.box, self.player],
+            titles=("Live", "Side by side", "Predicted", "One step"),
         )
+        self._played = ""
         self.say_checking(is_checking=False)
         self.children = self._arrange(check_box)
 
     def _arrange(self, check_box: widgets.Widget) -> tuple[widgets.Widget, ...]:
-        buttons = widgets.HBox([self.start, self.stop, self.check])
-        panel = controls.panel(self.controls, self.options)
-        left = widgets.VBox([panel, buttons, self.plan, self.forecast.box, self.history])
-        right = widgets.VBox([self.status, self.problem, check_box, self.tabs])
-        main = widgets.HBox([left, right])
-        for box, name in ((buttons, "ss-buttons"), (left, "ss-left"), (right, "ss-right"), (main, "ss-main")):
-            box.add_class(name)
-        return Frame(title="Training Lab", about=ABOUT), main
+        first = [self.controls[name] for name in FIRST]
+        buttons = classed(widgets.HBox([self.start, self.stop, self.check]), "ss-buttons")
+        bar = classed(widgets.HBox([*first, buttons]), "ss-first", "ss-controls")
+        said = classed(widgets.VBox([self.plan, self.forecast.box]), "ss-said")
+        left = widgets.VBox([self.topics, self.history])
+        right = widgets.VBox([self.status, self.advice.box, self.problem, check_box, self.tabs])
+        return Frame(title="Training Lab", about=ABOUT), self.presets, bar, said, columns(left, right)
+
+    def _chose(self, preset: Preset) -> None:
+        """Show the tab that shows a preset's job best."""
+        titles = list(self.tabs.titles)
+        self.tabs.selected_index = titles.index(preset.tab) if preset.tab in titles else 0
 
     def say_plan(self, text: str, *, is_possible: bool) -> None:
         """Show what the Start button would do, or why the job is invalid."""
         self.start.disabled = not is_possible
-        self.plan.value = f'<div class="ss-note{"" if is_possible else " bad"}">{safe(text)}</div>'
+        self.plan.value = note_html(text, is_bad=not is_possible)
 
     def say_checking(self, *, is_checking: bool) -> None:
-        """Label the check button for starting a check, or for cancelling the running one."""
+        """Label the check button “Check”, or “Cancel” while a check is running."""
         self.check.description, self.check.icon = ("Cancel", "times") if is_checking else ("Check", "check")
         self.check.tooltip = (
             "Cancel the running check"
@@ -81,30 +103,38 @@ class Screen:
     ) -> None:
         """Draw the list of runs with a note below it, the legend and the four plots."""
         traces = [entry.trace for entry in shown]
-        looks = run_looks([trace.strategy for trace in traces])
+        looks = run_looks(traces)
         by_id: dict[str, RunStyle] = {entry.run.id: look for entry, look in zip(shown, looks, strict=True)}
         self.history.shown = list(by_id)
         self.history.update(entries, by_id, note)
         self.live.offer_runs({entry.run.id: entry.trace.label for entry in shown}, focus)
-        self.live.draw_overview(traces, looks)
+        self.live.draw_overview(traces, focus, self.ghosts.found.get(focus))
 
     def draw_status(self, entry: RunEntry | None, text: str) -> None:
         """Draw the status line of the run in focus."""
         state = entry.state if entry else "idle"
-        self.status.value = f'<div class="ss-status {safe(state)}" role="status">{safe(text)}</div>'
+        self.status.value = status_html(text, state)
         self.stop.disabled = entry is None or not entry.is_alive
 
     def draw_details(self, focus: Trace | None, shown: Sequence[Trace]) -> None:
-        """Draw the timeline, the panels below it, and the ring animation."""
-        self.live.draw_timeline(focus)
+        """Draw the timeline, the panels below it, and the step player."""
+        known = self.ghosts.found
+        self.live.draw_timeline(focus, known.get(focus.run_id) if focus is not None else None)
         last_step = None if self.live.follow.value else self.live.last_step.value
-        self.panels.draw(focus, shown, last_step=last_step)
-        if focus is not None and focus.chunks:
-            self.ring.show(focus)
+        self.panels.draw(focus, shown, last_step=last_step, ghosts=known)
+        if focus is not None and self._played != focus.run_id:
+            self._played = focus.run_id if self._show_step(focus) else ""
 
-    def draw_summary(self, shown: Sequence[Trace]) -> None:
+    def _show_step(self, focus: Trace) -> bool:
+        """Show the recorded step of a run in the player; return whether it is there and complete."""
+        found = focus.step_events()
+        if found is not None or self.player.step_events is not None:
+            self.player.show(found)
+        return found is not None
+
+    def draw_summary(self, shown: Sequence[RunEntry]) -> None:
         """Draw the table that compares the runs."""
-        self.summary.value = summary_html(shown)
+        self.table.draw(shown)
 
     def failure_of(self, entry: RunEntry) -> str:
         """Return why a run failed, as HTML; empty if it did not fail."""

@@ -1,14 +1,24 @@
-"""Texts of the lab: the state of a run, the plan before it starts, and error boxes."""
+"""Texts of the lab: the state of a run, the description of a job before it starts, and error boxes."""
 
 from __future__ import annotations
 
-from shardscope.errors import RunFailed
+import psutil
+
+from shardscope.errors import RunFailed, ShardscopeError
+from shardscope.machine import usable_cores
+from shardscope.measure.compare_runs.view import ADVICE, DIVERGED
+from shardscope.runlog.figures import FIGURES, figure_text
 from shardscope.spec import Job, Strategy, registry
 from shardscope.spec.models import MODELS
 from shardscope_widgets.kit.guard import problem_html
 from shardscope_widgets.trace import Trace
 from shardscope_widgets.training_lab._runbook import RunEntry
-from shardscope_widgets.words import count_text, plural, rate_text, safe
+from shardscope_widgets.words import count_text, plural, rate_text, safe, seconds_text
+
+LEAST_STEPS = 6
+"""Number of finished steps from which a run is explained, and its step time compared with the predicted one."""
+_SLOW = 2.0
+"""Measured step time, relative to the predicted one, from which the status says that the run is slow."""
 
 
 def plan_text(job: Job) -> str:
@@ -36,25 +46,40 @@ def strategy_text(name: str) -> str:
 
 
 def progress_text(entry: RunEntry) -> str:
-    """Return the progress of a run: ``step 12 of 100, loss 2.345``."""
-    steps = entry.trace.steps
-    if not steps:
+    """Return the progress of a run: ``step 12 of 100, loss 2.3451``."""
+    if not entry.last_step:
         return "no step finished yet" if entry.is_alive else "no step finished"
-    return f"step {entry.run.job.progress(steps[-1].number)}, loss {steps[-1].loss:.3f}"
+    return f"step {entry.run.job.progress(entry.last_step)}{_loss(entry)}"
 
 
 def state_text(entry: RunEntry) -> str:
-    """Return the state of a run in a few words: ``running, step 12 of 100``, ``completed, loss 2.345``."""
-    steps = entry.trace.steps
-    if not steps or entry.tail is None:
-        return entry.state
-    if entry.state == "completed":
-        return f"completed, loss {steps[-1].loss:.3f}"
-    return f"{entry.state}, step {entry.run.job.progress(steps[-1].number)}"
+    """Return the state of a run in a few words: ``running, step 12 of 100, loss 2.3451``, ``completed, loss 2.3451``.
+
+    A run whose loss has diverged has a mark, ``▲ diverged``.
+    """
+    mark = "" if entry.diverged_at is None else f", {DIVERGED} diverged"
+    if not entry.last_step or entry.state == "completed":
+        return f"{entry.state}{_loss(entry)}{mark}"
+    return f"{entry.state}, {progress_text(entry)}{mark}"
 
 
-def status_text(entry: RunEntry | None) -> str:
-    """Return the status line of a run; a prompt to start one if `entry` is None."""
+def _loss(entry: RunEntry) -> str:
+    return "" if entry.loss is None else f", {FIGURES['loss'].label} {figure_text('loss', entry.loss)}"
+
+
+def divergence_text(trace: Trace) -> str:
+    """Return a sentence about a loss that diverged, with what to do; empty if it did not."""
+    found = trace.divergence
+    return f" {DIVERGED} It {found.text}. {ADVICE}" if found is not None else ""
+
+
+def status_text(entry: RunEntry | None, predicted_s: float | None = None) -> str:
+    """Return the status line of a run; a prompt to start one if `entry` is None.
+
+    Args:
+        entry: The run.
+        predicted_s: Predicted time of a step in seconds; None if unknown.
+    """
     if entry is None:
         return "Ready. Choose a job and press Start."
     name = entry.trace.label
@@ -62,7 +87,24 @@ def status_text(entry: RunEntry | None) -> str:
         return f"{name} is starting {plural(entry.trace.world_size, 'rank')}."
     verbs = {"starting": "is running", "running": "is running", "completed": "has finished"}
     verb = verbs.get(entry.state) or ("was stopped" if entry.state == "stopped" else "has failed")
-    return f"{name} {verb}: {progress_text(entry)}{_rate(entry.trace) if entry.is_alive else ''}."
+    rate = _rate(entry.trace) if entry.is_alive else ""
+    slow = _slow_text(entry, predicted_s)
+    return f"{name} {verb}: {progress_text(entry)}{rate}.{slow}{divergence_text(entry.trace)}"
+
+
+def _slow_text(entry: RunEntry, predicted_s: float | None) -> str:
+    """Return a sentence on steps that take far longer than predicted, with the machine's load; else nothing."""
+    measured_s = entry.trace.step_time_s if len(entry.trace.steps) >= LEAST_STEPS else None
+    if not predicted_s or measured_s is None or measured_s < _SLOW * predicted_s:
+        return ""
+    told = f" Slower than predicted: {seconds_text(measured_s)} a step instead of {seconds_text(predicted_s)}"
+    load, num_ranks = psutil.getloadavg()[0], entry.trace.world_size
+    if not entry.is_alive or load < num_ranks + 1:
+        return f"{told}."
+    return (
+        f"{told}; other programs keep the machine busy (load {load:.0f} on {usable_cores():g} cores, with "
+        f"{plural(num_ranks, 'rank')} of this run)."
+    )
 
 
 def _rate(trace: Trace) -> str:
@@ -79,6 +121,11 @@ def failure_html(entry: RunEntry, error: RunFailed) -> str:
     where = "the run" if error.rank is None else f"rank {error.rank}"
     when = "" if error.step is None else f" at step {error.step}"
     head = f"<b>{safe(entry.trace.label)}: {where} failed{when}</b> (strategy {safe(error.strategy)})"
-    text = error.args[0] if error.args else ""
-    details = f"<details><summary>Traceback</summary><pre>{safe(error.traceback)}</pre></details>"
-    return problem_html(f"{head}<br>{safe(text)}{details if error.traceback else ''}")
+    return error_html(head, error)
+
+
+def error_html(head: str, error: ShardscopeError) -> str:
+    """Return an error box with a heading (safe HTML), the error's message and its collapsed traceback."""
+    text, traceback = error.args[0] if error.args else "", getattr(error, "traceback", "")
+    details = f"<details><summary>Traceback</summary><pre>{safe(traceback)}</pre></details>"
+    return problem_html(f"{head}<br>{safe(text)}{details if traceback else ''}")

@@ -8,13 +8,19 @@ from typing import Any
 import ipywidgets as widgets
 import plotly.graph_objects as go
 
-from shardscope_widgets.figures import _overview, _timeline, theme
+from shardscope.measure.compare_runs.view import DIVERGED
+from shardscope_widgets.figures import _ghosts, _overview, _timeline, theme
+from shardscope_widgets.figures._curves import SMOOTHING, Curve, LossView
+from shardscope_widgets.figures._ghosts import Ghost
 from shardscope_widgets.figures.theme import RunStyle
 from shardscope_widgets.kit.live_figure import LiveFigure
+from shardscope_widgets.kit.markup import classed, words_html
 from shardscope_widgets.kit.swatch import chip, swatch
 from shardscope_widgets.trace import Trace
 from shardscope_widgets.words import safe
 
+SPANS = (0, 5, SMOOTHING, 25, 100)
+"""Spans of the exponential average that can be chosen, in steps; 0 draws the values alone."""
 _EMPTY = "Nothing to show yet. Start a run, or tick one in the list."
 
 
@@ -24,6 +30,12 @@ class LiveView:
     def __init__(self) -> None:
         self.legend = widgets.HTML()
         self.overview = LiveFigure(_overview.empty(go.Figure()).update_layout(showlegend=False))
+        self.overview_words = widgets.HTML()
+        self.log = widgets.Checkbox(description="Log scale", value=False, indent=False)
+        self.smoothing = widgets.Dropdown(
+            description="Smoothing", options=[(_smoothing(span), span) for span in SPANS], value=SMOOTHING
+        )
+        self._drawn: tuple[Sequence[Trace], str, Ghost | None] = ((), "", None)
         self.focus = widgets.Dropdown(description="Timeline of", options=[("no run", "")], value="")
         self.follow = widgets.Checkbox(description="Follow", value=True, indent=False)
         self.window = widgets.Dropdown(description="Steps", options=[1, 2, 3, 5, 10], value=2)
@@ -35,31 +47,65 @@ class LiveView:
         self.box = self._boxes()
 
     def _boxes(self) -> widgets.VBox:
-        self.focus.tooltip = "Run in focus: its timeline and ring are shown, and Stop stops it"
+        self.focus.tooltip = "Run in focus: its timeline and recorded step are shown, and Stop stops it"
         self.follow.tooltip = "Always show the newest steps"
         self.window.tooltip = "How many steps the timeline shows"
         self.last_step.tooltip = "The last step that the timeline shows"
-        bar = widgets.HBox([self.focus, self.window, self.last_step, self.follow])
-        bar.add_class("ss-bar")
+        self.log.tooltip = "Logarithmic axis for the loss"
+        self.smoothing.tooltip = "Steps over which the bold loss curve is averaged exponentially"
+        for control in (self.log, self.smoothing):
+            control.observe(lambda _change: self.draw_overview(*self._drawn), "value")
+        loss_bar = classed(widgets.HBox([self.log, self.smoothing]), "ss-bar", "ss-loss-bar")
+        bar = classed(widgets.HBox([self.focus, self.window, self.last_step, self.follow]), "ss-bar")
         return widgets.VBox(
-            [self.legend, self.overview, bar, self.timeline_legend, self.timeline, self.words]
+            [
+                self.legend,
+                loss_bar,
+                self.overview,
+                self.overview_words,
+                bar,
+                self.timeline_legend,
+                self.timeline,
+                self.words,
+            ]
         )
 
-    def draw_overview(self, traces: Sequence[Trace], looks: Sequence[RunStyle]) -> None:
-        """Draw the four plots with the legend above them."""
-        info = _overview.overview_info(traces)
+    def draw_overview(self, traces: Sequence[Trace], focus: str = "", ghost: Ghost | None = None) -> None:
+        """Draw the four plots with the legend above them.
+
+        Args:
+            traces: The runs.
+            focus: Id of the run in focus.
+            ghost: Predicted values of the run in focus; None draws none.
+        """
+        self._drawn = (traces, focus, ghost)
+        view = LossView(self.smoothing.value, self.log.value)
+        info = _overview.overview_info(traces, view=view)
         places = _overview.run_properties(info)
         lines = [line for place in places for line in place] or _overview.NOTHING
-        self.overview.put(lines, _overview.overview_layout(info))
-        keys = [
-            f"<span>{swatch(k)}{safe(trace.label)}</span>" for k, trace in zip(looks, traces, strict=False)
-        ]
+        predicted = next((trace for trace in traces if trace.run_id == focus and ghost is not None), None)
+        more = [] if predicted is None or ghost is None else _ghosts.overview_ghosts(predicted, ghost)
+        self.overview.put(lines, _overview.overview_layout(info), more)
+        keys = [_run_key(curve) for curve in info.loss.curves]
+        if more and predicted is not None:
+            dashed = RunStyle(theme.GREY, dash="dash")
+            keys.append(
+                f"<span>{swatch(dashed)}predicted for {safe(predicted.label)}; ◆ memory of tensors</span>"
+            )
         self.legend.value = f'<div class="ss-legend">{"".join(keys) or _EMPTY}</div>'
+        gap = "" if predicted is None or ghost is None else _ghosts.overview_gap(predicted, ghost)
+        self.overview_words.value = words_html(gap)
 
-    def draw_timeline(self, trace: Trace | None) -> None:
-        """Draw the timeline of a run for the selected window of steps; None clears it."""
+    def draw_timeline(self, trace: Trace | None, ghost: Ghost | None = None) -> None:
+        """Draw the timeline of a run for the selected window of steps; None clears it.
+
+        Args:
+            trace: The run.
+            ghost: Predicted values of the run; None draws none.
+        """
         if trace is None:
             self.timeline.put([], {"xaxis": _timeline.BLANK, "yaxis": _timeline.BLANK})
+            self.timeline_legend.value = self.words.value = ""
             return
         known = trace.complete_span_steps()
         self._offer(known)
@@ -67,15 +113,21 @@ class LiveView:
         info = _timeline.timeline_info(trace, last_step=last, num_steps=self.window.value)
         bars = _timeline.timeline_bars(info)[: _timeline.MOST_KINDS]
         layout = _timeline.timeline_layout(info)
-        self.timeline.put(bars, layout | {"height": layout["height"] - 40})
+        more: list[dict[str, Any]] = []
+        if ghost is not None and ghost.parts and info.steps:
+            more, layout = _ghosts.timeline_ghosts(info, ghost), _ghosts.with_ghost_row(info, layout, ghost)
+        self.timeline.put(bars, layout | {"height": layout["height"] - 40}, more)
         self.timeline_legend.value = f'<div class="ss-legend">{"".join(map(_key, bars))}</div>'
-        self.words.value = f'<div class="ss-words">{safe(_timeline.timeline_text(info))} {_LANES}</div>'
+        gap = "" if ghost is None else _ghosts.timeline_gap(trace, info, ghost)
+        is_tied = trace.schedule and any(bar.name == "ring_all_reduce" for bar in info.bars)
+        tied = _TIED if is_tied else ""
+        self.words.value = words_html(f"{_timeline.timeline_text(info)} {_LANES} {tied}{gap}")
 
     def _offer(self, known: Sequence[int]) -> None:
-        """Extend the slider to all recorded steps, and move it to the newest one while following."""
+        """Extend the slider to all recorded steps and, if “Follow” is ticked, move it to the newest step."""
         if not known:
             return
-        self.is_offering = True  # the slider now moves without user input
+        self.is_offering = True  # until it is False again, changes of the slider are not user input
         try:
             self.last_step.min, self.last_step.max = min(known[0], self.last_step.max), known[-1]
             self.last_step.min = known[0]
@@ -98,11 +150,22 @@ class LiveView:
             self.focus.value = chosen
 
 
+def _run_key(curve: Curve) -> str:
+    mark = f"&nbsp;<b>{DIVERGED} diverged</b>" if curve.diverged_at is not None else ""
+    return f"<span>{swatch(curve.look)}{safe(curve.label)}{mark}</span>"
+
+
 def _key(bar: Mapping[str, Any]) -> str:
     look = theme.RunStyle(bar["marker"]["color"], pattern=bar["marker"]["pattern"]["shape"])
     return f"<span>{chip(look)}{safe(bar['name'])}</span>"
 
 
-_LANES = (
-    "Each row has computing above and communication below; grey is idle. Drag to zoom, double-click to reset."
+def _smoothing(span: int) -> str:
+    return f"exponential, {span} steps" if span else "none"
+
+
+_LANES = "Each row has computation above and communication below; grey is idle. Drag to zoom, double-click to reset."
+_TIED = (
+    "Ring all reduce: the first and the last stage sum the gradient of a parameter that both hold, such as the token "
+    "embedding; the stage that is ready first waits in it for the other. "
 )

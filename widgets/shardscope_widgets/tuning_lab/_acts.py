@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class TrialActs:
-    """The part of the Tuning Lab that acts on one trial.
+    """Actions of the Tuning Lab on one trial.
 
     In every method, `number` is the number of the trial; None means the chosen trial. All of them raise `StudyError` if
     no trial is chosen.
@@ -52,7 +52,7 @@ class TrialActs:
         """
         which = self._number(number)
         if not self._engine.can_prune(which):
-            raise StudyError(f"trial {which} is not running here, so there is nothing to stop")
+            raise StudyError(f"trial {which} is not running in this kernel, so it cannot be pruned")
 
         def act(session: StudySession) -> None:
             with self._guard.run(lock=False):
@@ -61,7 +61,7 @@ class TrialActs:
         self._engine.ask(act)
 
     def pin(self, number: int | None = None) -> None:
-        """Pin a trial, or unpin it."""
+        """Pin a trial, or unpin it if it is pinned."""
         which = self._number(number)
         self._study().pin(which, not self._trial(which).is_pinned)
         self.refresh()
@@ -93,7 +93,7 @@ class TrialActs:
 
     def _study(self) -> StudySession:
         if self.session is None:
-            raise StudyError(f"there is no study {self.name!r} yet; start it")
+            raise StudyError(f"study {self.name!r} does not exist yet; start it")
         return self.session
 
     def _number(self, number: int | None) -> int:

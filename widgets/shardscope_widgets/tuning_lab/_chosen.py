@@ -14,6 +14,7 @@ from shardscope.spec import Job
 from shardscope_widgets.figures import _collectives, theme
 from shardscope_widgets.figures._curves import loss_info
 from shardscope_widgets.kit.live_figure import LiveFigure
+from shardscope_widgets.kit.markup import classed, words_html
 from shardscope_widgets.trace import Trace
 from shardscope_widgets.tuning_lab import _code
 from shardscope_widgets.words import safe
@@ -22,10 +23,14 @@ if TYPE_CHECKING:
     from shardscope.runlog.tail import Tail
 
 BUTTONS = {
-    "open": ("Open run", "folder-open", "Show its run as in the Training Lab: timeline, memory, schedule"),
+    "open": (
+        "Open run",
+        "folder-open",
+        "Show this trial's run as in the Training Lab: timeline, memory, schedule",
+    ),
     "prune": ("Prune", "scissors", "Stop this trial now and count it as pruned"),
     "pin": ("Pin", "star", "Mark this trial for everyone who opens the study"),
-    "apply": ("Apply", "check", "Store its job in lab.applied and show the code to copy"),
+    "apply": ("Apply", "check", "Store this trial's job in lab.applied, and show its code to copy"),
     "again": ("Again", "repeat", "Run the same settings again as an additional trial"),
 }
 
@@ -89,18 +94,12 @@ class ChosenPanel:
         self.box.layout.display = "none"
 
     def _arrange(self) -> widgets.VBox:
-        bar = widgets.HBox(list(self.buttons.values()))
-        bar.add_class("ss-buttons")
-        self._plots = plots = widgets.HBox([self.loss, self.bytes])
-        plots.add_class("ss-plots")
-        self.loss.add_class("ss-side")
-        self.bytes.add_class("ss-side")
-        told = widgets.HBox([self.figures, self.code])
-        told.add_class("ss-plots")
-        self.code.add_class("ss-side")
-        box = widgets.VBox([self.head, bar, plots, self.words, told])
-        box.add_class("ss-chosen")
-        return box
+        for part in (self.loss, self.bytes, self.code):
+            part.add_class("ss-side")
+        bar = classed(widgets.HBox(list(self.buttons.values())), "ss-buttons")
+        self._plots = plots = classed(widgets.HBox([self.loss, self.bytes]), "ss-plots")
+        told = classed(widgets.HBox([self.figures, self.code]), "ss-plots")
+        return classed(widgets.VBox([self.head, bar, plots, self.words, told]), "ss-chosen")
 
     def say_what_can_be_done(self, *, run: bool, prune: bool, finished: bool, pinned: bool) -> None:
         """Enable or disable the buttons.
@@ -121,8 +120,8 @@ class ChosenPanel:
         has_steps = watched is not None and bool(watched.trace.steps)
         self._plots.layout.display = None if has_steps else "none"
         if watched is None or not has_steps:
-            told = "It has not finished a step yet." if watched is not None else ""
-            self.words.value = f'<div class="ss-words">{told}</div>' if told else ""
+            told = "This trial has not finished a step yet." if watched is not None else ""
+            self.words.value = words_html(told)
             return
         self.loss.figure = _loss_spec(watched.trace)
         formula = watched.uncompressed_bytes()
@@ -130,7 +129,7 @@ class ChosenPanel:
             watched.trace.collectives, len(watched.trace.steps), formula=formula
         )
         self.bytes.figure = _collectives.collectives_spec(info)
-        self.words.value = f'<div class="ss-words">{safe(_collectives.collectives_text(info))}</div>'
+        self.words.value = words_html(_collectives.collectives_text(info))
 
     def show_code(self, job: Job | None) -> None:
         """Show the job as Python code to copy; None clears the code."""

@@ -9,8 +9,8 @@ import shardscope as ss
 from shardscope.errors import SpecError
 from shardscope.spec import Job, Link, Method, Strategy
 from shardscope.spec._base import Spec
+from shardscope.spec.job_parts import UserCode, label_of
 from shardscope.spec.units import Kind, bit_rate_text, parse, seconds_text
-from shardscope.spec.user_code import UserCode, label_of
 
 _SHORT = {"Batch": "global_batch"}
 """Parts of a job that can be written as the value of a single field, with the name of that field."""

@@ -18,7 +18,7 @@ JOB = ("model", "data", "strategy", "world_size", "global_batch", "steps", "band
 DEFAULT_ACROSS = "seconds"
 STUDY = ("name", "trials", "parallel", "sampler")
 LINK = ("is_relinked", "on_bandwidth", "on_latency")
-"""Controls of the link for which times of finished trials are projected."""
+"""Controls of the other network link, for which the times of finished trials are predicted."""
 AXES = ("y", "x", "colour")
 """Controls of the axes and the colour in the plot of the front."""
 
@@ -48,12 +48,13 @@ def objective_rows(own: Sequence[str]) -> list[Mapping[str, Any]]:
 def usual_axes(objectives: Sequence[str], own: Sequence[str], now: tuple[str, str]) -> tuple[str, str]:
     """Return the objectives for the x and y axes.
 
-    An axis that the study does not minimise is replaced, x only if it is still a default.
+    If the study does not minimise an axis's objective, another one takes its place; on the x-axis, only if the present
+    one is a default.
 
     Args:
         objectives: Objectives of the study.
         own: Names of user-defined objectives.
-        now: Current x and y.
+        now: Objectives that are on the x and y axes at present.
     """
     x, y = now
     quality = next((name for name in objectives if name in (*QUALITIES, *own)), None)

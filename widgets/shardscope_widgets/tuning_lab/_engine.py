@@ -24,7 +24,7 @@ def engine_of(root: object, storage: object, name: str) -> Engine:
 
 
 class Engine:
-    """Calls the driver repeatedly until all trials are done or it is stopped.
+    """Background thread that calls the driver repeatedly until all trials are done or it is stopped.
 
     Attributes:
         session: Session that is running or ran last; None before the first.
@@ -76,7 +76,7 @@ class Engine:
         self._thread.start()
 
     def stop(self) -> None:
-        """Request a stop of the runs and return at once (see `wait`). A later `start` reruns cut-off trials first."""
+        """Ask the runs to stop, and return at once (see `wait`). The next `start` first reruns interrupted trials."""
         self._stopping.set()
         if self.session is not None and self.is_running:
             self.session.driver.retry.given_up.set()
@@ -114,7 +114,7 @@ class Engine:
 
 
 def _stop_all() -> None:
-    """Stop all runs when the kernel exits; their trials are set aside for a retry."""
+    """Stop all runs when the kernel exits; their trials are marked for a retry."""
     running = [engine for engine in _STARTED if engine.is_running]
     for engine in running:
         engine.stop()

@@ -15,7 +15,7 @@ from shardscope_widgets.figures._trials import TrialInfo
 
 
 class Fit:
-    """Holds the newest fit in `info`; `want` starts another if its inputs have changed."""
+    """The newest fit of the importances (`info`); `want` starts another fit if its inputs have changed."""
 
     def __init__(self) -> None:
         self.info: ImportancesInfo | None = None
@@ -59,7 +59,7 @@ def fitted(session: StudySession, values: Mapping[int, float]) -> dict[str, floa
     storage.create_new_study([optuna.study.StudyDirection.MINIMIZE], "fit")
     study = optuna.load_study(study_name="fit", storage=storage)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a warning that low values are the target
+        warnings.simplefilter("ignore")  # Optuna warns that it treats low values as the target
         study.add_trials(
             [
                 optuna.trial.create_trial(

@@ -1,4 +1,4 @@
-"""The job that the controls describe: the given job with the changes made since."""
+"""The job that the controls describe: the given job with the changes made in the controls since."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The Tuning Lab widget: search controls on the left, results of trials on the right, and the callbacks."""
+"""The Tuning Lab widget: results of trials, the search settings in a drawer above them, and the callbacks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from IPython.display import display
 
 from shardscope.errors import ShardscopeError, StudyError
 from shardscope.spec import Job
+from shardscope.spec.job_parts import label_of
 from shardscope.spec.space import Space
-from shardscope.spec.user_code import label_of
 from shardscope.tuning.definition import Definition
 from shardscope.tuning.objectives import DEFAULT_OBJECTIVES, OBJECTIVES
 from shardscope.tuning.priors import default_space, with_baselines
@@ -28,6 +28,7 @@ from shardscope_widgets.job_form.options import Options
 from shardscope_widgets.kit.clock import Clock
 from shardscope_widgets.kit.controls import controls_for
 from shardscope_widgets.kit.guard import Guard
+from shardscope_widgets.kit.markup import classed
 from shardscope_widgets.tuning_lab import _controls, _search, _words
 from shardscope_widgets.tuning_lab._acts import TrialActs
 from shardscope_widgets.tuning_lab._engine import Engine, engine_of
@@ -44,7 +45,7 @@ DRAW_RUN_EVERY_S = 0.8
 
 
 class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
-    """Choose a job and a search space, run trials, watch the Pareto front grow, and use the settings of a trial.
+    """Widget to choose a job and a search space, run trials, watch the Pareto front grow, and use a trial's settings.
 
     Constructing a lab starts nothing. The study is stored in its storage and its trials in run directories. After a
     reload of the page or a restart of the kernel, a new lab with the same name shows the whole study with its original
@@ -173,8 +174,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         self.pictures = Pictures(self.screen, self._guard)
         self._offer_axes()
         self.children = self.screen.children
-        for name in ("ss-lab", "ss-planner", "ss-tuning"):
-            self.add_class(name)
+        classed(self, "ss-lab", "ss-tuning")
         self._wire()
 
     def _wire(self) -> None:
@@ -254,7 +254,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
         if difference is not None:
             raise StudyError(
                 f"study {self.name!r} was created with other arguments: {difference}; resume with the original "
-                "arguments, or give this one another name"
+                "arguments, or give the new study another name"
             )
         lacking = missing(self.session, self._own)
         if lacking is not None:
@@ -375,9 +375,9 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
                 control.value = kept if kept in options else options[0]
 
     def _switch_link(self) -> None:
-        """Disable the link sliders unless projection onto another link is switched on."""
+        """Hide the link sliders unless the prediction of times on another link is switched on."""
         for name in ("on_bandwidth", "on_latency"):
-            self.controls["link"][name].disabled = not self.is_relinked
+            self.controls["link"][name].layout.display = None if self.is_relinked else "none"
 
     def _take_row(self) -> None:
         self.chosen = self.screen.table.chosen
@@ -462,7 +462,7 @@ class TuningLab(widgets.VBox, StudyChoices, TrialActs):  # type: ignore[misc]
             can_prune = ours and self._engine.can_prune(self.chosen)
             self.pictures.draw_run(self._shown, self.chosen, can_prune=can_prune)
 
-    # A result that stays.
+    # The summary, which stays readable without a kernel.
 
     def _ipython_display_(self) -> None:
         """Display the lab, and below it the summary, which stays readable without a kernel."""

@@ -1,4 +1,4 @@
-"""Drawing of all trials and of the chosen trial's run, without repeating work."""
+"""Drawing of all trials and of the chosen trial's run, with caches so that unchanged data is not read again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from shardscope_widgets.figures._trial_curves import trial_curves_info
 from shardscope_widgets.figures._trials import TrialInfo, objective_text
 from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.tuning_lab import _words
-from shardscope_widgets.tuning_lab._alarms import alarms_html
 from shardscope_widgets.tuning_lab._chosen import Watched
 from shardscope_widgets.tuning_lab._fit import Fit
 from shardscope_widgets.tuning_lab._relink import PENDING, Relinker, notes_of
@@ -25,7 +24,7 @@ from shardscope_widgets.tuning_lab._settings import LINKS
 from shardscope_widgets.tuning_lab._study import Shown
 
 READ_WITHIN_S = 0.06
-"""Seconds per tick spent on reading finished runs for the link sliders; the rest is read at later ticks."""
+"""Seconds per tick spent on reading finished runs for the link sliders; other runs are read at later ticks."""
 
 
 class PictureChoices(NamedTuple):
@@ -40,7 +39,7 @@ class PictureChoices(NamedTuple):
 
 
 class Pictures:
-    """Draws trials and caches expensive data: runs read for projection, the newest fit, and the watched run."""
+    """Draws trials, with caches of expensive data: runs read for predictions, newest importances, and watched run."""
 
     def __init__(self, screen: TuningScreen, guard: Guard) -> None:
         self._screen, self._guard = screen, guard
@@ -99,7 +98,7 @@ class Pictures:
         self.relinker.read_ahead(trials, budget_s=READ_WITHIN_S)
 
     def has_more(self) -> bool:
-        """Return whether something visible was incomplete when it was drawn."""
+        """Return whether a visible part was incomplete when it was drawn, so that it must be drawn again."""
         pending = any(trial.note == PENDING for trial in self._on_link)
         return pending or self._screen.tabs.selected_index == TABS.index("Importances")
 
@@ -148,7 +147,7 @@ class Pictures:
             projected = objective_text("seconds", told.values["seconds"] / told.steps)
         formula = self._watched.uncompressed_bytes() if self._watched is not None else None
         figures = _words.figures_html(job, record.measured, formula, projected)
-        self._screen.chosen.figures.value = figures + alarms_html(record.measured)
+        self._screen.chosen.figures.value = figures + _words.alarms_html(record.measured)
 
     def open_run(self) -> None:
         """Show the run of the chosen trial as in the Training Lab, from the next redraw on."""

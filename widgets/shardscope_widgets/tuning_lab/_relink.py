@@ -1,4 +1,4 @@
-"""Projection of the times of finished trials onto another link without new runs, with a cache of the runs."""
+"""Predict the times of finished trials on another network link without new runs, with a cache of the runs."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from shardscope.spec import Link
 from shardscope_widgets.figures._trials import TrialInfo, with_front
 
 PENDING = "its time on this link is being computed"
-UNFINISHED = "its time is projected once it has ended"
+UNFINISHED = "it has not ended yet"
 _FINISHED = ("complete", "pruned")
 
 
 def relinked(
     trials: Sequence[TrialInfo], objectives: Collection[str], step_on_link: Callable[[TrialInfo], float | str]
 ) -> list[TrialInfo]:
-    """Return the trials with their projected times on another link, and the resulting front.
+    """Return the trials with their predicted times on another link, and with the resulting front.
 
     Args:
         trials: Trials as measured.
@@ -46,10 +46,10 @@ def _moved(trial: TrialInfo, step_on_link: Callable[[TrialInfo], float | str]) -
 
 
 class Relinker:
-    """Projects the step times of a study's runs onto links.
+    """Predicts the step times that a study's runs would have on other network links.
 
-    Each run is read once and simulated once for all links of a grid. Projection onto a link of the grid is then a
-    look-up; any other link costs about as much as the whole grid.
+    Each run is read once and simulated once for all links of a grid. The prediction for a link of the grid is then a
+    look-up; for any other link it costs about as much as for the whole grid.
 
     Args:
         links: Links whose bandwidths and latencies, in all combinations, form the grid.
@@ -73,7 +73,7 @@ class Relinker:
     def onto(
         self, trials: Sequence[TrialInfo], objectives: Collection[str], link: Link, *, budget_s: float = 60.0
     ) -> list[TrialInfo]:
-        """Return the trials with times projected onto `link`.
+        """Return the trials with the times predicted for `link`.
 
         Trials that could not be read within `budget_s` seconds have the note `PENDING`.
         """
@@ -110,7 +110,7 @@ class Known(NamedTuple):
 
 
 def notes_of(trials: Sequence[TrialInfo]) -> dict[str, list[int]]:
-    """Return the numbers of the trials that have no projected time, by reason."""
+    """Return the numbers of the trials that have no predicted time, by reason."""
     found: dict[str, list[int]] = {}
     for trial in trials:
         if trial.note:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipywidgets as widgets
 
-from shardscope_widgets.figures.theme import run_looks
 from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.trace import Trace
 from shardscope_widgets.training_lab.live import LiveView
@@ -25,7 +24,7 @@ class RunView:
     def draw(self, trace: Trace) -> None:
         """Draw the run `trace`."""
         self._trace = trace
-        self.live.draw_overview([trace], run_looks([trace.strategy]))
+        self.live.draw_overview([trace])
         self._redraw()
 
     def _redraw(self) -> None:

@@ -11,15 +11,16 @@ from shardscope.spec.space import Space
 from shardscope_widgets.figures import _front, _importances, _parallel, _slices, _trial_curves, theme
 from shardscope_widgets.figures._trials import TrialInfo
 from shardscope_widgets.kit.click_figure import ClickFigure
+from shardscope_widgets.kit.drawer import drawer
 from shardscope_widgets.kit.frame import Frame
 from shardscope_widgets.kit.live_figure import LiveFigure
+from shardscope_widgets.kit.markup import classed, heading, note_html, status_html, words_html
 from shardscope_widgets.tuning_lab import _words
 from shardscope_widgets.tuning_lab._chosen import ChosenPanel
 from shardscope_widgets.tuning_lab._parts import SpacePicker, TrialTable
 from shardscope_widgets.tuning_lab._table import table_info
-from shardscope_widgets.words import safe
 
-ABOUT = "search the settings of a job; every trial is a real run"
+ABOUT = "search for the best settings of a job; every trial is a real run"
 TABS = ("Trials", "Importances", "Slices", "Together")
 
 
@@ -40,30 +41,52 @@ class TuningScreen:
         self.stop = widgets.Button(description="Stop", icon="stop", disabled=True)
         self.start.tooltip = "Run trials until the study is complete"
         self.stop.tooltip = "Stop the running trials; they are rerun first when the study continues"
-        names = (
-            "plan",
-            "status",
-            "problem",
-            "front_words",
-            "link_words",
-            "impossible",
-            "fit_words",
-            "slice_words",
-            "parallel_words",
-        )
         self.plan, self.status, self.problem, self.front_words, self.link_words, self.impossible, self.fit_words, \
-            self.slice_words, self.parallel_words = (widgets.HTML() for _ in names)  # fmt: skip
+            self.slice_words, self.parallel_words = (widgets.HTML() for _ in range(9))  # fmt: skip
         self.front, self.slices = ClickFigure(theme.blank()), ClickFigure(theme.blank())
-        self.parallel = _classed(ClickFigure(theme.blank()), "ss-together")
+        self.parallel = classed(ClickFigure(theme.blank()), "ss-together")
         self.curves, self.importances = ClickFigure(theme.blank()), LiveFigure(theme.blank())
         self.table, self.chosen = TrialTable(), ChosenPanel()
         self.run_box = widgets.VBox()
-        self.slice_words.value = self.fit_words.value = self.parallel_words.value = _note(
+        self.slice_words.value = self.fit_words.value = self.parallel_words.value = words_html(
             "No trial is complete yet."
         )
         self.tabs = self._tabs()
         self._drawn: dict[str, Any] = {}
-        self.children = self._arrange(job, options, study, link, axes, objectives)
+        self.settings, drawer_ = drawer("Settings", self._groups(job, options, study, objectives))
+        self.children = (
+            Frame(title="Tuning Lab", about=ABOUT), self._actions(), self.problem, self.plan, drawer_,
+            *self._results(link, axes), self.tabs, self.chosen.box, self.run_box,
+        )  # fmt: skip
+
+    def _groups(
+        self,
+        job: Mapping[str, widgets.Widget],
+        options: widgets.Widget,
+        study: Mapping[str, widgets.Widget],
+        objectives: SpacePicker,
+    ) -> widgets.GridBox:
+        """Return the inputs of the drawer, a column a topic."""
+        groups = (
+            [heading("Job"), _grid(job), options], [heading("Search", "with real runs"), self.space],
+            [heading("Study"), _grid(study), objectives],
+        )  # fmt: skip
+        return classed(widgets.GridBox([widgets.VBox(group) for group in groups]), "ss-groups")
+
+    def _actions(self) -> widgets.HBox:
+        """Return the buttons and the status, which stay in view while the results scroll."""
+        buttons = classed(widgets.HBox([self.start, self.stop]), "ss-buttons")
+        return classed(widgets.HBox([buttons, self.status]), "ss-actions")
+
+    def _results(
+        self, link: Mapping[str, widgets.Widget], axes: Mapping[str, widgets.Widget]
+    ) -> tuple[widgets.Widget, ...]:
+        self.front.add_class("ss-grow")
+        self.curves.add_class("ss-side")
+        bar = classed(widgets.HBox(list(axes.values())), "ss-bar")
+        plots = classed(widgets.HBox([self.front, self.curves]), "ss-plots")
+        linkbar = classed(widgets.HBox(list(link.values())), "ss-linkbar")
+        return bar, plots, self.front_words, linkbar, self.link_words
 
     def _tabs(self) -> widgets.Tab:
         pages = (
@@ -72,50 +95,21 @@ class TuningScreen:
         )  # fmt: skip
         return widgets.Tab([widgets.VBox(page) for page in pages], titles=TABS)
 
-    def _arrange(  # noqa: PLR0917
-        self,
-        job: Mapping[str, widgets.Widget],
-        options: widgets.Widget,
-        study: Mapping[str, widgets.Widget],
-        link: Mapping[str, widgets.Widget],
-        axes: Mapping[str, widgets.Widget],
-        objectives: SpacePicker,
-    ) -> tuple[widgets.Widget, ...]:
-        buttons = _classed(widgets.HBox([self.start, self.stop]), "ss-buttons")
-        left = widgets.VBox(
-            [
-                _heading("Job"), _grid(job), options, _heading("Search", "with real runs"), self.space,
-                _heading("Study"), _grid(study), objectives, buttons, self.plan,
-            ]
-        )  # fmt: skip
-        bar = _classed(widgets.HBox(list(axes.values())), "ss-bar")
-        self.front.add_class("ss-grow")
-        self.curves.add_class("ss-side")
-        plots = _classed(widgets.HBox([self.front, self.curves]), "ss-plots")
-        linkbar = _classed(widgets.HBox(list(link.values())), "ss-linkbar")
-        right = widgets.VBox(
-            [
-                self.status, self.problem, bar, plots, self.front_words, linkbar, self.link_words, self.chosen.box,
-                self.run_box, self.tabs,
-            ]
-        )  # fmt: skip
-        main = _classed(widgets.HBox([_classed(left, "ss-left"), _classed(right, "ss-right")]), "ss-main")
-        return Frame(title="Tuning Lab", about=ABOUT), main
-
     def say_plan(self, text: str, *, is_possible: bool) -> None:
-        """Show what the Start button would do, or why it is disabled."""
-        self.plan.value = f'<div class="ss-note{"" if is_possible else " bad"}">{safe(text)}</div>'
+        """Show what the Start button would do, beside the settings, or why it is disabled."""
+        self.settings.summary = text if is_possible else ""
+        self.plan.value = "" if is_possible else note_html(text, is_bad=True)
 
     def say_status(self, text: str, state: str) -> None:
         """Show the status line at the top."""
-        self.status.value = f'<div class="ss-status {state}" role="status"><span>{safe(text)}</span></div>'
+        self.status.value = status_html(text, state)
 
     def draw_front(self, info: _front.FrontInfo, link: str, notes: Mapping[str, Sequence[int]]) -> None:
         """Draw the front, and the text about the effect of the link sliders."""
-        self.link_words.value = _note(_words.link_text(link, notes))
+        self.link_words.value = words_html(_words.link_text(link, notes))
         if self._is_new("front", info):
             self.front.figure = _front.front_spec(info)
-            self.front_words.value = _note(_front.front_text(info))
+            self.front_words.value = words_html(_front.front_text(info))
 
     def draw_curves(self, info: _trial_curves.TrialCurvesInfo) -> None:
         """Draw the learning curves of the trials."""
@@ -129,29 +123,29 @@ class TuningScreen:
             with self.table.hold_sync():
                 self.table.header, self.table.texts = list(info.header), list(info.texts)
                 self.table.rows, self.table.chosen = list(info.rows), chosen
-            self.impossible.value = _note(_words.impossible_text(trials))
+            self.impossible.value = words_html(_words.impossible_text(trials))
 
     def draw_slices(self, trials: Sequence[TrialInfo], space: Space, objective: str, chosen: int) -> None:
         """Draw the objective against each setting."""
         info = _slices.slices_info(trials, space, objective=objective, chosen=chosen)
         if self._is_new("slices", info):
             self.slices.figure = _slices.slices_spec(info)
-            self.slice_words.value = _note(_slices.slices_text(info))
+            self.slice_words.value = words_html(_slices.slices_text(info))
 
     def draw_parallel(self, trials: Sequence[TrialInfo], space: Space, objective: str, chosen: int) -> None:
         """Draw all settings as parallel coordinates."""
         info = _parallel.parallel_info(trials, space, objective=objective, chosen=chosen)
         if self._is_new("parallel", info):
             self.parallel.figure = _parallel.parallel_spec(info)
-            self.parallel_words.value = _note(_parallel.parallel_text(info))
+            self.parallel_words.value = words_html(_parallel.parallel_text(info))
 
     def draw_importances(self, info: _importances.ImportancesInfo | None) -> None:
         """Draw the importances of settings; `info` is None during the first fit."""
         if info is None:
-            self.fit_words.value = _note("Fitting …")
+            self.fit_words.value = words_html("Fitting the importances …")
         elif self._is_new("importances", info):
             self.importances.figure = _importances.importances_spec(info)
-            self.fit_words.value = _note(_importances.importances_text(info))
+            self.fit_words.value = words_html(_importances.importances_text(info))
             self.importances.layout.display = None if info.names else "none"
 
     def forget(self) -> None:
@@ -165,18 +159,5 @@ class TuningScreen:
         return True
 
 
-def _note(text: str) -> str:
-    return f'<div class="ss-words">{safe(text)}</div>' if text else ""
-
-
-def _heading(text: str, about: str = "") -> widgets.HTML:
-    return widgets.HTML(f'<div class="ss-heading">{text} <span>{about}</span></div>')
-
-
 def _grid(controls: Mapping[str, widgets.Widget]) -> widgets.GridBox:
-    return _classed(widgets.GridBox(list(controls.values())), "ss-controls")
-
-
-def _classed(box: Any, name: str) -> Any:
-    box.add_class(name)
-    return box
+    return classed(widgets.GridBox(list(controls.values())), "ss-controls")

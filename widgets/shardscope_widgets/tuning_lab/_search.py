@@ -1,7 +1,7 @@
 """Settings that can be searched, as rows to switch on and narrow, and the resulting search space. No widgets here.
 
-A row offers discrete values: a range picks two of them, choices pick any number. The settings of the study's default
-space are switched on initially; all others that suit the job are offered but switched off.
+Each row offers discrete values, of which a range picks two and choices pick any number. The settings of the study's
+default space are switched on initially; all others that suit the job are offered but switched off.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shardscope.tuning.priors import default_space
 from shardscope_widgets.words import three_digits
 
 LABELS = {
-    "optimizer": "Optimizer", "batch": "Batch", "lr_rule": "Rate follows batch", "warmup": "Warm-up share",
+    "optimizer": "Optimizer", "batch": "Batch", "lr_rule": "LR scaling rule", "warmup": "Warm-up fraction",
     "compression": "Compression", "strategy": "Strategy", "lr_schedule": "LR schedule", "precision": "Precision",
     "recompute": "Recompute", "clip_norm": "Clip at norm", "world_size": "Ranks", "seed": "Seed",
 }  # fmt: skip
@@ -38,7 +38,7 @@ class SpaceRow(NamedTuple):
     name: str
     label: str
     kind: str
-    """``choices``, ``range`` or ``powers``."""
+    """Type of the row: ``choices``, ``range``, or ``powers`` for a range of powers of two."""
     options: tuple[Value, ...]
     log: bool
     is_on: bool
@@ -47,7 +47,7 @@ class SpaceRow(NamedTuple):
 
 
 def rows_of(job: Job, space: Space | None = None) -> list[SpaceRow]:
-    """Return all rows for a job.
+    """Return one row for each setting that can be searched for a job.
 
     Args:
         job: The job.
@@ -128,7 +128,7 @@ def _powers(ends: tuple[Any, ...]) -> tuple[int, ...]:
 
 
 def _steps(parameter: Between) -> tuple[float | int, ...]:
-    """Return round numbers in and around an interval, and its two exact ends."""
+    """Return round numbers in and around an interval, and its exact endpoints."""
     low, high = parameter.low, parameter.high
     found: list[float | int] = [low, high]
     if parameter.is_whole:

@@ -13,7 +13,7 @@ from shardscope.tuning.objectives import OBJECTIVES
 from shardscope.tuning.samplers import SAMPLERS
 from shardscope.tuning.session import StudySession
 from shardscope_widgets.job_form.choices import JobChoices
-from shardscope_widgets.kit.form import named, own_trait
+from shardscope_widgets.kit.form import check_options, named, own_trait
 
 BANDWIDTHS = tuple(
     f"{value} {unit}"
@@ -35,7 +35,7 @@ class StudyChoices(JobChoices):
     )
     objectives = t.List(t.Unicode(), help="Objectives to minimise.")
     trials = own_trait(24, "Trials", "Total number of trials in the study.", least=1, reach=100_000)
-    parallel = own_trait(1, "At once", "Number of trials that run at the same time.", least=1, reach=64)
+    parallel = own_trait(1, "In parallel", "Number of trials that run at the same time.", least=1, reach=64)
     sampler = own_trait(
         "auto",
         "Sampler",
@@ -52,7 +52,7 @@ class StudyChoices(JobChoices):
     is_relinked = own_trait(
         False,
         "Another link",
-        "Show the times of finished trials as projected onto another link, without new runs.",
+        "Show the times of finished trials as predicted for another link, without new runs.",
     )
     on_bandwidth = own_trait(
         "100 Mbit/s",
@@ -84,14 +84,12 @@ class StudyChoices(JobChoices):
             )
         traits = {*JobChoices.class_own_traits(), *StudyChoices.class_own_traits()} - {"applied"}
         passed = set(inspect.signature(StudySession.open).parameters) - {"job", "space", "name"}
+        check_options("TuningLab", choices, traits | passed)
         for field, value in choices.items():
-            if field not in traits | passed:
-                known = ", ".join(sorted(traits | passed))
-                raise TypeError(f"TuningLab has no option {field!r}; use one of {known}")
             if field in traits:
                 setattr(self, field, value)
         return {field: value for field, value in choices.items() if field not in traits}
 
     def other_link(self) -> Link | None:
-        """Return the link onto which times are projected; None for times as measured."""
+        """Return the link for which times are predicted; None for times as measured."""
         return Link(bandwidth=self.on_bandwidth, latency_s=self.on_latency) if self.is_relinked else None

@@ -40,7 +40,7 @@ def reopened(name: str, storage: Any, root: Path | None, own: Mapping[str, Any])
 
 
 def _stand_in(run: Run) -> float:
-    raise StudyError(f"the objective of {run.id} is a function that was not passed again")
+    raise StudyError(f"run {run.id} has a user-defined objective; pass its function again")
 
 
 def missing(session: StudySession | None, own: Mapping[str, Any]) -> str | None:

@@ -1,4 +1,4 @@
-"""Summary of a study below the lab, as a table and text that remain in a saved or exported notebook."""
+"""Static summary of a study, shown under the lab: a table and text that remain in a saved or exported notebook."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from IPython.display import HTML, display, update_display
 from shardscope.tuning.front import note_of
 from shardscope.tuning.report import StudyReport, report_of
 from shardscope_widgets.figures._trials import TrialInfo, objective_text, settings_of
+from shardscope_widgets.kit.markup import row_html, table_html, words_html
 from shardscope_widgets.tuning_lab import _words
 from shardscope_widgets.tuning_lab._study import Shown
 from shardscope_widgets.words import safe
@@ -21,7 +22,7 @@ _ENDED = ("complete", "pruned", "failed", "impossible")
 
 
 class StudySummary:
-    """Keeps the summary in the notebook up to date, a few seconds behind a running study."""
+    """Summary in the notebook, updated every few seconds while the study is running."""
 
     def __init__(self) -> None:
         self.html = ""
@@ -30,7 +31,7 @@ class StudySummary:
         self._told_at = 0.0
 
     def show(self) -> None:
-        """Create the display below the output that the cell has so far."""
+        """Display the summary below the present output of the cell."""
         self._display_id = self._display_id or uuid4().hex
         display(HTML(self.html), display_id=self._display_id)
 
@@ -76,15 +77,14 @@ def summary_html(
         words.append(note)
     words.append(f'TuningLab(name="{report.name}") opens the study.')
     table = _table(front[:_ROWS], objectives) if front else ""
-    return f'<div class="ss-words">{safe(status)}</div>{table}<div class="ss-words">{safe(" ".join(words))}</div>'
+    return f"{words_html(status)}{table}{words_html(' '.join(words))}"
 
 
 def _table(front: Sequence[TrialInfo], objectives: Sequence[str]) -> str:
     names = list(dict.fromkeys(name for trial in front for name in settings_of(trial)))
-    head = "".join(f'<th scope="col">{safe(name)}</th>' for name in ("on the front", *objectives, *names))
-    body = "".join(f"<tr>{_row(trial, objectives, names)}</tr>" for trial in front)
-    table = f'<table class="ss-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-    return f'<div style="overflow-x:auto">{table}</div>'
+    return table_html(
+        ("on the front", *objectives, *names), (_row(trial, objectives, names) for trial in front)
+    )
 
 
 def _row(trial: TrialInfo, objectives: Sequence[str], names: Sequence[str]) -> str:
@@ -95,4 +95,4 @@ def _row(trial: TrialInfo, objectives: Sequence[str], names: Sequence[str]) -> s
         *told,
         *(settings.get(name, "") for name in names),
     ]
-    return "".join(f"<td>{safe(cell)}</td>" for cell in cells)
+    return row_html(map(safe, cells))

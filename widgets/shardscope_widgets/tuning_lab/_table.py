@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ from shardscope_widgets.tuning_lab._words import state_of
 
 
 class TableInfo(NamedTuple):
-    """Contents of the whole table."""
+    """Header and rows of the table of trials."""
 
     header: tuple[str, ...]
     texts: tuple[int, ...]
@@ -37,7 +38,7 @@ def _row(
     told = [objective_text(n, v) if v is not None else "" for n, v in zip(objectives, values, strict=True)]
     settings, keys = settings_of(trial), _settings(trial)
     sorting = [settings.get(name) if name in words else keys.get(name) for name in names]
-    why = trial.reason or trial.note
+    why = re.split("[,:] ", trial.reason or trial.note)[0]  # the panel of the chosen trial shows the rest
     state = "front" if trial.is_front else trial.state
     mark = " ★" if trial.is_pinned else ""
     return {

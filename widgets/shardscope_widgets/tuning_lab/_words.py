@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from shardscope.runlog.figures import FIGURES
 from shardscope.spec import Job
-from shardscope.spec.user_code import label_of
+from shardscope.spec.job_parts import label_of
 from shardscope.tuning.definition import Definition
 from shardscope.tuning.measured import TrialMetrics
 from shardscope_widgets.figures._trials import TrialInfo, objective_text, short_name, title_of, value_text
+from shardscope_widgets.kit.markup import heading_html, words_html
 from shardscope_widgets.words import bytes_text, listed, plural, safe, seconds_text, three_digits
 
 _SHOWN = 6
@@ -91,12 +93,10 @@ def chosen_html(trial: TrialInfo, objectives: Sequence[str]) -> str:
         f"<span>{safe(short)} <b>{safe(text)}</b></span>" for short, text in [*_settings(trial), *values]
     ]
     why = trial.reason or trial.note
-    note = f'<div class="ss-words">{safe(why[0].upper() + why[1:])}.</div>'.replace("..", ".") if why else ""
+    note = words_html(f"{why[0].upper()}{why[1:]}.").replace("..", ".") if why else ""
     state = f"{state_of(trial)}{', pinned' * trial.is_pinned}"
-    return (
-        f'<div class="ss-heading">Trial {trial.number} <span>{safe(state)}</span></div>'
-        f'<div class="ss-chips">{"".join(chips)}</div>{note}'
-    )
+    head = heading_html(f"Trial {trial.number}", state)
+    return f'{head}<div class="ss-chips">{"".join(chips)}</div>{note}'
 
 
 def _settings(trial: TrialInfo) -> list[tuple[str, str]]:
@@ -110,43 +110,52 @@ def figures_html(job: Job, measured: TrialMetrics | None, formula: float | None,
         job: Job of the trial.
         measured: Its measurements; None if it has none.
         formula: Bytes per step without compression; None if not compressed.
-        projected: Step time on the chosen link, as text; empty for times as measured.
+        projected: Predicted step time on the chosen link, as text; empty for times as measured.
     """
     if measured is None or measured.step_s is None:
         return ""
     parts = [("step time", seconds_text(measured.step_s))]
     if measured.compute_s is not None:
-        parts.append(("of which computing", seconds_text(measured.compute_s)))
+        parts.append(("of which computation", seconds_text(measured.compute_s)))
     if job.compression.is_on:
         parts.append(("packing and unpacking", seconds_text(measured.codec_s)))
     if projected:
-        parts.append(("on the chosen link, projected", projected))
-    parts.append(("sent per step, counted", bytes_text(measured.bytes / max(1, measured.steps))))
+        parts.append(("on the chosen link, predicted", projected))
+    parts.append((FIGURES["bytes_per_step"].label, bytes_text(measured.bytes / max(1, measured.steps))))
     if formula is not None:
         parts.append(("uncompressed, by formula", bytes_text(formula)))
-    parts.append(("peak memory of a rank", bytes_text(measured.memory)))
+    parts.append((FIGURES["process_bytes"].label, bytes_text(measured.memory)))
     if measured.test is not None:
         parts.append(("loss on the test split", three_digits(measured.test[0])))
     rows = "".join(f'<tr><th scope="row">{safe(name)}</th><td>{safe(text)}</td></tr>' for name, text in parts)
     return f'<table class="ss-figures">{rows}</table>'
 
 
+def alarms_html(measured: TrialMetrics | None) -> str:
+    """Return one line per alarm as HTML; empty if there are none."""
+    alarms = () if measured is None else measured.alarms
+    lines = "".join(f"<li>{safe(text[0].upper() + text[1:])}.</li>" for text in alarms)
+    return f'<ul class="ss-alarms" aria-label="Alarms of this trial">{lines}</ul>' if lines else ""
+
+
 def link_text(label: str, notes: Mapping[str, Sequence[int]]) -> str:
     """Return sentences about the effect of the link sliders.
 
     Args:
-        label: Link onto which times are projected; empty for times as measured.
-        notes: Numbers of the trials without a projected time, by reason.
+        label: Link for which times are predicted; empty for times as measured.
+        notes: Numbers of the trials without a predicted time, by reason.
     """
     if not label:
-        return "Times are as measured. Tick “Another link” to project the front onto one, without new runs."
+        return (
+            "Times are as measured. Tick “Another link” to predict them for another link, without new runs."
+        )
     told = [
-        f"{_trials(numbers)} {'has' if len(numbers) == 1 else 'have'} no projected time: {why}"
+        f"{_trials(numbers)} {'has' if len(numbers) == 1 else 'have'} no predicted time: {why}"
         for why, numbers in notes.items()
     ]
     return " ".join(
         [
-            f"Times projected onto {label}, using the measured computing and packing times.",
+            f"Times predicted for {label}, using the measured computing and packing times.",
             *(f"{t}." for t in told),
         ]
     )

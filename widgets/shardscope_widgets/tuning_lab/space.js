@@ -1,4 +1,4 @@
-/* Rows of settings: switched on by a box, narrowed by two lists (a range) or by buttons (choices). */
+/* Rows of settings. A checkbox switches a setting on; two drop-down lists (a range) or buttons (choices) narrow it. */
 
 function render({ model, el }) {
   el.classList.add("ss-space");

@@ -11,7 +11,7 @@ function number(text) {
   return found ? Number(found[1]) * (FACTORS[found[2].toLowerCase()] ?? NaN) : NaN;
 }
 
-/** Whether a row meets one term; a column has the name in its heading, without spaces. */
+/** Whether a row matches one filter term, in which a column is named by its heading without spaces. */
 function meets(row, term, header) {
   const bound = /^(.+?)(<=|>=|<|>|=)(.+)$/.exec(term);
   const plain = (text) => text.toLowerCase().replace(/[ _]/g, "");
@@ -32,7 +32,7 @@ function render({ model, el }) {
   bar.className = "ss-filter";
   query.type = "search";
   query.placeholder = "Filter, such as: front  lr<0.01  bytes<2M";
-  query.setAttribute("aria-label", "Filter trials by words, or by columns with bounds such as lr<0.01");
+  query.setAttribute("aria-label", "Filter trials by words, or by bounds on columns such as lr<0.01");
   query.value = model.get("query");
   told.setAttribute("role", "status");
   bar.append(query, told);

@@ -1,9 +1,10 @@
-"""Communication by formula: exact bytes for the strategies that run here, and times for many more algorithms.
+"""Communication by formula: exact bytes for Shardscope's strategies, and times for many collective algorithms.
 
-There is one module for each way of moving bytes. It counts them exactly, so that runs can be checked against it.
-`collective_time` and `collective_volume` are the textbook formulas for all algorithms in `algorithms`.
-`ring` times the collectives of a layout's groups, `crossover` finds where one algorithm overtakes another, and
-`compression` computes whether compressing pays off.
+Each strategy's communication has its own module, such as `ring` or `zero`, which predicts bytes exactly, so that the
+traffic of a run can be checked against the prediction. `collective_time` and `collective_volume` evaluate textbook
+formulas for every algorithm in `algorithms`. `ring_time` gives the time of collectives in a layout's groups,
+`crossover` finds where one algorithm becomes faster than another, and `compression` computes whether compressing
+gradients saves time.
 """
 
 from shardscope.analytic.communication.algorithms import ALGORITHMS, OPS

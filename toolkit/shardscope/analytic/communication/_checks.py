@@ -1,4 +1,4 @@
-"""Validation of arguments, with one error message for each kind of invalid value."""
+"""Validation of the arguments of communication formulas."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from shardscope.errors import SpecError, unknown_name
 
 
 def find_algorithm(name: str, op: str) -> Algorithm:
-    """Return the algorithm with this name; raise a `SpecError` if it is unknown or does not support the operation."""
+    """Return the algorithm with this name.
+
+    Raises:
+        SpecError: The operation or the algorithm is unknown, or the algorithm does not support the operation.
+    """
     if op not in OPS:
         raise unknown_name("op", op, OPS)
     if name not in ALGORITHMS:
@@ -33,7 +37,19 @@ def numbers(
     is_whole: bool = False,
     is_open: bool = False,
 ) -> Floats:
-    """Return `value` as floats, after checking that all are at least `least`, and integers if `is_whole`."""
+    """Return `value` as an array of floats, after checking its range.
+
+    Args:
+        field: Name of the argument, for the error message.
+        value: A number or an array of numbers.
+        least: Minimum value.
+        unit: Unit, for the error message.
+        is_whole: Whether the numbers must be integers.
+        is_open: Whether the numbers must be above `least`, instead of at least `least`.
+
+    Raises:
+        SpecError: A value is not a number or out of range.
+    """
     try:
         array = np.asarray(value, dtype=np.float64)
     except (TypeError, ValueError):
@@ -51,13 +67,18 @@ def numbers(
 
 
 def _wanted(least: float, unit: str, is_whole: bool, is_open: bool) -> str:
+    """Return a description of valid values, for error messages."""
     kind = "a whole number" if is_whole else "a number"
     bound = f"above {least:g}" if is_open else f"of {least:g} or more"
     return f"{kind} {bound}{f', {unit}' if unit else ''}"
 
 
 def check_options(name: str, algorithm: Algorithm, options: dict[str, Any]) -> dict[str, Any]:
-    """Check the given options and return them as arrays or bools."""
+    """Return the given options of an algorithm as arrays or bools, after checking their names and values.
+
+    Raises:
+        SpecError: The algorithm does not have the option, or a value is out of range.
+    """
     unknown = [option for option in options if option not in algorithm.options]
     if unknown:
         known = ", ".join(algorithm.options) or "none"

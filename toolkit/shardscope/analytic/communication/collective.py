@@ -12,7 +12,7 @@ from shardscope.analytic.communication.cost import CollectiveInput, Cost, LinkRa
 from shardscope.analytic.communication.ring import Floats
 from shardscope.analytic.terms import Term
 
-_ASKED = ("num_bytes", "workers", "bandwidth", "latency", "reduce_bandwidth")
+_LINK_ARGUMENTS = ("num_bytes", "workers", "bandwidth", "latency", "reduce_bandwidth")
 _INNER = ("inner_bandwidth", "inner_latency")
 
 
@@ -27,20 +27,20 @@ def collective_time(
     reduce_bandwidth: npt.ArrayLike = np.inf,
     **options: Any,
 ) -> Any:
-    """Time of a collective operation in the alpha-beta-gamma model, in seconds.
+    """Return the time of a collective operation in the alpha-beta-gamma model, in seconds.
 
-    All numbers may be arrays and follow NumPy broadcasting.
+    All numbers may be arrays, which are broadcast against each other.
 
     Args:
         op: ``"all_reduce"``, ``"reduce_scatter"``, ``"all_gather"``, ``"broadcast"``, ``"reduce"``, ``"all_to_all"`` or
             ``"send_recv"``.
-        algorithm: A name in `ALGORITHMS`, which also holds the formula, source and options of each algorithm.
+        algorithm: A name in `ALGORITHMS`, which also describes the formula, source and options of each algorithm.
         num_bytes: S, bytes of the whole tensor: the output of an all-gather, the input of a reduce-scatter, or the
-            data of one rank in an all-to-all, its own block included.
+            data of one rank in an all-to-all, including the block that it keeps.
         workers: W, the number of workers.
         bandwidth: B, bytes per second that a worker sends while it receives at the same rate.
         latency: α, seconds per message.
-        reduce_bandwidth: γ, rate at which a worker adds, in bytes per second; if infinite, additions take no time.
+        reduce_bandwidth: γ, bytes per second that a worker adds; infinite if the time for additions is neglected.
         options: Options of the algorithm, for example ``servers=4`` or ``per_node=8, inner_bandwidth=300e9``.
 
     Raises:
@@ -51,13 +51,16 @@ def collective_time(
         >>> float(collective_time(op="all_reduce", algorithm="ring", num_bytes=1e9, workers=64, **link))
         0.15813
     """
-    asked = _asked(num_bytes, workers, bandwidth, latency, reduce_bandwidth)
-    cost, rates = _work_out(op, algorithm, asked, options)
+    arguments = _link_arguments(num_bytes, workers, bandwidth, latency, reduce_bandwidth)
+    cost, rates = _cost_and_rates(op, algorithm, arguments, options)
     return _price(cost, rates).total[()]
 
 
 class CollectiveCost(NamedTuple):
-    """Time of a collective by kind, in seconds, and its volumes, in bytes. Arrays follow NumPy broadcasting."""
+    """Time of a collective in seconds, split into latency, bandwidth and reduction, and its volumes in bytes.
+
+    All values are arrays that can be broadcast against each other.
+    """
 
     latency_s: Floats
     bandwidth_s: Floats
@@ -69,7 +72,7 @@ class CollectiveCost(NamedTuple):
 
     @property
     def seconds(self) -> Floats:
-        """Total time in seconds, equal to `collective_time`."""
+        """Total time in seconds; the same as `collective_time`."""
         total: Floats = self.latency_s + self.bandwidth_s + self.reduction_s
         return total
 
@@ -85,9 +88,12 @@ def collective_outcome(
     reduce_bandwidth: npt.ArrayLike = np.inf,
     **options: Any,
 ) -> CollectiveCost:
-    """Return the time of a collective by kind, and its volumes. The arguments are those of `collective_time`."""
-    asked = _asked(num_bytes, workers, bandwidth, latency, reduce_bandwidth)
-    cost, rates = _work_out(op, algorithm, asked, options)
+    """Return the time of a collective, split into latency, bandwidth and reduction, and its volumes in bytes.
+
+    The arguments are those of `collective_time`.
+    """
+    arguments = _link_arguments(num_bytes, workers, bandwidth, latency, reduce_bandwidth)
+    cost, rates = _cost_and_rates(op, algorithm, arguments, options)
     return CollectiveCost(*_price(cost, rates), cost.sent, cost.carried)
 
 
@@ -100,10 +106,10 @@ def collective_volume(
     of: Literal["worker", "link"] = "worker",
     **options: Any,
 ) -> Any:
-    """Bytes that the busiest worker sends, or that the busiest link carries in one direction.
+    """Return the bytes that the busiest worker sends, or that the busiest link carries in one direction.
 
-    All numbers may be arrays and follow NumPy broadcasting. The number of segments does not change any volume; if it
-    is not given, it is the optimum for 1e10 bytes per second and a latency of 5 µs.
+    All numbers may be arrays, which are broadcast against each other. The number of segments into which some algorithms
+    divide the tensor does not affect the volume.
 
     Args:
         op: Operation, as for `collective_time`.
@@ -114,7 +120,7 @@ def collective_volume(
             carries.
         options: Options of the algorithm.
     """
-    cost, _ = _work_out(op, algorithm, _asked(num_bytes, workers, 1e10, 5e-6, np.inf), options)
+    cost, _ = _cost_and_rates(op, algorithm, _link_arguments(num_bytes, workers, 1e10, 5e-6, np.inf), options)
     volume = cost.sent if of == "worker" else cost.carried
     whole = np.broadcast_shapes(np.shape(volume), np.shape(num_bytes), np.shape(workers))
     return np.broadcast_to(volume, whole)[()]
@@ -131,12 +137,13 @@ def collective_term(
     reduce_bandwidth: float = np.inf,
     **options: Any,
 ) -> Term:
-    """Return the time of one collective, in seconds, as a tree of terms: phases with latency, bytes and additions.
+    """Return the time of one collective, in seconds, as a tree of terms.
 
-    The arguments are those of `collective_time`, but single numbers.
+    The root has one part for each phase of the algorithm, and each phase has parts for latency, bandwidth and
+    additions. The arguments are those of `collective_time`, but must be single numbers.
     """
-    asked = _asked(num_bytes, workers, bandwidth, latency, reduce_bandwidth)
-    cost, rates = _work_out(op, algorithm, asked, options)
+    arguments = _link_arguments(num_bytes, workers, bandwidth, latency, reduce_bandwidth)
+    cost, rates = _cost_and_rates(op, algorithm, arguments, options)
     found = find_algorithm(algorithm, op)
     parts = tuple(_phase_term(phase, rates) for phase in cost.phases)
     whole = Term.total(f"{op.replace('_', '-')}, {found.title}", parts)
@@ -151,6 +158,7 @@ def _given(options: dict[str, Any]) -> dict[str, float | str]:
 
 
 def _phase_term(phase: Any, rates: LinkRates) -> Term:
+    """Return the time of one phase as a term, with latency, bandwidth and additions as its parts."""
     price: Price = rates.price(phase)
     where = {True: "Bᵢ", False: "B"}[phase.inside]
     parts = [
@@ -163,14 +171,18 @@ def _phase_term(phase: Any, rates: LinkRates) -> Term:
     return Term.total(phase.name, tuple(parts))
 
 
-def _asked(*values: npt.ArrayLike) -> dict[str, npt.ArrayLike]:
-    return dict(zip(_ASKED, values, strict=True))
+def _link_arguments(*values: npt.ArrayLike) -> dict[str, npt.ArrayLike]:
+    return dict(zip(_LINK_ARGUMENTS, values, strict=True))
 
 
-def _work_out(
+def _cost_and_rates(
     op: str, algorithm: str, link: dict[str, npt.ArrayLike], options: dict[str, Any]
 ) -> tuple[Cost, LinkRates]:
-    """Check all arguments, and return the cost of the message and the rates of the links."""
+    """Return the cost of the collective and the rates of the links, after checking all arguments.
+
+    Raises:
+        SpecError: An argument is invalid.
+    """
     found = find_algorithm(algorithm, op)
     message = CollectiveInput(
         numbers("num_bytes", link["num_bytes"], least=0, unit="bytes"),
@@ -187,5 +199,6 @@ def _work_out(
 
 
 def _price(cost: Cost, rates: LinkRates) -> Price:
+    """Return the time of all phases together, split into latency, bandwidth and reduction."""
     prices = [rates.price(phase) for phase in cost.phases]
     return Price(*(sum(parts, start=np.zeros(())) for parts in zip(*prices, strict=True)))

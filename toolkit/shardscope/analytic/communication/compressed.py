@@ -1,4 +1,4 @@
-"""Exact size of compressed gradients in bytes: the primitives from which each method builds its formula."""
+"""Exact sizes of compressed gradients in bytes: functions that compression methods build their formulas from."""
 
 from __future__ import annotations
 
@@ -16,38 +16,44 @@ FLOAT_BYTES = 4
 
 
 def bits_bytes(num_elements: int, bits: int) -> int:
-    """Size in bytes of `num_elements` values packed at `bits` bits each, rounded up to a whole byte."""
+    """Return the bytes of `num_elements` values packed at `bits` bits each, rounded up to a whole byte."""
     return -(-num_elements * bits // 8)
 
 
 def num_blocks(num_elements: int, block: int) -> int:
-    """Number of blocks of `block` elements in `num_elements`; the last block may be shorter."""
+    """Return the number of blocks of `block` elements in `num_elements`; the last block may be shorter."""
     return -(-num_elements // block)
 
 
 def blocks_bytes(num_elements: int, block: int, bits: int) -> int:
-    """Size in bytes of block-quantized values: `bits` bits each, plus one float32 scale per block."""
+    """Return the bytes of block-quantized values: `bits` bits per value, plus one float32 scale per block."""
     return num_blocks(num_elements, block) * FLOAT_BYTES + bits_bytes(num_elements, bits)
 
 
 def kept_bytes(num_elements: int, ratio: float) -> int:
-    """Bytes of the float32 values if a fraction `ratio` of the elements is kept."""
+    """Return the bytes of the float32 values, without indices, if a fraction `ratio` of the elements is sent."""
     return FLOAT_BYTES * int(kept_elements(num_elements, ratio))
 
 
 def placed_bytes(num_elements: int, ratio: float) -> int:
-    """Bytes of the float32 values and their indices if a fraction `ratio` of the elements is kept (Lin et al. 2018)."""
+    """Return the bytes of the float32 values and their indices if a fraction `ratio` of the elements is sent.
+
+    This is the size of a sparse gradient (Lin et al. 2018).
+    """
     kept = int(kept_elements(num_elements, ratio))
     return FLOAT_BYTES * kept + int(index_bytes(num_elements, kept))
 
 
 def share_size(num_elements: int, world_size: int, align: int) -> int:
-    """Elements of each rank's share in a two-phase exchange: 1/W of all, rounded up to a multiple of `align`."""
+    """Return the number of elements that each rank sums in a two-phase exchange.
+
+    It is 1/W of all elements, for W ranks, rounded up to a multiple of `align`.
+    """
     return -(-num_elements // (world_size * align)) * align
 
 
 def collective_bytes(collective: Collective, world_size: int, *, directions: int = 1) -> Ints:
-    """Bytes that each rank sends in one collective, if sums use the ring; shape `(W,)`, by rank.
+    """Return the bytes that each rank sends in one collective; shape `(W,)`, by rank. All-reduces use the ring.
 
     Args:
         collective: The collective and its size.
@@ -63,16 +69,17 @@ def collective_bytes(collective: Collective, world_size: int, *, directions: int
 def low_rank_elements(
     shapes: Sequence[tuple[int, ...]], ranks: Sequence[int], *, probes: int = 0
 ) -> tuple[int, int]:
-    """Float32 elements of PowerSGD's two messages for one bucket (Vogels et al. 2019, algorithm 1).
+    """Return the numbers of float32 elements in PowerSGD's two messages for a bucket (Vogels et al. 2019, algorithm 1).
 
-    A tensor with two or more dimensions is treated as an m x n matrix: the first dimension by all others. Its left
-    factor, r m elements, is in the first message, and its right factor, r n elements, in the second. If r (m + n) is at
-    least m n, the tensor is sent uncompressed with the first message, as are tensors of one dimension.
+    A tensor with two or more dimensions is treated as an m x n matrix, where m is the first dimension and n the product
+    of the others. For an approximation of rank r, the first message contains the left factor of r m elements, and the
+    second message the right factor of r n elements. Tensors of one dimension, and those with r (m + n) >= m n, are sent
+    uncompressed in the first message.
 
     Args:
         shapes: Shapes of the tensors in the bucket.
-        ranks: r, the rank of each tensor's approximation; 0 to send it uncompressed.
-        probes: Number of vectors of m elements sent with every left factor.
+        ranks: r for each tensor; 0 to send the tensor uncompressed.
+        probes: Number of additional vectors of m elements that are sent with every left factor.
     """
     first = second = 0
     for shape, rank in zip(shapes, ranks, strict=True):
@@ -86,9 +93,15 @@ def low_rank_elements(
 def mixed_packet_bytes(
     shapes: Sequence[tuple[int, ...]], bits: Sequence[int], block: int, world_size: int
 ) -> int:
-    """Bytes of one rank's share of a bucket whose tensors are packed as integers of different bit widths.
+    """Return the bytes of one rank's share of a bucket whose tensors are quantized with different bit widths.
 
-    Adjacent tensors of the same bit width form one piece, and each rank has a share of every piece.
+    Adjacent tensors of the same bit width are packed together as one piece, and each rank has a share of every piece.
+
+    Args:
+        shapes: Shapes of the tensors in the bucket.
+        bits: Bit width of each tensor.
+        block: Number of elements that share a scale.
+        world_size: W, the number of ranks.
     """
     sizes = zip(bits, (prod(shape) for shape in shapes), strict=True)
     pieces = [

@@ -1,13 +1,13 @@
-"""Compressed gradients in a plan: size, time to pack, and the bandwidth below which compression pays off.
+"""Cost of compressed gradients, as arrays for searches: bytes, codec time, and the bandwidth below which time is saved.
 
-Only linear methods allow compressed gradients to be added: half-precision floats and PowerSGD's factors can be
-all-reduced. Integers take two phases: each worker unpacks and sums its share of all gradients, then packs the sum and
-sends it to all, so that the volume is that of a packed all-reduce (Tang et al. 2021). Sparse gradients are
-all-gathered: each worker sends its part to all others and unpacks W parts. The volume grows with W, so beyond some
-number of workers the method is slower at any ratio (Agarwal et al. 2022, "On the utility of gradient compression in
-distributed training systems").
+Half-precision floats and PowerSGD's factors can be added in compressed form, and are therefore all-reduced. Quantized
+integers are exchanged in two phases: each worker unpacks and sums its share of all gradients, then packs the sum and
+sends it to all workers. The volume is that of an all-reduce of packed gradients (Tang et al. 2021). Sparse gradients
+are all-gathered: each worker sends its packet to all others and unpacks the packets of all W workers. Their volume
+grows with W, so above some number of workers, sparse gradients are slower at any compression ratio (Agarwal et al.
+2022, "On the utility of gradient compression in distributed training systems").
 
-`compressed` counts the exact bytes of the methods that run; this module is for plans, over arrays.
+Exact bytes for runs are in the module `compressed`.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from shardscope.spec.compression import Compression
 from shardscope.spec.layout_compression import compression_names, layout_compression
 
 MATRIX_ROWS = 4096
-"""Default number of rows of the matrices that low-rank methods factor."""
+"""Default number of rows in the square matrices that low-rank methods factorize."""
 FEEDBACK_PASSES = 2.0
-"""Memory passes of error feedback: the residual is added to the gradient, and the new residual is written back."""
+"""Passes over the gradient's memory for error feedback: add the residual, and write the new residual."""
 _LONG = 1 << 24
-"""Number of elements of a long gradient, chosen so that its packet has no partial block at the end."""
+"""Elements in the example gradient from which bytes per element are computed; a multiple of every block size."""
 
 
 class _Packet(NamedTuple):
-    """Packet of a method for a long gradient: bytes per element, and messages."""
+    """Size of a method's packed gradient per element, and number of collectives that exchange it."""
 
     bytes_per_element: float
     messages: float
@@ -45,25 +45,27 @@ class _Packet(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _packet(method: Compression, matrix_rows: int) -> _Packet:
-    """Derive the packet from an exchange between two ranks, in which each sends the bytes of one packed gradient."""
+    """Return the packet of a method, computed for two ranks, each of which sends exactly one packed gradient."""
     shapes = [(matrix_rows, matrix_rows)] if method.carriage == "layers" else [(_LONG,)]
     sent = float(method.bucket_bytes(shapes, 2).max())
     return _Packet(sent / prod(shapes[0]), method.rounds(shapes, 2) / (1 if method.meets == "gather" else 2))
 
 
 class CompressedCost(NamedTuple):
-    """Bytes and time (in seconds) of a compressed all-reduce. Arrays follow NumPy broadcasting."""
+    """Bytes and time of an all-reduce of compressed gradients, as arrays that can be broadcast against each other."""
 
     packed_bytes: Floats
     """Bytes of one worker's packed gradient."""
     sent_bytes: Floats
     """Bytes that each worker sends over the ring."""
     wire_s: Floats
+    """Time for sending, in seconds."""
     codec_s: Floats
+    """Time for packing and unpacking, in seconds."""
 
     @property
     def total_s(self) -> Floats:
-        """Total time for packing, sending and unpacking, in seconds, without overlap."""
+        """Time for packing, sending and unpacking in sequence, in seconds."""
         seconds: Floats = self.wire_s + self.codec_s
         return seconds
 
@@ -75,16 +77,17 @@ def packed_bytes(
     element_bytes: float = 4,
     matrix_rows: float = MATRIX_ROWS,
 ) -> Floats:
-    """Bytes of one worker's packed gradient; an array of the shape of `num_elements`.
+    """Return the bytes of one worker's packed gradient, as an array of the shape of `num_elements`.
 
-    Low-rank methods send r (rows + columns) float32 values for each matrix: with square matrices of `matrix_rows`,
-    2 r / rows per element. A matrix whose factors would be larger is sent uncompressed.
+    Low-rank methods of rank r send r (rows + columns) float32 values for each matrix. The model is assumed to consist
+    of square matrices with `matrix_rows` rows; if the two factors are not smaller than the matrix, it is sent
+    uncompressed.
 
     Args:
         method: A compression method that layouts support, or its name.
-        num_elements: Elements of the gradient.
+        num_elements: Number of elements in the gradient.
         element_bytes: Bytes of one uncompressed element.
-        matrix_rows: Rows, and columns, of the matrices that make up the model.
+        matrix_rows: Number of rows, and of columns, in the model's matrices.
     """
     packing = layout_compression(method)
     count = numbers("num_elements", num_elements, least=0, unit="")
@@ -108,18 +111,18 @@ def compression_cost(
 ) -> CompressedCost:
     """Return the bytes and the time of an all-reduce of compressed gradients over a ring.
 
-    All numbers may be arrays and follow NumPy broadcasting.
+    All numbers may be arrays, which are broadcast against each other.
 
     Args:
         method: A compression method that layouts support, or its name.
-        num_elements: Elements of the gradient.
+        num_elements: Number of elements in the gradient.
         workers: W, the number of workers.
-        bandwidth: Bytes per second of the link, one way.
+        bandwidth: Bytes per second of the link, in one direction.
         latency: Seconds per message.
-        codec_bandwidth: Bytes per second that packing and unpacking read and write; near the memory bandwidth for
-            device kernels.
+        codec_bandwidth: Bytes per second that packing and unpacking read and write; for GPU kernels, close to the
+            memory bandwidth.
         element_bytes: Bytes of one uncompressed element.
-        matrix_rows: Rows of the matrices that low-rank methods factor.
+        matrix_rows: Number of rows in the matrices that low-rank methods factorize.
 
     Raises:
         SpecError: The method is unknown, or a number is out of range.
@@ -145,10 +148,10 @@ def compression_cost(
 
 
 def _codec_bytes(method: Compression, whole: Floats, packed: Floats, workers: Floats) -> Floats:
-    """Bytes read and written to pack once and to unpack all received packets; 0 for a single worker.
+    """Return the bytes that one worker reads and writes to pack its gradient and unpack all received packets.
 
-    In a two-phase exchange, a worker first receives its share of every worker's gradient and packs the sum. It then
-    receives the packed sums of all other shares.
+    In a two-phase exchange, a worker first unpacks its share of every worker's gradient and packs the sum of these. It
+    then unpacks the summed shares of all workers. A single worker packs nothing.
     """
     if not method.is_on:
         return np.zeros(np.broadcast_shapes(whole.shape, workers.shape))
@@ -174,24 +177,28 @@ def break_even_bandwidth(
     element_bytes: float = 4,
     matrix_rows: float = MATRIX_ROWS,
 ) -> Floats:
-    """Bandwidth in bytes per second below which compression saves time; 0 if it never does, infinite if it always does.
+    """Return the bandwidth, in bytes per second, below which compression saves time.
 
-    Both times are a constant plus a volume over B, so `exchange.level_rate` gives the bandwidth at which they
-    are equal.
+    It is 0 if compression never saves time, and infinite if it always does. With or without compression, the time is
+    a constant plus bytes divided by the bandwidth; `exchange.level_rate` solves for the bandwidth at which the two
+    times are equal.
 
     Args:
-        method: A compression method that layouts support, other than ``none``, or its name.
-        num_elements: Elements of the gradient.
+        method: A compression method other than ``none`` that layouts support, or its name.
+        num_elements: Number of elements in the gradient.
         workers: W, the number of workers.
         latency: Seconds per message.
-        codec_bandwidth: Bytes per second that the codec reads and writes.
+        codec_bandwidth: Bytes per second that packing and unpacking read and write.
         element_bytes: Bytes of one uncompressed element.
-        matrix_rows: Rows of the matrices that low-rank methods factor.
+        matrix_rows: Number of rows in the matrices that low-rank methods factorize.
+
+    Raises:
+        SpecError: The method is unknown or ``none``, or a number is out of range.
     """
     packing = layout_compression(method)
     if not packing.is_on:
         raise SpecError(
-            f"compression='none' has no break-even; use one of {', '.join(compression_names()[1:])}"
+            f"compression='none' has no break-even bandwidth; use one of {', '.join(compression_names()[1:])}"
         )
     both = [
         compression_cost(

@@ -1,4 +1,4 @@
-"""Crossovers between algorithms, and scaling efficiency."""
+"""Crossovers, at which a different collective algorithm becomes the fastest, and scaling efficiency."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ from shardscope.analytic.communication.ring import Floats
 from shardscope.errors import SpecError, unknown_name
 
 Contender = str | tuple[str, Mapping[str, Any]]
-"""Name of an algorithm, or a pair of name and options."""
+"""Name of an algorithm, or a pair of its name and its options."""
 RANGES = {"num_bytes": (1.0, 1e12), "bandwidth": (1e6, 1e13), "workers": (2, 4096)}
-"""Default ranges of `crossover`: bytes, bytes per second, workers."""
+"""Default range of each quantity that `crossover` can vary, in bytes, bytes per second and workers."""
 POINTS = 800
+"""Number of values in the grid on which `frontier` looks for crossovers."""
 
 
 class Crossing(NamedTuple):
-    """A point at which the fastest algorithm changes."""
+    """A point at which the fastest algorithm changes, as some quantity is varied."""
 
     value: float
     """Value of the varied quantity; for workers, the smallest number at which `above` is faster."""
     below: str
     """Name of the fastest algorithm just below `value`."""
     above: str
+    """Name of the fastest algorithm from `value` on."""
     seconds: float
     """Time of `above` at `value`, in seconds."""
 
@@ -40,10 +42,10 @@ def crossover(
     over: Literal["num_bytes", "workers", "bandwidth"],
     **how: Any,
 ) -> tuple[Crossing, ...]:
-    """Return all points at which one of two algorithms overtakes the other, in ascending order.
+    """Return all points at which one of two algorithms becomes faster than the other, in ascending order.
 
     Args:
-        algorithm_a: A name, or a name and options: ``("hierarchical", {"per_node": 8})``.
+        algorithm_a: A name, or a name and options, such as ``("hierarchical", {"per_node": 8})``.
         algorithm_b: The other algorithm.
         over: Quantity to vary.
         how: The other arguments of `frontier`, and the fixed arguments of `collective_time`.
@@ -68,21 +70,23 @@ def frontier(
 ) -> tuple[Crossing, ...]:
     """Return all points from `low` to `high` at which the fastest of several algorithms changes, in ascending order.
 
-    A logarithmic grid of `POINTS` values locates each change, which is then refined to machine precision. For workers,
-    every integer is tried. In a tie, the previous leader stays ahead. An algorithm that is fastest only between two
-    neighbouring grid points is not found.
+    Changes are located on a logarithmic grid of `POINTS` values, and then refined to machine precision. If `over` is
+    ``"workers"``, every integer is tried instead. If two algorithms take equally long, the one that was fastest at the
+    previous value counts as the fastest. An algorithm that is fastest only between two neighbouring grid values is not
+    found.
 
     Args:
         algorithms: Names, or pairs of a name and options.
         over: Quantity to vary.
         op: Collective operation, as for `collective_time`.
-        low: Lower end of the range; None for that in `RANGES`.
-        high: Upper end of the range; None for that in `RANGES`.
-        points: Values to try instead of the grid, in ascending order; for example multiples of 8 workers.
+        low: Lower end of the range; None for the default in `RANGES`.
+        high: Upper end of the range; None for the default in `RANGES`.
+        points: Values to try instead of the grid, in ascending order, for example multiples of 8 workers.
         fixed: The other arguments of `collective_time`: `num_bytes`, `workers`, `bandwidth`, `latency`, ...
 
     Raises:
-        SpecError: As for `collective_time`, or the range from `low` to `high` is empty.
+        SpecError: `over` or an algorithm is unknown, an argument of `collective_time` is invalid, or `low` is not
+            between 0 and `high`.
     """
     if over not in RANGES:
         raise unknown_name("over", over, RANGES)
@@ -99,14 +103,14 @@ def frontier(
 
 
 class _Race(NamedTuple):
-    """Algorithms to compare over the varied quantity."""
+    """Algorithms to compare, and functions for their times."""
 
     names: list[str]
     seconds: list[Callable[[Floats], Floats]]
-    """For each algorithm, a function from values of the varied quantity to the time in seconds."""
+    """For each algorithm, a function from values of the varied quantity to times in seconds."""
 
     def changes(self, grid: Floats, is_whole: bool) -> list[Crossing]:
-        """Find where the fastest algorithm on the grid changes; refine each value unless values are integers."""
+        """Return the points of the grid at which the fastest algorithm changes, refined unless values are integers."""
         leaders = _leaders(np.array([seconds(grid) for seconds in self.seconds]))
         found = []
         for left in np.flatnonzero(np.diff(leaders)):
@@ -117,7 +121,10 @@ class _Race(NamedTuple):
         return found
 
     def _narrow(self, low: float, high: float, below: int, above: int) -> float:
-        """Find where `above` overtakes `below`, by repeatedly refining the grid between `low` and `high`."""
+        """Return the value between `low` and `high` at which algorithm `above` becomes faster than algorithm `below`.
+
+        Each iteration replaces the interval with the part of it, on a grid of 65 values, that contains the change.
+        """
         while high / low - 1 > 1e-13:
             values = np.geomspace(low, high, 65)
             ahead = self.seconds[above](values) < self.seconds[below](values)
@@ -130,7 +137,7 @@ class _Race(NamedTuple):
 
 
 def _leaders(seconds: Floats) -> npt.NDArray[np.int64]:
-    """Index of the fastest algorithm at each value; it changes only if another is faster by more than rounding."""
+    """Return the index of the fastest algorithm at each value; differences within rounding error are ignored."""
     fastest: npt.NDArray[np.int64] = np.argmin(seconds, axis=0)
     least = seconds.min(axis=0) * (1 + 1e-12)
     leader = int(fastest[0])
@@ -142,6 +149,7 @@ def _leaders(seconds: Floats) -> npt.NDArray[np.int64]:
 
 
 def _race(op: str, contenders: Sequence[Contender], over: str, fixed: dict[str, Any]) -> _Race:
+    """Return the algorithms to compare, with functions of the quantity `over` for their times."""
     pairs = [(one, {}) if isinstance(one, str) else (one[0], dict(one[1])) for one in contenders]
 
     def seconds_of(name: str, own: dict[str, Any]) -> Callable[[Floats], Floats]:
@@ -162,28 +170,33 @@ def scaling_efficiency(
     overlap: npt.ArrayLike = 0.0,
     **options: Any,
 ) -> Any:
-    """Fraction of the ideal speed-up that W workers reach if each step ends with an all-reduce of gradients.
+    """Return the fraction of the ideal speed-up that W workers reach if each step ends with an all-reduce of gradients.
 
-    Weak scaling keeps the batch per worker: c / (c + e). Strong scaling keeps the global batch, so that each worker
-    computes for c/W seconds: (c/W) / (c/W + e). Here e is the exposed time of the all-reduce.
+    With weak scaling, the batch per worker is constant, and the efficiency is c / (c + e), where e is the exposed time
+    of the all-reduce. With strong scaling, the global batch is constant, each worker computes for c/W seconds, and the
+    efficiency is (c/W) / (c/W + e).
 
     Args:
         compute_s: c, compute time of a step on a single worker, in seconds.
         num_bytes: Bytes of all gradients.
         workers: W, the number of workers.
         algorithm: Algorithm of the all-reduce.
-        bandwidth: Bytes per second, one way.
+        bandwidth: Bytes per second of a worker's link, in one direction.
         latency: Seconds per message.
         scaling: ``"weak"`` or ``"strong"``.
-        overlap: Fraction of a worker's computation, 0 to 1, that can hide communication; 2/3 for the backward pass.
+        overlap: Fraction of a worker's computation, 0 to 1, that can hide communication, such as 2/3 for the backward
+            pass.
         options: Further arguments of `collective_time`.
+
+    Raises:
+        SpecError: `scaling` or the algorithm is unknown, or a number is out of range.
     """
     if scaling not in {"weak", "strong"}:
         raise unknown_name("scaling", scaling, ("weak", "strong"))
     alone = numbers("compute_s", compute_s, least=0, unit="seconds", is_open=True)
-    share = numbers("overlap", overlap, least=0, unit="a share of 1 at most")
+    share = numbers("overlap", overlap, least=0, unit="at most 1")
     if (share > 1).any():
-        raise SpecError(f"overlap={share.max():g} is out of range; give a share of the computation, 0 to 1")
+        raise SpecError(f"overlap={share.max():g} is out of range; give a fraction of computation, 0 to 1")
     link = {"num_bytes": num_bytes, "workers": workers, "bandwidth": bandwidth, "latency": latency}
     communication = collective_time(op="all_reduce", algorithm=algorithm, **link, **options)
     computing = alone / np.asarray(workers) if scaling == "strong" else alone

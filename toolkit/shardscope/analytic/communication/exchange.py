@@ -1,14 +1,14 @@
-"""Whether compression saves time on a link: the cost of a step's exchange, and the bandwidth at which two costs tie.
+"""Cost of exchanging one step's gradients, and the bandwidth below which a compressed exchange is faster.
 
-Every exchange is described by three numbers: the bytes that the busiest rank sends, the number of consecutive messages,
-and the seconds of packing and unpacking. Buckets of gradients are exchanged one after the other, each with its own
-padding and messages, and their costs add up. On a link of bandwidth B and latency a, an exchange takes
+An exchange is described by three numbers: the bytes that the busiest rank sends, the number of consecutive messages
+(rounds), and the seconds of packing and unpacking (codec). Buckets of gradients are exchanged in sequence, so
+the costs of buckets add up. On a link of bandwidth B and latency α, an exchange takes
 
-    T(B) = codec + rounds a + bytes / B
+    T(B) = codec + rounds α + bytes / B
 
-so two exchanges take equally long at B = (bytes - bytes') / (rest' - rest), where rest is codec time plus latencies.
-This generalises eq. 1 of Agarwal et al. 2022, "On the utility of gradient compression in distributed training systems",
-to any method.
+Two exchanges therefore take equally long at B = (bytes - bytes') / (rest' - rest), where rest is codec + rounds α, and
+primes mark the second exchange. This generalises equation 1 of Agarwal et al. 2022, "On the utility of gradient
+compression in distributed training systems", to any compression method.
 """
 
 from __future__ import annotations
@@ -47,13 +47,11 @@ def exchange_of(
     element_bytes: int = _FLOAT_BYTES,
     directions: int = 1,
 ) -> Exchange:
-    """Return the cost of exchanging one step's gradients, bucket by bucket.
-
-    All-reduces are those of Shardscope's own ring.
+    """Return the cost of exchanging one step's gradients, bucket by bucket. All-reduces use Shardscope's ring.
 
     Args:
-        compression: The compression method; ``none`` for an uncompressed all-reduce over the ring.
-        buckets: Shapes of the tensors of each bucket.
+        compression: The compression method; ``none`` for an uncompressed all-reduce.
+        buckets: Shapes of the tensors in each bucket.
         world_size: W, the number of ranks.
         codec_s: Time for packing and unpacking all buckets, in seconds, measured or computed.
         element_bytes: Bytes of one uncompressed gradient element.
@@ -75,11 +73,11 @@ def exchange_of(
 
 
 def exchange_time(exchange: Exchange, bandwidth: npt.ArrayLike, latency: npt.ArrayLike = 0.0) -> Floats:
-    """Time of one exchange on a link, in seconds; arguments follow NumPy broadcasting.
+    """Return the time of one exchange on a link, in seconds. Bandwidth and latency may be arrays.
 
     Args:
         exchange: The exchange.
-        bandwidth: Bytes per second of each rank's link, one way.
+        bandwidth: Bytes per second of each rank's link, in one direction.
         latency: Seconds per message.
 
     Raises:
@@ -92,7 +90,9 @@ def exchange_time(exchange: Exchange, bandwidth: npt.ArrayLike, latency: npt.Arr
 
 
 def level_bandwidth(plain: Exchange, packed: Exchange, latency: npt.ArrayLike = 0.0) -> Floats:
-    """Bandwidth in bytes per second below which `packed` is faster; 0 if it never is, infinite if it always is.
+    """Return the bandwidth, in bytes per second, below which the exchange `packed` is faster than `plain`.
+
+    It is 0 if `packed` is never faster, and infinite if it is always faster.
 
     Args:
         plain: The uncompressed exchange.
@@ -105,13 +105,13 @@ def level_bandwidth(plain: Exchange, packed: Exchange, latency: npt.ArrayLike = 
 
 
 def level_rate(saved_bytes: npt.ArrayLike, extra_s: npt.ArrayLike) -> Floats:
-    """Bandwidth in bytes per second at which the time saved by sending fewer bytes equals the extra time.
+    """Return the bandwidth, in bytes per second, at which compression saves as much time as it costs.
 
     It is 0 if no bytes are saved, and infinite if there is no extra time.
 
     Args:
-        saved_bytes: Bytes that the compressed exchange saves; follows NumPy broadcasting with `extra_s`.
-        extra_s: Additional time of the compressed exchange, in seconds, not counting the sending of bytes.
+        saved_bytes: How many bytes smaller the compressed exchange is.
+        extra_s: How many seconds longer the compressed exchange takes, not counting the time to send its bytes.
     """
     saved, extra = np.asarray(saved_bytes, dtype=np.float64), np.asarray(extra_s, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):

@@ -1,4 +1,4 @@
-"""Gossip averaging with ring neighbours, by formula: the bytes sent, and how fast the ranks reach consensus."""
+"""Gossip averaging with ring neighbours, by formula: the bytes sent, and how fast parameters approach their mean."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shardscope.analytic.communication.traffic import MIB, Sent, Traffic, by_bac
 
 
 def gossip_mix_bytes(num_bytes: int, world_size: int) -> int:
-    """Bytes that each rank sends in one averaging step for `num_bytes` of parameters: all of them to each neighbour."""
+    """Return the bytes that each rank sends in one averaging step: `num_bytes` of parameters to each neighbour."""
     return num_bytes * min(2, world_size - 1)
 
 
@@ -20,13 +20,16 @@ def mix_traffic(
     packet_bytes: int | None = None,
     slice_mb: float = 4.0,
 ) -> Traffic:
-    """Traffic of each rank in one averaging step: all its parameters to each neighbour, in slices or as one packet.
+    """Return the traffic of each rank in one averaging step.
+
+    A rank sends all its parameters to each neighbour, in slices. With compression, it sends one packet instead: the
+    difference between its parameters and the copy of them that its neighbours have.
 
     Args:
-        num_elements: Elements of all parameters.
+        num_elements: Number of elements in all parameters.
         element_bytes: Bytes of one element.
         world_size: W, the number of ranks.
-        packet_bytes: Bytes of the packed difference, if it is compressed.
+        packet_bytes: Bytes of the packet; None without compression.
         slice_mb: Maximum size of a slice in MiB.
     """
     size = num_elements * element_bytes if packet_bytes is None else packet_bytes
@@ -38,17 +41,20 @@ def mix_traffic(
 
 
 def consensus_traffic(num_bytes: int, world_size: int) -> Traffic:
-    """Traffic of each rank to measure the ranks' distance: an all-reduce of the parameters and one of a number."""
+    """Return each rank's traffic to measure how far the ranks' parameters are from their mean.
+
+    The measurement consists of an all-reduce of the parameters and one of a single number.
+    """
     sums = (by_backend("all_reduce", size, world_size)["all_reduce"] for size in (num_bytes, 8))
     return together({"consensus": sent} for sent in sums)
 
 
 def gossip_contraction(world_size: int) -> float:
-    """Upper bound on the factor by which one averaging step scales the ranks' distance from their mean: |lambda_2|.
+    """Return an upper bound on the factor by which one averaging step multiplies parameters' distance from their mean.
 
-    It is the second largest absolute eigenvalue of the mixing matrix, which is circulant: (1 + 2 cos(2 pi k / W)) / 3,
-    k = 1 .. W-1, with weights of 1/3; two or three ranks reach the mean in one step (Lian et al. 2017, assumption
-    1; Xiao and Boyd 2004).
+    It is the second largest absolute eigenvalue of the mixing matrix, which is circulant and has weights of 1/3. The
+    eigenvalues are (1 + 2 cos(2 pi k / W)) / 3 for W ranks and k = 1 .. W-1 (Lian et al. 2017, assumption 1; Xiao and
+    Boyd 2004). Two or three ranks reach their mean in one step.
 
     Example:
         >>> [round(gossip_contraction(world_size), 3) for world_size in (2, 3, 4, 8)]

@@ -1,4 +1,4 @@
-"""Overlap of communication with computation: the exposed time."""
+"""Overlap of communication with computation: the communication time that remains exposed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from shardscope.analytic.communication.ring import Floats
 
 
 def exposed_time(communication: npt.ArrayLike, overlappable: npt.ArrayLike) -> Floats:
-    """Exposed communication time in seconds: max(0, communication - overlappable). Follows NumPy broadcasting.
+    """Return the exposed communication time in seconds: max(0, communication - overlappable).
 
     Args:
-        communication: Seconds of communication.
-        overlappable: Seconds of concurrent computation.
+        communication: Seconds of communication; a number or an array.
+        overlappable: Seconds of computation that can run at the same time; a number or an array.
     """
     hidden = np.asarray(overlappable, dtype=np.float64)
     exposed: Floats = np.maximum(np.asarray(communication, dtype=np.float64) - hidden, 0.0)

@@ -1,9 +1,10 @@
-"""Bytes that parameter servers and their workers send, by formula. All traffic of a server uses its single link.
+"""Bytes that parameter servers and their workers send, by formula.
 
-Ranks 0 to k-1 each serve one shard. A worker pushes gradients to every server and pulls parameters from every server; a
-worker reaches a server on its own rank through memory. With one server that shares its rank with a worker, 2(W-1) S
-passes through the server's link in a step (Li et al. 2014, section 2). A ring sends 2(W-1)/W S per rank (Patarasuk and
-Yuan 2009).
+Ranks 0 to k-1 are servers, each for one shard of the parameters. In every step, a worker pushes gradients to every
+server and pulls parameters from every server, but nothing is sent between a server and a worker on the same rank. With
+one server that shares its rank with one of W workers, 2(W-1) S bytes pass through the server's link in a step, for S
+bytes of parameters (Li et al. 2014, section 2). In a ring all-reduce, a rank sends only 2(W-1)/W S (Patarasuk and Yuan
+2009).
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from shardscope.analytic.communication.traffic import Sent, Traffic
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 HEADER_BYTES = 24
-"""Bytes of the header in front of every message: three float64 values."""
+"""Bytes of the header before every message: three float64 values."""
 
 
 def parameter_server_push_bytes(
     shard_bytes: Sequence[int], world_size: int, *, dedicated: bool = False
 ) -> Ints:
-    """Bytes of gradients that each rank sends in a step; shape `(W,)`, by rank.
+    """Return the bytes of gradients that each rank sends in a step; shape `(W,)`, by rank.
 
     Args:
-        shard_bytes: Bytes of the parameters on each server, one value per server.
-        world_size: W, the number of ranks, servers included.
-        dedicated: Whether the servers' ranks compute no gradients.
+        shard_bytes: Bytes of one worker's gradients for each server.
+        world_size: W, the number of ranks, including servers.
+        dedicated: Whether the ranks of servers compute no gradients.
     """
     remote = _remote_workers(len(shard_bytes), world_size, dedicated=dedicated)
     sent: Ints = (remote * np.asarray(shard_bytes, dtype=np.int64)[:, None]).sum(axis=0)
@@ -39,7 +40,11 @@ def parameter_server_push_bytes(
 def parameter_server_pull_bytes(
     shard_bytes: Sequence[int], world_size: int, *, dedicated: bool = False
 ) -> Ints:
-    """Bytes of parameters that each rank sends in a step: its shard, to every worker on another rank; shape `(W,)`."""
+    """Return the bytes of parameters that each rank sends in a step; shape `(W,)`, by rank.
+
+    A server sends its shard to every worker on another rank. The arguments are those of `parameter_server_push_bytes`,
+    except that `shard_bytes` is the size of each server's parameters.
+    """
     sent = np.zeros(world_size, dtype=np.int64)
     remote = _remote_workers(len(shard_bytes), world_size, dedicated=dedicated)
     sent[: len(shard_bytes)] = remote.sum(axis=1) * np.asarray(shard_bytes, dtype=np.int64)
@@ -47,11 +52,17 @@ def parameter_server_pull_bytes(
 
 
 def even_server_bytes(num_bytes: Floats, workers: Floats, servers: Floats, *, dedicated: bool) -> Floats:
-    """Bytes that a server receives, and also sends, if k shards have equal sizes: R/k S for R workers on other ranks.
+    """Return the bytes that a server receives, and also sends, in a step if all shards have the same size.
 
-    Arguments follow NumPy broadcasting. The exact functions above give the same result if k divides the tensor.
-    Dedicated servers are additional to `workers`; other servers share a rank with a worker, which reaches its own
-    server through memory.
+    It is R/k S, for R workers on other ranks, k servers and S bytes of parameters. The exact functions above return
+    the same in this case.
+
+    Args:
+        num_bytes: S, bytes of all parameters.
+        workers: Number of workers.
+        servers: k, the number of servers.
+        dedicated: Whether servers have ranks of their own, in addition to `workers`. If not, a server shares its rank
+            with a worker, and nothing is sent between the two.
     """
     remote = workers - (0.0 if dedicated else 1.0)
     return num_bytes * remote / servers
@@ -60,13 +71,16 @@ def even_server_bytes(num_bytes: Floats, workers: Floats, servers: Floats, *, de
 def parameter_server_control_bytes(
     servers: int, world_size: int, *, dedicated: bool = False, sums: int = 0
 ) -> Ints:
-    """Control bytes that each rank sends in a step, shape `(W,)`: headers, and sums of squares between servers.
+    """Return the bytes of control data that each rank sends in a step; shape `(W,)`, by rank.
+
+    Control data are the headers of all messages, and sums of squares that servers exchange to compute norms.
 
     Args:
         servers: Number of servers.
-        world_size: W, the number of ranks, servers included.
-        dedicated: Whether the servers' ranks compute no gradients.
-        sums: Number of norms of the whole gradient that an update needs: one for clipping, one for LAMB's own clipping.
+        world_size: W, the number of ranks, including servers.
+        dedicated: Whether the ranks of servers compute no gradients.
+        sums: Number of norms over all gradients that an update needs: one for clipping, and one for the clipping that
+            is part of LAMB.
     """
     remote = _remote_workers(servers, world_size, dedicated=dedicated)
     messages = remote.sum(axis=0)
@@ -84,16 +98,16 @@ def parameter_server_traffic(
     dedicated: bool = False,
     sums: int = 0,
 ) -> Traffic:
-    """Traffic of each rank in a step: gradients, parameters and control messages.
+    """Return the traffic of each rank in a step: gradients, parameters and control data.
 
-    A header is sent with its message, so only the sums of squares are separate messages.
+    Only the sums of squares count as messages of control data, because a header is sent together with its message.
 
     Args:
-        pushed_bytes: Bytes of one worker's gradients for each server, packed or not.
-        pulled_bytes: Bytes of the parameters that each server holds.
-        world_size: W, the number of ranks, servers included.
-        dedicated: Whether the servers' ranks compute no gradients.
-        sums: As for `parameter_server_control_bytes`.
+        pushed_bytes: Bytes of one worker's gradients for each server, compressed or not.
+        pulled_bytes: Bytes of the parameters on each server.
+        world_size: W, the number of ranks, including servers.
+        dedicated: Whether the ranks of servers compute no gradients.
+        sums: Number of norms over all gradients that an update needs, as for `parameter_server_control_bytes`.
     """
     servers = len(pulled_bytes)
     one_each = [1] * servers
@@ -113,7 +127,7 @@ def parameter_server_traffic(
 
 
 def _remote_workers(servers: int, world_size: int, *, dedicated: bool) -> Ints:
-    """Return 1 where a worker (column) is on a different rank than a server (row), else 0; shape `(k, W)`."""
+    """Return a matrix of shape `(k, W)`: 1 if worker (column) and server (row) are on different ranks, else 0."""
     remote = 1 - np.eye(servers, world_size, dtype=np.int64)
     if dedicated:
         remote[:, :servers] = 0

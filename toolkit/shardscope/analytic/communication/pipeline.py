@@ -1,4 +1,4 @@
-"""Bytes that a pipeline sends between ranks: activations, their gradients, and gradients of shared parameters."""
+"""Bytes that ranks of a pipeline send: activations, their gradients, and the gradients of tied parameters."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from shardscope.analytic.communication.traffic import Sent, Traffic, by_ring
 
 
 def pipeline_bytes(boundary_bytes: Sequence[int], stage_ranks: Sequence[int], microbatches: int) -> Ints:
-    """Bytes that each rank sends in a step: shape `(W,)`, by rank.
+    """Return the bytes that each rank sends in a step; shape `(W,)`, by rank.
 
-    Every micro-batch sends activations across every boundary once, and gradients of the same size back. A boundary
-    between two stages of the same rank sends nothing.
+    For every micro-batch, activations are sent once across every boundary between stages, and gradients of the same
+    size are sent back. Nothing is sent across a boundary between two stages of the same rank.
 
     Args:
         boundary_bytes: Bytes of one micro-batch's output activations, for each stage except the last.
@@ -35,9 +35,16 @@ def pipeline_bytes(boundary_bytes: Sequence[int], stage_ranks: Sequence[int], mi
 
 
 def tied_bytes(num_elements: int, element_bytes: int, holders: Sequence[int], world_size: int) -> Ints:
-    """Bytes that each rank sends to sum the gradients of one parameter that several ranks hold; shape `(W,)`.
+    """Return the bytes that each rank sends to sum the gradients of one tied parameter; shape `(W,)`, by rank.
 
-    The holders form a ring; if there are two, each sends the whole gradient once.
+    A tied parameter is used by several stages, so several ranks hold it. These ranks run a ring all-reduce; if there
+    are two, each sends the whole gradient once.
+
+    Args:
+        num_elements: Number of elements in the parameter.
+        element_bytes: Bytes of one element.
+        holders: The ranks that hold the parameter.
+        world_size: W, the number of ranks.
     """
     sent = np.zeros(world_size, dtype=np.int64)
     sent[list(holders)] = ring_all_reduce_bytes(num_elements, element_bytes, len(holders))
@@ -51,13 +58,14 @@ def pipeline_traffic(
     *,
     bounds: tuple[int, int] | None = None,
 ) -> Traffic:
-    """Traffic of each rank in a step: one message for each micro-batch, boundary and direction.
+    """Return the traffic of each rank in a step: one message per micro-batch, boundary and direction.
 
     Args:
-        boundary_bytes: As for `pipeline_bytes`.
+        boundary_bytes: Bytes of one micro-batch's output activations, for each stage except the last.
         stage_ranks: The rank that holds each stage.
         microbatches: Number of micro-batches in a step.
-        bounds: Minimum and maximum bytes that cross a boundary, if the exact boundaries are not known in advance.
+        bounds: Minimum and maximum bytes that one micro-batch sends across a boundary, if it is not known in advance
+            where stages begin; None if `boundary_bytes` is exact.
     """
     sent = pipeline_bytes(boundary_bytes, stage_ranks, microbatches)
     messages = pipeline_bytes([1] * len(boundary_bytes), stage_ranks, microbatches)
@@ -66,7 +74,7 @@ def pipeline_traffic(
 
 
 def tied_traffic(num_elements: int, element_bytes: int, holders: Sequence[int], world_size: int) -> Traffic:
-    """Traffic of each rank for summing the gradients of one parameter that several ranks hold."""
+    """Return the traffic of each rank for summing the gradients of one tied parameter, as in `tied_bytes`."""
     ring = by_ring("all_reduce", num_elements, element_bytes, len(holders))["ring_all_reduce"]
     messages = np.zeros(world_size, dtype=np.int64)
     messages[list(holders)] = ring.messages

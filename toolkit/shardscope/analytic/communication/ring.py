@@ -1,8 +1,8 @@
-"""Rings: the bytes that each rank sends, the link available to a group of ranks, and the time of a ring over it.
+"""Ring collectives: the bytes that each rank sends, the link that a group of ranks uses, and the time of a collective.
 
-All functions accept arrays, for millions of groups at once. Rank numbers vary fastest along the tensor-parallel axis,
-then context, data and pipeline, so that the heaviest traffic stays on the fastest links. A group is `group_size` ranks,
-`stride` apart.
+Functions for groups accept arrays, for millions of groups in one call. A group consists of `group_size` ranks whose
+numbers are `stride` apart. Ranks are numbered along the tensor-parallel axis first, then along context, data and
+pipeline, so that the groups with the heaviest traffic use the fastest links.
 
 Example:
     >>> strides = group_strides(tensor=8, context=1, data=16)
@@ -23,13 +23,15 @@ from shardscope.spec.cluster import Cluster
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 RING_PASSES = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "all_to_all": 1}
-"""How many times each byte travels around the ring, not counting a rank's own share."""
+"""Number of passes around the ring; in each pass, every rank sends (W-1)/W of the tensor."""
 
 
 def even_share_bytes(num_bytes: npt.ArrayLike, workers: npt.ArrayLike) -> Floats:
-    """Bytes that each of W ranks sends in a reduce-scatter or all-gather with equal chunks: (W-1)/W S.
+    """Return the bytes that each of W ranks sends in a reduce-scatter or all-gather with equal chunks: (W-1)/W S.
 
-    Arguments follow NumPy broadcasting.
+    Args:
+        num_bytes: S, bytes of the whole tensor; a number or an array.
+        workers: W, the number of ranks; a number or an array.
     """
     size, count = np.asarray(num_bytes, dtype=np.float64), np.asarray(workers, dtype=np.float64)
     share: Floats = size * ((count - 1) / count)
@@ -37,31 +39,43 @@ def even_share_bytes(num_bytes: npt.ArrayLike, workers: npt.ArrayLike) -> Floats
 
 
 def chunk_sizes(num_elements: int, world_size: int) -> Ints:
-    """Elements in each of `world_size` nearly equal chunks; the first chunks take the remainder; shape `(W,)`."""
+    """Return the sizes of W = `world_size` nearly equal chunks; shape `(W,)`.
+
+    If `num_elements` is not a multiple of W, the first chunks have one element more than the others.
+    """
     base, rest = divmod(num_elements, world_size)
     return base + (np.arange(world_size) < rest).astype(np.int64)
 
 
 def ring_reduce_scatter_bytes(num_elements: int, element_bytes: int, world_size: int) -> Ints:
-    """Bytes that each rank sends in a ring reduce-scatter: all chunks except its own; shape `(W,)`, by rank."""
+    """Return the bytes that each rank sends in a ring reduce-scatter; shape `(W,)`, by rank.
+
+    A rank sends all chunks except its own.
+    """
     return (num_elements - chunk_sizes(num_elements, world_size)) * element_bytes
 
 
 def ring_all_gather_bytes(num_elements: int, element_bytes: int, world_size: int) -> Ints:
-    """Bytes that each rank sends in a ring all-gather: all chunks except its successor's; shape `(W,)`, by rank."""
+    """Return the bytes that each rank sends in a ring all-gather; shape `(W,)`, by rank.
+
+    A rank sends all chunks except that of the next rank in the ring.
+    """
     return (num_elements - np.roll(chunk_sizes(num_elements, world_size), -1)) * element_bytes
 
 
 def ring_all_reduce_bytes(
     num_elements: int, element_bytes: int, world_size: int, *, directions: int = 1
 ) -> Ints:
-    """Bytes that each rank sends in a ring all-reduce; shape `(W,)`, by rank. The sum is 2(W-1) S, exactly.
+    """Return the bytes that each rank sends in a ring all-reduce; shape `(W,)`, by rank.
+
+    The sum over ranks is exactly 2(W-1) S for a tensor of S bytes.
 
     Args:
-        num_elements: Elements of the tensor.
+        num_elements: Number of elements in the tensor.
         element_bytes: Bytes of one element.
-        world_size: Ranks in the ring.
-        directions: 2 sends the first half (rounded up) clockwise and the rest the other way around.
+        world_size: W, the number of ranks in the ring.
+        directions: Number of directions, 1 or 2. With 2, one half of the tensor (the first, rounded up) is sent in the
+            direction of increasing ranks, and the other half in the opposite direction.
     """
     if world_size == 1:
         return np.zeros(1, dtype=np.int64)
@@ -78,7 +92,7 @@ def ring_all_reduce_bytes(
 
 
 class Strides(NamedTuple):
-    """Distance, in ranks, between neighbours of a group along each axis."""
+    """Difference between the numbers of neighbouring ranks in a group, for the groups along each parallel axis."""
 
     tensor: Ints
     context: Ints
@@ -87,18 +101,18 @@ class Strides(NamedTuple):
 
 
 class Spanned(NamedTuple):
-    """Link of one rank in its group's ring, as arrays over the given groups."""
+    """Link that one rank uses in its group's ring, as arrays with one element per group."""
 
     bandwidth: Floats
-    """Bytes per second, one way."""
+    """Bytes per second, in one direction."""
     latency: Floats
     """Seconds per message."""
 
 
 def group_strides(*, tensor: npt.ArrayLike, context: npt.ArrayLike, data: npt.ArrayLike) -> Strides:
-    """Return the strides of a layout's groups; the degrees follow NumPy broadcasting.
+    """Return the strides of a layout's groups, given its parallel degrees, which may be arrays.
 
-    Expert groups and ZeRO's shard groups are taken from data x context and so have the stride of `context`.
+    Expert-parallel groups and ZeRO's shard groups span the context and data axes, so their stride is that of `context`.
     """
     tensor, context, data = (np.asarray(degree, dtype=np.int64) for degree in (tensor, context, data))
     one = np.ones_like(tensor)
@@ -106,7 +120,7 @@ def group_strides(*, tensor: npt.ArrayLike, context: npt.ArrayLike, data: npt.Ar
 
 
 def members_per_node(cluster: Cluster, group_size: npt.ArrayLike, stride: npt.ArrayLike) -> Floats:
-    """Ranks of a group that share a node: per_node / stride, at least 1 and at most the group's size."""
+    """Return the number of ranks of a group that share a node: per_node / stride, between 1 and the group's size."""
     group, step = np.asarray(group_size, dtype=np.float64), np.asarray(stride, dtype=np.float64)
     members: Floats = np.minimum(np.maximum(np.floor(cluster.per_node / step), 1.0), group)
     return members
@@ -115,19 +129,25 @@ def members_per_node(cluster: Cluster, group_size: npt.ArrayLike, stride: npt.Ar
 def is_inside_node(
     cluster: Cluster, group_size: npt.ArrayLike, stride: npt.ArrayLike
 ) -> npt.NDArray[np.bool_]:
-    """Whether every group of this shape lies within one node."""
+    """Return whether each group of this size and stride lies within one node."""
     group, step = np.asarray(group_size, dtype=np.float64), np.asarray(stride, dtype=np.float64)
-    groups = cluster.per_node / (group * step)  # float division takes a tenth of the time of integer division
+    groups = cluster.per_node / (group * step)  # float division is ten times as fast as integer division
     inside: npt.NDArray[np.bool_] = (group == 1) | (groups == np.floor(groups))
     return inside if cluster.nodes > 1 else np.ones_like(inside)
 
 
 def spanning_link(cluster: Cluster, group_size: npt.ArrayLike, stride: npt.ArrayLike) -> Spanned:
-    """Return the bandwidth and latency of one rank in its group's ring; arguments follow NumPy broadcasting.
+    """Return the bandwidth and latency of the link that one rank uses in its group's ring.
 
-    Inside a node this is the node's link. Across nodes, a group with r members per node uses r devices' shares of the
-    network, as NCCL builds one ring per network card. The bandwidth is limited by that inside the node, min(B_intra, r
-    B_inter), and every step takes the longer of the two latencies.
+    For a group within one node, this is the link inside the node. A group across nodes with r ranks per node uses the
+    network bandwidth of r devices, because NCCL builds one ring per network card; the link inside the node is a further
+    limit. The bandwidth is therefore the minimum of the bandwidth inside the node and r times the bandwidth between
+    nodes per device. Every step takes the longer of the two latencies.
+
+    Args:
+        cluster: The cluster.
+        group_size: Number of ranks in each group; a number or an array.
+        stride: Difference between the numbers of neighbouring ranks in each group; a number or an array.
     """
     inside = is_inside_node(cluster, group_size, stride)
     rails = members_per_node(cluster, group_size, stride)
@@ -145,14 +165,15 @@ def ring_time(
     bandwidth: npt.ArrayLike,
     latency: npt.ArrayLike,
 ) -> Floats:
-    """Time of a ring collective (pairwise for all-to-all) over W ranks, in seconds; follows NumPy broadcasting.
+    """Return the time of a ring collective over W ranks, in seconds. All numbers may be arrays.
 
-    The time is k ((W-1) α + (W-1)/W S/B), with k = 2 for an all-reduce, else 1 (Thakur et al. 2005). ``"send_recv"`` is
-    one message, α + S/B, or 0 if W = 1.
+    The time is k ((W-1) α + (W-1)/W S/B), with k = 2 for an all-reduce and k = 1 for other operations (Thakur et al.
+    2005). An all-to-all uses the pairwise algorithm, which takes the same time. ``"send_recv"`` is one message, which
+    takes α + S/B, or 0 if W = 1.
 
     Args:
         op: ``"all_reduce"``, ``"reduce_scatter"``, ``"all_gather"``, ``"all_to_all"`` or ``"send_recv"``.
-        num_bytes: S, bytes of the whole tensor, that is, after gathering or before scattering.
+        num_bytes: S, bytes of the whole tensor: the output of an all-gather, or the input of a reduce-scatter.
         group_size: W, the number of ranks in the group.
         bandwidth: B, bytes per second that one rank sends while it receives at the same rate.
         latency: α, seconds per message.

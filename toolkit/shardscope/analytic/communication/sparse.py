@@ -1,4 +1,4 @@
-"""Sparse gradients: the number of elements that a ratio keeps, and the bytes of their indices."""
+"""Sparse gradients: the number of elements that are sent, and the bytes that encode their indices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _WIDEST = 48
 
 
 def kept_elements(num_elements: npt.ArrayLike, ratio: npt.ArrayLike) -> Ints:
-    """Number of elements sent: `ratio` times `num_elements`, rounded, and at least one unless there are none.
+    """Return the number of elements sent: `ratio` times `num_elements`, rounded, but at least one if there are any.
 
     Example:
         >>> int(kept_elements(25_000_000, 0.01))
@@ -21,12 +21,13 @@ def kept_elements(num_elements: npt.ArrayLike, ratio: npt.ArrayLike) -> Ints:
 
 
 def index_bytes(num_elements: npt.ArrayLike, kept: npt.ArrayLike) -> Ints:
-    """Bytes that encode which `kept` of `num_elements` elements are sent; arguments follow NumPy broadcasting.
+    """Return the bytes that encode which `kept` of `num_elements` elements are sent. Both may be arrays.
 
-    This is the shortest of three encodings. Elias-Fano splits ascending indices into low bits, stored verbatim, and
-    high bits in unary, which take ``k + n/2**low`` bits, at the best number of low bits (Elias 1974, "Efficient storage
-    and retrieval by content and address of static files"; Fano 1971). The other two are a bitmap, and an empty encoding
-    if all elements are sent.
+    The shortest of three encodings is used: nothing, if all elements are sent; a bitmap; or the Elias-Fano code.
+    Elias-Fano splits each of k ascending indices below n into high and low bits. Low bits are stored unencoded. The
+    high bits of all indices are stored in unary, which takes ``k + n/2**low`` bits. The number of low bits is the one
+    for which the code is shortest (Elias 1974, "Efficient storage and retrieval by content and address of static
+    files"; Fano 1971).
 
     Example:
         >>> 8 * int(index_bytes(25_000_000, 250_000)) / 250_000  # bits per sent element
@@ -37,16 +38,3 @@ def index_bytes(num_elements: npt.ArrayLike, kept: npt.ArrayLike) -> Ints:
     split = -(-k * low // 8) + -(-(k + (n - 1 >> low)) // 8)
     shortest = np.minimum(split.min(axis=-1), -(-n[..., 0] // 8))
     return np.where(n[..., 0] == k[..., 0], 0, shortest).astype(np.int64)
-
-
-def least_index_bits(num_elements: npt.ArrayLike, kept: npt.ArrayLike) -> npt.NDArray[np.float64]:
-    """Minimum bits per sent element for any fixed-length encoding: log2 of the binomial coefficient (n over k), over k.
-
-    Uses Stirling's series; accurate within 1e-4 bits from ten elements up.
-    """
-    n, k = np.asarray(num_elements, dtype=np.float64), np.asarray(kept, dtype=np.float64)
-    rest = np.maximum(n - k, 1e-300)
-    nats = (
-        k * np.log(n / k) + rest * np.log(n / rest) + 0.5 * np.log(n / (2 * np.pi * k * np.maximum(rest, 1)))
-    )
-    return np.asarray(np.maximum(nats, 0.0) / np.log(2) / k)

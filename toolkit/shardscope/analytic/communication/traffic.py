@@ -1,8 +1,8 @@
-"""Traffic of each rank in one step, by collective: bytes and messages, by formula.
+"""Predicted traffic of each rank in one step: bytes and messages by collective.
 
-Collectives have the names under which a run counts its traffic. For Shardscope's own collectives, bytes and messages
-are exact, slice by slice. For the backend's collectives, bytes are each rank's equal share of the bytes that the
-algorithm sends. Their messages are unknown and count as 0, as in a run.
+Collectives have the same names as in a run's traffic records. For Shardscope's own collectives, bytes and messages
+are exact. For the backend's collectives (gloo or NCCL), the total bytes of the algorithm are divided equally among
+ranks; the number of messages is unknown and given as 0, as in a run's records.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from shardscope.analytic.communication.tree import tree_all_reduce_bytes
 
 MIB = 2**20
 _PASSES = {"all_reduce": 2, "reduce_scatter": 1}
-"""Total bytes that a backend sends on all ranks, in units of (W - 1) times the payload; 1 if not listed."""
+"""Total bytes that all ranks send in a backend's collective, in units of (W-1) times the payload; 1 if not listed."""
 _PASSES_GLOO = {**_PASSES, "reduce_scatter": 2}
 """The same for gloo, which implements reduce-scatter with an all-reduce."""
 
 
 class Sent(NamedTuple):
-    """Bytes and messages that each rank sends in one kind of collective; arrays of shape `(W,)`, by rank."""
+    """Bytes and messages that each rank sends in collectives of one name; arrays of shape `(W,)`, by rank."""
 
     bytes: Ints
     messages: Ints
     bounds: tuple[Ints, Ints] | None = None
-    """Minimum and maximum bytes, if they depend on something not known in advance; None if `bytes` is exact."""
+    """Minimum and maximum bytes, if the exact number cannot be known in advance; None if `bytes` is exact."""
 
     @property
     def is_exact(self) -> bool:
-        """Whether a run sends exactly these bytes."""
+        """Whether a run sends exactly `bytes`."""
         return self.bounds is None
 
     def times(self, count: int) -> Sent:
@@ -47,11 +47,11 @@ class Sent(NamedTuple):
         return self.each(lambda column: column * count)
 
     def each(self, change: Callable[[Ints], Ints]) -> Sent:
-        """Return a copy with `change` applied to each column."""
+        """Return a copy with the function `change` applied to bytes, messages and bounds."""
         bounds = None if self.bounds is None else (change(self.bounds[0]), change(self.bounds[1]))
         return Sent(change(self.bytes), change(self.messages), bounds)
 
-    def __add__(self, other: object) -> Sent:  # not the tuple's
+    def __add__(self, other: object) -> Sent:  # adds values, instead of concatenating tuples
         if not isinstance(other, Sent):
             return NotImplemented
         bounds = None
@@ -66,7 +66,7 @@ Traffic = Mapping[str, Sent]
 
 
 def together(parts: Iterable[Traffic]) -> dict[str, Sent]:
-    """Add up several parts of a step's traffic and return the total."""
+    """Return the sum of several parts of a step's traffic."""
     total: dict[str, Sent] = {}
     for part in parts:
         for name, sent in part.items():
@@ -75,13 +75,16 @@ def together(parts: Iterable[Traffic]) -> dict[str, Sent]:
 
 
 def sent_bytes(traffic: Traffic) -> Ints:
-    """Total bytes that each rank sends in all collectives; shape `(W,)`, by rank."""
+    """Return the total bytes that each rank sends in all collectives; shape `(W,)`, by rank."""
     total: Ints = sum((sent.bytes for sent in traffic.values()), np.zeros(1, dtype=np.int64))
     return total
 
 
 def between(least: Traffic, expected: Traffic, most: Traffic) -> Traffic:
-    """Return the expected traffic, clipped to the bounds `least` and `most`; all three have the same collectives."""
+    """Return the expected traffic, clipped to the bytes of `least` and `most`, which also become its bounds.
+
+    All three arguments must have the same collectives.
+    """
     return {
         name: Sent(
             np.clip(expected[name].bytes, least[name].bytes, sent.bytes),
@@ -93,16 +96,20 @@ def between(least: Traffic, expected: Traffic, most: Traffic) -> Traffic:
 
 
 def repeated(traffic: Traffic, groups: int) -> Traffic:
-    """Repeat a group's traffic for several groups of N ranks; rank r is member r mod N of group r div N."""
+    """Return the traffic of several groups, given that of one group of N ranks.
+
+    Rank r is member r mod N of group r div N.
+    """
     return {name: sent.each(lambda column: np.tile(column, groups)) for name, sent in traffic.items()}
 
 
 def by_backend(op: str, num_bytes: int, world_size: int, *, backend: str = "gloo") -> Traffic:
-    """Traffic of a collective that gloo or NCCL runs.
+    """Return the traffic of a collective that gloo or NCCL runs.
 
     Args:
         op: ``all_reduce``, ``reduce_scatter``, ``all_gather`` or ``broadcast``.
-        num_bytes: The payload: the reduced tensor, the gathered output, the scattered input.
+        num_bytes: Bytes of the payload: the whole tensor, that is, the output of an all-gather or the input of a
+            reduce-scatter.
         world_size: W, the number of ranks.
         backend: ``gloo`` or ``nccl``.
     """
@@ -119,16 +126,16 @@ def by_ring(
     directions: int = 1,
     slice_mb: float = 4.0,
 ) -> Traffic:
-    """Traffic of a collective on Shardscope's ring, named ``ring_`` plus `op`.
+    """Return the traffic of a collective on Shardscope's ring, under the name ``ring_`` plus `op`.
 
-    A chunk, 1/W of the tensor, is sent in slices of at most `slice_mb`; empty slices are not sent.
+    Each chunk, 1/W of the tensor, is sent in slices of at most `slice_mb`; empty slices are not sent.
 
     Args:
         op: ``all_reduce``, ``reduce_scatter`` or ``all_gather``.
-        num_elements: Elements of the whole tensor.
+        num_elements: Number of elements in the whole tensor.
         element_bytes: Bytes of one element.
         world_size: W, the number of ranks.
-        directions: Directions of an all-reduce; with 2, the second half goes the other way around.
+        directions: Number of directions of an all-reduce, as for `ring_all_reduce_bytes`.
         slice_mb: Maximum size of a message in MiB.
     """
     if op == "all_reduce":
@@ -149,7 +156,10 @@ def by_ring(
 
 
 def _ring_messages(op: str, num_elements: int, slices: int, world_size: int, *, step: int) -> Ints:
-    """Messages sent by each rank: it scatters all chunks except its own and gathers all except its successor's."""
+    """Return the number of messages that each rank sends in one direction (`step` is 1 or -1) of the ring.
+
+    In a reduce-scatter, a rank sends all chunks except its own; in an all-gather, all except that of the next rank.
+    """
     each = np.minimum(chunk_sizes(num_elements, world_size), slices)
     scattered, gathered = each.sum() - each, each.sum() - np.roll(each, -step)
     messages: Ints = {"reduce_scatter": scattered, "all_gather": gathered}.get(op, scattered + gathered)
@@ -157,7 +167,7 @@ def _ring_messages(op: str, num_elements: int, slices: int, world_size: int, *, 
 
 
 def by_tree(num_elements: int, element_bytes: int, world_size: int, *, slice_mb: float) -> Traffic:
-    """Traffic of an all-reduce over Shardscope's binary tree, in slices of at most `slice_mb` MiB."""
+    """Return the traffic of an all-reduce over Shardscope's binary tree, in slices of at most `slice_mb` MiB."""
     num_bytes = tree_all_reduce_bytes(num_elements, element_bytes, world_size)
     slices = min(num_elements, -(-num_elements * element_bytes // int(slice_mb * MIB)))
     return {"tree_all_reduce": Sent(num_bytes, tree_all_reduce_bytes(slices, 1, world_size))}
@@ -166,7 +176,7 @@ def by_tree(num_elements: int, element_bytes: int, world_size: int, *, slice_mb:
 def by_hierarchy(
     num_elements: int, element_bytes: int, world_size: int, per_node: int, *, slice_mb: float
 ) -> Traffic:
-    """Traffic of an all-reduce over rings inside nodes of `per_node` ranks and across nodes."""
+    """Return the traffic of an all-reduce over rings inside nodes of `per_node` ranks and across nodes."""
     if per_node in (1, world_size):
         return by_ring("all_reduce", num_elements, element_bytes, world_size, slice_mb=slice_mb)
     sent = hierarchical_all_reduce_bytes(num_elements, element_bytes, world_size, per_node)
@@ -187,7 +197,7 @@ def by_hierarchy(
 
 
 def packets(name: str, packet_bytes: int, world_size: int) -> Traffic:
-    """Traffic if each rank sends one packet to every other rank; zero if packets are empty."""
+    """Return the traffic if each rank sends one packet to every other rank; empty packets are not sent."""
     each = world_size - 1 if packet_bytes else 0
     return {name: Sent(np.full(world_size, each * packet_bytes), np.full(world_size, each))}
 

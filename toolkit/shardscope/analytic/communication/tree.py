@@ -1,4 +1,4 @@
-"""Bytes that an all-reduce over a binary tree sends, by formula."""
+"""Bytes that ranks send in an all-reduce over a binary tree, by formula."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from shardscope.analytic.communication.ring import Floats, Ints
 
 
 def tree_all_reduce_bytes(num_elements: int, element_bytes: int, world_size: int) -> Ints:
-    """Bytes that each rank sends in a tree all-reduce; shape `(W,)`, by rank.
+    """Return the bytes that each rank sends in a tree all-reduce; shape `(W,)`, by rank.
 
-    The whole tensor goes up once to the parent (r-1) // 2, and down once to each of the children 2r+1 and 2r+2 that
-    exist. The sum over ranks is exactly 2(W-1) S; the busiest ranks send 3 S.
+    Rank r sends the whole tensor of S bytes once up to its parent (r-1) // 2, and once down to each of its children
+    2r+1 and 2r+2, if they exist. The sum over ranks is exactly 2(W-1) S; a rank with two children and a parent sends
+    3 S.
 
     Args:
-        num_elements: Elements of the tensor.
+        num_elements: Number of elements in the tensor.
         element_bytes: Bytes of one element.
         world_size: W, the number of ranks in the tree.
     """
@@ -25,9 +26,9 @@ def tree_all_reduce_bytes(num_elements: int, element_bytes: int, world_size: int
 
 
 def busiest_tree_messages(workers: npt.ArrayLike) -> Floats:
-    """Number of times that the busiest worker sends the whole tensor in a tree all-reduce; same shape as `workers`.
+    """Return how many times the busiest worker sends the whole tensor in a tree all-reduce; shape of `workers`.
 
-    The busiest worker is the root or its first child: no rank further down has more children.
+    The busiest worker is the root or the root's first child, because no rank further down has more children.
     """
     count = np.asarray(workers, dtype=np.int64)
     second = np.where(count > 1, _messages(np.int64(1), count), 0)
@@ -36,7 +37,7 @@ def busiest_tree_messages(workers: npt.ArrayLike) -> Floats:
 
 
 def _messages(rank: Ints | np.int64, workers: Ints | np.int64) -> Ints:
-    """Number of neighbours of a rank: its parent and its children, as far as they exist."""
+    """Return the number of a rank's neighbours in the tree: its parent and its children, if they exist."""
     children = (2 * rank + 1 < workers).astype(np.int64) + (2 * rank + 2 < workers)
     messages: Ints = (rank > 0).astype(np.int64) + children
     return messages

@@ -1,9 +1,10 @@
-"""Bytes that ranks send with ZeRO's three stages, by formula (Rajbhandari et al., arXiv 1910.02054, section 7).
+"""Bytes that ranks send with the three stages of ZeRO, by formula (Rajbhandari et al., arXiv 1910.02054, section 7).
 
-Stages 1 and 2 send the same bytes as a ring all-reduce, 2(W-1)/W S per rank and step: gradients are reduce-scattered,
-parameters all-gathered. Stage 3 gathers parameters twice, for the forward and the backward pass, and therefore sends
-1.5 times as much. FSDP2 adds padding (`shardscope.analytic.sharding.padded_elements`), which these formulas include.
-Compressed gradients are reduce-scattered as packets, one for each rank's share; parameters are gathered uncompressed.
+In stages 1 and 2, gradients are reduce-scattered and parameters all-gathered. For S bytes of parameters, each of W
+ranks sends 2(W-1)/W S in a step, as in a ring all-reduce. In stage 3, parameters are gathered twice, for the forward
+and for the backward pass, so a rank sends 1.5 times as much. The formulas include the padding of FSDP2
+(`shardscope.analytic.sharding.padded_elements`). Compressed gradients are sent as packets, one for each rank's share;
+parameters are never compressed.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class ShareableCompression(Protocol):
     """A compression method that works element by element, so that each share of a bucket can be packed separately."""
 
     def share_collective(self, share: int, world_size: int) -> Collective:
-        """Return the collective that gives each rank its share of the mean of one bucket."""
+        """Return the collective that gives each rank its share, of `share` elements, of a bucket's mean gradient."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,14 @@ class ShardCollectives:
     backend: str | None = None
 
     def carried(self, op: str, num_elements: int, world_size: int, element_bytes: int = 0) -> Traffic:
-        """Traffic of one collective on a whole tensor of `num_elements`."""
+        """Return the traffic of one collective on a whole tensor of `num_elements` elements."""
         width = element_bytes or self.element_bytes
         if self.backend is None:
             return by_ring(op, num_elements, width, world_size)
         return by_backend(op, num_elements * width, world_size, backend=self.backend)
 
     def reduced(self, num_elements: int, world_size: int) -> Traffic:
-        """Traffic for reduce-scattering gradients, in equal shares if they are compressed."""
+        """Return the traffic for reduce-scattering gradients; if these are compressed, ranks must have equal shares."""
         if self.compression is None:
             return self.carried("reduce_scatter", num_elements, world_size)
         op, count, width = self.compression.share_collective(num_elements // world_size, world_size)
@@ -66,40 +67,48 @@ class ShardCollectives:
         return packets("packet_all_to_all", count * width, world_size)
 
     def gathered(self, num_elements: int, world_size: int) -> Traffic:
-        """Traffic for all-gathering parameters."""
+        """Return the traffic for all-gathering parameters."""
         return self.carried("all_gather", num_elements, world_size)
 
 
 def zero_1_traffic(bucket_elements: Sequence[int], world_size: int, collectives: ShardCollectives) -> Traffic:
-    """Traffic of one step with ZeRO-1, which does not depend on the number of micro-batches.
+    """Return the traffic of one step with ZeRO-1, which does not depend on the number of micro-batches.
 
-    Buckets are padded to equal shares if gradients are compressed or the backend runs the collectives.
+    If gradients are compressed or the backend runs the collectives, buckets are padded so that ranks have equal shares.
 
     Args:
-        bucket_elements: Elements of each flat bucket.
+        bucket_elements: Number of elements in each flat bucket.
         world_size: W, the number of ranks.
         collectives: Settings of the collectives.
     """
-    is_even = collectives.compression is not None or collectives.backend is not None
-    padding = world_size if is_even else 1
-    sizes = [-(-count // padding) * padding for count in bucket_elements]
     return together(
         part
-        for size in sizes
+        for size in padded_buckets(bucket_elements, world_size, collectives)
         for part in (collectives.reduced(size, world_size), collectives.gathered(size, world_size))
     )
 
 
-def agreement_traffic(meetings: int, world_size: int) -> Traffic:
-    """Traffic of the digests with which ranks check, for ZeRO-2 and ZeRO-3, that all have run the same layers.
+def padded_buckets(
+    bucket_elements: Sequence[int], world_size: int, collectives: ShardCollectives
+) -> list[int]:
+    """Return the number of elements in each bucket with its padding; the arguments are those of `zero_1_traffic`."""
+    is_even = collectives.compression is not None or collectives.backend is not None
+    padding = world_size if is_even else 1
+    return [-(-count // padding) * padding for count in bucket_elements]
+
+
+def agreement_traffic(num_checks: int, world_size: int) -> Traffic:
+    """Return the traffic of the digests that ranks exchange to check that all have run the same layers.
+
+    With ZeRO-2 and ZeRO-3, a rank that ran different layers could otherwise receive a message meant for another layer.
 
     Args:
-        meetings: Number of checks in a step: one at its end, one before each collective of the backend, and with
-            replicas one before each unit's all-reduce across them.
+        num_checks: Number of checks in a step: one at its end, one before each backend collective, and, with
+            replicas, one before each FSDP unit's all-reduce across replicas.
         world_size: W, the number of ranks.
     """
     sent = packets("agreement", _DIGEST_BYTES, world_size)["agreement"]
-    return {"agreement": sent.times(meetings)}
+    return {"agreement": sent.times(num_checks)}
 
 
 def fully_sharded_traffic(
@@ -113,32 +122,32 @@ def fully_sharded_traffic(
     reduced: Sequence[Sequence[Shape]] | None = None,
     idle: Collection[int] = (),
 ) -> Traffic:
-    """Traffic of one step with ZeRO-2 or ZeRO-3 in FSDP2, including padding and agreement checks.
+    """Return the traffic of one step with ZeRO-2 or ZeRO-3, implemented by FSDP2, including the checks between ranks.
 
-    With N = W / replicas, P the padded elements and m micro-batches, a rank sends (N-1)/N P for each collective of its
-    shard group: m reduce-scatters, and the all-gathers. With replicas, the backend all-reduces the gradient shards
-    across them after the last micro-batch, and compression applies only inside a group.
+    A shard group has N = W / replicas ranks. For a unit of P elements, including padding, a rank sends (N-1)/N P
+    elements in each of m reduce-scatters and in each all-gather. With several replicas, the backend all-reduces the
+    gradient shards across replicas after the last micro-batch; compression applies only inside a shard group.
 
     Args:
-        units: Shapes of the parameters of each FSDP unit.
+        units: Shapes of the parameters in each FSDP unit.
         world_size: W, the number of ranks.
         collectives: Settings of the collectives.
         gathers: Number of all-gathers of each unit in a step: 1 in stage 2, 2m in stage 3.
-        replicas: Number of groups, each of which holds the whole model in shards (HSDP); divides `world_size`.
-        micro_batches: m, the forward and backward passes of a step.
-        reduced: For each unit, the shapes that get gradients; None for all of them.
-        idle: Indices of the units that no forward pass reaches; they are prefetched nevertheless.
+        replicas: Number of shard groups, each of which holds the whole model (HSDP); must divide `world_size`.
+        micro_batches: m, the number of micro-batches in a step.
+        reduced: For each unit, the shapes of the parameters that get gradients; None if all do.
+        idle: Indices of units that are not used in any forward pass; these are prefetched nevertheless.
     """
     num_shards = world_size // replicas
     taught = units if reduced is None else reduced
     often = [max(1, gathers - micro_batches) if place in idle else gathers for place in range(len(units))]
     num_taught = sum(bool(shapes) for shapes in taught)
-    meetings = 1 + (num_taught if replicas > 1 else 0)
+    num_checks = 1 + (num_taught if replicas > 1 else 0)
     if collectives.backend is not None:
-        meetings += sum(often) + num_taught * micro_batches
+        num_checks += sum(often) + num_taught * micro_batches
 
     def parts() -> Iterator[Traffic]:
-        yield agreement_traffic(meetings, world_size)
+        yield agreement_traffic(num_checks, world_size)
         for shapes, with_gradients, count in zip(units, taught, often, strict=True):
             elements, summed = (
                 sum(padded_elements(shape, num_shards) for shape in part) for part in (shapes, with_gradients)
@@ -162,29 +171,29 @@ def unit_traffic(
     replicas: int = 1,
     shard_bytes: int = 0,
 ) -> Traffic:
-    """Traffic of one FSDP unit in a step.
+    """Return the traffic of one FSDP unit in a step.
 
     Args:
-        gathered: Traffic of one all-gather of its parameters, in one group of ranks.
-        reduced: Traffic of one reduce-scatter of its gradients; empty if it has none.
-        gathers: All-gathers in a step.
-        reductions: Reduce-scatters in a step.
-        num_shards: N, the number of ranks in a group, which together hold one copy of the model.
-        replicas: Number of groups (HSDP).
-        shard_bytes: Bytes of one rank's shard of the gradients, which replicas all-reduce once.
+        gathered: Traffic of one all-gather of the unit's parameters, in one shard group.
+        reduced: Traffic of one reduce-scatter of the unit's gradients, in one shard group; empty if it has none.
+        gathers: Number of all-gathers in a step.
+        reductions: Number of reduce-scatters in a step.
+        num_shards: N, the number of ranks in a shard group, which together hold one copy of the model.
+        replicas: Number of shard groups (HSDP).
+        shard_bytes: Bytes of one rank's shard of the gradients, which is all-reduced once across replicas.
     """
     whole = repeated(together([times(gathered, gathers), times(reduced, reductions)]), replicas)
     if replicas == 1 or not shard_bytes:
         return whole
-    return together([whole, _across(shard_bytes, num_shards, replicas)])
+    return together([whole, across_replicas(shard_bytes, num_shards, replicas)])
 
 
 def times(traffic: Traffic, count: int) -> Traffic:
-    """Return the traffic multiplied by `count`."""
+    """Return the traffic of `count` repetitions."""
     return {name: sent.times(count) for name, sent in traffic.items()}
 
 
-def _across(num_bytes: int, num_shards: int, replicas: int) -> Traffic:
-    """Traffic of the backend's all-reduce of each rank's shard across the replicas."""
+def across_replicas(num_bytes: int, num_shards: int, replicas: int) -> Traffic:
+    """Return the traffic of the backend's all-reduce of each rank's shard across replicas."""
     sent = by_backend("all_reduce", num_bytes, replicas)["all_reduce"]
     return {"all_reduce": sent.each(lambda column: np.repeat(column, num_shards))}

@@ -1,4 +1,4 @@
-"""Computation of a transformer: matrix products, bytes moved by other operations, and FLOPs per step."""
+"""Computation in a transformer: its matrix products, the bytes that other operations move, and FLOPs per step."""
 
 from shardscope.analytic.compute.work import Matmul, Split
 

@@ -1,4 +1,4 @@
-"""FLOPs per step: exact, from the matrix products, and by the closed forms given in papers."""
+"""FLOPs per step: counted from the matrix products, or by the approximate formula of a paper."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Numbers = npt.ArrayLike
 
 
 def products(model: Transformer) -> tuple[tuple[Matmul, float], ...]:
-    """Return every matrix product in one sequence's forward pass, and how many times the model runs it."""
+    """Return the matrix products in the forward pass of one sequence, and how many times each occurs in the model."""
     one = Split.of()
     routed = model.num_mixture_layers
     every = (*work.projections(model, one), *work.attention_core(model, one))
@@ -31,49 +31,60 @@ def products(model: Transformer) -> tuple[tuple[Matmul, float], ...]:
 
 
 def forward_flops(model: Transformer) -> float:
-    """FLOPs of one sequence's forward pass; attention counts all seq x seq scores, as in the papers."""
+    """Return the FLOPs of the forward pass of one sequence, with all seq x seq attention scores, even if causal."""
     return float(sum(product.flops * times for product, times in products(model)))
 
 
 def model_flops(model: Transformer, sequences: Numbers) -> Floats:
-    """FLOPs that a step needs, the numerator of MFU: the forward pass, plus twice as many for the backward pass.
+    """Return the FLOPs that a step needs: the forward pass, plus twice as many for the backward pass.
+
+    This is the numerator of MFU, model FLOPs utilization.
 
     Args:
         model: The model.
-        sequences: Sequences in the global batch.
+        sequences: Number of sequences in the global batch.
     """
     return np.asarray(3.0 * forward_flops(model) * np.asarray(sequences, float))
 
 
 def hardware_flops(model: Transformer, sequences: Numbers, *, recompute: str = "none") -> Floats:
-    """FLOPs that a step executes, including recomputation: the numerator of HFU.
+    """Return the FLOPs that a step executes, including recomputation: the numerator of HFU.
 
     Args:
         model: The model.
         sequences: Number of sequences in the global batch.
-        recompute: ``"none"``, ``"selective"`` (core attention again) or ``"full"`` (every block again).
+        recompute: What the backward pass computes again: ``"none"``, ``"selective"`` (core attention) or ``"full"``
+            (all transformer blocks).
     """
     again = {"none": 0.0, "selective": _core(model), "full": _blocks(model)}[recompute]
     return np.asarray((3.0 * forward_flops(model) + again) * np.asarray(sequences, float))
 
 
 def megatron_flops(batch: Numbers, seq: Numbers, layers: Numbers, hidden: Numbers, vocab: Numbers) -> Floats:
-    """F = 96 B s l h² (1 + s/(6h) + V/(16 l h)), full recomputation included: arXiv 2104.04473, equation 3."""
-    b, s, l, h, v = _floats(batch, seq, layers, hidden, vocab)  # noqa: E741
+    """Return the FLOPs of a step with full recomputation: F = 96 B s l h² (1 + s/(6h) + V/(16 l h)).
+
+    Source: Narayanan et al. 2021 (arXiv 2104.04473), equation 3.
+
+    Args:
+        batch: B, number of sequences in the global batch.
+        seq: s, tokens per sequence.
+        layers: l, number of transformer layers.
+        hidden: h, hidden size.
+        vocab: V, vocabulary size.
+    """
+    b, s, l, h, v = (np.asarray(each, float) for each in (batch, seq, layers, hidden, vocab))  # noqa: E741
     return np.asarray(96 * b * s * l * h**2 * (1 + s / (6 * h) + v / (16 * l * h)))
 
 
 def _core(model: Transformer) -> float:
+    """Return the FLOPs of core attention in the forward pass of one sequence."""
     return _sum(work.attention_core(model, Split.of())) * model.layers
 
 
 def _blocks(model: Transformer) -> float:
+    """Return the FLOPs of all transformer blocks in the forward pass of one sequence."""
     return forward_flops(model) - _sum((work.head(model, Split.of()),))
 
 
 def _sum(given: Iterable[Matmul]) -> float:
     return float(sum(product.flops for product in given))
-
-
-def _floats(*values: Numbers) -> list[Floats]:
-    return [np.asarray(value, float) for value in values]

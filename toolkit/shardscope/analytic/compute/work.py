@@ -1,17 +1,17 @@
-"""Work of a transformer block: its matrix products with their times, and the bytes that other operations move.
+"""Work in a transformer block: matrix products and their times, and the bytes that the other operations move.
 
-A device reaches its peak only on large matrices. The time of ``count`` products of (m x k) by (k x n) is
+A device reaches its peak only on large matrices. The time of ``count`` products of (m x k) by (k x n) matrices is
 
     t = count 2mnk / (peak e) * (1 + w (1/m + 1/n + 1/k))
 
-Here e is the fraction of the peak that very large matrices reach, and w the size at which moving the operands takes
-as long as multiplying them. Both are constants of `spec.Calibration`. The bytes / FLOPs of a product are proportional
-to 1/m + 1/n + 1/k, so this is the roofline (Williams et al., CACM 2009) with a smooth corner.
+Here e is the fraction of the peak that very large matrices reach, and w the matrix size at which moving the operands
+takes as long as multiplying them. Both are constants in `spec.Calibration`. The ratio of bytes to FLOPs of a product is
+proportional to 1/m + 1/n + 1/k, so this is the roofline model (Williams et al., CACM 2009) with a smooth corner.
 
-Bytes of other operations are those that each operator reads and writes in the forward pass, in the order of Korthikanti
-et al. 2022 (arXiv 2205.05198, section 4.1), with 2-byte elements and 1-byte masks: two norms (read and write), two
-residual additions with dropout (read two, write one, mask), the activation function, and attention's softmax and
-dropout over a s^2 scores if these are not fused into one kernel. The backward pass moves twice as much.
+For the other operations, the bytes are those that each operation reads and writes in the forward pass, in the order of
+Korthikanti et al. 2022 (arXiv 2205.05198, section 4.1), with 2-byte elements and 1-byte dropout masks: two norms (read,
+write), two residual additions with dropout (read two, write one, mask), the activation function, and, unless attention
+is one fused kernel, softmax and dropout of the attention scores. The backward pass moves twice as many bytes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NEWTON_SCHULZ_STEPS = 5
 
 
 class Matmul(NamedTuple):
-    """`times` products of an (m x k) by a (k x n) matrix on one device."""
+    """`times` products of (m x k) by (k x n) matrices on one device."""
 
     name: str
     m: Floats
@@ -40,17 +40,29 @@ class Matmul(NamedTuple):
 
     @property
     def flops(self) -> Floats:
-        """FLOPs of the products: multiplications and additions."""
+        """Total FLOPs of the products, counting multiplications and additions."""
         return np.asarray(2.0 * self.m * self.n * self.k * self.times)
 
     def seconds(self, rate: float, half_size: float) -> Floats:
-        """Time of the products in seconds, at `rate` FLOP/s times a slowdown of 1 + half_size (1/m + 1/n + 1/k)."""
+        """Return the time of the products in seconds: FLOPs / `rate` * (1 + `half_size` * (1/m + 1/n + 1/k)).
+
+        Args:
+            rate: FLOP/s that very large matrices reach.
+            half_size: w in the formula of the module docstring.
+        """
         slowdown = 1.0 + half_size * (1.0 / self.m + 1.0 / self.n + 1.0 / self.k)
         return np.asarray(self.flops / rate * slowdown)
 
 
 class Split(NamedTuple):
-    """How one micro-batch is split over devices; all arrays have the same shape."""
+    """How one micro-batch is split over devices; all arrays have the same shape, one element per layout.
+
+    Attributes:
+        tensor: Tensor-parallel degree.
+        micro_batch: Number of sequences in the micro-batch.
+        context: Context-parallel degree.
+        expert: Expert-parallel degree.
+    """
 
     tensor: Floats
     micro_batch: Floats
@@ -66,24 +78,30 @@ class Split(NamedTuple):
         context: npt.ArrayLike = 1,
         expert: npt.ArrayLike = 1,
     ) -> Split:
-        """Build a split from arrays that are broadcast against each other."""
+        """Build a split from numbers or arrays, which are broadcast against each other."""
         parts = np.broadcast_arrays(
             *(np.asarray(part, float) for part in (tensor, micro_batch, context, expert))
         )
         return cls(*parts)
 
     def tokens(self, seq: int) -> Floats:
-        """Return the number of tokens of a micro-batch on one device."""
+        """Return the number of tokens of the micro-batch on one device, for sequences of `seq` tokens."""
         return self.micro_batch * seq / self.context
 
 
 def key_value_width(model: Transformer, split: Split) -> Floats:
-    """Elements of a token's keys and values on one rank: at least one head, which is replicated on additional ranks."""
+    """Return the number of elements in one token's keys and values on one rank.
+
+    A rank holds at least one key-value head: if there are more tensor-parallel ranks than heads, heads are replicated.
+    """
     return np.asarray(2.0 * np.maximum(model.kv_heads / split.tensor, 1.0) * model.head_size)
 
 
 def projections(model: Transformer, split: Split) -> tuple[Matmul, ...]:
-    """Linear layers of attention: query, key, value and output projections, and low-rank ones of latent attention."""
+    """Return the matrix products of attention's linear layers: query, key, value and output projections.
+
+    For multi-head latent attention, the projections to and from low-rank vectors are included.
+    """
     tokens, one = split.tokens(model.seq), np.ones_like(split.tensor)
     hidden, heads = one * model.hidden, model.heads / split.tensor
     if model.latent is None:
@@ -112,7 +130,10 @@ def projections(model: Transformer, split: Split) -> tuple[Matmul, ...]:
 
 
 def attention_core(model: Transformer, split: Split) -> tuple[Matmul, Matmul]:
-    """Attention scores and their product with the values, for every head: all seq x seq scores, causal or not."""
+    """Return the two matrix products of core attention: the scores, and scores times values, for all heads.
+
+    All seq x seq scores are counted, even if attention is causal.
+    """
     count = split.micro_batch * model.heads / split.tensor
     one = np.ones_like(count)
     own, every = one * model.seq / split.context, one * model.seq
@@ -129,7 +150,7 @@ def attention_core(model: Transformer, split: Split) -> tuple[Matmul, Matmul]:
 def feed_forward(
     model: Transformer, split: Split, width: int, *, name: str = "feed-forward"
 ) -> tuple[Matmul, ...]:
-    """Up (and gate) and down projections of inner width `width`."""
+    """Return the products of a feed-forward layer of inner width `width`: up (and gate) projection, down projection."""
     tokens, one = split.tokens(model.seq), np.ones_like(split.tensor)
     inner = width / split.tensor
     return (
@@ -139,7 +160,10 @@ def feed_forward(
 
 
 def experts(model: Transformer, split: Split) -> tuple[Matmul, ...]:
-    """Products of the router, of routed experts with balanced load, and of shared experts, which process all tokens."""
+    """Return the products of a mixture-of-experts layer: router, routed experts, and shared experts if there are any.
+
+    Routed experts are assumed to receive equal numbers of tokens; shared experts process all tokens.
+    """
     mixture = model.mixture
     assert mixture is not None
     tokens, one = split.tokens(model.seq), np.ones_like(split.tensor)
@@ -158,19 +182,19 @@ def experts(model: Transformer, split: Split) -> tuple[Matmul, ...]:
 
 
 class LinearWork(NamedTuple):
-    """Matrix products of a layer's linear layers, by part of the layer."""
+    """Matrix products of the linear layers in one transformer block, by part of the block."""
 
     attention: tuple[Matmul, ...]
     dense: tuple[Matmul, ...]
-    """Products of the feed-forward layer, in layers without experts."""
+    """Products of the feed-forward layer, in blocks without experts."""
     shared: tuple[Matmul, ...]
-    """Products of the router and of the shared experts, which process every token, in layers with experts."""
+    """Products of the router and of the shared experts, which process every token, in blocks with experts."""
     routed: tuple[Matmul, ...]
     """Products of the routed experts on this rank."""
 
 
 def weights(model: Transformer, split: Split) -> LinearWork:
-    """The linear layers as products, whose (k x n) matrices are the layer's weights."""
+    """Return the products of a block's linear layers; their (k x n) matrices are the weights of the block."""
     mixed = experts(model, split) if model.mixture is not None else ()
     return LinearWork(
         attention=projections(model, split),
@@ -181,16 +205,17 @@ def weights(model: Transformer, split: Split) -> LinearWork:
 
 
 def head(model: Transformer, split: Split) -> Matmul:
-    """The output projection onto the vocabulary, sharded over the tensor-parallel ranks."""
+    """Return the matrix product of the output projection onto the vocabulary, which tensor parallelism shards."""
     one = np.ones_like(split.tensor)
     return Matmul("head", split.tokens(model.seq), model.vocab / split.tensor, one * model.hidden, one)
 
 
 def orthogonalised(weight: Matmul) -> tuple[Matmul, ...]:
-    """The matrix products of Muon's update of a layer's weight matrices: five Newton-Schulz steps.
+    """Return the matrix products that Muon uses to orthogonalise the updates of weight matrices.
 
-    Each step on an n x M matrix X, n <= M, is A = X Xᵀ, A A, and (b A + c A A) X: 4 n² M + 2 n³ FLOPs (Jordan et al.
-    2024, "Muon: an optimizer for hidden layers in neural networks", NewtonSchulz5).
+    The update takes five Newton-Schulz steps. For an n x M matrix X with n <= M, each step computes A = X Xᵀ, A A, and
+    (b A + c A A) X, which takes 4 n² M + 2 n³ FLOPs (Jordan et al. 2024, "Muon: an optimizer for hidden layers in
+    neural networks", NewtonSchulz5).
     """
     short, long = np.minimum(weight.k, weight.n), np.maximum(weight.k, weight.n)
     times = NEWTON_SCHULZ_STEPS * weight.times
@@ -202,17 +227,28 @@ def orthogonalised(weight: Matmul) -> tuple[Matmul, ...]:
 
 
 WHOLE_BYTES = 2 * 4 + 2 * 7
-"""Bytes per token and hidden element: two norms (read 2, write 2), two additions (read 2 x 2, write 2, mask 1)."""
+"""Bytes moved per token and hidden element: two norms (read 2, write 2), two additions (read 4, write 2, mask 1)."""
 
 SCORE_BYTES = 13
-"""Bytes per score: written 2; softmax reads 2, writes 2; dropout reads 2, writes 2 and mask 1; the product reads 2."""
+"""Bytes moved per attention score.
+
+The product of queries and keys writes 2; softmax reads 2 and writes 2; dropout reads 2, writes 2 and a mask
+of 1; the product with the values reads 2.
+"""
 
 LOGIT_BYTES = 20
-"""Bytes per logit in both passes: written and read in 2, cast to 4; maximum, exponential, sum and gradient in 4."""
+"""Bytes moved per logit in both passes.
+
+The logits are written and read with 2 bytes each, then cast to 4 bytes to compute the maximum, the exponential, the sum
+and the gradient.
+"""
 
 
 def block_bytes(model: Transformer, split: Split, *, sequence_parallel: npt.ArrayLike) -> Floats:
-    """Bytes that norms, additions and rotary embedding move, without attention scores."""
+    """Return the bytes that norms, residual additions and the rotary embedding move in one block's forward pass.
+
+    Attention scores are not included.
+    """
     tokens = split.tokens(model.seq)
     whole = WHOLE_BYTES * model.hidden / np.where(np.asarray(sequence_parallel), split.tensor, 1.0)
     heads = model.heads * model.head_size / split.tensor + key_value_width(model, split)
@@ -220,21 +256,21 @@ def block_bytes(model: Transformer, split: Split, *, sequence_parallel: npt.Arra
 
 
 def activation_bytes(model: Transformer, split: Split, width: float) -> Floats:
-    """Bytes that the activation function of a feed-forward layer of inner width `width` reads and writes."""
+    """Return the bytes that the activation function of a feed-forward layer of inner width `width` moves."""
     return np.asarray(split.tokens(model.seq) * (6.0 if model.gated else 4.0) * width / split.tensor)
 
 
 def routing_bytes(model: Transformer, split: Split) -> Floats:
-    """Bytes moved to sort tokens to experts and back: one read and one write per routed token and direction."""
+    """Return the bytes moved to sort tokens by expert and back: per routed token, one read and one write each way."""
     assert model.mixture is not None
     return np.asarray(split.tokens(model.seq) * model.mixture.active * 8.0 * model.hidden)
 
 
 def score_bytes(model: Transformer, split: Split) -> Floats:
-    """Bytes that softmax and dropout move if attention is not a single fused kernel."""
+    """Return the bytes moved for attention scores, softmax and dropout if attention is not one fused kernel."""
     return np.asarray(SCORE_BYTES * split.tokens(model.seq) * model.seq * model.heads / split.tensor)
 
 
 def logit_bytes(model: Transformer, split: Split) -> Floats:
-    """Bytes that the cross-entropy loss moves in the forward and backward passes."""
+    """Return the bytes that the cross-entropy loss moves in the forward and backward passes."""
     return np.asarray(LOGIT_BYTES * split.tokens(model.seq) * model.vocab / split.tensor)

@@ -1,10 +1,10 @@
-"""How large a batch can be: learning-rate scaling rules, the gradient noise scale, the range test.
+"""Choosing a batch size and learning rate: scaling rules, the gradient noise scale, and the learning-rate range test.
 
     lr = scaled_lr(batch, lr=0.1, base_batch=256, rule="linear")
     noise = track(small_squares, large_squares, small_batch=16, large_batch=64)
     steps = steps_to_target(batch, min_steps=1000, critical_batch=noise.critical_batch[-1])
 
-All functions accept arrays and follow NumPy broadcasting; batches are in samples.
+All functions accept arrays, which are broadcast against each other. Batch sizes are in samples.
 """
 
 from shardscope.analytic.large_batch.noise import (

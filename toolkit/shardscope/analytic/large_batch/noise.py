@@ -1,11 +1,13 @@
-"""The gradient noise scale: the batch size beyond which larger batches improve gradients less than proportionally.
+"""The gradient noise scale: an estimate of the batch size beyond which larger batches barely reduce the steps needed.
 
-Let G be the gradient over all data and Sigma the covariance of a single sample's gradient. The mean of B samples'
-gradients then has ``E|g_B|^2 = |G|^2 + tr(Sigma) / B``. Two batch sizes give two equations. The two norms that a
-data-parallel step provides anyway, of a rank's own gradient and of the mean gradient, therefore determine both |G|^2
-and tr(Sigma). Their ratio ``tr(Sigma) / |G|^2`` is the simple noise scale, an estimate of the critical batch size.
+Let G be the gradient over all data and Sigma the covariance matrix of a single sample's gradient. Then the expected
+squared norm of the mean gradient over B samples is ``E|g_B|^2 = |G|^2 + tr(Sigma) / B``. A data-parallel step provides
+this norm for two batch sizes: for the gradient of one rank and for the mean gradient over all ranks. The two equations
+determine |G|^2 and tr(Sigma). The ratio ``tr(Sigma) / |G|^2`` is the simple noise scale, an estimate of the critical
+batch size.
 
-McCandlish, Kaplan, Amodei et al. 2018, An empirical model of large-batch training (arXiv 1812.06162), appendix A.1.
+Source: McCandlish, Kaplan, Amodei et al. 2018, An empirical model of large-batch training (arXiv 1812.06162), appendix
+A.1, called "the paper" below.
 """
 
 from __future__ import annotations
@@ -21,15 +23,15 @@ from shardscope.errors import SpecError
 
 Floats = NDArray[np.float64]
 _NORMAL_QUANTILE = 1.959964
-"""Quantile of the standard normal distribution: 95 % of values are within plus or minus this."""
+"""The 97.5 % quantile of the standard normal distribution: 95 % of values lie between plus and minus this."""
 
 
 def _check_batches(small_batch: ArrayLike, large_batch: ArrayLike) -> tuple[Floats, Floats]:
     small, large = positive("small_batch", small_batch), positive("large_batch", large_batch)
     if not (small < large).all():
         raise SpecError(
-            f"small_batch={small_batch!r} must be below large_batch={large_batch!r}; one batch size alone does not "
-            "tell noise from gradient"
+            f"small_batch={small_batch!r} must be below large_batch={large_batch!r}; give two different batch sizes, "
+            "the smaller one first"
         )
     return small, large
 
@@ -37,16 +39,18 @@ def _check_batches(small_batch: ArrayLike, large_batch: ArrayLike) -> tuple[Floa
 def gradient_square(
     small_square: ArrayLike, large_square: ArrayLike, *, small_batch: ArrayLike, large_batch: ArrayLike
 ) -> Floats:
-    """``(B L - b s) / (B - b)``: unbiased estimate of |G|^2, with G over all data (A.1 there); may be negative.
+    """Return an unbiased estimate of |G|^2, the squared norm of the gradient over all data; it may be negative.
+
+    The formula is ``(B L - b s) / (B - b)`` (appendix A.1 of the paper).
 
     Args:
         small_square: ``s``, the squared norm of a gradient over `small_batch` samples.
-        large_square: ``L``, the squared norm over `large_batch` samples.
-        small_batch: ``b``, in samples.
-        large_batch: ``B``, in samples, above `small_batch`.
+        large_square: ``L``, the squared norm of a gradient over `large_batch` samples.
+        small_batch: ``b``, the smaller batch size, in samples.
+        large_batch: ``B``, the larger batch size, in samples.
 
     Raises:
-        SpecError: A batch is not above 0, or `small_batch` is not below `large_batch`.
+        SpecError: A batch size is not above 0, or `small_batch` is not below `large_batch`.
     """
     small, large = _check_batches(small_batch, large_batch)
     return np.asarray((large * np.asarray(large_square) - small * np.asarray(small_square)) / (large - small))
@@ -55,10 +59,12 @@ def gradient_square(
 def gradient_trace(
     small_square: ArrayLike, large_square: ArrayLike, *, small_batch: ArrayLike, large_batch: ArrayLike
 ) -> Floats:
-    """``(s - L) / (1/b - 1/B)``: unbiased estimate of tr(Sigma) of a single sample's gradient; same arguments.
+    """Return an unbiased estimate of tr(Sigma), the total variance of a single sample's gradient.
+
+    The formula is ``(s - L) / (1/b - 1/B)`` (appendix A.1 of the paper). The arguments are those of `gradient_square`.
 
     Raises:
-        SpecError: As for `gradient_square`.
+        SpecError: A batch size is not above 0, or `small_batch` is not below `large_batch`.
     """
     small, large = _check_batches(small_batch, large_batch)
     return np.asarray((np.asarray(small_square) - np.asarray(large_square)) / (1 / small - 1 / large))
@@ -66,14 +72,14 @@ def gradient_trace(
 
 @dataclass(frozen=True)
 class NoiseEstimate:
-    """Estimate of the noise scale: one for many steps together, or one at each step from all steps up to it.
+    """Estimate of the noise scale, either for all steps together (`estimate`) or for each step (`track`).
 
     Attributes:
-        gradient_square: |G|^2, averaged.
-        trace: tr(Sigma), averaged.
+        gradient_square: |G|^2, averaged over steps.
+        trace: tr(Sigma), averaged over steps.
         critical_batch: tr(Sigma) / |G|^2, the simple noise scale in samples; infinite if the mean |G|^2 is not above 0.
         low: Lower end of the 95 % confidence interval of `critical_batch`, in samples.
-        high: Upper end of that interval, in samples; infinite if |G|^2 does not differ significantly from 0.
+        high: Upper end of the interval, in samples; infinite if |G|^2 does not differ significantly from 0.
     """
 
     gradient_square: Floats
@@ -91,28 +97,29 @@ def estimate(
     large_batch: float,
     blocks: int = 20,
 ) -> NoiseEstimate:
-    """Estimate the noise scale from all steps (the last axis), for a model that hardly changes during them.
+    """Estimate one noise scale from many steps, during which the model should change little.
 
-    |G|^2 and tr(Sigma) are averaged separately and then divided: a mean of ratios would be biased, as |G|^2 of single
-    steps is close to 0 or even negative (A.1 there). The interval treats means over blocks of consecutive steps as
-    independent draws, and uses Fieller's theorem (1954) for their ratio.
+    |G|^2 and tr(Sigma) are each averaged over the steps, and the averages are divided. The mean of the steps' ratios
+    would be biased, because the estimate of |G|^2 from one step is often close to 0 or even negative (appendix A.1 of
+    the paper). The confidence interval treats means over blocks of consecutive steps as independent, and uses Fieller's
+    theorem (1954) for the ratio of two means.
 
     Args:
-        small_square: Squared norms over `small_batch` samples, step by step.
-        large_square: Squared norms over `large_batch` samples, step by step.
-        small_batch: Smaller batch, in samples.
-        large_batch: Larger batch, in samples.
+        small_square: Squared norms of gradients over `small_batch` samples; steps are along the last axis.
+        large_square: Squared norms of gradients over `large_batch` samples; steps are along the last axis.
+        small_batch: Smaller batch size, in samples.
+        large_batch: Larger batch size, in samples.
         blocks: Number of blocks, at least 2 and at most the number of steps.
 
     Raises:
-        SpecError: As for `gradient_square`, or there are fewer steps than blocks.
+        SpecError: A batch size is not above 0, `small_batch` is not below `large_batch`, or `blocks` is out of range.
     """
     batches = {"small_batch": small_batch, "large_batch": large_batch}
     square = gradient_square(small_square, large_square, **batches)
     trace = gradient_trace(small_square, large_square, **batches)
     steps = square.shape[-1]
     if not 2 <= blocks <= steps:
-        raise SpecError(f"blocks={blocks} is not possible with {steps} steps; use 2 to {steps}")
+        raise SpecError(f"blocks={blocks} is out of range for {steps} steps; use 2 to {steps}")
     size = steps // blocks
     x, y = (v[..., -size * blocks :].reshape(*v.shape[:-1], blocks, size).mean(-1) for v in (square, trace))
     dx, dy = x - x.mean(-1, keepdims=True), y - y.mean(-1, keepdims=True)
@@ -128,24 +135,27 @@ def track(
     large_batch: float,
     smoothing: float = 0.99,
 ) -> NoiseEstimate:
-    """Estimate the noise scale at every step (the last axis), from exponential moving averages of the steps up to it.
+    """Estimate the noise scale at every step, from exponential moving averages over that step and earlier ones.
 
-    The averages have no start-up bias: over the first steps they are plain means. An average with weights w counts as
-    ``(sum w)^2 / sum w^2`` steps for its variance and for the confidence interval, which uses Fieller's theorem (1954).
+    The averages are corrected for start-up bias, so they are close to plain means over the first steps. Variances
+    and the confidence interval are computed as if an average with weights w were the plain mean of
+    ``(sum w)^2 / sum w^2`` steps. The interval uses Fieller's theorem (1954).
 
     Args:
-        small_square: Squared norms over `small_batch` samples, step by step.
-        large_square: Squared norms over `large_batch` samples, step by step.
-        small_batch: Smaller batch, in samples.
-        large_batch: Larger batch, in samples.
-        smoothing: Decay of a step's weight with each later step, 0 < value < 1; 0.99 averages over about 100 steps.
+        small_square: Squared norms of gradients over `small_batch` samples; steps are along the last axis.
+        large_square: Squared norms of gradients over `large_batch` samples; steps are along the last axis.
+        small_batch: Smaller batch size, in samples.
+        large_batch: Larger batch size, in samples.
+        smoothing: Factor by which a step's weight decays with each later step, between 0 and 1 (exclusive); 0.99
+            averages over about 100 steps.
 
     Raises:
-        SpecError: As for `gradient_square`, or `smoothing` is out of range.
+        SpecError: A batch size is not above 0, `small_batch` is not below `large_batch`, or `smoothing` is out of
+            range.
     """
     if not 0 < smoothing < 1:
         raise SpecError(
-            f"smoothing={smoothing!r} must be above 0 and below 1; 0.99 looks back over 100 steps"
+            f"smoothing={smoothing!r} must be above 0 and below 1; use 0.99 to average over about 100 steps"
         )
     batches = {"small_batch": small_batch, "large_batch": large_batch}
     square = np.moveaxis(gradient_square(small_square, large_square, **batches), -1, 0)
@@ -160,15 +170,23 @@ class _Moments(NamedTuple):
     square: Floats
     trace: Floats
     xx: Floats
+    """Variance of `square`."""
     yy: Floats
+    """Variance of `trace`."""
     xy: Floats
+    """Covariance of `square` and `trace`."""
     freedom: Floats
 
 
 def _moving(x: Floats, y: Floats, keep: float) -> Floats:
-    """Compute the fields of `_Moments`, as rows, from moving averages along the first axis.
+    """Return the fields of `_Moments` as rows, computed from moving averages along the first axis.
 
-    West 1979: means and squares of deviations are updated together, so there is no cancellation.
+    Means and sums of squared deviations are updated together, which avoids cancellation (West 1979).
+
+    Args:
+        x: Estimates of |G|^2, step by step.
+        y: Estimates of tr(Sigma), step by step.
+        keep: Factor by which weights decay with each step.
     """
     rows = np.zeros((6, *x.shape))
     mean_x = mean_y = xx = yy = xy = np.zeros(x.shape[1:])
@@ -190,9 +208,9 @@ def _moving(x: Floats, y: Floats, keep: float) -> Floats:
 
 
 def _ratio(moments: _Moments) -> NoiseEstimate:
-    """Return ``trace / square`` with its confidence interval.
+    """Return the ratio ``trace / square`` with its confidence interval.
 
-    The roots are those of the inverse ratio, whose denominator, unlike |G|^2, is never near 0.
+    The interval is computed for the inverse ratio, because its denominator `trace`, unlike `square`, is never near 0.
     """
     square, trace, xx, yy, xy, freedom = moments
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -209,9 +227,9 @@ def _ratio(moments: _Moments) -> NoiseEstimate:
 
 
 def _quantile(freedom: Floats) -> Floats:
-    """Quantile of Student's t distribution for a 95 % confidence interval.
+    """Return the quantile of Student's t distribution for a 95 % confidence interval.
 
-    Abramowitz and Stegun 26.7.5; accurate within 1 % from 3 degrees of freedom.
+    The approximation is accurate to 1 % for 3 or more degrees of freedom (Abramowitz and Stegun 26.7.5).
     """
     z, nu = _NORMAL_QUANTILE, np.maximum(freedom, 1e-9)
     first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
@@ -219,11 +237,13 @@ def _quantile(freedom: Floats) -> Floats:
     return np.asarray(z + first / nu + second / nu**2 + third / nu**3)
 
 
-# Cost of a batch size: the hyperbola that relates steps and examples.
+# The trade-off between steps and samples that a batch size sets: a hyperbola.
 
 
 def steps_to_target(batch: ArrayLike, *, min_steps: ArrayLike, critical_batch: ArrayLike) -> Floats:
-    """``min_steps (1 + critical_batch / batch)``: steps to reach a given loss (equation 2.11 with E = B S there).
+    """Return the number of steps needed to reach a given loss: ``min_steps (1 + critical_batch / batch)``.
+
+    This is equation 2.11 of the paper, in which the number of samples E is the batch size times the number of steps.
 
     Args:
         batch: Batch size, in samples.
@@ -238,11 +258,11 @@ def steps_to_target(batch: ArrayLike, *, min_steps: ArrayLike, critical_batch: A
 
 
 def examples_to_target(batch: ArrayLike, *, min_examples: ArrayLike, critical_batch: ArrayLike) -> Floats:
-    """``min_examples (1 + batch / critical_batch)``: number of samples to reach a given loss.
+    """Return the number of samples needed to reach a given loss: ``min_examples (1 + batch / critical_batch)``.
 
     Args:
         batch: Batch size, in samples.
-        min_examples: Number of samples in the limit of a batch of 0.
+        min_examples: Number of samples in the limit of batch size 0.
         critical_batch: Critical batch size, in samples.
 
     Raises:
@@ -253,9 +273,15 @@ def examples_to_target(batch: ArrayLike, *, min_examples: ArrayLike, critical_ba
 
 
 def examples_at(steps: ArrayLike, *, min_steps: ArrayLike, min_examples: ArrayLike) -> Floats:
-    """Samples E needed to reach a given loss in S steps: ``(S/S_min - 1) (E/E_min - 1) = 1`` (equation 2.11 there).
+    """Return the number of samples E needed to reach a given loss in S steps.
 
-    The critical batch size of this hyperbola is ``min_examples / min_steps``, where both are twice their minimum.
+    E and S are related by ``(S/S_min - 1) (E/E_min - 1) = 1`` (equation 2.11 of the paper). At the critical batch size,
+    ``min_examples / min_steps``, both E and S are twice their minimum.
+
+    Args:
+        steps: S, the number of steps; must be above `min_steps`.
+        min_steps: S_min, the number of steps in the limit of an infinite batch.
+        min_examples: E_min, the number of samples in the limit of batch size 0.
 
     Raises:
         SpecError: A value is not above 0, or `steps` is not above `min_steps`.
@@ -263,6 +289,6 @@ def examples_at(steps: ArrayLike, *, min_steps: ArrayLike, min_examples: ArrayLi
     excess = positive("steps", steps) / positive("min_steps", min_steps) - 1
     if not (excess > 0).all():
         raise SpecError(
-            f"steps={steps!r} must be above min_steps={min_steps!r}; no batch is large enough for fewer"
+            f"steps={steps!r} must be above min_steps={min_steps!r}, which only an infinite batch reaches"
         )
     return np.asarray(positive("min_examples", min_examples) * (1 + 1 / excess))

@@ -1,4 +1,4 @@
-"""The gradient noise scale of a run, expressed as a batch size, from measurements averaged over ranks and steps."""
+"""The gradient noise scale of a run, as an estimate of the critical batch size at each measured step."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ Values = tuple[float, ...]
 
 @dataclass(frozen=True)
 class NoiseScale:
-    """Critical batch size at a run's steps; empty until a step has been measured.
+    """Critical batch size at each measured step of a run; empty until a step has been measured.
 
-    Up to about this size, a larger batch saves steps in proportion; far beyond it, it saves none. It is an
-    order-of-magnitude estimate: the simple noise scale of McCandlish et al. 2018 (arXiv 1812.06162), which ignores
-    curvature.
+    Up to about the critical batch size, doubling the batch halves the number of steps needed; far above it, a larger
+    batch saves almost no steps. The estimate gives the order of magnitude only: it is the simple noise scale of
+    McCandlish et al. 2018 (arXiv 1812.06162), which ignores curvature.
 
     Attributes:
         batch: The run's global batch size, in samples.
-        small_batch: Number of samples in each gradient that was compared with the mean gradient.
+        small_batch: Number of samples in each small batch, whose gradient was compared with the mean gradient.
         smoothing: Decay factor of the moving averages.
-        steps: Steps that were measured.
-        gradient_square: Squared norm of the gradient over all data, a moving average.
-        trace: Trace of the covariance of a single sample's gradient, a moving average.
+        steps: Measured steps, by number; all following attributes have one value per measured step.
+        gradient_square: Moving average of the squared norm of the gradient over all data.
+        trace: Moving average of the trace of a single sample's gradient covariance.
         critical_batch: Ratio of `trace` to `gradient_square`, in samples; infinite if no gradient signal is detectable.
         low: Lower end of the 95 % confidence interval of the critical batch size, in samples.
-        high: Upper end of that interval, in samples; infinite if the gradient is indistinguishable from noise.
+        high: Upper end of the interval, in samples; infinite if the gradient is indistinguishable from noise.
     """
 
     batch: int
@@ -78,7 +78,7 @@ class NoiseScale:
 
 
 def batches_compared(job: Job) -> tuple[int, int]:
-    """Return the number of samples in a small batch, and in the global batch of a step."""
+    """Return the sizes of the two batches whose gradients a run compares: a rank's micro-batch and the global batch."""
     share = job.batch.per_rank(job.num_data_ranks)
     return share // job.num_micro_batches, job.batch.global_batch
 
@@ -86,13 +86,13 @@ def batches_compared(job: Job) -> tuple[int, int]:
 def noise_scale_from(
     measured: Mapping[int, tuple[float, float]], small_batch: int, batch: int, *, smoothing: float = SMOOTHING
 ) -> NoiseScale:
-    """Return the noise scale from the squared gradient norms by step, in order of steps.
+    """Return the noise scale computed from measured gradient norms.
 
     Args:
-        measured: Squared norms of a small batch's gradient and of the mean gradient, by step.
-        small_batch: Samples in a small batch.
-        batch: Samples in the global batch.
-        smoothing: Decay factor of the moving averages, 0 < value < 1.
+        measured: For each step, in order, the squared norms of a small batch's gradient and of the mean gradient.
+        small_batch: Number of samples in a small batch.
+        batch: Number of samples in the global batch.
+        smoothing: Decay factor of the moving averages, between 0 and 1 (exclusive).
 
     Raises:
         SpecError: `smoothing` is out of range.

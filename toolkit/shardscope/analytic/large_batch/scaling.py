@@ -1,4 +1,4 @@
-"""Scaling of the learning rate to another batch size, by published rules."""
+"""Published rules for scaling the learning rate with the batch size."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardscope.errors import SpecError, unknown_name
 
 Floats = NDArray[np.float64]
 SCALING_EXPONENTS = {"linear": 1.0, "sqrt": 0.5}
-"""Exponent p of each rule: the learning rate grows with the batch size to the power of p."""
+"""Exponent p of each rule: the learning rate is proportional to the batch size to the power of p."""
 
 
 def positive(name: str, values: ArrayLike) -> Floats:
@@ -30,17 +30,17 @@ def positive(name: str, values: ArrayLike) -> Floats:
 def scaled_lr(
     batch: ArrayLike, *, lr: ArrayLike, base_batch: ArrayLike, rule: Literal["linear", "sqrt"]
 ) -> Floats:
-    """Scale a learning rate found at one batch size to others: ``lr (batch / base_batch) ** p``.
+    """Return a learning rate scaled to a different batch size: ``lr (batch / base_batch) ** p``.
 
-    ``linear`` (p = 1) is for SGD: Goyal et al. 2017 (arXiv 1706.02677), section 2.1, valid up to 8192 images there.
-    ``sqrt`` (p = 1/2) keeps the variance of an update: Krizhevsky 2014 (arXiv 1404.5997), section 3; You et al. 2020
-    (LAMB, arXiv 1904.00962) use it for layer-wise adaptive optimizers.
+    The rule ``linear`` (p = 1) is for SGD; Goyal et al. 2017 (arXiv 1706.02677, section 2.1) found it valid up to a
+    batch of 8192 images. The rule ``sqrt`` (p = 1/2) keeps the variance of an update constant (Krizhevsky 2014, arXiv
+    1404.5997, section 3); You et al. 2020 (LAMB, arXiv 1904.00962) use it for layer-wise adaptive optimizers.
 
     Args:
-        batch: Global batch sizes to scale to, in samples.
-        lr: Learning rate that was found at `base_batch`.
-        base_batch: Base batch size, in samples.
-        rule: Name of the rule.
+        batch: Global batch size to scale to, in samples.
+        lr: Learning rate that works well at `base_batch`.
+        base_batch: Batch size for which `lr` was chosen, in samples.
+        rule: Name of the rule, ``linear`` or ``sqrt``.
 
     Raises:
         SpecError: The rule is unknown, or a value is not above 0.
@@ -56,14 +56,15 @@ def scaled_lr(
 
 
 def lr_for_noise(batch: ArrayLike, *, max_lr: ArrayLike, noise_scale: ArrayLike) -> Floats:
-    """``max_lr / (1 + noise_scale / batch)``: linear in the batch well below the noise scale, flat well above it.
+    """Return the optimal learning rate for a gradient noise scale: ``max_lr / (1 + noise_scale / batch)``.
 
-    It is the step along a noisy gradient that reduces a quadratic loss most: McCandlish et al. 2018 (arXiv
-    1812.06162), equation 2.6.
+    It is proportional to the batch size well below the noise scale, and constant well above it. This
+    learning rate maximises the expected decrease of a quadratic loss in a step along a noisy gradient (McCandlish et
+    al. 2018, arXiv 1812.06162, equation 2.6).
 
     Args:
         batch: Batch size, in samples.
-        max_lr: Optimal learning rate along the noiseless gradient.
+        max_lr: Optimal learning rate for a gradient without noise.
         noise_scale: Gradient noise scale, in samples.
 
     Raises:
@@ -80,15 +81,16 @@ def lr_for_noise(batch: ArrayLike, *, max_lr: ArrayLike, noise_scale: ArrayLike)
 
 @dataclass(frozen=True)
 class LambRecipe:
-    """Untuned scaling from the LAMB paper: learning rate with the square root of the batch, warm-up with the batch.
+    """Rule from the LAMB paper for scaling learning rate and warm-up with the batch size, without tuning.
 
-    You et al. 2020 (arXiv 1904.00962), the tables of untuned LAMB. The samples seen during warm-up grow linearly with
-    the batch (linear-epoch warm-up), and so does the warm-up's share of the steps at a fixed number of epochs.
+    The learning rate grows with the square root of the batch size. The fraction of steps spent on warm-up grows
+    linearly with the batch size ("linear-epoch warm-up"). Source: You et al. 2020 (arXiv 1904.00962), the tables of
+    untuned LAMB.
 
     Attributes:
         lr: Learning rate at `base_batch`.
-        warmup_ratio: Fraction of warm-up steps, at `base_batch`.
-        base_batch: Base batch size, in samples.
+        warmup_ratio: Fraction of steps spent on warm-up, at `base_batch`.
+        base_batch: Batch size for which `lr` and `warmup_ratio` were chosen, in samples.
     """
 
     lr: float
@@ -96,29 +98,29 @@ class LambRecipe:
     base_batch: float
 
     def lr_at(self, batch: ArrayLike) -> Floats:
-        """Return the learning rate at these batch sizes.
+        """Return the learning rate for a batch size, in samples.
 
         Raises:
-            SpecError: A batch is not above 0.
+            SpecError: A batch size is not above 0.
         """
         return scaled_lr(batch, lr=self.lr, base_batch=self.base_batch, rule="sqrt")
 
     def warmup_ratio_at(self, batch: ArrayLike) -> Floats:
-        """Return the fraction of warm-up steps at these batch sizes.
+        """Return the fraction of steps to spend on warm-up for a batch size, in samples.
 
         Raises:
-            SpecError: A batch is not above 0, or so large that warm-up would exceed all steps.
+            SpecError: A batch size is not above 0, or so large that warm-up would take more than all steps.
         """
         ratio = self.warmup_ratio * positive("batch", batch) / self.base_batch
         if (ratio > 1).any():
             raise SpecError(
-                f"batch={batch!r} is beyond the recipe, which at {self.base_batch / self.warmup_ratio:g} samples warms "
-                "up all the time; use a smaller batch or a smaller warmup_ratio"
+                f"batch={batch!r} is too large for the recipe, whose warm-up takes all steps at a batch of "
+                f"{self.base_batch / self.warmup_ratio:g}; use a smaller batch or a smaller warmup_ratio"
             )
         return np.asarray(ratio)
 
 
 LAMB_BERT = LambRecipe(lr=5 / (2**3 * 1000), warmup_ratio=1 / 320, base_batch=512)
-"""Recipe for the first phase of BERT-Large."""
+"""Recipe for the first phase of training BERT-Large."""
 LAMB_RESNET50 = LambRecipe(lr=4 / (2**3 * 100), warmup_ratio=0.3125 / 90, base_batch=512)
-"""Recipe for ResNet-50 in 90 epochs."""
+"""Recipe for training ResNet-50 for 90 epochs."""

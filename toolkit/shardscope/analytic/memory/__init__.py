@@ -1,13 +1,13 @@
-"""Bytes on a device, by formula: model states, saved activations, buffers, and offloaded bytes.
+"""Memory of devices by formula: model states, saved activations, buffers, and data offloaded to the host.
 
-`model_states` applies the ZeRO formulas to a number of parameters. `device_memory` adds activations and buffers for a
-transformer with any layout, `stage_memory` does so for each stage, and `memory_term` returns the same total as a tree
-of terms. The differences between frameworks are in a table, `FRAMEWORKS`.
+`model_states` applies the ZeRO formulas to a number of parameters. `device_memory` adds activations and buffers, for a
+transformer with any layout. `stage_memory` returns the same for each pipeline stage, and `memory_term` as a tree of
+terms. Differences between frameworks are listed in `FRAMEWORKS`.
 """
 
 from shardscope.analytic.memory.activations import activation_bytes_per_layer
 from shardscope.analytic.memory.device import MemoryParts, device_memory, stage_memory
-from shardscope.analytic.memory.explain import KINDS, memory_term
+from shardscope.analytic.memory.explain import KINDS, SYMBOLS, memory_term
 from shardscope.analytic.memory.frameworks import FRAMEWORKS, Framework
 from shardscope.analytic.memory.held import RankStates, placed_states, spread_states
 from shardscope.analytic.memory.module import ModuleMemory, module_memory
@@ -24,6 +24,7 @@ __all__ = [
     "FRAMEWORKS",
     "KINDS",
     "RECIPES",
+    "SYMBOLS",
     "Framework",
     "MemoryParts",
     "ModelStates",

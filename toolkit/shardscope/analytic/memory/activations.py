@@ -1,22 +1,22 @@
-"""Bytes of activations: what a layer saves for its backward pass, and the working memory at the peaks of a step.
+"""Bytes of activations: those that a layer saves for its backward pass, and temporary ones at the peaks of a step.
 
-Saved activations are counted in bytes per token and layer, separately for parts that tensor parallelism shards and
-parts that it replicates.
+Saved activations are counted in bytes per token and layer, separately for tensors that tensor parallelism shards and
+tensors that it replicates. Korthikanti et al. 2022 (arXiv 2205.05198, equations 1 to 6) give these bytes per layer, for
+s tokens per sequence, b sequences, hidden size h, a heads and t tensor-parallel ranks:
 
-Korthikanti et al. 2022 (arXiv 2205.05198), equations 1 to 6, with s tokens, b sequences, h hidden, a heads, t ranks:
+    no parallelism                       sbh (34 + 5as/h)
+    tensor parallelism                   sbh (10 + 24/t + 5as/(ht))
+    tensor and sequence parallelism      sbh (34 + 5as/h) / t
+    selective recomputation              the same without 5as/h
+    full recomputation                   2sbh
 
-    whole                sbh (34 + 5as/h)
-    tensor               sbh (10 + 24/t + 5as/(ht))
-    tensor, sequence     sbh (34 + 5as/h) / t
-    selective            the same without 5as/h
-    full                 2sbh
+The functions here return the same values in these cases. They add up the tensors that each operation saves: norms,
+linear layers, core attention and the activation function. They also cover grouped-query attention, gated feed-forward
+layers, latent attention, mixtures of experts, flash attention (which saves a float32 log-sum-exp per row instead of the
+5as/h), other dtypes, and training without dropout.
 
-They are special cases of the count here, which adds up what each operation saves: norms, linear layers, core attention
-and the activation function. It also covers grouped queries, gated layers, latent attention, mixtures of experts, flash
-attention (a float32 log-sum-exp of each row in place of the 5as/h), other dtypes and jobs without dropout.
-
-The peak of a step is at one of two moments, both counted on top of all saved activations: the loss on the last stage
-(`at_the_loss`), and the backward pass through a layer (`in_a_layer`) while most activations are saved.
+The peak of a step, when most activations are saved, is either at the loss on the last stage (`at_the_loss`) or in the
+backward pass of a layer (`in_a_layer`). These functions return the temporary bytes in addition to saved activations.
 """
 
 from __future__ import annotations
@@ -38,30 +38,32 @@ LOGSUMEXP_BYTES = 4
 
 
 class PerToken(NamedTuple):
-    """Bytes of one token in one layer."""
+    """Bytes saved per token in one layer, split by whether tensor parallelism shards or replicates them."""
 
     whole: float
-    """Bytes that are replicated on every tensor-parallel rank, unless the sequence is split over these ranks."""
+    """Bytes that every tensor-parallel rank holds, unless sequence parallelism shards them."""
     split: float
     """Bytes that tensor parallelism shards."""
     whole_always: float = 0.0
-    """Bytes that are always replicated on every tensor-parallel rank: tokens sent to experts."""
+    """Bytes that every tensor-parallel rank holds even with sequence parallelism: tokens sent to experts."""
     keys: float = 0.0
-    """Bytes that tensor parallelism shards over at most as many ranks as there are key-value heads; others hold
-    copies."""
+    """Bytes of keys and values; tensor-parallel ranks in excess of the key-value heads hold copies."""
 
     def plus(self, other: PerToken) -> PerToken:
-        """Return the sum, part by part."""
+        """Return the sum, field by field."""
         return PerToken(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
 
 @lru_cache(maxsize=256)
 def attention_per_token(model: Transformer, recipe: ElementBytes, framework: Framework) -> PerToken:
-    """Bytes per token that norm, attention and residual save, without core attention."""
+    """Return the bytes per token that the attention half of a layer saves (norm, linear layers, dropout).
+
+    Core attention is not included.
+    """
     act, product, hidden = recipe.activation, recipe.product, model.hidden
     whole = hidden * (
         act + product + framework.dropout
-    )  # norm input, matrix-product input, dropout mask after it
+    )  # input of the norm, input of the first linear layer, mask of the final dropout
     if model.latent is not None:
         latent, heads = model.latent, model.heads
         head = latent.nope_size + latent.rope_size
@@ -76,7 +78,10 @@ def attention_per_token(model: Transformer, recipe: ElementBytes, framework: Fra
 def feed_forward_per_token(
     model: Transformer, recipe: ElementBytes, framework: Framework, *, mixed: bool
 ) -> PerToken:
-    """Bytes per token that norm, feed-forward layer or mixture, and residual save."""
+    """Return the bytes per token that the feed-forward half of a layer saves (norm, linear layers, dropout).
+
+    If `mixed`, the feed-forward half is a mixture of experts.
+    """
     act, product, hidden = recipe.activation, recipe.product, model.hidden
     whole = hidden * (act + product + framework.dropout)
     inner = inner_per_width(model, recipe, framework)
@@ -92,18 +97,25 @@ def feed_forward_per_token(
 
 
 def outside_core(model: Transformer, recipe: ElementBytes, framework: Framework, *, mixed: bool) -> PerToken:
-    """Bytes per token that one layer saves, without core attention."""
+    """Return the bytes per token that one layer saves, without core attention."""
     attention = attention_per_token(model, recipe, framework)
     return attention.plus(feed_forward_per_token(model, recipe, framework, mixed=mixed))
 
 
 def entry(model: Transformer, recipe: ElementBytes, *, tokens: Floats, divided: Floats) -> Floats:
-    """Bytes of one layer's input, which full recomputation keeps."""
+    """Return the bytes of one layer's input, which is all that full recomputation saves.
+
+    Args:
+        model: The model.
+        recipe: Bytes per element.
+        tokens: Tokens of one micro-batch on one context rank.
+        divided: Number of tensor-parallel ranks over which sequence parallelism shards the input; 1 without it.
+    """
     return np.asarray(recipe.activation * model.hidden * tokens / divided)
 
 
 def inner_per_width(model: Transformer, recipe: ElementBytes, framework: Framework) -> int:
-    """Bytes per token and unit of inner width: the activation function's inputs and output."""
+    """Return the bytes that the activation function saves per token and unit of inner width: its inputs and output."""
     inputs = framework.gated_tensors - 1 if model.gated else 1
     return recipe.activation * inputs + recipe.product
 
@@ -112,7 +124,7 @@ def inner_per_width(model: Transformer, recipe: ElementBytes, framework: Framewo
 def core_per_token(
     model: Transformer, recipe: ElementBytes, framework: Framework, *, flash: bool
 ) -> tuple[float, float]:
-    """Bytes that core attention saves per token, and per pair of tokens; tensor parallelism shards both."""
+    """Return the bytes that core attention saves, per token and per pair of tokens; tensor parallelism shards both."""
     act, heads = recipe.activation, model.heads
     if flash:
         return float(LOGSUMEXP_BYTES * heads), 0.0
@@ -129,7 +141,7 @@ def per_layer(
     divided: Floats,
     key_heads: int,
 ) -> Floats:
-    """Bytes that one layer saves for `tokens`.
+    """Return the bytes that one layer saves for `tokens` tokens.
 
     Args:
         part: Bytes per token saved outside core attention.
@@ -137,7 +149,7 @@ def per_layer(
         tokens: Tokens of one micro-batch on one context rank.
         span: Tokens that each token attends to on one context rank.
         tensor: t, the tensor-parallel degree.
-        divided: t if the sequence is split over the tensor-parallel ranks, else 1.
+        divided: t with sequence parallelism, else 1.
         key_heads: Number of key-value heads.
     """
     split = (part.split + core[0] + core[1] * span) / tensor + part.keys / np.minimum(tensor, key_heads)
@@ -156,7 +168,10 @@ def core(
     tensor: Floats,
     divided: Floats,
 ) -> Floats:
-    """Bytes that core attention saves in one layer, including ring attention's output copies over context ranks."""
+    """Return the bytes that core attention saves in one layer.
+
+    With context parallelism, these include the copies of the output that ring attention saves.
+    """
     inner = core_per_token(model, recipe, framework, flash=flash)
     nothing = PerToken(0.0, 0.0)
     once = per_layer(nothing, inner, tokens=tokens, span=span, tensor=tensor, divided=divided, key_heads=1)
@@ -180,7 +195,7 @@ def activation_bytes_per_layer(
     recipe: ElementBytes,
     framework: Framework,
 ) -> Floats:
-    """Bytes that one layer saves for one micro-batch, on one rank; arguments follow NumPy broadcasting.
+    """Return the bytes that one layer saves for one micro-batch on one rank. Degrees and sizes may be arrays.
 
     Args:
         model: The model.
@@ -188,8 +203,9 @@ def activation_bytes_per_layer(
         tensor: t, the tensor-parallel degree.
         context: Context-parallel degree.
         sequence_parallel: Whether activations that tensor parallelism replicates are sharded along the sequence.
-        recompute: ``none``, ``selective`` (core attention) or ``full`` (everything except the layer's input).
-        flash_attention: Whether attention scores are never stored.
+        recompute: Which activations are recomputed: ``none``, ``selective`` (core attention) or ``full`` (all except
+            the layer's input).
+        flash_attention: Whether attention is one fused kernel, which does not save attention scores.
         mixed: Whether the layer has a mixture of experts.
         recipe: Bytes per element.
         framework: Framework whose conventions apply.
@@ -220,10 +236,11 @@ def at_the_loss(
     tensor: Floats,
     divided: Floats,
 ) -> Floats:
-    """Bytes during the output projection's backward pass: logits, the final norm's input and output, and gradients.
+    """Return the temporary bytes in the backward pass of the output projection.
 
-    With sequence parallelism, the projection's input and its gradient are gathered meanwhile (Korthikanti et al. 2022,
-    section 4.2.2). Logits are sharded over the tensor-parallel ranks (vocabulary parallel).
+    These are the logits, which tensor parallelism shards along the vocabulary, and three tensors of the hidden size:
+    the input and output of the final norm, and a gradient. With sequence parallelism, the input of the projection and
+    its gradient are also gathered (Korthikanti et al. 2022, section 4.2.2).
     """
     logits = framework.logits_bytes * model.vocab * tokens / tensor
     hidden = recipe.activation * model.hidden * tokens
@@ -233,9 +250,10 @@ def at_the_loss(
 def in_a_layer(
     model: Transformer, recipe: ElementBytes, *, tokens: Floats, tensor: Floats, divided: Floats
 ) -> Floats:
-    """Bytes during a dense feed-forward layer's backward pass: gradients of its inner inputs, and of the residual.
+    """Return the temporary bytes in the backward pass of a dense feed-forward layer.
 
-    The gradient of the second matrix product's input replaces that input, which is no longer needed.
+    These are the gradients of the activation function's inputs and of the residual. The gradient of the down
+    projection's input is not counted, because it replaces that input, which is no longer needed.
     """
     width = (1 + model.gated) * model.ffn
     return np.asarray(recipe.activation * tokens * (width / tensor + model.hidden / divided))
@@ -252,7 +270,11 @@ def in_a_mixture(
     tensor: Floats,
     divided: Floats,
 ) -> Floats:
-    """Bytes while a mixture runs: copies of routed tokens, or gradients of its experts' inner inputs."""
+    """Return the temporary bytes while a mixture of experts runs.
+
+    These are the copies of routed tokens or the gradients of the experts' activation functions, whichever is larger,
+    and the gradient of the residual.
+    """
     copies = np.where(np.asarray(expert) > 1, framework.routed_copies, 2) * mixture.active * model.hidden
     width = (1 + model.gated) * (mixture.active * mixture.ffn + mixture.shared_ffn)
     return np.asarray(
@@ -263,5 +285,8 @@ def in_a_mixture(
 def in_the_attention(
     model: Transformer, recipe: ElementBytes, *, tokens: Floats, span: Floats, tensor: Floats
 ) -> Floats:
-    """Bytes during the backward pass of attention with stored scores: gradients before and after the softmax."""
+    """Return the temporary bytes in the backward pass of attention with stored scores.
+
+    These are the gradients of the softmax's input and output.
+    """
     return np.asarray(2 * recipe.activation * model.heads * span * tokens / tensor)

@@ -1,4 +1,4 @@
-"""Bytes on the devices of one layout, or of a million layouts at once."""
+"""Memory per device in bytes, for one layout or for a million layouts at once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROWS_AT_ONCE = 16384
 
 
 class MemoryParts(NamedTuple):
-    """Bytes by kind: five kinds on the device, and the bytes offloaded to host memory and to drives."""
+    """Bytes on a device, by type of memory, and the bytes offloaded to host memory (`host`) and to drives (`nvme`)."""
 
     parameters: Floats
     gradients: Floats
@@ -37,12 +37,12 @@ class MemoryParts(NamedTuple):
 
     @property
     def total(self) -> Floats:
-        """Bytes on the device."""
+        """Total bytes on the device, without offloaded bytes."""
         return self.parameters + self.gradients + self.optimizer + self.activations + self.buffers
 
     @property
     def drive_share(self) -> Floats:
-        """Fraction of the offloaded bytes that does not fit in host memory; 0 if nothing is offloaded."""
+        """Fraction of the offloaded bytes that is on drives, not in host memory; 0 if nothing is offloaded."""
         return np.asarray(self.nvme / np.maximum(self.host + self.nvme, 1.0))
 
 
@@ -53,16 +53,16 @@ def device_memory(
     framework: str | Framework = "megatron-core",
     host_capacity: float = np.inf,
 ) -> MemoryParts:
-    """Bytes on the device of each layout that needs the most memory.
+    """Return the memory of the device that needs the most, for each layout.
 
     Args:
         model: The model.
         layouts: Table of layouts.
         framework: A key of `FRAMEWORKS`, or your own `Framework`.
-        host_capacity: Bytes of host memory per device; offloaded bytes beyond it count as `nvme`.
+        host_capacity: Bytes of host memory per device; offloaded bytes that exceed it count as `nvme`.
 
     Returns:
-        Arrays with one number per layout.
+        Bytes by type of memory, as arrays with one element per layout.
 
     Example:
         >>> from shardscope.spec.model import Model
@@ -79,11 +79,12 @@ def device_memory(
 
 
 def _of_length(length: int, parts: MemoryParts) -> MemoryParts:
+    """Return the parts with every array broadcast to this length."""
     return MemoryParts(*(np.broadcast_to(part, length) for part in parts))
 
 
 def _in_cache(layouts: Layouts) -> Iterator[Layouts]:
-    """Yield the table in slices that fit the cache."""
+    """Yield slices of the table that are small enough to be processed in a core's cache."""
     for start in range(0, max(1, len(layouts)), ROWS_AT_ONCE):
         rows = slice(start, start + ROWS_AT_ONCE)
         columns: dict[str, Any] = {
@@ -96,11 +97,11 @@ def _in_cache(layouts: Layouts) -> Iterator[Layouts]:
 def _fullest(
     model: Transformer, layouts: Layouts, framework: str | Framework, host_capacity: float
 ) -> MemoryParts:
-    """Bytes on the rank that needs the most memory, among the ranks that may.
+    """Return the memory of the pipeline rank that needs the most.
 
-    These are the first, the last, and the first rank whose layers all have experts. In a V-shaped schedule with few
-    micro-batches, later ranks hold more of them, so the last rank with an extra layer is a further candidate. Offloaded
-    bytes are the maximum over all candidates, which may be on another rank.
+    Only these candidates are compared: the first rank, the last, and the first rank whose layers all have experts. In a
+    V-shaped schedule with few micro-batches, later ranks hold more micro-batches, so the last rank with one layer more
+    than others is a candidate too. Offloaded bytes are the maximum over all candidates, possibly from another rank.
     """
     rows = rows_of(model, layouts, framework)
     last = rows.pipeline.ranks - 1
@@ -121,7 +122,7 @@ def _fullest(
 
 
 def parts_of(blocks: Blocks, rows: LayoutRows, host_capacity: float = np.inf) -> MemoryParts:
-    """Bytes by kind, with offloaded blocks moved off the device."""
+    """Return the bytes by type of memory, with offloaded blocks counted on the host instead of the device."""
     parameters = blocks.dense.parameters + blocks.experts.parameters
     gradients = blocks.dense.gradients + blocks.experts.gradients
     optimizer = blocks.dense.optimizer + blocks.experts.optimizer
@@ -158,7 +159,9 @@ def stage_memory(
     framework: str | Framework = "megatron-core",
     host_capacity: float = np.inf,
 ) -> MemoryParts:
-    """Bytes on one device of each pipeline stage of a layout, as arrays by stage.
+    """Return the memory of one device in each of a layout's pipeline stages, as arrays by stage, in bytes.
+
+    The arguments are those of `device_memory`, but for a single layout.
 
     Example:
         >>> from shardscope.spec.model import Model

@@ -1,4 +1,4 @@
-"""Memory of one layout as a tree of terms: stages, kinds, and blocks with formula, inputs and source."""
+"""Memory of one layout as a tree of terms: stages, types of memory, and blocks with formula, inputs and source."""
 
 from __future__ import annotations
 
@@ -18,24 +18,35 @@ from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
 
 KINDS = ("parameters", "gradients", "optimizer", "activations", "buffers")
-"""Kinds of memory on a device, in the order of `MemoryParts`."""
+"""Types of memory on a device, in the order of `MemoryParts`."""
 ZERO = "Rajbhandari et al. 2020 (arXiv 1910.02054), section 3"
 KORTHIKANTI = "Korthikanti et al. 2022 (arXiv 2205.05198)"
 _SAVED_FORMULAS = {
     "none": "in flight × layers × bytes of a layer",
-    "selective": "in flight × layers × bytes of a layer, without the attention's core",
+    "selective": "in flight × layers × bytes of a layer, without core attention",
     "full": "in flight × layers × 2bsh / t′",
 }
-_AGAIN = {
+_RECOMPUTED_TOO = {
     "none": "",
-    "selective": ", and the attention's core, recomputed",
-    "full": ", and what the layer saves, recomputed",
+    "selective": ", and recomputed core attention",
+    "full": ", and recomputed activations of the layer",
 }
+SYMBOLS = {
+    "Ψ": "parameters of a rank",
+    "N": "ranks that share the state",
+    "b": "samples in a micro-batch",
+    "s": "tokens in a sequence on a rank",
+    "h": "width of the model",
+    "V": "size of the vocabulary",
+    "t": "tensor ranks",
+    "t′": "tensor ranks with sequence parallelism, else 1",
+}
+"""Meaning of each symbol in the formulas of terms."""
 Inputs = dict[str, float | str]
 
 
 class _Stages(NamedTuple):
-    """Inputs and blocks of all stages of a layout, as arrays by stage."""
+    """Inputs and results of the memory formulas for all stages of a layout, as arrays by stage."""
 
     rows: LayoutRows
     layout: Layout
@@ -51,12 +62,14 @@ def memory_term(
     *,
     framework: str | Framework = "megatron-core",
 ) -> Term:
-    """Bytes on the device that needs the most memory: the maximum over stages, each of which is a sum over kinds.
+    """Return the memory of the device that needs the most, as a tree of terms in bytes.
+
+    The root is the maximum over pipeline stages. A stage is the sum over types of memory, and these are sums of blocks.
 
     Args:
         model: The model.
         layout: The layout.
-        cluster: If given, the device's capacity is added to the inputs of the root.
+        cluster: If given, the device's memory capacity is added to the inputs of the root.
         framework: A key of `FRAMEWORKS`, or your own `Framework`.
 
     Example:
@@ -81,20 +94,22 @@ def _stages_of(model: Transformer, layout: Layout, framework: str | Framework) -
 
 
 def _stage(stages: _Stages, place: int) -> Term:
+    """Return the memory of stage number `place` as a term."""
+
     def at(values: Any) -> float:
-        flat = np.asarray(values).reshape(-1)
-        return float(flat[place if flat.size > 1 else 0])
+        array = np.asarray(values)
+        return float(array.item(place if array.size > 1 else 0))
 
     kinds = (*_states(stages, at), _activations(stages, at), _buffers(stages, at))
     return Term.total(f"stage {place}", kinds)
 
 
 At = Callable[[Any], float]
-"""Function that selects one stage's value from an array over all stages."""
+"""Function that selects one stage's value from an array with one value per stage."""
 
 
 def _states(stages: _Stages, at: At) -> tuple[Term, ...]:
-    """Terms of parameters, gradients and optimizer state, for experts and for everything else."""
+    """Return the terms of parameters, gradients and optimizer state, each with parts for experts and other weights."""
     rows, blocks, own, recipe = stages.rows, stages.blocks, stages.own, stages.rows.recipe
     widths = {
         "parameters": recipe.parameter,
@@ -117,38 +132,47 @@ def _states(stages: _Stages, at: At) -> tuple[Term, ...]:
         if kind == "parameters" and recipe.copies:
             parts.append(_copies(rows, at(blocks.copies)))
         away = (OFFLOADS_OPTIMIZER if kind == "optimizer" else OFFLOADS_STATES)[rows.layouts.offload][0]
-        terms.append(Term.total(kind, tuple(_away(part, stages.layout) if away else part for part in parts)))
+        terms.append(
+            Term.total(kind, tuple(_offloaded(part, stages.layout) if away else part for part in parts))
+        )
     return tuple(terms)
 
 
 _NAMES = {"parameters": "weights", "gradients": "gradients of weights", "optimizer": "optimizer state"}
-_DIVIDED_FROM = {"optimizer": 1, "gradients": 2, "parameters": 3}
+_SHARDED_FROM_STAGE = {"optimizer": 1, "gradients": 2, "parameters": 3}
 
 
 def _state(  # noqa: PLR0917
     layout: Layout, kind: str, name: str, value: float, width: float, count: float, ranks: float
 ) -> Term:
+    """Return the term of one type of model states (`kind`), for experts or for other weights.
+
+    `width` is in bytes per parameter; `count` parameters are sharded over `ranks` ranks if the ZeRO stage shards them.
+    """
     inputs: Inputs = {"Ψ on this rank": count}
     formula = f"{width:.4g}Ψ"
-    if layout.zero >= _DIVIDED_FROM[kind]:
+    if layout.zero >= _SHARDED_FROM_STAGE[kind]:
         inputs["N"] = ranks
         formula += " / N"
     return Term(name, value, "bytes", formula, inputs, f"{ZERO}, stage {layout.zero}")
 
 
 def _copies(rows: LayoutRows, value: float) -> Term:
-    formula = f"{rows.recipe.copies}Ψ of matrices"
+    formula = f"{rows.recipe.copies}Ψ, matrices only"
     source = "autocast's cache, or TransformerEngine 2.x's fp8 weights and their transposes"
-    return Term("short copies", value, "bytes", formula, {"bytes of each": rows.recipe.copies}, source)
+    return Term(
+        "low-precision copies", value, "bytes", formula, {"bytes of each": rows.recipe.copies}, source
+    )
 
 
-def _away(term: Term, layout: Layout) -> Term:
-    """Return the term with 0 bytes on the device, because its data is in host memory."""
-    formula = f"in the host's memory (offload={layout.offload!r})"
+def _offloaded(term: Term, layout: Layout) -> Term:
+    """Return the term with 0 bytes, because its data is in host memory and not on the device."""
+    formula = f"in host memory (offload={layout.offload!r})"
     return Term(term.name, 0.0, "bytes", formula, term.inputs, term.source)
 
 
 def _activations(stages: _Stages, at: At) -> Term:
+    """Return the term of saved activations."""
     rows, layout, held, blocks = stages.rows, stages.layout, stages.held, stages.blocks
     is_away = bool(OFFLOADS_ACTIVATIONS[rows.layouts.offload][0])
     shape = rows.shape
@@ -161,7 +185,7 @@ def _activations(stages: _Stages, at: At) -> Term:
         "t": layout.tensor,
         "t′": at(shape.divided),
     }
-    formula = "the layer that runs and the next; the rest is in the host's memory"
+    formula = "the running layer and the next one; the rest is in host memory"
     layers = Term(
         "saved by layers", at(blocks.kept if is_away else blocks.saved), "bytes",
         formula if is_away else _SAVED_FORMULAS[layout.recompute], inputs,
@@ -175,6 +199,7 @@ def _activations(stages: _Stages, at: At) -> Term:
 
 
 def _buffers(stages: _Stages, at: At) -> Term:
+    """Return the term of buffers: temporary tensors at the peak, gathered parameters, and others."""
     rows, layout, blocks = stages.rows, stages.layout, stages.blocks
     habits = rows.framework
     inputs: Inputs = {
@@ -188,7 +213,7 @@ def _buffers(stages: _Stages, at: At) -> Term:
     )  # fmt: skip
     layer = Term(
         "layer in its backward pass", in_layer, "bytes",
-        "gradients of the inner width and of the residual" + _AGAIN[layout.recompute], inputs,
+        "gradients of inner activations and of the residual" + _RECOMPUTED_TOO[layout.recompute], inputs,
         f"{habits.name}: {habits.source}",
     )  # fmt: skip
     ranks = at(rows.zero_ranks)
@@ -197,9 +222,9 @@ def _buffers(stages: _Stages, at: At) -> Term:
              {"N": ranks, "prefetched": habits.prefetched}, f"{ZERO}, stage 3"),
         Term("gradient bucket", at(blocks.bucket), "bytes", "largest layer × (1 - 1/N)", {"N": ranks},
              f"{ZERO}, stage 2"),
-        Term("placeholders of gradients", at(blocks.placeholders), "bytes", "one for each shape of weight / t",
+        Term("gradient placeholders", at(blocks.placeholders), "bytes", "one per distinct weight shape, / t",
              {"t": layout.tensor}, "TransformerEngine 2.x, get_dummy_wgrad"),
-        Term("workspace of matrix products", at(blocks.workspace), "bytes", "constant", {},
+        Term("matrix-product workspace", at(blocks.workspace), "bytes", "constant", {},
              "inferred from measured peaks on B200 GPUs"),
     )  # fmt: skip
     working = loss if at_loss >= in_layer else layer

@@ -1,9 +1,9 @@
-"""Differences between frameworks that affect memory, as data, with the source of each.
+"""How frameworks differ in their use of memory: a table of their conventions, with sources.
 
-Three values are inferred from measured peaks of Megatron-LM on B200 GPUs (SimuMax's, 11 rows), not from code:
-`ring_copies` from the one row with context parallelism, `routed_copies` from the one with experts, and
-`workspace_bytes` from a remainder of 52 MiB in the dense rows. ``fsdp2`` and ``deepspeed`` follow their documentation
-and are not checked against a measured peak.
+Three values were not taken from code, but inferred from 11 measured peaks of Megatron-LM on B200 GPUs, published by
+SimuMax: `ring_copies` from the only measurement with context parallelism, `routed_copies` from the only one with
+experts, and `workspace_bytes` from the 52 MiB that the formulas leave unexplained in dense models. The values for
+``fsdp2`` and ``deepspeed`` follow their documentation, and have not been compared with measured peaks.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ class Framework(NamedTuple):
     main_gradients: bool = False
     """Whether mixed precision accumulates gradients in float32 instead of the 16-bit dtype."""
     dropout: bool = False
-    """Whether every dropout saves a mask of one byte per element."""
+    """Whether the model has dropout layers, each of which saves a mask of one byte per element."""
     gated_tensors: int = 3
     """Number of tensors of the inner width that a gated feed-forward layer saves: gate, input and product if SwiGLU is
-    one operation; also the activated gate if it is two operations."""
+    a single operation, and also the activated gate if it is two operations."""
     logits_bytes: int = 10
-    """Bytes per logit at the peak of the loss."""
+    """Bytes per logit at the memory peak of the loss."""
     reused_gradient: bool = False
-    """Whether one placeholder gradient for each weight shape stays allocated."""
+    """Whether one placeholder gradient per distinct weight shape stays allocated."""
     ring_copies: int = 1
     """Number of extra copies of the attention output that context parallelism keeps."""
     routed_copies: int = 5
-    """Number of copies of the routed tokens while a mixture runs: tokens sorted by expert, tokens received, results of
-    the experts, results in the senders' order, and results returned. Without expert parallelism nothing is sent, and
-    there are two copies."""
+    """Number of copies of the routed tokens while a mixture of experts runs: tokens sorted by expert, tokens received,
+    outputs of the experts, outputs in the senders' order, and outputs returned. Always two without expert parallelism,
+    because nothing is sent."""
     prefetched: int = 1
-    """Number of layers whose parameters are prefetched."""
+    """Number of layers whose parameters are prefetched, that is, gathered in advance."""
     workspace_bytes: float = 64 * 2**20
-    """Bytes of workspace for matrix products."""
+    """Bytes of workspace that matrix products need."""
 
 
 MEGATRON_CORE = Framework(
     "Megatron-Core with TransformerEngine 2.x",
-    "gradients add up in fp32 main_grad; get_dummy_wgrad keeps a bf16 placeholder for each weight shape; the fused "
-    "cross entropy writes the gradient over bf16 logits",
+    "gradients accumulate in fp32 main_grad; get_dummy_wgrad keeps a bf16 placeholder per weight shape; the fused "
+    "cross entropy overwrites the bf16 logits with their gradient",
     main_gradients=True,
     logits_bytes=2,
     reused_gradient=True,
@@ -59,18 +59,18 @@ MEGATRON_2022 = Framework(
 )
 FSDP2 = Framework(
     "PyTorch FSDP2",
-    "fully_shard gathers one block ahead; F.cross_entropy on logits.float() holds bf16 logits, fp32 logits and their "
-    "log-softmax; SiLU and product are two operations",
+    "fully_shard gathers one block in advance; F.cross_entropy on logits.float() keeps bf16 logits, fp32 logits and "
+    "their log-softmax; SiLU and product are two operations",
     gated_tensors=4,
 )
 DEEPSPEED = Framework(
     "DeepSpeed",
-    "runtime/zero/stage_1_and_2.py and stage3.py: gradients in 2 bytes, one layer gathered ahead",
+    "runtime/zero/stage_1_and_2.py and stage3.py: gradients in 2 bytes, one layer gathered in advance",
     gated_tensors=4,
 )
 PAPER = Framework(
     "ZeRO paper",
-    "Rajbhandari et al. 2020 (arXiv 1910.02054), section 3: model states alone, no work space",
+    "Rajbhandari et al. 2020 (arXiv 1910.02054), section 3: model states only, without workspace",
     gated_tensors=4,
     logits_bytes=4,
     workspace_bytes=0,

@@ -1,17 +1,17 @@
-"""Bytes that FSDP2 holds for a module's units, in addition to shards, at each moment of a step (torch 2.13).
+"""Bytes that FSDP2 holds in addition to shards, at each moment of a step (torch 2.13).
 
 The rules are those of ``torch/distributed/fsdp/_fully_shard`` with the next unit prefetched in the forward pass
-(`set_modules_to_forward_prefetch`), as `shardscope.training.strategies` sets it up. With G bytes of a unit's
-parameters, each padded to a multiple of the number of ranks along its first dimension (see `analytic.sharding`):
+(`set_modules_to_forward_prefetch`), as configured by `shardscope.training.strategies`. A unit has G bytes of
+parameters, each padded along its first dimension to a multiple of the number of ranks N (see `analytic.sharding`):
 
-- a unit is gathered into one flat buffer of G bytes and copied out into tensors of G bytes in total; the buffer is
-  freed after the copy, which is when the next unit is prefetched;
-- unit 0, the root unit, stays gathered for its whole forward pass and again for its whole backward pass;
-- stage 3 frees a unit's tensors after its forward pass and gathers it again in the backward pass, where the preceding
-  unit in the model is prefetched; stage 2 keeps all tensors from the forward pass to the unit's backward pass;
-- after a unit's backward pass its tensors are freed, its gradients are copied into a buffer of G bytes, and reduced
-  into another of G / N; the gradients are freed after the copy, the buffer when the next unit's gradients are copied,
-  and the result stays as the gradient's shard.
+- A unit is gathered into one flat buffer of G bytes, and copied from there into tensors of G bytes in total. After the
+  copy, the buffer is freed and the next unit is prefetched.
+- Unit 0, the root unit, stays gathered during its whole forward pass, and again during its whole backward pass.
+- Stage 3 frees a unit's tensors after the unit's forward pass, and gathers them again for its backward pass, during
+  which the preceding unit of the model is prefetched. Stage 2 keeps the tensors until the unit's backward pass.
+- After a unit's backward pass, its tensors are freed. Its gradients are copied into a buffer of G bytes and then freed.
+  The buffer is reduce-scattered into a gradient shard of G / N bytes, which is kept. The buffer itself is freed when
+  the next unit's gradients are copied.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ Floats = npt.NDArray[np.float64]
 
 
 class Units(NamedTuple):
-    """Bytes of each unit's parameters, including padding, unit 0 first; shape `(units,)`."""
+    """Bytes of each unit's parameters, including padding; arrays of shape `(units,)`, with unit 0 first."""
 
     gathered: Floats
+    """Bytes of all parameters in each unit."""
     reduced: Floats
-    """Bytes of the trained parameters of each unit."""
+    """Bytes of the trained parameters in each unit."""
 
 
 def units_of(step: StepTrace, ranks: int, element_bytes: int) -> Units:
-    """Return the units of a traced module on `ranks` ranks."""
+    """Return the sizes of a traced module's units, padded for `ranks` ranks."""
     units = Units(np.zeros(len(step.units)), np.zeros(len(step.units)))
     for row in step.parameters:
         size = element_bytes * padded_elements(row.shape, ranks)
@@ -48,17 +49,19 @@ def units_of(step: StepTrace, ranks: int, element_bytes: int) -> Units:
     return units
 
 
-def beside_the_shards(
+def unsharded_bytes(
     moments: Moments, units: Units, *, stage: int, ranks: int, accumulates: bool = False
 ) -> Floats:
-    """Bytes in addition to shards and activations at each moment: gathered units, buffers, gradients.
+    """Return the bytes that FSDP2 holds at each moment in addition to parameter shards and activations.
+
+    These are gathered parameters, communication buffers, and gradients.
 
     Args:
         moments: Moments of a traced step.
-        units: Units of the same step, on `ranks` ranks.
+        units: Units of the same step, padded for `ranks` ranks.
         stage: ZeRO stage, 2 or 3.
         ranks: N, the number of ranks.
-        accumulates: Whether gradient shards of an earlier micro-batch exist from the start.
+        accumulates: Whether gradient shards from an earlier micro-batch exist at the start.
     """
     gathered = _kept_gathered(moments, units.gathered) if stage == 2 else _gathered(moments, units.gathered)
     kept = units.reduced.sum() / ranks if accumulates else 0.0
@@ -66,9 +69,9 @@ def beside_the_shards(
 
 
 def gathered_peak(step: StepTrace, *, stage: int, ranks: int, element_bytes: int) -> float:
-    """Peak bytes of gathered parameters on a rank, without the flat buffers from which they are copied.
+    """Return the peak bytes of gathered parameters on a rank, without the flat buffers from which they are copied.
 
-    Stage 2 keeps all units, stage 3 the root unit and one other.
+    In stage 2, all units are gathered at the peak; in stage 3, the root unit and the largest other unit.
 
     Args:
         step: A traced step.
@@ -81,18 +84,18 @@ def gathered_peak(step: StepTrace, *, stage: int, ranks: int, element_bytes: int
 
 
 def _kept_gathered(moments: Moments, sizes: Floats) -> Floats:
-    """Bytes of gathered tensors in stage 2, which stay from a unit's forward to its backward pass."""
+    """Return the bytes of gathered tensors at each moment in stage 2, which keeps them until a unit's backward pass."""
     so_far, left = np.cumsum(sizes), len(sizes) - 1 - moments.done
-    in_forward = so_far[moments.done] + _own(moments, sizes) + _asked_for(moments, sizes)
+    in_forward = so_far[moments.done] + _own(moments, sizes) + _flat_buffers(moments, sizes)
     in_backward = so_far[left] - np.where(moments.phase == "leave", sizes[moments.unit], 0.0)
     return np.where(np.isin(moments.phase, ("enter", "forward")), in_forward, in_backward)
 
 
 def _gathered(moments: Moments, sizes: Floats) -> Floats:
-    """Bytes of gathered tensors in stage 3, which exist in a unit's forward and in its backward pass."""
+    """Return the bytes of gathered tensors at each moment in stage 3, which gathers a unit for each of its passes."""
     phase, own, around = moments.phase, _own(moments, sizes), sizes[0]
-    before = len(sizes) - 1 - moments.done - (moments.unit > 0)  # the next one in the backward pass
-    in_forward = around + own + _asked_for(moments, sizes)
+    before = len(sizes) - 1 - moments.done - (moments.unit > 0)  # the next unit in the backward pass
+    in_forward = around + own + _flat_buffers(moments, sizes)
     turning = around + own + sizes[moments.unit]
     in_backward = around + own + np.where(before > 0, sizes[before], 0.0)
     left = in_backward - sizes[moments.unit]
@@ -104,17 +107,26 @@ def _gathered(moments: Moments, sizes: Floats) -> Floats:
 
 
 def _own(moments: Moments, sizes: Floats) -> Floats:
+    """Return the bytes of the running unit at each moment; 0 if this is the root unit."""
     return np.where(moments.unit > 0, sizes[moments.unit], 0.0)
 
 
-def _asked_for(moments: Moments, sizes: Floats) -> Floats:
-    """Bytes of the prefetched unit's flat buffer in the forward pass; on entry to a unit, of the unit's own buffer."""
+def _flat_buffers(moments: Moments, sizes: Floats) -> Floats:
+    """Return the bytes of the flat buffer that exists at each moment of the forward pass.
+
+    On entry to a unit, it is the buffer of this unit; during the unit's pass, that of the next unit, which is
+    prefetched.
+    """
     following = np.minimum(moments.done + 1 + (moments.unit > 0), len(sizes))
     return np.where(moments.phase == "enter", sizes[moments.unit], np.append(sizes, 0.0)[following])
 
 
 def _gradients(moments: Moments, sizes: Floats, ranks: int) -> Floats:
-    """Bytes of full gradients of unfinished units, gradient shards of finished units, and reduction buffers."""
+    """Return the bytes for gradients at each moment.
+
+    These are the full gradients of units that are not finished, gradient shards of finished units, and the buffer of
+    the last reduction.
+    """
     unit, done, leaves = moments.unit, moments.done, moments.phase == "leave"
     shards = np.cumsum(np.append(0.0, sizes[:0:-1])) / ranks
     last_done = np.where(done > 0, sizes[len(sizes) - np.maximum(done, 1)], 0.0)

@@ -1,14 +1,14 @@
-"""Bytes that a rank holds for a module throughout a step: parameters or shards, optimizer state, and work buffers.
+"""Bytes that a rank holds for a module throughout a step: parameters, gradients, optimizer state, and work buffers.
 
-Sharding follows `shardscope.training.strategies`. Stage 1 splits flat buckets element by element and keeps whole
-parameters and gradients. Stages 2 and 3 are FSDP2's, which splits each tensor along its first dimension and keeps
-padded shards of parameters and gradients. Shardscope's layer-wise optimizers keep a buffer for updates that wait for
-the norms of their tensors: all updates of a rank if norms are summed over ranks, else a batch of tensors that fits the
-cache. The ring posts receives for two slices of a chunk ahead, into buffers that it keeps.
+Sharding is that of `shardscope.training.strategies`. ZeRO-1 divides flat buckets evenly, and keeps whole parameters and
+gradients on every rank. ZeRO-2 and ZeRO-3 are implemented by FSDP2, which splits each tensor along its first dimension
+and keeps padded shards of parameters and gradients. Shardscope's layer-wise optimizers buffer updates until the norms
+of their tensors are known: all updates of a rank if norms are summed over ranks, else one batch of tensors that fits in
+the cache. The ring posts receives for two slices in advance, into buffers that it keeps.
 
-`RankStates` holds the exact bytes of every rank in a step, as a run measures them. A run adds up whole storages
-(`shardscope.training.memory`), and reports the maximum of each kind in a step. So padding counts if it is in the same
-storage, as under FSDP2; step counters count once per tensor; and a parameter that is used twice counts once.
+`RankStates` contains the exact bytes of every rank in a step, as a run measures them: a run adds up whole storages
+(`shardscope.training.memory`), and reports the maximum of each type of memory in a step. Therefore padding counts if it
+is in the same storage, as in FSDP2; step counters count once per tensor; and a shared parameter counts once.
 """
 
 from __future__ import annotations
@@ -36,52 +36,55 @@ from shardscope.spec.optimizer import OptimizerStates
 
 Ints = npt.NDArray[np.int64]
 CACHE_ELEMENTS = 1 << 21
-"""Maximum number of elements in a batch of tensors; a larger tensor is a batch by itself."""
+"""Maximum number of elements in a batch of tensors, unless the batch is a single larger tensor."""
 MIB = 2**20
 RECEIVED_AHEAD = 2
-"""Number of receives that a ring posts ahead."""
+"""Number of receives that a ring posts in advance."""
 Sums = Sequence[tuple[int, int]]
-"""For each tensor that is summed or gathered, its number of elements and the bytes of one element."""
+"""Number of elements and bytes per element, for each tensor that a collective reduces or gathers."""
 ELEMENT_BYTES = 4
 """Bytes of a parameter in float32."""
 
 
 class Sharding(NamedTuple):
-    """How a step is distributed over devices."""
+    """How a model is sharded over ranks."""
 
     stage: int
+    """ZeRO stage, 0 to 3."""
     ranks: int
+    """Number of ranks that replicate or shard the model."""
     rank: int
     bucket_mb: float
+    """Size of a flat bucket in MiB, in stage 1."""
     element_bytes: int = ELEMENT_BYTES
-    """Bytes of one weight, of one gradient element and of one optimizer moment."""
+    """Bytes of one element of a weight, a gradient or an optimizer moment."""
     is_padded: bool = False
-    """Whether stage 1 pads its buckets to equal shares, as packets and the backends' collectives require."""
+    """Whether stage 1 pads its buckets so that all ranks get equal shards, as compression and backends require."""
 
     @property
     def keeps_gradients(self) -> bool:
-        """Whether full gradients are kept in buckets that persist from step to step."""
+        """Whether full gradients are in buckets that stay allocated from step to step."""
         return self.stage == 1 or (self.stage == 0 and self.ranks > 1)
 
 
 class HeldBytes(NamedTuple):
-    """Bytes on one rank."""
+    """Bytes that one rank holds throughout a step."""
 
     parameters: float
     gradients: float
-    """Bytes of the gradients after all have been computed."""
+    """Bytes of all gradients at the end of the backward pass."""
     optimizer: float
     work: float
-    """Bytes of work buffers of the optimizer and of the ring."""
+    """Bytes of the work buffers of the optimizer and the ring."""
     buffers: float
-    """Bytes of the module's own buffers."""
+    """Bytes of the module's buffers, such as running statistics."""
 
 
 def held_of(table: LayerTable, optimizer: AnyStates, sharding: Sharding) -> HeldBytes:
-    """Bytes that a rank holds throughout a step for the module described by `table`.
+    """Return the bytes that a rank holds throughout a step, for the module described by `table`.
 
     Raises:
-        SpecError: The optimizer is unknown, or shards are requested of a table that was not traced.
+        SpecError: The optimizer is unknown, or the ZeRO stage is above 0 and the table has no traced step.
     """
     kept = states_of(optimizer)
     step = table.step
@@ -105,22 +108,26 @@ def optimizer_bytes(
     num_tensors: npt.ArrayLike,
     element_bytes: int = ELEMENT_BYTES,
 ) -> npt.NDArray[np.float64]:
-    """Bytes of optimizer state for the given numbers of elements and of (whole or partial) tensors.
+    """Return the bytes of optimizer state, including step counters.
 
-    Arguments follow NumPy broadcasting.
+    Args:
+        kept: Size of the optimizer state per element and per tensor.
+        num_elements: Number of elements that a rank updates; a number or an array.
+        num_tensors: Number of tensors that these elements belong to, even if only in part; a number or an array.
+        element_bytes: Bytes of one state element, unless `kept` sets it.
     """
     moments = kept.bytes_per_param(element_bytes) * np.asarray(num_elements)
     return np.asarray(moments + kept.counter_bytes * np.asarray(num_tensors), dtype=np.float64)
 
 
 def _untraced(table: LayerTable) -> StepTrace:
-    """Build a stand-in for a traced step, in which each layer is one parameter tensor."""
+    """Build a substitute for a traced step, in which each layer has one parameter tensor and nothing else."""
     rows = tuple(ParameterRow(unit=0, shape=(layer.num_params,)) for layer in table.layers)
     return StepTrace(units=("",), parameters=rows, buffer_bytes=0, output_bytes=0, moments={})
 
 
 def not_traced(field: str) -> SpecError:
-    """Return the error for a table without a traced step if `field` needs one."""
+    """Return the error to raise if `field` needs a traced step, but the table has none."""
     return SpecError(
         f"{field} needs a traced step, which this table lacks; describe the module with "
         "Model.from_module(module, example, memory=True)"
@@ -130,11 +137,11 @@ def not_traced(field: str) -> SpecError:
 def updated_elements(
     trained: Sequence[ParameterRow], sharding: Sharding, *, only: frozenset[int] | None = None
 ) -> Ints:
-    """Elements that each rank updates; shape `(N,)`, by rank.
+    """Return the number of elements that each rank updates; shape `(N,)`, by rank.
 
     Args:
         trained: Trained parameters, in the module's order.
-        sharding: How they are distributed.
+        sharding: How they are sharded.
         only: Indices of the parameters to count; None for all.
     """
     if only is not None and len(only) < len(trained):
@@ -152,7 +159,7 @@ def updated_elements(
 
 
 def weight_bytes(rows: Sequence[ParameterRow], sharding: Sharding) -> tuple[int, int]:
-    """Bytes of a rank's parameters and of its gradients, including padding; the same on all ranks."""
+    """Return the bytes of a rank's parameters and of its gradients, including padding; they are equal on all ranks."""
     trained = [row for row in rows if row.is_trained]
     padding = sum(-size % sharding.ranks for size in _buckets(trained, sharding)) if sharding.is_padded else 0
     whole, grads = (_elements(part, sharding) + padding for part in (rows, trained))
@@ -160,7 +167,7 @@ def weight_bytes(rows: Sequence[ParameterRow], sharding: Sharding) -> tuple[int,
 
 
 def _elements(rows: Sequence[ParameterRow], sharding: Sharding) -> int:
-    """Number of elements of whole tensors, or of a rank's shards of these tensors with padding."""
+    """Return the number of elements that a rank holds: of whole tensors or, in stages 2 and 3, of padded shards."""
     if sharding.stage < 2:
         return sum(row.num_elements for row in rows)
     return sum(padded_elements(row.shape, sharding.ranks) for row in rows) // sharding.ranks
@@ -171,12 +178,15 @@ def _buckets(trained: Sequence[ParameterRow], sharding: Sharding) -> list[int]:
 
 
 def _capacity(sharding: Sharding) -> int:
-    """Capacity of a flat bucket, in elements."""
+    """Return the capacity of a flat bucket, in elements."""
     return int(sharding.bucket_mb * 2**20) // sharding.element_bytes
 
 
 def largest_batch(sizes: Sequence[int]) -> int:
-    """Elements in the largest batch of consecutive tensors, as `LayerwiseOptimizer` packs them to fit in the cache."""
+    """Return the number of elements in the largest of `LayerwiseOptimizer`'s batches.
+
+    A batch consists of consecutive tensors that together fit in the cache, or of one larger tensor.
+    """
     batches = [0]
     for size in sizes:
         if batches[-1] and batches[-1] + size > CACHE_ELEMENTS:
@@ -186,7 +196,7 @@ def largest_batch(sizes: Sequence[int]) -> int:
 
 
 def _ring_bytes(step: StepTrace, trained: Sequence[ParameterRow], sharding: Sharding) -> int:
-    """Bytes of the ring's receive buffers for its longest message, a slice of a chunk of a bucket or unit."""
+    """Return the bytes of the ring's receive buffers after it has sent all flat buckets or FSDP units."""
     if sharding.stage == 0:
         return 0
     width = sharding.element_bytes
@@ -194,75 +204,84 @@ def _ring_bytes(step: StepTrace, trained: Sequence[ParameterRow], sharding: Shar
         lengths = _buckets(trained, sharding)
     else:
         lengths = [int(size) // width for size in units_of(step, sharding.ranks, width).gathered]
-    return ring_room([(length, width) for length in lengths], sharding.ranks)
+    return ring_buffer_bytes([(length, width) for length in lengths], sharding.ranks)
 
 
-def ring_room(sums: Sums, members: int, *, directions: int = 1, slice_mb: float = 4.0) -> int:
-    """Bytes of a ring's receive buffers on a rank, after the ring has summed or gathered these tensors.
+def ring_buffer_bytes(sums: Sums, members: int, *, directions: int = 1, slice_mb: float = 4.0) -> int:
+    """Return the bytes of a rank's receive buffers, after the ring has reduced or gathered the given tensors.
 
     Args:
-        sums: The tensors.
+        sums: Sizes of the tensors.
         members: Number of ranks in the ring.
-        directions: 2 if half of each tensor is sent the other way around, else 1.
+        directions: Number of directions in which the ring sends, 1 or 2.
         slice_mb: Maximum size of a message in MiB.
     """
 
-    def room(size: int, width: int) -> int:
+    def buffer_bytes(size: int, width: int) -> int:
         halves = [size] if directions == 1 else [(size + 1) // 2, size // 2]
         chunks = [-(-half // members) for half in halves]
         num_slices = max(1, -(-chunks[0] * width // int(slice_mb * MIB)))
         return sum(RECEIVED_AHEAD * slice_bytes(chunk, width, num_slices) for chunk in chunks)
 
-    return max((room(*each) for each in sums), default=0)
+    return max((buffer_bytes(*each) for each in sums), default=0)
 
 
 def slice_bytes(num_elements: int, element_bytes: int, num_slices: int) -> int:
-    """Bytes of the longest slice."""
+    """Return the bytes of the longest of `num_slices` nearly equal slices."""
     return -(-num_elements // num_slices) * element_bytes
 
 
 def check_sharding(sharding: Sharding) -> None:
-    """Raise a `SpecError` for an invalid sharding."""
+    """Check that a sharding is valid.
+
+    Raises:
+        SpecError: The stage, the number of ranks, the rank or the bucket size is out of range.
+    """
     if sharding.stage not in (0, 1, 2, 3):
         raise SpecError(f"zero_stage={sharding.stage!r} is not a ZeRO stage; use 0, 1, 2 or 3")
     least = 2 if sharding.stage else 1
     if sharding.ranks < least:
         raise SpecError(
-            f"data_parallel={sharding.ranks} devices are too few for zero_stage={sharding.stage}; use at least {least}"
+            f"data_parallel={sharding.ranks} is too few for zero_stage={sharding.stage}; use at least {least}"
         )
     if not 0 <= sharding.rank < sharding.ranks:
         raise SpecError(
-            f"rank={sharding.rank} is not one of the {sharding.ranks} devices; use 0 to {sharding.ranks - 1}"
+            f"rank={sharding.rank} is out of range for {sharding.ranks} ranks; use 0 to {sharding.ranks - 1}"
         )
     if not sharding.bucket_mb > 0:
-        raise SpecError(f"bucket_mb={sharding.bucket_mb} is not a bucket size; give more than 0")
+        raise SpecError(
+            f"bucket_mb={sharding.bucket_mb} is not a valid bucket size; give a size above 0, in MiB"
+        )
 
 
 class RankStates(NamedTuple):
     """Maximum bytes that each rank holds in one step; int64 arrays of shape `(W,)`, by rank."""
 
     parameters: Ints
-    """Bytes of the rank's parameters, or of its shards of them, and of the model's buffers."""
+    """Bytes of the rank's parameters or parameter shards, and of the module's buffers."""
     gradients: Ints
-    """Bytes of the gradients; if these are views of communication buckets, bytes of the buckets."""
+    """Bytes of the gradients or, if these are views of communication buckets, of the buckets."""
     optimizer: Ints
-    """Bytes of optimizer state kept from step to step, including step counters, if no update has been skipped."""
+    """Bytes of optimizer state kept from step to step, including step counters; assumes that no update was skipped."""
     buffers: Ints | None = None
-    """Bytes of work buffers: receive buffers, waiting updates, a server's messages, residuals and other state of
-    compression. None if unknown: on GPUs, with adaptive compression, and for user-defined methods."""
+    """Bytes of work buffers: receive buffers, buffered updates, a server's messages, and residuals and other state of
+    compression. None if unknown, as on GPUs, with adaptive compression, and for user-defined methods."""
     is_exact: bool = True
-    """Whether a run holds exactly these bytes. If not, they depend on something not known in advance, or the optimizer
-    keeps row and column sums or treats some tensors separately, which is not counted."""
+    """Whether a run holds exactly these bytes. They are inexact if they depend on something not known in advance, and
+    for optimizers that keep row and column sums or treat some tensors separately, because this state is not counted."""
 
     def repeated(self, groups: int) -> RankStates:
-        """Repeat the states for several groups of ranks, one group after another."""
+        """Return the states of several groups of ranks, one group after another, given those of one group."""
         parameters, gradients, optimizer = (np.tile(kind, groups) for kind in self[:3])
         buffers = None if self.buffers is None else np.tile(self.buffers, groups)
         return self._replace(parameters=parameters, gradients=gradients, optimizer=optimizer, buffers=buffers)
 
-    def working_in(self, step: JobStep, room: Callable[[], int | Ints | None]) -> RankStates:
-        """Return a copy with the result of `room`, by rank or one for all, as work buffers; unchanged if unknown."""
-        found = room() if step.backend == "gloo" else None
+    def with_work_buffers(self, step: JobStep, buffer_bytes: Callable[[], int | Ints | None]) -> RankStates:
+        """Return a copy with work buffers of the bytes that `buffer_bytes` returns (one number per rank, or for all).
+
+        The copy is unchanged if `buffer_bytes` returns None, or if the ranks compute on GPUs.
+        """
+        found = None if step.is_on_gpus else buffer_bytes()
         if found is None:
             return self
         return self._replace(buffers=np.zeros_like(self.parameters) + np.asarray(found, dtype=np.int64))
@@ -276,14 +295,14 @@ def spread_states(
     bucket_mb: float = 1.0,
     is_padded: bool = False,
 ) -> RankStates:
-    """Return the states of ranks that hold the whole model, or shards of it.
+    """Return the states of ranks that each hold a replica of the model or, with ZeRO, shards of it.
 
     Args:
         step: A step of a job.
-        stage: ZeRO stage; 0 for whole replicas.
-        ranks: Number of ranks that share one copy of the model; None for all.
+        stage: ZeRO stage; 0 for replicas.
+        ranks: Number of ranks over which one copy of the model is sharded; None for all.
         bucket_mb: Size of a flat bucket in MiB, in stage 1.
-        is_padded: Whether stage 1 pads its buckets to equal shares.
+        is_padded: Whether stage 1 pads its buckets so that all ranks get equal shards.
     """
     cut = Sharding(stage, ranks or step.world_size, 0, bucket_mb, step.element_bytes, is_padded)
     trained = [row for row in step.rows if row.is_trained]
@@ -291,25 +310,27 @@ def spread_states(
     parameters, gradients = weight_bytes(step.rows, cut)
     every = np.ones(cut.ranks, dtype=np.int64)
     whole = every * (parameters + int(step.trace.buffer_bytes))
-    return RankStates(whole, every * gradients, optimizer.astype(np.int64), is_exact=_goes_by_element(step))
+    return RankStates(
+        whole, every * gradients, optimizer.astype(np.int64), is_exact=_scales_with_elements(step)
+    )
 
 
 def placed_states(step: JobStep, placed: Sequence[Sequence[ParameterRow]]) -> RankStates:
-    """Return the states of ranks that each hold some whole tensors, with their gradients and optimizer state.
+    """Return the states of ranks that each hold some of the model's tensors, unsharded.
 
     Args:
         step: A step of a job.
-        placed: Parameters on each rank, from `step.rows`.
+        placed: The parameters that each rank holds, from `step.rows`.
     """
     trained = [[row for row in rows if row.is_trained] for rows in placed]
     weights, grads = (step.element_bytes * _elements_placed(part) for part in (placed, trained))
     counts = np.array([len(rows) for rows in trained])
     optimizer = optimizer_bytes(step.kept, _elements_placed(trained), counts, step.element_bytes)
-    return RankStates(weights, grads, optimizer.astype(np.int64), is_exact=_goes_by_element(step))
+    return RankStates(weights, grads, optimizer.astype(np.int64), is_exact=_scales_with_elements(step))
 
 
-def _goes_by_element(step: JobStep) -> bool:
-    """Whether the size of the optimizer state follows from the numbers of elements and tensors alone."""
+def _scales_with_elements(step: JobStep) -> bool:
+    """Return whether the size of the optimizer state depends only on the numbers of elements and tensors."""
     return not (step.kept.per_factor or step.kept.outside_hidden)
 
 

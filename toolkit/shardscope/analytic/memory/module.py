@@ -1,31 +1,32 @@
-"""Peak memory of one training step of a module, on one of the devices over which it is replicated or sharded.
+"""Peak memory of one training step of a module, on one of the devices that replicate or shard it.
 
-A traced step lists the moments at which memory may peak, with the bytes alive at each. The bytes held throughout the
-step (`analytic.memory.held`) and those that the strategy holds at that moment are added to each; the largest sum is
-the peak. With N ranks:
+A traced step lists the moments at which memory may peak, with the bytes of activations and gradients at each. The
+memory at a moment is the sum of these bytes, those held throughout the step (`analytic.memory.held`), and those that
+the strategy holds at that moment. The largest sum is the peak.
 
-- one process holds gradients as the backward pass makes them (``zero_grad(set_to_none=True)``);
-- **stage 0** on several ranks (DistributedDataParallel) and **stage 1** always hold whole gradients, flat in buckets,
-  to which new gradients are added;
-- **stages 2 and 3** hold shards, and in addition what `analytic.memory.fully_sharded` lists. A reduction that lags
-  behind the backward pass keeps its buffer for longer; here each is assumed to end before the next unit's starts.
+- A single process holds the gradients that the backward pass has computed so far (``zero_grad(set_to_none=True)``).
+- **Stage 0** on several ranks (DistributedDataParallel) and **stage 1** hold whole gradients throughout the step, in
+  flat buckets to which new gradients are added.
+- **Stages 2 and 3** hold shards, and in addition the bytes described in `analytic.memory.fully_sharded`. A reduction is
+  assumed to end before that of the next unit starts; one that takes longer would keep its buffer longer.
 
-A loss that was not traced with the module is assumed to be a cross-entropy, which adds the log-softmax of the scores
-and two gradients of the same size, of the log-softmax and of the scores. The optimizer's step is one more moment: all
-gradients, and no saved activations. The rules come from the operations that `torch.distributed._tools.MemTracker`
-(torch 2.13, CPU) lists, and are checked against its peaks.
+A loss that was not traced with the module is assumed to be a cross-entropy. It adds three tensors of the size of the
+scores: their log-softmax, and the gradients of scores and log-softmax. The optimizer's step is a further moment, with
+all gradients but no saved activations. These rules were derived from the operations that
+`torch.distributed._tools.MemTracker` (torch 2.13, CPU) records, and are tested against the peaks it reports.
 
-A traced module has its moments in `LayerTable.step`. For a table without a traced step (from the catalogue, or of a
-module whose backward pass does not run on shapes) two rules give them, which come from the operations of torch's
-backward passes in the same tracker. Each layer of the backward pass holds
+The moments of a traced module are in `LayerTable.step`. Some tables have no traced step: those from the catalogue, and
+those of modules whose backward pass cannot be run on tensor shapes alone. For these, two moments of each layer's
+backward pass are estimated, by rules derived with the same tracker:
 
-- at its start, what it and the layers before it save, with two gradients of its output's size;
-- at its end, what the layers before it save, its own gradients, and gradients of its input: one in addition to its
-  output's for a single operation, three for a layer of several operations (its input branches: two gradients and their
-  sum).
+- At its start, memory holds the tensors saved by this layer and the layers before it, and two gradients of the size of
+  its output.
+- At its end, memory holds the tensors saved by the layers before it, the gradients of its parameters, and gradients of
+  activations. A layer of a single operation has one gradient of its output and one of its input. A layer of several
+  operations has three of its input, because the input is used twice: two gradients and their sum.
 
-What a module saves outside its layers is then assumed to be freed last, and a layer's input to have the size of the
-preceding layer's output.
+Without a traced step, tensors that a module saves outside its layers are assumed to be freed last, and a layer's input
+is assumed to have the size of the preceding layer's output.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardscope.analytic.memory.fully_sharded import beside_the_shards, units_of
+from shardscope.analytic.memory.fully_sharded import units_of, unsharded_bytes
 from shardscope.analytic.memory.held import ELEMENT_BYTES, Sharding, check_sharding, held_of, not_traced
 from shardscope.errors import SpecError
 from shardscope.spec.layout_optimizer import AnyStates
@@ -46,11 +47,11 @@ from shardscope.spec.model.table import LayerRow, LayerTable
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 SINGLE_OPERATION_TENSORS = 2
-"""A weight and a bias; a layer with more parameter tensors is several operations."""
+"""Number of parameter tensors, a weight and a bias, above which a layer counts as several operations."""
 
 
 class Moments(NamedTuple):
-    """The moments of a step as columns, named as in `Moment`; activations are for one sample."""
+    """The moments of a step as arrays, one for each field of `Moment`; activations are those of one sample."""
 
     phase: npt.NDArray[np.str_]
     unit: Ints
@@ -60,11 +61,11 @@ class Moments(NamedTuple):
     own: Floats
     around: Floats
     unit_gradients: Floats
-    """Bytes of each unit's gradients after all have been computed; shape `(units,)`, unit 0 first."""
+    """Bytes of each unit's gradients at the end of the backward pass; shape `(units,)`, with unit 0 first."""
 
     @property
     def in_place(self) -> Floats:
-        """Bytes of the gradients at each moment, if no gradients are reduced during the backward pass."""
+        """Bytes of parameter gradients at each moment, if none are reduced or freed during the backward pass."""
         last = np.cumsum(np.concatenate([[0.0], self.unit_gradients[:0:-1]]))
         is_backward = np.isin(self.phase, ("turn", "backward", "leave"))
         whole: Floats = self.own + self.around + np.where(is_backward, last[self.done], 0.0)
@@ -72,10 +73,15 @@ class Moments(NamedTuple):
 
 
 def moments_of(table: LayerTable, recompute: str, element_bytes: int = ELEMENT_BYTES) -> Moments:
-    """Return the moments of a step of `table`, whose parameters take `element_bytes` each.
+    """Return the moments of a step of the module described by `table`.
+
+    Args:
+        table: Description of the module, with or without a traced step.
+        recompute: ``none``, ``selective`` or ``full``.
+        element_bytes: Bytes of one parameter.
 
     Raises:
-        SpecError: `recompute` is unknown, or needs a traced step and the table has none.
+        SpecError: `recompute` is unknown, or it is not ``none`` and the table has no traced step.
     """
     if recompute not in RECOMPUTE_MODES:
         raise SpecError(
@@ -105,6 +111,7 @@ def _columns(rows: Sequence[Moment], gradients: Floats) -> Moments:
 
 
 def _by_rule(layers: Sequence[LayerRow]) -> Moments:
+    """Return the moments estimated by the rules in the module docstring, for a table without a traced step."""
     inside = [layer for layer in layers if layer.output_bytes]
     outside = sum(layer.saved_bytes for layer in layers if not layer.output_bytes)
     saved = np.array([layer.saved_bytes for layer in inside])
@@ -132,35 +139,35 @@ def _by_rule(layers: Sequence[LayerRow]) -> Moments:
 
 
 LOSS_BYTES = 8
-"""Bytes of the loss and of the number of rows that it averages over, during its backward pass."""
+"""Bytes of two scalars during the loss's backward pass: the loss, and the number of rows that it averages over."""
 AT_THE_LOSS = 3
 """Number of tensors with the size of the scores: their log-softmax, and the gradients of scores and log-softmax."""
 
 
 class ModuleMemory(NamedTuple):
-    """Bytes on one device, by kind."""
+    """Memory of one device in a training step, in bytes."""
 
     parameters: float
-    """Bytes of the full parameters, or of the shards with padding."""
+    """Bytes of full parameters, or of padded shards."""
     gradients: float
-    """Bytes of the gradients after all have been computed: full gradients, or shards with padding."""
+    """Bytes of all gradients at the end of the backward pass: of full gradients, or of padded shards."""
     optimizer: float
     work: float
-    """Bytes of work buffers of the optimizer and of the ring."""
+    """Bytes of the work buffers of the optimizer and the ring."""
     activations: float
     """Maximum bytes saved for the backward pass."""
     buffers: float
-    """Bytes of the module's own buffers."""
+    """Bytes of the module's buffers, such as running statistics."""
     data: float
     """Bytes of inputs and targets."""
     alive: float
-    """Bytes of activations, results and their gradients at the peak."""
+    """Bytes of activations and their gradients at the peak."""
     moving: float
     """Bytes of parameter gradients and gathered parameters at the peak."""
 
     @property
     def peak(self) -> float:
-        """Peak memory of the step in bytes, over all kinds."""
+        """Peak memory of the step, in bytes."""
         held = self.parameters + self.optimizer + self.work + self.buffers + self.data
         return held + self.alive + self.moving
 
@@ -180,28 +187,29 @@ def module_memory(
     accumulates: bool = False,
     element_bytes: int = ELEMENT_BYTES,
 ) -> ModuleMemory:
-    """Memory of one training step, on one of `data_parallel` devices.
+    """Return the memory of one training step on one of `data_parallel` devices.
 
-    Recomputation and shards need a traced step; without one, the values in the table's layers are used. Bytes that do
-    not grow with the batch (BatchNorm's statistics, positions) are scaled with it nevertheless. If that matters, trace
-    with `batch` samples.
+    Recomputation and ZeRO need a traced step. Without one, memory is estimated from the layers in the table.
+    Activations are assumed to be proportional to the batch size, although some, such as BatchNorm's statistics, are
+    not. If this matters, trace the module with `batch` samples.
 
     Args:
-        table: Traced by `Model.from_module`, with ``memory=True`` for its step.
-        batch: Samples per step on the device, at least 1.
-        scores_bytes: Bytes of the model's output for one sample, if no loss was traced; None for the traced size.
+        table: Description of the module, from the catalogue or from `Model.from_module`, which also traces a step if
+            called with ``memory=True``.
+        batch: Number of samples per step on the device, at least 1.
+        scores_bytes: Bytes of the model's output for one sample, used if no loss was traced; None for the traced size.
         optimizer: Name of the optimizer, an `Optimizer`, or its `OptimizerStates`.
-        data_bytes: Bytes of the inputs and targets of one sample, held throughout the step.
+        data_bytes: Bytes of the inputs and targets of one sample, which are held throughout the step.
         recompute: ``none``, ``selective`` or ``full``, as in a job.
-        zero_stage: 0 to 3; 1 to 3 as in the strategies ``zero-1``, ``zero-2`` and ``zero-3`` with the ring.
+        zero_stage: 0 for replicas; 1 to 3 for the strategies ``zero-1``, ``zero-2`` and ``zero-3`` over the ring.
         data_parallel: N, the number of devices that replicate or shard the model.
-        rank: Rank of the device; the first ranks hold the most if sharding is uneven.
+        rank: Rank of the device; if shards are uneven, the first ranks hold the most.
         bucket_mb: Size of a gradient bucket in MiB, in stage 1.
-        accumulates: Whether gradients of an earlier micro-batch exist from the start.
-        element_bytes: Bytes of one weight, of one gradient element and of one optimizer moment: 8 in fp64.
+        accumulates: Whether gradients from an earlier micro-batch exist at the start.
+        element_bytes: Bytes of one element of a weight, a gradient or an optimizer moment; 8 in fp64.
 
     Raises:
-        SpecError: A field is outside its range, or needs a traced step where there is none.
+        SpecError: An argument is out of range, or needs a traced step that the table does not have.
 
     Example:
         >>> from shardscope.spec.model import Model
@@ -210,7 +218,7 @@ def module_memory(
         1.15
     """
     if batch < 1:
-        raise SpecError(f"batch={batch} is not a number of samples; give at least 1")
+        raise SpecError(f"batch={batch} is too small; give at least 1 sample")
     sharding = Sharding(zero_stage, data_parallel, rank, bucket_mb, element_bytes)
     check_sharding(sharding)
     held, moments = held_of(table, optimizer, sharding), moments_of(table, recompute, element_bytes)
@@ -232,19 +240,24 @@ def module_memory(
 
 
 def _of_parameters(table: LayerTable, moments: Moments, sharding: Sharding, *, accumulates: bool) -> Floats:
-    """Bytes of gradients and gathered parameters at each moment."""
+    """Return the bytes of parameter gradients and gathered parameters at each moment."""
     if sharding.stage < 2:
         keeps = sharding.keeps_gradients or accumulates
         whole: Floats = moments.arriving + (moments.unit_gradients.sum() if keeps else moments.in_place)
         return whole
     assert table.step is not None
     units = units_of(table.step, sharding.ranks, sharding.element_bytes)
-    return beside_the_shards(
+    return unsharded_bytes(
         moments, units, stage=sharding.stage, ranks=sharding.ranks, accumulates=accumulates
     )
 
 
 def _scores_bytes(table: LayerTable) -> float:
+    """Return the traced bytes of the model's output for one sample.
+
+    Raises:
+        SpecError: The table has no traced step.
+    """
     if table.step is None:
         raise SpecError(
             "scores_bytes=None needs a traced step, which this table lacks; give the bytes of the "

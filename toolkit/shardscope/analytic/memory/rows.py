@@ -1,4 +1,4 @@
-"""Values of each layout that are the same for all its stages: weights, pipeline, sizes; computed once per table."""
+"""Inputs of the memory formulas that are the same for all stages of a layout, computed once per table of layouts."""
 
 from __future__ import annotations
 
@@ -19,28 +19,30 @@ from shardscope.spec.model import Transformer
 
 
 class Shape(NamedTuple):
-    """Degrees and sizes of each layout, as floats."""
+    """Sizes and degrees of each layout that determine the size of activations, as floats."""
 
     tokens: Floats
     """Tokens of a micro-batch on one context rank."""
     span: Floats
     """Tokens that one token attends to on one context rank."""
     tensor: Floats
+    """Tensor-parallel degree."""
     divided: Floats
-    """Number of tensor-parallel ranks over which sequence parallelism shards the otherwise replicated activations; 1
-    without sequence parallelism."""
+    """Number of ranks over which sequence parallelism shards activations that tensor parallelism replicates; 1 without
+    sequence parallelism."""
 
 
 class LayerSaved(NamedTuple):
-    """Bytes that one layer saves for one micro-batch."""
+    """Bytes of activations that one layer's backward pass needs for one micro-batch."""
 
     kept: Floats
+    """Bytes saved from the forward pass to the backward pass."""
     again: Floats
-    """Bytes that recomputation restores during the layer's backward pass."""
+    """Bytes recomputed during the layer's backward pass."""
 
 
 class LayoutRows(NamedTuple):
-    """A table of layouts for one model and one framework."""
+    """Inputs of the memory formulas for a table of layouts, one model and one framework, the same for all stages."""
 
     model: Transformer
     layouts: Layouts
@@ -50,22 +52,27 @@ class LayoutRows(NamedTuple):
     pipeline: PipelineColumns
     shape: Shape
     zero_ranks: Floats
-    """Number of ranks over which ZeRO partitions."""
+    """Number of ranks over which ZeRO shards."""
     expert_ranks: Floats
-    """Number of ranks over which ZeRO partitions experts: those that hold the same experts."""
+    """Number of ranks over which ZeRO shards experts: those that hold the same experts."""
     borrowed: dict[int, tuple[Floats, Floats]]
-    """Fractions of the running layer that other ranks own, for dense weights and for experts. Keys are the ZeRO stages
-    from which on the running layer's gradients (2) or parameters (3) must be held beyond the rank's own part."""
+    """Fraction of the running layer that belongs to other ranks' shards, but is held temporarily. The keys are 2 for
+    gradients and 3 for parameters, the lowest ZeRO stages that shard them; the values are pairs for dense weights and
+    for experts."""
     dense: LayerSaved
+    """Activations of a layer without experts."""
     mixed: LayerSaved
+    """Activations of a layer with experts."""
     in_dense: Floats
-    """Working bytes while a dense layer runs."""
+    """Temporary bytes in the backward pass of a layer without experts."""
     in_mixed: Floats
+    """Temporary bytes in the backward pass of a layer with experts."""
     at_loss: Floats
+    """Temporary bytes at the loss."""
 
 
 def rows_of(model: Transformer, layouts: Layouts, framework: str | Framework) -> LayoutRows:
-    """Compute the values that all stages share, for a framework or the name of one."""
+    """Return the inputs that are the same for all stages; `framework` is a `Framework`, or a key of `FRAMEWORKS`."""
     framework = _known_framework(framework)
     recipe, shape = known_recipe(layouts.precision), _shape(model, layouts)
     zero_ranks = layouts.shard.astype(float)
@@ -101,7 +108,11 @@ def rows_of(model: Transformer, layouts: Layouts, framework: str | Framework) ->
 
 
 def _known_framework(framework: str | Framework) -> Framework:
-    """Return the framework of this name; raise a `SpecError` if it is unknown."""
+    """Return the framework with this name.
+
+    Raises:
+        SpecError: The name is unknown.
+    """
     if isinstance(framework, Framework):
         return framework
     if framework not in FRAMEWORKS:
@@ -112,7 +123,10 @@ def _known_framework(framework: str | Framework) -> Framework:
 def _borrowed(
     layouts: Layouts, stage: int, zero_ranks: Floats, expert_ranks: Floats
 ) -> tuple[Floats, Floats]:
-    """Fractions of the running layer that other ranks own; 1 at every stage if all states are offloaded."""
+    """Return the fractions of the running layer's dense weights and experts that belong to other ranks' shards.
+
+    If all states are offloaded, the fractions are 1, because the whole layer is on the device only while it runs.
+    """
     away, is_on = OFFLOADS_STATES[layouts.offload], layouts.zero >= stage
     dense = np.where(away, 1.0, is_on * (1 - 1 / zero_ranks))
     if expert_ranks is zero_ranks:
@@ -128,6 +142,7 @@ def _shape(model: Transformer, layouts: Layouts) -> Shape:
 
 
 def _working(model: Transformer, layouts: Layouts, shape: Shape, recipe: ElementBytes) -> Floats:
+    """Return the temporary bytes in the backward pass of a layer without experts."""
     layer = saved.in_a_layer(model, recipe, tokens=shape.tokens, tensor=shape.tensor, divided=shape.divided)
     if layouts.flash_attention:
         return layer
@@ -144,6 +159,7 @@ def _layer(
     *,
     mixed: bool,
 ) -> LayerSaved:
+    """Return the activations of one layer, with experts if `mixed`."""
     part = saved.outside_core(model, recipe, framework, mixed=mixed)
     outside = saved.per_layer(part, (0.0, 0.0), **shape._asdict(), key_heads=model.kv_heads)
     core = saved.core(
@@ -161,44 +177,46 @@ Floats = npt.NDArray[np.float64]
 
 
 class PipelineColumns(NamedTuple):
-    """Values of each layout that do not depend on the rank's place in its pipeline."""
+    """Properties of each layout's pipeline that are the same for all its ranks."""
 
     ranks: Floats
     microbatches: Floats
     chunks: Floats
-    """Number of non-adjacent parts of the model on each rank."""
+    """Number of stages on each rank, which are non-adjacent parts of the model."""
     interleaved: npt.NDArray[np.bool_]
     rounded: npt.NDArray[np.bool_]
-    """Whether the schedule is a V of building blocks, which hold whole micro-batches."""
+    """Whether activations in flight are rounded down, as in `HeldTerms.is_rounded`."""
     in_thirds: npt.NDArray[np.bool_]
     """Whether ranks 0, 3, 6, ... hold one micro-batch fewer if the number of ranks modulo 3 is 2."""
     head_at: Floats
     """Rank with the output projection: the last, or the first in a V-shaped schedule."""
     layers: Floats
-    """Number of layers on each rank."""
+    """Minimum number of layers on a rank."""
     rest: Floats
-    """Number of remaining layers, which are assigned to the first ranks, one each."""
+    """Number of ranks with one additional layer; these are the first ranks."""
     of_left: Floats
+    """Coefficient for activations in flight, as in `HeldTerms`; so are the next two fields."""
     of_all: Floats
     constant: Floats
 
 
 class Holding(NamedTuple):
-    """Layers and micro-batches that one pipeline rank holds."""
+    """Layers that one pipeline rank holds, and the activations it keeps."""
 
     layers: Floats
+    """Number of layers on the rank."""
     mixed: Floats | None
-    """Number of its layers with experts; None if the model has none."""
+    """Number of layers with experts on the rank; None if the model has no experts."""
     embedding: Floats
     """1 on the rank that holds the embedding, else 0."""
     head: Floats
     """1 on the rank that holds the output projection, else 0."""
     in_flight: Floats
-    """Activations that the rank keeps, in units of one micro-batch's activations on the whole rank."""
+    """Peak activations that the rank keeps, in units of one micro-batch's activations on all layers of the rank."""
 
 
 def pipeline_of(layouts: Layouts, layers: int) -> PipelineColumns:
-    """Return the pipelines of the layouts, for a model's number of layers."""
+    """Return the properties of the layouts' pipelines, for a model with this number of layers."""
     ranks, schedule = layouts.pipeline.astype(float), layouts.schedule
     known = columns()
     folded, interleaved = known.v_shaped[schedule], known.leaves_stages[schedule]
@@ -220,11 +238,11 @@ def pipeline_of(layouts: Layouts, layers: int) -> PipelineColumns:
 
 
 def held_by(place: Floats, pipeline: PipelineColumns, *, dense: int | None) -> Holding:
-    """Return the layers and micro-batches that the rank at `place` holds.
+    """Return the layers that the rank at position `place` of the pipeline holds, and the activations it keeps.
 
     Args:
-        place: Place of the rank in the pipeline, from 0, one for each layout.
-        pipeline: The layouts' pipelines.
+        place: Position of the rank in the pipeline, from 0, for each layout.
+        pipeline: Properties of the layouts' pipelines.
         dense: Number of leading layers without experts; None if no layer has experts.
     """
     own = pipeline.layers + (place < pipeline.rest)
@@ -242,46 +260,44 @@ def held_by(place: Floats, pipeline: PipelineColumns, *, dense: int | None) -> H
 
 
 def _in_flight(place: Floats, pipeline: PipelineColumns) -> Floats:
-    """Activations in flight on the rank at `place`, in units of one micro-batch's activations on the whole rank.
+    """Return the peak activations of the rank at position `place`, in units of one micro-batch on the whole rank.
 
-    Interleaved: Korthikanti et al. 2022, section 4.2.3, p (1 + (p-1)/(pv)) on the first rank.
+    For interleaved 1F1B with p ranks and v stages per rank, the first rank has p (1 + (p-1)/(pv)) (Korthikanti et al.
+    2022, section 4.2.3).
     """
-    left, chunks = pipeline.ranks - place, pipeline.chunks
-    held = pipeline.of_left * left + pipeline.of_all * pipeline.ranks + pipeline.constant
-    if pipeline.interleaved.any():
-        whole = (
-            (chunks - 1) * pipeline.ranks
-            + (2 * left - 1) * pipeline.of_left
-            + pipeline.ranks * pipeline.of_all
-        )
-        held = np.where(pipeline.interleaved, whole / chunks, held)
-    if pipeline.rounded.any():
-        whole = np.floor(held + 1e-9)
-        some = np.flatnonzero(pipeline.in_thirds)  # a remainder takes ten times as long as an addition
-        whole[some] -= (pipeline.ranks[some] % 3 == 2) & (np.broadcast_to(place, whole.shape)[some] % 3 == 0)
-        held = np.where(pipeline.rounded, np.minimum(whole, (pipeline.microbatches + place + 1) / 2), held)
+    ranks, left = pipeline.ranks, pipeline.ranks - place
+    held = pipeline.of_left * left + pipeline.of_all * ranks + pipeline.constant
+    # the rest is computed only where it is needed, because few rows of a search need it
+    if (at := np.flatnonzero(pipeline.interleaved)).size:
+        chunks, of_left, of_all = pipeline.chunks[at], pipeline.of_left[at], pipeline.of_all[at]
+        held[at] = ((chunks - 1) * ranks[at] + (2 * left[at] - 1) * of_left + ranks[at] * of_all) / chunks
+    if (at := np.flatnonzero(pipeline.rounded)).size:
+        where, whole = np.broadcast_to(place, held.shape)[at], np.floor(held[at] + 1e-9)
+        third = np.flatnonzero(pipeline.in_thirds[at])
+        whole[third] -= (ranks[at[third]] % 3 == 2) & (where[third] % 3 == 0)
+        held[at] = np.minimum(whole, (pipeline.microbatches[at] + where + 1) / 2)
     return np.minimum(held, pipeline.microbatches)
 
 
 Matrix = tuple[int, int]
-"""Number of inputs and of outputs of a linear layer."""
+"""Shape of a linear layer's weight matrix: (number of inputs, number of outputs)."""
 
 
 class WeightShapes(NamedTuple):
-    """Matrix shapes and element counts of a model's weights, per layer unless stated otherwise."""
+    """Matrix shapes and element counts of a model's weights, per transformer layer unless stated otherwise."""
 
     attention: tuple[Matrix, ...]
-    """Linear layers that tensor parallelism shards."""
+    """Matrices of attention that tensor parallelism shards."""
     dense: tuple[Matrix, ...]
-    """Linear layers of the feed-forward layer, in layers without a mixture."""
+    """Matrices of the feed-forward part, in layers without experts."""
     shared: tuple[Matrix, ...]
-    """Linear layers of the shared experts, which process every token."""
+    """Matrices of the shared experts, which process every token."""
     expert: tuple[Matrix, ...]
-    """Linear layers of one routed expert."""
+    """Matrices of one routed expert."""
     expert_params: int
-    """Elements of all routed experts."""
+    """Elements of all routed experts in a layer."""
     key_params: int
-    """Elements of `attention` for keys and values; 0 with latent attention, whose heads are all sharded."""
+    """Elements of `attention` that compute keys and values; 0 with latent attention, whose heads are all sharded."""
     key_heads: int
     """Number of key-value heads; additional tensor-parallel ranks hold copies, as in Megatron-Core."""
     whole: int
@@ -289,36 +305,44 @@ class WeightShapes(NamedTuple):
     whole_mixed: int
     """Elements that are replicated on every tensor-parallel rank in a layer with experts, including its router."""
     table: int
-    """Elements of the word embedding, in the whole model."""
+    """Elements of the word embedding of the whole model."""
     head: int
-    """Elements of the output projection, in the whole model; if it is tied, those of `table`."""
+    """Elements of the output projection of the whole model; if it is tied to the embedding, the same as `table`."""
     before: int
-    """Elements before the first layer that are replicated on every tensor-parallel rank: positions."""
+    """Elements before the first layer that every tensor-parallel rank holds: the position embedding."""
     behind: int
-    """Elements after the last layer that are replicated on every tensor-parallel rank: the final norm."""
+    """Elements after the last layer that every tensor-parallel rank holds: the final norm."""
     tied: bool
+    """Whether the output projection uses the weights of the word embedding."""
 
     @property
     def attention_params(self) -> int:
-        """Number of elements of `attention`, which tensor parallelism shards."""
+        """Number of elements in `attention`, which tensor parallelism shards."""
         return _size(self.attention)
 
     @property
     def dense_params(self) -> int:
-        """Number of elements of `dense`, which tensor parallelism shards."""
+        """Number of elements in `dense`, which tensor parallelism shards."""
         return _size(self.dense)
 
     @property
     def shared_params(self) -> int:
-        """Number of elements of `shared`, which tensor parallelism shards."""
+        """Number of elements in `shared`, which tensor parallelism shards."""
         return _size(self.shared)
 
     def repeated_keys(self, tensor: Floats) -> Floats:
-        """Elements of a layer that a rank holds beyond its 1/t share, if there are more ranks than key-value heads."""
+        """Return the elements per layer that a rank holds because key-value heads are replicated.
+
+        Heads are replicated if the tensor-parallel degree exceeds their number. The result is the excess over 1/t of
+        the elements, for degree t.
+        """
         return self.key_params * (1 / np.minimum(tensor, self.key_heads) - 1 / tensor)
 
     def factors(self, *, mixed: bool, experts: int) -> int:
-        """Total number of rows and columns of one layer's matrices: of its experts if `mixed`, else of all others."""
+        """Return the total number of rows and columns in one layer's matrices.
+
+        These are the matrices of its `experts` routed experts if `mixed`, else all other matrices.
+        """
         if mixed:
             return experts * sum(map(sum, self.expert))
         return sum(map(sum, (*self.attention, *(self.shared or self.dense))))
@@ -330,7 +354,7 @@ def _size(matrices: tuple[Matrix, ...]) -> int:
 
 @lru_cache(maxsize=256)
 def weights(model: Transformer) -> WeightShapes:
-    """Return the weights of a model."""
+    """Return the shapes and element counts of a model's weights."""
     mixture, attention = model.mixture, _attention(model)
     dense = _feed_forward(model, model.ffn)
     shared = _feed_forward(model, mixture.shared_ffn) if mixture and mixture.shared_ffn else ()
@@ -356,12 +380,18 @@ def weights(model: Transformer) -> WeightShapes:
 
 
 def _feed_forward(model: Transformer, inner: int) -> tuple[Matrix, ...]:
-    """Gate and up projection as one matrix, as in Megatron and vLLM, and the down projection."""
+    """Return the two matrices of a feed-forward layer: the up projection and the down projection.
+
+    A gate is part of the up projection's matrix, as in Megatron and vLLM.
+    """
     return (model.hidden, (1 + model.gated) * inner), (inner, model.hidden)
 
 
 def _attention(model: Transformer) -> tuple[Matrix, ...]:
-    """Matrices that tensor parallelism shards: all of them, or with latent attention only the up-projections."""
+    """Return the matrices of attention that tensor parallelism shards: all or, with latent attention, only some.
+
+    For latent attention, these are the up-projections from low-rank vectors and the output projection.
+    """
     latent, hidden, heads = model.latent, model.hidden, model.heads
     if latent is None:
         width = heads * model.head_size

@@ -1,8 +1,8 @@
-"""Bytes that ranks hold with a parameter server: a copy of the model on every rank, and its shard on each server.
+"""Bytes that ranks hold with parameter servers: a copy of the model on every rank, and a shard on each server.
 
-A server's tensors are stored flat in the message that workers pull, including its header. On a GPU they are stored
-separately, and the message, in host memory, is a work buffer. A server sums gradients in one tensor, and on a GPU in a
-second one; both count as gradients.
+On a CPU, a server's tensors are stored contiguously within the message that workers pull, after its header. On a GPU,
+they are stored separately, and the message is a work buffer in host memory. A server sums gradients in one tensor, or
+two on a GPU; these count as gradients.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from shardscope.analytic.memory.work_space import compression_state_bytes, updat
 from shardscope.spec.model.step import ParameterRow
 
 Shards = Sequence[Sequence[ParameterRow]]
-"""The tensors of each server; the servers are the lowest ranks."""
+"""The tensors of each server; servers are the lowest ranks."""
 
 
 def server_states(
@@ -30,13 +30,13 @@ def server_states(
     Args:
         step: A step of a job.
         shards: The tensors of each server.
-        dedicated: Whether the servers' ranks compute no gradients.
-        pack: Function that returns the packed bytes of a number of elements; None if gradients are uncompressed.
+        dedicated: Whether the ranks of servers compute no gradients.
+        pack: Function from a number of elements to the bytes of their packed gradient; None without compression.
     """
     elsewhere: list[list[ParameterRow]] = [[] for _ in range(step.world_size - len(shards))]
     own = placed_states(step, [*shards, *elsewhere])
     is_server = np.arange(step.world_size) < len(shards)
-    is_on_host = step.backend == "gloo"
+    is_on_host = not step.is_on_gpus
     copies, grads = _bytes(step.rows, step), _bytes(step.trained, step)
     works: Ints = np.where(is_server & dedicated, 0, grads)
     states = RankStates(
@@ -45,16 +45,20 @@ def server_states(
         optimizer=own.optimizer,
         is_exact=own.is_exact,
     )  # fmt: skip
-    return states.working_in(step, lambda: _room(step, shards, dedicated=dedicated, pack=pack))
+    return states.with_work_buffers(step, lambda: _buffer_bytes(step, shards, dedicated=dedicated, pack=pack))
 
 
-def _room(
+def _buffer_bytes(
     step: JobStep, shards: Shards, *, dedicated: bool, pack: Callable[[int], int] | None
 ) -> Ints | None:
-    """Bytes of each rank's message buffers: of workers, to and from servers; of servers, from workers.
+    """Return the bytes of each rank's work buffers: messages, float32 copies, updates, and compression state.
 
-    A worker on a server's rank passes its gradient in a message, but needs no buffer for the reply. Before packing, a
-    worker copies gradients to float32; a server with elements of another width unpacks them to float32.
+    A worker has a buffer for the message to each server, and for the reply of each server on another rank. A server has
+    a buffer for the message of each worker on another rank. With compression, a worker copies gradients to float32
+    before packing; a server whose elements are not float32 unpacks gradients into float32.
+
+    Returns:
+        Bytes by rank, or None if the size of the compression state is unknown.
     """
     counts = [sum(row.num_elements for row in rows) for rows in shards]
     pulled = [HEADER_BYTES + step.element_bytes * count for count in counts]
@@ -65,12 +69,12 @@ def _room(
         return None
     first = len(shards) if dedicated else 0
     remote = step.world_size - first - (0 if dedicated else 1)
-    room = np.zeros(step.world_size, dtype=np.int64)
-    room[first:] += sum(pushed) + sum(pulled) + sum(laid_out) + kept
+    buffers = np.zeros(step.world_size, dtype=np.int64)
+    buffers[first:] += sum(pushed) + sum(pulled) + sum(laid_out) + kept
     for rank, rows in enumerate(shards):
-        room[rank] += remote * pushed[rank] + updates_of(rows, step) - (0 if dedicated else pulled[rank])
-        room[rank] += laid_out[rank] if step.element_bytes != FLOAT_BYTES else 0
-    return room
+        buffers[rank] += remote * pushed[rank] + updates_of(rows, step) - (0 if dedicated else pulled[rank])
+        buffers[rank] += laid_out[rank] if step.element_bytes != FLOAT_BYTES else 0
+    return buffers
 
 
 def _bytes(rows: Sequence[ParameterRow], step: JobStep) -> int:

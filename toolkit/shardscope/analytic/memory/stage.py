@@ -1,4 +1,4 @@
-"""Bytes on one pipeline rank, block by block, for a table of layouts; combines all memory rules."""
+"""Memory of one pipeline rank in bytes, split into blocks such as saved activations, for a table of layouts."""
 
 from __future__ import annotations
 
@@ -15,55 +15,62 @@ NO_STATES = ModelStates(NONE, NONE, NONE)
 
 
 class Blocks(NamedTuple):
-    """Bytes on one rank, by block, before offloading."""
+    """Memory of one rank by block, in bytes, without offloading."""
 
     dense: ModelStates
     """States of all parameters except routed experts."""
     experts: ModelStates
+    """States of routed experts."""
     copies: Floats
     """Low-precision copies of weights."""
     saved: Floats
-    """Activations that layers save for later backward passes, for all micro-batches in flight."""
+    """Activations that layers save for the backward pass, for all micro-batches in flight."""
     saved_once: Floats
     """Activations that layers save for one micro-batch."""
     kept: Floats
     """Saved activations that stay on the device if the rest is offloaded."""
     embedding_mask: Floats
+    """Mask of the dropout after the embedding."""
     at_loss: Floats
-    """Working bytes during the loss's backward pass, on the rank that has the loss."""
+    """Temporary tensors in the backward pass of the loss; 0 on ranks without the loss."""
     in_layer: Floats
-    """Working bytes during a layer's backward pass, including its recomputed activations."""
+    """Temporary tensors in the backward pass of a layer, including recomputed activations."""
     gathered: Floats
-    """Gathered parameters of other ranks."""
+    """Parameters gathered from other ranks' shards."""
     bucket: Floats
-    """Gradients of a layer while they are being reduced to the ranks that own them."""
+    """Gradients of a layer that belong to other ranks' shards, until they are reduced."""
     placeholders: Floats
+    """Placeholder gradients, as in `Framework.reused_gradient`."""
     workspace: Floats
+    """Workspace for matrix products."""
 
 
 class Elements(NamedTuple):
-    """Number of parameters on one rank, by kind."""
+    """Numbers of parameters on one rank, without sharding by ZeRO."""
 
     dense: Floats
+    """All parameters except routed experts."""
     layer: Floats
-    """Parameters of the largest layer without its experts."""
+    """Parameters of the largest layer, without routed experts."""
     vocabulary: Floats
-    """Parameters of the embedding table, if the rank holds one."""
+    """Parameters of the embedding table, or of the output projection; 0 if the rank has neither."""
     aside: Floats
-    """Parameters of embeddings, head and vectors."""
+    """Parameters of embeddings and output projection, and those that every tensor-parallel rank replicates."""
     experts: Floats | None
+    """Parameters of all routed experts; None if the model has no experts."""
     layer_experts: Floats | None
+    """Parameters of the routed experts in one layer."""
 
     @property
     def matrices(self) -> Elements:
-        """Return only the parameters that have low-precision copies: without embedding tables and vectors."""
+        """The numbers of parameters that have low-precision copies: all except those counted in `aside`."""
         dense = self.dense - self.aside
         layer = np.minimum(self.layer, dense)
         return self._replace(dense=dense, layer=layer, vocabulary=np.zeros_like(dense))
 
 
 def blocks_of(rows: LayoutRows, place: Floats) -> Blocks:
-    """Return every block on the rank at `place` of each layout's pipeline."""
+    """Return the memory of the rank at position `place` of each layout's pipeline, by block."""
     model, framework, recipe = rows.model, rows.framework, rows.recipe
     held = held_by(place, rows.pipeline, dense=model.mixture.dense_layers if model.mixture else None)
     own = elements_of(rows, held)
@@ -88,7 +95,7 @@ def blocks_of(rows: LayoutRows, place: Floats) -> Blocks:
 
 
 def elements_of(rows: LayoutRows, held: Holding) -> Elements:
-    """Return the number of parameters that a rank holds, by kind."""
+    """Return the numbers of parameters that a rank holds, without sharding by ZeRO."""
     table, tensor = rows.weights, rows.shape.tensor
     layer: Floats | int = table.attention_params + table.dense_params
     repeated = table.repeated_keys(tensor) if table.key_heads < rows.model.heads else 0.0
@@ -117,23 +124,26 @@ def elements_of(rows: LayoutRows, held: Holding) -> Elements:
 
 
 def gradient_bytes(recipe: ElementBytes, framework: Framework) -> int:
-    """Bytes of one gradient element while micro-batches accumulate."""
+    """Return the bytes of one gradient element while gradients of micro-batches accumulate."""
     return 4 if framework.main_gradients and recipe.master else recipe.gradient
 
 
 def _whole(rows: LayoutRows, count: Floats, aside: Floats, factors: Floats) -> ModelStates:
+    """Return the states of `count` parameters, without sharding by ZeRO."""
     recipe = rows.recipe
     kept = optimizer_bytes(rows.layouts.optimizer.states, recipe, count, aside=aside, factors=factors)
     return ModelStates(recipe.parameter * count, gradient_bytes(recipe, rows.framework) * count, kept)
 
 
 def _dense_states(rows: LayoutRows, own: Elements, held: Holding) -> ModelStates:
+    """Return the states of all parameters except routed experts, after sharding by ZeRO."""
     factors = held.layers * _factors(rows, mixed=False) / rows.shape.tensor
     whole = _whole(rows, own.dense, own.aside, factors)
     return partitioned(whole, stage=rows.layouts.zero, ranks=rows.zero_ranks)
 
 
 def _expert_states(rows: LayoutRows, own: Elements, held: Holding) -> ModelStates:
+    """Return the states of routed experts, after sharding by ZeRO."""
     if own.experts is None or held.mixed is None:
         return NO_STATES
     factors = held.mixed * _factors(rows, mixed=True) / (rows.shape.tensor * rows.layouts.expert)
@@ -146,9 +156,16 @@ def _factors(rows: LayoutRows, *, mixed: bool) -> int:
 
 
 def _gathered(rows: LayoutRows, own: Elements, width: int, prefetched: int, stage: int) -> Floats:
-    """Bytes of layers that ZeRO has gathered, or whose gradients it has not reduced yet, without the rank's own part.
+    """Return the bytes of other ranks' shards that a rank holds temporarily: gathered parameters, unreduced gradients.
 
-    This is at most what the rank would hold without ZeRO.
+    They are limited to the bytes that the rank would hold without ZeRO.
+
+    Args:
+        rows: The layouts.
+        own: Numbers of parameters on the rank.
+        width: Bytes of one element.
+        prefetched: Number of layers gathered in advance, in addition to the running one.
+        stage: 3 for parameters, 2 for gradients.
     """
     if not width:
         return NONE
@@ -161,7 +178,7 @@ def _gathered(rows: LayoutRows, own: Elements, width: int, prefetched: int, stag
 
 
 def _saved(rows: LayoutRows, held: Holding) -> tuple[Floats, Floats]:
-    """Bytes that the rank's layers save for one micro-batch, and the working bytes of one layer."""
+    """Return the bytes that the rank's layers save for one micro-batch, and the temporary bytes of one layer."""
     if held.mixed is None:
         return held.layers * rows.dense.kept, rows.in_dense + rows.dense.again
     once = (held.layers - held.mixed) * rows.dense.kept + held.mixed * rows.mixed.kept
@@ -170,13 +187,14 @@ def _saved(rows: LayoutRows, held: Holding) -> tuple[Floats, Floats]:
 
 
 def _embedding_mask(rows: LayoutRows, held: Holding) -> Floats:
-    """Bytes of the mask of the dropout after the embedding; Korthikanti et al. 2022, section 4.3."""
+    """Return the bytes of the mask of the dropout after the embedding (Korthikanti et al. 2022, section 4.3)."""
     if not rows.framework.dropout:
         return NONE
     return held.embedding * held.in_flight * rows.model.hidden * rows.shape.tokens / rows.shape.divided
 
 
 def _placeholders(rows: LayoutRows, held: Holding) -> Floats:
+    """Return the bytes of placeholder gradients on a rank."""
     table, recipe = rows.weights, rows.recipe
     if not rows.framework.reused_gradient:
         return NONE
@@ -189,10 +207,16 @@ def _placeholders(rows: LayoutRows, held: Holding) -> Floats:
 
 
 def _reused_gradients(table: WeightShapes, recipe: ElementBytes, *, dense: bool, mixed: bool) -> float:
-    """Bytes of one placeholder per weight shape in a rank's layers, before tensor parallelism shards it.
+    """Return the bytes of one placeholder gradient per distinct weight shape, without tensor parallelism.
 
-    TransformerEngine 2.x `get_dummy_wgrad`: if the gradient is added to ``main_grad`` inside the matrix product,
-    autograd receives a placeholder of the weight's shape, which is kept and reused for all weights of that shape.
+    If a matrix product adds the gradient directly to ``main_grad``, TransformerEngine 2.x gives autograd a placeholder
+    of the weight's shape, which is kept and reused for all weights of that shape (`get_dummy_wgrad`).
+
+    Args:
+        table: The model's weights.
+        recipe: Bytes per element.
+        dense: Whether the rank has layers without experts.
+        mixed: Whether the rank has layers with experts.
     """
     shapes = set(table.attention)
     shapes |= set(table.dense) if dense else set()

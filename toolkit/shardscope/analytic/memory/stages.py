@@ -1,4 +1,4 @@
-"""States that the ranks of a pipeline hold: each rank has its own layers, with gradients and optimizer state."""
+"""Bytes that the ranks of a pipeline hold: parameters, gradients and optimizer state of each rank's own layers."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from shardscope.analytic.memory.work_space import updates_of
 from shardscope.spec.model.step import ParameterRow, PipelinePiece
 
 _PLACEHOLDER = ParameterRow(unit=0, shape=(1,))
-"""A scalar parameter for a rank whose layers have no trained parameters, so that every rank has an optimizer."""
+"""A scalar parameter that a rank without trained parameters gets, because every rank needs an optimizer."""
 
 
 def pipeline_states(step: JobStep, stages: Sequence[tuple[int, Sequence[PipelinePiece]]]) -> RankStates:
-    """Return the states that each rank holds in a step.
+    """Return the states that each rank of a pipeline holds in a step.
 
     Args:
         step: A step of a job.
-        stages: Each stage's rank and its layers.
+        stages: For each stage, its rank and its layers.
     """
     pieces: list[list[PipelinePiece]] = [[] for _ in range(step.world_size)]
     for rank, layers in stages:
         pieces[rank] += layers
     placed = [_rows(step, held) for held in pieces]
-    found = placed_states(step, placed).working_in(
+    found = placed_states(step, placed).with_work_buffers(
         step, lambda: np.array([updates_of(rows, step) for rows in placed])
     )
     sizes = step.trace.buffer_sizes
@@ -36,7 +36,7 @@ def pipeline_states(step: JobStep, stages: Sequence[tuple[int, Sequence[Pipeline
 
 
 def _rows(step: JobStep, held: Sequence[PipelinePiece]) -> list[ParameterRow]:
-    """Return the parameters of some layers, without duplicates."""
+    """Return the parameters of the given layers, without duplicates."""
     places = {place for piece in held for place in piece.parameters}
     rows = [step.rows[place] for place in sorted(places)]
     return rows if any(row.is_trained for row in rows) else [*rows, _PLACEHOLDER]

@@ -1,18 +1,22 @@
-"""Bytes of model states, by formula: parameters, gradients and optimizer state, whole or partitioned.
+"""Bytes of model states, by formula: parameters, gradients and optimizer state, replicated or sharded by ZeRO.
 
-With Ψ parameters, and per parameter p bytes for itself, g for its gradient and K for its optimizer state, a rank holds
-(p + g + K) Ψ bytes. ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054, section 3) partitions first the optimizer state
-over N ranks, then also the gradients, then also the parameters:
+A model has Ψ parameters, each with p bytes for its value, g bytes for its gradient and K bytes for its optimizer state.
+Without sharding, a rank holds (p + g + K) Ψ bytes. ZeRO (Rajbhandari et al. 2020, arXiv 1910.02054, section 3) shards
+over N ranks the optimizer state (stage 1), also the gradients (stage 2), or also the parameters (stage 3):
 
-    stage 1    (p + g) Ψ + K Ψ / N          the paper's 4Ψ + KΨ/N
+               bytes on a rank              in the paper, where p = g = 2
+    stage 1    (p + g) Ψ + K Ψ / N          4Ψ + KΨ/N
     stage 2    p Ψ + (g + K) Ψ / N          2Ψ + (2+K)Ψ/N
     stage 3    (p + g + K) Ψ / N            (4+K)Ψ/N
 
-For each precision, `RECIPES` gives p, g and the bytes of a state element and of a master copy. ``fp32``,
-``bf16-autocast`` and ``fp16-autocast`` keep weights, gradients and states in 4 bytes, as Shardscope's own jobs do;
-``fp16-mixed`` and ``bf16-mixed`` are the paper's: weights and gradients in 2 bytes, and a master copy of the weights
-among the states. ``fp8-mixed`` is TransformerEngine's: the same, plus two 1-byte copies of each weight for the matrix
-products. ``bf16`` and ``fp16`` are aliases of the mixed ones.
+For each precision, `RECIPES` gives p, g, and the bytes of a state element and of a master weight:
+
+- ``fp32``, ``bf16-autocast`` and ``fp16-autocast`` have weights, gradients and states of 4 bytes, as in Shardscope's
+  own jobs.
+- ``fp16-mixed`` and ``bf16-mixed`` are those of the paper: weights and gradients of 2 bytes, and a master copy of the
+  weights as part of the optimizer state. ``fp16`` and ``bf16`` are aliases.
+- ``fp8-mixed`` is that of TransformerEngine: like ``bf16-mixed``, but with two additional 1-byte copies of each weight
+  for matrix products.
 """
 
 from __future__ import annotations
@@ -24,28 +28,28 @@ import numpy as np
 import numpy.typing as npt
 
 from shardscope.errors import SpecError, unknown_name
+from shardscope.spec.job_parts import full_name
 from shardscope.spec.layout_optimizer import AnyStates, states_of
 from shardscope.spec.optimizer import OptimizerStates
-from shardscope.spec.precision import full_name
 
 Floats = npt.NDArray[np.float64]
 
 
 class ElementBytes(NamedTuple):
-    """Bytes of one element, by use."""
+    """Bytes of one element of each type of tensor, for one precision."""
 
     parameter: int
     gradient: int
     state: int
     master: int
-    """Bytes of a master weight, which the optimizer updates; 0 if it updates the weights themselves."""
+    """Bytes of a master weight, which the optimizer updates; 0 if the optimizer updates the weights themselves."""
     activation: int = 4
-    """Bytes of a saved activation element."""
+    """Bytes of a saved activation."""
     product: int = 4
-    """Bytes of an element of a saved matrix-product input."""
+    """Bytes of a saved input of a matrix product."""
     copies: int = 0
-    """Bytes of low-precision copies of a weight: autocast's, or the fp8 weight and its transpose (TransformerEngine
-    2.x)."""
+    """Bytes of the low-precision copies of a weight: one by autocast, or an fp8 weight and its transpose by
+    TransformerEngine 2.x."""
 
 
 RECIPES: MappingProxyType[str, ElementBytes] = MappingProxyType(
@@ -59,11 +63,11 @@ RECIPES: MappingProxyType[str, ElementBytes] = MappingProxyType(
         "fp8-mixed": ElementBytes(2, 2, 4, 4, 2, 1, copies=2),
     }
 )
-"""Recipes of all precisions that have a formula."""
+"""Bytes per element for every precision that the formulas support."""
 
 
 class ModelStates(NamedTuple):
-    """Bytes of model states on a rank, by kind."""
+    """Model states on one rank: bytes of parameters, gradients and optimizer state."""
 
     parameters: Floats
     gradients: Floats
@@ -71,7 +75,7 @@ class ModelStates(NamedTuple):
 
     @property
     def total(self) -> Floats:
-        """Sum of all three, in bytes."""
+        """Bytes of parameters, gradients and optimizer state together."""
         return np.asarray(self.parameters + self.gradients + self.optimizer)
 
 
@@ -89,21 +93,23 @@ def model_states(
 ) -> ModelStates:
     """Return the bytes that one rank holds for parameters, gradients and optimizer state.
 
-    Shards are assumed to be even; a strategy's padding or uneven shards are not included.
+    All shards are assumed to have the same size, without padding.
 
     Args:
-        num_params: Ψ, elements of all parameters.
-        zero_stage: 0 partitions nothing, 1 the optimizer state, 2 also gradients, 3 also parameters.
-        data_parallel: N, the number of ranks to partition over.
+        num_params: Ψ, the number of elements in all parameters.
+        zero_stage: ZeRO stage: 0 shards nothing, 1 the optimizer state, 2 also gradients, 3 also parameters.
+        data_parallel: N, the number of ranks over which ZeRO shards.
         optimizer: Name of the optimizer, an `Optimizer`, or its `OptimizerStates`.
         precision: A key of `RECIPES`, or an alias.
-        num_tensors: Number of parameter tensors whose step counters this rank holds; the paper counts none.
-        num_factors: Number of rows and columns of all matrices, for optimizers such as Adafactor.
-        num_aside: Elements of embeddings, the output projection and vectors, for optimizers such as Muon.
-        gradient_bytes: Bytes of one gradient element if not the recipe's: 4 for Megatron's ``main_grad``.
+        num_tensors: Number of parameter tensors whose step counters the rank holds; 0 to ignore these, as in the paper.
+        num_factors: Total number of rows and columns in all matrices, for optimizers such as Adafactor.
+        num_aside: Number of elements in embeddings, the output projection and one-dimensional tensors, for optimizers
+            such as Muon.
+        gradient_bytes: Bytes of one gradient element, such as 4 for Megatron's ``main_grad``; 0 for the default of the
+            precision.
 
     Raises:
-        SpecError: The optimizer or precision is unknown, or the stage is not 0 to 3.
+        SpecError: The optimizer or the precision is unknown, or the ZeRO stage is not 0, 1, 2 or 3.
 
     Example:
         >>> states = model_states(7.5e9, zero_stage=1, data_parallel=64, precision="fp16-mixed")
@@ -125,7 +131,7 @@ def model_states(
 
 
 def partitioned(whole: ModelStates, *, stage: npt.NDArray[np.int64], ranks: Floats) -> ModelStates:
-    """Partition `whole` states: stage 1 divides the optimizer state by `ranks`, 2 also gradients, 3 also parameters."""
+    """Return the model states on one rank if ZeRO shards the `whole` states over `ranks` ranks at this stage."""
     part = 1 / ranks
     return ModelStates(
         whole.parameters * np.where(stage >= 3, part, 1.0),
@@ -135,7 +141,11 @@ def partitioned(whole: ModelStates, *, stage: npt.NDArray[np.int64], ranks: Floa
 
 
 def known_recipe(precision: str) -> ElementBytes:
-    """Return the recipe of this name or alias; raise a `SpecError` if it is unknown."""
+    """Return the bytes per element for a precision, given its name or an alias.
+
+    Raises:
+        SpecError: The precision is unknown.
+    """
     if precision not in RECIPES:
         precision = full_name(precision)
     if precision not in RECIPES:
@@ -151,14 +161,14 @@ def optimizer_bytes(
     aside: npt.ArrayLike,
     factors: npt.ArrayLike,
 ) -> Floats:
-    """Bytes of optimizer state for `elements` parameters, including the master copy but not the step counters.
+    """Return the bytes of optimizer state, including master weights but not step counters.
 
     Args:
-        kept: States of the optimizer.
-        recipe: Recipe of the precision.
+        kept: Size of the optimizer's state.
+        recipe: Bytes per element of the precision.
         elements: Number of parameters.
-        aside: Number of parameters in embeddings, the output projection and vectors.
-        factors: Number of rows and columns of the matrices.
+        aside: Number of parameters in embeddings, the output projection and one-dimensional tensors.
+        factors: Total number of rows and columns in all matrices.
     """
     width = kept.element_bytes or recipe.state
     found: Floats = (recipe.master + kept.bytes_per_param(recipe.state)) * elements
@@ -178,7 +188,7 @@ def model_state_bytes(
     precision: str = "fp32",
     num_tensors: npt.ArrayLike = 0,
 ) -> Floats:
-    """Total bytes of model states on one rank. The arguments are those of `model_states`.
+    """Return the total bytes of model states on one rank. The arguments are those of `model_states`.
 
     Example:
         >>> float(model_state_bytes(7.5e9, zero_stage=[0, 2], data_parallel=64, precision="fp16-mixed")[0])

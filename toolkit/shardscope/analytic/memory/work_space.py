@@ -1,8 +1,8 @@
-"""Work buffers of ranks in addition to their states: receive buffers, and updates that wait for their norms.
+"""Bytes of work buffers on each rank: receive buffers, buffered updates, and the state of compression.
 
-Rings, trees and gossip receive into buffers that are kept from call to call. They hold twice the longest message so
-far, because receives are posted ahead. Layer-wise optimizers on a CPU keep a buffer for updates: for everything that a
-rank updates if norms are summed over ranks, else for a batch of tensors that fits the cache.
+Rings, trees and gossip receive messages into buffers that stay allocated. A buffer has twice the size of the longest
+message so far, because receives are posted in advance. Layer-wise optimizers on a CPU buffer updates until norms are
+known: all updates of a rank if norms are summed over ranks, else one batch of tensors that fits in the cache.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from shardscope.analytic.memory.held import (
     Sharding,
     Sums,
     largest_batch,
-    ring_room,
+    ring_buffer_bytes,
     slice_bytes,
     updated_elements,
 )
@@ -30,14 +30,21 @@ from shardscope.spec.compression import Shapes
 from shardscope.spec.model.step import ParameterRow
 
 
-def hierarchy_room(sums: Sums, world_size: int, per_node: int, *, slice_mb: float) -> Ints:
-    """Receive-buffer bytes of each rank for rings inside nodes of `per_node` ranks and across them; shape `(W,)`."""
+def hierarchy_buffer_bytes(sums: Sums, world_size: int, per_node: int, *, slice_mb: float) -> Ints:
+    """Return the bytes of each rank's receive buffers for a hierarchical all-reduce; shape `(W,)`, by rank.
+
+    Args:
+        sums: Sizes of the reduced tensors.
+        world_size: W, the number of ranks.
+        per_node: Number of ranks per node.
+        slice_mb: Maximum size of a message in MiB.
+    """
     if per_node in (1, world_size):
-        return np.full(world_size, ring_room(sums, world_size, slice_mb=slice_mb))
-    inside = ring_room(sums, per_node, slice_mb=slice_mb)
+        return np.full(world_size, ring_buffer_bytes(sums, world_size, slice_mb=slice_mb))
+    inside = ring_buffer_bytes(sums, per_node, slice_mb=slice_mb)
     across = np.array(
         [
-            ring_room(
+            ring_buffer_bytes(
                 [(int(chunk_sizes(size, per_node)[place]), width) for size, width in sums],
                 world_size // per_node,
                 slice_mb=slice_mb,
@@ -48,8 +55,8 @@ def hierarchy_room(sums: Sums, world_size: int, per_node: int, *, slice_mb: floa
     return np.tile(inside + across, world_size // per_node)
 
 
-def tree_room(sums: Sums, world_size: int, *, slice_mb: float) -> Ints:
-    """Receive-buffer bytes of each rank of a binary tree, for its children; shape `(W,)`."""
+def tree_buffer_bytes(sums: Sums, world_size: int, *, slice_mb: float) -> Ints:
+    """Return the bytes of each rank's receive buffers for messages from its children in a tree; shape `(W,)`."""
     longest, ranks = int(slice_mb * MIB), np.arange(world_size)
     slices = [
         slice_bytes(size, width, min(size, -(-size * width // longest))) for size, width in sums if size
@@ -61,13 +68,13 @@ def tree_room(sums: Sums, world_size: int, *, slice_mb: float) -> Ints:
 def compression_state_bytes(
     step: JobStep, buckets: Iterable[Shapes], *, among: int = 0, scatters: bool = False
 ) -> int | None:
-    """Bytes of compression state on each rank, such as residuals; None if the method has no formula.
+    """Return the bytes of compression state on each rank, such as residuals; None if the method has no formula for it.
 
     Args:
         step: A step of a job.
         buckets: Shapes of the tensors in each bucket.
         among: Number of ranks that exchange a bucket; 0 for all.
-        scatters: As for `Compression.kept_bytes`.
+        scatters: Whether each rank obtains only its own shard of the mean, as for `Compression.kept_bytes`.
     """
     if not step.is_compressed:
         return 0
@@ -76,10 +83,12 @@ def compression_state_bytes(
     return None if None in found else sum(filter(None, found))
 
 
-def gossip_room(step: JobStep, *, slice_mb: float, has_mixed: bool) -> int:
-    """Bytes for a flat copy of the trained parameters and, after the first averaging step, for both neighbours' slices.
+def gossip_buffer_bytes(step: JobStep, *, slice_mb: float, has_mixed: bool) -> int:
+    """Return the bytes of a rank's work buffers with gossip averaging.
 
-    With compression, public copies in float32 replace the slices: the rank's own and its neighbours'.
+    They contain a flat copy of the trained parameters and, after the first averaging step (`has_mixed`), receive
+    buffers for slices from the neighbours. With compression, there are no slices, but float32 copies of the parameters
+    that the rank and its neighbours have published.
     """
     if step.job.compression.is_on:
         return step.num_elements * (step.element_bytes + FLOAT_BYTES * min(3, step.world_size))
@@ -89,7 +98,11 @@ def gossip_room(step: JobStep, *, slice_mb: float, has_mixed: bool) -> int:
 
 
 def unit_elements(step: JobStep, ranks: int, *, trained: bool) -> list[int]:
-    """Elements of FSDP2's flat gather buffers, or of its reduce buffers if `trained`, including padding."""
+    """Return the number of elements, padding included, in each FSDP2 unit: of all parameters, or only of trained ones.
+
+    These are the sizes of FSDP2's flat buffers for all-gathers and, if `trained`, for reduce-scatters. Units without
+    such parameters are left out.
+    """
     units = [0] * len(step.trace.units)
     for row in step.rows:
         if row.shape and (row.is_trained or not trained):
@@ -98,16 +111,17 @@ def unit_elements(step: JobStep, ranks: int, *, trained: bool) -> list[int]:
 
 
 def updates_of(rows: Sequence[ParameterRow], step: JobStep) -> int:
-    """Bytes of the update buffer for whole tensors, which are processed a batch at a time."""
+    """Return the bytes of the update buffer for whole tensors, which are updated one batch at a time."""
     return step.element_bytes * max((largest_batch(sizes) for sizes in _waiting(rows, step)), default=0)
 
 
 def updates_of_shards(
     step: JobStep, stage: int, *, ranks: int | None = None, bucket_mb: float = 1.0, is_padded: bool = False
 ) -> Ints:
-    """Bytes of the updates of each rank's shards, which wait until the norms of whole tensors are known; shape `(N,)`.
+    """Return the bytes of the update buffer for each rank's shards; shape `(N,)`, by rank.
 
-    The arguments are those of `spread_states`.
+    All updates of a rank are buffered until the norms of whole tensors are known. The arguments are those of
+    `spread_states`.
     """
     cut = Sharding(stage, ranks or step.world_size, 0, bucket_mb, step.element_bytes, is_padded)
     rows = [row for row in step.rows if row.is_trained]
@@ -118,6 +132,7 @@ def updates_of_shards(
 
 
 def _waiting(rows: Sequence[ParameterRow], step: JobStep) -> list[list[int]]:
+    """Return the sizes, in elements, of the tensors whose updates are buffered, by group of `Optimizer.buffered`."""
     trained = [row for row in rows if row.is_trained]
     groups = step.job.optimizer.buffered([len(row.shape) for row in trained])
     return [[trained[place].num_elements for place in group] for group in groups]

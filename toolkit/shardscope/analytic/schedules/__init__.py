@@ -1,14 +1,14 @@
-"""Pipeline schedules as tables: the operations of each rank in order, with bubble and memory.
+"""Pipeline schedules as tables of each rank's operations, used to compute bubble and activation memory.
 
 table = build("1f1b", stages=4, microbatches=8)
-table.ranks[0][:5]                      the first operations of rank 0
-table.bubble_fraction                   the fraction of the time that ranks are idle
+table.ranks[0][:5]                      the first five operations of rank 0
+table.bubble_fraction                   fraction of the time in which ranks are idle
 table.peak_in_flight                    peak number of micro-batches whose activations each stage holds
-table.peak_activation()                 the same by rank, where each of a rank's v stages counts 1/v
-table.timeline({"F": 1, "I": 1.2, "W": 0.8}, send=0.1).idle     the time that each rank waits
+table.peak_activation()                 peak activations of each rank, where each of a rank's v stages counts 1/v
+table.timeline({"F": 1, "I": 1.2, "W": 0.8}, send=0.1).idle     idle time of each rank
 
-Nothing here depends on torch. If torch has the schedule, the order of operations is torch's. `closed` gives bubble and
-memory as formulas over arrays, for searches.
+This package does not import torch. For schedules that torch implements too, the order of operations is torch's. The
+module `closed` computes bubble and memory by formulas over arrays, for searches.
 """
 
 from shardscope.analytic.schedules import closed

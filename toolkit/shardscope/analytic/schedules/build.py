@@ -1,4 +1,4 @@
-"""Build the table of a schedule."""
+"""Build the table of a pipeline schedule, and check that it is complete and does not deadlock."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from shardscope.spec.pipeline_schedule import PipelineSchedule
 def build(
     schedule: PipelineSchedule | str, stages: int, microbatches: int, virtual_stages: int | None = None
 ) -> ScheduleTable:
-    """Build the table of a schedule.
+    """Build the table of a pipeline schedule.
 
     Args:
         schedule: A `PipelineSchedule`, or its name.
         stages: Number of ranks in the pipeline.
         microbatches: Number of micro-batches in a step.
-        virtual_stages: Number of stages per rank; None for the schedule's own default.
+        virtual_stages: Number of stages per rank; None for the schedule's default.
 
     Raises:
-        SpecError: The name is unknown, the schedule does not support these sizes, or its order deadlocks.
+        SpecError: The name is unknown, the schedule does not support these numbers, or its order is incomplete or
+            deadlocks.
 
     Example:
         >>> build("gpipe", stages=4, microbatches=8).bubble_fraction == 3 / 11
@@ -46,20 +47,30 @@ def _built(schedule: PipelineSchedule, stages: int, microbatches: int, held: int
 def _row(
     schedule: PipelineSchedule, rank: int, stages: int, microbatches: int, held: int
 ) -> tuple[ScheduledOp, ...]:
+    """Return one rank's operations, from the schedule's `order`.
+
+    Raises:
+        SpecError: `order` raised an error, or returned something other than triples.
+    """
     try:
         ops = schedule.order(rank, stages, microbatches, held)
         return tuple(ScheduledOp(str(kind), index(stage), index(batch)) for kind, stage, batch in ops)
     except Exception as error:
         raise SpecError(
             f"schedule={schedule.name!r}: order(rank={rank}, ranks={stages}, microbatches={microbatches}, held={held}) "
-            f"failed ({type(error).__name__}: {error}); let it return triples of a kind, a stage and a micro-batch"
+            f'failed ({type(error).__name__}: {error}); make it return triples such as ("F", stage, micro_batch)'
         ) from error
 
 
 def _check(schedule: PipelineSchedule, stages: int, microbatches: int, held: int) -> None:
+    """Check that the schedule supports these numbers of ranks, micro-batches, and stages per rank.
+
+    Raises:
+        SpecError: The schedule does not support them.
+    """
     for field, value in (("stages", stages), ("microbatches", microbatches)):
         if value < 1:
-            raise SpecError(f"{field}={value}: a pipeline has at least 1")
+            raise SpecError(f"{field}={value} is too few; a pipeline needs at least 1")
     schedule.check_stages(held)
     if not schedule.accepts(microbatches, stages):
         raise SpecError(
@@ -69,10 +80,10 @@ def _check(schedule: PipelineSchedule, stages: int, microbatches: int, held: int
 
 
 def _check_table(schedule: PipelineSchedule, table: ScheduleTable, microbatches: int) -> None:
-    """Raise an error if the table omits or repeats a pass, or puts it on the wrong rank.
+    """Check that every pass occurs exactly once, on the rank that holds its stage, and that the order cannot deadlock.
 
     Raises:
-        SpecError: The table is wrong; the message names the pass.
+        SpecError: The table fails a check; the message names the pass.
     """
     held: dict[int, list[int]] = {}
     for stage, rank in enumerate(table.stage_ranks):
@@ -82,27 +93,27 @@ def _check_table(schedule: PipelineSchedule, table: ScheduleTable, microbatches:
         for op in row:
             if op.stage not in held[rank]:
                 raise SpecError(
-                    f"schedule={schedule.name!r} gives rank {rank} {op}, whose stage it does not hold; it holds "
-                    f"{', '.join(map(str, held[rank]))}"
+                    f"schedule={schedule.name!r} schedules {op} on rank {rank}, which does not hold that stage; "
+                    f"use its stages: {', '.join(map(str, held[rank]))}"
                 )
             passes[op[1:]] = passes.get(op[1:], "") + op.op
         for stage, batch in product(held[rank], range(microbatches)):
             found = "".join(sorted(passes.pop((stage, batch), "")))
             if found not in ("BF", "FIW"):
                 raise SpecError(
-                    f"schedule={schedule.name!r} gives rank {rank} the passes {found or 'none'!r} of micro-batch "
-                    f"{batch} on stage {stage}; there must be one forward pass (F) and one backward pass (either B, "
-                    "or both I and W)"
+                    f"schedule={schedule.name!r} has {f'passes {found!r}' if found else 'no passes'} for "
+                    f"micro-batch {batch} on stage {stage} (rank {rank}); it needs exactly one forward (F) "
+                    "and one backward (B, or I and W)"
                 )
         if passes:
             stage, batch = next(iter(passes))
             raise SpecError(
-                f"schedule={schedule.name!r} gives rank {rank} a pass of micro-batch {batch} on stage {stage}, and "
-                f"there are micro-batches 0 to {microbatches - 1}"
+                f"schedule={schedule.name!r} schedules micro-batch {batch} on stage {stage} (rank {rank}), but "
+                f"micro-batches are numbered 0 to {microbatches - 1}"
             )
     try:
         _ = table.order
-    except ValueError as error:
+    except SpecError as error:
         raise SpecError(
-            f"schedule={schedule.name!r} on {len(table.ranks)} ranks: {error}; change its order"
+            f"schedule={schedule.name!r} on {len(table.ranks)} ranks: {error}; change what its `order` returns"
         ) from None

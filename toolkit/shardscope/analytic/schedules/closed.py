@@ -1,14 +1,15 @@
-"""Bubble and memory of every schedule as closed forms over arrays, to search millions of layouts.
+"""Bubble and activation memory of every pipeline schedule as formulas over arrays, to search millions of layouts.
 
-A schedule is given by its index into `spec.pipeline_schedule.schedules`; arguments follow NumPy broadcasting. Times are
-for one micro-batch on a whole rank, that is, through all stages of the rank, so they do not depend on the number of
-virtual stages. Memory is in units of one micro-batch's activations on a whole rank. Sending takes no time here.
+A schedule is given as an index into `spec.pipeline_schedule.schedules`, and arguments are broadcast against each other.
+Durations are those of one micro-batch on all stages of a rank, so they do not depend on the number of virtual stages.
+Memory is in units of the activations of one micro-batch on all stages of a rank. Sending is assumed to take no time.
 
-Accuracy against the counted tables (tests/analytic/test_schedules_closed.py):
-    equal durations                 bubble and memory exact, every schedule, any number of micro-batches it accepts
-    any durations                   bubble exact, except as follows
-    zbv                             exact from 2p-1 micro-batches up, unless t_weight < t_input < t_f
-    v-half and v-min                close from p micro-batches up (see `bubble_time`)
+The formulas agree with values computed from the schedules' tables (tests/analytic/test_schedules_closed.py) as follows,
+on p ranks:
+    equal durations         bubble and memory are exact for every schedule and every valid number of micro-batches
+    other durations         the bubble is exact, except for these schedules:
+      zbv                   exact from 2p-1 micro-batches up, unless t_weight < t_input < t_f
+      v-half and v-min      approximate from p micro-batches up (see `bubble_time`)
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ Flags = npt.NDArray[np.bool_]
 
 
 class ScheduleColumns(NamedTuple):
-    """Properties of schedules that searches look up, by index into `schedules`."""
+    """Properties of all schedules, as arrays by index into `schedules`; the last five fields are from `HeldTerms`."""
 
     v_shaped: Flags
     leaves_stages: Flags
-    """Whether the user chooses the number of stages per rank."""
+    """Whether the user can choose the number of stages per rank."""
     of_left: Floats
     of_all: Floats
     constant: Floats
@@ -43,13 +44,13 @@ class ScheduleColumns(NamedTuple):
 
 
 def columns() -> ScheduleColumns:
-    """Return the columns of all registered schedules, with the terms of `HeldTerms`, 0 if a schedule has none."""
+    """Return the properties of all registered schedules; coefficients are 0 for schedules without `HeldTerms`."""
     return _columns_of(registry.all_of(PipelineSchedule))
 
 
 @lru_cache(maxsize=8)
 def _columns_of(_known: tuple[type[PipelineSchedule], ...]) -> ScheduleColumns:
-    """Build the columns; cached by the classes, so that a redefined class gives new columns."""
+    """Return the columns; the cache is keyed by the schedule classes, so that a redefined class is not ignored."""
     known = schedules()
     terms = zip(*(each.held_terms or HeldTerms(0.0, 0.0) for each in known), strict=True)
     return ScheduleColumns(
@@ -70,24 +71,25 @@ def bubble_time(  # noqa: PLR0917
     *,
     ranks_meet: bool = False,
 ) -> Floats:
-    """Idle time in a step, in seconds, of the rank that waits longest, between its first and its last operation.
+    """Return the bubble in seconds: the idle time per step of the rank that is idle longest.
+
+    Idle time counts from a rank's first operation to its last, so the step time is the work of a rank plus the bubble.
+
+    The formulas and their sources are in the module `paths`. For `v-half` and `v-min` on p ranks, the step time (work
+    and bubble) is within 3 % of the time computed from the table, and mostly exact, if there are at least p
+    micro-batches, t_input is 0.7 to 2.6 times t_f, and t_weight is 0.4 to 1.4 times t_f.
 
     Args:
         schedule: Index into `schedules`.
         stages: Number of ranks in the pipeline.
         microbatches: Number of micro-batches in a step.
         virtual_stages: Number of stages per rank; only the interleaved schedules use it.
-        t_f: Seconds of one micro-batch's forward pass on a whole rank.
-        t_input: Seconds of the backward pass for the input.
-        t_weight: Seconds of the backward pass for the weights.
+        t_f: Seconds of the forward pass of one micro-batch on all stages of a rank.
+        t_input: Seconds of the backward pass that computes the input gradients.
+        t_weight: Seconds of the backward pass that computes the weight gradients.
         ranks_meet: Whether all ranks synchronise between steps, as for clipping gradients by their norm. The
-            zero-bubble papers avoid this by checking afterwards; with it, part of their bubble returns as a ramp.
-
-    The step time is the work of a rank plus this bubble.
-
-    The formulas and their sources are in `paths`. For `v-half` and `v-min` from p micro-batches up and with t_input
-    0.7 to 2.6 and t_weight 0.4 to 1.4 times t_f, work and bubble together are within 2.5 % of the counted step, and
-    mostly exact.
+            zero-bubble papers avoid this by validating the update afterwards. With synchronisation, the time while
+            ranks start or finish at different moments counts as idle too.
 
     Example:
         >>> from shardscope.spec.layout import schedule_names
@@ -112,17 +114,17 @@ def bubble_time(  # noqa: PLR0917
 def in_flight(
     schedule: Numbers, stage: Numbers, stages: Numbers, microbatches: Numbers, virtual_stages: Numbers
 ) -> Floats:
-    """Peak activations that a rank holds, in units of one micro-batch's activations on a whole rank.
+    """Return the peak activations that a rank holds, in units of one micro-batch's activations on all its stages.
+
+    The result is exact for any number of micro-batches, except for `v-half` and `v-min` with fewer micro-batches than
+    ranks, where it is an upper bound. The formula of each schedule is in the schedule's class.
 
     Args:
         schedule: Index into `schedules`.
-        stage: Place of the rank in the pipeline, from 0.
+        stage: Position of the rank in the pipeline, from 0.
         stages: Number of ranks in the pipeline.
         microbatches: Number of micro-batches in a step.
         virtual_stages: Number of stages per rank; only the interleaved schedules use it.
-
-    Exact for any number of micro-batches, except for `v-half` and `v-min` with fewer micro-batches than ranks, where it
-    is an upper bound. The formula of each schedule is in its class.
 
     Example:
         >>> from shardscope.spec.layout import schedule_names
@@ -140,7 +142,7 @@ def in_flight(
 
 
 def _held(schedule: PipelineSchedule, given: Floats) -> Floats | float:
-    """Number of stages per rank: the given number if the schedule allows a choice, else the schedule's own."""
+    """Return the number of stages per rank: `given` if the schedule allows a choice, else its fixed number."""
     return given if schedule.most_stages is None else float(schedule.default_stages)
 
 
@@ -149,7 +151,7 @@ def _by_schedule(
     inputs: Sequence[Numbers],
     formula: Callable[[PipelineSchedule, Sequence[Floats]], Floats],
 ) -> Floats:
-    """Apply each schedule's formula to the rows with that schedule."""
+    """Apply `formula` to the rows of each schedule, and return the results in the order of the rows."""
     index = np.asarray(schedule)
     shape = np.broadcast_shapes(index.shape, *(np.shape(column) for column in inputs))
     if index.ndim == 0:
@@ -159,19 +161,19 @@ def _by_schedule(
     order = np.argsort(flat, kind="stable")
     columns = [_sorted(column, shape, order) for column in inputs]
     out = np.empty(flat.size)
-    for one, rows in _runs(flat[order]):
+    for one, rows in _schedule_slices(flat[order]):
         out[order[rows]] = formula(one, [column[rows] if column.ndim else column for column in columns])
     return out.reshape(shape)
 
 
 def _sorted(column: Numbers, shape: tuple[int, ...], order: npt.NDArray[np.intp]) -> Floats:
-    """Sort a column by schedule; a single number stays a single number."""
+    """Broadcast a column and sort it by schedule; a single number is returned unchanged."""
     values = np.asarray(column, dtype=np.float64)
     return values if values.ndim == 0 else np.broadcast_to(values, shape).ravel()[order]
 
 
-def _runs(index: npt.NDArray[np.int8]) -> Iterator[tuple[PipelineSchedule, slice]]:
-    """Yield every schedule that occurs, and its slice of the sorted rows."""
+def _schedule_slices(index: npt.NDArray[np.int8]) -> Iterator[tuple[PipelineSchedule, slice]]:
+    """Yield each schedule that occurs in the sorted indices, and the slice of its rows."""
     known = schedules()
     ends = np.searchsorted(index, np.arange(len(known) + 1))
     for one, first, last in zip(known, ends, ends[1:], strict=False):

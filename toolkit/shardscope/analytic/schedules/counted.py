@@ -1,4 +1,4 @@
-"""Bubble and memory of a schedule counted from its table, for schedules without a closed form."""
+"""Bubble and activation memory computed from a schedule's table, for schedules without a closed form."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardscope.spec.pipeline_schedule import PipelineSchedule
 
 
 def in_flight(schedule: PipelineSchedule, rank: Any, ranks: Any, microbatches: Any, held: Any) -> Floats:
-    """Count the value of `PipelineSchedule.in_flight`, building one table for each case."""
+    """Return the value of `PipelineSchedule.in_flight`, computed from a table for each element of the arguments."""
 
     def count(at: float, p: float, m: float, v: float) -> float:
         return build(schedule, int(p), int(m), int(v)).peak_activation()[int(at)]
@@ -21,9 +21,9 @@ def in_flight(schedule: PipelineSchedule, rank: Any, ranks: Any, microbatches: A
 
 
 def bubble(schedule: PipelineSchedule, case: Case, held: Any, *, ranks_meet: bool) -> Floats:
-    """Count the value of `PipelineSchedule.bubble`, building one table for each case.
+    """Return the value of `PipelineSchedule.bubble`, computed from a table for each element of the arguments.
 
-    If ranks synchronise between steps, the bubble is the whole step minus the rank's work.
+    If ranks synchronise between steps (`ranks_meet`), the bubble is the time of the whole step minus a rank's work.
     """
 
     def count(*asked: float) -> float:

@@ -1,7 +1,7 @@
-"""Several stages per rank in a loop: interleaved 1F1B, with or without deferred weight gradients.
+"""Interleaved pipeline schedules, with several stages per rank: interleaved 1F1B and interleaved ZB-H1.
 
-Rank r of p holds stages r, r+p, r+2p and so on. Micro-batches run in rounds: each stage runs all micro-batches of a
-round before the next stage of the rank starts on them.
+Rank r of p holds the v stages r, r+p, r+2p and so on. Micro-batches are processed in rounds: a rank runs all
+micro-batches of a round on one of its stages before it runs any of them on its next stage.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ def interleaved(rank: int, ranks: int, microbatches: int, held: int) -> list[Sch
 
     Narayanan et al., Efficient large-scale language model training on GPU clusters, 2021, section 2.2.
 
-    Each rank runs two more warm-up forwards per hop to the last rank, then alternates forwards and backwards. A round
-    has p micro-batches, or evenly more if their number is not a multiple of p.
+    The warm-up of a rank consists of the forwards of one round on all its stages but the last, and two more forwards
+    for each later rank. Then forwards and backwards alternate. A round has p micro-batches; if the number of
+    micro-batches is not a multiple of p, rounds are larger, but all have the same size.
     """
     forwards, backwards, warmup = _lanes(rank, ranks, microbatches, held, hop=2)
     ops = [ScheduledOp("F", *item) for item in forwards[:warmup]]
@@ -30,8 +31,9 @@ def interleaved(rank: int, ranks: int, microbatches: int, held: int) -> list[Sch
 def zero_bubble(rank: int, ranks: int, microbatches: int, held: int) -> list[ScheduledOp]:
     """Return one rank's order under interleaved ZB-H1: Qi et al., Zero bubble pipeline parallelism, 2023, section 2.3.
 
-    Only the input gradient alternates with forwards, so that it is sent early and one warm-up forward per hop is
-    enough. Weight gradients follow after `rank` further backwards and fill the bubble at the end.
+    Forwards alternate with input gradients only. These are therefore sent early, so one warm-up forward for each later
+    rank is enough, instead of two. Each weight gradient waits until `rank` more input gradients have been computed;
+    the last weight gradients fill the bubble at the end.
     """
     forwards, backwards, warmup = _lanes(rank, ranks, microbatches, held, hop=1)
     weights = iter(backwards)
@@ -50,7 +52,10 @@ Lane = list[tuple[int, int]]
 
 
 def _lanes(rank: int, ranks: int, microbatches: int, held: int, *, hop: int) -> tuple[Lane, Lane, int]:
-    """Return (stage, micro-batch) of all forwards and all backwards in order, and the number of warm-up forwards."""
+    """Return the (stage, micro-batch) pairs of all forwards and of all backwards, and the number of warm-up forwards.
+
+    `hop` is the number of additional warm-up forwards for each rank after this one.
+    """
     per_round = microbatches // max(1, microbatches // ranks)
     forwards = list(_in_rounds([rank + ranks * i for i in range(held)], microbatches, per_round))
     backwards = list(_in_rounds([rank + ranks * i for i in reversed(range(held))], microbatches, per_round))

@@ -1,11 +1,14 @@
-"""The bubble of each schedule as the longest of a few paths through its table.
+"""Formulas for the bubble of each pipeline schedule, as the maximum over a few critical paths.
 
-A rank idles because some chain of dependent operations is longer than the rank's own work. For given numbers of ranks
-and micro-batches each chain is a sum of forwards, input and weight gradients, so the bubble is the maximum of a few
-sums. Every function here takes a `Case` of p ranks, m micro-batches and the durations f, i and w of one *stage*. It
-returns the idle time between a rank's first and last operation, for the rank that idles longest. The papers give only
-the sum that is the maximum for equal durations. The other sums were derived from the tables; the tests check all of
-them against the counted tables.
+A rank is idle if some chain of dependent operations takes longer than the rank's own work. For given numbers of ranks
+and micro-batches, the length of a chain is a sum of durations of forwards, input gradients and weight gradients, so the
+bubble is the maximum of a few such sums. The papers state only the sum that is largest if all durations are equal. The
+other sums were derived from the schedules' tables, and the tests check all of them against these tables.
+
+Every function here takes a `Case`: p ranks, m micro-batches, and the durations f of a forward, i of an input gradient
+and w of a weight gradient, all for one micro-batch on one stage. It returns the bubble: the idle time of the rank that
+is idle longest, between the rank's first and last operations. Functions whose names end in ``ramp`` return the minimum
+idle time if ranks synchronise between steps.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class Case(NamedTuple):
-    """Numbers of ranks and micro-batches, and durations of one stage's operations, as arrays (NumPy broadcasting)."""
+    """Numbers of ranks (p) and micro-batches (m), and durations of one stage's operations; arrays are broadcast."""
 
     p: Floats
     m: Floats
@@ -30,12 +33,12 @@ class Case(NamedTuple):
 
 
 def longest(first: Floats, *others: Floats) -> Floats:
-    """Return the element-wise maximum of some arrays."""
+    """Return the element-wise maximum of several arrays."""
     return np.asarray(reduce(np.maximum, others, first))
 
 
 def flush(case: Case) -> Floats:
-    """GPipe, 1F1B and interleaved: (p-1)(f+i+w).
+    """Return the bubble of GPipe, 1F1B and interleaved 1F1B: (p-1)(f+i+w).
 
     Huang et al. 2019, section 2.3; Narayanan et al. 2021 (SC), section 2.2.1 and, for v stages per rank, 2.2.2.
     """
@@ -44,15 +47,16 @@ def flush(case: Case) -> Floats:
 
 
 def interleaved_zero_bubble(case: Case) -> Floats:
-    """(p-1)(f+i-w), as ZB-H1 on stages v times shorter; (p-1) i if w > f."""
+    """Return the bubble of interleaved ZB-H1: (p-1)(f+i-w), as for ZB-H1, or (p-1) i if w > f."""
     p, _, f, i, w = case
     return (p - 1) * (i + np.maximum(f - w, 0))
 
 
 def zb_h1(case: Case) -> Floats:
-    """(p-1)(f+i-w): Qi et al. 2023, section 2.3 (T_F + T_B - T_W there).
+    """Return the bubble of ZB-H1: (p-1)(f+i-w), or (p-1) i if w > f.
 
-    With fewer micro-batches than ranks, fewer w are deferred.
+    Source: Qi et al. 2023, section 2.3, where the durations are called T_F, T_B and T_W. With fewer micro-batches than
+    ranks, fewer weight gradients can be deferred, so the bubble is larger.
     """
     p, m, f, i, w = case
     late = np.minimum(p - 1, m - 1)
@@ -60,7 +64,10 @@ def zb_h1(case: Case) -> Floats:
 
 
 def zb_h2(case: Case) -> Floats:
-    """(p-1)(f+i-2w): Qi et al. 2023, section 2.3; with fewer than 2p-1 micro-batches, fewer w are deferred."""
+    """Return the bubble of ZB-H2: (p-1)(f+i-2w) for equal durations (Qi et al. 2023, section 2.3).
+
+    With fewer than 2p-1 micro-batches, fewer weight gradients can be deferred, so the bubble is larger.
+    """
     p, m, f, i, w = case
     q, late = p - 1, np.minimum(2 * (p - 1), m - 1)
     half = late // 2
@@ -73,10 +80,11 @@ def zb_h2(case: Case) -> Floats:
 
 
 def zbv(case: Case) -> Floats:
-    """0 for equal durations: Qi et al. 2023, section 6; with fewer than 2p-1 micro-batches a bubble remains.
+    """Return the bubble of ZBV: 0 for equal durations and at least 2p-1 micro-batches (Qi et al. 2023, section 6).
 
-    The order is torch's, designed for equal durations. The formula is exact for these, and from 2p-1 micro-batches up
-    unless w < i < f, where a few per cent of a step can be missing.
+    The order of operations is torch's, which was designed for equal durations. The formula is exact for equal
+    durations. It is also exact for unequal durations with at least 2p-1 micro-batches, unless w < i < f: then the
+    returned bubble can be too small by a few per cent of a step.
     """
     p, m, f, i, w = case
     q = p - 1
@@ -97,10 +105,11 @@ def zbv(case: Case) -> Floats:
 
 
 def dualpipev(case: Case) -> Floats:
-    """(p-1) f for equal durations, if forward and backward of a pair run one after the other.
+    """Return the bubble of DualPipeV: (p-1) f for equal durations.
 
-    DeepSeek's table (DualPipe's README, 2025) has (p-1)(F&B + B - 3W), where a pair is one operation with both results
-    ready at its end. Here the two operations are separate, so the first result is sent earlier.
+    DeepSeek's table (DualPipe's README, 2025) states (p-1)(F&B + B - 3W), where F&B is a forward and a backward that
+    run as one operation, with both results ready at its end. Here the two run in sequence, so the result of the
+    first is sent earlier.
     """
     p, _, f, i, w = case
     q = p - 1
@@ -116,10 +125,10 @@ def dualpipev(case: Case) -> Floats:
 
 
 def v_half(case: Case) -> Floats:
-    """About (p-1)(f+i+w), half of 1F1B's on stages half as long: Qi et al. 2024 (V-Half).
+    """Return the bubble of V-Half: about (p-1)(f+i+w), half that of 1F1B, in which stages take twice as long.
 
-    With equal durations it is 3p-3 durations for even p and 3p-4 for odd p. If input gradients or forwards take much
-    longer than the other operations, each micro-batch adds to the bubble: the last two sums.
+    Source: Qi et al. 2024. For equal durations d, the bubble is (3p-3) d for even p and (3p-4) d for odd p. If input
+    gradients or forwards take much longer than the other operations, the bubble grows with the number of micro-batches.
     """
     p, m, f, i, w = case
     odd, ramp = p % 2, p - 1
@@ -142,6 +151,7 @@ def v_half(case: Case) -> Floats:
 
 
 def _v_half_of_two(m: Floats, f: Floats, i: Floats, w: Floats) -> Floats:
+    """Return the bubble of V-Half on two ranks."""
     return longest(
         3 * (f + i - w),
         3 * f + i - w,
@@ -154,11 +164,11 @@ def _v_half_of_two(m: Floats, f: Floats, i: Floats, w: Floats) -> Floats:
 
 
 def v_min(case: Case) -> Floats:
-    """About 4/3 (p-1)(f+i+w), two thirds of 1F1B's on stages half as long: Qi et al. 2024 (V-Min).
+    """Return the bubble of V-Min: about 4/3 (p-1)(f+i+w), 2/3 that of 1F1B, in which stages take twice as long.
 
-    With equal durations it is 4p-5 durations, and 4p-3 if 3 divides p. A rank does the work of two micro-batches in the
-    time of six input gradients or six forwards. If one of them takes more than a third of the work, each micro-batch
-    adds to the bubble.
+    Source: Qi et al. 2024. For equal durations d, the bubble is (4p-5) d, or (4p-3) d if 3 divides p. If forwards or
+    input gradients take more than a third of the work, the bubble grows with the number of micro-batches, because the
+    work of two micro-batches on a rank takes at least as long as six forwards or six input gradients.
     """
     p, m, f, i, w = case
     sums = np.where(p == 2, _v_min_of_two(m, f, i, w), np.where(p % 3 == 0, *_v_min_of_more(p, m, f, i, w)))
@@ -166,6 +176,7 @@ def v_min(case: Case) -> Floats:
 
 
 def _v_min_of_two(m: Floats, f: Floats, i: Floats, w: Floats) -> Floats:
+    """Return the bubble of V-Min on two ranks."""
     return longest(
         3 * f,
         (3 - m) * f + 2 * m * i - m * w,
@@ -175,7 +186,7 @@ def _v_min_of_two(m: Floats, f: Floats, i: Floats, w: Floats) -> Floats:
 
 
 def _v_min_of_more(p: Floats, m: Floats, f: Floats, i: Floats, w: Floats) -> tuple[Floats, Floats]:
-    """The bubble if 3 divides p, and if it does not."""
+    """Return the bubble of V-Min for more than two ranks: if 3 divides p, and if it does not."""
     k, rest = p // 3, p % 3
     small, large, late = 2 * p - 2 * m, 2 * p - 6 + 4 * m, (2 * m - 1) * w
     paused = longest(
@@ -200,20 +211,20 @@ def _v_min_of_more(p: Floats, m: Floats, f: Floats, i: Floats, w: Floats) -> tup
 
 
 def interleaved_ramp(case: Case) -> Floats:
-    """Ramp of ZB-H1, plain or interleaved: the last rank starts p-1 forwards after the first and never pauses."""
+    """Return the ramp of plain and interleaved ZB-H1: (p-1) f, after which the last rank starts and never waits."""
     p, _, f, _, _ = case
     return np.asarray((p - 1) * f)
 
 
 def zb_h2_ramp(case: Case) -> Floats:
-    """Ramp of ZB-H2: like `interleaved_ramp`, but with few micro-batches the last rank also waits."""
+    """Return the ramp of ZB-H2: (p-1) f as in `interleaved_ramp`, and with few micro-batches also waiting time."""
     p, m, f, i, _ = case
     late = np.minimum(2 * (p - 1), m - 1)
     return np.asarray((p - 1) * f + (p - 1 - (late + 1) // 2) * i)
 
 
 def zbv_ramp(case: Case) -> Floats:
-    """Ramp of ZBV: in a V, the ranks also finish one after another."""
+    """Return the ramp of ZBV; since its stages form a V, ranks not only start but also finish one after another."""
     p, m, f, i, w = case
     q = p - 1
     sums = longest(

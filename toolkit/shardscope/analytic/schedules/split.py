@@ -1,6 +1,6 @@
-"""One stage per rank with a split backward pass: ZB-H1 and ZB-H2.
+"""The pipeline schedules ZB-H1 and ZB-H2, with one stage per rank and a split backward pass.
 
-Input gradients are sent immediately; weight gradients are deferred and fill the bubble.
+Input gradients are computed first and sent immediately. Weight gradients are deferred, and fill the bubble.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ def zb_h2(rank: int, ranks: int, microbatches: int, held: int) -> list[Scheduled
 
 
 def _with_weights_late(rank: int, microbatches: int, *, warmup: int, late: int) -> list[ScheduledOp]:
-    """Return warm-up forwards, then each kind of operation in turn, weight gradients `late` micro-batches later."""
+    """Return the order: `warmup` forwards, then repeatedly one input gradient, one weight gradient and one forward.
+
+    Weight gradients run `late` micro-batches after the input gradients.
+    """
     ahead = min(warmup, microbatches)
     ops = [ScheduledOp("F", rank, i) for i in range(ahead)]
     for i in range(microbatches):

@@ -1,4 +1,4 @@
-"""The table of a schedule, with the dependencies and activation memory that follow from its order."""
+"""The table of a pipeline schedule: each rank's operations in order, their dependencies, and activation memory."""
 
 from __future__ import annotations
 
@@ -16,30 +16,36 @@ __all__ = ["DURATIONS", "ScheduledOp", "ScheduleTable", "Timed", "Timeline"]
 
 
 class Order(NamedTuple):
-    """All operations in topological order; numbers are indices into `ScheduleTable.ops`."""
+    """Topological order and dependencies of all operations, as indices into `ScheduleTable.ops`."""
 
     sequence: tuple[int, ...]
+    """All operations, each after the operations that it depends on."""
     before: tuple[int, ...]
-    """For each operation, the preceding operation on the same rank; -1 for the first."""
+    """For each operation, the previous operation on the same rank; -1 for the first."""
     needs: tuple[int, ...]
-    """For each operation, the operation on a neighbouring stage whose result it needs; -1 if there is none."""
+    """For each operation, the operation on a neighbouring stage whose result it needs; -1 if it needs none."""
 
 
 @dataclass(frozen=True)
 class ScheduleTable:
-    """The operations of every rank in order, and the rank of every stage."""
+    """Table of a pipeline schedule.
+
+    Attributes:
+        ranks: The operations of each rank, in order.
+        stage_ranks: The rank that holds each stage.
+    """
 
     ranks: tuple[tuple[ScheduledOp, ...], ...]
     stage_ranks: tuple[int, ...]
 
     @property
     def num_stages(self) -> int:
-        """Number of stages of the whole pipeline."""
+        """Number of stages in the whole pipeline."""
         return len(self.stage_ranks)
 
     @cached_property
     def ops(self) -> tuple[ScheduledOp, ...]:
-        """All operations, rank by rank."""
+        """The operations of all ranks, concatenated rank by rank."""
         return tuple(op for row in self.ranks for op in row)
 
     def timeline(
@@ -49,18 +55,18 @@ class ScheduleTable:
         stage_cost: Sequence[float] | None = None,
         send: float = 0.0,
     ) -> Timeline:
-        """Schedule every operation as early as possible: after the previous one on its rank and after its dependencies.
+        """Return the start and end of every operation, each started as early as the order and its dependencies allow.
 
         Args:
-            durations: Duration of each kind of operation on one stage, in any unit of time; default `DURATIONS`.
-                ``B`` may be omitted: it is then ``I`` plus ``W``.
-            stage_cost: For each stage, the duration of its operations as a multiple of `durations`; default 1.
-            send: Time from the end of an operation to the start of the one on another rank that needs its result, in
-                the same unit. Sending does not block computing.
+            durations: Duration on one stage of each operation, ``F``, ``B``, ``I`` and ``W``, in any unit of time;
+                default `DURATIONS`. ``B`` may be omitted: it is then ``I`` plus ``W``.
+            stage_cost: For each stage, a factor that multiplies the durations of its operations; default 1.
+            send: Time to send a result to another rank, in the same unit as the durations. Sending overlaps with
+                computation.
 
         Raises:
-            SpecError: A duration is negative, or the numbers of costs and of stages differ.
-            ValueError: The order deadlocks: each rank waits for another.
+            SpecError: A duration is negative or not finite, `stage_cost` does not have one number per stage, or the
+                order deadlocks.
 
         Example:
             >>> build("1f1b", 2, 4).timeline({"F": 1, "B": 2}).end  # doctest: +SKIP
@@ -76,15 +82,15 @@ class ScheduleTable:
         stage_cost: Sequence[float] | None = None,
         send: float = 0.0,
     ) -> tuple[tuple[Timed, ...], ...]:
-        """Return the rows of `timeline`: for each rank, all operations with their start and end."""
+        """Return, for each rank, its operations with their start and end; the arguments are those of `timeline`."""
         return self.timeline(durations, stage_cost=stage_cost, send=send).rows
 
     @cached_property
     def order(self) -> Order:
-        """A topological order of all operations.
+        """A topological order of all operations, with their dependencies.
 
         Raises:
-            ValueError: The order deadlocks: each rank waits for another.
+            SpecError: There is no such order, because the schedule deadlocks.
         """
         firsts = [0]
         for row in self.ranks:
@@ -96,7 +102,10 @@ class ScheduleTable:
         return Order(tuple(sequence), before, tuple(needs))
 
     def _links(self) -> tuple[list[int], list[int]]:
-        """For each operation, its dependency on a neighbouring stage, and the operation that depends on it."""
+        """Return two lists: for each operation, the one it needs on a neighbouring stage, and the one that needs it.
+
+        Operations are indices into `ops`; -1 if there is no such operation.
+        """
         place = {(_result(op), op.stage, op.microbatch): i for i, op in enumerate(self.ops)}
         needs, feeds = [-1] * len(self.ops), [-1] * len(self.ops)
         for (kind, stage, batch), i in place.items():
@@ -113,16 +122,20 @@ class ScheduleTable:
 
     @staticmethod
     def _require_earlier(earlier: int | None, later: int) -> None:
-        """Raise an error unless operation `earlier` exists and comes before `later`, on the same rank."""
+        """Check that operation `earlier` exists and precedes operation `later` on the same rank.
+
+        Raises:
+            SpecError: The operation is missing or runs later.
+        """
         if earlier is None or earlier > later:
-            raise ValueError(DEADLOCK)
+            raise SpecError(DEADLOCK)
 
     @cached_property
     def bubble_fraction(self) -> float:
-        """Fraction of all ranks' time, from the first operation to the last, that is idle.
+        """Fraction of the step, averaged over ranks, in which a rank is idle; for the durations in `DURATIONS`.
 
-        Uses the durations of `DURATIONS`. GPipe and 1F1B have (p-1) / (m+p-1) for p stages and m micro-batches (Huang
-        et al. 2019, section 2.3; Narayanan et al. 2021, section 2.2, state it as a share of the work, (p-1)/m).
+        For GPipe and 1F1B it is (p-1) / (m+p-1) with p stages and m micro-batches (Huang et al. 2019, section 2.3).
+        Narayanan et al. 2021, section 2.2, instead state idle time as a fraction of the work, (p-1)/m.
         """
         return self.timeline().bubble_fraction
 
@@ -130,8 +143,8 @@ class ScheduleTable:
     def peak_in_flight(self) -> tuple[int, ...]:
         """Peak number of micro-batches whose activations each stage holds, by stage.
 
-        The forward pass stores activations and the backward pass frees them; if it is split, the pass for the weights
-        does.
+        A forward pass stores activations, and the backward pass frees them; if the backward pass is split, they are
+        freed after the weight gradients.
         """
         held = [0] * self.num_stages
         peak = [0] * self.num_stages
@@ -143,13 +156,13 @@ class ScheduleTable:
     def peak_activation(
         self, *, freed_by_input: float = 0.0, stage_sizes: Sequence[float] | None = None
     ) -> tuple[float, ...]:
-        """Peak activations of each rank, in units of one micro-batch's activations on a whole rank.
+        """Return the peak activations of each rank, by default in units of one micro-batch on all stages of a rank.
 
         Args:
-            freed_by_input: Share of a stage's activations, 0 to 1, that the backward pass for the input already frees
-                if the backward pass is split; the pass for the weights frees the rest.
-            stage_sizes: Size of one micro-batch's activations on each stage, in any unit; None for 1/v on each of a
-                rank's v stages.
+            freed_by_input: Fraction of a stage's activations, 0 to 1, that is freed after the input gradient if the
+                backward pass is split. The rest is freed after the weight gradients.
+            stage_sizes: Size of one micro-batch's activations on each stage, in any unit, which is then the unit of the
+                result; None for 1/v on each of a rank's v stages.
         """
         steps = self.held(freed_by_input=freed_by_input, stage_sizes=stage_sizes)
         return tuple(max(held for _, held in row) for row in steps)
@@ -157,14 +170,18 @@ class ScheduleTable:
     def held(
         self, *, freed_by_input: float = 0.0, stage_sizes: Sequence[float] | None = None
     ) -> tuple[tuple[tuple[int, float], ...], ...]:
-        """Return, by rank, (index into `ops`, activations held while it runs) for each operation.
+        """Return the activations that each rank holds while each of its operations runs.
 
-        Activations count from the start of their forward pass to the end of the pass that frees them. Arguments as
-        for `peak_activation`.
+        The result has one tuple per rank, with a pair for each operation: the operation's index into `ops`, and the
+        activations held. They are held from the start of the forward pass to the end of the pass that frees them. The
+        arguments and the unit are those of `peak_activation`.
+
+        Raises:
+            SpecError: `freed_by_input` is not between 0 and 1.
         """
         if not 0 <= freed_by_input <= 1:
             raise SpecError(
-                f"freed_by_input={freed_by_input}: a part of the activations lies between 0 and 1"
+                f"freed_by_input={freed_by_input} is not a fraction of the activations; give a number from 0 to 1"
             )
         sizes = stage_sizes or [len(self.ranks) / self.num_stages] * self.num_stages
         change = {"F": 1.0, "B": -1.0, "I": -freed_by_input, "W": freed_by_input - 1.0}
@@ -175,17 +192,18 @@ class ScheduleTable:
         return tuple(rows)
 
 
-DEADLOCK = "the schedule deadlocks: every rank waits for another"
+DEADLOCK = "the schedule deadlocks (no rank can run its next operation)"
 
 
 def _result(op: ScheduledOp) -> str:
-    """Kind of result of an operation; ``G`` is the gradient of a stage's input."""
+    """Return what an operation produces: ``F`` outputs, ``G`` input gradients (by B or I), ``W`` weight gradients."""
     return "G" if op.op in "BI" else op.op
 
 
 def _running(
     ops: Sequence[ScheduledOp], first: int, change: Mapping[str, float], sizes: Sequence[float]
 ) -> list[tuple[int, float]]:
+    """Return the rows of `ScheduleTable.held` for one rank, whose operations have indices from `first`."""
     held, steps = 0.0, []
     for i, op in enumerate(ops, first):
         after = held + change[op.op] * sizes[op.stage]
@@ -197,7 +215,10 @@ def _running(
 def _interleave(
     firsts: Sequence[int], needs: Sequence[int], feeds: Sequence[int], rank_of: Sequence[int]
 ) -> list[int]:
-    """Merge the ranks' orders: each rank runs until a dependency is missing, and resumes when that is done."""
+    """Merge the orders of all ranks into a topological order.
+
+    Each rank runs its operations until one lacks a dependency, and continues when this dependency has run.
+    """
     at, done, sequence = list(firsts[:-1]), bytearray(len(needs)), []
     ready = deque(range(len(at)))
     while ready:
@@ -212,23 +233,23 @@ def _interleave(
             i += 1
         at[rank] = i
     if len(sequence) < len(needs):
-        raise ValueError(DEADLOCK)
+        raise SpecError(DEADLOCK)
     return sequence
 
 
 def _costs(
     durations: Mapping[str, float], stage_cost: Sequence[float] | None, num_stages: int, send: float
 ) -> dict[str, list[float]]:
-    """Duration of an operation, by kind and stage."""
+    """Return the duration of each operation on each stage, by operation (``F``, ``B``, ``I`` and ``W``)."""
     if stage_cost is not None and len(stage_cost) != num_stages:
         raise SpecError(
-            f"stage_cost has {len(stage_cost)} numbers, but the pipeline has {num_stages} stages; give one for each"
+            f"stage_cost has length {len(stage_cost)}, but the pipeline has {num_stages} stages; give one per stage"
         )
     whole = {"B": durations.get("I", 0.0) + durations.get("W", 0.0)} | dict(durations)
     uneven = [("stage_cost", cost) for cost in stage_cost] if stage_cost is not None else []
     for name, value in [*whole.items(), ("send", send), *uneven]:
         if not 0 <= value < inf:
-            raise SpecError(f"{name}={value}: a time is a finite number of at least 0")
+            raise SpecError(f"{name}={value} is negative or not finite; give a finite number of at least 0")
     return {
         kind: [value * cost for cost in stage_cost or [1.0] * num_stages] for kind, value in whole.items()
     }

@@ -1,4 +1,4 @@
-"""Timeline of a schedule: start and end of each operation, and idle time of each rank."""
+"""Timeline of a pipeline schedule: start and end of each operation, and busy and idle time of each rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ScheduledOp(NamedTuple):
     """One operation of one stage on one micro-batch."""
 
     op: str
-    """``F`` forward, ``B`` backward, ``I`` backward for the input only, ``W`` backward for the weights only."""
+    """``F``: forward pass; ``B``: backward pass; ``I``: its input gradient only; ``W``: its weight gradients only."""
     stage: int
     microbatch: int
 
@@ -30,12 +30,19 @@ class Timed(NamedTuple):
 
 
 DURATIONS = {"F": 1.0, "B": 2.0, "I": 1.0, "W": 1.0}
-"""Textbook durations: a backward pass takes two forward passes, half for the input and half for the weights."""
+"""Textbook durations: a backward pass takes as long as two forward passes, half of it for the input gradient."""
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """Start and end of every operation of a table, in the order of `table.ops` and the unit of the durations."""
+    """Start and end of every operation in a table.
+
+    Attributes:
+        table: The table of the schedule.
+        starts: Start of each operation in `table.ops`, in the unit of the durations.
+        ends: End of each operation in `table.ops`, in the same unit.
+        send: Time to send a result to another rank, in the same unit.
+    """
 
     table: ScheduleTable
     starts: Sequence[float]
@@ -44,12 +51,18 @@ class Timeline:
 
     @classmethod
     def of(cls, table: ScheduleTable, costs: Sequence[float], send: float) -> Timeline:
-        """Build the timeline in which every operation starts as early as possible, in one pass over the operations."""
+        """Build the timeline in which every operation starts as early as possible.
+
+        Args:
+            table: The table of the schedule.
+            costs: Duration of each operation in `table.ops`.
+            send: Time to send a result to another rank, in the same unit.
+        """
         order, ranks = table.order, [table.stage_ranks[op.stage] for op in table.ops]
         starts, ends = (
             [0.0] * len(costs),
             [0.0] * (len(costs) + 1),
-        )  # the last, index -1, stays 0: it stands for none
+        )  # one more: index -1, used if there is no earlier operation, reads the last element, which stays 0
         before, needs = order.before, order.needs
         delays = [
             send if need >= 0 and ranks[need] != rank else 0.0
@@ -57,19 +70,19 @@ class Timeline:
         ]
         for i in order.sequence:
             free, there = ends[before[i]], ends[needs[i]] + delays[i]
-            starts[i] = start = free if free > there else there  # noqa: FURB136  (half the time of max)
+            starts[i] = start = free if free > there else there  # noqa: FURB136  (twice as fast as max)
             ends[i] = start + costs[i]
         return cls(table, starts, ends[:-1], send)
 
     @cached_property
     def bounds(self) -> tuple[tuple[int, int], ...]:
-        """First index and end index of each rank's operations in `ScheduleTable.ops`."""
+        """For each rank, the first index and the end index (exclusive) of its operations in `ScheduleTable.ops`."""
         ends = list(accumulate(len(row) for row in self.table.ranks))
         return tuple(zip([0, *ends], ends, strict=False))
 
     @cached_property
     def rows(self) -> tuple[tuple[Timed, ...], ...]:
-        """Operations with their times, by rank."""
+        """The operations of each rank, with their start and end."""
         timed = list(map(Timed, self.table.ops, self.starts, self.ends))
         return tuple(tuple(timed[first:last]) for first, last in self.bounds)
 
@@ -80,7 +93,7 @@ class Timeline:
 
     @cached_property
     def busy(self) -> tuple[float, ...]:
-        """Computing time of each rank."""
+        """Time that each rank spends on operations."""
         return tuple(sum(self.ends[a:b]) - sum(self.starts[a:b]) for a, b in self.bounds)
 
     @cached_property
@@ -91,14 +104,14 @@ class Timeline:
 
     @property
     def bubble_fraction(self) -> float:
-        """Fraction of all ranks' time, from the first operation on any rank to the last on any rank, that is idle."""
+        """Fraction of the time from the first to the last operation in which a rank is idle, averaged over ranks."""
         return 1 - sum(self.busy) / (self.end * len(self.bounds)) if self.end else 0.0
 
     @property
     def step_time(self) -> float:
-        """Time of a step if ranks do not synchronise between steps: the longest span of any rank's operations.
+        """Step time if ranks do not synchronise between steps: the longest span of one rank's operations.
 
-        The zero-bubble papers count this (Qi et al. 2023, section 4: the optimizer is checked afterwards). If ranks
-        synchronise at each step, as for clipping gradients, the time is `end`.
+        The zero-bubble papers use this definition (Qi et al. 2023, section 4: the update is validated afterwards). If
+        ranks synchronise in every step, as for clipping gradients, the step time is `end`.
         """
         return max(self.ends[b - 1] - self.starts[a] for a, b in self.bounds)

@@ -1,7 +1,7 @@
-"""Two stages per rank in the shape of a V: rank r of p holds stage r on the way down and 2p-1-r on the way up.
+"""The V-shaped pipeline schedules ZBV and DualPipeV, in which rank r of p holds the two stages r and 2p-1-r.
 
-The last stage is on the first rank, so the first gradients are ready early, and all ranks hold about the same number of
-activations.
+A forward pass thus goes down from the first rank to the last and back up to the first. The first rank also holds the
+last stage, so its first gradients are ready early, and all ranks hold about the same amount of activations.
 """
 
 from __future__ import annotations
@@ -14,48 +14,48 @@ from shardscope.analytic.schedules.table import ScheduledOp
 
 @dataclass
 class _Rank:
-    """Builds the operations of one rank; each stage processes its micro-batches in order."""
+    """Builder for the order of one rank, which holds stages `down` and `up`; a stage runs micro-batches in order."""
 
     down: int
     up: int
     ops: list[ScheduledOp] = field(default_factory=list)
     _next: dict[tuple[str, int], int] = field(default_factory=dict)
-    _owed: deque[ScheduledOp] = field(default_factory=deque)
+    _pending_weights: deque[ScheduledOp] = field(default_factory=deque)
 
     def add(self, kind: str, stage: int) -> None:
-        """Add the next micro-batch of a stage; an ``I`` leaves its ``W`` pending."""
+        """Append an operation for the next micro-batch of a stage; an ``I`` also makes the ``W`` pending."""
         key = ("F" if kind == "F" else "W" if kind == "W" else "G", stage)
         batch = self._next.get(key, 0)
         self._next[key] = batch + 1
         self.ops.append(ScheduledOp(kind, stage, batch))
         if kind == "I":
-            self._owed.append(ScheduledOp("W", stage, batch))
+            self._pending_weights.append(ScheduledOp("W", stage, batch))
 
-    def pay(self) -> None:
-        """Add the oldest pending ``W``, if any."""
-        if self._owed:
-            self.ops.append(self._owed.popleft())
+    def add_oldest_weight(self) -> None:
+        """Append the oldest pending ``W``, if any."""
+        if self._pending_weights:
+            self.ops.append(self._pending_weights.popleft())
 
-    def pay_stage(self, stage: int) -> None:
-        """Add the oldest pending ``W`` of one stage."""
-        op = next(op for op in self._owed if op.stage == stage)
-        self._owed.remove(op)
+    def add_weight_of(self, stage: int) -> None:
+        """Append the oldest pending ``W`` of a stage, which must have one."""
+        op = next(op for op in self._pending_weights if op.stage == stage)
+        self._pending_weights.remove(op)
         self.ops.append(op)
 
-    def owes(self, stage: int) -> bool:
-        """Whether a stage has a pending ``W``."""
-        return any(op.stage == stage for op in self._owed)
+    def has_pending_weight(self, stage: int) -> bool:
+        """Return whether a stage has a pending ``W``."""
+        return any(op.stage == stage for op in self._pending_weights)
 
-    def both(self, stage: int) -> None:
-        """Add ``I`` and ``W`` of a stage, one right after the other."""
+    def add_input_and_weight(self, stage: int) -> None:
+        """Append the ``I`` of a stage's next micro-batch, and then the oldest pending ``W`` of the stage."""
         self.add("I", stage)
-        self.pay_stage(stage)
+        self.add_weight_of(stage)
 
 
 def zbv(rank: int, ranks: int, microbatches: int, held: int) -> list[ScheduledOp]:  # noqa: ARG001
     """Return one rank's order under ZBV: Qi et al., Zero bubble pipeline parallelism, 2023, section 6 and figure 7.
 
-    The order is built for at least 2p-1 micro-batches; if there are fewer, operations of the missing ones are dropped.
+    The order is built for at least 2p-1 micro-batches on p ranks; with fewer, the surplus operations are dropped.
     """
     total = max(2 * ranks - 1, microbatches)
     row = _Rank(rank, 2 * ranks - 1 - rank)
@@ -67,33 +67,33 @@ def zbv(rank: int, ranks: int, microbatches: int, held: int) -> list[ScheduledOp
         row.add("F", down)
     for _ in range(ranks - rank):
         row.add("F", up)
-        row.both(up)
-    started, returned = 2 * (ranks - rank) - 1 + rank, ranks  # forwards so far, down and up
+        row.add_input_and_weight(up)
+    started, returned = 2 * (ranks - rank) - 1 + rank, ranks  # forwards so far, on `down` and on `up`
     while returned < started or started < total:
         if started < total:
             row.add("F", down)
             started += 1
-        row.both(down)
+        row.add_input_and_weight(down)
         row.add("F", up)
         returned += 1
-        row.both(up)
+        row.add_input_and_weight(up)
     for _ in range(rank):
         row.add("I", down)
         row.add("I", up)
     for _ in range(ranks - rank):
         row.add("I", down)
-        row.pay_stage(down)
+        row.add_weight_of(down)
     for stage in (up, down):
-        while row.owes(stage):
-            row.pay_stage(stage)
+        while row.has_pending_weight(stage):
+            row.add_weight_of(stage)
     return [op for op in row.ops if op.microbatch < microbatches]
 
 
 def dualpipev(rank: int, ranks: int, microbatches: int, held: int) -> list[ScheduledOp]:  # noqa: ARG001
-    """Return one rank's order under DualPipeV: DeepSeek-V3 technical report, 2024, section 3.2.1, folded into a V.
+    """Return one rank's order under DualPipeV: DualPipe folded into a V (DeepSeek-V3 report, 2024, section 3.2.1).
 
-    In the steady state a forward of one stage is paired with a backward of the other, so that the communication of one
-    overlaps the computation of the other. The eight steps are those of the authors' description.
+    In the steady state, a forward on one of the rank's stages is paired with a backward on the other, so that the
+    communication of one overlaps with the computation of the other. The order follows the authors' eight steps.
     """
     row = _Rank(rank, 2 * ranks - 1 - rank)
     down, up, hops = row.down, row.up, ranks - rank - 1
@@ -104,7 +104,7 @@ def dualpipev(rank: int, ranks: int, microbatches: int, held: int) -> list[Sched
         row.add("F", up)
     for _ in range(hops):
         row.add("I", up)
-        row.pay()
+        row.add_oldest_weight()
         row.add("F", up)
     for _ in range(microbatches - 2 * ranks + rank + 1):
         row.add("F", down)
@@ -120,7 +120,7 @@ def dualpipev(rank: int, ranks: int, microbatches: int, held: int) -> list[Sched
 
 
 def _drain(row: _Rank, rank: int, hops: int) -> None:
-    """Add the last backwards; from the middle on, weight gradients are deferred to the end."""
+    """Append the last backward passes; in the second half of these, weight gradients are deferred to the end."""
     kind = "B"
     for i in range(rank + 1):
         middle = i == (rank + 1) // 2
@@ -131,7 +131,7 @@ def _drain(row: _Rank, rank: int, hops: int) -> None:
             kind = "I"
         row.add(kind, row.down)
     for _ in range(hops):
-        row.pay()
+        row.add_oldest_weight()
         row.add(kind, row.down)
     for _ in range(rank + 1):
-        row.pay()
+        row.add_oldest_weight()

@@ -1,4 +1,4 @@
-"""The result of comparing a run with its prediction: one row for each term, as data, text and HTML."""
+"""The result of comparing a run with its prediction: one row per term, available as data, text and HTML."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class ComparedTerm:
     """One term of a comparison: its predicted, measured and, if available, simulated value.
 
     Attributes:
-        group: ``bytes`` or ``messages`` of a collective per step, ``memory`` of one kind, or ``time`` of a part of a
-            step.
-        term: Name of the term, the same in the run and in its prediction.
+        group: ``bytes`` or ``messages`` (per step, of a collective), ``memory`` (of one type) or ``time`` (of a part of
+            a step). `Comparison.per` says which kind of step.
+        term: Name of the term, the same in the run and in its prediction. The whole step's is `Comparison.per`.
         unit: ``bytes``, ``messages`` or ``s``.
         ranks: Ranks to which the values apply: ``all ranks`` (their sum), ``fullest rank``, ``slowest rank`` or one
             rank.
@@ -34,7 +34,8 @@ class ComparedTerm:
         agrees: Whether the measured value equals the predicted one or lies within the bounds, on each rank or in the
             sum over ranks; None for an estimate.
         by_rank: Predicted and measured value of each rank; empty for times.
-        part_of: Term of which this is a part, such as ``communication``; None for a term of the group itself.
+        part_of: Name of the term that includes this one, such as ``communication``; None for a term at the top of its
+            group.
     """
 
     group: Group
@@ -51,7 +52,7 @@ class ComparedTerm:
 
     @property
     def error(self) -> float | None:
-        """Predicted over measured value, minus 1; None if the measured value is 0 and the predicted one is not."""
+        """Relative error of the prediction, predicted / measured - 1; None if only the measured value is zero."""
         if self.predicted == self.measured:
             return 0.0
         return self.predicted / self.measured - 1 if self.measured else None
@@ -69,9 +70,11 @@ class Comparison:
     Attributes:
         run_id: Name of the run directory.
         label: Name of the run.
-        where: For which machine it was predicted: ``this machine``, or the name of the cluster.
-        rows: The terms that both sides have, by group.
-        notes: Sentences on the steps and ranks behind the rows, and on why terms are left out.
+        where: Machine of the prediction: ``this machine``, or the name of the cluster.
+        rows: The terms that both the run and the prediction have, sorted by group.
+        notes: Sentences that say which steps and ranks the values come from, and why terms are left out.
+        per: Kind of step to which bytes, messages and times apply: ``step``, or ``compressed step`` if the run's first
+            steps were sent uncompressed. Those are left out here, but not in a `Summary`.
     """
 
     run_id: str
@@ -79,6 +82,7 @@ class Comparison:
     where: str
     rows: tuple[ComparedTerm, ...]
     notes: tuple[str, ...]
+    per: str = "step"
 
     def __getitem__(self, name: tuple[str, str]) -> ComparedTerm:
         """Return the row with this group and term."""
@@ -89,12 +93,12 @@ class Comparison:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Those of ``predicted``, ``simulated`` and ``measured`` for which there are values."""
+        """Names of the columns that have values, out of ``predicted``, ``simulated`` and ``measured``."""
         return tuple(name for name in COLUMNS if any(getattr(row, name) is not None for row in self.rows))
 
     @property
     def disagreeing(self) -> tuple[ComparedTerm, ...]:
-        """The rows whose prediction is meant to be exact or bounded, but does not match the measurement."""
+        """The rows whose prediction should be exact or bounded, but does not match the measurement."""
         return tuple(row for row in self.rows if row.agrees is False)
 
     @property
@@ -105,8 +109,8 @@ class Comparison:
     def frame(self) -> pd.DataFrame:
         """Return a data frame with one row for each term; columns without any value, such as `simulated`, are left out.
 
-        Columns: group, term, ranks, unit, the columns in `columns`, error (predicted over measured, minus 1), fewest
-        and most (bounds), agrees.
+        Columns: group, term, ranks, unit, the columns in `columns`, error (predicted / measured - 1), fewest and most
+        (the bounds), agrees.
         """
         import pandas as pd
 
@@ -123,7 +127,8 @@ class Comparison:
         """Return the comparison as plain values, for JSON; missing values have no key."""
         return {
             "schema": SCHEMA, "run": self.run_id, "label": self.label, "where": self.where,
-            "columns": list(self.columns), "rows": [row.to_dict() for row in self.rows], "notes": list(self.notes),
+            "per": self.per, "columns": list(self.columns),
+            "rows": [row.to_dict() for row in self.rows], "notes": list(self.notes),
         }  # fmt: skip
 
     def __repr__(self) -> str:

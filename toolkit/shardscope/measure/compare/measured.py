@@ -1,8 +1,8 @@
-"""Measurements of a run, in the terms of its prediction: traffic, memory by kind, and the parts of a step.
+"""Measurements of a run, under the names of its prediction: traffic, memory by type, and the parts of a step.
 
 Each moment of a step counts towards one part, so that the parts add up to the step. Where spans overlap, packing takes
 precedence over the optimizer's update, the update over communication, and communication over the forward and backward
-passes: a pass that waits for parameters is waiting, whichever span it is in. A rank that only waits to receive is idle.
+passes, because a pass may contain waits for parameters. A rank that only waits to receive is idle.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from shardscope.runlog.averages import WARM_UP_STEPS, StepKinds, per_step
-from shardscope.runlog.schema import MEMORY_KINDS
-from shardscope.runlog.traffic import Event
+from shardscope.runlog.schema import MEMORY_KINDS, Event
+from shardscope.runlog.steps import WARM_UP_STEPS, StepKinds, per_step
 
 Steps = Mapping[int, Sequence[Event]]
 """The events of each finished step, one per rank, by step number."""
@@ -24,12 +23,12 @@ COMMUNICATION, IDLE = "communication", "idle"
 PARTS = ("data", "forward", "backward", "optimizer", "codec", COMMUNICATION, IDLE)
 """Parts of a step, in the order of tables."""
 _OTHER_NAMES = {"server_update": "optimizer"}
-"""Parts of a step for spans with another name: a server's update counts as the optimizer's."""
+"""Part of a step by span name, where the two names differ: a server's update counts as ``optimizer``."""
 _WAITS = frozenset({"recv"})
 _PRECEDENCE = ("compute", "communication", "optimizer", "codec")
-"""Precedence where spans overlap, lowest first."""
+"""Lanes and parts in order of precedence where spans overlap, lowest first."""
 _MOST_STEPS = 50
-"""Maximum number of steps with spans whose parts are computed; the newest are taken."""
+"""Maximum number of steps whose parts are computed: the newest ones with recorded spans."""
 
 
 class CountedSteps(NamedTuple):
@@ -45,11 +44,11 @@ class StepTime(NamedTuple):
     rank: int
     num_steps: int
     parts: Mapping[str, float]
-    """Time by part, in seconds; that of `communication` is the sum of `collectives`."""
+    """Time by part, in seconds; the time of ``communication`` is the sum of `collectives`."""
     collectives: Mapping[str, float]
 
 
-def warmed_up(steps: Steps) -> list[int]:
+def warmed_up(steps: Mapping[int, object]) -> list[int]:
     """Return the numbers of the steps after the run's warm-up; all steps if the run is shorter than that."""
     numbers = sorted(steps)
     return numbers[WARM_UP_STEPS:] or numbers
@@ -69,7 +68,7 @@ def counted(steps: Iterable[Sequence[Event]], world_size: int) -> dict[str, Coun
 
 
 def held_by_kind(events: Iterable[Event], world_size: int) -> tuple[int, dict[str, Ints]] | None:
-    """Return the newest step whose memory all ranks have measured, and the bytes of each kind by rank; None if none."""
+    """Return the newest step in which all ranks measured memory, and its bytes by type and rank; None if none did."""
     rows: dict[int, dict[int, Event]] = {}
     for event in events:
         if event["event"] == "memory":
@@ -84,22 +83,17 @@ def held_by_kind(events: Iterable[Event], world_size: int) -> tuple[int, dict[st
 
 
 def step_time(steps: Steps, period: int = 1) -> StepTime | None:
-    """Return the parts of a step on the rank that computes longest; None without spans of a whole period.
+    """Return the parts of a step on the rank that computes longest; None until spans cover a whole period.
 
     Args:
         steps: The finished steps.
         period: Period of the compression's traffic, in steps.
     """
-    shown = [number for number, row in steps.items() if all("spans" in event for event in row)]
-    shown = shown[-max(_MOST_STEPS, period + WARM_UP_STEPS) :]
+    shown = with_spans(steps, period)
     if not shown:
         return None
-    world_size = len(steps[shown[0]])
-    by_rank = [
-        _medians({number: _seconds(steps[number][rank]) for number in shown}, period)
-        for rank in range(world_size)
-    ]
-    rank = max(range(world_size), key=lambda rank: _computing(by_rank[rank]))
+    by_rank = parts_by_rank(steps, shown, period)
+    rank = max(range(len(by_rank)), key=lambda rank: _computing(by_rank[rank]))
     found = by_rank[rank]
     if not found:
         return None
@@ -110,11 +104,31 @@ def step_time(steps: Steps, period: int = 1) -> StepTime | None:
     return StepTime(rank, len(shown[WARM_UP_STEPS:] or shown), parts, collectives)
 
 
+def with_spans(steps: Steps, period: int = 1) -> list[int]:
+    """Return the numbers of the newest steps in which all ranks recorded spans, at most 50 or a whole period."""
+    shown = [number for number, row in steps.items() if all("spans" in event for event in row)]
+    return shown[-max(_MOST_STEPS, period + WARM_UP_STEPS) :]
+
+
+def parts_by_rank(steps: Steps, shown: Sequence[int], period: int = 1) -> list[dict[tuple[str, str], float]]:
+    """Return the time of each part of a step by rank, in seconds; medians over the steps `shown`.
+
+    The keys are pairs of a lane and a part; ``(IDLE, IDLE)`` is the time for which the rank recorded nothing.
+    """
+    return [
+        _medians({number: seconds_by_part(steps[number][rank]) for number in shown}, period)
+        for rank in range(len(steps[shown[0]]))
+    ]
+
+
 def slowest_rank_s(steps: Steps, period: int = 1) -> float | None:
-    """Return the time of a step on the slowest rank, in seconds, averaged as in `Summary`; None before a period ends.
+    """Return the step time of the slowest rank in seconds; None until a period has ended.
+
+    It is the median over the steps after the warm-up, as in `Summary`. If the first steps of a run are uncompressed,
+    `Summary` is the weighted mean of two such medians: that of the uncompressed steps and that of the compressed steps.
 
     Args:
-        steps: The finished steps.
+        steps: The finished steps, which are all compressed or all uncompressed.
         period: Period of the compression's traffic, in steps.
     """
     seconds = [max(event["step_time_s"] for event in row) for row in steps.values()]
@@ -138,7 +152,7 @@ def _medians(
     return found
 
 
-def _seconds(event: Event) -> dict[tuple[str, str], float]:
+def seconds_by_part(event: Event) -> dict[tuple[str, str], float]:
     """Return the time of one rank's step by lane and part, in seconds; each moment is counted once."""
     spans = [(*_part(lane, name), start, end) for lane, name, start, end, _ in event["spans"]]
     spans = [span for span in spans if span[1] not in _WAITS]
@@ -158,7 +172,7 @@ def _part(lane: str, name: str) -> tuple[str, str]:
 
 
 def _precedence(span: tuple[str, str, float, float]) -> tuple[int, float]:
-    """Sort key by which spans overwrite each other; of two spans of the same kind, the one that started first wins."""
+    """Return a span's sort key: spans with larger keys overwrite others; at equal precedence, the earlier span wins."""
     lane, name, start, _ = span
     kind = name if name in _PRECEDENCE else lane
     return (_PRECEDENCE.index(kind) if kind in _PRECEDENCE else 0), -start

@@ -1,4 +1,4 @@
-"""Rows of a comparison for memory, by kind."""
+"""Rows of a comparison for memory, by type."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from shardscope.measure.compare.comparison import ComparedTerm
 from shardscope.measure.compare.measured import Ints, Steps, held_by_kind
 from shardscope.prediction.job import JobPrediction
 from shardscope.prediction.observed import ObservedPrediction
-from shardscope.runlog.schema import MEMORY_KINDS
-from shardscope.runlog.traffic import Event
+from shardscope.runlog.schema import MEMORY_KINDS, Event
 
 _EXACT_KINDS = frozenset({"parameters", "gradients", "optimizer", "buffers"})
 
@@ -21,16 +20,16 @@ _EXACT_KINDS = frozenset({"parameters", "gradients", "optimizer", "buffers"})
 def memory_rows(
     prediction: JobPrediction | ObservedPrediction, events: Sequence[Event], steps: Steps, notes: list[str]
 ) -> Iterator[ComparedTerm]:
-    """Yield one row for each kind of memory on the rank with most of it, and one for the peak.
+    """Yield one row for each type of memory, on the rank with the most memory of this type, and one for the peak.
 
-    Sentences on what is left out are added to `notes`.
+    If rows are left out, sentences that give the reasons are added to `notes`.
     """
     newest = held_by_kind(events, prediction.job.world_size)
     if newest is None:
-        notes.append("Memory by kind is left out: no step has measured it (see Record.memory_first).")
+        notes.append("Memory by type is left out: no step has measured it (see Record.memory_first).")
     else:
         number, held = newest
-        notes.append(f"Memory by kind is from step {number}, each kind at its own peak.")
+        notes.append(f"Memory by type is from step {number}, each type at its own peak.")
         prediction = prediction.at_step(number)
         yield from _kinds(prediction, held, notes)
     if isinstance(prediction, ObservedPrediction):
@@ -41,8 +40,10 @@ def memory_rows(
         return
     peaks = np.array([[event["peak_memory_bytes"] for event in row] for row in steps.values()]).max(axis=0)
     yield _row("peak", np.array([term.value for term in prediction.by_rank]), peaks, is_judged=False)
-    if prediction.cluster is None:
-        notes.append("peak is predicted for tensors only; the measured one covers the whole process.")
+    if not prediction.step.is_on_gpus:
+        notes.append(
+            "peak is predicted for tensors only; the measured peak is how much the whole process has grown."
+        )
 
 
 def _kinds(

@@ -1,19 +1,24 @@
 """The comparison of a run with its prediction.
 
 Both sides use the same names and cover the same steps and ranks. A term that only one side has is left out, and the
-notes say why.
+comparison's notes say why.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from shardscope.errors import RunUnreadable, ShardscopeError, SpecError
 from shardscope.measure.compare.comparison import Comparison
 from shardscope.measure.compare.memory import memory_rows
 from shardscope.measure.compare.parts import time_rows
-from shardscope.measure.compare.traffic import traffic_rows
+from shardscope.measure.compare.traffic import kind_of_step, traffic_rows
 from shardscope.prediction.job import JobPrediction
 from shardscope.prediction.observed import ObservedPrediction
 from shardscope.prediction.predict import predict
+from shardscope.runlog.schema import Event
 from shardscope.runlog.spans import finished_steps
 from shardscope.runtime import Run
 from shardscope.runtime.preflight import preflight
@@ -22,39 +27,50 @@ from shardscope.spec.observed import ObservedJob
 
 _NOT_PREDICTED = (
     "This run cannot be compared: its job cannot be predicted here, for example because its model, data or loss is "
-    "your own."
+    "user-defined."
 )
 
 
 def compare(
-    run: Run, cluster: Cluster | None = None, *, prediction: JobPrediction | ObservedPrediction | None = None
+    run: Run | str | Path,
+    cluster: Cluster | None = None,
+    *,
+    prediction: JobPrediction | ObservedPrediction | None = None,
+    root: str | Path | None = None,
 ) -> Comparison:
-    """Compare a run with its prediction, term by term: traffic, memory by kind, and step time by part.
+    """Compare a run with its prediction, term by term: traffic, memory by type, and step time by part.
 
-    Bytes and messages are means over the newest steps after the warm-up, each of which is predicted separately. Memory
-    is from the newest step that measured it by kind. Times are medians. A run that is still running is compared up to
-    its newest step. For a training loop that `ss.observe` recorded, bytes and model states are compared.
+    Bytes and messages are means over the newest steps after the warm-up, and each of these steps is predicted
+    separately. Memory is from the newest step that measured memory by type. Times are medians. If the first steps were
+    uncompressed, bytes, messages and times cover compressed steps only, and are labelled so (`Comparison.per`). A run
+    that has not ended is compared up to its newest step. For a training loop that `ss.observe` recorded, only bytes and
+    model states are compared.
 
     Args:
-        run: A run with at least one finished step.
-        cluster: The cluster on which it ran, one device per rank; None for this machine.
-        prediction: A prediction of the run's job, for example with a calibration; None predicts it now.
+        run: A run with at least one finished step, or its name or path.
+        cluster: The cluster on which the job ran, one device per rank; None for this machine. The rates of this
+            machine's GPUs are unknown, so step times of a run on its GPUs are left out.
+        prediction: A prediction of the run's job, for example with a calibration; None predicts the job now.
+        root: Folder of the runs; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
 
     Raises:
-        RunUnreadable: No step has been finished by all ranks.
-        SpecError: The prediction is for another number of ranks, or the job cannot be predicted: its model or loss is a
-            function that does not exist in this process, or cannot be traced on shapes.
+        RunNotFound: The run does not exist.
+        RunUnreadable: The run cannot be read, or no step has been finished by all ranks.
+        SpecError: The prediction is for a different number of ranks, or the job cannot be predicted: its model or loss
+            is a function that does not exist in this process, or cannot be traced without data.
 
     Example:
         >>> run = ss.launch(ss.Job(model="mlp", data="digits", strategy="ring", world_size=2)).wait()  # doctest: +SKIP
         >>> compare(run)["bytes", "ring_all_reduce"].agrees  # doctest: +SKIP
         True
     """
+    if isinstance(run, str | Path):
+        run = Run.attach(run, root)
     events = run.events()
     steps = finished_steps(events, run.job.world_size)
     if not steps:
         raise RunUnreadable(
-            f"run {run.id} has nothing to compare: no step has been finished by all ranks; wait for one"
+            f"run {run.id} has nothing to compare: not all ranks have finished a step; wait for a step"
         )
     if prediction is None:
         prediction = predict(run.job, cluster)
@@ -63,6 +79,8 @@ def compare(
             f"prediction is for {prediction.job.world_size} ranks, but run {run.id} has {run.job.world_size}; use "
             "ss.predict(run.job)"
         )
+    if isinstance(prediction, JobPrediction) and prediction.cluster is None:
+        prediction = _where_it_ran(prediction, events)
     notes: list[str] = []
     rows = [
         *traffic_rows(prediction, steps, notes),
@@ -74,18 +92,30 @@ def compare(
         where = where if prediction.cluster is None else prediction.cluster.name
     else:
         notes.append("Step time is left out: it is not predicted for an observed training loop.")
-    return Comparison(run.id, run.name, where, tuple(rows), tuple(notes))
+    per = kind_of_step(prediction, steps)
+    return Comparison(run.id, run.name, where, tuple(rows), tuple(notes), per)
+
+
+def _where_it_ran(prediction: JobPrediction, events: Sequence[Event]) -> JobPrediction:
+    """Return the prediction for the device and the backend of the run, which need not be those of a run started now."""
+    start = next((event for event in events if event["event"] == "start" and "device" in event), None)
+    if start is None:
+        return prediction
+    is_on_gpus = str(start["device"]).startswith("cuda")
+    is_gloo = not is_on_gpus or str(start.get("backend")).startswith("gloo")
+    step = replace(prediction.step, is_on_gpus=is_on_gpus, backend="gloo" if is_gloo else "nccl")
+    return replace(prediction, step=step)
 
 
 def comparison_or_reason(run: Run) -> Comparison | str:
-    """Return the comparison of a finished run with its prediction, or a sentence on why there is none.
+    """Return the comparison of a finished run with its prediction, or a sentence that says why there is none.
 
-    The job is traced by the process that launches runs, as it is before a run starts, so torch is not imported here.
+    The job is traced in the process that launches runs, as it is before a run, so this process need not import torch.
     """
     try:
         if isinstance(run.job, ObservedJob):
             return compare(run)
-        prediction = preflight(run.job, timed=False).prediction
+        prediction = preflight(run.job).prediction
         return _NOT_PREDICTED if prediction is None else compare(run, prediction=prediction)
     except ShardscopeError as error:
         return str(error)

@@ -1,4 +1,4 @@
-"""Rows of a comparison for the time of a step, by part."""
+"""Rows of a comparison for step time, by part of the step."""
 
 from __future__ import annotations
 
@@ -15,33 +15,37 @@ from shardscope.measure.compare.measured import (
     slowest_rank_s,
     step_time,
 )
-from shardscope.measure.compare.traffic import after_warm_up, compared_steps
+from shardscope.measure.compare.traffic import COMPRESSED_STEP, after_warm_up, compared_steps, kind_of_step
 from shardscope.prediction.job import JobPrediction
 
 
 def time_rows(prediction: JobPrediction, steps: Steps, notes: list[str]) -> Iterator[ComparedTerm]:
-    """Yield the rows for the parts of a step and for the whole step; add to `notes` what is left out."""
+    """Yield the rows for the parts of a step and for the whole step; add to `notes` why rows are left out."""
     period = prediction.job.compression.period
-    trees = [prediction.at_step(number).time for number in compared_steps(prediction, steps)[-period:]]
-    compressed = after_warm_up(prediction, steps)
-    if len(compressed) < len(steps):
-        notes.append(f"Times are from step {min(compressed)} on, where steps are compressed.")
+    times = [prediction.at_step(number).time for number in compared_steps(prediction, steps)[-period:]]
+    trees = [time for time in times if time is not None]
+    if len(trees) < len(times):
+        notes.append(f"Step time is left out: {prediction.note}")
+        return
+    compressed, per = after_warm_up(prediction, steps), kind_of_step(prediction, steps)
+    if per == COMPRESSED_STEP:
+        notes.append(f"Times are from step {min(compressed)} onwards, the first compressed step.")
     found, measured_s = step_time(compressed, period), slowest_rank_s(compressed, period)
     if found is None:
         notes.append(
-            "Parts of the step are left out: no spans were recorded (see Record.spans_first), or not of a whole period "
-            "of the compression."
+            "Parts of the step are left out: no spans were recorded (see Record.spans_first), or the spans do not "
+            "cover a period of the compression."
         )
     else:
         notes.append(_scope(found))
         yield from _part_rows(prediction, trees, found, notes)
     if measured_s is None:
         notes.append(
-            f"The step is left out: the run is shorter than the compression's period of {period} steps."
+            f"The whole step is left out: the run is shorter than the compression's period of {period} steps."
         )
     else:
         predicted_s = _mean([tree.value for tree in trees])
-        yield ComparedTerm("time", "step", "s", "slowest rank", predicted_s, measured_s)
+        yield ComparedTerm("time", per, "s", "slowest rank", predicted_s, measured_s)
 
 
 def _scope(found: StepTime) -> str:
@@ -67,7 +71,7 @@ def _part_rows(
 
 
 def _parts_of(tree: Term) -> list[Term]:
-    """Return the parts of a step; the computation of a layout is split into its passes."""
+    """Return the parts of a step; the computation is split into its passes if the prediction has them."""
     inside = {part.name: any(each.name in PARTS for each in part.parts) for part in tree.parts}
     return [each for part in tree.parts for each in (part.parts if inside[part.name] else (part,))]
 
@@ -75,22 +79,20 @@ def _parts_of(tree: Term) -> list[Term]:
 def _left_out(
     name: str, predicted: Mapping[str, float], measured: Mapping[str, float], *, is_complete: bool
 ) -> str | None:
-    """Return a sentence on why a part has no row; None if it has one.
+    """Return a sentence that says why a part has no row; None if it has one.
 
-    The prediction for this machine is complete except for packing: any other part that it lacks is predicted to take no
-    time.
+    The prediction for this machine (`is_complete`) covers all parts except packing: any other part that it lacks is
+    predicted to take no time.
     """
     if name not in predicted and (name not in PARTS or name == "codec" or not is_complete):
-        return f"{name} is left out: it took {figure(measured[name], 's')}, and the prediction has no term for it."
+        return f"{name} is left out: it took {figure(measured[name], 's')}, but the prediction has no term for it."
     if name not in PARTS:
-        return (
-            f"{name} is left out: it is predicted ({figure(predicted[name], 's')}), but no run measures it."
-        )
+        return f"{name} is left out: it is predicted ({figure(predicted[name], 's')}), but runs do not measure it."
     return None
 
 
 def _collective_rows(trees: Sequence[Term], found: StepTime, notes: list[str]) -> Iterator[ComparedTerm]:
-    """Yield one row for each collective, if the run times only collectives that are predicted."""
+    """Yield one row for each collective, if all collectives that the run timed are predicted."""
     parts = [next((part.parts for part in tree.parts if part.name == COMMUNICATION), ()) for tree in trees]
     predicted = _means(parts)
     if found.collectives.keys() <= predicted.keys():
@@ -98,7 +100,7 @@ def _collective_rows(trees: Sequence[Term], found: StepTime, notes: list[str]) -
             yield _row(name, predicted[name], value, found, part_of=COMMUNICATION)
     else:
         notes.append(
-            f"Times of single collectives are left out: the run times {', '.join(found.collectives)}, and the "
+            f"Times of single collectives are left out: the run has {', '.join(found.collectives)}, but the "
             f"prediction has {', '.join(predicted) or 'none'}."
         )
 

@@ -14,7 +14,10 @@ from shardscope.prediction.job import JobPrediction
 from shardscope.prediction.observed import ObservedPrediction
 
 _MOST_STEPS = 50
-"""Maximum number of steps whose traffic is compared, newest first; each is predicted separately."""
+"""Maximum number of steps whose traffic is compared: the newest ones. Each step is predicted separately."""
+
+
+STEP, COMPRESSED_STEP = "step", "compressed step"
 
 
 def after_warm_up(prediction: JobPrediction | ObservedPrediction, steps: Steps) -> Steps:
@@ -24,8 +27,13 @@ def after_warm_up(prediction: JobPrediction | ObservedPrediction, steps: Steps) 
     return {number: row for number, row in steps.items() if number > last} or steps
 
 
+def kind_of_step(prediction: JobPrediction | ObservedPrediction, steps: Steps) -> str:
+    """Return the kind of step that is compared: `COMPRESSED_STEP` if uncompressed steps are left out, else `STEP`."""
+    return COMPRESSED_STEP if len(after_warm_up(prediction, steps)) < len(steps) else STEP
+
+
 def compared_steps(prediction: JobPrediction | ObservedPrediction, steps: Steps) -> list[int]:
-    """Return the numbers of the newest steps after the warm-up, in whole periods of the compression if possible."""
+    """Return the numbers of the newest steps after the warm-up: whole periods of the compression, if possible."""
     numbers, period = warmed_up(after_warm_up(prediction, steps)), prediction.job.compression.period
     most = max(_MOST_STEPS // period, 1) * period
     return numbers[-(min(most, len(numbers) // period * period) or len(numbers)) :]
@@ -34,15 +42,15 @@ def compared_steps(prediction: JobPrediction | ObservedPrediction, steps: Steps)
 def traffic_rows(
     prediction: JobPrediction | ObservedPrediction, steps: Steps, notes: list[str]
 ) -> Iterator[ComparedTerm]:
-    """Yield the rows of all collectives, bytes first, each group with its total; add to `notes` what is left out."""
+    """Yield the rows of all collectives, bytes first, and a total for each group; add to `notes` what is left out."""
     numbers = compared_steps(prediction, steps)
     predicted = _predicted(prediction, numbers)
     if predicted is None:
-        notes.append("Bytes and messages are left out: the strategy does not state what it sends.")
+        notes.append("Bytes and messages are left out: the strategy has no formula for its traffic.")
         return
     measured = counted([steps[number] for number in numbers], prediction.job.world_size)
     names = [name for name, sent in predicted.items() if name in measured or sent.bytes.any()]
-    _note(names, numbers, predicted, measured, notes)
+    _note(names, numbers, predicted, measured, notes, per=kind_of_step(prediction, steps))
     nothing = CountedSteps(*np.zeros((2, prediction.job.world_size), dtype=np.int64))
     groups: tuple[Group, ...] = ("bytes", "messages")
     is_by_rank = isinstance(
@@ -74,10 +82,12 @@ def _note(
     predicted: Traffic,
     measured: dict[str, CountedSteps],
     notes: list[str],
+    *,
+    per: str,
 ) -> None:
     if names:
         which = (
-            f"step {numbers[0]}" if len(numbers) == 1 else f"steps {numbers[0]} to {numbers[-1]}, per step"
+            f"step {numbers[0]}" if len(numbers) == 1 else f"steps {numbers[0]} to {numbers[-1]}, per {per}"
         )
         notes.append(f"Bytes and messages are from {which}, summed over all ranks.")
     unknown = [name for name in names if predicted[name].bytes.any() and not predicted[name].messages.any()]
@@ -91,7 +101,7 @@ def _note(
 def _row(
     group: Group, name: str, sent: Sent, found: CountedSteps, num_steps: int, *, is_by_rank: bool
 ) -> ComparedTerm:
-    """Return the row of one collective from totals over several steps, checked on each rank or on the sum.
+    """Return the row of one collective from totals over several steps, checked on each rank or as a sum over ranks.
 
     Messages are not checked if only bounds on the bytes are known.
     """

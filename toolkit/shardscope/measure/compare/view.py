@@ -12,19 +12,24 @@ from shardscope.analytic.show import figure
 if TYPE_CHECKING:
     from shardscope.measure.compare.comparison import ComparedTerm, Comparison
 
-HEADINGS = {
-    "bytes": "Bytes sent per step", "messages": "Messages per step", "memory": "Memory", "time": "Step time",
+_HEADINGS = {
+    "bytes": "Bytes sent per {per}", "messages": "Messages per {per}", "memory": "Memory", "time": "Time of a {per}",
 }  # fmt: skip
-"""Headings of the groups of rows."""
+"""Headings of the groups of rows; ``per`` is the kind of step."""
 _MANY = 10.0
-"""Ratio of predicted to measured value from which the error is written as a multiple."""
+"""Ratio of predicted to measured value at and above which the error is written as a multiple."""
 _SHARE = 0.2
-"""Fraction of the step's deviation from which a term is named as a cause."""
+"""Smallest fraction of the deviation in step time for which a term is named as a cause."""
 _FEW_PERCENT = 0.095
-"""Error below which one decimal is written."""
+"""Relative error below which the percentage is written with one decimal place."""
 _ALMOST_NONE = 0.001
 _AS_PREDICTED = 0.1
-"""Error of the step time up to which no cause is named."""
+"""Largest error of the step time for which no cause is named."""
+
+
+def heading_of(group: str, per: str) -> str:
+    """Return the heading of a group of rows, such as ``Bytes sent per compressed step``."""
+    return _HEADINGS[group].format(per=per)
 
 
 def value_text(value: float | None, unit: str) -> str:
@@ -35,11 +40,15 @@ def value_text(value: float | None, unit: str) -> str:
 
 
 def error_text(row: ComparedTerm) -> str:
-    """Format the error of a prediction, such as ``exact``, ``within bounds``, ``+6.2 %`` or ``12 ×``."""
+    """Format the error of a prediction, such as ``exact``, ``within bounds``, ``+6.2 %`` or ``12 ×``.
+
+    Where 0 was measured, there is no relative error: the text is the difference, such as ``+100 B``. A part of the step
+    with a measured time of 0 has no spans.
+    """
     if row.agrees:
         return "exact" if row.bounds is None else "within bounds"
     if row.error is None:
-        return "not measured"
+        return "not measured" if row.group == "time" else f"+{value_text(row.predicted, row.unit)}"
     if row.error + 1 >= _MANY:
         return f"{row.error + 1:,.0f} ×"
     if abs(row.error) < _ALMOST_NONE:
@@ -48,7 +57,7 @@ def error_text(row: ComparedTerm) -> str:
 
 
 def verdict(comparison: Comparison) -> str:
-    """Return sentences on whether exact terms agree, and on what makes the step slower or faster than predicted."""
+    """Return sentences that say whether exact terms agree, and which parts make the step time deviate."""
     return " ".join(filter(None, (_on_exact(comparison), _on_time(comparison))))
 
 
@@ -59,18 +68,18 @@ def _on_exact(comparison: Comparison) -> str:
         return ""
     if not wrong:
         each = "The only term" if len(judged) == 1 else f"All {len(judged)} terms"
-        return f"{each} predicted exactly, or within bounds, agree{'s' * (len(judged) == 1)}."
+        return f"{each} with an exact or bounded prediction agree{'s' * (len(judged) == 1)}."
     named = ", ".join(f"{row.group} of {row.term}" for row in wrong)
-    return f"{len(wrong)} of {len(judged)} terms predicted exactly, or within bounds, differ: {named}."
+    return f"{len(wrong)} of {len(judged)} terms with an exact or bounded prediction differ: {named}."
 
 
 def _on_time(comparison: Comparison) -> str:
     times = {row.term: row for row in comparison.rows if row.group == "time"}
-    step = times.pop("step", None)
+    step = times.pop(comparison.per, None)
     if step is None or step.error is None:
         return ""
     more_s = step.measured - step.predicted
-    took = f"A step took {figure(step.measured, 's')}, predicted {figure(step.predicted, 's')}"
+    took = f"A {comparison.per} took {figure(step.measured, 's')} (predicted: {figure(step.predicted, 's')})"
     if abs(step.error) <= _AS_PREDICTED:
         return f"{took}."
     shares = {
@@ -98,7 +107,8 @@ _STATES = ("parameters", "gradients", "optimizer", "buffers")
 def overview(comparisons: Iterable[Comparison]) -> list[list[str]]:
     """Return one row of text for each comparison, with the columns of `OVERVIEW`.
 
-    The columns are the errors of four groups of terms, the predicted and the measured step time, and its error.
+    After the run's name, the columns are the errors of four groups of terms, the predicted and the measured step time,
+    and the error of the step time.
     """
     return [_overview_row(comparison) for comparison in comparisons]
 
@@ -107,11 +117,21 @@ def _overview_row(comparison: Comparison) -> list[str]:
     rows = {(row.group, row.term): row for row in comparison.rows}
     sent = [[row for row in comparison.rows if row.group == group] for group in ("bytes", "messages")]
     states = [rows["memory", kind] for kind in _STATES if ("memory", kind) in rows]
-    activations, step = rows.get(("memory", "activations")), rows.get(("time", "step"))
+    activations, step = rows.get(("memory", "activations")), rows.get(("time", comparison.per))
     return [
         comparison.label, *map(_worst, sent), _worst(states), _worst([activations] if activations else []),
-        *((value_text(step.predicted, "s"), value_text(step.measured, "s"), error_text(step)) if step else "---"),
+        *(_step_cells(step, comparison.per) if step else "---"),
     ]  # fmt: skip
+
+
+def _step_cells(step: ComparedTerm, per: str) -> tuple[str, str, str]:
+    """Return the predicted and the measured time of a step, named if it is a compressed step, and the error."""
+    named = "" if per == "step" else f" a {per}"
+    return (
+        f"{value_text(step.predicted, 's')}{named}",
+        f"{value_text(step.measured, 's')}{named}",
+        error_text(step),
+    )
 
 
 def _worst(rows: Sequence[ComparedTerm]) -> str:
@@ -126,14 +146,12 @@ def _cells(row: ComparedTerm, columns: tuple[str, ...]) -> list[str]:
 
 
 def _groups(comparison: Comparison) -> list[tuple[str, list[ComparedTerm]]]:
-    """Return the rows under their headings, grouped by group and by the ranks to which they apply."""
+    """Return each heading with its rows; a heading names a group of terms and the ranks that the rows apply to."""
     keyed = groupby(comparison.rows, key=lambda row: (row.group, row.ranks if row.group != "time" else ""))
-    return [(_heading(found := list(rows)), found) for _, rows in keyed]
-
-
-def _heading(rows: list[ComparedTerm]) -> str:
-    ranks = rows[0].ranks
-    return f"{HEADINGS[rows[0].group]}, {ranks}"
+    return [
+        (f"{heading_of(first.group, comparison.per)}, {first.ranks}", [first, *rest])
+        for first, *rest in (list(rows) for _, rows in keyed)
+    ]
 
 
 def _title(comparison: Comparison) -> str:
@@ -170,14 +188,14 @@ def as_html(comparison: Comparison, *, title: bool = True) -> str:
 
     Args:
         comparison: The comparison.
-        title: Whether to start with the names of the run and of the cluster.
+        title: Whether to start with a line that names the run and the machine of the prediction.
     """
     head = f"<strong>{escape(_title(comparison))}</strong>" if title else ""
     notes = "".join(f"<div>{escape(note)}</div>" for note in comparison.notes)
     return (
         f'<div class="ss-compared">{head}<p style="margin:.3em 0 .6em">{escape(verdict(comparison))}</p>'
         f"{table_html(comparison)}"
-        f'<details style="margin-top:.5em"><summary>What is compared with what</summary>{notes}</details></div>'
+        f'<details style="margin-top:.5em"><summary>Which steps and ranks are compared</summary>{notes}</details></div>'
     )
 
 

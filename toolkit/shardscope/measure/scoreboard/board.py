@@ -1,4 +1,4 @@
-"""The scoreboard: prediction errors on the held-out rows of every data set, and those of two trivial formulas."""
+"""The scoreboard: prediction errors on the held-out rows of every data set, and the errors of two trivial formulas."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CALIBRATIONS: Mapping[str, str] = {
     "Megatron SC21, table 2, ZeRO-3": "a100-megatron",
     "Korthikanti, table 5": "a100-megatron",
 }
-"""The calibration for a data set's hardware and software; for other data sets the row's device selects it."""
+"""Calibration of each data set; for data sets that are not listed, the row's device determines the calibration."""
 
 
 class Line(NamedTuple):
@@ -38,10 +38,9 @@ class Line(NamedTuple):
     calibrations: tuple[str, ...]
     score: Score
     plain: Score
-    """Score of the plain formula: FLOPs with recomputation at one fraction of the peak, times the pipeline bubble
-    1 + (p - 1) / m; see `score.plain_seconds`."""
+    """Score of the plain formula, which has one constant per data set and precision; see `score.plain_seconds`."""
     constant_mfu: Score
-    """Score of the formula that takes the model's FLOPs at one fraction of the peak."""
+    """Score of the formula that divides the model's FLOPs by a constant fraction of the peak FLOP/s."""
 
 
 def board(datasets: Mapping[str, Sequence[Row]], *, fitted: bool = False) -> list[Line]:

@@ -1,4 +1,4 @@
-"""The machines of the published rows: devices and links from the catalogue, networks as described by the authors.
+"""Clusters of the published measurements: devices and links from the catalogue, networks as the authors describe them.
 
 The authors state the bandwidth of a node's network cards, which may differ from that of the standard node in the
 catalogue. None of them states the latency, so the catalogue's latency for InfiniBand is used.

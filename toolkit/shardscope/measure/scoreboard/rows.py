@@ -1,4 +1,4 @@
-"""A measured row: the layout, model and cluster of a run, its step time, and a hash of its inputs as identifier."""
+"""Rows of published measurements: layout, model, cluster, step time, and a hash of the inputs as identifier."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Row:
     seconds: float
     """Measured step time, in seconds."""
     inputs: Mapping[str, object] = field(default_factory=dict)
-    """Inputs of the run as published, without measurements."""
+    """Published inputs of the run, without measurements."""
 
     @property
     def key(self) -> str:
-        """Twelve hexadecimal digits of a hash of the inputs; equal for equal runs, even if measurements differ."""
+        """Hash of the inputs, as twelve hexadecimal digits; the same for equal runs, even if measurements differ."""
         text = json.dumps([self.dataset, self.inputs], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 

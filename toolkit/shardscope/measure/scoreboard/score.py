@@ -1,4 +1,4 @@
-"""Errors of predictions against measurements, and those of two trivial formulas."""
+"""Errors of predictions against measurements, and two trivial formulas as baselines."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _ranks(values: Floats) -> Floats:
 def constant_mfu_seconds(rows: Sequence[Row], constants: Mapping[str, float]) -> Floats:
     """Return step times by the simplest formula, in seconds.
 
-    The model's FLOPs are divided by one fraction of the peak per data set and precision.
+    The model's FLOPs are divided by a fraction of the peak FLOP/s that is constant per data set and precision.
     """
     return np.array([_needed(row) / (_peak(row) * _constant(row, constants)) for row in rows])
 
@@ -57,8 +57,8 @@ def constant_mfu_seconds(rows: Sequence[Row], constants: Mapping[str, float]) ->
 def plain_seconds(rows: Sequence[Row], constants: Mapping[str, float]) -> Floats:
     """Return step times by the plain formula, in seconds.
 
-    FLOPs with recomputation (96 B s L h² ...) are divided by one fraction of the peak, and multiplied by 1 plus the
-    pipeline bubble (p - 1) / m.
+    FLOPs with recomputation are divided by a constant fraction of the peak FLOP/s. The result is multiplied by
+    1 + (p - 1) / m for the pipeline bubble, with p stages and m micro-batches.
     """
     return np.array([_plain(row) / _constant(row, constants) for row in rows])
 

@@ -1,7 +1,8 @@
-"""Published step times that ship with Shardscope, copied from their papers. No constant is fitted to them.
+"""Published step times that ship with Shardscope, copied from papers. No constant is fitted to them.
 
-Settings that a paper does not print are assumed. For Narayanan's table 1: micro-batches of 4 without a pipeline and of
-1 with one, and two (or three) virtual stages if the layers allow it. For Llama 3: four virtual stages and ZeRO 1.
+Settings that a paper does not state are assumed. For Narayanan's table 1: micro-batches of 4 without a pipeline and of
+1 with a pipeline, and two (or three) virtual stages if the layers allow it. For Llama 3: four virtual stages and
+ZeRO 1.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ LLAMA: Mapping[str, Mapping[str, int]] = {
     "llama3.1-70B": {"layers": 80, "hidden": 8192, "ffn": 28672, "heads": 64},
     "llama3.1-405B": {"layers": 126, "hidden": 16384, "ffn": 53248, "heads": 128},
 }
-SELENE = network(200, "Narayanan et al. 2021, section 5: 8 x 200 Gbit/s HDR InfiniBand a node")
-META = network(400, "Llama 3, arXiv 2407.21783, section 3.3.1: 400 Gbit/s RoCE a device")
+SELENE = network(200, "Narayanan et al. 2021, section 5: 8 x 200 Gbit/s HDR InfiniBand per node")
+META = network(400, "Llama 3, arXiv 2407.21783, section 3.3.1: 400 Gbit/s RoCE per device")
 VOCAB, SEQ = 51200, 2048
 
 MEGATRON_1 = (

@@ -1,1 +1,1 @@
-"""Gradient compression methods, one folder each, and `packed`, the base of codec-based methods."""
+"""Gradient compression methods, each in its own folder, and the base classes that several of them share."""

@@ -10,7 +10,7 @@ from shardscope.spec.numbers import CountOrZero
 
 
 class LowRankCompression(Compression):
-    """Base class of low-rank methods, which all-reduce two factors one after the other."""
+    """Base class of low-rank methods, which all-reduce the left and then the right factors of a bucket's matrices."""
 
     carriage = "layers"
     family = "Low rank"
@@ -19,22 +19,22 @@ class LowRankCompression(Compression):
     feedback: bool = True
     """Error feedback: add the compression error of a step to the next step's gradient."""
     warmup_steps: CountOrZero = 0
-    """Number of uncompressed steps at the start."""
+    """Number of steps at the start whose gradients are sent uncompressed."""
 
     def uncompressed(self, steps: int) -> int:
         return self.warmup_steps
 
     def at_step(self, step: int) -> Compression:
-        """Return ``none`` during the warm-up, then this method."""
+        """Return the method that is used in this step: ``none`` during the warm-up, then this method."""
         uncompressed: Compression = Compression.by_name("none")
         return uncompressed if step <= self.warmup_steps else self
 
     def probes(self, plan: Sequence[int] | None) -> int:
-        """Number of random probe vectors sent with every left factor."""
+        """Return the number of random probe vectors whose products with a matrix are sent with its left factor."""
         return 0
 
     def kept_bytes(self, shapes: Shapes, world_size: int, *, scatters: bool = False) -> int | None:
-        """Return the bytes of the right factors kept for the next step, plus those of the bucket's residual."""
+        """Return the bytes of a bucket's right factors and residual; None if the ranks of its matrices are adaptive."""
         from shardscope.analytic.communication.compressed import FLOAT_BYTES, low_rank_elements
 
         if not self.is_fixed:
@@ -45,7 +45,7 @@ class LowRankCompression(Compression):
     def collectives(
         self, shapes: Shapes, world_size: int, *, plan: Sequence[int] | None = None
     ) -> Sequence[Collective]:
-        """Return two sums in sequence, since the second factor depends on the summed first factor."""
+        """Return the two all-reduces of a bucket in order: of the left factors, then of the right factors."""
         from shardscope.analytic.communication.compressed import FLOAT_BYTES, low_rank_elements
 
         ranks = [self.rank] * len(shapes) if plan is None else plan

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from shardscope.spec.job import Job
 
 USEFUL_WARMUP = 5
-"""Minimum number of warm-up steps. On digits (100 steps, 2 ranks, 3 seeds each), the final test loss relative to the
-uncompressed run was 3 to 11 with 1 warm-up step, up to 2 with 2 or 3 steps, and up to 1.5 with 5 or 10."""
+"""Minimum number of warm-up steps. On digits (100 steps, 2 ranks, 3 seeds each), the final test loss was 3 to 11 times
+that of the uncompressed run with 1 warm-up step, up to 2 times with 2 or 3, and up to 1.5 times with 5 or 10."""
 
 
 class OneBitCompression(BlockCompression):
@@ -29,13 +29,13 @@ class OneBitCompression(BlockCompression):
     """Name of the optimizer that the method requires."""
 
     warmup_steps: CountOrZero | None = None
-    """Number of uncompressed steps at the start; None means 20 % of the job's steps, but at least 5."""
+    """Number of steps at the start without compression; None means 20 % of the job's steps, but at least 5."""
     block: int = Field(default=1024, ge=8, le=65536)
-    """Number of elements that share one magnitude; a multiple of 8, 8 to 65536."""
+    """Number of elements that share one magnitude: a multiple of 8, from 8 to 65536."""
 
     @property
     def memories(self) -> int:
-        """Number of values kept per element: 2, the residual and the scale of its tensor."""
+        """Number of values stored per element: 2, the residual and the scale of the tensor."""
         return 2
 
     @property
@@ -48,7 +48,7 @@ class OneBitCompression(BlockCompression):
 
     @property
     def steps_are_alike(self) -> bool:
-        """False: the warm-up may have ended in an earlier run."""
+        """False, because a resumed run may have completed its warm-up before it was interrupted."""
         return False
 
     def uncompressed(self, steps: int) -> int:
@@ -57,42 +57,42 @@ class OneBitCompression(BlockCompression):
     def check_follows(self, before: str) -> None:
         if before != self.name:
             raise SpecError(
-                f"compression={self.name!r} cannot resume a run that was trained with {before!r}: it needs the state "
-                "from its own warm-up; use it from the start, or resume with another method"
+                f"compression={self.name!r} cannot resume a run that was trained with {before!r}, because it needs "
+                "the state from its own warm-up; use it from the first step, or resume with another method"
             )
 
     def check_optimizer(self, job: Job) -> None:
         if job.optimizer.name != self.optimizer:
             raise SpecError(
-                f"compression={self.name!r} does not go with optimizer={job.optimizer.name!r}; use "
+                f"compression={self.name!r} cannot be combined with optimizer={job.optimizer.name!r}; use "
                 f"optimizer={self.optimizer!r}"
             )
         if job.clip_norm is not None:
             raise SpecError(
-                f"clip_norm={job.clip_norm:g} does not go with compression={self.name!r}, which exchanges momenta; "
-                "leave it out"
+                f"clip_norm={job.clip_norm:g} cannot be combined with compression={self.name!r}, which exchanges "
+                "momenta instead of gradients; leave clip_norm out"
             )
         clipped = job.optimizer.settings.get("max_grad_norm", "off")
         if clipped != "off":
             raise SpecError(
-                f"optimizer.max_grad_norm={clipped:g} does not go with compression={self.name!r}, which exchanges "
-                "momenta; use max_grad_norm='off'"
+                f"optimizer.max_grad_norm={clipped:g} cannot be combined with compression={self.name!r}, which "
+                "exchanges momenta instead of gradients; use max_grad_norm='off'"
             )
         self._check_warmup(job.steps)
 
     def _check_warmup(self, steps: int) -> None:
         if steps <= USEFUL_WARMUP:
             raise SpecError(
-                f"steps={steps} are too few for compression={self.name!r}, which starts after a warm-up of at "
-                f"least {USEFUL_WARMUP}; use at least {USEFUL_WARMUP + 1}"
+                f"steps={steps} is too few for compression={self.name!r}, which starts to compress after at least "
+                f"{USEFUL_WARMUP} warm-up steps; use steps={USEFUL_WARMUP + 1} or more"
             )
         warmup = self.uncompressed(steps)
         if not USEFUL_WARMUP <= warmup < steps:
             why = (
-                "no step to compress" if warmup >= steps else "a second moment of too few gradients to freeze"
+                "no step to compress" if warmup >= steps else "too few gradients to estimate a second moment"
             )
             raise SpecError(
-                f"compression.warmup_steps={warmup} of steps={steps} leaves {self.name} {why}; "
+                f"compression.warmup_steps={warmup} with steps={steps} leaves {self.name} {why}; "
                 f"use {USEFUL_WARMUP} to {steps - 1}"
             )
 

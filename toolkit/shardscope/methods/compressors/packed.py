@@ -1,4 +1,4 @@
-"""Base classes of methods that pack elements, or blocks of them, into bytes: packet sizes and exchange."""
+"""Base classes of methods that pack single elements or blocks of elements into bytes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ if TYPE_CHECKING:
     from shardscope.spec.job import Job
 
 Exchange = Literal["two-phase", "gather"]
-"""How packets are exchanged. With ``two-phase``, each rank unpacks, sums and repacks its share, and the cost does not
-grow with the number of ranks. With ``gather``, every rank receives all packets, and the cost does grow."""
+"""How packets are exchanged. With ``two-phase``, each rank unpacks, averages and repacks its share of the elements, so
+traffic per rank does not grow with the number of ranks. With ``gather``, every rank receives the packets of all ranks,
+so traffic per rank grows with their number."""
 Ratio = Annotated[float, Field(gt=0, le=1)]
 
 
 class PackedCompression(Compression):
-    """Base class of methods that use a codec, with or without error feedback.
+    """Base class of methods that pack gradients with a codec, with or without error feedback.
 
-    Derive your own method from this class: give it a `name`, its settings as fields with defaults, `packet_bytes` and
-    `codec`. Fields called ``feedback`` and ``exchange`` are recognised. Without them, no residual is kept and
-    packets are exchanged in two phases.
+    Derive your own method from this class: define `name`, settings as fields with defaults, `packet_bytes` and `codec`.
+    Two optional fields have a predefined meaning: ``feedback`` turns error feedback on or off, and ``exchange`` selects
+    how packets are exchanged. Without these fields, no residual is kept, and packets are exchanged in two phases.
     """
 
     summed_width: ClassVar[int | None] = None
@@ -44,14 +45,14 @@ class PackedCompression(Compression):
 
     @property
     def align(self) -> int:
-        """Alignment in elements; the size of each separately packed piece is a multiple of it."""
+        """Alignment in elements: the size of each piece that is packed separately is a multiple of this number."""
         return 1
 
     def is_too_coarse(self) -> str:
-        """Return the `diverges_because` message for methods whose packets carry too little information."""
+        """Return the message for `diverges_because` in methods that are too coarse for gossip."""
         return (
-            f"compression={self.name!r} does not go with strategy='gossip': its packets are further from a "
-            "difference than zero is; use 'sign', 'int4' or 'int8'"
+            f"compression={self.name!r} cannot be combined with strategy='gossip': the compression error is larger "
+            "than the difference that is sent; use 'sign', 'int4' or 'int8'"
         )
 
     @property
@@ -77,11 +78,11 @@ class PackedCompression(Compression):
 
     @property
     def memories(self) -> int:
-        """Number of float32 values kept for each packed element, if the method keeps a residual."""
+        """Number of float32 values stored for each packed element, if the method keeps a residual."""
         return 1
 
     def kept_bytes(self, shapes: Shapes, world_size: int, *, scatters: bool = False) -> int | None:
-        """Return the bytes of the bucket's residual, plus those of a rank's share of the mean if it is packed again."""
+        """Return the bytes of a bucket's residual, plus that of a rank's share of the mean if the share is repacked."""
         from shardscope.analytic.communication.compressed import FLOAT_BYTES, share_size
 
         if not self.remembers:
@@ -114,10 +115,10 @@ class BlockCompression(PackedCompression):
     """Base class of methods that send `width` bits per element and one float32 scale per block."""
 
     block: int = Field(default=256, ge=8, le=65536)
-    """Number of elements that share one scale; a multiple of 8, 8 to 65536."""
+    """Number of elements that share one scale: a multiple of 8, from 8 to 65536."""
 
     @model_validator(mode="after")
-    def _whole_bytes(self) -> Self:
+    def _check_block(self) -> Self:
         check_block(self.block)
         return self
 
@@ -146,12 +147,12 @@ class BlockIntegers(BlockCompression):
     feedback: bool = False
     """Error feedback: add the compression error of a step to the next step's gradient."""
     exchange: Exchange = "two-phase"
-    """How packets are exchanged: each rank unpacks, sums and repacks its share (``two-phase``; the cost does not grow
-    with the number of ranks), or every rank receives all packets (``gather``; the cost does grow)."""
+    """How packets are exchanged: each rank unpacks, averages and repacks its share of the elements (``two-phase``), or
+    every rank receives all packets (``gather``, for which traffic per rank grows with the number of ranks)."""
 
 
 def check_block(block: int) -> None:
-    """Refuse block sizes that are not a multiple of 8 elements, so that blocks end on a byte boundary.
+    """Reject block sizes that are not a multiple of 8 elements, since each block must end on a byte boundary.
 
     Raises:
         SpecError: The size is not a multiple of 8; the message names the next one that is.

@@ -1,1 +1,1 @@
-"""Learning-rate schedules, one folder each."""
+"""Learning-rate schedules, each in its own folder."""

@@ -1,1 +1,1 @@
-"""Optimizers, one folder each."""
+"""Optimizers, each in its own folder."""

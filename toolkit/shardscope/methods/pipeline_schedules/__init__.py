@@ -1,1 +1,1 @@
-"""Pipeline schedules, one folder each."""
+"""Pipeline schedules, each in its own folder."""

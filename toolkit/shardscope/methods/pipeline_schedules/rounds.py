@@ -9,7 +9,7 @@ from shardscope.spec.pipeline_schedule import PipelineSchedule
 
 
 class InRounds(PipelineSchedule):
-    """Base class of schedules in which a rank runs a round of micro-batches through one stage before its next stage."""
+    """Base class of schedules in which each rank runs a whole round of micro-batches on one of its stages at a time."""
 
     default_stages = 2
     least_stages = 1
@@ -19,14 +19,17 @@ class InRounds(PipelineSchedule):
         return microbatches >= ranks and microbatches % (microbatches // ranks) == 0
 
     def needs(self, ranks: int) -> str:
-        return f"at least {ranks}, in rounds of equal size (a multiple of {ranks} always is)"
+        return f"at least {ranks}, in rounds of equal size (as with any multiple of {ranks})"
 
     @abstractmethod
     def last_round(self, rank: Any, ranks: Any) -> Any:
-        """Return the number of forward passes on the rank's last stage before its first backward pass."""
+        """Return the number of forward passes on a rank's last stage before the rank's first backward pass."""
 
     def in_flight(self, rank: Any, ranks: Any, microbatches: Any, held: Any) -> Any:
-        """Return the micro-batches in flight after the warm-up: full rounds, and `last_round` on the last stage."""
+        """Return the peak number of micro-batches in flight: full rounds, plus `last_round` on the rank's last stage.
+
+        On a rank with several stages, a micro-batch in flight on one of v stages counts as 1/v.
+        """
         import numpy as np
 
         per_round = microbatches // np.maximum(1, microbatches // ranks)

@@ -1,1 +1,1 @@
-"""Strategies, one folder each, and `bucketed` and `sharded`, the base classes of data-parallel and ZeRO strategies."""
+"""Strategies, each in its own folder; `bucketed` and `sharded` are base classes for data parallelism and ZeRO."""

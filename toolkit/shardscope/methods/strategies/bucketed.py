@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from shardscope.spec.numbers import MessageMiB
@@ -11,6 +12,7 @@ from shardscope.spec.strategy import Strategy
 
 if TYPE_CHECKING:
     from shardscope.analytic.communication import Traffic
+    from shardscope.analytic.communication.plan import Exchange, StepPlan, When
     from shardscope.analytic.job_step import JobStep
     from shardscope.analytic.memory import RankStates
     from shardscope.analytic.sharding import Ints
@@ -31,17 +33,17 @@ class BucketedStrategy(Strategy):
 
     @property
     def ring_directions(self) -> int | None:
-        """Number of directions of the ring that reduces each bucket; None if no ring does."""
+        """Number of directions of the ring that reduces each bucket; None if buckets are not reduced by a ring."""
         return None
 
     def degrees(self, world_size: int) -> Mapping[str, Any] | None:
-        """Return the degrees of the layout: data-parallel replicas."""
+        """Return the degrees of the layout: the number of data-parallel replicas."""
         return {"data": world_size}
 
     def exchanged_bytes(
         self, gradient_bytes: int, world_size: int, *, micro_batches: int = 1
     ) -> float | None:
-        """Return 2(W-1) S bytes, the minimum for any all-reduce."""
+        """Return the total bytes sent: 2(W-1) S for W ranks and S bytes of gradients, the minimum of any all-reduce."""
         from shardscope.analytic.communication import all_reduce_bytes
 
         return float(all_reduce_bytes(gradient_bytes, world_size))
@@ -59,25 +61,76 @@ class BucketedStrategy(Strategy):
     def traffic(self, step: JobStep) -> Traffic | None:
         """Return the traffic of the buckets and of `DistributedDataParallel`'s broadcasts.
 
-        DDP broadcasts the model's buffers in every step. Once, it rebuilds its buckets in the order of the gradients in
-        its first backward pass, and broadcasts the bucket of each tensor, the number of buckets and their sizes.
+        DDP broadcasts the model's buffers in every step. After the first backward pass, it rebuilds its buckets in the
+        order in which gradients became ready, and broadcasts the number of buckets, their sizes, and the bucket of each
+        tensor.
         """
         from shardscope.analytic.communication.traffic import by_backend, together
 
         if self.sum_traffic(step.num_elements, step.element_bytes, step) is None:
             return None
+        broadcasts = (
+            by_backend("broadcast", size, step.world_size, backend=step.backend)
+            for size in self._broadcast_sizes(step)
+        )
+        return together([*broadcasts, *self._exchanges(step)])
+
+    def _broadcast_sizes(self, step: JobStep) -> list[int]:
+        """Return the bytes of each broadcast in a step."""
         sizes = [*step.trace.buffer_sizes]
         if step.number == (1 if step.job.compression.is_on else 2):
             count = len(step.buckets(self.bucket_mb))
             sizes += [_INDEX_BYTES * (len(step.trained) + 1), _INDEX_BYTES * count]
-        broadcasts = (by_backend("broadcast", size, step.world_size, backend=step.backend) for size in sizes)
-        return together([*broadcasts, *self._exchanges(step)])
+        return sizes
+
+    def sum_exchanges(
+        self, num_elements: int, element_bytes: int, step: JobStep, when: When
+    ) -> list[Exchange]:
+        """Return the messages for summing one flat tensor; by default those of `sum_traffic`, which are not listed.
+
+        The arguments are those of `sum_traffic`, and the moment at which the sum starts.
+        """
+        from shardscope.analytic.communication.plan import whole
+
+        return whole(self.sum_traffic(num_elements, element_bytes, step) or {}, when)
+
+    def plan(self, step: JobStep) -> StepPlan | None:
+        """Return the broadcasts of the model's buffers, and an exchange of each bucket when its gradients are ready."""
+        from shardscope.analytic.communication.plan import StepPlan, When, whole
+        from shardscope.analytic.communication.traffic import by_backend
+
+        if self.sum_traffic(step.num_elements, step.element_bytes, step) is None:
+            return None
+        first = [
+            by_backend("broadcast", size, step.world_size, backend=step.backend)
+            for size in self._broadcast_sizes(step)
+        ]
+        broadcasts = [each for traffic in first for each in whole(traffic, When("forward", 0.0))]
+        return StepPlan((*broadcasts, *self._bucket_exchanges(step)))
+
+    def _bucket_exchanges(self, step: JobStep) -> Iterator[Exchange]:
+        from shardscope.analytic.communication.plan import Exchange, When, pair_rounds
+
+        compression, ready = step.compression, 0
+        if compression.period > 1:
+            if step.number % compression.period == 0:
+                yield from self.sum_exchanges(step.num_elements, step.element_bytes, step, When("optimizer"))
+            return
+        for shapes in step.buckets(self.bucket_mb):
+            ready += sum(prod(shape) for shape in shapes)
+            when = When("backward", ready / step.num_elements, step.micro_batches - 1)
+            for op, count, width in compression.collectives(shapes, step.world_size):
+                if op == "sum":
+                    size = width if step.is_compressed else step.element_bytes
+                    yield from self.sum_exchanges(count, size, step, when)
+                else:
+                    yield Exchange(f"packet_{op}", when, pair_rounds(count * width, step.world_size))
 
     def states(self, step: JobStep) -> RankStates:
-        """Return the bytes of whole replicas, whose gradients are stored in the buckets.
+        """Return the bytes on each rank: a whole replica, whose gradients are stored in the buckets.
 
-        With several micro-batches, a second copy of the gradients accumulates beside the buckets once these have been
-        rebuilt.
+        After buckets have been rebuilt, a job with several micro-batches accumulates gradients in a second copy outside
+        the buckets.
         """
         from shardscope.analytic.memory import spread_states
 
@@ -85,18 +138,18 @@ class BucketedStrategy(Strategy):
         has_buckets = step.number > (1 if step.job.compression.is_on else 2)
         copies = 2 if has_buckets and step.micro_batches > 1 else 1
         held = whole._replace(gradients=whole.gradients * copies)
-        return held.working_in(step, lambda: self._room(step))
+        return held.with_work_buffers(step, lambda: self._buffer_bytes(step))
 
-    def _room(self, step: JobStep) -> int | Ints | None:
-        """Return the bytes of the optimizer's update buffers, of residuals, and of receive buffers used so far."""
+    def _buffer_bytes(self, step: JobStep) -> int | Ints | None:
+        """Return the bytes of the optimizer's update buffers, the residuals, and all receive buffers used so far."""
         from shardscope.analytic.memory.work_space import compression_state_bytes, updates_of
 
         kept = compression_state_bytes(step, step.buckets(self.bucket_mb))
-        room = self.sum_room([*self._sums(replace(step, number=1)), *self._sums(step)], step)
-        return None if kept is None or room is None else updates_of(step.rows, step) + kept + room
+        buffers = self.sum_room([*self._sums(replace(step, number=1)), *self._sums(step)], step)
+        return None if kept is None or buffers is None else updates_of(step.rows, step) + kept + buffers
 
     def _sums(self, step: JobStep) -> Iterator[tuple[int, int]]:
-        """Yield number and size of the elements of each tensor that is summed in this step or a similar earlier one."""
+        """Yield the number of elements and the element size of each flat tensor that ranks have summed by this step."""
         now = step.compression
         if now.period > 1:
             if step.number >= now.period:
@@ -111,11 +164,11 @@ class BucketedStrategy(Strategy):
         """Return the bytes of the receive buffers that each rank keeps for summing flat tensors.
 
         Args:
-            sums: Number of elements of each tensor, and size of one element in bytes.
+            sums: For each tensor, its number of elements and the size of one element in bytes.
             step: The training step, which gives the number of ranks.
 
         Returns:
-            An array of shape `(W,)`, or one number for all ranks; None if unknown.
+            An array with one number per rank, or a single number that applies to all ranks; None if unknown.
         """
         return None
 

@@ -1,4 +1,4 @@
-"""ZeRO: data parallelism without redundancy; stages 1, 2 and 3 shard optimizer state, then gradients, then weights."""
+"""ZeRO: data parallelism with sharded optimizer state (stage 1), gradients too (stage 2), or all states (stage 3)."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from shardscope.analytic.communication import ShardCollectives, Traffic
+    from shardscope.analytic.communication.plan import StepPlan
     from shardscope.analytic.job_step import JobStep
     from shardscope.analytic.memory import RankStates
     from shardscope.analytic.sharding import Ints
@@ -30,7 +31,8 @@ class ZeroStrategy(Strategy):
     carries = frozenset({"sums", "packets"})
 
     collectives: Literal["ring", "backend"] = "ring"
-    """``ring``: our own metered reduce-scatter and all-gather. ``backend``: those of gloo or NCCL, for comparison."""
+    """Which collectives to use: our own metered reduce-scatter and all-gather (``ring``), or, for comparison, those of
+    gloo or NCCL (``backend``)."""
 
     @property
     def label(self) -> str:
@@ -42,7 +44,7 @@ class ZeroStrategy(Strategy):
         return {"data": world_size, "zero": self.zero_stage}
 
     def _carriers(self, step: JobStep) -> ShardCollectives:
-        """Return the collectives that exchange gradients and parameters."""
+        """Return the settings of the collectives that exchange gradients and parameters."""
         from shardscope.analytic.communication import ShardCollectives
 
         now = step.compression
@@ -52,7 +54,7 @@ class ZeroStrategy(Strategy):
             backend=None if self.collectives == "ring" else step.backend,
         )
 
-    def _room(self, step: JobStep, gathered: list[int], reduced: list[int], ranks: int) -> int | None:
+    def _buffer_bytes(self, step: JobStep, gathered: list[int], reduced: list[int], ranks: int) -> int | None:
         """Return the bytes of the ring's receive buffers and of error-feedback residuals on each rank of a group.
 
         Args:
@@ -61,7 +63,7 @@ class ZeroStrategy(Strategy):
             reduced: Number of elements in each flat tensor that is reduced, including padding.
             ranks: Number of ranks in the group.
         """
-        from shardscope.analytic.memory.held import ring_room
+        from shardscope.analytic.memory.held import ring_buffer_bytes
         from shardscope.analytic.memory.work_space import compression_state_bytes
 
         now, sums = step.compression, [(size, step.element_bytes) for size in [*gathered, *reduced]]
@@ -69,20 +71,20 @@ class ZeroStrategy(Strategy):
             found = (now.share_collective(size // ranks, ranks) for size in reduced)
             sums += [(each.num_elements, each.element_bytes) for each in found if each.op == "sum"]
         kept = compression_state_bytes(step, [[(size,)] for size in reduced], among=ranks, scatters=True)
-        ring = 0 if self.collectives == "backend" else ring_room(sums, ranks)
+        ring = 0 if self.collectives == "backend" else ring_buffer_bytes(sums, ranks)
         return None if kept is None else kept + ring
 
     def check(self, job: Job) -> None:
-        """Refuse compression with the backend's collectives, whose reduce-scatter cannot sum packets."""
+        """Reject compression with the backend's collectives, whose reduce-scatter cannot sum packets."""
         if job.compression.is_on and self.collectives == "backend":
             raise SpecError(
-                f"strategy.collectives='backend' does not go with compression={job.compression.name!r}; use "
-                f"strategy={self.name!r}, which has collectives='ring'"
+                f"strategy.collectives='backend' cannot be combined with compression={job.compression.name!r}; use "
+                f"strategy={self.name!r}, whose default is collectives='ring'"
             )
 
 
 class FullyShardedStrategy(ZeroStrategy):
-    """Base class of the stages that keep only shards of gradients, built on torch's `fully_shard` (FSDP2).
+    """Base class of the ZeRO stages that also shard gradients (2 and 3), built on torch's `fully_shard` (FSDP2).
 
     With compression, each micro-batch's gradients are packed and reduce-scattered. Error feedback needs a residual of
     the whole gradient in float32 on every rank, which is as much memory as the unsharded gradient that these stages
@@ -90,25 +92,25 @@ class FullyShardedStrategy(ZeroStrategy):
     """
 
     replicas: Count = 1
-    """Number of groups, each of which holds one whole model in shards (HSDP). Must divide `world_size` into groups of
-    at least 2 ranks. Gradients are reduce-scattered within a group, then their shards are all-reduced across the
-    groups. The batch is still divided over all ranks."""
+    """Number of groups of ranks; the shards in each group make up one whole model (HSDP). Must divide `world_size` into
+    groups of at least 2 ranks. Gradients are reduce-scattered within each group, then their shards are all-reduced
+    across groups. The batch is still divided over all ranks."""
     offload: bool = False
     """Keep shards of parameters, gradients and optimizer state in host memory; the optimizer then steps on the CPU.
-    Without a GPU, they are in host memory anyway, so only FSDP2's bookkeeping changes."""
+    Without a GPU, all states are in host memory anyway, so only FSDP2's bookkeeping changes."""
 
     @property
     def hides_noise_because(self) -> str | None:
-        """Why the gradient noise scale cannot be measured; None with ``ring``.
+        """Why the gradient noise scale cannot be measured; None with ``collectives='ring'``.
 
-        FSDP2 exposes whole gradients only to its reduce-scatter.
+        In FSDP2, only the reduce-scatter sees whole gradients, and ``ring`` replaces it with our own.
         """
         return (
-            None if self.collectives == "ring" else "only collectives='ring' shows a rank its own gradients"
+            None if self.collectives == "ring" else "a rank sees its gradients only with collectives='ring'"
         )
 
     def degrees(self, world_size: int) -> Mapping[str, Any]:
-        """Return the degrees of the layout: sharded data parallelism, in groups of ranks if there are `replicas`."""
+        """Return the degrees of the layout: those of `ZeroStrategy`, plus the group size if there are replicas."""
         groups = {} if self.replicas == 1 else {"shard": world_size // self.replicas}
         return {**super().degrees(world_size), **groups}
 
@@ -119,7 +121,7 @@ class FullyShardedStrategy(ZeroStrategy):
         return f"{super().label}{replicas}{' offload' if self.offload else ''}"
 
     def check(self, job: Job) -> None:
-        """Refuse replicas that do not divide the ranks into groups of at least 2, and votes that would be summed."""
+        """Reject replicas that do not form equal groups of at least 2 ranks, and jobs that would sum majority votes."""
         super().check(job)
         valid = [r for r in range(1, job.world_size) if job.world_size % r == 0]
         if self.replicas not in valid:
@@ -131,23 +133,23 @@ class FullyShardedStrategy(ZeroStrategy):
             self._check_votes(job)
 
     def _check_votes(self, job: Job) -> None:
-        """Refuse votes that would be summed over micro-batches or replicas; a step must have a single vote."""
+        """Reject a job whose steps would sum several majority votes, over micro-batches or replicas."""
         parts = job.num_micro_batches
         if parts > 1:
             raise SpecError(
                 f"batch.micro_batch={job.batch.micro_batch} makes {parts} micro-batches, and strategy={self.name!r} "
-                f"would sum a separate vote on each with compression={job.compression.name!r}; leave it out, or use "
-                "strategy='zero-1'"
+                f"would sum a separate vote for each with compression={job.compression.name!r}; leave micro_batch out, "
+                "or use strategy='zero-1'"
             )
         if self.replicas > 1:
             raise SpecError(
-                f"strategy.replicas={self.replicas} would average the votes of as many groups with "
+                f"strategy.replicas={self.replicas} would average separate votes of {self.replicas} groups with "
                 f"compression={job.compression.name!r}; use replicas=1"
             )
 
     @property
     def ranks_meet(self) -> bool:
-        """Whether all ranks form one group; with replicas, gradients are also exchanged across sharding groups."""
+        """Whether all ranks form one group, so that no gradients are exchanged across groups."""
         return self.replicas == 1
 
     @required
@@ -156,16 +158,12 @@ class FullyShardedStrategy(ZeroStrategy):
         raise NotImplementedError
 
     def traffic(self, step: JobStep) -> Traffic:
-        """Return the traffic of all units, and that of norms and scalar parameters, which the backend all-reduces."""
+        """Return the traffic of all sharding units, and of the backend's all-reduces of norms and scalar parameters."""
         from shardscope.analytic.communication import fully_sharded_traffic
         from shardscope.analytic.communication.traffic import by_backend, together
         from shardscope.analytic.job_step import shapes_of
 
-        units: dict[int, list[ParameterRow]] = {}
-        for row in step.rows:
-            if row.num_elements and row.shape:
-                units.setdefault(row.unit, []).append(row)
-        uncut = 8 * sum(not row.shape for row in step.trained)
+        units, uncut = self._units(step), 8 * sum(not row.shape for row in step.trained)
         sharded = fully_sharded_traffic(
             [shapes_of(rows) for rows in units.values()], step.world_size, self._carriers(step), replicas=self.replicas,
             gathers=self.gathers(step.micro_batches), micro_batches=step.micro_batches,
@@ -175,27 +173,60 @@ class FullyShardedStrategy(ZeroStrategy):
         whole = by_backend("all_reduce", uncut, step.world_size, backend=step.backend) if uncut else {}
         return together([sharded, whole, *norm_traffic(step, among=step.world_size // self.replicas)])
 
-    def states(self, step: JobStep) -> RankStates:
-        """Return the bytes of sharded states, which are the same in each replica, with padded parameters and gradients.
+    @staticmethod
+    def _units(step: JobStep) -> dict[int, list[ParameterRow]]:
+        """Return the parameters of each sharding unit; scalars are not sharded."""
+        units: dict[int, list[ParameterRow]] = {}
+        for row in step.rows:
+            if row.num_elements and row.shape:
+                units.setdefault(row.unit, []).append(row)
+        return units
 
-        Gathered parameters are temporary and counted separately.
+    def plan(self, step: JobStep) -> StepPlan:
+        """Return the all-gathers and reduce-scatters of every unit, before and after its forward and backward pass."""
+        from shardscope.analytic.communication.plan import StepPlan, When, whole
+        from shardscope.analytic.communication.shard_plan import ShardedPlan
+        from shardscope.analytic.communication.traffic import by_backend
+        from shardscope.analytic.job_step import shapes_of
+
+        units = self._units(step)
+        plan = ShardedPlan(
+            step.world_size, self._carriers(step), self.replicas, self.gathers(step.micro_batches), step.micro_batches
+        )  # fmt: skip
+        exchanges = plan.exchanges(
+            [shapes_of(rows) for rows in units.values()],
+            [shapes_of(row for row in rows if row.is_trained) for rows in units.values()],
+            idle=[place for place, unit in enumerate(units) if unit not in step.trace.running],
+        )
+        end = When("backward", 1.0, step.micro_batches - 1)
+        uncut = 8 * sum(not row.shape for row in step.trained)
+        scalars = by_backend("all_reduce", uncut, step.world_size, backend=step.backend) if uncut else {}
+        norms = norm_traffic(step, among=step.world_size // self.replicas)
+        return StepPlan((*exchanges, *(each for part in [scalars, *norms] for each in whole(part, end))))
+
+    def states(self, step: JobStep) -> RankStates:
+        """Return the bytes of sharded states on each rank, including the padding of parameters and gradients.
+
+        All replicas have the same states. Gathered parameters are temporary, and are counted separately.
         """
         from shardscope.analytic.memory import spread_states
         from shardscope.analytic.memory.work_space import unit_elements, updates_of_shards
 
         shards = step.world_size // self.replicas
 
-        def room() -> Ints | None:
+        def buffer_bytes() -> Ints | None:
             whole, reduced = (unit_elements(step, shards, trained=trained) for trained in (False, True))
-            kept = self._room(step, whole, reduced, shards)
+            kept = self._buffer_bytes(step, whole, reduced, shards)
             return None if kept is None else updates_of_shards(step, 2, ranks=shards) + kept
 
-        return spread_states(step, 2, ranks=shards).working_in(step, room).repeated(self.replicas)
+        return (
+            spread_states(step, 2, ranks=shards).with_work_buffers(step, buffer_bytes).repeated(self.replicas)
+        )
 
     def exchanged_bytes(self, gradient_bytes: int, world_size: int, *, micro_batches: int = 1) -> float:
-        """Return the bytes sent: R (N-1) S per collective in R groups of N ranks, plus 2(R-1) S between groups.
+        """Return the total bytes sent: R (N-1) S per collective in R groups of N ranks, plus 2(R-1) S between groups.
 
-        Source: Rajbhandari et al. 2020, section 7.
+        S is the size of the gradients in bytes. Source: Rajbhandari et al. 2020, section 7.
         """
         collectives = micro_batches + self.gathers(micro_batches)
         inside = (world_size - self.replicas) * collectives * float(gradient_bytes)
@@ -207,8 +238,8 @@ def norm_traffic(step: JobStep, *, among: int | None = None, of_layers: bool = T
 
     Args:
         step: The training step.
-        among: Number of ranks that together hold one whole gradient; None for all.
-        of_layers: Whether individual tensors are sharded; if False, each is whole on some rank.
+        among: Number of ranks that together hold one whole gradient; None means all ranks.
+        of_layers: Whether individual tensors are sharded, so that the norms of layers need communication too.
     """
     from shardscope.analytic.communication.traffic import by_backend, repeated
 

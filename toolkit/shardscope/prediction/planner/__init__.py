@@ -1,12 +1,12 @@
-"""Search all layouts of a model on a cluster, rank those that fit, and explain why the others rank lower.
+"""Search all layouts of a model on a cluster, rank those that fit, and explain the ranking.
 
 `plan` searches the space given by `SearchAxes`. `candidates` enumerates the valid layouts. `search` scores them in
-chunks with `analytic.memory` and `prediction.step`, and keeps those that can be the best under some objective. `Plans`
+chunks with `analytic.memory` and `prediction.step`, and keeps those that may be best by some objective. `Plans`
 is the resulting table: `frame`, `front`, `best`, `by`, `explain`, `why`.
 """
 
 from shardscope.prediction.planner.explain import Difference, Explanation
-from shardscope.prediction.planner.plan import plan
+from shardscope.prediction.planner.plan import default_batch, known_model, plan
 from shardscope.prediction.planner.plans import PlanRow, Plans, short
 from shardscope.prediction.planner.rank import OBJECTIVES
 from shardscope.prediction.planner.rules import REASONS
@@ -20,6 +20,8 @@ __all__ = [
     "PlanRow",
     "Plans",
     "SearchAxes",
+    "default_batch",
+    "known_model",
     "plan",
     "short",
 ]

@@ -1,8 +1,14 @@
 """All layouts of a search space as arrays of indices; invalid combinations are counted by reason.
 
-A layout consists of one index into each of four tables: grids (degrees of parallelism); bodies (grid, micro-batch,
-schedule, sequence parallelism, recomputation), which determine the work; ways to hold model states (ZeRO, shard,
-offload); and compressions. Only grids and bodies are stored as tables; the other two are expanded chunk by chunk.
+The settings of a layout are divided among four tables:
+
+- `Grid`: degrees of parallelism;
+- `Bodies`: all settings that determine the work of a rank, which are the index of a `Grid` row, the micro-batch size,
+  the schedule, sequence parallelism and recomputation;
+- ways to store model states: a sharding, which is a ZeRO stage with a shard size, and an offload setting;
+- compression methods.
+
+Only valid rows of the first two tables are stored; their combinations with the other two are formed chunk by chunk.
 """
 
 from __future__ import annotations
@@ -42,7 +48,7 @@ class SharedSettings(NamedTuple):
 
 
 class Bodies(NamedTuple):
-    """Rows of (grid, micro-batch, schedule, virtual stages, sequence parallelism, recomputation)."""
+    """Combinations of the settings that determine the work of a rank; `grid` is the index of a `Grid` row."""
 
     grid: Ints
     micro_batch: Ints
@@ -54,18 +60,18 @@ class Bodies(NamedTuple):
 
 
 class Candidates(NamedTuple):
-    """All valid layouts of a search space."""
+    """All valid layouts of a search space, as nested tables; a "way" is a sharding with an offload setting."""
 
     grid: Grid
     bodies: Bodies
     zero: Ints
-    """ZeRO stage of each way to hold model states."""
+    """ZeRO stage of each sharding."""
     shard: Ints
-    """Ranks in a shard group, by grid and way to hold model states; 0 where that way duplicates another one."""
+    """Number of ranks in a shard group, by grid and sharding; 0 if the sharding duplicates another one on this grid."""
     offload: Ints
     compression: Ints
     methods: tuple[Compression, ...]
-    """Methods that `compression` indexes; the first is ``none``."""
+    """Compression methods that the indices in `compression` refer to; the first is ``none``."""
     recipe: SharedSettings
     total: int
     """Number of combinations of all axes, including invalid ones."""
@@ -74,12 +80,12 @@ class Candidates(NamedTuple):
 
     @property
     def ways(self) -> Mask:
-        """Mask by grid and pair (way to hold states, offload): False where the pair duplicates another one."""
+        """Mask by grid and way to store model states: False if the way duplicates another one on this grid."""
         return np.repeat(self.shard > 0, len(self.offload), axis=1)
 
     @property
     def compressions(self) -> Ints:
-        """Number of compressions to try on each grid; 1 on a grid without replicas."""
+        """Number of compression methods to try on each grid; 1 on a grid without replicas."""
         alone = self.grid.data * self.grid.context == 1
         return np.where(alone, 1, len(self.compression))
 
@@ -89,10 +95,11 @@ class Candidates(NamedTuple):
         return self.total - sum(self.rejected.values())
 
     def layouts(self, body: Ints, way: Ints, compression: Ints) -> Layouts:
-        """Return the layouts at these indices into the nested tables."""
+        """Return the layouts with these indices into `bodies`, `ways` and `compression`."""
         bodies, grids = self.bodies, self.grid
         grid = bodies.grid.take(body)
-        kept, offload = np.divmod(way, len(self.offload))
+        num_offloads, num_shardings = len(self.offload), len(self.zero)
+        kept = np.repeat(np.arange(num_shardings), num_offloads).take(way)
         return Layouts(
             data=grids.data.take(grid),
             tensor=grids.tensor.take(grid),
@@ -100,13 +107,13 @@ class Candidates(NamedTuple):
             context=grids.context.take(grid),
             expert=grids.expert.take(grid),
             zero=self.zero.take(kept),
-            shard=self.shard.take(grid * self.shard.shape[1] + kept),
+            shard=self.shard.take(grid * num_shardings + kept),
             micro_batch=bodies.micro_batch.take(body),
             num_micro_batches=bodies.num_micro_batches.take(body),
             virtual_stages=bodies.virtual_stages.take(body),
             schedule=bodies.schedule.take(body),
             recompute=bodies.recompute.take(body),
-            offload=self.offload.take(offload),
+            offload=np.tile(self.offload, num_shardings).take(way),
             compression=self.compression.take(compression),
             sequence_parallel=bodies.sequence_parallel.take(body),
             compressions=self.methods,
@@ -122,14 +129,14 @@ def candidates(
     space: SearchAxes,
     recipe: SharedSettings | None = None,
 ) -> Candidates:
-    """Enumerate the valid grids and bodies, and count the invalid combinations.
+    """Enumerate the valid rows of `Grid` and `Bodies`, and count the invalid combinations by reason.
 
     Args:
         model: The model.
         cluster: The cluster, all of whose devices are used.
         global_batch: Sequences in one optimizer step.
         space: Values to try on each axis.
-        recipe: Precision, optimizer and kind of attention; None for ``bf16-mixed``, ``adamw`` and flash attention.
+        recipe: Settings shared by all layouts; None for ``bf16-mixed``, ``adamw`` and flash attention.
     """
     recipe = recipe or SharedSettings("bf16-mixed", Optimizer("adamw"), flash_attention=True)
     grid, lost_grids = _grids(model, cluster.num_devices, global_batch, space)
@@ -167,7 +174,7 @@ def _grids(model: Transformer, devices: int, batch: int, space: SearchAxes) -> t
 def _bodies(
     model: Transformer, grid: Grid, batch: int, space: SearchAxes, recipe: SharedSettings
 ) -> tuple[Bodies, dict[str, int], int]:
-    """Return the valid bodies, the number of invalid ones by reason, and the number of all bodies per grid."""
+    """Return the valid rows of `Bodies`, the number of invalid rows by reason, and the number of all rows per grid."""
     sizes = np.array(space.micro_batch or divisors(batch, largest=LARGEST_MICRO_BATCH), np.int64)
     options = space.schedule_options
     recompute = [RECOMPUTE_NAMES.index(name) for name in space.recompute]
@@ -210,9 +217,9 @@ def _schedule_rules(
 
 
 def _states(cluster: Cluster, grid: Grid, space: SearchAxes) -> tuple[Ints, Ints, int]:
-    """Return the ZeRO stage of each way to hold states, the shard size by grid and way, and the number of ways.
+    """Return the ZeRO stage of each sharding, the shard size by grid and sharding, and the number of shardings.
 
-    A shard size of 0 marks a way that duplicates another one.
+    A shard size of 0 marks a sharding that duplicates another one on the grid.
     """
     ways = [(zero, kind) for zero in space.zero for kind in (space.shard if zero else space.shard[:1])]
     ranks = grid.data * grid.context

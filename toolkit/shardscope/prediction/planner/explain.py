@@ -23,7 +23,7 @@ WORDS: dict[str, str] = {
     "offload": "moving states and activations to the host and back",
     "overhead": "launching kernels and fixed costs",
 }
-"""Description of each part of a step."""
+"""Description of each part of a step, as used in sentences."""
 _CAUSES: dict[str, tuple[str, ...]] = {
     "compute": ("micro_batch", "tensor", "pipeline", "context", "expert"),
     "recompute": ("recompute", "pipeline", "micro_batch"),
@@ -72,9 +72,9 @@ class Explanation(NamedTuple):
     differences: tuple[Difference, ...]
     """All parts that differ, largest difference first."""
     time: tuple[float, float]
-    """Step times, in seconds."""
+    """Step times of the first and the second layout, in seconds."""
     memory_bytes: tuple[float, float]
-    """Peak memory of the fullest device, in bytes."""
+    """Peak memory of the fullest device under the first and the second layout, in bytes."""
     names: tuple[str, str] = ("the first", "the second")
 
     @property
@@ -114,7 +114,8 @@ class Explanation(NamedTuple):
     def _sentence(self, each: Difference) -> str:
         side = "less" if each.gain_s > 0 else "more"
         why = ", ".join(
-            f"{name} {_value(self.first, name)} for {_value(self.second, name)}" for name in each.because[:2]
+            f"{name} {_value(self.first, name)} instead of {_value(self.second, name)}"
+            for name in each.because[:2]
         )
         told = f"{seconds(each.first_s)} instead of {seconds(each.second_s)}"
         return f"{_capital(WORDS[each.part])}: {told}, {seconds(abs(each.gain_s))} {side}{f' ({why})' if why else ''}."
@@ -122,11 +123,11 @@ class Explanation(NamedTuple):
     def _memory(self) -> str:
         one, other = (size / GIB for size in self.memory_bytes)
         than = (
-            "as much"
+            "the same"
             if abs(one - other) < 0.05
             else f"{abs(one - other):.1f} GiB {'more' if one > other else 'less'}"
         )
-        return f"Its fullest device holds {one:.1f} GiB, {than}."
+        return f"The fullest device of {self.names[0]} needs {one:.1f} GiB, {than}."
 
 
 def explain(
@@ -163,8 +164,8 @@ def _capital(text: str) -> str:
 
 
 def seconds(value: float) -> str:
-    """Format a duration in seconds as ``14.1 s``, ``230 ms`` or ``41 µs``."""
+    """Format a duration with four digits, so that adjacent plans differ: ``14.10 s``, ``230.1 ms`` or ``41.00 µs``."""
     for factor, unit in ((1, "s"), (1e3, "ms")):
         if value * factor >= 1:
-            return f"{value * factor:.3g} {unit}"
-    return f"{value * 1e6:.3g} µs" if value else "0 s"
+            return f"{value * factor:#.4g}".rstrip(".") + f" {unit}"
+    return f"{value * 1e6:#.4g} µs" if value else "0 s"

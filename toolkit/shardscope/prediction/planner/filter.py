@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import MemoryParts
-from shardscope.analytic.memory.offload import drive_room
+from shardscope.analytic.memory.offload import drive_bytes_per_device
 from shardscope.errors import SpecError
 from shardscope.prediction.planner.search import SearchSettings, capacity, memory_parts
 from shardscope.spec.layout import Layout
@@ -21,24 +21,24 @@ _CURES = {
     "activations": "recompute='full', a smaller micro_batch, sequence_parallel=True or more context ranks",
     "buffers": "a smaller micro_batch, or more tensor or context ranks",
 }
-"""Settings that reduce each kind of memory; used in error messages."""
+"""Settings that reduce each type of memory; used in error messages."""
 
 
 class MemoryFit(NamedTuple):
-    """Comparison of the memory that a layout needs with that of the cluster."""
+    """Memory that a layout needs, compared with the memory of the cluster's devices, hosts and drives."""
 
     memory_bytes: float
     """Peak memory of the fullest device, in bytes."""
     lacking_bytes: float
-    """Bytes by which the layout exceeds the device's memory; 0 or less if it fits."""
+    """How many bytes the layout needs beyond the device's memory; 0 or less if it fits."""
     largest: str
-    """The kind of memory that takes most of the device."""
+    """The type of memory, such as ``activations``, that takes the most bytes on the device."""
     on_drives_bytes: float
-    """Bytes per device that exceed host memory and drives; 0 or less if the offloaded data fit."""
+    """Offloaded bytes per device that exceed host memory and drives; 0 or less if the offloaded data fit."""
 
     @property
     def cure(self) -> str:
-        """Settings that would reduce the largest kind of memory."""
+        """Settings that would reduce the largest type of memory."""
         return _CURES[self.largest]
 
 
@@ -53,7 +53,7 @@ def fit_of(setting: SearchSettings, layout: Layout) -> MemoryFit:
 
 
 def _lacking_drives(setting: SearchSettings, parts: MemoryParts) -> float:
-    return float(parts.nvme[0]) - drive_room(setting.cluster)
+    return float(parts.nvme[0]) - drive_bytes_per_device(setting.cluster)
 
 
 def problem_with(setting: SearchSettings, layout: Layout) -> str:
@@ -66,17 +66,17 @@ def problem_with(setting: SearchSettings, layout: Layout) -> str:
     if uneven_chunks(layers, layout.pipeline, layout.virtual_stages):
         return (
             f"pipeline={layout.pipeline} x virtual_stages={layout.virtual_stages} = {stages} stages do not divide the "
-            f"{layers} layers of {setting.model.name}, and the planner times only schedules whose stages are equal"
+            f"{layers} layers of {setting.model.name}, but the planner times only schedules with equal stages"
         )
     fit = fit_of(setting, layout)
     if fit.lacking_bytes > 0:
         return (
-            f"it does not fit by {fit.lacking_bytes / GIB:.1f} GiB: {fit.memory_bytes / GIB:.1f} GiB on a device of "
-            f"{capacity(setting) / GIB:.1f} GiB, most of it {fit.largest}; {fit.cure} would help"
+            f"it needs {fit.lacking_bytes / GIB:.1f} GiB too much: {fit.memory_bytes / GIB:.1f} GiB on a device with "
+            f"{capacity(setting) / GIB:.1f} GiB, most of it for {fit.largest}; {fit.cure} would help"
         )
     if fit.on_drives_bytes > 0:
         return (
-            f"what it offloads is {fit.on_drives_bytes / GIB:.1f} GiB a device more than the host and its drives hold; "
+            f"it offloads {fit.on_drives_bytes / GIB:.1f} GiB per device more than the host and its drives can store; "
             "offload less, or set host_memory_bytes, or nvme_bytes with nvme_bandwidth"
         )
     return ""

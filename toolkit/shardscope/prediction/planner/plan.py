@@ -10,19 +10,19 @@ from shardscope.errors import SpecError, unknown_name
 from shardscope.prediction.planner.candidates import SharedSettings, candidates
 from shardscope.prediction.planner.filter import GIB, fit_of
 from shardscope.prediction.planner.plans import Plans, Pool, layout_at, short
-from shardscope.prediction.planner.rank import Objective, known_objective
+from shardscope.prediction.planner.rank import Objective, objective_weights
 from shardscope.prediction.planner.rules import REASONS
 from shardscope.prediction.planner.search import Found, SearchSettings, capacity, search
 from shardscope.prediction.planner.space import SearchAxes
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
+from shardscope.spec.job_parts import full_name
 from shardscope.spec.layout import Precision
 from shardscope.spec.layout_optimizer import LayoutOptimizer, layout_optimizer, optimizer_names
 from shardscope.spec.model import Model, Transformer
-from shardscope.spec.precision import full_name
 
 TOKENS_A_STEP = 1 << 22
-"""Tokens in the default global batch, similar to the largest published runs."""
+"""Maximum number of tokens in the default global batch, similar to the largest published runs."""
 MOST_GROWTH = 64
 
 
@@ -52,14 +52,14 @@ def plan(
         cluster: A `Cluster`, or the name of a cluster in the catalogue.
         objective: ``"time"``, ``"dollars"``, ``"headroom"``, ``"tokens_per_s"``, or weights of
             several, such as ``{"time": 2, "headroom": 1}``.
-        global_batch: Sequences in one optimizer step; None for the largest power of two with at most 2**22 tokens.
+        global_batch: Sequences in one optimizer step; None uses the largest power of two with at most 2**22 tokens.
         top: Number of rows in the table; None keeps every layout that fits.
         fix: Axes to restrict to one or more values, such as ``{"tensor": 8, "zero": [1, 2]}``.
         space: Values to try on each axis; None for the default space.
-        precision: One of `spec.layout.Precision` or an alias, or several.
+        precision: A value of `Layout.precision` or an alias, or several.
         optimizer: A value of `Layout.optimizer`, or several.
         flash_attention: Whether attention is one fused kernel; ``[True, False]`` tries both.
-        calibration: Measured constants of the machine; None for those in the catalogue for the cluster's device.
+        calibration: Measured constants of the cluster; None for `Calibration.of` its device.
 
     Raises:
         SpecError: A name is unknown or a value is invalid. If no layout fits, see `Plans.problem`.
@@ -69,8 +69,10 @@ def plan(
         >>> plans.best.layout  # doctest: +SKIP
     """
     cluster = Cluster.of(cluster) if isinstance(cluster, str) else cluster
-    setting = SearchSettings(_known_model(model), cluster, calibration or Calibration.of(cluster.device))
-    known_objective(objective, has_price=setting.cluster.price_per_device_hour is not None)
+    setting = SearchSettings(known_model(model), cluster, calibration or Calibration.of(cluster.device))
+    objective_weights(
+        objective, has_price=setting.cluster.price_per_device_hour is not None
+    )  # raises before the search
     if top is not None and top < 1:
         raise SpecError(f"top={top} leaves no rows; give 1 or more, or None for all")
     batch = _known_batch(setting.model, global_batch)
@@ -81,7 +83,9 @@ def plan(
     if spared != tried and not any(len(each.rows.body) for each in found):
         pools, found = _searched(setting, batch, tried, recipes, top)
     problem = (
-        "" if any(len(each.rows.body) for each in found) else _nothing(setting, batch, tried, pools, found)
+        ""
+        if any(len(each.rows.body) for each in found)
+        else _nothing_fits(setting, batch, tried, pools, found)
     )
     return Plans(setting, batch, objective, top, tuple(pools), _rejected(pools, found), problem)
 
@@ -89,7 +93,7 @@ def plan(
 def _searched(
     setting: SearchSettings, batch: int, space: SearchAxes, recipes: list[SharedSettings], top: int | None
 ) -> tuple[list[Pool], list[Found]]:
-    """Return the candidates and the search results, one of each per recipe."""
+    """Return two lists, with the candidates and the search result for each recipe."""
     pools, found = [], []
     for recipe in recipes:
         here = candidates(setting.model, setting.cluster, global_batch=batch, space=space, recipe=recipe)
@@ -98,7 +102,12 @@ def _searched(
     return pools, found
 
 
-def _known_model(model: Model | str) -> Transformer:
+def known_model(model: Model | str) -> Transformer:
+    """Return the transformer with this name, or the given one.
+
+    Raises:
+        SpecError: The name is unknown, or the model is not a transformer.
+    """
     known = Model.of(model) if isinstance(model, str) else model
     if not isinstance(known, Transformer):
         raise SpecError(
@@ -108,12 +117,17 @@ def _known_model(model: Model | str) -> Transformer:
     return known
 
 
+def default_batch(model: Transformer) -> int:
+    """Return the global batch of a plan without one: the largest power of two with at most 2**22 tokens."""
+    return 1 << max(0, (TOKENS_A_STEP // model.seq).bit_length() - 1)
+
+
 def _known_batch(model: Transformer, batch: int | None) -> int:
     if batch is None:
-        return 1 << max(0, (TOKENS_A_STEP // model.seq).bit_length() - 1)
+        return default_batch(model)
     if batch < 1:
         raise SpecError(
-            f"global_batch={batch} is not a batch size; give the sequences of one step, 1 or more"
+            f"global_batch={batch} is not a batch size; give the number of sequences in one step, 1 or more"
         )
     return batch
 
@@ -145,10 +159,10 @@ def _rejected(pools: list[Pool], found: list[Found]) -> dict[str, int]:
     return {reason: count for reason, count in counts.items() if count}
 
 
-def _nothing(
+def _nothing_fits(
     setting: SearchSettings, batch: int, space: SearchAxes, pools: list[Pool], found: list[Found]
 ) -> str:
-    """Return a message that names the layout closest to fitting, and what would make it fit."""
+    """Return a message that names the layout closest to fitting, and a change that would make a layout fit."""
     near = [
         (each.closest.lacking_bytes, place) for place, each in enumerate(found) if len(each.closest.row.body)
     ]
@@ -162,12 +176,12 @@ def _nothing(
     if fit.lacking_bytes <= 0:
         return (
             f"none of {total:,} layouts fits: the closest, {short(layout)}, offloads "
-            f"{fit.on_drives_bytes / GIB:.1f} GiB a device more than the host holds; "
+            f"{fit.on_drives_bytes / GIB:.1f} GiB per device more than the host can store; "
             "set host_memory_bytes, or nvme_bytes with nvme_bandwidth"
         )
     return (
         f"none of {total:,} layouts fits: the closest, {short(layout)}, needs {fit.memory_bytes / GIB:.1f} GiB of "
-        f"{capacity(setting) / GIB:.1f} GiB, {fit.lacking_bytes / GIB:.1f} GiB too much, most of it {fit.largest}; "
+        f"{capacity(setting) / GIB:.1f} GiB, {fit.lacking_bytes / GIB:.1f} GiB too much, mostly for {fit.largest}; "
         f"{_more_nodes(setting, batch, space, here.recipe)}"
     )
 
@@ -176,7 +190,7 @@ def _nothing_valid(setting: SearchSettings, pools: list[Pool]) -> str:
     counts = pools[0].found.rejected
     reason = max(counts, key=counts.__getitem__) if counts else "devices"
     last = list(counts)[-1] if counts else reason
-    others = "" if last == reason else f", and the last because {REASONS[last]}"
+    others = "" if last == reason else f", and the last ones because {REASONS[last]}"
     how_many = "most" if others or len(counts) > 1 else "all"
     return (
         f"no layout of {setting.model.name} on {setting.cluster.num_devices:,} devices is valid: of "
@@ -186,7 +200,7 @@ def _nothing_valid(setting: SearchSettings, pools: list[Pool]) -> str:
 
 
 def _more_nodes(setting: SearchSettings, batch: int, space: SearchAxes, recipe: SharedSettings) -> str:
-    """Return advice: the number of nodes on which some layout fits, found by searching larger clusters."""
+    """Return advice: the number of nodes on which a layout fits, found by searching larger clusters."""
     factor = 2
     while factor <= MOST_GROWTH and not setting.cluster.groups:
         more = setting.cluster.replace(nodes=setting.cluster.nodes * factor)
@@ -195,6 +209,6 @@ def _more_nodes(setting: SearchSettings, batch: int, space: SearchAxes, recipe: 
             there, candidates(setting.model, more, global_batch=batch, space=space, recipe=recipe), keep=1
         )
         if len(found.rows.body):
-            return f"on {more.nodes} nodes ({more.num_devices} devices) it would fit, or on devices with more memory"
+            return f"a layout would fit on {more.nodes} nodes ({more.num_devices} devices), or with more device memory"
         factor *= 4 if factor > 4 else 2
     return "use devices with more memory, a smaller micro_batch, zero=3, recompute='full' or offload='all'"

@@ -1,4 +1,4 @@
-"""The result of a search: a ranked table of layouts, with explanations and reranking by other objectives."""
+"""The result of a search: a ranked table of layouts, with explanations and reranking by different objectives."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from shardscope.analytic import pareto
+from shardscope.analytic.compute.flops import model_flops
 from shardscope.analytic.pareto import Indices
 from shardscope.errors import SpecError
 from shardscope.prediction.planner import explain as explaining
 from shardscope.prediction.planner.candidates import Candidates
 from shardscope.prediction.planner.filter import GIB, problem_with
-from shardscope.prediction.planner.rank import Floats, Objective, known_objective, ranking, scores
+from shardscope.prediction.planner.rank import Floats, Objective, objective_weights, ranking, scores
 from shardscope.prediction.planner.search import RankedRows, SearchSettings, capacity, memory_parts, time_of
+from shardscope.prediction.planner.table import table_html
+from shardscope.prediction.step.machine import Machine
 from shardscope.prediction.step.step import cut, stage_layers
 from shardscope.spec.layout import (
     OFFLOAD_NAMES,
@@ -42,6 +45,8 @@ class PlanRow(NamedTuple):
     time_s: float
     """Step time, in seconds."""
     tokens_per_s: float
+    mfu: float
+    """Model FLOPs utilization: model FLOPs (3 x forward) divided by the devices' peak FLOPs in one step."""
     memory_bytes: float
     """Peak memory of the fullest device, in bytes."""
     headroom_bytes: float
@@ -51,7 +56,7 @@ class PlanRow(NamedTuple):
 
 
 class Pool(NamedTuple):
-    """Candidates for one combination of precision, optimizer and attention, and the rows that the search kept."""
+    """Candidates with one combination of precision, optimizer and attention, and the rows that the search kept."""
 
     found: Candidates
     rows: RankedRows
@@ -61,8 +66,8 @@ class Pool(NamedTuple):
 class Plans:
     """Layouts ranked by an objective, and the number of rejected layouts by reason.
 
-    The first `top` Pareto fronts over time and memory are kept, so `by` returns the exact best `top` layouts under any
-    other objective without another search.
+    The search keeps the first `top` Pareto fronts over time and memory (the kept rows), so `by` returns the exact best
+    `top` layouts under any other objective without another search.
 
     Example:
         >>> plans = plan(model, cluster)  # doctest: +SKIP
@@ -82,7 +87,7 @@ class Plans:
     """Indices of all kept rows, best first."""
 
     def __post_init__(self) -> None:
-        weights = known_objective(self.objective, has_price=self._price is not None)
+        weights = objective_weights(self.objective, has_price=self._price is not None)
         score = scores(weights, self.time_s, self.memory_bytes, capacity_bytes=capacity(self.setting))
         object.__setattr__(self, "order", ranking(score, self.time_s, self.memory_bytes))
 
@@ -127,19 +132,26 @@ class Plans:
         return (self[place] for place in range(len(self)))
 
     def row(self, kept: int, *, rank: int = 0) -> PlanRow:
-        """Return the plan at an index into the kept rows.
+        """Return the row of the table for an index into the kept rows.
 
         Args:
             kept: Index into the kept rows.
-            rank: Position in the ranking, if the caller knows it; 0 to look it up.
+            rank: Position of the row in the ranking, if known; 0 to look it up.
         """
         time, memory = float(self.time_s[kept]), float(self.memory_bytes[kept])
         tokens = self.global_batch * self.setting.model.seq
         rank = rank or int(np.flatnonzero(self.order == kept)[0]) + 1
+        layout = self.layout(kept)
         return PlanRow(
-            rank, self.layout(kept), time, tokens / time, memory, capacity(self.setting) - memory,
-            self._dollars(time),
+            rank, layout, time, tokens / time, self._mfu(layout.precision, time), memory,
+            capacity(self.setting) - memory, self._dollars(time),
         )  # fmt: skip
+
+    def _mfu(self, precision: str, time_s: float) -> float:
+        model, cluster, calibration = self.setting
+        machine = Machine.of(cluster, calibration, precision)
+        flops = float(model_flops(model, self.global_batch))
+        return machine.utilization(flops, cluster.num_devices, time_s)
 
     def _dollars(self, time_s: float) -> float | None:
         if self._price is None:
@@ -151,7 +163,7 @@ class Plans:
         """The best plan, which is the first row.
 
         Raises:
-            SpecError: No layout fits; the message names the closest one and what would make it fit.
+            SpecError: No layout fits; the message is `problem`.
         """
         if not len(self):
             raise SpecError(self.problem)
@@ -172,7 +184,7 @@ class Plans:
                 rows = pool.rows.at(at - start)
                 return pool.found.layouts(rows.body, rows.way, rows.compression)
             start += count
-        raise IndexError(f"no kept row {kept}; there are {start}")
+        raise IndexError(f"row {kept} does not exist; {start} rows are kept")
 
     @cached_property
     def frame(self) -> pd.DataFrame:
@@ -204,7 +216,7 @@ class Plans:
         return pd.DataFrame(rows, columns=_COLUMNS).drop(columns="layout").set_index("rank")
 
     def by(self, objective: Objective) -> Plans:
-        """Return the same layouts, ranked by another objective."""
+        """Return the same layouts, ranked by a different objective."""
         return replace(self, objective=objective)
 
     def explain(self, first: int = 1, second: int = 2) -> explaining.Explanation:
@@ -219,14 +231,14 @@ class Plans:
         """
         for name, rank in (("first", first), ("second", second)):
             if not 1 <= rank <= len(self.order):
-                raise SpecError(f"{name}={rank} is not a rank in the table; ranks are 1 to {len(self.order)}")
+                raise SpecError(f"{name}={rank} is not a position in the ranking; use 1 to {len(self.order)}")
         one, other = (self.layout(int(self.order[rank - 1])) for rank in (first, second))
         return explaining.explain(self.setting, one, other, (f"plan {first}", f"plan {second}"))
 
     def stage_layers(self, rank: int = 1) -> tuple[int, ...]:
         """Return the number of layers on each pipeline stage of the plan at position `rank`, counted from 1.
 
-        The split is uneven on a mixed cluster if that is faster.
+        On a mixed cluster, the split is uneven if an uneven split is faster.
         """
         layout = self[rank - 1].layout
         model, cluster = self.setting.model, self.setting.cluster
@@ -241,7 +253,7 @@ class Plans:
         """Explain why a layout is not the best: the rule it breaks, the memory it lacks, or the better plan."""
         if layout.global_batch != self.global_batch:
             return (
-                f"global_batch={layout.global_batch} is not the table's {self.global_batch}, and steps with "
+                f"global_batch={layout.global_batch} differs from the table's {self.global_batch}, and steps with "
                 f"different batches cannot be compared; call plan with global_batch={layout.global_batch}"
             )
         problem = problem_with(self.setting, layout)
@@ -287,7 +299,7 @@ class Plans:
 
         if not len(self):
             return f"<p>{escape(self.problem)}</p>"
-        return f"<p>{escape(repr(self)[1:-1])}</p>{self.frame.to_html(float_format='{:.4g}'.format)}"
+        return f"<p>{escape(repr(self)[1:-1])}</p>{table_html(self)}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the table, best first, and the number of rejected layouts by reason, as JSON-compatible values."""
@@ -335,23 +347,22 @@ def layout_at(layouts: Layouts, row: int, global_batch: int) -> Layout:
 
 
 def short(layout: Layout) -> str:
-    """Return a one-line summary of a layout, such as ``dp 64 · tp 8 · pp 32 · zero-1 · zbv · micro-batch 1``."""
+    """Return a one-line summary of a layout: ``data 64 · tensor 8 · pipeline 32 · ZeRO 1 · zbv · micro-batch 1``."""
     degrees = {
-        "dp": layout.data,
-        "tp": layout.tensor,
-        "pp": layout.pipeline,
-        "cp": layout.context,
-        "ep": layout.expert,
+        "data": layout.data,
+        "tensor": layout.tensor,
+        "pipeline": layout.pipeline,
+        "context": layout.context,
+        "expert": layout.expert,
     }
     parts = [f"{name} {degree}" for name, degree in degrees.items() if degree > 1]
     if layout.zero:
-        parts.append(f"zero-{layout.zero}" + (f" over {layout.shard}" if layout.shard else ""))
+        parts.append(f"ZeRO {layout.zero}" + (f" over {layout.shard}" if layout.shard else ""))
     if layout.pipeline > 1:
-        held = f" x{layout.virtual_stages}" if PipelineSchedule(layout.schedule).most_stages is None else ""
+        held = f" ×{layout.virtual_stages}" if PipelineSchedule(layout.schedule).most_stages is None else ""
         parts.append(layout.schedule + held)
     parts.append(f"micro-batch {layout.micro_batch}")
-    if layout.recompute != "none":
-        parts.append(f"{layout.recompute} recomputation")
+    parts.append("no recomputation" if layout.recompute == "none" else f"{layout.recompute} recomputation")
     if layout.sequence_parallel:
         parts.append("sequence parallel")
     parts += [text for text, on in ((f"offload {layout.offload}", layout.offload != "none"),

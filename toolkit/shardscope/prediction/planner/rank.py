@@ -18,10 +18,10 @@ OBJECTIVES: dict[str, str] = {
     "headroom": "memory left free on the fullest device in bytes, largest first",
     "tokens_per_s": "tokens per second, highest first",
 }
-"""Metrics by which layouts can be ranked."""
+"""Metrics for ranking layouts, with a description of each."""
 
 
-def known_objective(objective: Objective, *, has_price: bool) -> dict[str, float]:
+def objective_weights(objective: Objective, *, has_price: bool) -> dict[str, float]:
     """Return the weight of each metric in an objective.
 
     Args:
@@ -32,7 +32,7 @@ def known_objective(objective: Objective, *, has_price: bool) -> dict[str, float
         SpecError: The objective is unknown, its weights are invalid, or it needs a price and the cluster has none.
 
     Example:
-        >>> known_objective("time", has_price=False)
+        >>> objective_weights("time", has_price=False)
         {'time': 1.0}
     """
     weights = {objective: 1.0} if isinstance(objective, str) else {k: float(v) for k, v in objective.items()}
@@ -44,7 +44,7 @@ def known_objective(objective: Objective, *, has_price: bool) -> dict[str, float
                 f"objective: the weight {name}={weight} is not valid; weights are finite and at least 0"
             )
     if sum(weights.values()) <= 0:
-        raise SpecError(f"objective={dict(weights)!r} weighs nothing; give at least one weight above 0")
+        raise SpecError(f"objective={dict(weights)!r} has no weight above 0; give at least one")
     if weights.get("dollars") and not has_price:
         raise SpecError(
             "objective 'dollars' needs a price: the cluster has none; set price_per_device_hour, or rank by 'time'"
@@ -59,7 +59,7 @@ def scores(
 
     In a weighted sum, time, dollars and tokens per second all enter as the step time relative to the fastest layout's,
     and headroom enters as the fraction of device memory in use. With equal weights, 10 % of the fastest step time thus
-    count as much as 10 % of the device's memory.
+    counts as much as 10 % of the device's memory.
 
     Args:
         weights: Weight of each metric.

@@ -1,7 +1,7 @@
-"""Feasibility constraints for arrays of layouts; the conditions come from `spec.layout_rules`.
+"""Validity rules for arrays of layouts; the conditions come from `spec.layout_rules`.
 
-Rules are checked in the order of `REASONS`, and a layout counts as rejected by the first rule that it breaks, so
-that the counts add up to the number of rejected layouts.
+Rules are checked in the order of `REASONS`. A rejected layout counts only for the first rule that it breaks, so the
+counts add up to the number of rejected layouts.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ Mask = npt.NDArray[np.bool_]
 
 REASONS: dict[str, str] = {
     "devices": "tensor x pipeline x context does not divide the number of devices",
-    "data": "the resulting number of replicas is not in data",
+    "data": "the resulting number of replicas is not among the allowed values of data",
     "heads": "the tensor degree does not divide the number of attention heads",
-    "kv-heads": "neither of the tensor degree and the number of key-value heads divides the other",
+    "kv-heads": "neither the tensor degree nor the number of key-value heads divides the other",
     "ffn": "the tensor degree does not divide the width of the feed-forward layer",
     "layers": "there are more stages than layers",
     "sequence": "the context degree does not divide the sequence length",
@@ -54,7 +54,7 @@ class Grid(NamedTuple):
 def grid_faults(
     model: Transformer, grid: Grid, *, devices: int, batch: int, data: tuple[int, ...] | None
 ) -> Ints:
-    """Return the index into `REASONS` of the first rule that each grid breaks; -1 if it breaks none."""
+    """For each grid, return the index into `REASONS` of the first rule that it breaks; -1 if it breaks no rule."""
     tensor, pipeline, context, expert, replicas = grid
     uneven = {
         name: layout_rules.indivisible(size, tensor)
@@ -78,7 +78,7 @@ def grid_faults(
 
 
 def first_fault(rules: dict[str, Mask], length: int) -> Ints:
-    """Return for each row the index into `REASONS` of the first rule that it breaks; -1 if it breaks none."""
+    """For each row, return the index into `REASONS` of the first rule that it breaks; -1 if it breaks no rule."""
     codes = list(REASONS)
     found = np.full(length, -1, np.int64)
     for name in reversed(rules):
@@ -89,7 +89,7 @@ def first_fault(rules: dict[str, Mask], length: int) -> Ints:
 def schedule_faults(
     name: str, virtual: int, *, layers: int, stages: Ints, microbatches: Ints, is_first: bool
 ) -> dict[str, Mask]:
-    """Return a mask per rule: the rows whose number of stages and micro-batches breaks it under this schedule."""
+    """For each rule, return a mask of the rows whose stages or micro-batches break the rule under this schedule."""
     alone, schedule = stages == 1, PipelineSchedule(name)
     broken = (
         layout_rules.too_many_stages(layers, stages, virtual)
@@ -101,7 +101,7 @@ def schedule_faults(
 
 
 def shard_size(cluster: Cluster, kind: str, grid: Grid) -> Ints:
-    """Return the number of ranks over which ZeRO shards model states: all replicas, or those that share a node."""
+    """Return the number of ranks over which ZeRO shards model states: all replicas, or the replicas on one node."""
     ranks = grid.data * grid.context
     if kind == "all":
         return ranks

@@ -1,7 +1,7 @@
-"""Score all candidates in chunks: find those that fit, their time and memory, and those that can still be the best.
+"""Score all candidates in chunks: compute the time and memory of those that fit, and keep the best of them.
 
-The search is exact. Part of a layout's step time does not depend on how model states are held. A row is skipped early
-only if that part alone exceeds the step time of `keep` other layouts that leave at least as much memory free.
+The search is exact. Part of a layout's step time does not depend on how model states are stored. A layout is skipped
+early only if this part alone exceeds the step time of `keep` other layouts that leave at least as much memory free.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from shardscope.analytic import pareto
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import MemoryParts, device_memory
-from shardscope.analytic.memory.offload import drive_room, host_room
+from shardscope.analytic.memory.offload import drive_bytes_per_device, host_bytes_per_device
 from shardscope.prediction.planner.candidates import Candidates
 from shardscope.prediction.planner.rules import Ints
 from shardscope.prediction.step import StepParts, step_time
@@ -38,7 +38,7 @@ class SearchSettings(NamedTuple):
 
 
 class RankedRows(NamedTuple):
-    """Layouts, given as indices into the nested tables of `Candidates`, with their step time and memory."""
+    """Layouts as indices into the nested tables of `Candidates`, with their step time and memory."""
 
     body: Ints
     way: Ints
@@ -56,7 +56,7 @@ class RankedRows(NamedTuple):
 
 
 class Promising(NamedTuple):
-    """Rows that fit and may be among the best, but have not been timed yet."""
+    """Layouts that fit and may be among the best, but whose step times have not been computed yet."""
 
     body: Ints
     way: Ints
@@ -78,9 +78,9 @@ class Found(NamedTuple):
     too_large: int
     """Number of layouts that do not fit."""
     beaten: int
-    """Number of layouts that fit but are not kept."""
+    """Number of layouts that fit but are not on one of the kept Pareto fronts."""
     closest: Closest
-    """The layout closest to fitting, if nothing fits."""
+    """The layout closest to fitting; meaningful only if no layout fits."""
 
 
 EMPTY = RankedRows(*(np.zeros(0, np.int64),) * 3, *(np.zeros(0),) * 2)
@@ -89,7 +89,7 @@ EMPTY = RankedRows(*(np.zeros(0, np.int64),) * 3, *(np.zeros(0),) * 2)
 def search(setting: SearchSettings, found: Candidates, *, keep: int | None) -> Found:
     """Score all candidates and keep the first `keep` Pareto fronts over time and memory.
 
-    On a mixed cluster, the split of the layers depends on the free memory, so no row is skipped early there.
+    On a mixed cluster, the split of the layers depends on the free memory, so no layout is skipped early.
 
     Args:
         setting: Model, cluster and calibration.
@@ -131,7 +131,10 @@ def search(setting: SearchSettings, found: Candidates, *, keep: int | None) -> F
 
 
 def least_times(setting: SearchSettings, found: Candidates) -> Floats:
-    """Return a lower bound of each body's step time in seconds: the parts that do not depend on model states."""
+    """Return a lower bound of the step time for each row of `Candidates.bodies`, in seconds.
+
+    The bound consists of the parts that do not depend on how model states are stored.
+    """
     least = np.empty(len(found.bodies.grid))
     for start in range(0, len(least), CHUNK):
         body = np.arange(start, min(start + CHUNK, len(least)))
@@ -142,7 +145,7 @@ def least_times(setting: SearchSettings, found: Candidates) -> Floats:
         )
         parts = time_of(setting, bare)
         least[body] = parts.total - parts.data_comm - parts.optimizer
-    return least * (1 - 1e-12)  # adding the same parts in another order changes the last digits
+    return least * (1 - 1e-12)  # adding the same parts in a different order changes the last digits
 
 
 def time_of(setting: SearchSettings, layouts: Layouts, drive_share: Floats | None = None) -> StepParts:
@@ -152,14 +155,14 @@ def time_of(setting: SearchSettings, layouts: Layouts, drive_share: Floats | Non
 
 
 def lacking_bytes(setting: SearchSettings, held: MemoryParts) -> Floats:
-    """Return the bytes by which each layout exceeds device memory and drives, in total; 0 if it fits."""
-    beyond = np.maximum(held.nvme - drive_room(setting.cluster), 0.0)
+    """Return how many bytes each layout needs beyond device memory and drives, in total; 0 if it fits."""
+    beyond = np.maximum(held.nvme - drive_bytes_per_device(setting.cluster), 0.0)
     return np.asarray(np.maximum(held.total - capacity(setting), 0.0) + beyond)
 
 
 def memory_parts(setting: SearchSettings, layouts: Layouts) -> MemoryParts:
-    """Return bytes by kind; offloaded bytes beyond a device's share of host memory count as stored on drives."""
-    return device_memory(setting.model, layouts, host_capacity=host_room(setting.cluster))
+    """Return bytes by type of memory; offloaded bytes that exceed a device's share of host memory are on drives."""
+    return device_memory(setting.model, layouts, host_capacity=host_bytes_per_device(setting.cluster))
 
 
 def capacity(setting: SearchSettings) -> float:
@@ -168,7 +171,10 @@ def capacity(setting: SearchSettings) -> float:
 
 
 def _chunks(found: Candidates, order: npt.NDArray[np.intp]) -> Iterator[tuple[Ints, Ints]]:
-    """Yield chunks of (body, way) indices; bodies keep the given order, and the ways of a body stay together."""
+    """Yield chunks of index pairs, into `Candidates.bodies` (in the given order) and into `Candidates.ways`.
+
+    All pairs with the same first index are in the same chunk.
+    """
     ways = found.ways
     step = max(1, CHUNK // max(1, ways.shape[1]))
     for start in range(0, len(order), step):
@@ -178,7 +184,7 @@ def _chunks(found: Candidates, order: npt.NDArray[np.intp]) -> Iterator[tuple[In
 
 
 def _timed(setting: SearchSettings, found: Candidates, rows: Promising) -> RankedRows:
-    """Pair each row with every compression of its layout, and compute the step times."""
+    """Combine each row with every compression that its grid allows, and compute the step times."""
     choices = found.compressions[found.bodies.grid[rows.body]]
     body, way = np.repeat(rows.body, choices), np.repeat(rows.way, choices)
     memory, share = np.repeat(rows.memory_bytes, choices), np.repeat(rows.drive_share, choices)
@@ -187,18 +193,21 @@ def _timed(setting: SearchSettings, found: Candidates, rows: Promising) -> Ranke
     return RankedRows(body, way, compression, time, memory)
 
 
-def _best(rows: RankedRows, room: float, keep: int) -> tuple[RankedRows, Staircase]:
-    """Return the first `keep` Pareto fronts, which hold the best `keep` rows by any objective, and the last front."""
-    places = np.lexsort((rows.compression, rows.way, rows.body))
-    rows = rows.at(places)
-    costs = np.stack([rows.time_s, rows.memory_bytes - room]).T
+def _best(rows: RankedRows, capacity_bytes: float, keep: int) -> tuple[RankedRows, Staircase]:
+    """Return the rows of the first `keep` Pareto fronts, and the last of these fronts.
+
+    These rows include the best `keep` rows by any objective.
+    """
+    ways, choices = rows.way.max(initial=0) + 1, rows.compression.max(initial=0) + 1
+    rows = rows.at(np.argsort((rows.body * ways + rows.way) * choices + rows.compression))
+    costs = np.stack([rows.time_s, rows.memory_bytes - capacity_bytes]).T
     front = pareto.front_numbers(costs, count=keep, in_turn=True)
     best = np.flatnonzero(front < keep)
     return rows.at(best[pareto.lexical_order(costs[best])]), Staircase(costs[front == keep - 1])
 
 
 class Staircase:
-    """The k-th Pareto front; a row behind it is dominated in time and memory by at least k others."""
+    """The k-th Pareto front; a row that it dominates is dominated in time and memory by at least k rows."""
 
     def __init__(self, costs: Floats) -> None:
         self._time, memory = costs[pareto.lexical_order(costs)].T

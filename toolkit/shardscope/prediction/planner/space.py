@@ -19,7 +19,7 @@ LARGEST_MICRO_BATCH = 16
 
 
 class SearchAxes(Spec):
-    """Values that a search tries on each axis; a degree of parallelism that is None takes every valid divisor.
+    """Values that a search tries on each axis; if a degree of parallelism is None, all valid divisors.
 
     Lossy gradient compression is left out by default, because it changes the result of training.
 
@@ -29,7 +29,7 @@ class SearchAxes(Spec):
     """
 
     data: tuple[Count, ...] | None = None
-    """Data-parallel degrees to accept; the other degrees and the number of devices determine them. None accepts all."""
+    """Data-parallel degrees to accept; None accepts all. The other degrees and the device count fix it."""
     tensor: tuple[Count, ...] | None = None
     pipeline: tuple[Count, ...] | None = None
     context: tuple[Count, ...] | None = None
@@ -67,7 +67,7 @@ class SearchAxes(Spec):
         """Return this space with some axes restricted to one or more values.
 
         Args:
-            values: Value or values by name of the axis.
+            values: The value or values to try, by name of the axis.
 
         Raises:
             SpecError: The axis does not exist, or a value is invalid for it.

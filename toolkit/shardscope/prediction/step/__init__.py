@@ -1,4 +1,4 @@
-"""Time of one optimizer step under any layout, part by part."""
+"""Predict the time of one optimizer step under any layout, part by part."""
 
 from shardscope.prediction.step.step import StepParts, step_time
 from shardscope.prediction.step.term import time_term

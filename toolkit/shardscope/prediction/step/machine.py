@@ -44,7 +44,7 @@ class Machine(NamedTuple):
     matmul_rate: float
     """FLOP/s of very large matrix products in the recipe's dtype."""
     wide_rate: float
-    """FLOP/s of very large matrix products in the dtype of attention and output projection, which never has 8 bits."""
+    """FLOP/s of very large matrix products in the dtype of attention and output projection, never an 8-bit dtype."""
     attention_rate: float
     """FLOP/s of fused attention kernels."""
     unfused_rate: float
@@ -55,6 +55,10 @@ class Machine(NamedTuple):
     """Bytes of one activation element."""
     peak: float
     """Peak FLOP/s of the device in the recipe's dtype, which is the denominator of MFU."""
+
+    def utilization(self, flops: float, num_devices: int, step_time_s: float) -> float:
+        """Return the fraction of the devices' peak FLOP/s at which a step executes `flops`."""
+        return flops / (self.peak * num_devices * step_time_s)
 
     @classmethod
     def of(cls, cluster: Cluster, calibration: Calibration, precision: str) -> Machine:
@@ -71,7 +75,7 @@ class Machine(NamedTuple):
         device = cluster.device
         name = next((name for name in FORMATS[precision] if name in device.peak_flops), None)
         if name is None:
-            raise SpecError(_lacks(device, precision))
+            raise SpecError(_unsupported(device, precision))
         wide = "bf16-mixed" if name == "fp8" else precision
         wide_peak = device.peak_flops[next(n for n in FORMATS[wide] if n in device.peak_flops)]
         share = calibration.fp8_efficiency if name == "fp8" else calibration.matmul_efficiency
@@ -91,8 +95,8 @@ class Machine(NamedTuple):
     def link(self, group: npt.ArrayLike, stride: npt.ArrayLike) -> tuple[Floats, Floats]:
         """Return the bandwidth of a group's ring, in bytes per second, and its latency per ring step, in seconds.
 
-        NCCL uses trees where the W - 1 steps of a ring would take longer, so total latency grows as log2(W). Each of
-        the W - 1 ring steps is therefore charged log2(W) / (W - 1) link latencies.
+        NCCL uses trees if the W - 1 steps of a ring would take longer, so total latency grows as log2(W). Each of the
+        W - 1 ring steps is therefore charged log2(W) / (W - 1) link latencies.
 
         Args:
             group: Number of ranks in the group, W.
@@ -126,12 +130,12 @@ class Machine(NamedTuple):
         return np.asarray(ring_time(op, num_bytes, group, rate, latency) + self.started(group))
 
 
-def _lacks(device: Device, precision: str) -> str:
+def _unsupported(device: Device, precision: str) -> str:
     """Return the error message for a device that supports none of a recipe's dtypes; it lists the supported recipes."""
     able = [name for name, formats in FORMATS.items() if any(one in device.peak_flops for one in formats)]
     known = ", ".join(device.peak_flops) or "no dtype"
-    way_out = f"use precision={' or '.join(map(repr, able))}" if able else "give its peak_flops"
+    way_out = f"use precision={' or '.join(map(repr, able))}" if able else "set the device's peak_flops"
     return (
-        f"precision={precision!r} multiplies in {' or '.join(FORMATS[precision])}, and device {device.name!r} "
-        f"in {known}; {way_out}"
+        f"precision={precision!r} needs matrix products in {' or '.join(FORMATS[precision])}, but device "
+        f"{device.name!r} supports {known}; {way_out}"
     )

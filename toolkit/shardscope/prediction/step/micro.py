@@ -16,8 +16,8 @@ from shardscope.spec.model import Transformer
 Floats = npt.NDArray[np.float64]
 
 FORWARD_KERNELS, BACKWARD_KERNELS = 30.0, 60.0
-"""Kernels that one block launches in an eager framework: about ten operators with a few kernels each in the forward
-pass, and twice as many in the backward pass."""
+"""Number of kernels that one block launches in an eager framework: about ten operators with a few kernels each in the
+forward pass, and twice as many in the backward pass."""
 COLLECTIVE_KERNELS = 2.0
 """Host time to launch one collective, relative to launching one kernel."""
 FLASH_BACKWARD = 2.5
@@ -58,7 +58,7 @@ class SlowestStage(NamedTuple):
     backward: Pass
     recompute: Pass
     edge: Pass
-    """Embedding and output projection, forward and backward, on the stages that hold them."""
+    """Embedding and output projection, forward and backward, on the first and last stage."""
     spare: Floats
     """Slack of the last stage, which may have fewer layers, as a fraction of the slowest stage's time."""
 
@@ -73,13 +73,15 @@ def stage(
     sequence_parallel: npt.ArrayLike,
     flash: bool,
 ) -> SlowestStage:
-    """Return the times of one micro-batch on a stage with ceil(L / p) layers, and of embedding and output projection.
+    """Return the times of one micro-batch on the largest stage, and of embedding and output projection.
+
+    The largest stage has ceil(layers / pipeline) layers.
 
     Args:
         model: The whole model.
         machine: Calibrated rates.
         split: How a micro-batch is split over devices; results have the shape of its arrays.
-        pipeline: p, the number of stages.
+        pipeline: Number of pipeline stages.
         recompute: Index into `spec.layout.RECOMPUTE_NAMES`.
         sequence_parallel: Whether norms and additions are split over the tensor-parallel ranks.
         flash: Whether attention is one fused kernel.
@@ -102,7 +104,7 @@ def stage(
 
 
 def _missing_layers(model: Transformer, layers: Floats, pipeline: npt.ArrayLike) -> Floats:
-    """Return how many layers fewer the last stage has: L - (p - 1) ceil(L / p), instead of ceil(L / p)."""
+    """Return how many fewer layers the last stage has than the other stages, which have `layers` layers each."""
     last = model.layers - (np.asarray(pipeline) - 1.0) * layers
     return np.asarray(layers - np.clip(last, 0.0, layers))
 
@@ -148,7 +150,10 @@ def _block(
 def _linear_work(
     model: Transformer, split: Split, sequence_parallel: npt.ArrayLike, with_experts: bool
 ) -> tuple[list[Matmul], Floats]:
-    """Return the matrix products of a block's linear layers, and the bytes that its other operations move, forward."""
+    """Return a block's matrix products and the bytes moved by its other operations, both for the forward pass.
+
+    Core attention is not included.
+    """
     products = list(work.projections(model, split))
     moved = work.block_bytes(model, split, sequence_parallel=sequence_parallel)
     if with_experts:
@@ -210,7 +215,7 @@ def _direction(
     *,
     kernels: float,
 ) -> Pass:
-    """Return the time of one pass, with a wait if the host launches it more slowly than the device runs it."""
+    """Return the time of one pass, with a wait if the host launches kernels more slowly than the device runs them."""
     cal = machine.calibration
     many = split.tensor - 1
     launched = kernels + 2 * COLLECTIVE_KERNELS * (many > 0)
@@ -220,7 +225,7 @@ def _direction(
 
 
 def _edge(model: Transformer, machine: Machine, split: Split) -> Pass:
-    """Return the time of output projection, cross-entropy and embedding, forward and backward; never recomputed."""
+    """Return the time of output projection, cross-entropy and embedding in both passes; they are never recomputed."""
     cal, tokens = machine.calibration, split.tokens(model.seq)
     rate = machine.wide_rate * np.where(split.tensor == 1, cal.head_efficiency, 1.0)
     product = work.head(model, split).seconds(1.0, cal.half_size) / rate

@@ -12,7 +12,7 @@ pass longer. The pipeline waits for t', so exposed time also lengthens its bubbl
 
 On a mixed cluster, faster devices get more layers, so that all stages of a pipeline take about the same time. The
 pipeline runs through the groups in order, and each stage lies within one group. All layers are equal, so the best
-contiguous split gives every stage of a group floor(T / t) layers, where t is the time of one layer on that group's
+contiguous split gives every stage of a group floor(T / l) layers, where l is the time of one layer on that group's
 devices and T is the smallest value for which all layers are placed. A device's memory limits this number. Schedules
 with several stages per rank keep the even split, because their chunks must be equal.
 """
@@ -29,10 +29,10 @@ from shardscope.analytic.layouts import Ints, Layouts
 from shardscope.analytic.memory import device_memory
 from shardscope.analytic.memory.offload import (
     OFFLOADS_OPTIMIZER,
-    Away,
     HostTraffic,
+    Offloadable,
     StepTraffic,
-    host_room,
+    host_bytes_per_device,
     step_traffic,
 )
 from shardscope.analytic.schedules.closed import bubble_time, columns
@@ -92,7 +92,7 @@ def even_time(
     pace: Floats | float = 1.0,
     computing: Computing | None = None,
 ) -> StepParts:
-    """Return the time of one optimizer step for every layout, in seconds, if all stages have ceil(L / p) layers.
+    """Return the time of one optimizer step for every layout, in seconds, with ceil(layers / stages) layers per stage.
 
     With m micro-batches, a step takes m times as long as one micro-batch on the slowest stage, plus the bubble,
     messages between stages, exposed gradient reduction, and the update. Times follow from the model's sizes, the
@@ -116,7 +116,7 @@ def even_time(
 
 
 def stage_time(model: Transformer, layouts: Layouts, cluster: Cluster, calibration: Calibration) -> Floats:
-    """Return the time of one micro-batch through a stage of ceil(L / p) layers, forward and backward, in seconds.
+    """Return the time of one micro-batch in a stage of ceil(layers / stages) layers, forward and backward, in seconds.
 
     Waits for collectives and for host traffic are included.
     """
@@ -155,7 +155,7 @@ def _drive_share(model: Transformer, layouts: Layouts, cluster: Cluster) -> Floa
     """Return the fraction of each layout's offloaded bytes that does not fit in host memory."""
     if not (cluster.nvme_bandwidth and layouts.offload.any()):
         return np.zeros(1)
-    return device_memory(model, layouts, host_capacity=host_room(cluster)).drive_share
+    return device_memory(model, layouts, host_capacity=host_bytes_per_device(cluster)).drive_share
 
 
 class _Work(NamedTuple):
@@ -166,9 +166,9 @@ class _Work(NamedTuple):
     per_node: int
     """Devices that a layout can use without crossing nodes; unlimited on a single node."""
     drag: Floats
-    """Drag of every row; see `drag_of`."""
+    """Time of drive traffic relative to host-link traffic, by row; see `drag_of`."""
     pace: Floats
-    """Pace of every row; see `even_time`."""
+    """Factor of the stage time, by row; see `even_time`."""
 
 
 class _Passes(NamedTuple):
@@ -229,13 +229,13 @@ def _fill(parts: StepParts, rows: slice, work: _Work, computing: Computing | Non
 
 
 def _edge_left(one: Columns, pace: Floats) -> Floats:
-    """Return the fraction of embedding and output projection that exceeds the slack of a shorter last stage."""
+    """Return the fraction of the time of embedding and output projection that exceeds the last stage's slack."""
     whole = np.maximum(one["edge"], np.finfo(float).tiny)
     return np.clip(1.0 - pace * one["spare"] / whole, 0.0, 1.0)
 
 
 def _once(rows: StepRows, free: Floats, cal: Calibration) -> Floats:
-    """Return the exposed time of collectives that run once per step, plus the packing of their gradients, in seconds.
+    """Return the exposed time of collectives that run once per step, plus the time to pack gradients, in seconds.
 
     ZeRO 0 and 1 pack and reduce gradients once, at the end of the step. ZeRO 1 and 2 gather parameters once. Part of
     this time is hidden behind the last backward pass.
@@ -247,7 +247,7 @@ def _once(rows: StepRows, free: Floats, cal: Calibration) -> Floats:
 
 
 def _offload(parts: StepParts, rows: slice, found: StepRows, late: Floats) -> None:
-    """Fill in the parts for the update, on device or host, and for the exposed host traffic of both passes."""
+    """Fill in the times of the update, on device or host, and of the exposed host traffic in both passes."""
     if not found.offload.any():
         parts.optimizer[rows], parts.offload[rows] = found.states["update_s"], 0.0
         return
@@ -260,7 +260,7 @@ Columns = Mapping[str, Floats]
 
 
 class StepRows(NamedTuple):
-    """Columns of some layouts, with their values from the lookup tables."""
+    """Settings of some layouts, and their rows in the lookup tables."""
 
     zero: Ints
     offload: Ints
@@ -293,7 +293,7 @@ class Windows(NamedTuple):
     forward: Late
     backward: Late
     free: Floats
-    """Time of the lengthened backward pass without its collectives, in seconds."""
+    """Time of the backward pass, including waits but not its collectives, in seconds."""
 
 
 def windows(rows: StepRows, overlap: float) -> Windows:
@@ -325,30 +325,30 @@ def _late(
 def _host_seconds(rows: StepRows) -> tuple[Floats | float, Floats | float]:
     """Return the times of host traffic in a forward and in a backward pass, in seconds.
 
-    The host link carries both directions at once; the drives serve them one after the other.
+    The host link is full duplex; NVMe drives handle reads and writes in turn.
     """
     if not rows.offload.any():
         return 0.0, 0.0
     traffic = _traffic(rows)
-    return _side_by_side(traffic.forward, rows.drag), _side_by_side(traffic.backward, rows.drag)
+    return _transfer_seconds(traffic.forward, rows.drag), _transfer_seconds(traffic.backward, rows.drag)
 
 
-def _side_by_side(traffic: HostTraffic, drag: Floats) -> Floats:
+def _transfer_seconds(traffic: HostTraffic, drag: Floats) -> Floats:
     both = traffic.to_host + traffic.to_device
     return np.maximum(np.maximum(traffic.to_host, traffic.to_device), drag * both)
 
 
 def _traffic(rows: StepRows) -> StepTraffic:
     states = rows.states
-    away = Away(
+    offloadable = Offloadable(
         states["weights_s"], states["gradients_s"], states["owned_weights_s"], states["owned_gradients_s"],
         rows.micro["saved"],
     )  # fmt: skip
-    return step_traffic(rows.offload, rows.recompute, away)
+    return step_traffic(rows.offload, rows.recompute, offloadable)
 
 
 def host_update(rows: StepRows) -> Floats:
-    """Return the time of an update on the host, in seconds: gradients go there, states are updated, weights return."""
+    """Return the time to move gradients to the host, update states there and move weights back, in seconds."""
     update = _traffic(rows).update
     states = rows.states["host_update_s"] * np.maximum(1.0, rows.drag)
     return np.asarray(update.to_host + states + update.to_device)
@@ -400,7 +400,7 @@ def step_time(
         model: The model.
         layouts: Table of layouts.
         cluster: The cluster, with its links, host and drives. If it has `groups`, its nominal device is as slow
-            as the slowest of them and has as little memory as the smallest.
+            as the slowest group's device and has the least memory of all groups' devices.
         calibration: The machine's constants, for all groups.
         drive_share: `MemoryParts.drive_share` of each layout if known; None to compute it.
 
@@ -418,7 +418,7 @@ class StepDetail(NamedTuple):
     parts: StepParts
     computing: Computing
     pace: Floats
-    """Scale factor `LayerSplit.pace`; 1 on a cluster of equal devices."""
+    """Scale factor `LayerSplit.pace`; 1 on a cluster of identical devices."""
 
 
 def step_detail(
@@ -436,7 +436,7 @@ def cut(model: Transformer, layouts: Layouts, cluster: Cluster, calibration: Cal
 
     Each layer is assumed to take as much memory as on the fullest device of the even split.
     """
-    memory_bytes = device_memory(model, layouts, host_capacity=host_room(cluster)).total
+    memory_bytes = device_memory(model, layouts, host_capacity=host_bytes_per_device(cluster)).total
     even = np.ceil(model.layers / layouts.pipeline)
     a_stage = (layouts.data * layouts.tensor * layouts.context).astype(float)
     times, stages, most = [], [], []
@@ -457,11 +457,11 @@ def cut(model: Transformer, layouts: Layouts, cluster: Cluster, calibration: Cal
 def least_pace(layers: int, time: Floats, stages: Floats, most: Floats) -> Floats:
     """Return the smallest time T of the slowest stage, in seconds, for which all layers can be placed.
 
-    That is, the sum over groups of stages x min(most, floor(T / t)) is at least `layers`.
+    That is, the sum over groups of stages x min(most, floor(T / time)) is at least `layers`.
 
     Args:
         layers: Number of layers to place.
-        time: t, the time of one layer in seconds, by layout and group.
+        time: Time of one layer in seconds, by layout and group.
         stages: Number of stages, by layout and group.
         most: Number of layers that fit in the memory of a stage, by layout and group.
     """

@@ -1,9 +1,9 @@
 """Lookup tables for a search: times of one micro-batch and of model-state operations, for the combinations that occur.
 
 A search through a million layouts has a million rows, but only a few thousand combinations of tensor degree,
-micro-batch and similar settings. Times that depend only on these are computed once per combination. `micro.stage`
-computes those of one micro-batch. `weights` computes those of model states: reducing gradients, gathering parameters,
-updating, and moving states to the host and back.
+micro-batch and similar settings. Times that depend only on these settings are computed once per combination:
+`micro.stage` computes the times of one micro-batch, and `weights` those of operations on model states (reducing
+gradients, gathering parameters, updating, and moving states to the host and back).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class TakenColumns(dict[str, Floats]):
 
 
 class LookupTable(NamedTuple):
-    """Columns with one value per combination, and the index of each row's combination."""
+    """Columns with one value per combination of settings, and for each row the index of its combination."""
 
     row: npt.NDArray[np.intp]
     columns: dict[str, Floats]
@@ -63,7 +63,7 @@ class LookupTable(NamedTuple):
 
 
 def micro_table(model: Transformer, machine: Machine, layouts: Layouts) -> LookupTable:
-    """Return the times of one micro-batch, in seconds, for each (tensor, micro-batch, context, expert, ...)."""
+    """Return the times of one micro-batch, in seconds, for each combination of the settings that they depend on."""
     found = Distinct.of(
         layouts.tensor, layouts.micro_batch, layouts.context, layouts.expert, layouts.pipeline,
         layouts.recompute, layouts.sequence_parallel,
@@ -95,7 +95,7 @@ def _saved_bytes(
     recompute: npt.ArrayLike,
     sequence_parallel: npt.ArrayLike,
 ) -> Floats:
-    """Return the bytes of activations that the largest stage saves for one micro-batch; offloading moves them."""
+    """Return the bytes of activations that the largest stage saves for one micro-batch; offloading would move these."""
     layers = np.ceil(model.layers / np.asarray(pipeline))
     routed = np.minimum(layers, model.num_mixture_layers)
     saved = np.zeros(np.shape(split.tensor))
@@ -137,7 +137,7 @@ def _micro_columns(times: SlowestStage, hops: list[Floats], saved: Floats) -> di
 
 
 def state_table(model: Transformer, machine: Machine, layouts: Layouts) -> LookupTable:
-    """Return the times of model-state traffic and updates, in seconds, for each (tensor, pipeline, data, ZeRO, ...)."""
+    """Return the times of model-state traffic and updates, in seconds, for each combination of relevant settings."""
     found = Distinct.of(
         layouts.tensor, layouts.pipeline, layouts.context, layouts.expert, layouts.data, layouts.shard,
         layouts.zero, layouts.compression,
@@ -161,7 +161,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class Distinct(NamedTuple):
-    """The distinct combinations of values in some columns, and the index of each row's combination."""
+    """The distinct combinations of values in some columns, and for each row the index of its combination."""
 
     columns: tuple[Ints, ...]
     row: npt.NDArray[np.intp]
@@ -195,7 +195,7 @@ class Distinct(NamedTuple):
 
 
 def _ranked(column: npt.NDArray[np.int64]) -> tuple[Ints, npt.NDArray[np.int32]]:
-    """Return the distinct values, sorted, and for each row the index of its value among them."""
+    """Return the sorted distinct values of a column, and for each row the index of its value among them."""
     if (column == column[0]).all():
         return np.array([column[0]], np.int64), np.zeros(len(column), np.int32)
     if column.max() > 1 << 20:
@@ -211,9 +211,9 @@ class WeightTimes(NamedTuple):
     """Parameter counts on one device of the slowest stage, and times of operations on these parameters, in seconds."""
 
     dense: Floats
-    """Number of elements in parameters that all replicas share."""
+    """Number of elements in parameters outside experts, which every replica has."""
     experts: Floats
-    """Number of elements in the parameters of its experts, which fewer replicas share."""
+    """Number of elements in the experts' parameters, which have fewer replicas."""
     reduce_s: Floats
     """Time to reduce all gradients: an all-reduce for ZeRO 0, a reduce-scatter for ZeRO 1 to 3."""
     gather_s: Floats
@@ -231,13 +231,13 @@ class WeightTimes(NamedTuple):
     """Time of the update on the host, which reads and writes each device's states at the bandwidth of the device's host
     link."""
     weights_s: Floats
-    """Time to move the weights that the rank keeps over its host link, once."""
+    """Time to transfer once, over the host link, the weights that the rank stores."""
     gradients_s: Floats
-    """Time to move the gradients that the rank keeps over its host link, once."""
+    """Time to transfer once, over the host link, the gradients that the rank stores."""
     owned_weights_s: Floats
-    """Time to move the weights that the rank updates over its host link, once."""
+    """Time to transfer once, over the host link, the weights that the rank updates."""
     owned_gradients_s: Floats
-    """Time to move the gradients of these weights over its host link, once."""
+    """Time to transfer once, over the host link, the gradients of the weights that the rank updates."""
 
 
 def weights(
@@ -271,7 +271,7 @@ def weights(
         compression: Index into `compressions`; 0 means uncompressed.
         compressions: Compression methods.
         precision: A precision recipe of `spec.layout`.
-        kept: States that the optimizer keeps.
+        kept: Size of the optimizer state.
     """
     dense, experts = stage_elements(model, tensor=tensor, pipeline=pipeline, expert=expert)
     recipe = RECIPES[precision]
@@ -374,7 +374,7 @@ def _compressed(
     group: Floats,
     stride: Floats,
 ) -> tuple[Floats, Floats]:
-    """Return the times that compressed gradients take on the wire and in the codec, in seconds."""
+    """Return the times to transfer compressed gradients, and to pack and unpack them, in seconds."""
     wire, codec = np.zeros_like(elements), np.zeros_like(elements)
     compression, methods = packing
     rate, latency = machine.link(group, stride)
@@ -395,7 +395,7 @@ def _compressed(
 def stage_elements(
     model: Transformer, *, tensor: npt.ArrayLike, pipeline: npt.ArrayLike, expert: npt.ArrayLike
 ) -> tuple[Floats, Floats]:
-    """Return the number of matrix elements on one device of the largest stage: shared by all replicas, and in experts.
+    """Return the numbers of weight elements on one device of the largest stage: outside experts, and in experts.
 
     Args:
         model: The model.

@@ -30,20 +30,22 @@ NAMES: Mapping[str, str] = {
     "overhead": "launches and fixed cost",
 }
 FORMULAS: Mapping[str, tuple[str, str]] = {
-    "recompute": ("m × forward pass of what is recomputed", "Korthikanti et al. 2022, arXiv 2205.05198"),
+    "recompute": ("m × recomputed part of the forward pass", "Korthikanti et al. 2022, arXiv 2205.05198"),
     "tensor_comm": ("m × (layers × 2 all-reduces per direction + 2)", "Shoeybi et al., arXiv 1909.08053"),
     "context_comm": ("m × layers × gathering keys and values: 1 forward, 2 back", "Llama 3, arXiv 2407.21783, 3.3.2"),
     "expert_comm": ("m × layers × 2 all-to-alls per direction", "Lepikhin et al. 2020, arXiv 2006.16668"),
     "pipeline_comm": ("2 (m v + p − 1) × (bytes / (t B) + start)", "Narayanan et al. 2021, arXiv 2104.04473, 4.1"),
-    "bubble": ("(p − 1) / v × (forward + backward, with waits), less what is filled", "closed form of the schedule"),
-    "data_comm": ("reduce + gather, less what computation hides", "Rajbhandari et al. 2020, arXiv 1910.02054, 7"),
+    "bubble": ("(p − 1) / v × (forward + backward, with waits) − weight gradients", "closed form of the schedule"),
+    "data_comm": ("reduce + gather − part hidden by computation", "Rajbhandari et al. 2020, arXiv 1910.02054, 7"),
     "optimizer": ("states / N × bytes / bandwidth, and Muon's products", "reads and writes of every state"),
     "offload": (
-        "m × (traffic of a pass − computing − gathering, where longer) + traffic and update of the optimizer",
+        "m × max(0, host traffic of a pass − computation − collectives) + traffic and time of the update",
         "Ren et al. 2021, arXiv 2101.06840; Rajbhandari et al. 2021, arXiv 2104.07857",
     ),
     "overhead": ("m × max(0, launches − work of a block) + a step's fixed cost", "calibration"),
 }  # fmt: skip
+"""Formula and source of each part, with m micro-batches, p pipeline stages of v virtual stages each, t tensor-parallel
+ranks, bandwidth B, and N ranks that share the optimizer update."""
 
 
 def time_term(model: Transformer, layout: Layout, cluster: Cluster, calibration: Calibration) -> Term:
@@ -85,7 +87,7 @@ def _compute(
     formula = "m × layers × (Σ 2mnk / rate (1 + w (1/m + 1/n + 1/k)) + bytes / bandwidth)"
     if cluster.groups:
         formula += ", × pace"
-    edge = "m × (3 products s b × h × V/t + bytes of logits / bandwidth), less the last stage's slack"
+    edge = "m × (3 products s b × h × V/t + bytes of logits / bandwidth) − slack of the last stage"
     directions = (
         ("forward", found.computing.forward, formula),
         ("backward", found.computing.backward, f"twice the products and bytes of: {formula}"),

@@ -1,7 +1,7 @@
 """Export a run to other tools: Parquet tables, a Chrome trace, TensorBoard, Weights & Biases, MLflow.
 
-All data are read through `Run`, so an export has the same values as the run's own tables. Other tools' files are
-written by their own libraries, which are imported only for that export; the Chrome trace needs none.
+All data are read through `Run`, so an export has the same values as the run's own tables. Files for another tool are
+written by that tool's library, which is imported only for this export; the Chrome trace needs no library.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FORMATS: Mapping[str, tuple[Callable[[Run, str | Path], str], str]] = {
     "wandb": (write_wandb, "a folder for `wandb sync`; online with WANDB_MODE=online"),
     "mlflow": (write_mlflow, "a folder with MLflow's database, or the URI of a tracking server"),
 }
-"""File formats by name: the function that writes one, and a description of what it writes."""
+"""File formats by name: the function that writes the format, and a description of what it writes."""
 
 
 def export_run(run: Run, path: str | Path, *, format: str) -> str:  # noqa: A002 - as in pandas and PIL

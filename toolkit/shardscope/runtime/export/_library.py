@@ -1,4 +1,4 @@
-"""Libraries that only an export needs: imported on use, and named with their pip command if missing."""
+"""Import libraries that only an export needs; if one is missing, the error names it and the pip command."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shardscope.errors import SpecError
 
 
 def library(*modules: str, package: str, format: str) -> Any:  # noqa: A002 - as in `export_run`
-    """Return the first of these modules that can be imported; they belong to packages that users install themselves.
+    """Return the first of these modules that can be imported. None of them is installed with Shardscope.
 
     Raises:
         SpecError: None of them can be imported.
@@ -23,7 +23,7 @@ def library(*modules: str, package: str, format: str) -> Any:  # noqa: A002 - as
 
 
 def missing(package: str, form: str, error: ImportError) -> SpecError:
-    """Return the error for a package that an export needs and that cannot be imported."""
+    """Return the error for a package that an export needs but cannot import."""
     reason = "" if isinstance(error, ModuleNotFoundError) else f" ({str(error).splitlines()[0]})"
     return SpecError(
         f"format={form!r} needs {package}, which cannot be imported{reason}; pip install {package}"

@@ -51,9 +51,9 @@ def write_chrome_trace(run: Run, path: str | Path) -> str:
 
 
 def trace_events(spans: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the trace events of a timeline, given as by `Run.timeline`.
+    """Return the trace events for a timeline in the form that `Run.timeline` returns.
 
-    Times are in microseconds from the first span. A span that moves bytes has their number among its arguments.
+    Times are in microseconds from the first span. The ``args`` of a span that transfers data include its ``bytes``.
     """
     events: list[dict[str, Any]] = []
     for rank, own in spans.groupby("rank"):
@@ -68,7 +68,7 @@ def trace_events(spans: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _threads(spans: pd.DataFrame) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Yield the threads of one rank with their slices: its steps, then its lanes."""
+    """Yield the name and the slices of each thread of one rank: the thread of its steps, then those of its lanes."""
     yield _STEPS, list(_steps(spans))
     for lane, own in spans.groupby("lane", sort=False):
         for number, rows in enumerate(_apart(own)):
@@ -83,7 +83,7 @@ def _threads(spans: pd.DataFrame) -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
 
 def _steps(spans: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """Yield a slice for each step; it ends before the next one begins, even if a collective ends later."""
+    """Yield a slice for each step; it ends no later than the next step begins, even if a collective ends later."""
     rows = spans.groupby("step").agg(start=("start_s", "min"), end=("end_s", "max")).reset_index()
     following = [*rows["start"][1:], rows["end"].max()]
     for step, start, end, limit in zip(rows["step"], rows["start"], rows["end"], following, strict=True):
@@ -91,7 +91,7 @@ def _steps(spans: pd.DataFrame) -> Iterator[dict[str, Any]]:
 
 
 def _apart(spans: pd.DataFrame) -> list[list[Any]]:
-    """Divide spans among threads, as few as possible, such that the spans of each thread do not overlap."""
+    """Divide spans among as few threads as possible such that the spans of each thread do not overlap."""
     threads: list[list[Any]] = []
     for row in (
         spans.sort_values(["start_s", "end_s"]).rename(columns={"name": "title"}).itertuples(index=False)

@@ -36,9 +36,9 @@ def write_parquet(run: Run, path: str | Path) -> str:
 def traffic_frame(run: Run) -> pd.DataFrame:
     """Return a data frame with one row for each rank, event and collective with counted traffic.
 
-    Columns: event (``step``; ``traffic`` for what a server sent for a step that had already ended; ``eval``, ``test``,
-    ``end``), rank, step (missing for ``end``), collective, and its payload_bytes, sent_bytes, received_bytes, messages
-    and calls.
+    Columns: event (``step``; ``traffic`` for messages that a parameter server sent for a step that had already ended;
+    ``eval``, ``test``, ``end``), rank, step (missing for ``end``), collective (its name), payload_bytes, sent_bytes,
+    received_bytes, messages and calls.
     """
     import pandas as pd
 

@@ -1,4 +1,4 @@
-"""A run's metrics in experiment trackers: TensorBoard, Weights & Biases, MLflow, each through its own library."""
+"""Write a run's metrics to experiment trackers: TensorBoard, Weights & Biases, MLflow, each through its own library."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 PROJECT = "shardscope"
 """Name of the project or experiment to which runs are exported."""
 _MOST_METRICS, _MOST_PARAMS = 1000, 100
-"""Largest batches that MLflow's servers accept."""
+"""Maximum numbers of metrics and of parameters that an MLflow server accepts in one request."""
 
 
 class Figures(NamedTuple):
-    """Metrics of one step, by name, and the time at which its last rank finished it, in Unix seconds."""
+    """Metrics of one step, by name, and the time at which the last rank finished the step, in Unix seconds."""
 
     step: int
     t: float
@@ -29,10 +29,10 @@ class Figures(NamedTuple):
 
 
 def figures_of(run: Run) -> list[Figures]:
-    """Return the metrics of each step: the columns of `Run.metrics`, and the results of its evaluations.
+    """Return the metrics of each step: the columns of `Run.metrics`, and the results of an evaluation after the step.
 
-    Metrics that a step does not have are left out. So are evaluations on the test split during training, which earlier
-    versions made.
+    Metrics that a step does not have are left out. Evaluations on the test split during training, which only runs from
+    earlier versions contain, are left out too.
     """
     found: dict[int, Figures] = {}
     for row in run.metrics().to_dict("records"):
@@ -67,7 +67,7 @@ def _flat(value: Any, name: str = "") -> Iterator[tuple[str, str | int | float |
 
 
 def write_tensorboard(run: Run, path: str | Path) -> str:
-    """Write a run into a folder of TensorBoard's event files, and return its path.
+    """Write a run as TensorBoard event files into a folder, and return its path.
 
     Raises:
         SpecError: Neither tensorboard nor tensorboardX is installed.
@@ -83,7 +83,7 @@ def write_tensorboard(run: Run, path: str | Path) -> str:
 
 
 def write_wandb(run: Run, path: str | Path) -> str:
-    """Write a run into a folder of Weights & Biases, and return its path. Offline unless WANDB_MODE says otherwise.
+    """Write a run with Weights & Biases, and return the folder of its files. Offline unless WANDB_MODE says otherwise.
 
     Raises:
         SpecError: wandb is not installed.
@@ -104,7 +104,7 @@ def write_mlflow(run: Run, path: str | Path) -> str:
 
     Args:
         run: The run.
-        path: URI of a tracking server, or a folder, in which a database is created.
+        path: URI of a tracking server, or a folder, in which MLflow's database is created if there is none.
 
     Raises:
         SpecError: mlflow is not installed.

@@ -1,4 +1,4 @@
-"""Observation of the user's own training loop: `observe` records it as a run.
+"""Record the user's own training loop as a run, with `observe`.
 
     with ss.observe(model, optimizer) as run:
         ...  # plain torch, DDP, FSDP2, Lightning's `trainer.fit` or Hugging Face's `trainer.train`, under torchrun too
@@ -31,26 +31,31 @@ def observe(
 ) -> AbstractContextManager[Run]:
     """Record the training inside a ``with`` block as a run; nothing else in the script changes.
 
-    Each rank calls it once. The run has steps, spans, bytes by collective and memory by kind like any other run, so
-    `ss.runs()`, `run.metrics()`, the labs and reports show it, and ``ss.predict(run.job)`` predicts its bytes and model
-    states. It cannot be launched, stopped or resumed from Shardscope: the script is not part of the run.
+    Each rank calls `observe` once. The run has steps, spans, bytes by collective and memory by type like any other run,
+    so `ss.runs()`, `run.metrics()`, the labs and reports show it, and ``ss.predict(run.job)`` predicts its traffic and
+    its model states. Shardscope cannot launch, stop or resume the run, because the script is not part of it.
 
     The results of the script do not change: losses and weights are bit-identical. A step ends when `optimizer` has
-    stepped. Its loss is the sum of the scalars on which `backward` was called. A step that a `GradScaler` skips is
-    counted as part of the next one, and losses include the scale of the `GradScaler`.
+    stepped. The loss of a step is the sum of the scalars on which `backward` was called. A step that a `GradScaler`
+    skips is counted as part of the next step, and losses include the scale factor of the `GradScaler`.
+
+    Copies of `model` made inside the block, by `copy.deepcopy` or `torch.save`, are not observed. A compiled model runs
+    as it does outside: ``torch.compile(model)``, or `model` after ``model.compile()``, is recorded like any other.
+    Forward passes that `torch.compile` traces as part of something larger, and those of a model whose `compile` is
+    called inside the block, are not recorded, so their steps have no samples; all else in the steps is.
 
     Args:
         model: The model whose forward passes are recorded, wrapped or not. For Lightning, the `LightningModule`.
-        optimizer: The optimizer whose steps are the steps of the run. None takes the first that updates parameters of
-            `model`, for trainers that create their own.
-        name: Name of the run directory; by default made from the wrapper and the model's class.
+        optimizer: The optimizer whose steps are the steps of the run. None, for trainers that create their own
+            optimizer, takes the first one that updates parameters of `model`.
+        name: Name of the run; None makes one from the wrapper (such as DDP) and the model's class.
         root: Folder for the run directory; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
-        record: Which steps are recorded with spans (`spans_first`, `spans_every`) and with memory by kind
-            (`memory_first`, `memory_every`). Models that `torch.compile` traces are recorded without memory by kind.
+        record: Which steps are recorded with spans (`spans_first`, `spans_every`) and with memory by type
+            (`memory_first`, `memory_every`). Models that `torch.compile` traces are recorded without memory by type.
 
     Returns:
-        A context manager that yields the run. If `torch.distributed` is initialised only inside the block, ranks other
-        than 0 know the run's directory from the first step on.
+        A context manager that yields the run. If `torch.distributed` is initialised only inside the block, `run.path`
+        is known on ranks other than 0 from the first step on.
 
     Raises:
         SpecError: The model or optimizer is not one of torch's, or a training loop is already being observed.

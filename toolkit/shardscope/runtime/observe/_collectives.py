@@ -1,10 +1,10 @@
-"""Metering of every collective that torch starts, in Python or in C++, without changing any of them.
+"""Count every collective that torch starts, in Python or in C++, without changing any of them.
 
-`DistributedDataParallel`, FSDP2, functional collectives and ``dist.all_reduce`` all end in an operator of the library
-``c10d``, which torch's dispatcher passes on to the backend of the process group. Every call passes through the dispatch
-key ``BackendSelect`` last before the backend's own kernel. A kernel for this key counts the call and passes it on with
-the same arguments. So groups that were created earlier are metered too, and torch is unchanged once the kernels are
-removed.
+`DistributedDataParallel`, FSDP2, functional collectives and ``dist.all_reduce`` all call an operator of the library
+``c10d``, which torch's dispatcher passes on to the backend of the process group. ``BackendSelect`` is the last dispatch
+key before the backend's own kernel. `CollectiveMeter` registers kernels for this key, which count each call and pass it
+on with the same arguments. So calls in groups that were created earlier are counted too, and torch is unchanged once
+the kernels are removed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ _PAYLOAD_OF = {
     "recv_": ("recv", 0),
     "recv_any_source_": ("recv", 0),
 }
-"""The name under which each operator is counted, and the index of its payload argument, as in `MeteredProcessGroup`."""
+"""For each operator, the name of its collective and the index of the argument that contains its payload.
+
+They agree with `MeteredProcessGroup`."""
 
 
 class CollectiveMeter:
@@ -62,7 +64,7 @@ class CollectiveMeter:
         self._backends: dict[tuple[str, str], str] = {}
 
     def install(self) -> None:
-        """Register kernels that run before the backend's own."""
+        """Register kernels that run before the kernels of the backend."""
         if not hasattr(torch.ops.c10d, "allreduce_"):  # torch was built without torch.distributed
             return
         self._library = torch.library.Library("c10d", "IMPL")
@@ -82,7 +84,7 @@ class CollectiveMeter:
             self._library = None
 
     def end_step(self) -> None:
-        """Drop collectives from the previous step for which nothing has waited in Python."""
+        """Forget collectives from the previous step on whose end no Python code has waited."""
         self._waits.end_step()
 
     def _kernel(self, operator: Any, name: str, payload_of: int | None, after: Any) -> Callable[..., Any]:
@@ -136,9 +138,9 @@ class CollectiveMeter:
 
 
 class _Waits:
-    """Detects when Python code has waited for a `dist.Work`.
+    """Detects when Python code has waited for a `dist.Work`, for works that have no future.
 
-    A separate thread that waits is not an option: gloo's reduce-scatter copies its result in `wait`.
+    Waiting for them in a separate thread is impossible, because gloo's reduce-scatter copies its result in `wait`.
     """
 
     def __init__(self, guard: Callable[[Callable[[], None]], None]) -> None:
@@ -148,17 +150,20 @@ class _Waits:
         self._wait: Any = None
 
     def watch(self, work: dist.Work, finished: Finished) -> None:
-        """Call `finished` after `work.wait()`. Works are kept, so that Python code gets the same object again."""
+        """Arrange for `finished` to be called after `work.wait()`.
+
+        The reference to `work` is kept, so that Python code that waits gets the same object.
+        """
         self._works[work] = finished
 
     def end_step(self) -> None:
-        """Drop works for which nothing has waited since the previous step."""
+        """Forget works on which no Python code has waited since the end of the previous step."""
         for work in self._older:
             self._works.pop(work, None)
         self._older = set(self._works)
 
     def install(self) -> None:
-        """Replace `Work.wait` with a function that calls it and then reports."""
+        """Replace `Work.wait` with a function that calls the original, then the `finished` of that work."""
         original = self._wait = dist.Work.wait
 
         def wait(work: dist.Work, *arguments: Any, **options: Any) -> Any:
@@ -174,6 +179,7 @@ class _Waits:
         """Restore the original `Work.wait`."""
         if self._wait is not None:
             dist.Work.wait = self._wait  # type: ignore[method-assign]
+            self._wait = None
         self._works.clear()
         self._older.clear()
 

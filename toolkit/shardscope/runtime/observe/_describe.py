@@ -1,8 +1,8 @@
-"""Description of an observed training loop as a job, from what is known after its first step."""
+"""Describe an observed training loop as a job, as soon as its first step has ended."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,21 +10,22 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 
 from shardscope.errors import SpecError
 from shardscope.spec import Optimizer, Record, Strategy
+from shardscope.spec.job_parts import UserCode
 from shardscope.spec.model.step import ParameterRow
 from shardscope.spec.observed import ObservedJob, ShardedUnit, Wrapper
-from shardscope.spec.user_code import UserCode
 from shardscope.training._compat import FsdpUnit, fsdp_units
 
 DATA = "data of a training script"
-"""Name for the data of an observed run; nothing is known about them."""
+"""Name for the data of an observed run, about which nothing is known."""
 
 
 @dataclass
 class Seen:
-    """What has been observed of a training loop so far.
+    """Observations of a training loop so far.
 
     Attributes:
         model: The model, as passed by the user.
@@ -63,7 +64,7 @@ class Seen:
 
     @property
     def wrapper(self) -> Wrapper:
-        """How torch divides the work among the ranks."""
+        """The torch wrapper that divides the work among the ranks: ``DDP``, ``FSDP1``, ``FSDP2`` or ``none``."""
         if self.ddp is not None or isinstance(self.model, DistributedDataParallel):
             return "DDP"
         if fsdp_units(self.model):
@@ -77,7 +78,7 @@ class Seen:
         return "observed" if self.wrapper == "none" else f"observed ({self.wrapper})"
 
     def job(self) -> ObservedJob:
-        """Return the observations as a job."""
+        """Return a job that describes the training loop as observed so far."""
         batch = {"global_batch": self.samples * self.world_size} if self.samples else None
         first = {"forwards": self.passes, "exchanges": self.exchanges} if self.passes else {}
         return ObservedJob(
@@ -89,9 +90,9 @@ class Seen:
         )  # fmt: skip
 
     def _tensors(self) -> dict[str, Any]:
-        """Return the fields about the model's tensors and the group that exchanges them."""
+        """Return the fields of `ObservedJob` about the model's tensors and the ranks that exchange them."""
         units = fsdp_units(self.model)
-        parameters = list(self.model.parameters())
+        parameters = known_parameters(self.model)
         rows = _sharded_rows(parameters, units) if units else [_row(0, each) for each in parameters]
         widths = {each.element_size() for each in parameters}
         shards = units[0].num_shards if units else 1
@@ -101,14 +102,21 @@ class Seen:
             "parameters": rows,
             "units": [_unit(each) for each in units],
             "weight_bytes": widths.pop() if len(widths) == 1 else 0,
-            "buffer_bytes": _bytes(self.model.buffers()),
+            "gradient_bytes": _bytes(each for each in parameters if each.requires_grad),
+            "stateful": _stateful(self.optimizer, parameters),
+            "buffer_bytes": _bytes(each for each in self.model.buffers() if not is_lazy(each)),
             "broadcast_bytes": _bytes(sent),
             "replicas": max(1, self.world_size // shards) if units else 1,
         }
 
 
+def known_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """Return the model's parameters without those of lazy modules that have not seen an input yet."""
+    return [each for each in model.parameters() if not is_lazy(each)]
+
+
 def _class_of(model: nn.Module) -> str:
-    """Return the name of the user's own class, without the classes that torch wraps around it or derives from it."""
+    """Return the name of the user's model class, even if torch has wrapped the model or derived a class from it."""
     inner = getattr(model, "_orig_mod", getattr(model, "module", model))
     if inner is not model and isinstance(inner, nn.Module):
         return _class_of(inner)
@@ -120,13 +128,15 @@ def _optimizer(optimizer: torch.optim.Optimizer | None) -> Optimizer:
     """Return the optimizer as a job's optimizer if jobs support it; else a placeholder with its name."""
     if optimizer is None:
         return _stand_in("unknown", "torch.optim.Optimizer", {})
-    group, kind = optimizer.param_groups[0], type(optimizer)
+    groups, kind = optimizer.param_groups, type(optimizer)
+    group = groups[0]
     lr = {"lr": float(group.get("initial_lr", group["lr"]))}
     try:
-        if kind is torch.optim.AdamW and not group["amsgrad"]:
+        if kind is torch.optim.AdamW and not any(each["amsgrad"] for each in groups):
             return Optimizer("adamw", **lr, **_those(group, "betas", "eps", "weight_decay"))
-        if kind is torch.optim.SGD and not group.get("nesterov"):
-            return Optimizer("sgd", **lr, **_those(group, "momentum", "weight_decay"))
+        if kind is torch.optim.SGD and not any(each.get("nesterov") for each in groups):
+            momentum = max(each["momentum"] for each in groups)  # groups without momentum keep no state
+            return Optimizer("sgd", **lr, momentum=momentum, **_those(group, "weight_decay"))
     except SpecError:  # a setting that jobs reject, such as a learning rate of 0
         pass
     return _stand_in(kind.__name__, f"{kind.__module__}.{kind.__qualname__}", lr)
@@ -141,12 +151,22 @@ def _those(group: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: group[name] for name in names}
 
 
+def _stateful(optimizer: torch.optim.Optimizer | None, parameters: Sequence[Tensor]) -> list[int] | None:
+    """Return the indices of the parameters for which the optimizer keeps state; None if it also updates others."""
+    if optimizer is None:
+        return None
+    places = {id(each): place for place, each in enumerate(parameters)}
+    groups = [group["params"] for group in optimizer.param_groups if group.get("momentum", True)]
+    kept = [id(each) for group in groups for each in group if each.requires_grad]
+    return sorted(places[each] for each in kept) if places.keys() >= set(kept) else None
+
+
 def _row(unit: int, parameter: Tensor) -> ParameterRow:
     return ParameterRow(unit=unit, shape=tuple(parameter.shape), is_trained=parameter.requires_grad)
 
 
 def _sharded_rows(parameters: Iterable[Tensor], units: list[FsdpUnit]) -> list[ParameterRow]:
-    """Return the parameters with the index of their unit; those that FSDP2 does not shard get the next index."""
+    """Return a row per parameter with the index of its FSDP2 unit; unsharded parameters get the number of units."""
     places = {id(each): place for place, unit in enumerate(units) for each in unit.parameters}
     return [_row(places.get(id(each), len(units)), each) for each in parameters]
 

@@ -2,13 +2,17 @@
 
 The model's own hooks report its forward passes. Torch's global optimizer hooks report the updates of whichever
 optimizer steps. A function that replaces ``torch.autograd.backward``, and calls it, reports the backward passes. None
-of them changes a tensor or a result. `Loop.remove` removes all of them.
+of these hooks changes a tensor or a result. `Loop.remove` removes all hooks.
+
+Code that `torch.compile` traces cannot report anything, so the hooks do nothing while it traces them. A compiled model
+is observed from outside: a wrapper reports each call of the function that ``Module.compile`` compiled, or of the
+`OptimizedModule` that ``torch.compile`` returned.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from functools import partial, wraps
 from typing import Any, Protocol
 
@@ -19,16 +23,18 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._pytree import tree_leaves
 
 Guard = Callable[[Callable[[], None]], None]
+_KEY = -1
+"""Key of the hooks on a module. Torch would choose a new one for each block, and Dynamo then compile again."""
 
 
 class Listener(Protocol):
     """Receives the events of the loop, in the thread in which they occur."""
 
     def forward_begins(self, inputs: list[Tensor], *, is_whole: bool) -> None:
-        """Handle the start of a forward pass of the model or, unless `is_whole`, of a part called separately."""
+        """Handle the start of a forward pass: of the whole model if `is_whole`, else of a part called separately."""
 
-    def forward_ends(self) -> None:
-        """Handle the end of a forward pass."""
+    def forward_ends(self, output: Any) -> None:
+        """Handle the end of a forward pass with its output, which is None if the pass raised an error."""
 
     def backward_begins(self, roots: Any) -> None:
         """Handle the start of a backward pass from these tensors."""
@@ -37,7 +43,7 @@ class Listener(Protocol):
         """Handle the end of a backward pass, after gradients have been exchanged."""
 
     def update_begins(self, optimizer: Optimizer) -> None:
-        """Handle the start of an optimizer step; with a closure, the step includes the closure's passes."""
+        """Handle the start of an optimizer step; if it has a closure, the passes in the closure follow."""
 
     def update_ends(self, optimizer: Optimizer) -> None:
         """Handle the end of an optimizer step."""
@@ -47,8 +53,8 @@ class Loop:
     """Reports the passes and updates of a training loop to `listener`, from `install` to `remove`.
 
     Args:
-        model: The model. If it is not called itself, as may be the case for a `LightningModule`, the parts that it
-            calls are observed.
+        model: The model. Its parts are observed too, because a `LightningModule` may call them without being called
+            itself.
         listener: Receives the events of the loop.
         guard: Runs a function of the observer such that its errors never reach the training loop.
     """
@@ -58,15 +64,13 @@ class Loop:
         self._depth = 0
         self._is_in_backward = False
         self._undo = ExitStack()
+        self._hooks: dict[nn.Module, tuple[_Hook, _Hook]] = {}
 
     def install(self) -> None:
         """Register all hooks."""
         for module in (self._model, *_parts(self._model)):
-            before = partial(self._before_forward, is_whole=module is self._model)
-            after = partial(self._after_forward)
-            hook = module.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
-            self._undo.callback(hook.remove)
-            self._undo.callback(module.register_forward_hook(after, always_call=True).remove)
+            self._watch_forward(module)
+        self._watch_compiled()
         self._undo.callback(register_optimizer_step_pre_hook(self._before_update).remove)
         self._undo.callback(register_optimizer_step_post_hook(self._after_update).remove)
         self._watch_backward()
@@ -74,6 +78,41 @@ class Loop:
     def remove(self) -> None:
         """Remove all hooks."""
         self._undo.close()
+        self._hooks.clear()
+
+    def _watch_forward(self, module: nn.Module) -> None:
+        before = _Hook(partial(self._before_forward, is_whole=module is self._model))
+        after = _Hook(self._after_forward)
+        compiled = module._compiled_call_impl  # noqa: SLF001 - set by Module.compile; copies leave it out
+        if compiled is not None:
+            module._compiled_call_impl = _between(before, compiled, after, module)  # noqa: SLF001
+            self._undo.callback(setattr, module, "_compiled_call_impl", compiled)
+            return
+        self._hooks[module] = before, after
+        own = {
+            "_forward_pre_hooks": before, "_forward_pre_hooks_with_kwargs": True,
+            "_forward_hooks": after, "_forward_hooks_always_called": True,
+        }  # fmt: skip
+        for name, value in own.items():
+            vars(module)[name][_KEY] = value
+            self._undo.callback(vars(module)[name].pop, _KEY, None)
+        vars(module)["_forward_pre_hooks"].move_to_end(_KEY, last=False)
+
+    def _watch_compiled(self) -> None:
+        from torch._dynamo import OptimizedModule  # torch's optimizers import it in any case
+
+        original = OptimizedModule.__call__
+
+        @wraps(original)
+        def call(module: OptimizedModule, *args: Any, **kwargs: Any) -> Any:
+            forward: Callable[..., Any] = partial(original, module)
+            hooks = self._hooks.get(module._orig_mod)  # noqa: SLF001
+            if hooks is not None:
+                forward = _between(hooks[0], forward, hooks[1], module)
+            return forward(*args, **kwargs)
+
+        OptimizedModule.__call__ = call  # type: ignore[method-assign, assignment]
+        self._undo.callback(setattr, OptimizedModule, "__call__", original)
 
     def _before_forward(self, _: nn.Module, args: Any, kwargs: Any, *, is_whole: bool) -> None:
         self._depth += 1
@@ -82,10 +121,10 @@ class Loop:
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         self._guard(lambda: self._listener.forward_begins(inputs, is_whole=is_whole))
 
-    def _after_forward(self, *_: Any) -> None:
+    def _after_forward(self, _: nn.Module, _args: Any, output: Any) -> None:
         self._depth -= 1
         if not (self._depth or self._is_in_backward):
-            self._guard(self._listener.forward_ends)
+            self._guard(lambda: self._listener.forward_ends(output))
 
     def _before_update(self, optimizer: Optimizer, *_: Any) -> None:
         self._guard(lambda: self._listener.update_begins(optimizer))
@@ -112,8 +151,50 @@ class Loop:
         self._undo.callback(setattr, torch.autograd, "backward", original)
 
 
+class _Hook:
+    """A hook on a module. What `copy` or `pickle` makes of it does nothing: a copy of a model is not observed.
+
+    Args:
+        call: Called with the positional arguments of the hook.
+    """
+
+    def __init__(self, call: Callable[..., None]) -> None:
+        self._call = call
+
+    def __call__(self, *args: Any) -> None:
+        if not torch.compiler.is_dynamo_compiling():
+            self._call(*args)
+
+    def __reduce__(self) -> Any:
+        return getattr, (nullcontext(), "__exit__")  # files with a model can be read without Shardscope
+
+
+def _between(
+    before: _Hook, forward: Callable[..., Any], after: _Hook, module: nn.Module
+) -> Callable[..., Any]:
+    """Return a function that calls `forward` between two hooks of a module."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        output = None
+        before(module, args, kwargs)
+        try:
+            output = forward(*args, **kwargs)
+        finally:
+            after(module, args, output)
+        return output
+
+    return call
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Return whether `torch.compile` or ``Module.compile`` has compiled the model."""
+    return hasattr(model, "_orig_mod") or getattr(model, "_compiled_call_impl", None) is not None
+
+
 def _parts(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the modules that a model may call separately: its children, and those in lists and mappings among them."""
+    """Yield the modules that a model may call separately: its children, and the modules in its lists and mappings."""
+    if is_compiled(model):  # its parts are traced with it
+        return
     for child in model.children():
         if isinstance(child, nn.ModuleList | nn.ModuleDict):
             yield from _parts(child)

@@ -1,7 +1,7 @@
-"""Points in time at which a device reaches a point of the program: clock times on the CPU, CUDA events on a GPU.
+"""Marks of the time at which a device reaches a point of the program: clock times on the CPU, CUDA events on a GPU.
 
-A GPU runs behind the Python program, and waiting for it would slow down the training loop. So a mark on a GPU is an
-event in its queue, which is read once the GPU has passed it.
+A GPU runs behind the Python program, and waiting for the GPU would slow down the training loop. So a mark on a GPU is a
+CUDA event in its queue, whose time is read once the GPU has passed the event.
 """
 
 from __future__ import annotations

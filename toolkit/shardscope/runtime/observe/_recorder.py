@@ -1,8 +1,9 @@
-"""The recorder of one rank: it turns what the training loop does into the events of a run.
+"""The recorder of one rank: it turns the passes and updates of a training loop into the events of a run.
 
 A step ends when the observed optimizer has stepped. Its event contains the time since the previous step (without
-evaluations), the traffic and the spans. On a GPU it is written once the GPU has passed the end of the step, so that
-the training loop need not wait.
+evaluations), the traffic and the spans. A forward pass counts once a backward pass reaches its output, so evaluations
+and passes that raise an error do not count, whether or not they compute gradients. On a GPU the event is written once
+the GPU has passed the end of the step, so that the training loop need not wait.
 """
 
 from __future__ import annotations
@@ -11,45 +12,88 @@ import threading
 from collections import deque
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from shardscope.runlog.writer import EventWriter
+from shardscope.runtime.observe._loop import is_compiled
 from shardscope.runtime.observe._marks import Mark, Marks, Value
 from shardscope.spec import Record
 from shardscope.spec.numbers import LARGEST_COUNT
 from shardscope.training.memory import Held, MemoryWatch, held_by_default
 from shardscope.training.meter import Meter, Rows, Span
+from shardscope.training.tensors_in import tensors_in
 
 Timed = tuple[str, str, Mark, Mark, int]
 """A span that the device may not have finished yet: lane, name, start, end, bytes."""
 
 
 _LATE_STEPS = 2
-"""Maximum number of steps held back because a collective has not been seen to end; some ends are never seen."""
+"""Maximum number of steps that are not written yet because the end of a collective has not been detected.
+
+There must be a maximum, because the end of some collectives is never detected."""
+
+
+@dataclass
+class _Forward:
+    """One forward pass.
+
+    Attributes:
+        order: Number of the pass.
+        backward: Number of the backward pass that first reached the output; None until one does.
+    """
+
+    order: int
+    is_whole: bool
+    begin: Mark
+    samples: int
+    tokens: int | None
+    end: Mark = 0.0
+    backward: int | None = None
 
 
 @dataclass
 class _ObservedStep:
-    """One step, from its start until the device has finished it."""
+    """Measurements of one step, collected from its start until the device has finished it."""
 
     number: int
     begin: Mark
     losses: list[Value] = field(default_factory=list)
-    samples: int = 0
-    tokens: int | None = None
-    passes: int = 0
-    is_counted: bool = False
+    has_begun: bool = False
+    num_backwards: int = 0
+    forwards: list[_Forward] = field(default_factory=list)
+    """Forward passes whose outputs backward passes of this step have reached."""
     num_in_flight: int = 0
-    """Number of collectives that have started in this step and have not been seen to end."""
+    """Number of collectives that started in this step and whose end has not been detected."""
     spans: list[Timed] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     traffic: Rows = field(default_factory=dict)
     peaks: dict[str, int] | None = None
     end: Mark = 0.0
+
+    @property
+    def counted(self) -> list[_Forward]:
+        """The forward passes of the model; if it is called in parts, the first one that each backward pass reached."""
+        ordered = sorted(self.forwards, key=lambda one: one.order)  # parts may each get the whole batch
+        parts = {one.backward: one for one in reversed(ordered)}
+        return [one for one in ordered if one.is_whole] or list(parts.values())
+
+    @property
+    def samples(self) -> int:
+        """Number of samples of the counted forward passes."""
+        return sum(one.samples for one in self.counted)
+
+    @property
+    def tokens(self) -> int | None:
+        """Number of tokens of the counted forward passes; None if their inputs are not sequences."""
+        known = [one.tokens for one in self.counted if one.tokens is not None]
+        return sum(known) if known else None
 
 
 class StepRecorder:
@@ -61,7 +105,7 @@ class StepRecorder:
         events: The rank's event log.
         marks: Marks of the model's device.
         memory: Measures the memory of this rank.
-        record: Which steps are recorded with spans and with memory by kind.
+        record: Which steps are recorded with spans and with memory by type.
         optimizer: The optimizer whose steps delimit the steps of the run; None if it is not known yet.
     """
 
@@ -78,41 +122,51 @@ class StepRecorder:
         self._pending: deque[_ObservedStep] = deque()
         self._measuring = ExitStack()
         self._evaluating: AbstractContextManager[None] | None = None
-        self._forward = self._backward = self._update = self._marks.now()
+        self._forward: _Forward | None = None
+        self._num_forwards = 0
+        self._backward = self._update = self._marks.now()
         self._step = self._begun()
 
     # The listener of the loop.
 
     def forward_begins(self, inputs: list[Tensor], *, is_whole: bool) -> None:
-        self._forward = self._marks.now()
         if not torch.is_grad_enabled():
             self._evaluating = self._meter.observing()
             self._evaluating.__enter__()
             return
-        step = self._step
-        if (
-            is_whole or not step.is_counted
-        ):  # several parts of a model may each be called with the whole batch
-            step.passes += 1
-            step.samples += next((len(tensor) for tensor in inputs if tensor.dim()), 0)
-            step.tokens = _added(step.tokens, inputs)
-            step.is_counted = True
+        self._step.has_begun = True
+        self._num_forwards += 1
+        samples = next((len(tensor) for tensor in inputs if tensor.dim()), 0)
+        self._forward = _Forward(self._num_forwards, is_whole, self._marks.now(), samples, _tokens(inputs))
         if self._memory.step is not None:
             self._memory.step.hold("inputs", inputs)
 
-    def forward_ends(self) -> None:
+    def forward_ends(self, output: Any) -> None:
         if self._evaluating is not None:
             self._evaluating.__exit__(None, None, None)
             self._evaluating = None
-            if not self._step.passes:  # an evaluation between two steps is part of neither
+            if not self._step.has_begun:  # an evaluation between two steps is part of neither
                 self._step.begin = self._marks.now()
             return
-        self._add("compute", "forward", self._forward)
+        if self._forward is not None:
+            self._forward.end = self._marks.now()
+            reached = partial(self._reached, self._forward)
+            for node in _nodes(output):
+                node.register_prehook(reached)
+            self._forward = None
         self._sample()
+
+    def _reached(self, forward: _Forward, _: Any) -> None:
+        """Count a forward pass in the current step, as a backward pass has reached its output for the first time."""
+        if forward.backward is None:
+            step, forward.backward = self._step, self._step.num_backwards
+            step.forwards.append(forward)
+            with self._lock:
+                step.spans.append(("compute", "forward", forward.begin, forward.end, 0))
 
     def backward_begins(self, roots: Any) -> None:
         self._backward = self._marks.now()
-        self._step.is_counted = False
+        self._step.num_backwards += 1
         if isinstance(roots, Tensor) and roots.numel() == 1:
             self._step.losses.append(Value(roots))
 
@@ -178,7 +232,7 @@ class StepRecorder:
         }
         step.traffic, _ = self._meter.drain()
         step.end = self._marks.now()
-        self.steps, self._last = step.number, (step.samples, step.passes)
+        self.steps, self._last = step.number, (step.samples, len(step.counted))
         following = self._begun()
         following.begin = step.end
         with self._lock:
@@ -187,7 +241,7 @@ class StepRecorder:
         self.write_finished()
 
     def write_finished(self, *, wait: bool = False) -> None:
-        """Write the events of the steps that the device has finished; with `wait`, those of all steps."""
+        """Write the events of the steps that the device has finished; `wait` waits until it has finished all steps."""
         if wait and torch.cuda.is_initialized():
             torch.cuda.synchronize()
         while self._pending and self._marks.is_past(self._pending[0].end):
@@ -196,7 +250,7 @@ class StepRecorder:
             self._write(self._pending.popleft())
 
     def close(self) -> Rows:
-        """Write all remaining events, and return the traffic of evaluations and of the start."""
+        """Write all remaining events, and return the traffic outside steps: during start-up and evaluations."""
         self._measuring.close()
         self.write_finished(wait=True)
         with self._meter.observing():
@@ -204,7 +258,7 @@ class StepRecorder:
 
     @property
     def last(self) -> tuple[int, int]:
-        """Samples and forward passes of this rank in the last finished step; zeros until a step has ended."""
+        """Numbers of samples and of forward passes of this rank in the last step; both 0 before a step has ended."""
         return self._last
 
     def _write(self, step: _ObservedStep) -> None:
@@ -228,8 +282,9 @@ class StepRecorder:
 
 
 def held_by(model: nn.Module, optimizer: Optimizer | None) -> Held:
-    """Return the tensors of a model and of its optimizer, if that is known, by kind."""
-    return held_by_default(model, optimizer or torch.optim.SGD([torch.empty(0)]))
+    """Return the tensors that a model, and its optimizer if known, keep in memory, by type (such as parameters)."""
+    held = held_by_default(model, optimizer or torch.optim.SGD([torch.empty(0)]))
+    return {kind: [each for each in tensors if not is_lazy(each)] for kind, tensors in held.items()}
 
 
 def _loss(losses: list[Value]) -> float | None:
@@ -237,17 +292,21 @@ def _loss(losses: list[Value]) -> float | None:
     return sum(value.read() for value in losses) if losses else None
 
 
-def _added(tokens: int | None, inputs: list[Tensor]) -> int | None:
-    """Add the tokens of these inputs to `tokens`, if the first input is a batch of integer sequences."""
+def _tokens(inputs: list[Tensor]) -> int | None:
+    """Return the number of tokens of these inputs, if the first is a batch of integer sequences."""
     first = next((tensor for tensor in inputs if tensor.dim()), None)
     if first is None or first.is_floating_point() or first.dim() != 2:
-        return tokens
-    return (tokens or 0) + first.numel()
+        return None
+    return first.numel()
+
+
+def _nodes(output: Any) -> list[Any]:
+    """Return the nodes of the autograd graph that computed the tensors in a model's output."""
+    leaves = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
+    nodes = [tensor.grad_fn for tensor in leaves or tensors_in(output)]
+    return [node for node in nodes if node is not None]
 
 
 def _is_compiled(model: nn.Module) -> bool:
     """Return whether torch.compile traces the model; the trace would include the hooks that count activations."""
-    return any(
-        hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
-        for module in model.modules()
-    )
+    return any(map(is_compiled, model.modules()))

@@ -1,11 +1,13 @@
-"""One observed training loop, from the start of the ``with`` block to its end: hooks, run directory, status."""
+"""Observe one training loop from the start to the end of the ``with`` block: hooks, run directory and status."""
 
 from __future__ import annotations
 
 import logging
 import os
+import shutil
 import socket
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -19,14 +21,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from shardscope.errors import LaunchError, ShardscopeError, SpecError, quoted
-from shardscope.runlog.tail import Tail, select
+from shardscope.runlog.tail import Tail
 from shardscope.runlog.writer import EventWriter
 from shardscope.runtime import provenance
 from shardscope.runtime.observe._collectives import CollectiveMeter
-from shardscope.runtime.observe._describe import Seen
+from shardscope.runtime.observe._describe import Seen, known_parameters
 from shardscope.runtime.observe._loop import Loop
 from shardscope.runtime.observe._marks import Marks
-from shardscope.runtime.observe._place import Place, share
+from shardscope.runtime.observe._place import Place, has_group, share
 from shardscope.runtime.observe._recorder import StepRecorder, held_by
 from shardscope.runtime.processes import process_started
 from shardscope.runtime.run import Run
@@ -34,20 +36,22 @@ from shardscope.runtime.rundir import RunDir, runs_root
 from shardscope.runtime.secondary_failure import is_secondary_failure
 from shardscope.runtime.status import Cause
 from shardscope.spec import Record
-from shardscope.spec.user_code import label_of
+from shardscope.spec.job_parts import label_of
 from shardscope.training.memory import MemoryWatch, Storages
-from shardscope.training.meter import Meter
+from shardscope.training.meter import Meter, Rows
 
 _OTHERS_S = 10.0
-"""Time that rank 0 waits for the last events of other ranks before it writes the summary, in seconds."""
+"""Maximum time that rank 0 waits for the last events of other ranks before it writes the summary, in seconds."""
 _COURTESY_S = 0.5
-"""Time that rank 0 waits for a rank that failed first to write its error, in seconds."""
+"""Time that rank 0 waits, if another rank caused its failure, for that rank to write its error, in seconds."""
+_PROVENANCE_S = 2.0
+"""Time that the end of the block waits for the provenance, in seconds."""
 _POLL_S = 0.02
 _active: list[ObserveSession] = []
 
 
 class ObserveSession(AbstractContextManager[Run]):
-    """Observes one training loop. It is the `Listener` of the hooks, and passes their reports to a `StepRecorder`.
+    """Observes one training loop: the `Listener` that the hooks call, and that passes their calls to a `StepRecorder`.
 
     The arguments are those of `shardscope.runtime.observe.observe`. An error in the observer itself ends the recording,
     not the training.
@@ -66,6 +70,8 @@ class ObserveSession(AbstractContextManager[Run]):
         self._events: EventWriter | None = None
         self._problem: str | None = None
         self._is_announced = False
+        self._pid = os.getpid()
+        self._provenance: threading.Thread | None = None
         self._loop = Loop(model, self, self._safely)
         self._collectives = CollectiveMeter(self._meter, self._collective_begins, self._safely)
 
@@ -73,47 +79,69 @@ class ObserveSession(AbstractContextManager[Run]):
         if _active:
             raise SpecError("a training loop is already being observed in this process; end that block first")
         self._dir: RunDir | None = None
-        if self._place.is_settled:
-            self._begin()
-        elif self._place.rank == 0:
-            self._dir = self._created()
+        try:
+            self._reserve()
+        except LaunchError:  # the user's folder
+            raise
+        except Exception as error:  # noqa: BLE001 - the training can do without being observed
+            self._give_up(error)
         self.run = Run(self._dir or RunDir(self._root / "not known before the first step"))
-        _active.append(self)
-        self._collectives.install()
-        self._loop.install()
+        self._safely(self._install)
         return self.run
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
-        _active.remove(self)
+        self._remove()
+        if os.getpid() == self._pid:
+            self._safely(self._begin_without_step)
+            state = _state(error)
+            self._try(lambda: self._write_end(state, error))
+            self._try(lambda: self._conclude(state, error))
+
+    def _reserve(self) -> None:
+        """Begin if this process has joined the others; else only create the run directory, if this may be rank 0."""
+        if self._place.is_joined:
+            self._begin()
+        elif self._place.rank == 0:
+            try:
+                self._dir = self._created()
+            except LaunchError:
+                raise
+            except Exception:  # noqa: BLE001, S110 - it is raised again once the other ranks can be told
+                pass
+
+    def _install(self) -> None:
+        _active.append(self)
+        try:
+            self._collectives.install()
+            self._loop.install()
+        except BaseException:
+            self._remove()
+            raise
+
+    def _remove(self) -> None:
+        if self in _active:
+            _active.remove(self)
         self._loop.remove()
         self._collectives.remove()
-        if self._recorder is None and self._place.rank == 0:  # no step was trained
-            self._safely(self._begin)
-        try:
-            self._end(error)
-        except Exception as own:  # noqa: BLE001 - the user's own error comes first
-            self._give_up(own)
 
     # What the hooks report.
 
     def forward_begins(self, inputs: list[Tensor], *, is_whole: bool) -> None:
         if torch.is_grad_enabled():
-            if self._recorder is None:
-                self._begin()
+            self._begin_if_due()
             if not self._seen.steps:
                 self._seen.see_forward()
         if self._recorder is not None:
             self._recorder.forward_begins(inputs, is_whole=is_whole)
 
-    def forward_ends(self) -> None:
+    def forward_ends(self, output: Any) -> None:
         if self._recorder is not None:
-            self._recorder.forward_ends()
+            self._recorder.forward_ends(output)
 
     def backward_begins(self, roots: Any) -> None:
-        if self._recorder is None:
-            self._begin()
+        self._begin_if_due()
         if not self._seen.steps:
             self._seen.see_backward()
         assert self._recorder is not None
@@ -156,18 +184,32 @@ class ObserveSession(AbstractContextManager[Run]):
     def _created(self) -> RunDir:
         directory = RunDir.create(self._seen.job(), self._root)
         directory.write_status("running", pid=os.getpid(), process_started=process_started())
-        with suppress(OSError, ShardscopeError):
-            provenance.record(directory, command=sys.orig_argv, seed=torch.initial_seed())
         return directory
 
-    def _begin(self) -> None:
+    def _begin_if_due(self) -> None:
+        """Begin with the first pass, and once more if the process joins others before it has trained a step."""
+        if self._recorder is None or not (self._place.is_joined or self._seen.steps or not has_group()):
+            self._begin()
+
+    def _begin_without_step(self) -> None:
+        """Begin at the end of the block if no step was trained; ranks other than 0 have nothing to record."""
+        if self._recorder is None and Place.now().rank == 0:
+            self._begin(shares=False)
+        elif self._recorder is None:
+            self._drop_reserved()
+
+    def _begin(self, *, shares: bool = True) -> None:
         """Start recording, once the rank of this process is known."""
+        self._stop_solo_recording()
         place = Place.now()
         self._place = place if place.is_joined else Place(0, 1, is_joined=False)
         self._seen.world_size = self._place.world_size
-        self._dir = self._settled()
+        self._dir = self._settled(shares=shares)
+        if self._place.rank == 0:
+            self._describe()  # the number of ranks may not have been known before
+            self._record_provenance()
         if hasattr(self, "run"):
-            self.run._dir, self.run._tail = self._dir, Tail(self._dir.path)  # noqa: SLF001 - our own run
+            self.run._move_to(self._dir)  # noqa: SLF001 - our own run
         rank, model, optimizer = self._place.rank, self._seen.model, self._seen.optimizer
         self._events = EventWriter(self._dir.rank_file(rank), rank)
         self._events.emit("process", pid=os.getpid(), started=process_started())
@@ -180,118 +222,170 @@ class ObserveSession(AbstractContextManager[Run]):
             optimizer=optimizer,
         )  # fmt: skip
 
-    def _settled(self) -> RunDir:
+    def _stop_solo_recording(self) -> None:
+        """Stop the recording, if any, that began before this process joined a process group."""
+        if self._recorder is not None and self._events is not None:
+            self._recorder.close()
+            self._events.close()
+        self._recorder, self._seen.exchanges = None, 0
+
+    def _settled(self, *, shares: bool) -> RunDir:
         """Return the run directory, which rank 0 creates."""
-        rank, problem = self._place.rank, ""
-        if rank == 0 and self._dir is None:
+        rank, problem = self._place.rank, None
+        if rank:
+            self._drop_reserved()
+        elif self._dir is None:
             try:
                 self._dir = self._created()
-            except LaunchError as error:
-                if not self._place.is_joined:
-                    raise
-                problem = str(error)
-        if self._place.is_joined:
+            except Exception as error:  # noqa: BLE001 - other ranks wait for the directory, or for this
+                problem = error
+        if self._place.is_joined and shares:
             return share(self._dir, rank, problem)
+        if problem is not None:
+            raise problem
         assert self._dir is not None
         return self._dir
 
+    def _drop_reserved(self) -> None:
+        """Delete the directory that this process created before it knew that its rank is not 0."""
+        self._await_provenance()  # written into the same directory
+        if self._dir is not None:
+            shutil.rmtree(self._dir.path, ignore_errors=True)
+            self._dir = None
+
+    def _record_provenance(self) -> None:
+        """Record versions, machine and git state in a thread, as git may take seconds."""
+
+        def record(directory: RunDir, seed: int) -> None:
+            with suppress(OSError, ShardscopeError):  # a full disk must not end the run
+                provenance.record(directory, command=sys.orig_argv, seed=seed)
+
+        if self._provenance is None:
+            arguments = self._dir, torch.initial_seed()
+            self._provenance = threading.Thread(target=record, args=arguments, name="provenance", daemon=True)
+            self._provenance.start()
+
+    def _await_provenance(self) -> None:
+        if self._provenance is not None:
+            self._provenance.join(_PROVENANCE_S)
+
     def _announce(self) -> None:
-        """Write the ``start`` event, which states how the ranks share the work."""
+        """Write the ``start`` event, which describes the strategy, the model and the device of this rank."""
         self._is_announced = True
         assert self._events is not None
         job, model = self._seen.job(), self._seen.model
-        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        parameters = known_parameters(model)
+        gradient_bytes = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
         self._events.emit(
             "start", world_size=self._place.world_size, device=_device(model), backend=job.backend,
             strategy=job.strategy.label, role=None, model=label_of(job.model), optimizer=job.optimizer.name,
-            num_params=sum(parameter.numel() for parameter in model.parameters()),
-            gradient_bytes=sum(parameter.nbytes for parameter in trained), compression="none", codecs=None,
-            pid=os.getpid(), host=socket.gethostname(),
+            num_params=sum(parameter.numel() for parameter in parameters),
+            gradient_bytes=gradient_bytes, compression="none", codecs=None, pid=os.getpid(), host=socket.gethostname(),
         )  # fmt: skip
 
     def _describe(self) -> None:
-        """Write all that is known so far to `job.json`."""
+        """Replace `job.json` by a description of all that has been observed so far."""
         if self._place.rank == 0:
             assert self._dir is not None
             self._dir.write_whole(self._dir.path / "job.json", self._seen.job().to_json().encode())
-            self.run._job = None  # noqa: SLF001 - so that it is read again
+            if hasattr(self, "run"):
+                self.run._job = None  # noqa: SLF001 - so that it is read again
 
     # The end.
 
-    def _end(self, error: BaseException | None) -> None:
-        if self._recorder is None or self._events is None or self._dir is None:
+    def _write_end(self, state: str, error: BaseException | None) -> None:
+        """Write the last events of this rank: what the recorder still has, and how the block ended."""
+        recorder, events = self._recorder, self._events
+        if recorder is None or events is None:
             return
-        if not self._is_announced:
-            self._announce()
-        traffic = self._recorder.close()
-        state = _state(error)
-        with self._events:
-            if state == "failed":
-                assert error is not None
-                self._events.emit("error", **self._described(error))
+        traffic: Rows = {}
+        with events:
+            if not self._is_announced:
+                self._try(self._announce)
+            self._try(lambda: traffic.update(recorder.close()))
+            if error is not None and state == "failed":
+                events.emit("error", **self._described(error))
             else:
-                self._events.emit("end", state=state, steps=self._recorder.steps, traffic=traffic)
-        if self._place.rank == 0:
-            self._describe()
-            self._conclude(state, error)
+                events.emit("end", state=state, steps=recorder.steps, traffic=traffic)
 
     def _conclude(self, state: str, error: BaseException | None) -> None:
-        assert self._dir is not None
-        fields: dict[str, Any] = {}
-        if state == "failed":
-            assert error is not None
-            fields["error"] = self._first_error(error)
-        elif state == "stopped":
-            fields = {"reason": "interrupted", "cause": Cause.REQUESTED}
-        else:
-            self._wait_for_others()
-            fields["reason"] = self._problem
-        self._dir.write_status(state, pid=os.getpid(), process_started=process_started(), **fields)
-        self._dir.write_summary(state)
+        """Write the final status and the summary, each even if something else cannot be written."""
+        directory = self._dir
+        if self._place.rank or directory is None:
+            return
+        outcome: dict[str, Any] = {}
+        self._try(self._describe)
+        self._try(lambda: outcome.update(self._outcome(state, error)))
+        self._try(
+            lambda: directory.write_status(
+                state, pid=os.getpid(), process_started=process_started(), **outcome
+            )
+        )
+        self._try(lambda: directory.write_summary(state))
+        self._await_provenance()
+
+    def _outcome(self, state: str, error: BaseException | None) -> dict[str, Any]:
+        """Return the fields of the final status that say how the block ended."""
+        if error is not None and state == "failed":
+            return {"error": self._first_error(error)}
+        if state == "stopped":
+            return {"reason": "interrupted", "cause": Cause.REQUESTED}
+        return {"reason": self._problem or self._missing_ranks()}
 
     def _described(self, error: BaseException) -> dict[str, Any]:
-        assert self._recorder is not None
         return {
-            "step": self._recorder.steps + 1, "strategy": self._seen.label, "type": type(error).__name__,
+            "step": self._seen.steps + 1, "strategy": self._seen.label, "type": type(error).__name__,
             "message": str(error), "traceback": "".join(traceback.format_exception(error)),
         }  # fmt: skip
 
     def _first_error(self, error: BaseException) -> dict[str, Any]:
-        """Return the error that made the run fail: another rank's, if this rank only failed because of that rank."""
-        if is_secondary_failure(self._described(error)):
+        """Return the error that made the run fail: another rank's error, if this rank failed only because of it."""
+        own = self._described(error)
+        if is_secondary_failure(own):
             time.sleep(_COURTESY_S)
         found = self.run._first_error()  # noqa: SLF001 - of our own run
-        assert found is not None  # at least this rank's own
+        if found is None:  # not even this rank's own could be written
+            found = {**own, "rank": 0, "message": f"rank 0 failed: {own['type']}: {own['message']}"}
         return {"strategy": self._seen.label, **found}
 
-    def _wait_for_others(self) -> None:
-        """Wait until the other ranks on this machine have written their last events."""
+    def _missing_ranks(self) -> str | None:
+        """Wait for the last events of the ranks on this machine; return a sentence if some do not come."""
         assert self._dir is not None
         tail, ended = Tail(self._dir.path), 0
         deadline = time.monotonic() + _OTHERS_S
         while time.monotonic() < deadline:
-            events = tail.poll()
-            ended += len(select(events, "end", None)) + len(select(events, "error", None))
+            ended += sum(event["event"] in ("end", "error") for batch in tail.batches() for event in batch)
             if ended >= self._place.num_local:
-                return
+                return None
             time.sleep(_POLL_S)
+        return f"only {ended} of {self._place.num_local} ranks recorded this loop to its end"
 
     # Errors of the observer itself.
 
     def _safely(self, call: Callable[[], None]) -> None:
         """Run a part of the observer; its first error ends the recording, and the training continues."""
-        if self._problem is None:
-            try:
-                call()
-            except Exception as error:  # noqa: BLE001 - no error of the observer may end the user's job
-                self._give_up(error)
+        if self._problem is None and os.getpid() == self._pid:  # a forked process is not the observed one
+            self._try(call)
+
+    def _try(self, call: Callable[[], None]) -> None:
+        """Run a part of the observer, even after an error."""
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - no error of the observer may end the user's job
+            self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
+        """End the recording with one warning, and make room for the final status if the disk is full."""
+        if self._problem is not None:
+            return
         self._problem = f"ss.observe stopped recording ({type(error).__name__}: {error})"
         with suppress(Exception):
             logging.getLogger("shardscope").warning(
                 "%s; the training continues", self._problem, exc_info=error
             )
+        if self._dir is not None and self._place.rank == 0:
+            with suppress(OSError):
+                self._dir.release_reserve()
 
 
 def _check(model: Any, optimizer: Any) -> None:
@@ -299,7 +393,7 @@ def _check(model: Any, optimizer: Any) -> None:
         raise SpecError(f"model={quoted(model)} is not an nn.Module; write ss.observe(model, optimizer)")
     if optimizer is not None and not isinstance(optimizer, Optimizer):
         raise SpecError(
-            f"optimizer={quoted(optimizer)} is not a torch.optim.Optimizer; leave it out if a trainer creates its own"
+            f"optimizer={quoted(optimizer)} is not a torch.optim.Optimizer; omit it if a trainer creates its own"
         )
 
 

@@ -21,7 +21,7 @@ Table = Literal["devices", "links", "nodes", "prices", "models"]
 
 @cache
 def table(name: Table) -> Mapping[str, Mapping[str, Any]]:
-    """Return a whole table: entries by name."""
+    """Return all entries of a table, by name."""
     text = files(__name__).joinpath(f"{name}.json").read_text(encoding="utf-8")
     return cast("Mapping[str, Mapping[str, Any]]", json.loads(text))
 
@@ -38,20 +38,20 @@ def _names(name: Table) -> Mapping[str, str]:
 
 
 def _folded(name: str) -> str:
-    """Return the name in lower case without spaces, underscores and hyphens: ``A100 80GB`` equals ``a100-80gb``."""
+    """Return a name in lower case without spaces, underscores and hyphens: ``A100 80GB`` becomes ``a10080gb``."""
     return re.sub(r"[\s_-]+", "", name).lower()
 
 
 def has(name: Table, entry: str) -> bool:
-    """Whether a table has an entry with this name or spelling."""
+    """Return whether a table has an entry with this name, in any spelling, or with this alias."""
     return _folded(entry) in _names(name)
 
 
 def unknown(field: str, entry: object, names: Iterable[str]) -> SpecError:
-    """Return the error for an unknown name.
+    """Return the error for an unknown name of an entry.
 
-    The message lists the entries that start with that name. If there are none, it suggests the closest entry and lists
-    all of them.
+    The message lists the entries whose names start with the given name. If there are none, it suggests the entry with
+    the closest name and lists all entries.
     """
     known = list(names)
     begun = [name for name in known if isinstance(entry, str) and _folded(name).startswith(_folded(entry))]
@@ -63,7 +63,7 @@ def unknown(field: str, entry: object, names: Iterable[str]) -> SpecError:
 
 
 def lookup(name: Table, entry: str, *, field: str) -> tuple[str, dict[str, Any]]:
-    """Return the canonical name of an entry and its fields, without its aliases.
+    """Return the canonical name of an entry, given by any spelling or alias, and its fields without aliases.
 
     Raises:
         SpecError: There is no entry with this name.

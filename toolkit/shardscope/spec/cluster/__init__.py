@@ -1,4 +1,4 @@
-"""Clusters that jobs run on: devices, the links between them, nodes, and their prices."""
+"""Clusters: devices, the links between devices and between nodes, and prices."""
 
 from shardscope.spec.cluster.cluster import Cluster
 from shardscope.spec.cluster.parts import Device

@@ -1,4 +1,4 @@
-"""A cluster: nodes of identical devices, linked inside a node and between nodes; or groups of such nodes."""
+"""A cluster: identical nodes with links inside and between them, or groups of different nodes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from shardscope.spec.link import Link
 from shardscope.spec.numbers import Degree
 from shardscope.spec.units import BandwidthOrNone, Bytes, BytesOrNone
 
-_OF_THE_HOST = ("host_memory_bytes", "nvme_bytes", "nvme_bandwidth")
+_HOST_FIELDS = ("host_memory_bytes", "nvme_bytes", "nvme_bandwidth")
 
 
 class Cluster(Spec):
-    """Nodes of identical devices. `Cluster.of` builds one from the catalogue, `Cluster.mixed` joins different ones."""
+    """Nodes of identical devices. `Cluster.of` uses the catalogue; `Cluster.mixed` joins several clusters."""
 
     name: str
     device: Device
@@ -29,7 +29,7 @@ class Cluster(Spec):
     intra: Link
     """Link between the devices of one node."""
     inter: Link
-    """Link between nodes, with the bandwidth that one device gets of its node's network cards."""
+    """Link between nodes. Its bandwidth is one device's share of what the node's network cards provide."""
     host_memory_bytes: Bytes = 1e12
     """Host memory of one node, in bytes."""
     nvme_bytes: BytesOrNone = 0.0
@@ -64,17 +64,17 @@ class Cluster(Spec):
         """Build a cluster from a device (``"a100-80gb"``) or node type (``"p4d.24xlarge"``) in the catalogue.
 
         Args:
-            name: A device, which implies the links of its usual node, or a node type.
+            name: A device, whose usual node then supplies the links, or a node type.
             nodes: Number of nodes.
             per_node: Devices per node; None for the number in the usual node.
-            intra: Link inside a node; None for the usual one. A name in the catalogue, a rate ("300 GB/s",
-                with the usual link's latency) or a Link.
+            intra: Link inside a node; None for the usual one. A name in the catalogue, a bandwidth (``"300 GB/s"``,
+                combined with the usual link's latency) or a `Link`.
             inter: Link between nodes, specified like `intra`; one port per device unless `ports` is given.
             ports: Number of network ports, each with the bandwidth of `inter`, that the devices of a node share.
             price: US dollars per device and hour; None for the catalogue's price, which may be unknown.
 
         Raises:
-            SpecError: A name is unknown, a count is below 1, or a rate has no unit.
+            SpecError: A name is unknown, a count is below 1, or a bandwidth has no unit.
 
         Example:
             >>> cluster = Cluster.of("a100-80gb", nodes=128)
@@ -83,7 +83,7 @@ class Cluster(Spec):
         """
         device, node = device_and_node(name)
         count = node.get("per_node", 8) if per_node is None else per_node
-        host = {field: node[field] for field in _OF_THE_HOST if field in node}
+        host = {field: node[field] for field in _HOST_FIELDS if field in node}
         dollars, price_source = usual_price(device.name) if price is None else (price, "given by the user")
         return cls(
             name=f"{nodes} x {count} {device.name}",
@@ -101,14 +101,14 @@ class Cluster(Spec):
     def mixed(cls, *groups: Cluster, inter: str | Link | None = None) -> Cluster:
         """Build a cluster from groups of different nodes, for a pipeline whose stages run on different devices.
 
-        `groups` keeps the parts. The other fields are lower bounds over all parts: the smallest memory, the slowest
-        rate of each kind, the dtypes that all devices support, the fewest devices per node, the least host memory.
-        `num_devices` counts all devices; the price is the mean over all devices.
+        The field `groups` contains the parts. The other fields are worst cases over all parts: the smallest memory, the
+        lowest rates, the dtypes that all devices support, the fewest devices per node, the least host memory. But
+        `num_devices` counts all devices, and the price is the mean over all devices.
 
         Args:
-            groups: Clusters, in the order in which the pipeline runs through them; mixed ones are flattened.
-            inter: Link between groups, with the bandwidth that one device gets; None for the slowest of the groups'
-                links.
+            groups: Clusters in pipeline order; a mixed cluster is replaced by its groups.
+            inter: Link between groups, with the bandwidth of one device; None for the slowest of the groups' own links
+                between nodes.
         """
         parts = tuple(part for group in groups for part in group.groups or (group,))
         if not parts:
@@ -137,7 +137,7 @@ class Cluster(Spec):
 
 
 def _mean_price(parts: Sequence[Cluster]) -> float | None:
-    """Mean price per device and hour over all devices, in US dollars; None if any device's price is unknown."""
+    """Return the mean price per device and hour, in US dollars; None if any device's price is unknown."""
     total = 0.0
     for part in parts:
         if part.price_per_device_hour is None:

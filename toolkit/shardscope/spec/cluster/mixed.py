@@ -1,4 +1,4 @@
-"""Lower bounds for unequal nodes: the device and the link that every node matches or exceeds."""
+"""Worst cases over unequal nodes: the device and the link that every node matches or exceeds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardscope.spec.link import Link
 def slowest_device(devices: Sequence[Device]) -> Device:
     """Return a device with the worst value of every specification: lowest memory and rates, highest power limit.
 
-    It has the dtypes that all devices support. Its power is None if any device's power is unknown.
+    The device has the dtypes that all devices support. Its power limit is None if that of any device is unknown.
 
     Raises:
         SpecError: The devices have no dtype in common.
@@ -22,7 +22,7 @@ def slowest_device(devices: Sequence[Device]) -> Device:
     common = [name for name in devices[0].peak_flops if all(name in other.peak_flops for other in devices)]
     names = " + ".join(dict.fromkeys(device.name for device in devices))
     if not common:
-        raise SpecError(f"groups of {names} have no number format in common; use devices that share one")
+        raise SpecError(f"groups of {names} have no dtype in common; use devices that share one")
     powers = [device.power_w for device in devices]
     return Device(
         name=names,
@@ -31,7 +31,7 @@ def slowest_device(devices: Sequence[Device]) -> Device:
         memory_bandwidth=min(device.memory_bandwidth for device in devices),
         power_w=None if None in powers else max(power for power in powers if power is not None),
         host_bandwidth=min(device.host_bandwidth for device in devices),
-        source="the smallest value of each specification of " + names,
+        source="the worst value of each specification of " + names,
         recalled=tuple(sorted({field for device in devices for field in device.recalled})),
     )
 

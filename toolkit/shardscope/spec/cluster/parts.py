@@ -1,4 +1,4 @@
-"""Devices. All sizes are in bytes, all rates in bytes or FLOP per second."""
+"""Devices of a cluster. All sizes are in bytes, all rates in bytes or FLOP per second."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Device(Spec):
     power_w: Watts | None = None
     """Power limit, in watts."""
     host_bandwidth: Bandwidth = 25e9
-    """Bytes per second to the host's memory, each way (PCIe or NVLink-C2C)."""
+    """Bytes per second to and from the host's memory, in each direction (PCIe or NVLink-C2C)."""
     source: str = Field(min_length=1)
-    """Source of the values."""
+    """Publication or page that states the values."""
     recalled: tuple[str, ...] = ()
     """Fields whose values were written from memory and not confirmed in the source."""
 

@@ -36,14 +36,14 @@ def _node_of(device: str) -> Mapping[str, Any]:
 
 
 def intra_link(link: str | Link | None, node: Mapping[str, Any]) -> Link:
-    """Return the link inside a node: the given one, or else the node's."""
+    """Return the link inside a node: the given link, or else the node's own."""
     return link_of(link, "intra", Link.of(node["intra"]) if node else None)
 
 
 def inter_link(link: str | Link | None, ports: int | None, per_node: int, node: Mapping[str, Any]) -> Link:
-    """Return the link between nodes, with the bandwidth that one device gets: the given link, or else the node's.
+    """Return the link between nodes: the given link, or else the node's own, with one device's share of its bandwidth.
 
-    The node's own ports are shared by all of its devices, even if only some are used.
+    The node's own ports are divided among all its devices, even if the cluster uses only some of them.
     """
     found = link_of(link, "inter", Link.of(node["inter"]) if node else None)
     if ports is not None:
@@ -52,24 +52,28 @@ def inter_link(link: str | Link | None, ports: int | None, per_node: int, node: 
 
 
 def link_of(link: str | Link | None, field: str, usual: Link | None) -> Link:
-    """Return a link by name or rate. A rate takes the latency of the usual link; None returns the usual link."""
+    """Return the link that a name or a bandwidth describes, or the usual link for None.
+
+    A bandwidth is combined with the latency of the usual link.
+    """
     if isinstance(link, Link):
         return link
     if link is None:
         if usual is None:
             raise SpecError(
-                f"{field}=None is not valid for a device of your own; give {field}='nvlink-4' or a Link"
+                f"{field}=None is not valid for a user-defined device; give {field}='nvlink-4' or a Link"
             )
         return usual
     if usual is None and is_rate(link):
         raise SpecError(
-            f"{field}={quoted(link)} is a rate, which needs a latency; give Link.of({quoted(link)}, latency_s='5 us')"
+            f"{field}={quoted(link)} is a bandwidth, which needs a latency; "
+            f"give Link.of({quoted(link)}, latency_s='5 us')"
         )
     return Link.of(link, latency_s=usual.latency_s if usual and is_rate(link) else None, field=field)
 
 
 def usual_price(device: str) -> tuple[float | None, str]:
-    """Return the price per device and hour in US dollars (None if unknown), and its source with the date."""
+    """Return the price per device and hour in US dollars (None if unknown), and the price's source with its date."""
     if not catalogue.has("prices", device):
         return None, ""
     entry = catalogue.lookup("prices", device, field="device")[1]

@@ -1,4 +1,4 @@
-"""The base class of model descriptions, and the constructors that make them."""
+"""The base class of model descriptions, with constructors for the derived classes."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ if TYPE_CHECKING:
 
 
 class Model(Spec):
-    """A model's description, without the model itself. `Model.of`, `Model.transformer` and others create one."""
+    """Description of a model, without its weights. Create one with `Model.of`, `Model.transformer` and the like."""
 
     name: str = "model"
     """Name of the model in tables and plots."""
     source: str = ""
-    """Source of its sizes; empty for a user's own model."""
+    """Publication that states the model's sizes; empty for a user-defined model."""
 
     @classmethod
     def of(cls, name: str) -> Transformer | LayerTable:
-        """Return a published model by name (`Model.names` lists them), or the model of a ``config.json`` by path.
+        """Return a published model by name (see `Model.names`), or the model that a ``config.json`` describes, by path.
 
         A name that contains a slash or ends in ``.json`` is treated as a path.
 
@@ -61,21 +61,21 @@ class Model(Spec):
     def from_module(
         cls, module: Any, example: Any, *, name: str | None = None, memory: bool = False
     ) -> LayerTable:
-        """Trace a `torch.nn.Module` with shapes only, and return its table of layers.
+        """Trace a `torch.nn.Module` with tensors that have shapes but no data, and return its table of layers.
 
         Args:
-            module: The module; it is not changed, and none of its data is copied.
-            example: Its input: a tensor, or a tuple of arguments. The first dimension counts samples.
+            module: The module to describe; tracing neither changes it nor copies its data.
+            example: The module's input: a tensor, or a tuple of arguments. The first dimension is the batch.
             name: Name in tables and plots; None for the name of the module's class.
-            memory: Also trace the live tensors of a training step, which `analytic.memory.module_memory` needs for
-                recomputation and shards. The backward pass must then run on shapes too.
+            memory: Also trace the live tensors of a training step, from which `analytic.memory.module_memory` computes
+                the memory with recomputation and sharding. The backward pass must then also run without data.
 
         Raises:
-            SpecError: The module needs real data to run.
+            SpecError: The module cannot run without real data.
         """
         tracing = import_module(
             "shardscope.training.describe"
-        )  # imported by name, since descriptions themselves need no torch
+        )  # imported here, since other descriptions need no torch
         table: LayerTable = tracing.describe(module, example, name=name, memory=memory)
         return table
 
@@ -84,10 +84,10 @@ class Model(Spec):
         """Return the transformer that a Hugging Face ``config.json`` describes; nothing is downloaded.
 
         Args:
-            path: The file, or the folder that holds it.
+            path: The file, or the folder that contains it.
 
         Raises:
-            SpecError: There is no such file, or it cannot be described exactly; the message names the key.
+            SpecError: There is no such file, or a `Transformer` cannot describe the model; the message names the key.
         """
         from shardscope.spec.model.huggingface import from_hf
 

@@ -1,7 +1,8 @@
 """Conversion of a Hugging Face ``config.json`` on disk to a `Transformer` description.
 
-Each reader handles one ``model_type`` as built by transformers 5 (`AutoModelForCausalLM.from_config`; for BERT, the
-class in ``architectures``). Optional keys have the defaults of transformers.
+Each reader handles one ``model_type``, and describes the model that transformers 5 builds from the config
+(`AutoModelForCausalLM.from_config`; for BERT, the class in ``architectures``). Optional keys have the defaults of
+transformers.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ Fields = dict[str, Any]
 
 
 class _Config:
-    """The keys of a config, and its path for messages. A key that is null counts as missing."""
+    """The keys and values of a config, and its path for messages. A key whose value is null counts as missing."""
 
     def __init__(self, keys: Fields, path: Path) -> None:
         self.keys, self.path = keys, path
 
     def size(self, key: str, default: int | None = None) -> int:
-        """Return the integer value of a key; a key without a default is required."""
+        """Return the value of a key, an integer of at least 0; the key is required if there is no default."""
         value = self.keys.get(key)
         if value is None and default is not None:
             return default
@@ -34,7 +35,7 @@ class _Config:
                 f"{self.path} has no {key!r}, which model_type={quoted(self.keys['model_type'])} needs; add it"
             )
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise self.refuse(key, value, "a whole number")
+            raise self.refuse(key, value, "an integer of 0 or more")
         return value
 
     def flag(self, key: str, *, default: bool) -> bool:
@@ -44,32 +45,30 @@ class _Config:
         return default if value is None else value
 
     def nothing_but(self, key: str, allowed: Any) -> None:
-        """Refuse any value of `key` other than `allowed`, the only one that a `Transformer` can describe."""
+        """Reject any value of `key` other than `allowed`, the only value that a `Transformer` can describe."""
         if self.keys.get(key) not in (None, allowed):
             raise self.refuse(key, self.keys[key], repr(allowed))
 
     def refuse(self, key: str, value: Any, allowed: str) -> SpecError:
-        return SpecError(
-            f"{self.path} has {key}={quoted(value)}, which cannot be described exactly; only {allowed} can"
-        )
+        return SpecError(f"{self.path} has {key}={quoted(value)}, which is not supported; only {allowed} is")
 
 
 def from_hf(path: str | Path) -> Transformer:
     """Return the transformer that a ``config.json`` describes.
 
     Args:
-        path: The file, or the folder that holds it.
+        path: The file, or the folder that contains it.
 
     Raises:
         SpecError: There is no such file, it is not a JSON object, its ``model_type`` is unknown, a key is missing, or
-            it uses a feature that the description has no field for.
+            the model has a feature that a `Transformer` cannot describe.
     """
     file = Path(path)
     file = file / "config.json" if file.is_dir() else file
     keys = _read(file)
     kind = keys.get("model_type")
     if not isinstance(kind, str) or kind not in READERS:
-        raise unknown_name(f"model_type of {file}", kind, READERS)
+        raise unknown_name(f"{file}: model_type", kind, READERS)
     name = str(keys.get("_name_or_path") or kind).rstrip("/").rpartition("/")[2]
     return Transformer(name=name, **READERS[kind](_Config(keys, file)))
 
@@ -85,7 +84,7 @@ def _read(file: Path) -> Fields:
         raise SpecError(f"{file} is not JSON ({error}); give the config.json of a model") from error
     if not isinstance(keys, dict):
         raise SpecError(
-            f"{file} holds a {type(keys).__name__}; give the config.json of a model, which holds an object"
+            f"{file} contains a {type(keys).__name__}; give the config.json of a model, which contains a JSON object"
         )
     return keys
 
@@ -114,7 +113,7 @@ def _opt(config: _Config) -> Fields:
         "tied": config.flag("tie_word_embeddings", default=True),
         "bias": config.flag("enable_bias", default=True),
         "seq": seq,
-        "num_positions": seq + 2,  # OPT's positions begin at 2
+        "num_positions": seq + 2,  # OPT numbers positions from 2, so its table has two more rows
         "final_norm": config.flag("do_layer_norm_before", default=True)
         and not config.flag("_remove_final_layer_norm", default=False),
     }
@@ -139,7 +138,7 @@ def _bert(config: _Config) -> Fields:
     architectures = config.keys.get("architectures") or ["BertModel"]
     built = architectures[0] if isinstance(architectures, list) else None
     if built not in heads:
-        raise config.refuse("architectures", architectures, " and ".join(heads))
+        raise config.refuse("architectures", architectures, " or ".join(heads))
     return {
         **_sizes(config),
         **heads[built],
@@ -183,7 +182,8 @@ def _llama_like(config: _Config) -> Fields:
 def _grouped(config: _Config) -> Fields:
     """Return Llama-like fields with grouped-query attention.
 
-    transformers has a different default of ``num_key_value_heads`` for each type, so all types but llama must give it.
+    The default of ``num_key_value_heads`` in transformers depends on the model type, so a config must give this key
+    unless its type is llama.
     """
     if config.keys["model_type"] != "llama" and "num_key_value_heads" not in config.keys:
         config.size("num_key_value_heads")
@@ -262,7 +262,7 @@ def _deepseek(config: _Config, *, shared_experts: int, dense_layers: int) -> Fie
     config.nothing_but("attention_bias", allowed=False)
     query_rank = 0 if config.keys.get("q_lora_rank", 0) is None else config.size("q_lora_rank", 1536)
     latent = LatentAttention(
-        query_rank=query_rank,  # null means no compression, unlike for other keys
+        query_rank=query_rank,  # null means no compression here, not a missing key
         kv_rank=config.size("kv_lora_rank"),
         rope_size=config.size("qk_rope_head_dim"),
         nope_size=config.size("qk_nope_head_dim"),

@@ -16,21 +16,19 @@ def preset(name: str) -> Transformer | LayerTable:
     Raises:
         SpecError: The catalogue has no model of this name.
     """
-    return _made(catalogue.lookup("models", name, field="model")[0])
+    return _build(catalogue.lookup("models", name, field="model")[0])
 
 
 @cache
-def _made(name: str) -> Transformer | LayerTable:
+def _build(name: str) -> Transformer | LayerTable:
     """Build a model; cached, since models are immutable."""
-    fields = {
-        key: value for key, value in catalogue.table("models")[name].items() if key not in _NOT_OF_A_MODEL
-    }
+    fields = {key: value for key, value in catalogue.table("models")[name].items() if key not in _OTHER_KEYS}
     if "rows" in fields:
         return LayerTable(name=name, layers=_layers(**fields), source=fields["source"])
     return Transformer(name=name, **fields)
 
 
-_NOT_OF_A_MODEL = {"aliases", "recalled"}
+_OTHER_KEYS = {"aliases", "recalled"}
 
 
 def _layers(columns: list[str], rows: list[list[Any]], **_: object) -> tuple[dict[str, Any], ...]:

@@ -1,9 +1,10 @@
-"""Memory of a module over one training step: the list of moments at which it may peak.
+"""Memory of a module during one training step: a list of the moments at which memory may peak.
 
 A module is divided into *units*: its blocks, which a sharded strategy gathers and reduces one at a time, and the root
 unit around them, unit 0. A step is traced once per recomputation mode; each trace is a list of `Moment`s. The live
-bytes at a moment are split by what they scale with: activations with the batch, gradients with the parameters. Memory
-that a strategy adds (shards, gathered units, buffers) follows from the running unit and the number of finished ones.
+bytes at a moment are split into activations, which scale with the batch, and gradients, which scale with the
+parameters. Memory that a strategy adds (shards, gathered units, buffers) follows from the unit that is running and the
+number of finished units.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from shardscope.spec._base import Spec
 from shardscope.spec.numbers import Total
 
 Phase = Literal["enter", "forward", "loss", "turn", "backward", "leave"]
-"""`enter` and `turn`: just before a unit's forward and its backward pass; `leave`: just after its backward pass."""
+"""`enter`: just before a unit's forward pass; `turn` and `leave`: just before and just after its backward pass."""
 RECOMPUTE_MODES: tuple[Literal["none", "selective", "full"], ...] = ("none", "selective", "full")
 
 
@@ -27,17 +28,17 @@ class Moment(Spec):
 
     phase: Phase
     unit: Total
-    """The running unit; 0 is the root unit around the others."""
+    """Index of the unit that is running; 0 is the root unit around the others."""
     done: Total
-    """Number of units other than 0 whose pass in this direction is finished."""
+    """Number of units, without unit 0, that have finished the current pass (forward or backward)."""
     activations: NonNegativeFloat
-    """Bytes of saved tensors, results and their gradients, for one sample."""
+    """Bytes of saved tensors, intermediate results and their gradients, for one sample."""
     arriving: NonNegativeFloat = 0.0
     """Bytes of parameter gradients that an operation has just computed, or that are not fully accumulated yet."""
     own: NonNegativeFloat = 0.0
-    """Bytes of the accumulated gradients of the running unit's parameters."""
+    """Bytes of gradients accumulated for the running unit's parameters."""
     around: NonNegativeFloat = 0.0
-    """Bytes of the accumulated gradients of unit 0's parameters."""
+    """Bytes of gradients accumulated for unit 0's parameters."""
 
 
 class ParameterRow(Spec):
@@ -54,18 +55,18 @@ class ParameterRow(Spec):
 
 
 class PipelinePiece(Spec):
-    """One layer of a module that a pipeline can split before and after it."""
+    """One layer of a module; a pipeline can split the module before and after the layer."""
 
     output_bytes: NonNegativeFloat
-    """Bytes of its output, for one sample."""
+    """Bytes of the layer's output, for one sample."""
     flops: NonNegativeFloat
-    """FLOP of its forward pass, for one sample."""
+    """FLOP of the layer's forward pass, for one sample."""
     stored_bytes: NonNegativeFloat
-    """Bytes that it saves for the backward pass, for one sample."""
+    """Bytes that the layer saves for the backward pass, for one sample."""
     parameters: tuple[Total, ...]
-    """Indices of the parameters that it uses."""
+    """Indices of the parameters that the layer uses."""
     buffers: tuple[Total, ...] = ()
-    """Indices of the buffers that it uses."""
+    """Indices of the buffers that the layer uses."""
 
 
 class StepTrace(Spec):
@@ -85,12 +86,12 @@ class StepTrace(Spec):
     gradient_order: tuple[Total, ...] = ()
     """Indices of the trained parameters, in the order in which the backward pass completes their gradients."""
     pieces: tuple[PipelinePiece, ...] = ()
-    """Pieces in execution order; empty if the module cannot be split."""
+    """Layers between which a pipeline can split the module, in execution order; empty if it cannot be split."""
     moments: dict[str, tuple[Moment, ...]]
     """Moments by recomputation mode: ``none``, ``selective``, ``full``."""
     saved_bytes: dict[str, NonNegativeFloat] = Field(default_factory=dict)
     """Peak bytes saved for the backward pass, for one sample, by recomputation mode. Empty if the loss was not traced;
-    the moments then cover the model without its loss."""
+    `moments` then describes a step without the loss."""
     loss_bytes: NonNegativeFloat = 0.0
     """Part of `saved_bytes` that the loss saves without recomputation, for one sample."""
     num_operations: Total = 0

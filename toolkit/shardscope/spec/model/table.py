@@ -18,7 +18,7 @@ class LayerRow(Spec):
 
     name: str
     num_params: Total
-    """Number of trainable parameters; a tensor shared by several layers counts for the first one."""
+    """Number of trainable parameters; a tensor shared by several layers counts only for the first of them."""
     num_tensors: Total
     """Number of trainable parameter tensors."""
     flops: NonNegativeFloat

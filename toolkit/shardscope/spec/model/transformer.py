@@ -25,7 +25,7 @@ class Mixture(Spec):
     shared_ffn: CountOrZero = 0
     """Total inner width of the shared experts, which process every token; 0 for none."""
     dense_layers: CountOrZero = 0
-    """Number of layers at the start of the model that keep the dense feed-forward layer."""
+    """Number of layers at the start of the model with a dense feed-forward layer instead of experts."""
     router_bias: bool = False
     """Whether a bias per expert is added to its score (DeepSeek-V3). It is not trained by gradients, but published
     parameter counts include it."""
@@ -50,9 +50,9 @@ class LatentAttention(Spec):
     kv_rank: Count
     """Width of the compressed key and value."""
     rope_size: Count
-    """Width of the part of a head's query and key with a rotary position."""
+    """Width of the part of a head's query and key with rotary positions."""
     nope_size: Count
-    """Width of the part of a head's query and key without a rotary position."""
+    """Width of the part of a head's query and key without rotary positions."""
     value_size: Count
     """Width of a head's value."""
 
@@ -98,7 +98,7 @@ class Transformer(Model):
     token_types: CountOrZero = 0
     """Rows of BERT's segment embedding."""
     pooler: bool = False
-    """Whether there is a dense layer over the first token (BERT's pooler)."""
+    """Whether a dense layer is applied to the first token's output (BERT's pooler)."""
     head_bias: bool = False
     """Whether the output projection has a bias (BERT's masked-language head)."""
     lm_head: bool = True
@@ -110,15 +110,15 @@ class Transformer(Model):
 
     @model_validator(mode="before")
     @classmethod
-    def _leave_out(cls, fields: Any) -> Any:
-        """Drop fields that are None, unless None is a valid value of the field."""
+    def _drop_none(cls, fields: Any) -> Any:
+        """Drop fields that are None, so that they get their defaults, unless None is a valid value."""
         if not isinstance(fields, dict):
             return fields
         return {name: value for name, value in fields.items() if value is not None or name in _MAY_BE_NONE}
 
     @model_validator(mode="after")
     def _fill_in(self) -> Self:
-        """Fill in sizes that are derived from others, once those are validated, so that all are plain integers."""
+        """Fill in sizes that follow from other sizes, after these are validated, so that all are plain integers."""
         if not self.head_size and self.latent is None and self.hidden % self.heads:
             raise SpecError(
                 f"heads={self.heads} does not divide hidden={self.hidden}; give head_size=... or other heads"
@@ -130,7 +130,7 @@ class Transformer(Model):
         }
         for name, size in follows.items():
             if not getattr(self, name):
-                self.__dict__[name] = size  # the model is frozen from here on
+                self.__dict__[name] = size  # assigned past pydantic, which has frozen the model
         return self
 
     @model_validator(mode="after")
@@ -147,7 +147,7 @@ class Transformer(Model):
             )
         return self
 
-    # Exact trainable parameter counts. A norm has a weight, and also a bias if it is a LayerNorm with `norm_bias`.
+    # Exact counts of trainable parameters. A norm has a weight, and a LayerNorm with `norm_bias` also a bias.
 
     def _norm(self, width: int) -> int:
         return width * (2 if self.norm == "layernorm" and self.norm_bias else 1)
@@ -176,17 +176,17 @@ class Transformer(Model):
 
     @property
     def layer_params(self) -> int:
-        """Parameters of one layer with a dense feed-forward part: attention, feed-forward and two norms."""
+        """Number of parameters in one layer with a dense feed-forward part: attention, feed-forward and two norms."""
         return self.attention_params + self.ffn_params + 2 * self._norm(self.hidden)
 
     @property
     def expert_params(self) -> int:
-        """Parameters of all routed experts of one mixture layer; 0 without a mixture."""
+        """Number of parameters in all routed experts of one mixture-of-experts layer; 0 for a dense model."""
         return 0 if self.mixture is None else self.mixture.experts * self._mlp_params(self.mixture.ffn)
 
     @property
     def router_params(self) -> int:
-        """Parameters of the router and the shared experts' gate of one mixture layer."""
+        """Number of parameters in the router and the shared experts' gate of one mixture-of-experts layer."""
         if self.mixture is None:
             return 0
         scores = self.hidden * (self.mixture.experts + self.mixture.shared_gate)
@@ -194,13 +194,13 @@ class Transformer(Model):
 
     @property
     def shared_expert_params(self) -> int:
-        """Parameters of the shared experts in one mixture layer, which process every token."""
+        """Number of parameters in the shared experts of one mixture-of-experts layer; these process every token."""
         width = 0 if self.mixture is None else self.mixture.shared_ffn
         return self._mlp_params(width) if width else 0
 
     @property
     def mixture_layer_params(self) -> int:
-        """Parameters of one layer with a mixture of experts."""
+        """Number of parameters in one mixture-of-experts layer, including attention and norms."""
         ffn = self.expert_params + self.shared_expert_params + self.router_params
         return self.attention_params + ffn + 2 * self._norm(self.hidden)
 
@@ -211,12 +211,12 @@ class Transformer(Model):
 
     @property
     def num_mixture_layers(self) -> int:
-        """Number of layers with a mixture of experts."""
+        """Number of mixture-of-experts layers."""
         return self.layers - self.num_dense_layers
 
     @property
     def embedding_params(self) -> int:
-        """Parameters before the first layer: token, position and segment embeddings and their norm."""
+        """Number of parameters before the first layer: token, position and segment embeddings and their norm."""
         rows = self.vocab + self.token_types
         if self.positions == "learned":
             rows += self.num_positions or self.seq
@@ -224,12 +224,12 @@ class Transformer(Model):
 
     @property
     def final_norm_params(self) -> int:
-        """Parameters of the norm before the head."""
+        """Number of parameters in the norm before the head."""
         return self._norm(self.hidden) if self.final_norm else 0
 
     @property
     def head_params(self) -> int:
-        """Parameters after the last layer and its norm; a tied output projection counts as embedding."""
+        """Number of parameters after the last layer and its norm; a tied output projection counts as embedding."""
         params = (self.hidden + 1) * self.hidden if self.pooler else 0
         if not self.lm_head:
             return params
@@ -239,7 +239,7 @@ class Transformer(Model):
 
     @property
     def num_params(self) -> int:
-        """Total number of parameters of the model."""
+        """Total number of parameters in the model."""
         blocks = (
             self.num_dense_layers * self.layer_params + self.num_mixture_layers * self.mixture_layer_params
         )
@@ -247,7 +247,7 @@ class Transformer(Model):
 
     @property
     def num_active_params(self) -> int:
-        """Number of parameters used for one token, not counting routed experts that do not process it."""
+        """Number of parameters that process one token: all but those of the routed experts that are not selected."""
         if self.mixture is None:
             return self.num_params
         idle = (self.mixture.experts - self.mixture.active) * self._mlp_params(self.mixture.ffn)
@@ -258,7 +258,7 @@ _MAY_BE_NONE = {"mixture", "latent", "qkv_bias", "out_bias"}
 
 
 def _latent_params(model: Transformer, latent: LatentAttention) -> int:
-    """Attention parameters of DeepSeek-V2 (section 2.1): down- and up-projections, and a norm per compressed vector."""
+    """Return the number of attention parameters in a layer of DeepSeek-V2 (section 2.1), with the latents' norms."""
     head = latent.nope_size + latent.rope_size
     if latent.query_rank:
         queries = model.hidden * latent.query_rank + latent.query_rank * (1 + model.heads * head)

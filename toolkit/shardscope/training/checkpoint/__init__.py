@@ -1,15 +1,16 @@
-"""Checkpoints: all ranks save them together, atomically, and reading them never executes code from the file.
+"""Checkpoints: all ranks save them together and atomically; loading one executes no code from it.
 
-    saving            every rank writes its share of the tensors, rank 0 writes the index and renames the folder
-    loading           loads the newest complete checkpoint, the same one on all ranks
-    contents          what a checkpoint contains: model, optimizer, position in the data, random state
+    saving            every rank writes some of the tensors; rank 0 writes the index and renames the folder
+    loading           loads the newest complete checkpoint, the same on all ranks
+    contents          the contents of a checkpoint: model, optimizer, position in the data, random state
     compressor_state  the state of compressors
     index             the JSON index of tensors and files, and its validation
-    pieces            tensors stored as boxes of elements, so that a job can resume with any number of ranks
-    pickled           checkpoints of earlier versions
+    pieces            tensors stored in rectangular pieces, so that a job can resume with any number of ranks
+    pickled           checkpoints of earlier versions, loaded only with allow_pickle=True, as a pickle can run code
 
-A checkpoint is written to ``step-N.partial`` and renamed to ``step-N`` after every rank's part is on disk, so a folder
-with the final name is always complete. It can be loaded with a different number of ranks or a different strategy.
+A checkpoint is written to ``step-N.partial``, and renamed to ``step-N`` when the files of all ranks are on disk. So a
+folder with the final name is always complete. It can be loaded with a different number of ranks or a different
+strategy.
 """
 
 from __future__ import annotations

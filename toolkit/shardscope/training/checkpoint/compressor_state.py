@@ -1,12 +1,13 @@
-"""Compressor state in checkpoints: each rank saves and loads its own state under its own key.
+"""Compressor state in checkpoints: each rank saves and loads its own state, under its own key.
 
-If the number of ranks or the strategy changes, old and new ranks do not correspond. Every rank then resumes with the
-mean of all old ranks' residuals. This preserves the mean residual, which is the part still missing from the mean
-gradient. The same happens if the method stays the same but splits its packets differently.
+If the number of ranks or the strategy has changed, each rank's own state cannot be restored. Every rank then resumes
+with the mean of all saved residuals. This preserves the mean residual: the part of the mean gradient that has not been
+applied to the weights yet. The same is done if the method is unchanged but its settings split buckets into packets
+differently.
 
-A different method starts with empty state. For example, the residual of top-k may be the sum of a hundred steps of
-small gradients, all of which int8 would send in a single step; and factors, bit widths and velocities have no meaning
-in another method. The notes report which state was dropped.
+If the compression method has changed, the new method starts without any state. For example, a residual of top-k may be
+the sum of small gradients from a hundred steps, and int8 would send all of it in a single step. Other state, such as
+factors, bit widths and velocities, has no meaning for a different method. The notes list the state that was dropped.
 """
 
 from __future__ import annotations
@@ -26,25 +27,26 @@ from shardscope.training.checkpoint.pieces import Reader
 from shardscope.training.strategies.base import RankStrategy
 
 _CUTS = ("exchange", "block")
-_JOINS = {"share"}
-"""Kinds of state that merging preserves: the residual of a rank's share is merged into every rank's residual."""
+_MERGED_KINDS = {"share"}
+"""Kinds of state that are added to another kind when states are merged, and so are not reported as dropped: the
+residual of a rank's share is added to the gradient residual."""
 _KEY = re.compile(r"compression-(\d+)\.(.+)")
 
 
 def compressor_state(strategy: RankStrategy) -> dict[str, Any]:
-    """Return the compressor state that this rank saves; empty if gradients are not compressed."""
+    """Return the compressor state to save in this rank's checkpoint; empty if gradients are not compressed."""
     return {} if strategy.compressor is None else {_name(strategy.context.rank): strategy.compressor_state()}
 
 
 @dataclass(frozen=True)
 class RestoredState:
-    """The outcome of restoring compressor state.
+    """Result of restoring compressor state.
 
     Attributes:
-        compressor_state: What was restored: ``"nothing"``, ``"its own"`` (this rank's own state), or ``"the mean"``
-            over the ranks that saved it.
+        compressor_state: The state that was restored: ``"nothing"``, ``"its own"`` (this rank's own state), or ``"the
+            mean"`` of the states of all ranks that saved one.
         dropped: Kinds of state in the checkpoint that were dropped, such as ``residual``.
-        notes: The same information as sentences.
+        notes: Sentences that report the dropped state to the user.
     """
 
     compressor_state: str
@@ -53,7 +55,7 @@ class RestoredState:
 
 
 def method_of(compression: Compression) -> str:
-    """Return, as JSON for a checkpoint, a method's name and the settings that determine how it splits its packets."""
+    """Return a method's name, and its settings for splitting buckets into packets, as JSON for a checkpoint."""
     cut = {key: value for key, value in compression.settings.items() if key in _CUTS}
     return json.dumps({"name": compression.name, **cut})
 
@@ -69,13 +71,13 @@ def restore_compressor_state(
     Args:
         strategy: The strategy that holds the compressor.
         reader: The reader of the checkpoint.
-        saved_layout: `RankStrategy.layout` when the checkpoint was saved.
-        saved_method: Value of `method_of` when it was saved; None for the same method as now.
+        saved_layout: Value of `RankStrategy.layout` when the checkpoint was saved.
+        saved_method: Value of `method_of` when the checkpoint was saved; None if it was the same as now.
 
     Raises:
-        CheckpointError: The job's method cannot follow the saved one.
+        CheckpointError: The job's compression method cannot resume from the method that the checkpoint was saved with.
     """
-    saved, now = _saved(reader), method_of(strategy.job.compression)
+    saved, now = _zeros_for_saved(reader), method_of(strategy.job.compression)
     before = json.loads(saved_method or now)
     try:
         strategy.job.compression.check_follows(before["name"])
@@ -84,7 +86,7 @@ def restore_compressor_state(
     if not saved:
         return RestoredState("nothing")
     if strategy.compressor is None or before["name"] != strategy.job.compression.name:
-        return _dropped("nothing", _kinds(saved), f"{before['name']} is no longer the method")
+        return _dropped("nothing", _kinds(saved), f"the compression method is no longer {before['name']}")
     if saved_layout == strategy.layout and saved_method in (None, now):
         what, rank = "its own", strategy.context.rank
         strategy.load_compressor_state(_filled(reader, rank, saved.get(rank, {})))
@@ -95,8 +97,8 @@ def restore_compressor_state(
             strategy.reshard_compressor_state(strategy.compressor.merge(states), saved_layout or "")
         )
     kept = strategy.compressor_state()
-    lost = _kinds(saved) - _kinds({0: kept}) - (_JOINS if what == "the mean" else set())
-    return _dropped(what if kept else "nothing", lost, "the method does not use it with its new settings")
+    lost = _kinds(saved) - _kinds({0: kept}) - (_MERGED_KINDS if what == "the mean" else set())
+    return _dropped(what if kept else "nothing", lost, "the method does not use it with the new settings")
 
 
 def _dropped(what: str, kinds: set[str], why: str) -> RestoredState:
@@ -114,16 +116,16 @@ def _name(rank: int) -> str:
     return f"compression-{rank}"
 
 
-def _saved(reader: Reader | PickledReader) -> dict[int, dict[str, Tensor]]:
-    """Return tensors of zeros for each rank's saved state, by rank and name, as listed in the checkpoint."""
+def _zeros_for_saved(reader: Reader | PickledReader) -> dict[int, dict[str, Tensor]]:
+    """Return a tensor of zeros for each compressor tensor in the checkpoint, by rank and name."""
     saved: dict[int, dict[str, Tensor]] = {}
     for key in sorted(reader.keys):
         found = _KEY.fullmatch(key)
-        room = reader.room(key) if found is not None else None
-        if found is not None and room is not None:
-            saved.setdefault(int(found[1]), {})[found[2]] = room
+        zeros = reader.zeros(key) if found is not None else None
+        if found is not None and zeros is not None:
+            saved.setdefault(int(found[1]), {})[found[2]] = zeros
     return saved
 
 
-def _filled(reader: Reader | PickledReader, rank: int, room: dict[str, Tensor]) -> dict[str, Tensor]:
-    return dict(reader.fill({_name(rank): room})[_name(rank)])
+def _filled(reader: Reader | PickledReader, rank: int, zeros: dict[str, Tensor]) -> dict[str, Tensor]:
+    return dict(reader.fill({_name(rank): zeros})[_name(rank)])

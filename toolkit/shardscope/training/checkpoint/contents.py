@@ -1,9 +1,10 @@
 """Contents of a checkpoint: model and optimizer state by name, the position in the data, and random states.
 
-The settings of the resumed job apply: no settings are read from a checkpoint. An optimizer can load the state of
-another if both carry the same kind of state (`Optimizer.carries`: AdamW and LAMB can load each other's moments);
-otherwise its state is reset. Compressor state can only be loaded by the same method (`compressor_state`). The data
-resume after the same number of samples (`GlobalSampler.resume`).
+No settings are read from a checkpoint: a resumed run uses the settings of its job. If the job's optimizer differs from
+that of the checkpoint, the saved optimizer state is loaded only when both optimizers have the same kind of state
+(`Optimizer.carries`; for example, both AdamW and LAMB have moments). Otherwise the optimizer starts with a new state.
+Compressor state is loaded only by the same method (see `compressor_state`). Training continues after the same number of
+samples (`GlobalSampler.resume`).
 """
 
 from __future__ import annotations
@@ -27,22 +28,22 @@ from shardscope.training.strategies.base import RankStrategy
 
 STATE = "state."
 RANK = "rank-"
-"""Key prefix for each rank's own model and optimizer, in strategies whose ranks hold different models."""
+"""Key prefix for each rank's own model and optimizer, in strategies whose ranks train different models."""
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 _FROZEN = "frozen "
-"""Prefix of `carries` if the second moment is frozen, so that it covers fewer steps than the first moment."""
+"""Prefix of the saved value of `carries` if the second moment was frozen, and so does not reflect the last steps."""
 
 
 def contents_of(
     strategy: RankStrategy, optimizer: torch.optim.Optimizer, step: int, data: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Return everything that this rank saves after `step`. All ranks must call this together.
+    """Return the complete state that this rank saves after `step`. All ranks must call this together.
 
     Args:
         strategy: The strategy that holds the model.
         optimizer: The strategy's optimizer.
         step: The last step taken.
-        data: The position in the data, from `GlobalSampler.state_dict`.
+        data: The position in the data: the result of `GlobalSampler.state_dict`.
     """
     context = strategy.context
     return {
@@ -61,7 +62,7 @@ def random_key(rank: int) -> str:
 def extra_of(
     strategy: RankStrategy, optimizer: torch.optim.Optimizer, step: int, data: Mapping[str, int]
 ) -> dict[str, Any]:
-    """Return the values saved in addition to tensors; they are the same on every rank."""
+    """Return the values to save in addition to tensors, such as the step; they are the same on every rank."""
     job, spec = strategy.job, strategy.job.optimizer
     frozen = _FROZEN if getattr(optimizer, "frozen_after", None) is not None else ""
     return {
@@ -71,8 +72,8 @@ def extra_of(
     }  # fmt: skip
 
 
-def what_fits(job: Job, extra: Mapping[str, Any]) -> tuple[bool, list[str]]:
-    """Return whether the saved optimizer state fits this job's optimizer, and notes on what changes."""
+def optimizer_state_fits(job: Job, extra: Mapping[str, Any]) -> tuple[bool, list[str]]:
+    """Return whether the saved optimizer state can be loaded into this job's optimizer, and notes about changes."""
     optimizer = job.optimizer
     before, carried = extra.get("optimizer", optimizer.name), extra.get("carries", optimizer.carries)
     if extra.get("method") == method_of(job.compression):  # the same method can resume from frozen moments
@@ -91,27 +92,29 @@ def _state_words(name: str, carries: str) -> str:
     return f"the {carries} of {name}" if carries != "nothing" else f"no state of {name}"
 
 
-def asked_of(state: dict[str, Any], known: set[str], *, with_state: bool, within: str = "") -> dict[str, Any]:
-    """Return `state` without optimizer state that does not fit or is missing from the checkpoint.
+def loadable_part(
+    state: dict[str, Any], known: set[str], *, with_state: bool, within: str = ""
+) -> dict[str, Any]:
+    """Return the part of `state` to load: all of it except optimizer state that does not fit or was not saved.
 
     Args:
-        state: Nested dictionaries to fill from the checkpoint.
+        state: Nested dictionaries of tensors and values, to be filled from the checkpoint.
         known: Keys in the checkpoint.
-        with_state: Whether the saved optimizer state fits; False omits all of it.
-        within: Key prefix of `state` in the checkpoint.
+        with_state: Whether the saved optimizer state fits; if not, all of it is left out.
+        within: Prefix of the keys of `state` in the checkpoint.
     """
-    asked: dict[str, Any] = {}
+    loadable: dict[str, Any] = {}
     for part, value in state.items():
         if part == "optimizer":
             prefix = f"{within}{part}."
-            asked[part] = {
+            loadable[part] = {
                 key: held for key, held in value.items() if with_state and f"{prefix}{key}" in known
             }
         elif part.startswith(RANK):
-            asked[part] = asked_of(value, known, with_state=with_state, within=f"{within}{part}.")
+            loadable[part] = loadable_part(value, known, with_state=with_state, within=f"{within}{part}.")
         else:
-            asked[part] = value
-    return asked
+            loadable[part] = value
+    return loadable
 
 
 def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -135,6 +138,6 @@ def optimizer_state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> di
 def load_optimizer_state_of(
     state: dict[str, Any], model: nn.Module, optimizer: torch.optim.Optimizer
 ) -> None:
-    """Load optimizer state with the keys of `optimizer_state_of`; state missing from `state` is left unchanged."""
+    """Load optimizer state with the keys of `optimizer_state_of`; entries missing from `state` stay unchanged."""
     own = get_optimizer_state_dict(model, optimizer, options=_FLAT)
     set_optimizer_state_dict(model, optimizer, optim_state_dict={**own, **state}, options=_FLAT)

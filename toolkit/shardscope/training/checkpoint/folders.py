@@ -1,4 +1,4 @@
-"""Checkpoint folders of a run: a complete checkpoint is named ``step-N``, an incomplete one never is."""
+"""Names of checkpoint folders: ``step-N`` for a complete checkpoint, any other name for an incomplete one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _COMPLETE = re.compile(r"step-(\d{1,18})")
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether a path is named like a complete checkpoint."""
+    """Return whether a path has the name of a complete checkpoint."""
     return _COMPLETE.fullmatch(path.name) is not None
 
 

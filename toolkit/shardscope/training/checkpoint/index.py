@@ -1,7 +1,7 @@
-"""The index of a checkpoint: its values and the location of its tensors, as JSON.
+"""The index of a checkpoint, a JSON file with its values and the locations of its tensors.
 
     step-N/
-        index.json      written last, with its own checksum: the values, and the location of each tensor's pieces
+        index.json      the values, and the location of each tensor's pieces; written last, with its own checksum
         rank-R.bin      the bytes of the tensor pieces that rank R wrote, one after another
 
 Every entry of an index is validated before use: file names cannot point outside the folder, and no piece extends beyond
@@ -27,7 +27,7 @@ from shardscope.errors import CheckpointError
 
 FILE = "index.json"
 _MOST_INDEX_BYTES = 2**30
-_AT_ONCE = 2**24
+_CHUNK_BYTES = 2**24
 """Number of bytes read and checksummed at a time."""
 
 Count = Annotated[int, Field(ge=0, le=2**62)]
@@ -36,7 +36,7 @@ FileName = Annotated[str, Field(pattern=r"^rank-[0-9]{1,6}\.bin$")]
 
 
 class Damaged(CheckpointError):
-    """A checkpoint is missing data or differs from what was written; an older one may be intact."""
+    """Error for a checkpoint with missing or modified data; an older checkpoint may be intact."""
 
 
 class _Strict(BaseModel):
@@ -44,13 +44,13 @@ class _Strict(BaseModel):
 
 
 class StoredBox(_Strict):
-    """A box of a tensor's elements, stored in row-major order in one of the files.
+    """A rectangular piece of a tensor, stored in row-major order in one of the files.
 
     Attributes:
         file: Name of the file.
         at: Position of the first byte in the file.
-        offsets: Offset of the box in the whole tensor, in each dimension.
-        shape: Shape of the box.
+        offsets: Offset of the piece in the whole tensor, in each dimension.
+        shape: Shape of the piece.
         checksum: CRC-32 of the bytes.
     """
 
@@ -62,7 +62,7 @@ class StoredBox(_Strict):
 
 
 class Stored(_Strict):
-    """One tensor: its dtype, its whole shape and its pieces."""
+    """Index entry for one tensor: its dtype, the shape of the whole tensor, and its pieces."""
 
     dtype: str
     shape: Shape
@@ -70,10 +70,10 @@ class Stored(_Strict):
 
     @property
     def format(self) -> torch.dtype:
-        """The torch dtype."""
+        """The dtype of the tensor, as a `torch.dtype`."""
         found = getattr(torch, self.dtype, None)
         if not isinstance(found, torch.dtype):
-            raise Damaged(f"{FILE} names an unknown dtype {self.dtype[:40]!r}")
+            raise Damaged(f"{FILE} has an unknown dtype {self.dtype[:40]!r}")
         return found
 
     def num_bytes(self, piece: StoredBox) -> int:
@@ -82,7 +82,7 @@ class Stored(_Strict):
 
 
 class Index(_Strict):
-    """The contents of a checkpoint, under the names that `torch.distributed.checkpoint` would use."""
+    """Index of a checkpoint; tensors and values have the names that `torch.distributed.checkpoint` gives them."""
 
     kind: Literal["shardscope-checkpoint"] = "shardscope-checkpoint"
     version: Literal[1] = 1
@@ -93,7 +93,13 @@ class Index(_Strict):
 
 
 def index_of(tensors: dict[str, Any], values: dict[str, Any], files: dict[str, int]) -> dict[str, Any]:
-    """Return the content of an index and its checksum, as JSON types."""
+    """Return an index with its checksum, in JSON-serializable types.
+
+    Args:
+        tensors: The entries of tensors, by name.
+        values: The values that are not tensors, by name.
+        files: The size of each file in bytes.
+    """
     content = {
         "kind": "shardscope-checkpoint", "version": 1, "byteorder": sys.byteorder,
         "tensors": tensors, "values": values, "files": files,
@@ -105,7 +111,7 @@ def read_index(folder: Path) -> Index:
     """Read the index of the checkpoint in `folder`, and validate that all its entries are within bounds.
 
     Raises:
-        Damaged: The index is missing, unreadable or invalid, or differs from what was written.
+        Damaged: The index is missing, unreadable or invalid, or was modified after it was written.
         CheckpointError: The checkpoint was written on a machine with a different byte order.
     """
     text = _read_small(folder / FILE)
@@ -113,7 +119,7 @@ def read_index(folder: Path) -> Index:
         whole = json.loads(text)
         content = whole["content"]
         if _checksum(content) != whole["checksum"]:
-            raise Damaged(f"{FILE} is not what was written: its checksum does not match")
+            raise Damaged(f"{FILE} was modified after it was written: its checksum does not match")
         index = Index.model_validate_json(json.dumps(content))
     except ValidationError as error:
         first = error.errors()[0]
@@ -134,7 +140,7 @@ def read_index(folder: Path) -> Index:
 
 
 def verify(folder: Path, index: Index, files: Iterable[str]) -> None:
-    """Read all pieces in `files` and compare their checksums with the index.
+    """Read all pieces in `files`, and compare their checksums with those in the index.
 
     Raises:
         Damaged: A checksum differs.
@@ -146,11 +152,13 @@ def verify(folder: Path, index: Index, files: Iterable[str]) -> None:
                 continue
             with open_plain(folder / piece.file) as file:
                 if _sum_of(file, piece.at, stored.num_bytes(piece)) != piece.checksum:
-                    raise Damaged(f"the bytes of {key} in {piece.file} are not those that were written")
+                    raise Damaged(
+                        f"the bytes of {key} in {piece.file} were modified: their checksum does not match"
+                    )
 
 
 def open_plain(path: Path) -> BinaryIO:
-    """Open a regular file for reading. Links are not followed, and pipes and devices are never read or waited for.
+    """Open a regular file for reading; fail at once, without blocking, if it is a symbolic link, pipe or device.
 
     Raises:
         Damaged: The file does not exist, cannot be read, or is not a regular file.
@@ -171,7 +179,7 @@ def _read_small(path: Path) -> bytes:
     with open_plain(path) as file:
         size = os.fstat(file.fileno()).st_size
         if not 0 < size <= _MOST_INDEX_BYTES:
-            raise Damaged(f"{path.name} has {size:,} bytes")
+            raise Damaged(f"{path.name} has {size:,} bytes; the size must be from 1 to {_MOST_INDEX_BYTES:,}")
         return file.read(size)
 
 
@@ -183,7 +191,7 @@ def _sum_of(file: BinaryIO, at: int, size: int) -> int:
     file.seek(at)
     total = 0
     while size > 0:
-        part = file.read(min(size, _AT_ONCE))
+        part = file.read(min(size, _CHUNK_BYTES))
         if not part:
             return -1
         total, size = zlib.crc32(part, total), size - len(part)
@@ -195,7 +203,7 @@ def _check_files(folder: Path, index: Index) -> None:
         with open_plain(folder / name) as file:
             found = os.fstat(file.fileno()).st_size
         if found != size:
-            raise Damaged(f"{name} has {found:,} of {size:,} bytes")
+            raise Damaged(f"{name} has {found:,} bytes instead of {size:,}")
 
 
 def _check_pieces(index: Index) -> None:

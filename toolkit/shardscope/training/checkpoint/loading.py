@@ -1,4 +1,4 @@
-"""Load the newest complete checkpoint, the same one on all ranks, into model and optimizer."""
+"""Loads the newest complete checkpoint, the same on all ranks, into the model and the optimizer."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ import torch.distributed as dist
 
 from shardscope.errors import CheckpointError
 from shardscope.training.checkpoint.compressor_state import RestoredState, restore_compressor_state
-from shardscope.training.checkpoint.contents import RANK, asked_of, extra_of, random_key, what_fits
+from shardscope.training.checkpoint.contents import (
+    RANK,
+    extra_of,
+    loadable_part,
+    optimizer_state_fits,
+    random_key,
+)
 from shardscope.training.checkpoint.folders import complete_checkpoints, is_checkpoint
 from shardscope.training.checkpoint.index import FILE, Damaged, read_index, verify
 from shardscope.training.checkpoint.pickled import PICKLE, PickledReader, is_pickled
@@ -29,14 +35,14 @@ _NO_DATA = {"global_size": 0, "step": 0, "epoch": 0, "row": 0, "samples": 0}
 
 @dataclass(frozen=True)
 class Loaded:
-    """What loading a checkpoint returns on this rank; model and optimizer are loaded in place.
+    """Result of loading a checkpoint on this rank, in addition to model and optimizer, which are loaded in place.
 
     Attributes:
         path: The checkpoint's path.
-        step: The step after which it was saved.
-        data: The saved position in the data: `GlobalSampler.state_dict` after that step.
-        restored: The outcome of restoring the compressor's state.
-        notes: One sentence for each part of the state that was not resumed unchanged.
+        step: The step after which the checkpoint was saved.
+        data: The position in the data after that step, from `GlobalSampler.state_dict`.
+        restored: The result of restoring the compressor's state.
+        notes: Sentences for the user, one for each part of the state that was changed or dropped.
     """
 
     path: Path
@@ -55,10 +61,10 @@ def load(
         source: A checkpoint, or a run's checkpoint folder, from which the newest complete checkpoint is loaded.
         strategy: The strategy that holds the model.
         optimizer: The strategy's optimizer.
-        allow_pickle: Whether to read checkpoints of earlier versions, which are pickles: reading a pickle can run code.
+        allow_pickle: Whether to read checkpoints of earlier versions, which are pickles and can run code.
 
     Raises:
-        CheckpointError: There is no checkpoint, all are damaged, or the checkpoint does not fit the model.
+        CheckpointError: There is no checkpoint, all are damaged, or the checkpoint was saved with a different model.
     """
     reader, notes = _open(source, strategy.context, allow_pickle=allow_pickle)
     try:
@@ -75,7 +81,7 @@ def load(
 
 
 def _misfit(path: Path, reason: str) -> str:
-    return f"checkpoint {path} does not fit this model ({reason}); resume the same model"
+    return f"checkpoint {path} does not fit this model ({reason}); resume with the model that was saved"
 
 
 def _load(
@@ -86,25 +92,25 @@ def _load(
 ) -> Loaded:
     context, known = strategy.context, reader.keys
     extra = _fill_known(reader, {"extra": extra_of(strategy, optimizer, 0, _NO_DATA)})["extra"]
-    fits, changes = what_fits(strategy.job, extra)
-    asked = asked_of(strategy.state_to_fill(optimizer, known), known, with_state=fits)
-    changes += _averaged(known, asked)
+    fits, changes = optimizer_state_fits(strategy.job, extra)
+    asked = loadable_part(strategy.state_to_fill(optimizer, known), known, with_state=fits)
+    changes += _averaging_notes(known, asked)
     state = reader.fill(asked)
     strategy.precision.load_state_dict(extra.get("precision", {}))
-    # after the precision's shared state, because a rank may have its own loss scale
+    # loaded after the precision's state, which it may overwrite, as a rank can have its own loss scale
     strategy.load_checkpoint_state(state, optimizer)
     restored = restore_compressor_state(strategy, reader, extra.get("layout"), extra.get("method"))
     strategy.follow_order(extra.get("gradient_order", []))
-    _go_on_at_random(reader, context)
+    _restore_random_state(reader, context)
     size = strategy.job.batch.global_batch
     data = extra.get("data") or {**_NO_DATA, "global_size": size}
     return Loaded(reader.path, int(extra["step"]), data, restored, [*notes, *changes, *restored.notes])
 
 
-def _go_on_at_random(reader: Reader | PickledReader, context: RankContext) -> None:
-    """Restore this rank's random state; without one in the checkpoint, the state from the rank's seed is kept."""
+def _restore_random_state(reader: Reader | PickledReader, context: RankContext) -> None:
+    """Restore this rank's random state; if the checkpoint has none for this rank, keep the state from seeding."""
     mine = random_key(context.rank)
-    if isinstance(reader, PickledReader):  # pickled checkpoints hold only torch's state, under another key
+    if isinstance(reader, PickledReader):  # pickled checkpoints have only PyTorch's state, under another key
         saved = _fill_known(reader, {"extra": {mine: torch.get_rng_state()}})["extra"]
         set_random_state({"torch": saved[mine]} if saved else {}, context.device)
         return
@@ -112,17 +118,17 @@ def _go_on_at_random(reader: Reader | PickledReader, context: RankContext) -> No
     set_random_state(saved, context.device)
 
 
-def _averaged(known: set[str], asked: Mapping[str, Any]) -> list[str]:
-    """Return a note if each rank had its own model when saving and all ranks now share one."""
+def _averaging_notes(known: set[str], asked: Mapping[str, Any]) -> list[str]:
+    """Return a note if each rank had its own model when the checkpoint was saved, and all ranks now share one."""
     if not any(key.startswith(RANK) for key in known) or any(part.startswith(RANK) for part in asked):
         return []
     return [
-        "each rank had its own model and optimizer: the weights continue from the mean, the optimizer state is reset"
+        "each rank had its own model and optimizer: the weights resume from the mean, the optimizer state is reset"
     ]
 
 
 def _fill_known(reader: Reader | PickledReader, state: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Fill only those parts of `state` that the checkpoint contains; older checkpoints contain fewer."""
+    """Return the entries of `state` that the checkpoint contains, filled from it; older checkpoints have fewer."""
     return reader.fill({
         part: {
             key: value
@@ -133,13 +139,13 @@ def _fill_known(reader: Reader | PickledReader, state: Mapping[str, Mapping[str,
     })  # fmt: skip
 
 
-# Choosing the checkpoint.
+# Choice of the checkpoint.
 
 
 def _open(
     source: Path, context: RankContext, *, allow_pickle: bool
 ) -> tuple[Reader | PickledReader, list[str]]:
-    """Open the checkpoint to load, the same on all ranks; return its reader and notes on newer, damaged checkpoints.
+    """Open the checkpoint to load, the same on all ranks; return its reader, and notes on newer ones that are damaged.
 
     Raises:
         CheckpointError: No checkpoint can be loaded.
@@ -147,7 +153,8 @@ def _open(
     named = is_checkpoint(source)
     folder = source.parent if named else source
     found = [
-        folder / name for name in _together(context, [source.name] if named else _names(source, context))[0]
+        folder / name
+        for name in _gather_items(context, [source.name] if named else _names(source, context))[0]
     ]
     if not found:
         raise CheckpointError(
@@ -156,7 +163,7 @@ def _open(
     damages: list[str] = []
     for path in reversed(found):
         try:
-            reader, damage = _whole(path, context, allow_pickle=allow_pickle)
+            reader, damage = _verified_by_all(path, context, allow_pickle=allow_pickle)
         except CheckpointError as error:
             raise CheckpointError("; ".join([*damages, str(error)])) from None
         if reader is not None:
@@ -170,11 +177,11 @@ def _open(
 
 
 def _names(folder: Path, context: RankContext) -> list[str]:
-    """Return the names of a folder's checkpoints, oldest first; only on rank 0, as other ranks may see fewer."""
+    """On rank 0, return the names of the checkpoints in `folder`, oldest first; on other ranks, an empty list."""
     return [path.name for path in complete_checkpoints(folder)] if context.rank == 0 else []
 
 
-def _together(context: RankContext, mine: Item) -> list[Item]:
+def _gather_items(context: RankContext, mine: Item) -> list[Item]:
     """Gather one item from each rank, in rank order."""
     every = [mine] * context.world_size
     if context.group is not None:
@@ -183,42 +190,51 @@ def _together(context: RankContext, mine: Item) -> list[Item]:
 
 
 @dataclass(frozen=True)
-class _Look:
-    """A rank's view of a checkpoint: a checksum that identifies it, or the reason why it cannot be read."""
+class _ReadAttempt:
+    """Result of one rank's attempt to read a checkpoint.
+
+    Attributes:
+        content: Checksum of the index, if the rank can read the checkpoint.
+        damage: Reason why the checkpoint is damaged.
+        refusal: Reason why the rank does not read an undamaged checkpoint, for example because it is a pickle.
+    """
 
     content: int | None = None
     damage: str | None = None
     refusal: str | None = None
 
 
-def _whole(
+def _verified_by_all(
     path: Path, context: RankContext, *, allow_pickle: bool
 ) -> tuple[Reader | PickledReader | None, str | None]:
-    """Return a reader if all ranks find their share of this checkpoint intact; otherwise None and the first damage.
+    """Check a checkpoint on all ranks, each of which verifies some of its files.
+
+    Returns:
+        A reader and None if the checkpoint is intact; else None and a description of the first damage.
 
     Raises:
-        CheckpointError: A rank refuses to read it, for example because it is a pickle.
+        CheckpointError: A rank may not read an undamaged checkpoint, for example because it is a pickle.
     """
     reader: Reader | PickledReader | None = None
     try:
         reader, content = _read(path, context, allow_pickle=allow_pickle)
-        look = _Look(content)
+        look = _ReadAttempt(content)
     except (Damaged, OSError) as error:
-        look = _Look(damage=str(error))
+        look = _ReadAttempt(damage=str(error))
     except CheckpointError as error:
-        look = _Look(refusal=str(error))
-    looks = _together(context, look)
+        look = _ReadAttempt(refusal=str(error))
+    looks = _gather_items(context, look)
     refusals = [look.refusal for look in looks if look.refusal is not None]
     damages = [look.damage for look in looks if look.damage is not None]
     if refusals:
         raise CheckpointError(refusals[0])
     if len({look.content for look in looks}) > 1 and not damages:
-        damages = ["ranks see different checkpoints of this name; give all machines the same folder"]
+        damages = ["its contents differ between ranks; use a folder that all machines share"]
     return (None, damages[0]) if damages else (reader, None)
 
 
 def _read(path: Path, context: RankContext, *, allow_pickle: bool) -> tuple[Reader | PickledReader, int]:
-    """Verify this rank's share of the checkpoint; return a reader and a checksum of the index."""
+    """Verify some of the files of a checkpoint; return a reader and a checksum of the index."""
     if is_pickled(path):
         reader = PickledReader.open(path, allowed=allow_pickle)
         return reader, zlib.crc32((path / PICKLE).read_bytes())
@@ -232,10 +248,10 @@ def _notes(damages: list[str], path: Path) -> list[str]:
 
 
 def _instead(named: Path, context: RankContext) -> str:
-    for name in reversed(_together(context, _names(named.parent, context))[0]):
+    for name in reversed(_gather_items(context, _names(named.parent, context))[0]):
         if name == named.name:
             continue
         with suppress(CheckpointError):  # a pickle
-            if _whole(named.parent / name, context, allow_pickle=False)[0] is not None:
-                return f"the newest intact one is {named.parent / name}"
-    return "there is no other intact one"
+            if _verified_by_all(named.parent / name, context, allow_pickle=False)[0] is not None:
+                return f"the newest intact checkpoint is {named.parent / name}"
+    return "there is no other intact checkpoint"

@@ -1,6 +1,6 @@
-"""Read checkpoints of earlier versions, pickled by `torch.distributed.checkpoint`, if the user allows it.
+"""Reads checkpoints of earlier versions, pickled by `torch.distributed.checkpoint`, if the user allows it.
 
-Reading a pickle can run any code that its author put in it.
+Reading a pickle can run any code that its author has put into it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ PICKLE = ".metadata"
 
 
 def is_pickled(path: Path) -> bool:
-    """Whether a checkpoint is a pickle, as written by earlier versions."""
+    """Return whether a checkpoint is a pickle, as written by earlier versions."""
     return (path / PICKLE).is_file() and not (path / FILE).exists()
 
 
 @dataclass(frozen=True)
 class PickledReader:
-    """Reads a pickled checkpoint; the counterpart of `Reader`."""
+    """Reads a pickled checkpoint; has the same methods as `Reader`."""
 
     path: Path
     stored: Mapping[str, Any]
@@ -50,7 +50,7 @@ class PickledReader:
             owner = file.stat().st_uid
             if owner != os.getuid():
                 raise CheckpointError(
-                    f"{file} belongs to user {owner}, not to you; only your own pickles are read"
+                    f"{file} belongs to user {owner}, not to you; only pickles that you own are loaded"
                 )
         try:
             metadata = dcp.FileSystemReader(path).read_metadata()
@@ -65,7 +65,7 @@ class PickledReader:
         return set(self.stored)
 
     def fill(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `state` with its values replaced by the checkpoint's; tensors are filled in place.
+        """Return `state` with its values replaced by those in the checkpoint; tensors are overwritten in place.
 
         Raises:
             Damaged: The checkpoint cannot be read.
@@ -79,8 +79,8 @@ class PickledReader:
             raise _unreadable(error) from error
         return filled
 
-    def room(self, key: str) -> Tensor | None:
-        """Return a tensor of zeros with the shape and dtype of the saved one; None if `key` is not a tensor."""
+    def zeros(self, key: str) -> Tensor | None:
+        """Return a tensor of zeros with the shape and dtype of the saved tensor `key`; None if it is not a tensor."""
         stored = self.stored[key]
         is_tensor = isinstance(stored, dcp.metadata.TensorStorageMetadata)
         return torch.zeros(stored.size, dtype=stored.properties.dtype) if is_tensor else None

@@ -1,8 +1,8 @@
-"""Split tensors into the pieces that ranks hold, and read and write pieces as bytes.
+"""Pieces of tensors in checkpoints, and the reader that fills tensors from saved pieces.
 
-A plain tensor is a single piece. A DTensor has one piece per rank: the box of elements on that rank. When loading, a
-rank copies from every saved piece the part that overlaps with its own piece, so a checkpoint can be read on any number
-of ranks, under any strategy.
+A plain tensor is a single piece. A DTensor has one rectangular piece per rank: its shard. When loading, a rank copies
+from every saved piece the part that overlaps with its own piece, so a checkpoint can be loaded on any number of ranks
+and with any strategy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from shardscope.training.sharding import local
 
 
 def flat(state: Mapping[str, Any], within: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the tensors and values in nested dictionaries, each with its dotted path."""
+    """Yield the tensors and values in nested dictionaries, each with its keys joined by dots."""
     for key, value in state.items():
         if isinstance(value, Mapping):
             yield from flat(value, f"{within}{key}.")
@@ -37,7 +37,7 @@ class HeldPiece:
     """This rank's piece of a tensor.
 
     Attributes:
-        tensor: Elements of the piece, on any device; they share memory with the original tensor.
+        tensor: Elements of the piece, on any device; a view of the original tensor.
         offsets: Offset of the piece in the whole tensor, in each dimension.
         whole: Shape of the whole tensor.
     """
@@ -51,13 +51,13 @@ class HeldPiece:
         """Return this rank's piece of `tensor`, which may be a DTensor.
 
         Raises:
-            CheckpointError: The tensor is sparse or quantized or on the meta device.
+            CheckpointError: The tensor is sparse, quantized or on the meta device.
         """
         own = local(tensor.detach())
         if own.layout != torch.strided or own.is_quantized or own.device.type == "meta":
             raise CheckpointError(
-                f"{key} is a {own.layout} tensor of {own.dtype}, which checkpoints cannot hold; keep it out of the "
-                "model's state with register_buffer(..., persistent=False)"
+                f"{key} is a {own.layout} tensor of {own.dtype} on {own.device}, which cannot be saved in a "
+                "checkpoint; exclude it from the model's state with register_buffer(..., persistent=False)"
             )
         return cls(own, _compat.offsets_of(tensor), tuple(tensor.shape))
 
@@ -69,7 +69,12 @@ class HeldPiece:
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads a checkpoint piece by piece."""
+    """Reads the tensors and values of a checkpoint.
+
+    Attributes:
+        path: Folder of the checkpoint.
+        index: Its index.
+    """
 
     path: Path
     index: Index
@@ -80,10 +85,10 @@ class Reader:
         return {*self.index.tensors, *self.index.values}
 
     def fill(self, state: Mapping[str, Any], within: str = "") -> dict[str, Any]:
-        """Return `state` with its values replaced by the checkpoint's; tensors are filled in place.
+        """Return `state` with its values replaced by those in the checkpoint; tensors are overwritten in place.
 
         Raises:
-            KeyError: The checkpoint lacks an entry.
+            KeyError: An entry is missing from the checkpoint.
             ValueError: A tensor has a different shape in the checkpoint.
         """
         filled: dict[str, Any] = {}
@@ -98,22 +103,22 @@ class Reader:
                 filled[name] = decode(self.index.values[key])
         return filled
 
-    def room(self, key: str) -> Tensor | None:
-        """Return a tensor of zeros with the shape and dtype of the saved one; None if `key` is not a tensor."""
+    def zeros(self, key: str) -> Tensor | None:
+        """Return a tensor of zeros with the shape and dtype of the saved tensor `key`; None if it is not a tensor."""
         stored = self.index.tensors.get(key)
         return None if stored is None else torch.zeros(stored.shape, dtype=stored.format)
 
     def _fill(self, stored: Stored, held: HeldPiece, key: str) -> None:
         if stored.shape != held.whole:
             raise ValueError(
-                f"{key} has shape {_shape(stored.shape)} in the checkpoint and {_shape(held.whole)} here"
+                f"{key} has shape {_shape(stored.shape)} in the checkpoint, but {_shape(held.whole)} in the model"
             )
         copied = sum(self._copy(stored, piece, held) for piece in stored.pieces)
         if copied != held.tensor.numel():
             raise Damaged(f"it does not contain every element of {key} exactly once")
 
     def _copy(self, stored: Stored, piece: StoredBox, held: HeldPiece) -> int:
-        """Copy the overlap of a saved piece and a held one, and return the number of elements copied."""
+        """Copy the overlap of a saved piece with this rank's piece, and return the number of elements copied."""
         starts = [max(a, b) for a, b in zip(piece.offsets, held.offsets, strict=True)]
         ends = [
             min(a + n, b + m)
@@ -131,7 +136,7 @@ class Reader:
         with open_plain(self.path / piece.file) as file:
             data = np.fromfile(file, np.uint8, size, offset=piece.at)
         if len(data) != size:
-            raise Damaged(f"{piece.file} ends too early")
+            raise Damaged(f"{piece.file} is truncated")
         return torch.from_numpy(data).view(stored.format).reshape(piece.shape)
 
 

@@ -1,7 +1,7 @@
-"""Save a checkpoint: every rank writes its share of the pieces, then rank 0 writes the index and renames the folder.
+"""Saves a checkpoint: every rank writes some of the pieces, then rank 0 writes the index and renames the folder.
 
-A piece held by several ranks is written by the one with the fewest bytes to write so far. Ranks exchange the outcome of
-each phase, so that if one cannot write, all fail together with the same message.
+If several ranks have a copy of a piece, it is assigned to the one with the fewest bytes assigned so far. The ranks tell
+one another whether their writes succeeded, so that if one rank fails, all ranks raise the same error.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from shardscope.training.disk import advice_on
 from shardscope.training.strategies.base import RankStrategy
 
 _REMOVED = ".removed"
-"""Suffix of a checkpoint that is being deleted, so that a half-deleted one is not named like a complete one."""
+"""Suffix of the name of a checkpoint that is being deleted, so that it does not look complete if the run is killed."""
 Result = TypeVar("Result")
 Place = tuple[str, tuple[int, ...]]
-"""A tensor's name and a piece's offsets: it identifies a piece, even if several ranks hold copies."""
+"""The name of a tensor and the offsets of a piece, which identify the piece even if several ranks have copies of it."""
 
 
 def save(
@@ -53,7 +53,7 @@ def save(
         strategy: The strategy that holds the model.
         optimizer: The strategy's optimizer.
         keep: Number of checkpoints to keep, including this one.
-        data: The position in the data, from `GlobalSampler.state_dict`.
+        data: The position in the data: the result of `GlobalSampler.state_dict`.
 
     Returns:
         The path of the checkpoint.
@@ -91,22 +91,22 @@ def _write(partial: Path, final: Path, contents: Mapping[str, Any], context: Ran
             partial.mkdir(mode=0o700)
         return held
 
-    own = _shared_out(_together(context, prepare))[context.rank]
+    own = _balanced(_on_every_rank(context, prepare))[context.rank]
     name = f"rank-{context.rank}.bin"
-    told = _together(context, lambda: (*_write_pieces(partial / name, own, tensors), values))
+    reports = _on_every_rank(context, lambda: (*_write_pieces(partial / name, own, tensors), values))
 
     def complete() -> None:
         if context.rank == 0:
-            _complete(partial, final, told)
+            _complete(partial, final, reports)
 
-    _together(context, complete)
+    _on_every_rank(context, complete)
 
 
-def _together(context: RankContext, work: Callable[[], Result]) -> list[Result]:
-    """Run `work` on every rank and return the results of all ranks; if any rank fails, raise its error on all ranks.
+def _on_every_rank(context: RankContext, work: Callable[[], Result]) -> list[Result]:
+    """Run `work` on every rank, and return the results of all ranks in rank order.
 
     Raises:
-        OSError: A rank could not write.
+        OSError: `work` raised this error on some rank; all ranks raise it.
     """
     mine: tuple[Result | None, tuple[int | None, str] | None]
     try:
@@ -123,8 +123,15 @@ def _together(context: RankContext, work: Callable[[], Result]) -> list[Result]:
     return [result for result, _ in every]  # type: ignore[misc]  # None only where `work` returned None
 
 
-def _shared_out(held: list[dict[Place, int]]) -> list[set[Place]]:
-    """Return the pieces that each rank writes: of a piece's holders, the one with the fewest bytes so far writes it."""
+def _balanced(held: list[dict[Place, int]]) -> list[set[Place]]:
+    """Distribute the pieces among the ranks that have them, so that all ranks write similar numbers of bytes.
+
+    Args:
+        held: For each rank, the pieces that it has and their sizes in bytes.
+
+    Returns:
+        For each rank, the pieces to write.
+    """
     holders: dict[Place, list[int]] = {}
     for rank, pieces in enumerate(held):
         for place in pieces:
@@ -140,7 +147,7 @@ def _shared_out(held: list[dict[Place, int]]) -> list[set[Place]]:
 def _write_pieces(
     path: Path, own: set[Place], tensors: Mapping[str, HeldPiece]
 ) -> tuple[dict[str, Any], int]:
-    """Write this rank's share, and return its entries for the index and the number of bytes written."""
+    """Write the pieces in `own`, and return their entries for the index and the number of bytes written."""
     described: dict[str, Any] = {}
     at = 0
     with open(path, "xb", opener=_private) as file:
@@ -151,7 +158,7 @@ def _write_pieces(
                 "pieces": [],
             }
             data = held.as_bytes() if (key, held.offsets) in own else memoryview(b"")
-            if not data:  # another rank writes it, or it has no elements
+            if not data:  # another rank writes the piece, or it has no elements
                 continue
             described[key]["pieces"].append({
                 "file": path.name, "at": at, "offsets": held.offsets, "shape": tuple(held.tensor.shape),
@@ -164,21 +171,21 @@ def _write_pieces(
     return described, at
 
 
-def _complete(partial: Path, final: Path, told: list[tuple[dict[str, Any], int, dict[str, Any]]]) -> None:
-    """Write the index for all ranks' files, and rename the folder once everything is on disk."""
+def _complete(partial: Path, final: Path, reports: list[tuple[dict[str, Any], int, dict[str, Any]]]) -> None:
+    """Write the index, which lists the files of all ranks, and rename the folder when everything is on disk."""
     tensors: dict[str, Any] = {}
     values: dict[str, Any] = {}
-    for described, _, said in told:
+    for described, _, said in reports:
         values = {**said, **values}
         for key, stored in described.items():
             tensors.setdefault(key, {**stored, "pieces": []})["pieces"] += stored["pieces"]
-    files = {f"rank-{rank}.bin": size for rank, (_, size, _) in enumerate(told)}
+    files = {f"rank-{rank}.bin": size for rank, (_, size, _) in enumerate(reports)}
     with open(partial / FILE, "x", encoding="utf-8", opener=_private) as file:
         json.dump(index_of(tensors, values, files), file, allow_nan=False)
         file.flush()
         os.fsync(file.fileno())
     _sync_folder(partial)
-    if final.exists():  # a checkpoint of the same step: deleted once the new one is in place
+    if final.exists():  # an earlier checkpoint of the same step; deleted once the new one has its name
         final.rename(final.with_suffix(_REMOVED))
     partial.rename(final)
     _sync_folder(final.parent)
@@ -197,7 +204,7 @@ def _sync_folder(path: Path) -> None:
 
 
 def _drop_old(folder: Path, step: int, keep: int) -> None:
-    """Delete old checkpoints, but never one with a higher step number, because this run did not write it."""
+    """Delete old checkpoints, except those from steps after `step`, which an earlier run wrote."""
     older = [path for path in complete_checkpoints(folder) if step_of(path) < step]
     for path in older[: len(older) + 1 - keep]:
         with contextlib.suppress(OSError):
@@ -208,7 +215,9 @@ def _drop_old(folder: Path, step: int, keep: int) -> None:
 
 def _not_written(final: Path, error: OSError) -> str:
     before = complete_checkpoints(final.parent) if os.access(final.parent, os.R_OK) else []
-    left = f"the newest one before it is {before[-1].name}" if before else "there is none before it"
+    left = (
+        f"the newest earlier checkpoint is {before[-1].name}" if before else "there is no earlier checkpoint"
+    )
     advice = advice_on(error)
     where = f"checkpoint {final.name} in {final.parent}"
     return f"{error.strerror} while writing {where}; {left}{'; ' * bool(advice)}{advice}"

@@ -1,4 +1,4 @@
-"""Convert non-tensor values to JSON and back exactly, including tuples, bytes and non-finite numbers."""
+"""Converts values other than tensors to JSON and back without loss, including tuples, bytes, NaN and infinities."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from torch import Tensor
 from shardscope.errors import CheckpointError
 
 _TAG = "="
-"""The single key of a JSON object that represents a type JSON lacks; its value is a list of kind and content."""
+"""Key that marks a JSON object as a value of a type that JSON lacks: the object has only this key, and under it a list
+of the type's name and the content."""
 
 
 def encode(key: str, value: object) -> Any:  # noqa: PLR0911 - one per type
@@ -45,8 +46,8 @@ def encode(key: str, value: object) -> Any:  # noqa: PLR0911 - one per type
         case dict():
             return {_TAG: ["dict", [[encode(key, k), encode(key, v)] for k, v in value.items()]]}
     raise CheckpointError(
-        f"{key} is a {type(value).__name__}, which a checkpoint cannot hold without a pickle; build it from tensors, "
-        "arrays, numbers, text, lists, tuples and dictionaries"
+        f"{key} is a {type(value).__name__}, which cannot be saved in a checkpoint without a pickle; build it from "
+        "tensors, arrays, numbers, text, lists, tuples and dictionaries"
     )
 
 

@@ -1,4 +1,4 @@
-"""Collectives: the metered process group that carries all traffic, and Shardscope's own algorithms on top of it."""
+"""Collectives: the metered process group for all communication, and Shardscope's own algorithms that use it."""
 
 from shardscope.training.collectives.hierarchical import HierarchicalAllReduce
 from shardscope.training.collectives.process_group import MeteredProcessGroup

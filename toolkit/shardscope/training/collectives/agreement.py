@@ -1,15 +1,17 @@
-"""Check that all ranks take the same path through a model whose layers communicate one at a time.
+"""Checks that all ranks call the same collectives in the same order, in models whose layers communicate individually.
 
-Under `fully_shard`, the model's own code decides which layer communicates next. If ranks take different branches, a
-rank could receive a message for one layer as if it were for another. So every collective has a `Purpose`, and its
-messages carry a tag derived from the path so far: messages of ranks that disagree never match, and those ranks wait for
-each other. A rank that has waited for some time writes its path to the group's store and compares it with the paths
-that other ranks have written. Once one rank has found the first difference, all ranks raise the same error. On
-Shardscope's ring this costs nothing while ranks agree. The backend's collectives match messages by order alone, so
-ranks synchronise before each of them.
+With `fully_shard`, the model's code decides which layer communicates next. If ranks take different branches, a rank
+could use one layer's message for another layer. So every collective has a `Purpose`, such as "gathers the parameters of
+layer X", and a rank's sequence of purposes is its path. Messages have a tag computed from the path so far. If the paths
+of two ranks differ, their messages do not match, and both ranks wait. A rank that has waited for some time writes its
+path to the group's store, and compares it with the paths of the other ranks. After a rank has found the first
+difference, all ranks raise the same error.
 
-At the end of each step, before the optimizer runs, all ranks call `require`: each rank sends every other rank a digest
-of all its purposes.
+With Shardscope's ring collectives, this takes no extra communication as long as the paths are equal. The backend's
+collectives match messages only by their order, so when those are used, the ranks synchronise before each collective.
+
+At the end of each step, before the optimizer runs, all ranks call `require`, in which they exchange a digest of their
+paths.
 """
 
 from __future__ import annotations
@@ -34,13 +36,13 @@ from shardscope.training.collectives.process_group import MeteredProcessGroup
 from shardscope.training.collectives.sender import Sender
 
 PATIENCE_S = 0.5
-"""Time that a rank waits before it checks for a disagreement, and between two checks, in seconds."""
-_TELLING_S = 5.0
-"""Time for the other ranks to report their collective once one rank has found the first difference, in seconds."""
-_REMEMBERED = 4096
-"""Maximum number of collectives recorded since the last `require`; an evaluation may run any number of them."""
-_FIRST_TAG = 1 << 30  # above all other tags
-_NUM_TAGS = _FIRST_TAG - (1 << 24)  # leaves room for the messages of one collective
+"""Time that a rank waits before it first compares paths, and between comparisons, in seconds."""
+_REPORT_TIMEOUT_S = 5.0
+"""Time that a rank waits, after it has found a difference, for the reports of the other ranks, in seconds."""
+_MAX_RECORDED = 4096
+"""Maximum number of collectives in the recorded path; an evaluation may run any number of them."""
+_FIRST_TAG = 1 << 30  # above the tags of all other messages
+_NUM_TAGS = _FIRST_TAG - (1 << 24)  # leaves 2**24 tags for the messages of one collective
 _VERDICT = "verdict"
 _made = itertools.count()
 T = TypeVar("T")
@@ -48,13 +50,13 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Purpose:
-    """The purpose of a collective in words, such as ``reduces the gradients of`` layer ``blocks.0``.
+    """The purpose of a collective, such as ``reduces the gradients of`` layer ``blocks.0``, for an error message.
 
     Attributes:
-        verb: What the rank does, up to the name of the layer if there is one.
-        layer: Name of the FSDP unit; empty if the collective belongs to none.
+        verb: The rank's action in words, without the name of the layer.
+        layer: Name of the FSDP unit; empty if the collective does not belong to a unit.
         num_elements: Number of elements of the tensor.
-        names: Names of the parameters that take part.
+        names: Names of the parameters that have a gradient in this collective.
     """
 
     verb: str
@@ -63,8 +65,15 @@ class Purpose:
     names: tuple[str, ...] = ()
 
 
-class _Noted(NamedTuple):
-    """One collective on a rank's path; `digest` covers the path up to and including this collective."""
+class _PathEntry(NamedTuple):
+    """One collective on a rank's path.
+
+    Attributes:
+        number: Number of the collective, counted from 1.
+        digest: Digest of the path up to and including this collective, in hexadecimal.
+        place: The point in training, such as ``step 3``.
+        purpose: The purpose of the collective.
+    """
 
     number: int
     digest: str
@@ -72,18 +81,18 @@ class _Noted(NamedTuple):
     purpose: Purpose
 
 
-_Told = tuple[int, str, Purpose]
-"""A rank, its point in training, and the purpose of its collective there."""
+_RankReport = tuple[int, str, Purpose]
+"""A rank, the point in training that it has reached, and the purpose of its collective."""
 
 
 class Agreement:
-    """This rank's sequence of collectives since the last `require`, to compare with those of the other ranks.
+    """Records this rank's path (its collectives since the last `require`) and compares it with those of other ranks.
 
     Args:
         group: The group of all ranks.
         sender: The thread that exchanges digests.
         strategy: The strategy's name, for the error message.
-        place: Returns the current point in training, such as ``step 3``; it must be the same on ranks that agree.
+        place: Function that returns the current point in training, such as ``step 3``; part of the path.
     """
 
     def __init__(
@@ -96,23 +105,23 @@ class Agreement:
         dist.broadcast(series, src=0)
         self._store = dist.PrefixStore(f"agreement/{int(series)}", group.get_group_store())
         self._digest, self._number = int(series).to_bytes(8, "little"), 0
-        self._path: deque[_Noted] = deque(maxlen=_REMEMBERED)
+        self._path: deque[_PathEntry] = deque(maxlen=_MAX_RECORDED)
         self.refused = False
-        """Whether ranks have diverged; if so, the sending thread may be waiting for a peer that never arrives."""
+        """Whether ranks have called different collectives; if so, the sending thread may be waiting forever."""
 
     def tag(self, purpose: Purpose) -> int:
-        """Record this rank's next collective, and return the tag of its first message."""
+        """Add a collective to this rank's path, and return the tag of its first message."""
         place = self._place()
         self._number += 1
         self._digest = blake2b(self._digest + repr((place, purpose)).encode(), digest_size=8).digest()
-        self._path.append(_Noted(self._number, self._digest.hex(), place, purpose))
+        self._path.append(_PathEntry(self._number, self._digest.hex(), place, purpose))
         return _FIRST_TAG + int.from_bytes(self._digest, "little") % _NUM_TAGS
 
     def require(self, purpose: Purpose) -> None:
-        """Wait until all ranks have reached this point along the same path.
+        """Wait until all ranks have called this after the same collectives, then start a new path.
 
         Raises:
-            SpecError: The ranks took different paths.
+            SpecError: The ranks have called different collectives.
         """
         tag = self.tag(purpose)
         own = torch.frombuffer(bytearray(self._digest), dtype=torch.uint8)
@@ -123,47 +132,47 @@ class Agreement:
 
         digests = self.wait(self._sender.submit(exchange))
         while not torch.equal(digests, own.expand_as(digests)):  # different paths, but equal tags by chance
-            self._look()
+            self._compare_paths()
         self._path.clear()
 
     def wait(self, future: Future[T]) -> T:
-        """Wait for the sending thread and return its result.
+        """Wait for a task of the sending thread and return its result.
 
         Raises:
-            SpecError: The ranks took different paths, so the task would never finish.
+            SpecError: The ranks have called different collectives, so the task would never finish.
         """
         while True:
             try:
                 failure = future.exception(PATIENCE_S)
                 break
             except TimeoutError:
-                self._look()
+                self._compare_paths()
         if failure is not None:
-            self._raise_verdict()  # a peer that raised the verdict may have ended and closed its connections
+            self._raise_verdict()  # the task may have failed because another rank raised the error and exited
         return future.result()
 
-    def _look(self) -> None:
-        """Write this rank's path to the store, and raise an error if another rank's path differs from it."""
+    def _compare_paths(self) -> None:
+        """Write this rank's path to the store, and raise `SpecError` if the path of another rank differs."""
         self._store.set(f"{self._rank}", json.dumps({row.number: row.digest for row in self._path}))
         self._raise_verdict()
         paths = [json.loads(text) for rank in range(self._world_size) if (text := self._read(f"{rank}"))]
         own = {str(row.number): row for row in self._path}
-        parted = [n for n in own if any(path.get(n, own[n].digest) != own[n].digest for path in paths)]
-        if parted:
-            self._tell(own[parted[0]])
+        differing = [n for n in own if any(path.get(n, own[n].digest) != own[n].digest for path in paths)]
+        if differing:
+            self._raise_difference(own[differing[0]])
 
-    def _tell(self, noted: _Noted) -> None:
-        """Raise the error for the first difference; all ranks use the message that was written first."""
+    def _raise_difference(self, noted: _PathEntry) -> None:
+        """Raise the error for the first difference; all ranks raise the message that was written to the store first."""
         self._store.set(f"{self._rank}/{noted.number}", json.dumps([noted.place, asdict(noted.purpose)]))
-        deadline = time.monotonic() + _TELLING_S
-        while len(told := self._told(noted.number)) < self._world_size and time.monotonic() < deadline:
+        deadline = time.monotonic() + _REPORT_TIMEOUT_S
+        while len(reports := self._reports(noted.number)) < self._world_size and time.monotonic() < deadline:
             time.sleep(PATIENCE_S / 10)
-        other = next((row for row in told if row[1:] != told[0][1:]), None)
+        other = next((row for row in reports if row[1:] != reports[0][1:]), None)
         if other is not None:
-            self._store.compare_set(_VERDICT, "", _sentence(self._strategy, told[0], other))
+            self._store.compare_set(_VERDICT, "", _sentence(self._strategy, reports[0], other))
             self._raise_verdict()
 
-    def _told(self, number: int) -> list[_Told]:
+    def _reports(self, number: int) -> list[_RankReport]:
         rows = [(rank, self._read(f"{rank}/{number}")) for rank in range(self._world_size)]
         parsed = [(rank, *json.loads(text)) for rank, text in rows if text]
         return [(rank, place, Purpose(**purpose)) for rank, place, purpose in parsed]
@@ -177,18 +186,21 @@ class Agreement:
             raise SpecError(sentence)
 
 
-def _sentence(strategy: str, first: _Told, other: _Told) -> str:
+def _sentence(strategy: str, first: _RankReport, other: _RankReport) -> str:
     (a, place, mine), (b, elsewhere, theirs) = first, other
     where = "" if elsewhere == place else f" in {elsewhere}"
     return (
-        f"in {place}, rank {a} {_said(mine, theirs)}, but rank {b}{where} {_said(theirs, mine)}; "
-        f"strategy={strategy!r} needs all ranks to use the same layers in each micro-batch: let no branch of the "
-        "model depend on a rank's own data, or use strategy='single' or 'gossip'"
+        f"in {place}, rank {a} {_action(mine, theirs)}, but rank {b}{where} {_action(theirs, mine)}; "
+        f"strategy={strategy!r} requires that all ranks use the same layers in each micro-batch: change the model so "
+        "that no branch depends on a rank's own data, or use strategy='single' or 'gossip'"
     )
 
 
-def _said(purpose: Purpose, other: Purpose) -> str:
-    """Describe a rank's action; if both ranks exchange the same layer, name the parameters that only this rank has."""
+def _action(purpose: Purpose, other: Purpose) -> str:
+    """Return a description of a rank's action, for the error message.
+
+    If both ranks reduce the same layer, the description names the parameters that have a gradient only on this rank.
+    """
     own = [repr(name) for name in purpose.names if name not in other.names]
     shown = ", ".join(own[:3]) + (f" and {len(own) - 3} more" if len(own) > 3 else "")
     if not purpose.layer:

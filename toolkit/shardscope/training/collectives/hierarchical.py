@@ -1,13 +1,13 @@
 """Two-level ring all-reduce, for nodes whose internal links are faster than the links between nodes.
 
-First, a ring inside each node reduce-scatters the tensor over the node's ranks. Then ranks with the same position in
-their nodes form a ring across nodes and all-reduce their shard. Finally, the ring inside each node all-gathers the
-shards. With n nodes and m ranks per node, a rank sends 2(m-1)/m of the tensor inside its node, and 2(n-1)/n of its
-shard (1/m of the tensor) across nodes: the slow links between nodes carry about 1/m of the bytes that a flat ring sends
-over them.
+First, a ring inside each node reduce-scatters the tensor over the node's ranks. Then the ranks at the same position in
+their nodes form a ring across nodes and all-reduce their shards. Finally, the ring inside each node all-gathers the
+shards. With n nodes and m ranks per node, a rank sends 2(m-1)/m times the tensor's size inside its node, and 2(n-1)/n
+times the size of its shard (1/m of the tensor) across nodes. So the slow links between nodes carry about 1/m of the
+bytes that a single ring over all ranks would send through them.
 
-The three phases are metered under the ring's names: ``ring_reduce_scatter`` and ``ring_all_gather`` inside a node,
-``ring_all_reduce`` across nodes.
+The traffic of the three phases is recorded under the names of the ring collectives: ``ring_reduce_scatter`` and
+``ring_all_gather`` inside a node, ``ring_all_reduce`` across nodes.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from shardscope.training.collectives.ring import SLICE_BYTES, RingAllReduce
 
 @dataclass
 class HierarchicalAllReduce:
-    """All-reduce with rings inside and across nodes, over a metered group.
+    """All-reduce with rings inside and across nodes.
 
     Attributes:
-        group: The process group. Rank r is in node ``r // per_node``, at position ``r % per_node``.
+        group: The metered process group. Rank r is in node ``r // per_node``, at position ``r % per_node``.
         per_node: Number of ranks per node; it must divide the size of the group.
         slice_bytes: Maximum size of a message, in bytes, as in `RingAllReduce`.
 
@@ -41,7 +41,10 @@ class HierarchicalAllReduce:
     def __post_init__(self) -> None:
         rank, world_size = self.group.rank(), self.group.size()
         if world_size % self.per_node:
-            raise SpecError(f"per_node={self.per_node} does not divide the {world_size} ranks of the group")
+            raise SpecError(
+                f"per_node={self.per_node} does not divide the {world_size} ranks of the group; use a divisor of "
+                f"{world_size}"
+            )
         first, position = rank - rank % self.per_node, rank % self.per_node
         node = range(first, first + self.per_node)
         peers = range(position, world_size, self.per_node)

@@ -1,8 +1,8 @@
 """Gossip averaging: each rank averages its tensor with those of its two neighbours on a ring.
 
-Each rank sends its whole tensor in both directions while it receives both neighbours' tensors, in slices, so that
-averaging one slice overlaps receiving the next. A rank and its neighbours have equal weights: 1/3 each, or 1/2 with two
-ranks, where each rank has only one neighbour.
+Each rank sends its whole tensor to both neighbours while it receives theirs. The tensors are sent in slices, so that
+averaging one slice overlaps receiving the next. The rank's own tensor and those of its neighbours have equal weights:
+1/3 each, or 1/2 each with two ranks, where a rank has only one neighbour.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from torch import Tensor
 from shardscope.training.collectives.process_group import MeteredProcessGroup
 from shardscope.training.meter import Traffic
 
-_AHEAD = 2  # receives posted in advance from each neighbour
-_FIRST_TAG = 3 << 20  # separate from the rings' and the parameter server's tags
+_AHEAD = 2  # receives posted in advance for each neighbour
+_FIRST_TAG = 3 << 20  # differs from the tags of the rings and of the parameter server
 
 
 @dataclass
 class Neighbours:
-    """This rank's neighbours on a ring of all ranks in a group.
+    """Exchanges tensors with this rank's neighbours on a ring of all ranks in a group.
 
     Attributes:
-        group: The process group; its ranks form the ring in order.
+        group: The metered process group; its ranks form the ring in order.
         slice_bytes: Maximum size of a message, in bytes.
         work_space: Receive buffers, reused between calls.
     """
@@ -35,13 +35,13 @@ class Neighbours:
 
     def __post_init__(self) -> None:
         rank, world_size = self.group.rank(), self.group.size()
-        # every rank sends to the next rank first, so that no rank receives two messages at once while another gets none
+        # every rank sends to the next rank first; otherwise one rank could receive two messages at once, another none
         self.ranks = list(dict.fromkeys([(rank + 1) % world_size, (rank - 1) % world_size]))
         self.work_space: list[Tensor] = []
         self._transport: dist.ProcessGroup = self.group.transport(torch.device("cpu"))
 
     def average_(self, flat: Tensor) -> Tensor:
-        """Replace a flat CPU tensor, of the same size on all ranks, by its mean with the neighbours' tensors."""
+        """Replace `flat` with the mean of this rank's and its neighbours' tensors (flat CPU tensors of one size)."""
         with self.group.meter.collective("gossip_mix", flat.numel() * flat.element_size()) as traffic:
             slices = flat.split(max(1, self.slice_bytes // flat.element_size()))
             receives = _Receives(self, slices, traffic)
@@ -57,12 +57,15 @@ class Neighbours:
         return flat
 
     def exchange(self, packet: Tensor) -> dict[int, Tensor]:
-        """Exchange packets (uint8, the same size on all ranks) with each neighbour; return the neighbours' by rank."""
+        """Send `packet` (uint8, the same size on all ranks) to each neighbour, and return their packets by rank."""
         incoming = {peer: torch.empty_like(packet) for peer in self.ranks}
         with self.group.meter.collective("gossip_packets", packet.numel()) as traffic:
             receives = [self.receive(into, peer, 0, traffic) for peer, into in incoming.items()]
             sends = [self._send(packet, peer, 0, traffic) for peer in self.ranks]
-            for work in [*receives, *sends]:
+            for peer, work in zip(incoming, receives, strict=True):
+                work.wait()
+                traffic.arrived(peer, packet.numel())
+            for work in sends:
                 work.wait()
         return incoming
 
@@ -71,13 +74,13 @@ class Neighbours:
         return self._transport.send([piece], peer, _FIRST_TAG + i)
 
     def receive(self, into: Tensor, peer: int, i: int, traffic: Traffic) -> dist.Work:
-        """Post the receive for slice i from a neighbour."""
+        """Post the receive of slice `i` from the neighbour `peer`, and return its handle."""
         traffic.received_bytes += into.numel() * into.element_size()
         return self._transport.recv([into], peer, _FIRST_TAG + i)
 
 
 class _Receives:
-    """Receives posted in advance, into a few buffers that are used in rotation."""
+    """Posts receives in advance, into a few buffers that are used in rotation."""
 
     def __init__(self, neighbours: Neighbours, slices: tuple[Tensor, ...], traffic: Traffic) -> None:
         self.neighbours, self.slices, self.traffic = neighbours, slices, traffic
@@ -97,20 +100,21 @@ class _Receives:
         return {peer: buffer[: self.slices[i].numel()] for peer, buffer in buffers.items()}
 
     def post(self, i: int) -> None:
-        """Post the receives for slice i, if there is such a slice."""
+        """Post the receives of slice `i` from all neighbours, if there is such a slice."""
         if i < len(self.slices):
             into = self._into(i).items()
             self.works[i] = [self.neighbours.receive(buffer, peer, i, self.traffic) for peer, buffer in into]
 
     def take(self, i: int) -> dict[int, Tensor]:
-        """Wait for slice i from each neighbour, and return the received slices by rank."""
-        for work in self.works.pop(i):
+        """Wait for slice `i` from all neighbours, and return the received slices by rank."""
+        for peer, work in zip(self.neighbours.ranks, self.works.pop(i), strict=True):
             work.wait()
+            self.traffic.arrived(peer, self.slices[i].numel() * self.slices[i].element_size())
         return self._into(i)
 
 
 def _mean_(own: Tensor, received: dict[int, Tensor], rank: int) -> None:
-    """Average tensors in rank order, so that ranks that average the same tensors get bit-identical results."""
+    """Replace `own` with the mean of all tensors, added in rank order, so that the same tensors give the same bits."""
     first, *others = [
         tensor for _, tensor in sorted([(rank, own), *received.items()], key=lambda item: item[0])
     ]

@@ -1,7 +1,7 @@
-"""Model of the sending side of a link: messages to one receiver leave in order, and receivers share it equally.
+"""Model of the sending side of a network link.
 
-This approximates TCP with one connection to each peer and fair sharing. The model only computes times; the caller
-passes in the current time.
+Messages to one receiver leave in order, and the receivers share the bandwidth equally. This approximates TCP with one
+connection per receiver and fair sharing. The model only computes times, and receives the current time as an argument.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
-_NOTHING = 1e-6  # in bytes: a smaller remainder is a rounding error
+_NOTHING = 1e-6  # in bytes; a message with less than this left to send has been sent, up to rounding errors
 
 
 @dataclass
@@ -23,7 +23,7 @@ class _Waiting(Generic[Item]):
 
 @dataclass(frozen=True)
 class DepartedMessage(Generic[Item]):
-    """A message that has left completely, with the times at which its first and last bytes left, in seconds."""
+    """A message that has been sent completely, with the times at which its first and last bytes left, in seconds."""
 
     item: Item
     first: float
@@ -43,13 +43,20 @@ class Outlet(Generic[Item]):
         self._clock = 0.0
 
     def add(self, item: Item, receiver: int, num_bytes: int, now: float) -> None:
-        """Queue a message behind all others to the same receiver. Call ``advance(now)`` first."""
+        """Append a message to the queue for `receiver`; call ``advance(now)`` first.
+
+        Args:
+            item: The message, returned in `DepartedMessage.item`.
+            receiver: Rank of the receiver.
+            num_bytes: Size of the message.
+            now: Current time, in seconds.
+        """
         self._clock = now
         queue = self._queues.setdefault(receiver, deque())
         queue.append(_Waiting(item, num_bytes, began=now))
 
     def next_end(self) -> float | None:
-        """Return the time at which the next message will have left, if no more are added; None if none is queued."""
+        """Return the time at which the next message will have left if no other is added; None if none is queued."""
         if not self._queues:
             return None
         return self._clock + self._shortest() * len(self._queues) / self.bandwidth
@@ -59,7 +66,7 @@ class Outlet(Generic[Item]):
         return self._clock + sum(m.rest for queue in self._queues.values() for m in queue) / self.bandwidth
 
     def advance(self, now: float) -> list[DepartedMessage[Item]]:
-        """Advance the model to time `now`, and return the messages that have left since the last call, in order."""
+        """Advance the model to time `now`; return the messages that have left since the last call, in time order."""
         left: list[DepartedMessage[Item]] = []
         while (end := self.next_end()) is not None and end <= now:
             self._serve(self._shortest())
@@ -80,7 +87,7 @@ class Outlet(Generic[Item]):
         return min(queue[0].rest for queue in self._queues.values())
 
     def _serve(self, num_bytes: float) -> None:
-        """Send `num_bytes` to each receiver with queued messages."""
+        """Subtract `num_bytes` from the first queued message of each receiver."""
         for queue in self._queues.values():
             queue[0].rest -= num_bytes
 

@@ -1,19 +1,19 @@
-"""The metered process group on a paced link: messages are delayed one by one, backend collectives as a whole.
+"""Metered process group that emulates a slower link: it delays messages and the backend's collectives.
 
-Backend collectives (such as DistributedDataParallel's all-reduce, FSDP2's default collectives, broadcasts and barriers)
-run at full speed. Each then reports that it is done only once enough time has passed since the last rank started,
-namely the time that its algorithm would take on the link:
+The backend's collectives (such as the all-reduce of DistributedDataParallel, FSDP2's default collectives,
+broadcasts and barriers) run at full speed. Their completion is then delayed: a collective completes when the time that
+it takes on the emulated link has passed since the last rank called it. This time depends on W, the number of ranks:
 
     all-reduce                      2(W-1) rounds with 1/W of the tensor each (a ring)
     all-gather, all-to-all          W-1 rounds with 1/W of the tensor each
-    reduce-scatter                  as an all-gather; on gloo as an all-reduce, which gloo runs internally
+    reduce-scatter                  as an all-gather; with gloo as an all-reduce, which is how gloo implements it
     broadcast, reduce               ceil(log2 W) rounds with the whole tensor (a tree)
     gather, scatter                 one round in which the root's link carries W-1 parts
     barrier                         ceil(log2 W) rounds without data
 
-A round takes the latency plus its bytes divided by the bandwidth. A collective starts once the previous one has ended
-and all messages that this rank sent earlier have left. Messages sent during a collective still use the link. Metered
-bytes are not affected.
+A round takes the latency plus its bytes divided by the bandwidth. A collective starts when the previous one has ended
+and all messages that this rank sent earlier have left. Messages sent during a collective are not delayed by it. The
+recorded byte counts do not change.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from shardscope.spec import Link
 from shardscope.training.collectives.pacing import PacedTransport, Pacer
 from shardscope.training.collectives.process_group import MeteredProcessGroup, num_bytes
 from shardscope.training.collectives.switch import CollectiveArrivals, Switch
-from shardscope.training.meter import Meter, Traffic
+from shardscope.training.meter import Meter
 
 _BY_MESSAGE = ("send", "recv")
 
 
 def seconds_on(link: Link, kind: str, payload: int, world_size: int, backend: str) -> float:
-    """Return the time of one backend collective on a link, in seconds, from the rounds in the module docstring.
+    """Return the time that a backend collective takes on a link, in seconds; see the module docstring.
 
     Args:
         link: The emulated link.
@@ -70,12 +70,13 @@ _KINDS = (
 
 
 class PacedWork(dist.Work):
-    """A backend collective that completes when it would complete on the emulated link.
+    """Handle of a backend collective that completes when it would complete on the emulated link.
 
     Args:
-        inner: The backend's work.
+        inner: The backend's handle.
         pacer: This rank's pacer.
-        over_at: Returns the time at which it would complete on the link; called once the backend is done.
+        over_at: Function that returns the time at which the collective would complete on the link; called when the
+            backend has completed it.
     """
 
     def __init__(self, inner: dist.Work, pacer: Pacer, over_at: Callable[[], float]) -> None:
@@ -85,14 +86,14 @@ class PacedWork(dist.Work):
         self._future: torch.futures.Future[Any] | None = None
         try:
             done = inner.get_future()
-        except RuntimeError:  # gloo's reduce_scatter has no future: `wait` detects its end instead
+        except RuntimeError:  # gloo's reduce_scatter has no future, so `wait` schedules the completion
             return
         on_gpu = torch.cuda.is_initialized()
         self._future = torch.futures.Future(devices=[torch.cuda.current_device()] if on_gpu else None)
         done.add_done_callback(self._done)
 
     def _done(self, future: torch.futures.Future[Any]) -> None:
-        """Schedule the paced completion. The backend calls this when it is done, on any of its threads."""
+        """Schedule the delayed completion; the backend calls this on one of its threads when it has finished."""
         assert self._future is not None
         try:
             value = future.value()
@@ -123,20 +124,20 @@ class PacedWork(dist.Work):
 
     def get_future(self) -> torch.futures.Future[Any]:
         if self._future is None:
-            raise RuntimeError("this work has no future; wait for it")
+            raise RuntimeError("this collective has no future; call its wait() instead")
         return self._future
 
 
 class PacedProcessGroup(MeteredProcessGroup):
-    """A metered process group that emulates a slower link on each rank.
+    """Metered process group that emulates a slower link on each rank.
 
     Args:
-        inner: The process group that carries out the collectives.
-        meter: Records bytes and spans.
+        inner: The process group to which collectives are forwarded.
+        meter: Meter that records bytes and time spans.
         backend: ``"gloo"`` or ``"nccl"``.
-        pacer: This rank's pacer; each process has one, shared by all its groups.
-        arrivals: The arrival times of ranks at this group's collectives.
-        has_all: Whether this group contains all ranks; its shutdown then closes the pacer.
+        pacer: This rank's pacer; all groups in a process share one.
+        arrivals: Stores the times at which ranks arrive at this group's collectives.
+        has_all: Whether this group contains all ranks; if so, its shutdown also closes the pacer.
     """
 
     def __init__(
@@ -165,15 +166,22 @@ class PacedProcessGroup(MeteredProcessGroup):
 
     def send(self, tensors: list[torch.Tensor], dst: int, tag: int) -> dist.Work:
         size = num_bytes(tensors)
-        self.meter.count("send", Traffic(size, sent_bytes=size, messages=1, calls=1, sent_to={dst: size}))
+        self._count_send(dst, size)
         carrier = PacedTransport(self.inner, self.pacer, self._rank_of)
         return self._timed("communication", "send", size, lambda: carrier.send(tensors, dst, tag))
 
-    def _timed(self, lane: str, name: str, payload: int, call: Callable[[], dist.Work]) -> dist.Work:
+    def _timed(
+        self,
+        lane: str,
+        name: str,
+        payload: int,
+        call: Callable[[], dist.Work],
+        after: Callable[[], None] = lambda: None,
+    ) -> dist.Work:
         if name in _BY_MESSAGE:
-            return super()._timed(lane, name, payload, call)
+            return super()._timed(lane, name, payload, call, after)
         kind = name if name in _KINDS else "all_reduce"  # `sum_as` uses names that its callers choose
-        return super()._timed(lane, name, payload, lambda: self._paced(kind, payload, call))
+        return super()._timed(lane, name, payload, lambda: self._paced(kind, payload, call), after)
 
     def _paced(self, kind: str, payload: int, call: Callable[[], dist.Work]) -> dist.Work:
         pacer, number = self.pacer, next(self._numbers)
@@ -185,8 +193,8 @@ class PacedProcessGroup(MeteredProcessGroup):
         return PacedWork(work, pacer, lambda: pacer.collective(self._arrivals.last(number), seconds))
 
     def give_up(self) -> None:
-        """Stop delaying messages, because this rank has closed its connections."""
-        self.pacer.hurry()
+        """Stop delaying messages; called when this rank has closed its connections."""
+        self.pacer.release_all()
 
     def shutdown(self) -> None:
         super().shutdown()
@@ -196,7 +204,7 @@ class PacedProcessGroup(MeteredProcessGroup):
 
 
 class PacedGroups:
-    """Creates this process's groups, which all share one emulated link.
+    """Creates the process groups of this process, which all share one emulated link.
 
     Args:
         link: The link to emulate on each rank.
@@ -209,7 +217,7 @@ class PacedGroups:
     def make(
         self, inner: dist.ProcessGroup, meter: Meter, backend: str, store: dist.Store
     ) -> PacedProcessGroup:
-        """Create a group around `inner`; the first one must contain all ranks."""
+        """Create a paced group that forwards to `inner`; the first group of a process must contain all ranks."""
         rank, world_size = inner.rank(), inner.size()
         is_first = self._pacer is None
         if self._pacer is None:

@@ -1,18 +1,19 @@
-"""Delay messages until the time at which they would have arrived over a slower link.
+"""Emulation of a slower link: messages are delayed until they would have arrived.
 
-Each rank has one full-duplex link to a switch, with `bandwidth` in each direction. A message of n bytes takes n /
-bandwidth to leave its sender and arrives `latency` later at the earliest. It must also pass through its receiver's
-link, which accepts at most `bandwidth` from all ranks together. The delay is applied to the send: the backend gets the
-message at the moment when its last byte would have arrived. A receive thus completes when its message arrives, no
-matter when the receiver waits for it, and the receiving side needs no changes.
+Each rank has one full-duplex link to a switch, with the same bandwidth in each direction. A message of n bytes takes n
+/ bandwidth to leave its sender, and arrives one latency later at the earliest. It must also pass through the link of
+its receiver, which transmits at most `bandwidth` bytes per second from all ranks together. The delay is applied to the
+send: the backend receives the message only when its last byte would have arrived. So a receive completes at the right
+time without any change on the receiving side.
 
     Outlet              models the sending side of a link: when each message leaves
     Switch              models the receiving side: when each message arrives
     Pacer               one per process: a schedule of actions, and one thread that runs them
     PacedTransport      replaces a backend's send and receive
 
-Each time is computed from other scheduled times, not from when a thread woke up, so late wake-ups do not accumulate.
-Once any rank has ended, or this rank gives up, messages are no longer delayed, and the backend reports the error.
+Each time is computed from other scheduled times, not from when a thread woke up, so delays of the thread
+do not accumulate. After any rank has exited, or this rank has closed its connections, messages are no longer delayed,
+so that the backend can report the error.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from shardscope.spec import Link
 from shardscope.training.collectives.outlet import Outlet
 from shardscope.training.collectives.switch import Switch
 
-_LOOK_S = 0.05  # how often a rank that waits for its link checks whether another rank has ended
+_POLL_S = 0.05  # interval in seconds at which a waiting rank checks whether another rank has exited
 
 
 @dataclass(frozen=True)
@@ -59,15 +60,15 @@ class Pacer:
         self._outlet: Outlet[_Message] = Outlet(link.bandwidth)
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
-        self._busy_until = 0.0  # end of the backend collectives known so far
-        self._hurries = self._closed = False
+        self._busy_until = 0.0  # time at which the last backend collective ends
+        self._stopped_delaying = self._closed = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="link", daemon=True)
         self._thread.start()
 
     @contextmanager
     def switched(self, is_on: bool) -> Iterator[None]:
-        """Context in which the delay of messages is switched on or off."""
+        """Return a context manager within which messages are delayed if `is_on`, and otherwise are not."""
         before, self.is_on = self.is_on, is_on
         try:
             yield
@@ -76,7 +77,7 @@ class Pacer:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no message is being delayed."""
+        """Whether no delayed message is waiting for its time."""
         return not self._due and self._outlet.next_end() is None
 
     @property
@@ -87,28 +88,33 @@ class Pacer:
             return max(time.monotonic(), self._outlet.all_end(), self._busy_until)
 
     def send(self, num_bytes: int, receiver: int, release: Callable[[], None]) -> None:
-        """Schedule a message of `num_bytes` to rank `receiver`; call `release` when it would arrive."""
+        """Schedule a message of `num_bytes` to rank `receiver`; `release` is called at the time of its arrival."""
         with self._changed:
             message = _Message(receiver, num_bytes / self.link.bandwidth, release)
             self._outlet.add(message, receiver, num_bytes, self._advance())
             self._changed.notify()
 
     def collective(self, started: float, seconds: float) -> float:
-        """Reserve the link for a backend collective, after any earlier one; return the time at which it ends."""
+        """Reserve the link for a backend collective, after all earlier ones; return the time at which it ends.
+
+        Args:
+            started: Time at which the last rank started the collective (of `time.monotonic`).
+            seconds: Duration of the collective on the link.
+        """
         with self._changed:
             self._busy_until = max(started, self._busy_until) + seconds
             return self._busy_until
 
     def at(self, when: float, action: Callable[[], None]) -> None:
-        """Call `action` on the pacer's thread at time `when` (of `time.monotonic`)."""
+        """Call `action` on the pacer's thread at the time `when` (of `time.monotonic`)."""
         with self._changed:
             self._add(when, action)
             self._changed.notify()
 
-    def hurry(self) -> None:
+    def release_all(self) -> None:
         """Release all delayed messages, and stop delaying new ones."""
         with self._changed:
-            self._hurries = True
+            self._stopped_delaying = True
             self._changed.notify()
 
     def close(self) -> None:
@@ -116,7 +122,7 @@ class Pacer:
         with self._changed:
             if self._closed:
                 return
-            self._hurries = self._closed = True
+            self._stopped_delaying = self._closed = True
             self._changed.notify()
         self._thread.join()
         self.switch.close()
@@ -125,9 +131,9 @@ class Pacer:
         heapq.heappush(self._due, (when, next(self._order), action))
 
     def _advance(self) -> float:
-        """Advance the outlet to the current time, and schedule the arrival of messages that have left."""
+        """Advance the outlet to now, schedule the arrival of messages that have left, and return the current time."""
         now = time.monotonic()
-        if self._hurries:
+        if self._stopped_delaying:
             for message in self._outlet.clear():
                 self._add(now, message.release)
         for left in self._outlet.advance(now):
@@ -143,33 +149,33 @@ class Pacer:
             action()
 
     def _next(self) -> Callable[[], None] | None:
-        """Wait until an action is due and return it; return None once the pacer is closed and no actions are left."""
-        looked = time.monotonic()
+        """Wait until an action is due and return it; return None when the pacer is closed and no actions are left."""
+        polled = time.monotonic()
         with self._changed:
             while True:
                 now = self._advance()
-                if self._due and (self._hurries or self._due[0][0] <= now):
+                if self._due and (self._stopped_delaying or self._due[0][0] <= now):
                     return heapq.heappop(self._due)[2]
                 wait = self._wait_s(now)
                 if wait is None and self._closed:
                     return None
-                if wait is not None and now - looked >= _LOOK_S:
-                    self._hurries, looked = self.switch.somebody_left(), now
+                if wait is not None and now - polled >= _POLL_S:
+                    self._stopped_delaying, polled = self.switch.any_rank_exited(), now
                     continue
                 self._changed.wait(wait)
                 if wait is None:
-                    looked = time.monotonic()
+                    polled = time.monotonic()
 
     def _wait_s(self, now: float) -> float | None:
-        """Return the time until an action may be due, in seconds; None if nothing is in flight."""
+        """Return the time in seconds after which to check for due actions; None if no action or message is waiting."""
         next_end = self._outlet.next_end()
         ends = [self._due[0][0]] if self._due else []
         ends += [next_end] if next_end is not None else []
-        return min(*ends, now + _LOOK_S) - now if ends else None
+        return min(*ends, now + _POLL_S) - now if ends else None
 
 
 class PacedSend(dist.Work):
-    """A delayed message; its work completes for the sender when the message would have arrived."""
+    """Handle of a delayed message, which completes for the sender when the message would have arrived."""
 
     def __init__(self, send: Callable[[], dist.Work]) -> None:
         super().__init__()
@@ -189,7 +195,7 @@ class PacedSend(dist.Work):
     def wait(self, timeout: timedelta | None = None) -> bool:
         started = time.monotonic()
         if not self._released.wait(None if timeout is None else timeout.total_seconds()):
-            raise RuntimeError(f"Timed out waiting {timeout} for a message to get through the link")
+            raise RuntimeError(f"Timed out waiting {timeout} for a message to arrive over the emulated link")
         if self._error is not None:
             raise self._error
         assert self._inner is not None
@@ -203,12 +209,12 @@ class PacedSend(dist.Work):
 
 
 class PacedTransport:
-    """Sends over a paced link; receives are passed to the backend unchanged.
+    """Delays sends as the emulated link would; receives are passed to the backend unchanged.
 
     Args:
         inner: The backend that carries the messages.
         pacer: This rank's pacer.
-        rank_of: Maps a rank of the group to its rank in the whole run.
+        rank_of: Function from a rank in the group to its rank in the whole run.
     """
 
     def __init__(self, inner: Any, pacer: Pacer, rank_of: Callable[[int], int]) -> None:
@@ -216,7 +222,7 @@ class PacedTransport:
         self.recv, self.recv_anysource = inner.recv, inner.recv_anysource
 
     def send(self, tensors: list[torch.Tensor], dst: int, tag: int) -> dist.Work:
-        """Send like `ProcessGroup.send`. Do not modify the tensors before the returned work is done."""
+        """Send like `ProcessGroup.send`. Do not modify the tensors before the returned handle has completed."""
         pacer = self._pacer
         if not pacer.is_on and pacer.is_idle:
             work: dist.Work = self._inner.send(tensors, dst, tag)

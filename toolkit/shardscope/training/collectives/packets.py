@@ -1,8 +1,8 @@
-"""Exchange packets (opaque bytes) between all ranks, for data that cannot be summed during the exchange.
+"""Exchange of packets (opaque bytes) between all ranks, for compressed data that cannot be summed in transit.
 
 All packets in an exchange have the same size, which all ranks know. Each rank sends its packets directly to their
-receivers, first to the next rank, then to the one after that, and so on, so that every rank receives from only one
-other rank at a time.
+receivers: first to the next rank, then to the one after that, and so on. So every rank receives from only one other
+rank at a time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from shardscope.training.collectives.process_group import MeteredProcessGroup
 from shardscope.training.meter import Traffic
 
-_TAG = 5 << 20  # separate from the tags of the rings, the trees, the parameter server and the neighbours
+_TAG = 5 << 20  # differs from the tags of the rings, the trees, the parameter server and gossip
 
 
 _ALIGNED = 8
@@ -32,9 +32,9 @@ class Packets:
     """Exchanges packets among the ranks of a metered group.
 
     Attributes:
-        group: The process group.
-        members: The ranks that take part, in the order of their rows; None for all.
-        tag: Message tag used in exchanges.
+        group: The metered process group.
+        members: The ranks that take part, in the order of the packet rows; None for all ranks.
+        tag: Tag of all messages.
     """
 
     group: MeteredProcessGroup
@@ -48,9 +48,10 @@ class Packets:
         self._transport: dist.ProcessGroup = self.group.transport(torch.device("cpu"))
 
     def all_to_all(self, outgoing: Tensor) -> Tensor:
-        """Send row j of `outgoing` to rank j, and return the received packets, with row j from rank j.
+        """Send row j of `outgoing` to the j-th rank, and return the received packets.
 
-        Both tensors are uint8, of shape [ranks, packet size].
+        Row j of the result is the packet from the j-th rank. Both tensors are uint8 with shape [number of ranks, packet
+        size].
         """
         incoming = packet_rows(*outgoing.shape)
         incoming[self.index] = outgoing[self.index]
@@ -58,14 +59,14 @@ class Packets:
         return incoming
 
     def all_gather(self, own: Tensor, *, name: str = "packet_all_gather") -> Tensor:
-        """Gather all ranks' packets, one row per rank.
+        """Gather the packets of all ranks.
 
         Args:
-            own: This rank's packet, uint8 of shape [packet size].
-            name: Name under which the exchange is metered.
+            own: This rank's packet, a flat uint8 tensor.
+            name: Name under which the traffic is recorded.
 
         Returns:
-            The packets, uint8 of shape [ranks, packet size].
+            The packets: a uint8 tensor of shape [number of ranks, packet size].
         """
         incoming = packet_rows(self.world_size, own.numel())
         incoming[self.index] = own
@@ -84,10 +85,13 @@ class Packets:
                 for peer in reversed(others)
             ]
             sends = [self._send(outgoing[peer], self.members[peer], size, traffic) for peer in others]
-            for work in [*receives, *sends]:
+            for peer, work in zip(reversed(others), receives, strict=True):
+                work.wait()
+                traffic.arrived(self.members[peer], size)
+            for work in sends:
                 work.wait()
             traffic.received_bytes += size * (count - 1)
 
     def _send(self, packet: Tensor, peer: int, size: int, traffic: Traffic) -> dist.Work:
-        traffic.count_sent(peer, size)
+        traffic.count_sent(peer, size, lambda: ("packet", ""))
         return self._transport.send([packet], peer, self.tag)

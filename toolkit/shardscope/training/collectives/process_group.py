@@ -1,18 +1,18 @@
-"""The process group that carries all communication: it forwards each collective to the backend and meters it.
+"""Process group for all communication: it forwards each collective to gloo or NCCL, and records bytes and time.
 
-`MeteredProcessGroup` is a real `torch.distributed.ProcessGroup`, so `DistributedDataParallel`, FSDP2, pipelines and the
-user's own calls to `dist.all_reduce` all go through it. `init` registers it as a backend and makes it the default
-group.
+`MeteredProcessGroup` is a `torch.distributed.ProcessGroup`, so `DistributedDataParallel`, FSDP2, pipelines and the
+user's own calls to `dist.all_reduce` all use it. `init` registers it as a backend and makes it the default group.
 
-For collectives that the backend carries out itself (such as all-reduce), the number of bytes sent follows from its
-algorithm. `_TOTAL_SENT` gives the total over all ranks per payload byte; each rank is assigned an equal share. A test
-compares these totals with the kernel's TCP counters.
+For the backend's collectives (such as all-reduce), the number of bytes sent is computed from the backend's algorithm.
+`_TOTAL_SENT` determines the total over all ranks, and each rank records an equal share of it. A test compares these
+totals with the kernel's TCP counters.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,25 +29,25 @@ BACKEND = "shardscope"
 
 
 def share(total: int, rank: int, world_size: int) -> int:
-    """Return this rank's equal share of `total`; the lowest ranks get one more each if there is a remainder."""
+    """Return this rank's equal share of `total`; if there is a remainder, the lowest ranks get one more each."""
     return total // world_size + (rank < total % world_size)
 
 
 def num_bytes(tensors: Any) -> int:
-    """Return the payload of a tensor or of nested sequences of tensors, in bytes."""
+    """Return the size in bytes of a tensor, or the total size of nested sequences of tensors."""
     if isinstance(tensors, torch.Tensor):
         return tensors.numel() * tensors.element_size()
     return sum(num_bytes(tensor) for tensor in tensors)
 
 
-# Total bytes sent by all ranks, in multiples of (world_size - 1) * payload. The payload is the reduced tensor, the
-# gathered output or the scattered input. gloo implements reduce_scatter as an all-reduce.
+# Total bytes sent by all ranks, in multiples of (world_size - 1) * payload. The payload is the size of the reduced
+# tensor, the gathered output or the scattered input. gloo implements reduce_scatter with an all-reduce.
 _TOTAL_SENT = {"all_reduce": 2, "reduce_scatter": 1}
 _TOTAL_SENT_GLOO = {**_TOTAL_SENT, "reduce_scatter": 2}
 
 
 def sent_by_backend(name: str, payload: int, rank: int, world_size: int, backend: str) -> int:
-    """Return the bytes attributed to this rank as sent in one collective that the backend carries out.
+    """Return this rank's share of the bytes that all ranks send in one backend collective.
 
     Args:
         name: The collective, such as ``"all_reduce"``.
@@ -61,7 +61,7 @@ def sent_by_backend(name: str, payload: int, rank: int, world_size: int, backend
 
 
 class _WatchedWork(dist.Work):
-    """A work that calls `finished` when it has been waited for."""
+    """Handle of a collective (`dist.Work`) that calls `finished` after a call of `wait`."""
 
     def __init__(self, inner: dist.Work, finished: Callable[[Any], None]) -> None:
         super().__init__()
@@ -78,11 +78,11 @@ class _WatchedWork(dist.Work):
 
 
 class MeteredProcessGroup(dist.ProcessGroup):
-    """A process group that meters all traffic through it.
+    """Process group that records the bytes and the time of all its collectives and messages.
 
     Args:
-        inner: The process group that carries out the collectives.
-        meter: Records bytes and spans.
+        inner: The process group to which collectives are forwarded.
+        meter: Meter that records bytes and time spans.
         backend: ``"gloo"`` or ``"nccl"``; determines how many bytes a collective sends.
     """
 
@@ -98,13 +98,22 @@ class MeteredProcessGroup(dist.ProcessGroup):
         self.meter.count(name, Traffic(payload, moved, moved, calls=1))
         return self._timed("communication", name, payload, call)
 
-    def _timed(self, lane: str, name: str, payload: int, call: Callable[[], dist.Work]) -> dist.Work:
+    def _timed(
+        self,
+        lane: str,
+        name: str,
+        payload: int,
+        call: Callable[[], dist.Work],
+        after: Callable[[], None] = lambda: None,
+    ) -> dist.Work:
+        """Start a collective, record its span, and call `after` when it has finished."""
         start = self.meter.handed_over = clock.now()
         work = call()
         meter = self.meter
 
         def finished(_: Any) -> None:
             meter.add_span(Span(lane, name, start, clock.now(), payload))
+            after()
 
         try:
             work.get_future().add_done_callback(finished)
@@ -112,20 +121,25 @@ class MeteredProcessGroup(dist.ProcessGroup):
             return _WatchedWork(work, finished)
         return work
 
-    # Point to point: every message is counted on both sides.
+    # Point-to-point messages are counted by both the sender and the receiver.
 
     def send(self, tensors: list[torch.Tensor], dst: int, tag: int) -> dist.Work:
         size = num_bytes(tensors)
-        self.meter.count("send", Traffic(size, sent_bytes=size, messages=1, calls=1, sent_to={dst: size}))
+        self._count_send(dst, size)
         return self._timed("communication", "send", size, lambda: self.inner.send(tensors, dst, tag))
 
     def recv(self, tensors: list[torch.Tensor], src: int, tag: int) -> dist.Work:
         size = num_bytes(tensors)
         self.meter.count("recv", Traffic(size, received_bytes=size, calls=1))
-        return self._timed("communication", "recv", size, lambda: self.inner.recv(tensors, src, tag))
+        arrived = partial(self.meter.log, "send", "arrived", src, size)
+        return self._timed("communication", "recv", size, lambda: self.inner.recv(tensors, src, tag), arrived)
+
+    def _count_send(self, dst: int, size: int) -> None:
+        self.meter.count("send", Traffic(size, sent_bytes=size, messages=1, calls=1, sent_to={dst: size}))
+        self.meter.log("send", "sent", dst, size)
 
     def sum_as(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum `tensor` over all ranks, in place, and count the traffic under `name`."""
+        """Sum `tensor` over all ranks, in place, and record the traffic under `name`."""
         payload = num_bytes(tensor)
         moved = sent_by_backend("all_reduce", payload, self.rank(), self.size(), self.backend)
         self.meter.count(name, Traffic(payload, moved, moved, calls=1))
@@ -133,7 +147,10 @@ class MeteredProcessGroup(dist.ProcessGroup):
         return tensor
 
     def transport(self, device: torch.device) -> Any:
-        """Return the backend that carries unmetered messages; Shardscope's own collectives count theirs themselves."""
+        """Return the backend for sending messages without recording them.
+
+        Shardscope's own collectives use it, because they record their traffic themselves.
+        """
         return self.inner._get_backend(device)
 
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int) -> dist.Work:
@@ -142,13 +159,13 @@ class MeteredProcessGroup(dist.ProcessGroup):
         return self.inner.recv_anysource(tensors, tag)
 
     def give_up(self) -> None:
-        """React to this rank having closed its connections; groups that delay messages override this."""
+        """Stop delaying messages, if any are delayed; called when this rank has closed its connections."""
 
     def barrier(self, *args: Any, **options: Any) -> dist.Work:
         self.meter.count("barrier", Traffic(calls=1))
         return self._timed("communication", "barrier", 0, lambda: self.inner.barrier(*args, **options))
 
-    # Methods that torch requires of a group written in Python.
+    # Methods that PyTorch requires from a process group written in Python.
 
     @property
     def group_name(self) -> str:  # type: ignore[override]
@@ -184,7 +201,13 @@ class MeteredProcessGroup(dist.ProcessGroup):
 
 
 def _pass_on(method: str, name: str, payload_of: int) -> Callable[..., dist.Work]:
-    """Return the metered form of a process group's method; `payload_of` is the index of the payload argument."""
+    """Return a method that records the traffic of the collective `name` and forwards to the inner group's `method`.
+
+    Args:
+        method: Name of the method of `dist.ProcessGroup`.
+        name: Name under which the traffic is recorded.
+        payload_of: Index of the argument that contains the payload.
+    """
 
     def call(self: MeteredProcessGroup, *args: Any, **options: Any) -> dist.Work:
         payload = num_bytes(args[payload_of])
@@ -232,7 +255,10 @@ setattr(MeteredProcessGroup, "scatter", _scatter)  # noqa: B010
 def make_inner(
     backend: str, store: dist.Store, rank: int, world_size: int, timeout: timedelta
 ) -> dist.ProcessGroup:
-    """Create a plain process group on gloo or NCCL that supports both CPU and CUDA tensors."""
+    """Create the process group to which collectives are forwarded; it supports CPU and CUDA tensors.
+
+    With the backend ``"nccl"``, CUDA tensors use NCCL and CPU tensors gloo; with ``"gloo"``, both use gloo.
+    """
     inner = dist.ProcessGroup(store, rank, world_size)
     gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, world_size, timeout=timeout)
     gloo._set_sequence_number_for_group()
@@ -269,13 +295,13 @@ def init(
     """Create a metered process group and make it the default group of this process.
 
     Args:
-        meter: Records bytes and spans.
+        meter: Meter that records bytes and time spans.
         backend: ``"gloo"`` or ``"nccl"``.
         rank: This rank.
         world_size: Number of ranks.
-        timeout: Time after which a collective that waits for an unresponsive peer raises an error.
+        timeout: Time after which a collective that waits for an unresponsive rank raises an error.
         store: Rendezvous store; None to use `MASTER_ADDR` and `MASTER_PORT` from the environment, as set by `torchrun`.
-        link: The link to emulate on each rank while its pacer is switched on; None to run at the machine's own speed.
+        link: The link to emulate on each rank while its `Pacer` is on; None to run at full speed.
     """
     paced = _paced_groups(link) if link is not None else None
 

@@ -1,40 +1,38 @@
-"""Ring algorithms: reduce-scatter, all-gather, and all-reduce as one after the other.
+"""Ring collectives: reduce-scatter, all-gather, and all-reduce, which is a reduce-scatter and then an all-gather.
 
 The W ranks form a ring, and each communicates only with its two neighbours. A tensor is split into W chunks. In round
-k, rank r sends chunk r-1-k (mod W) to the next rank and receives chunk r-2-k from the previous one. In the first W-1
-rounds each rank adds the chunks that it receives to its own, after which chunk r is complete on rank r
-(reduce-scatter). In the next W-1 rounds the complete chunks travel around the ring (all-gather). In total, each rank
-sends 2(W-1)/W of the tensor, which is optimal (Patarasuk and Yuan 2009).
+k, rank r sends chunk r-1-k (mod W) to the next rank and receives chunk r-2-k (mod W) from the previous one. In the
+first W-1 rounds, each rank adds the chunks that it receives to its own; at the end, rank r has the sum of chunk r
+(reduce-scatter). In the next W-1 rounds, the summed chunks are passed around the ring (all-gather). In total, each rank
+sends 2(W-1)/W times the size of the tensor, which is optimal (Patarasuk and Yuan 2009).
 
 Large chunks are split into S slices of at most `slice_bytes`. Messages are numbered across all rounds: message i is
 slice i mod S of round i div S. A slice is sent on as soon as it has been summed, so summing one slice overlaps
 receiving the next, and no rank waits for a round to end. Only a few receives are posted in advance, into small buffers
 that stay in the cache; with buffers for whole rounds, the same algorithm is up to 1.5 times slower. With two
-directions, half of the tensor travels the other way around, which uses both directions of each link.
+directions, half of the tensor goes around the ring the other way, which uses both directions of each link.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from shardscope.training import clock
+from shardscope.runlog.step_events import ring_phase
 from shardscope.training.collectives.process_group import MeteredProcessGroup
 from shardscope.training.meter import Traffic
 
-SLICE_BYTES = 4 << 20  # shorter slices overlap better, but each message takes a rank about 50 microseconds
-_AHEAD = 2  # receives posted in advance: gloo sends a message only after its receive is posted
-_FIRST_TAG = 1 << 20  # keeps these messages separate from the user's own sends and receives
-
-OnChunk = Callable[[dict[str, Any]], None]
+SLICE_BYTES = 4 << 20  # smaller slices overlap better, but each message takes about 50 microseconds
+_AHEAD = 2  # receives posted in advance: gloo sends a message only after the receiver has posted its receive
+_FIRST_TAG = 1 << 20  # differs from the tags of the user's own sends and receives
 
 
 def split_sizes(num_elements: int, parts: int) -> list[int]:
-    """Return the sizes of `parts` nearly equal pieces; the first pieces are one larger if there is a remainder."""
+    """Return the sizes of `parts` nearly equal pieces; if there is a remainder, the first ones are larger by one."""
     base, rest = divmod(num_elements, parts)
     return [base + (i < rest) for i in range(parts)]
 
@@ -54,13 +52,12 @@ class _Lane:
 
 @dataclass
 class RingAllReduce:
-    """Ring collectives over a metered group.
+    """Ring collectives on a metered process group.
 
     Attributes:
-        group: The process group.
-        directions: 1, or 2 to send half of the tensor the other way around in an all-reduce.
+        group: The metered process group.
+        directions: 1, or 2 to send half of the tensor around the ring in the other direction in an all-reduce.
         slice_bytes: Maximum size of a message, in bytes; larger chunks are split into slices.
-        on_chunk: Called with a record of every slice sent, for tracing.
         members: The ranks of the group that form this ring, in ring order; None for all.
         tag: Tag of the first message of a collective; later messages count up from it.
     """
@@ -68,7 +65,6 @@ class RingAllReduce:
     group: MeteredProcessGroup
     directions: int = 1
     slice_bytes: int = SLICE_BYTES
-    on_chunk: OnChunk | None = None
     members: Sequence[int] | None = None
     tag: int = _FIRST_TAG
     _scratch: dict[torch.device, torch.Tensor] = field(default_factory=dict)
@@ -92,7 +88,8 @@ class RingAllReduce:
     def reduce_scatter_(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum `tensor` over all ranks, and return this rank's chunk of the sum, a view of `tensor`.
 
-        Chunk sizes are ``split_sizes(tensor.numel(), world_size)``. The other chunks of `tensor` are overwritten.
+        The chunk sizes are ``split_sizes(tensor.numel(), world_size)``. The other chunks of `tensor` are overwritten
+        with partial sums.
         """
         flat = tensor.view(-1)
         with self.group.meter.collective("ring_reduce_scatter", _bytes(flat)) as traffic:
@@ -101,7 +98,7 @@ class RingAllReduce:
         return own
 
     def all_gather_(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Fill `tensor` in place with every rank's own chunk, located as `reduce_scatter_` leaves it."""
+        """Fill `tensor` with the chunks of all ranks; this rank's chunk must be where `reduce_scatter_` writes it."""
         flat = tensor.view(-1)
         with self.group.meter.collective("ring_all_gather", _bytes(flat)) as traffic:
             first = self._world_size - 1
@@ -144,7 +141,7 @@ class RingAllReduce:
         num_slices = lanes[0].num_slices
         messages = range(rounds.start * num_slices, rounds.stop * num_slices)
         transport = self.group.transport(lanes[0].chunks[0][0].device)
-        ways = [_Way(self, lane, transport, traffic) for lane in lanes]
+        ways = [_LaneTransfer(self, lane, transport, traffic) for lane in lanes]
         for way in ways:
             for i in messages[:_AHEAD]:
                 way.post_receive(i)
@@ -161,13 +158,13 @@ class RingAllReduce:
             way.finish()
 
 
-class _Way:
-    """The messages of one lane: a thin layer over the backend, because its overhead occurs 2(W-1)S times."""
+class _LaneTransfer:
+    """Sends and receives the messages of one lane; any overhead here occurs 2(W-1)S times per all-reduce."""
 
     def __init__(self, ring: RingAllReduce, lane: _Lane, transport: Any, traffic: Traffic) -> None:
         assert ring.members is not None
         rank, self.world_size = ring._rank, ring._world_size  # noqa: SLF001 - a part of the ring
-        self.lane, self.traffic, self.on_chunk = lane, traffic, ring.on_chunk
+        self.lane, self.traffic = lane, traffic
         self.next = ring.members[(rank + lane.step) % self.world_size]
         self.previous = ring.members[(rank - lane.step) % self.world_size]
         self._send, self._recv = transport.send, transport.recv
@@ -183,13 +180,13 @@ class _Way:
         return self.lane.chunks[(self.first_chunk - self.lane.step * k) % self.world_size][s]
 
     def post_receive(self, i: int) -> None:
-        """Post the receive for message i, whose slice is sent on one round later."""
+        """Post the receive of message `i`, whose slice this rank sends on in the next round."""
         into = self._outgoing(i + self.num_slices)
         if not into.numel():
             return
         if i < self.num_reducing:
             into = self.lane.scratch[i % _AHEAD][: into.numel()]
-        else:  # this slice was sent W-1 rounds ago and may be overwritten once that send is done
+        else:  # the same slice was sent W-1 rounds earlier, and may be overwritten once that send has finished
             work = self.sends.pop(i - self.num_reducing, None)
             if work is not None:
                 work.wait()
@@ -197,39 +194,31 @@ class _Way:
         self.traffic.received_bytes += _bytes(into)
 
     def take(self, i: int) -> None:
-        """Wait for message i, and add its slice to this rank's if its round reduces."""
+        """Wait for message `i`; in a round of the reduce-scatter, add its slice to this rank's slice."""
         work = self.receives.pop(i, None)
         if work is None:
             return
         work.wait()
+        self.traffic.arrived(self.previous, _bytes(self._outgoing(i + self.num_slices)))
         if i < self.num_reducing:
             own = self._outgoing(i + self.num_slices)
             own.add_(self.lane.scratch[i % _AHEAD][: own.numel()])
 
     def send(self, i: int) -> None:
-        """Send message i. Both sides skip empty slices, which occur if there are fewer elements than slices."""
+        """Send message `i`. Both sides skip empty slices, which occur if there are fewer elements than slices."""
         tensor = self._outgoing(i)
         if not tensor.numel():
             return
-        start = clock.now()
+        self.traffic.count_sent(self.next, _bytes(tensor), lambda: self._label(i))
         self.sends[i] = self._send([tensor], self.next, self.first_tag + 2 * i)
-        self.traffic.count_sent(self.next, _bytes(tensor))
-        if self.on_chunk:
-            self.on_chunk({**self._place(i), "bytes": _bytes(tensor), "start": start, "end": clock.now()})
 
-    def _place(self, i: int) -> dict[str, Any]:
-        k, s = divmod(i, self.num_slices)
-        return {
-            "phase": "reduce_scatter" if i < self.num_reducing else "all_gather",
-            "direction": self.lane.step,
-            "round": k % (self.world_size - 1),
-            "chunk": (self.first_chunk - self.lane.step * k) % self.world_size,
-            "slice": s,
-            "peer": self.next,
-        }
+    def _label(self, i: int) -> tuple[str, str]:
+        k = i // self.num_slices
+        chunk = (self.first_chunk - self.lane.step * k) % self.world_size
+        return f"chunk {chunk}", ring_phase(k, self.world_size - 1)
 
     def finish(self) -> None:
-        """Wait until all sends are done."""
+        """Wait until all sends have finished."""
         for work in self.sends.values():
             work.wait()
 
@@ -249,5 +238,5 @@ def ring_reduce_scatter(tensor: torch.Tensor, group: MeteredProcessGroup, **sett
 
 
 def ring_all_gather(tensor: torch.Tensor, group: MeteredProcessGroup, **settings: Any) -> torch.Tensor:
-    """Fill `tensor` in place with every rank's own chunk; `settings` are passed to `RingAllReduce`."""
+    """Fill `tensor` in place with the chunks of all ranks; `settings` are passed to `RingAllReduce`."""
     return RingAllReduce(group, **settings).all_gather_(tensor)

@@ -10,11 +10,11 @@ T = TypeVar("T")
 
 
 class Sender:
-    """Runs the tasks submitted to it on one thread, in order.
+    """Runs tasks on one thread, in the order in which they are submitted.
 
-    After a task has failed, all later tasks fail with the same exception and send nothing. The peers are still in the
-    failed collective and would mistake messages of the next one for messages of the failed one; gloo aborts a process
-    that receives a message of unexpected size.
+    After a task has failed, all later tasks fail with the same exception and send nothing. The other ranks are still in
+    the failed collective, and would mistake messages of a later collective for messages of the failed one; gloo aborts
+    a process that receives a message of unexpected size.
 
     Args:
         name: Name of the thread.
@@ -39,5 +39,5 @@ class Sender:
             raise
 
     def close(self) -> None:
-        """Stop the thread once all submitted tasks are done."""
+        """Stop the thread when all submitted tasks are done."""
         self._thread.shutdown()

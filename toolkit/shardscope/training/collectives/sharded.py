@@ -1,10 +1,10 @@
-"""Ring collectives as a replacement for FSDP2's own.
+"""Collectives for FSDP2: Shardscope's ring collectives, and FSDP2's own with a check of their order.
 
-The reduce-scatter and all-gather of `fully_shard` can be replaced (`set_custom_reduce_scatter`,
-`set_custom_all_gather`) by objects with `allocate`, which creates a buffer, and `__call__`, which communicates.
-`ShardRing` implements both over one ring of the ranks that share a model. One thread per rank sends all messages, in
-the order in which the collectives were called, while computation continues. This order must be the same on every rank,
-so that there are no circular waits; an `Agreement` checks it.
+The reduce-scatter and the all-gather of `fully_shard` can be replaced (by `set_custom_reduce_scatter` and
+`set_custom_all_gather`) by objects with two methods: `allocate`, which creates a buffer, and `__call__`, which
+communicates. `ShardRing` implements both on a ring of the ranks that have the shards of a model. One thread per rank
+sends all messages, in the order in which the collectives are called, while computation continues. This order must be
+the same on every rank, or the ranks would deadlock; an `Agreement` checks it.
 
 FSDP2 pads the first dimension of every parameter to a multiple of the number of ranks, so all chunks have the same
 size.
@@ -28,13 +28,12 @@ from shardscope.training.collectives.ring import RingAllReduce
 from shardscope.training.collectives.sender import Sender
 
 ScatterMean = Callable[[str, Tensor, Tensor], None]
-"""Function ``(unit_name, gradients, output)`` that averages flat gradients on the CPU over ranks.
-
-It writes this rank's chunk of the mean to ``output``."""
+"""Function ``(unit_name, gradients, output)`` that averages flat gradients (a CPU tensor) over ranks and writes this
+rank's chunk of the mean to ``output``."""
 
 
 class _Sent(dist.Work):
-    """The handle of an asynchronous collective that FSDP2 waits for."""
+    """Handle of an asynchronous collective that FSDP2 waits for."""
 
     def __init__(self, future: Future[None], agreement: Agreement) -> None:
         super().__init__()
@@ -46,16 +45,16 @@ class _Sent(dist.Work):
 
 
 class ShardRing:
-    """A ring of the ranks that hold the shards of one model.
+    """Reduce-scatter and all-gather on a ring of the ranks that have the shards of one model.
 
     Args:
-        ring: The ring over those ranks.
+        ring: The ring of these ranks.
         num_ranks: Number of ranks over which gradients are averaged; larger than the ring if the model has replicas.
         agreement: Checks that all ranks call the same collectives; it uses the same sending thread.
         sender: The thread that sends all messages.
-        staged: Whether to send copies in host memory instead of the tensors themselves.
-        scatter_mean: Computes the mean in place of the ring, if gradients are compressed.
-        packets: The packet exchange that `scatter_mean` uses in addition to the ring.
+        staged: Whether to copy tensors to host memory before sending them.
+        scatter_mean: Function that computes the mean if gradients are compressed; None to compute it with the ring.
+        packets: Packet exchange that `scatter_mean` uses in addition to the ring.
     """
 
     def __init__(
@@ -75,17 +74,19 @@ class ShardRing:
         self.staged = staged
         self._scatter_mean = scatter_mean or self._add_up
         self.deferred = False
-        """Whether `reduce_mean` may return before its reduce-scatter is done; call `finish` to wait for all of them."""
+        """Whether `reduce_mean` may return before its reduce-scatter has finished; `finish` then waits for all of them.
+        """
         self.crosses = False
-        """Whether FSDP2 subsequently reduces each gradient over replicas, using the backend's collective."""
-        self.look_at: Callable[[str, Tensor], None] | None = None
-        """Called with every unit's name and whole gradients, padded with zeros, before they are reduced."""
+        """Whether FSDP2 afterwards sums each gradient over replicas, by the backend's all-reduce."""
+        self.measure: Callable[[str, Tensor], None] | None = None
+        """Function that is called with each unit's name and its unsharded gradients, padded with zeros, before they are
+        reduced; None for no call."""
         self._sender = sender
         self._carriers: list[RingAllReduce | Packets] = [ring] if packets is None else [ring, packets]
         self._pending: list[Future[None]] = []
 
     def submit(self, purpose: Purpose, send: Callable[[], None]) -> Future[None]:
-        """Run `send` on the sending thread, after all earlier tasks, with message tags for this purpose."""
+        """Run `send` on the sending thread, after all earlier tasks, with the message tags for `purpose`."""
         tag = self.agreement.tag(purpose)
 
         def carry_out() -> None:
@@ -99,8 +100,8 @@ class ShardRing:
     def reduce_mean(self, purpose: Purpose, output: Tensor, buffer: Tensor) -> None:
         """Average `buffer` over all ranks and write this rank's chunk of the mean to `output`; overwrites `buffer`."""
         unit = purpose.layer
-        if self.look_at is not None:
-            self.look_at(unit, buffer)
+        if self.measure is not None:
+            self.measure(unit, buffer)
 
         def send() -> None:
             if self.staged:
@@ -118,7 +119,7 @@ class ShardRing:
         torch.div(self.ring.reduce_scatter_(buffer), self.num_ranks, out=output)
 
     def gather(self, purpose: Purpose, output: Tensor) -> dist.Work:
-        """Fill `output` with all ranks' chunks; it must already hold this rank's own chunk."""
+        """Fill `output` with the chunks of all ranks; it must already contain this rank's own chunk."""
 
         def send() -> None:
             if self.staged:
@@ -127,19 +128,19 @@ class ShardRing:
                 self.ring.all_gather_(output)
 
         sent = _Sent(self.submit(purpose, send), self.agreement)
-        if self.staged:  # copies must stay on the stream that FSDP2 has chosen for them
+        if self.staged:  # the copy back must run on the stream on which FSDP2 calls this
             sent.wait()
         return sent
 
     def finish(self) -> None:
-        """Wait for all running reduce-scatters; if one has failed, raise its error."""
+        """Wait until all reduce-scatters have finished; if one has failed, raise its error."""
         pending, self._pending = self._pending, []
         for future in pending:
             self.agreement.wait(future)
 
 
 class _Comm:
-    """Base class of the collectives passed to FSDP2.
+    """Base class of the collectives that are passed to FSDP2.
 
     Args:
         unit: Name of the FSDP unit.
@@ -153,7 +154,7 @@ class _Comm:
         return torch.empty(*size, dtype=dtype, device=device)
 
     def gathering(self, tensor: Tensor) -> Purpose:
-        """Return the purpose of an all-gather for the unit."""
+        """Return the `Purpose` of an all-gather into `tensor` for this unit."""
         return Purpose("gathers the parameters of", self.unit, tensor.numel())
 
 
@@ -161,21 +162,21 @@ class _Reducing(_Comm):
     """Base class of the collectives that reduce a unit's gradients."""
 
     names: tuple[str, ...] = ()
-    """Names of the parameters that have a gradient."""
+    """Names of the unit's parameters that have a gradient."""
 
-    def take_part(self, names: tuple[str, ...]) -> None:
-        """Set the names of the parameters that have a gradient. Call this before each reduce-scatter."""
+    def set_names(self, names: tuple[str, ...]) -> None:
+        """Set the names of the unit's parameters that have a gradient; called before each reduce-scatter."""
         self.names = names
 
     def reducing(self, tensor: Tensor) -> Purpose:
-        """Return the purpose of a reduce-scatter for the unit."""
+        """Return the `Purpose` of a reduce-scatter of `tensor` for this unit."""
         return Purpose("reduces the gradients of", self.unit, tensor.numel(), self.names)
 
 
 class RingReduceScatter(_Reducing):
     """Ring reduce-scatter for `FSDPModule.set_custom_reduce_scatter`.
 
-    It computes the mean whatever `op` is, so FSDP2 must not divide the result.
+    It computes the mean for any value of `op`, so FSDP2 must not divide the result.
     """
 
     def __init__(self, unit: str, ring: ShardRing) -> None:
@@ -217,7 +218,9 @@ class RingAllGather(_Comm):
 
 
 class StockReduceScatter(_Reducing):
-    """FSDP2's own reduce-scatter, run once all ranks agree on its purpose; the backend alone would match any two.
+    """FSDP2's own reduce-scatter, preceded by a check that all ranks call it for the same unit.
+
+    Without the check, the backend would combine the messages of ranks that call it for different units.
 
     Args:
         unit: Name of the FSDP unit.
@@ -235,7 +238,7 @@ class StockReduceScatter(_Reducing):
 
 
 class StockAllGather(_Comm):
-    """FSDP2's own all-gather, run once all ranks agree on its purpose."""
+    """FSDP2's own all-gather, preceded by a check that all ranks call it for the same unit."""
 
     def __init__(self, unit: str, agreement: Agreement, stock: Callable[..., Any]) -> None:
         super().__init__(unit)

@@ -1,12 +1,13 @@
-"""Model of the switch that connects the ranks' links, in a small memory shared by all ranks on a machine.
+"""Model of the switch that connects the links of all ranks; its state is in memory that the ranks share.
 
-A message that has left its sender must still pass through its receiver's link, which other ranks use as well: if k
-workers push to one server at once, the last push takes k times as long. So the recent messages to each rank are visible
-to all ranks. A backend collective starts when the last rank arrives, so each rank records its arrival.
+After a message has left its sender, it must pass through the receiver's link, which other ranks use as well: if k
+workers send to one parameter server at once, the last message takes k times as long. So the recent messages to each
+rank are stored in shared memory. A backend collective starts when the last rank arrives, so each rank also
+stores the times at which it arrives.
 
-The memory is a file that is unlinked once all ranks have opened it, so nothing is left behind if a rank is killed. Each
-rank holds a lock on one byte position of the file for as long as its process lives. When the process ends, the
-operating system releases the lock, which other ranks can detect.
+The shared memory is a file that is unlinked when all ranks have opened it, so no file remains if a rank is killed. Each
+rank locks one byte position of the file. When the rank's process exits, the operating system releases the lock, and
+other ranks can detect this.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ from shardscope.errors import LaunchError
 
 _MEMORY = Path("/dev/shm")  # noqa: S108 - the file is private to the user; on systems other than Linux it is on disk
 _PAIR = struct.Struct("dd")
-_REMEMBERED = 64  # number of recent messages to a rank that can delay a new one
-_KEPT = 512  # number of collectives that a rank may be ahead of another before its records are overwritten
+_NUM_MESSAGES = 64  # number of recent messages per receiver that can delay a new one
+_NUM_COLLECTIVES = (
+    512  # number of collectives by which ranks may be apart before arrival times are overwritten
+)
 
 
 class SharedFile:
-    """Memory of `size` bytes shared by the ranks of one group, initially zero.
+    """Memory of `size` bytes that the ranks of a group share, initially zero.
 
     Args:
         store: The group's store, which passes the file's path to the other ranks.
@@ -67,8 +70,8 @@ class SharedFile:
         host, path = store.get("shared-file").decode().split(":", 1)
         if host != socket.gethostname():
             raise LaunchError(
-                f"link=... emulates a link between ranks on one machine, but these ranks are on {host} and "
-                f"{socket.gethostname()}; run them on one machine, or omit link"
+                f"link=... emulates a link between ranks on one machine, but the ranks are on {host} and "
+                f"{socket.gethostname()}; run all ranks on one machine, or omit link"
             )
         return os.open(path, os.O_RDWR)
 
@@ -79,7 +82,7 @@ class SharedFile:
 
     @contextmanager
     def locked(self, position: int) -> Iterator[None]:
-        """Context that locks the byte at `position` against other processes, but not against other threads."""
+        """Return a context manager that locks the byte at `position` against other processes, but not other threads."""
         fcntl.lockf(self.file, fcntl.LOCK_EX, 1, position)
         try:
             yield
@@ -88,13 +91,13 @@ class SharedFile:
 
 
 _INBOX = struct.Struct(
-    f"{1 + 2 * _REMEMBERED}d"
-)  # number of messages so far; start and duration in seconds of each of the last ones
+    f"{1 + 2 * _NUM_MESSAGES}d"
+)  # the number of messages so far, then the start and the duration in seconds of each recent message
 _INBOX_BYTES = _INBOX.size
 
 
 class Switch:
-    """Tracks each rank's incoming link and which ranks are alive.
+    """Records the messages on each rank's incoming link, and which ranks are still running.
 
     Times are in seconds of `time.monotonic`, which all processes on a machine share.
     """
@@ -112,11 +115,11 @@ class Switch:
         return self._shared.size + rank  # a lock may lie beyond the end of the file
 
     def receive(self, rank: int, first: float, last: float, duration: float) -> float:
-        """Record a message on the incoming link of `rank`, and return the time at which it has arrived.
+        """Record a message on the incoming link of `rank`, and return the time at which its last byte arrives.
 
-        In no interval can more arrive than the link carries. Consider all messages, including this one, that started at
-        or after some time t: the last of them arrives no earlier than t plus the sum of their durations. This bound is
-        applied with t as the start of this message and of each earlier one.
+        Of all messages, including this one, that start at or after a time t, the last cannot arrive before t plus the
+        sum of their durations, because the link carries one byte at a time. This bound is computed with t equal to the
+        start of this message and of each earlier one; the latest bound applies.
 
         Args:
             rank: The receiving rank.
@@ -128,16 +131,18 @@ class Switch:
         with self._shared.locked(position):
             inbox = list(_INBOX.unpack_from(self._shared.memory, position))
             number = int(inbox[0])
-            slot = 1 + 2 * (number % _REMEMBERED)
+            slot = 1 + 2 * (number % _NUM_MESSAGES)
             inbox[0], inbox[slot : slot + 2] = number + 1.0, (first, duration)
             _INBOX.pack_into(self._shared.memory, position, *inbox)
-        return max(last, _through(sorted(zip(inbox[1::2], inbox[2::2], strict=True), reverse=True), first))
+        return max(
+            last, _latest_bound(sorted(zip(inbox[1::2], inbox[2::2], strict=True), reverse=True), first)
+        )
 
-    def somebody_left(self) -> bool:
-        """Whether another rank's process has ended, for any reason."""
-        return any(self._has_left(rank) for rank in range(self.world_size) if rank != self.rank)
+    def any_rank_exited(self) -> bool:
+        """Return whether any other rank's process has exited."""
+        return any(self._has_exited(rank) for rank in range(self.world_size) if rank != self.rank)
 
-    def _has_left(self, rank: int) -> bool:
+    def _has_exited(self, rank: int) -> bool:
         file, position = self._shared.file, self._presence(rank)
         with suppress(OSError):
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, position)
@@ -146,27 +151,27 @@ class Switch:
         return False
 
     def close(self) -> None:
-        """Release the memory and this rank's lock, so that other ranks see that it has left."""
+        """Release the memory and this rank's lock, so that other ranks see that this rank has exited."""
         self._shared.close()
 
 
 class CollectiveArrivals:
-    """The times at which each rank of a group arrived at its collectives, which are numbered from 0."""
+    """Stores the times at which the ranks of a group arrive at each collective; collectives are numbered from 0."""
 
     def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
         self.rank, self.world_size = rank, world_size
-        size = _PAIR.size * _KEPT * world_size
+        size = _PAIR.size * _NUM_COLLECTIVES * world_size
         self._shared = SharedFile(dist.PrefixStore("arrivals", store), rank, world_size, size)
 
     def _position(self, number: int, rank: int) -> int:
-        return _PAIR.size * (number % _KEPT * self.world_size + rank)
+        return _PAIR.size * (number % _NUM_COLLECTIVES * self.world_size + rank)
 
     def note(self, number: int, when: float) -> None:
         """Record that this rank arrived at collective `number` at time `when`."""
         _PAIR.pack_into(self._shared.memory, self._position(number, self.rank), number + 1.0, when)
 
     def last(self, number: int) -> float:
-        """Return the time of the latest arrival so far at collective `number`; this rank must have arrived there."""
+        """Return the time of the latest arrival so far at collective `number`; this rank must have arrived at it."""
         notes = (
             _PAIR.unpack_from(self._shared.memory, self._position(number, rank))
             for rank in range(self.world_size)
@@ -179,8 +184,13 @@ class CollectiveArrivals:
         self._shared.close()
 
 
-def _through(latest_first: list[tuple[float, float]], began: float) -> float:
-    """Return the latest of the lower bounds described in `Switch.receive` for a message that started at `began`."""
+def _latest_bound(latest_first: list[tuple[float, float]], began: float) -> float:
+    """Return the latest of the bounds that `Switch.receive` describes, for a message that started at `began`.
+
+    Args:
+        latest_first: Start and duration of each message, the latest start first.
+        began: Start of the message.
+    """
     through, total = 0.0, 0.0
     for start, duration in latest_first:
         total += duration

@@ -1,15 +1,17 @@
-"""The binary-tree all-reduce: partial sums go up to the root, and the total comes back down.
+"""All-reduce on a binary tree: partial sums are sent up to the root, and the total is sent back down.
 
-Rank 0 is the root, and rank r has the parent (r-1) // 2 and the children 2r+1 and 2r+2. Every rank adds its children's
-sums to its own tensor, sends the result to its parent, and forwards the total from there to its children. Each edge
-carries the tensor once each way, so the ranks together send 2(W-1) of it, as a ring does. But a rank with two children
-sends three tensors, where a ring spreads the load evenly, 2(W-1)/W per rank. The tree's advantage is its 2 log2(W)
-steps against the ring's 2(W-1): it is faster with small tensors and many ranks.
+Rank 0 is the root; rank r has the parent (r-1) // 2 and the children 2r+1 and 2r+2. Each rank adds the sums of its
+children to its own tensor, and sends the result to its parent. Later it receives the total from its parent, and sends
+it to its children. Each edge of the tree transmits the tensor once in each direction, so W ranks together send it
+2(W-1) times, as in a ring. But a rank with a parent and two children sends it three times, while in a ring each rank
+sends only 2(W-1)/W times the tensor's size. But the tree takes only 2 log2(W) steps, while a ring takes 2(W-1), so the
+tree is faster for small tensors and many ranks.
 
-The tensor is cut into slices of at most `slice_bytes`. Slice i+1 goes up while slice i is added one level higher and
-earlier ones are on their way down. A slice takes 2d slots from depth d to the root and back, so a rank at depth d
-passes slice i down after it has sent slice i+2d up; in fact a little later, so that no rank waits for a late peer. As
-in the ring, a few receives are posted ahead into a few small buffers.
+The tensor is split into slices of at most `slice_bytes`, which are pipelined: slice i+1 is sent up while slice i is
+added one level higher, and earlier slices are sent down. In units of the time per slice and level, a slice takes 2d
+from a rank at depth d to the root and back. Therefore a rank at depth d sends slice i down only after it has sent slice
+i+2d up, plus `_SLACK` more slices, so that no rank has to wait if another is late. As in the ring, a few receives are
+posted in advance, into small buffers.
 """
 
 from __future__ import annotations
@@ -25,19 +27,19 @@ from shardscope.training.collectives.process_group import MeteredProcessGroup, n
 from shardscope.training.collectives.ring import split_sizes
 from shardscope.training.meter import Traffic
 
-SLICE_BYTES = 2 << 20  # best of 1/4 to 4 MiB for tensors of 16 to 48 MB on 4 ranks
-_AHEAD = 2  # receives posted in advance: gloo sends a message only after its receive is posted
-_SLACK = 2  # slices that a rank sends up beyond the round trip to the root
-_FIRST_TAG = 1 << 22  # keeps our messages separate from the ring's and the user's own
+SLICE_BYTES = 2 << 20  # the fastest size from 1/4 to 4 MiB for tensors of 16 to 48 MB on 4 ranks
+_AHEAD = 2  # receives posted in advance: gloo sends a message only after the receiver has posted its receive
+_SLACK = 2  # number of slices by which a rank sends a slice down later than necessary
+_FIRST_TAG = 1 << 22  # differs from the tags of the ring and of the user's own messages
 
 
 @dataclass
 class TreeAllReduce:
-    """The binary tree over a metered group.
+    """All-reduce on a binary tree of the ranks in a metered process group.
 
     Attributes:
-        group: The ranks.
-        slice_bytes: Longest message, in bytes; a longer tensor is cut into slices.
+        group: The metered process group.
+        slice_bytes: Maximum size of a message, in bytes; larger tensors are split into slices.
     """
 
     group: MeteredProcessGroup
@@ -52,11 +54,11 @@ class TreeAllReduce:
 
     @property
     def work_space(self) -> list[torch.Tensor]:
-        """The buffers kept from call to call."""
+        """Buffers that are reused between calls."""
         return list(self._scratch.values())
 
     def all_reduce_(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum `tensor` over all ranks, in place. It is contiguous, with any shape that is the same on every rank."""
+        """Sum `tensor` over all ranks, in place. It must be contiguous and have the same shape on every rank."""
         flat = tensor.view(-1)
         with self.group.meter.collective("tree_all_reduce", num_bytes(flat)) as traffic:
             if flat.numel():
@@ -69,7 +71,7 @@ class TreeAllReduce:
         return slices
 
     def buffers(self, example: torch.Tensor) -> list[list[torch.Tensor]]:
-        """Buffers per child, shaped like `example`, for the receives that are posted ahead."""
+        """Return buffers for receives posted in advance: for each child, a list of tensors shaped like `example`."""
         count, size = len(self.children) * _AHEAD, num_bytes(example)
         kept = self._scratch.get(example.device)
         if kept is None or kept.numel() < count * size:
@@ -80,7 +82,7 @@ class TreeAllReduce:
 
 
 class _Flow:
-    """The messages of one call: slice i goes up with tag 2i and comes down with tag 2i+1."""
+    """Sends and receives the messages of one all-reduce: slice i is sent up with tag 2i, and down with tag 2i+1."""
 
     def __init__(self, tree: TreeAllReduce, slices: Sequence[torch.Tensor], traffic: Traffic) -> None:
         self.parent, self.children, self.depth = tree.parent, tree.children, tree.depth
@@ -92,7 +94,7 @@ class _Flow:
         self.receives: dict[tuple[int, int], dist.Work] = {}
 
     def run(self) -> None:
-        """Send every slice up and down again, each at its turn."""
+        """Send every slice up to the parent and, with a delay of `lag` slices, down to the children."""
         num_slices = len(self.slices)
         lag = 2 * self.depth + _SLACK if self.depth else 0
         for i in range(min(_AHEAD, num_slices)):
@@ -111,6 +113,7 @@ class _Flow:
         own = self.slices[i]
         for child in self.children:
             self.receives.pop((child, i)).wait()
+            self.traffic.arrived(child, num_bytes(own))
             own.add_(self._buffer(child, i))
         if i + _AHEAD < len(self.slices):
             self._expect_from_children(i + _AHEAD)
@@ -120,6 +123,7 @@ class _Flow:
     def _take_down(self, i: int) -> None:
         if self.parent is not None:
             self.receives.pop((self.parent, i)).wait()
+            self.traffic.arrived(self.parent, num_bytes(self.slices[i]))
         for child in self.children:
             self.falling.append(self._send(self.slices[i], child, 2 * i + 1))
 
@@ -128,7 +132,7 @@ class _Flow:
             self._receive(self._buffer(child, i), child, i, 2 * i)
 
     def _expect_from_parent(self, i: int) -> None:
-        """Post the receive of slice i's total, which overwrites this rank's partial sum after that has been sent."""
+        """Post the receive of the total of slice `i`, after the send of this rank's partial sum has finished."""
         if self.parent is not None:
             self.climbing.pop(i).wait()
             self._receive(self.slices[i], self.parent, i, 2 * i + 1)
@@ -137,9 +141,15 @@ class _Flow:
         return self.scratch[child][i % _AHEAD][: self.slices[i].numel()]
 
     def _send(self, tensor: torch.Tensor, peer: int, number: int) -> dist.Work:
-        self.traffic.count_sent(peer, num_bytes(tensor))
+        self.traffic.count_sent(peer, num_bytes(tensor), lambda: self._label(number))
         work: dist.Work = self.transport.send([tensor], peer, _FIRST_TAG + number)
         return work
+
+    def _label(self, number: int) -> tuple[str, str]:
+        """Return what message `number` carries, and the level of the tree that it passes."""
+        if number % 2:
+            return "total", f"down, level {self.depth + 1}"
+        return "partial sum", f"up, level {self.depth}"
 
     def _receive(self, into: torch.Tensor, peer: int, i: int, number: int) -> None:
         self.receives[peer, i] = self.transport.recv([into], peer, _FIRST_TAG + number)
@@ -147,5 +157,5 @@ class _Flow:
 
 
 def tree_all_reduce(tensor: torch.Tensor, group: MeteredProcessGroup, **settings: Any) -> torch.Tensor:
-    """Sum `tensor` over the ranks of `group`, in place; `settings` are those of `TreeAllReduce`."""
+    """Sum `tensor` over the ranks of `group`, in place; `settings` are passed to `TreeAllReduce`."""
     return TreeAllReduce(group, **settings).all_reduce_(tensor)

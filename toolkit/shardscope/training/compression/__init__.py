@@ -1,6 +1,7 @@
-"""Shared parts of compressors: codecs, residuals between steps, and how compressed gradients are averaged.
+"""Base classes for gradient compression: codecs, error-feedback residuals, and averaging of compressed gradients.
 
-Each compression method has its own folder in `shardscope.methods.compressors`; most are a `Codec` and `Packed`.
+Each compression method has its own folder in `shardscope.methods.compressors`. Most of them define a `Codec` and build
+a `Packed` compressor from it.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ from shardscope.training.compression.compressor import Carrier, Compressor, NotF
 
 
 def build_compressor(job: Job) -> Compressor | None:
-    """Build the compressor of one rank of `job`; None where nothing is compressed.
+    """Build the compressor for one rank of `job`, or return None if the job does not compress gradients.
 
     Raises:
-        SpecError: A user-defined method built an object that is not a `Compressor`.
+        SpecError: The `build` method of a user-defined compression method returned neither a `Compressor` nor None.
     """
     built = job.compression.build(job)
     if built is not None and not isinstance(built, Compressor):
         raise SpecError(
-            f"compression={job.compression.name!r} built {quoted(built)}; let it build a "
-            "shardscope.training.compression.Compressor"
+            f"compression={job.compression.name!r}: its build method returned {quoted(built)}; return a "
+            "shardscope.training.compression.Compressor, or None for no compression"
         )
     return built
 

@@ -1,7 +1,7 @@
-"""Small integers packed at their own width: element k of a stream takes bits ``k * bits`` to ``(k + 1) * bits - 1``.
+"""Packing of integers of 1 to 8 bits without gaps: element k occupies bits ``k * bits`` to ``(k + 1) * bits - 1``.
 
-Bytes are filled from their low end. Eight elements always take `bits` whole bytes, so a stream can be cut after any
-multiple of eight. `loops.pack` writes the same bytes.
+Each byte is filled from its least significant bit. Eight elements always take `bits` whole bytes, so packed data can
+be split after any multiple of eight elements. `loops.pack` is the compiled version, and writes the same bytes.
 """
 
 from __future__ import annotations
@@ -13,12 +13,18 @@ from torch.nn.functional import pad
 
 
 def packed_size(num_elements: int, bits: int) -> int:
-    """Bytes that `num_elements` elements take."""
+    """Return the size in bytes of `num_elements` packed integers of `bits` bits each, rounded up."""
     return -(-num_elements * bits // 8)
 
 
 def pack_bits(codes: Tensor, bits: int, packed: Tensor) -> None:
-    """Pack uint8 `codes`, flat, each below ``2**bits``, into the uint8 `packed` of `packed_size` bytes."""
+    """Pack integers into a tensor of bytes.
+
+    Args:
+        codes: The integers, each below ``2**bits``: a flat uint8 tensor.
+        bits: Bits per integer, 1 to 8.
+        packed: The output: a flat uint8 tensor of `packed_size` bytes.
+    """
     if bits == 8:
         packed.copy_(codes)
     elif bits == 1:
@@ -31,7 +37,7 @@ def pack_bits(codes: Tensor, bits: int, packed: Tensor) -> None:
 
 
 def unpack_bits(packed: Tensor, bits: int, count: int) -> Tensor:
-    """The first `count` codes, uint8."""
+    """Unpack the first `count` integers of `bits` bits each; returns a flat uint8 tensor."""
     if bits == 8:
         return packed
     if bits == 1:
@@ -47,7 +53,7 @@ def unpack_bits(packed: Tensor, bits: int, count: int) -> Tensor:
 
 
 def _in_bytes(codes: Tensor, bits: int) -> Tensor:
-    """Pack elements of 2 or 4 bits, which fill bytes exactly."""
+    """Pack integers of 2 or 4 bits: a whole number of them fits in each byte."""
     columns = _eights(codes).view(-1, 8 // bits)
     packed = columns[:, 0].clone()
     for k in range(1, columns.shape[1]):
@@ -56,7 +62,7 @@ def _in_bytes(codes: Tensor, bits: int) -> Tensor:
 
 
 def _eights(codes: Tensor) -> Tensor:
-    """Rows of eight, the last padded with zeros."""
+    """Reshape `codes` to rows of eight; the last row is padded with zeros."""
     missing = -codes.numel() % 8
     return (pad(codes, (0, missing)) if missing else codes).view(-1, 8)
 

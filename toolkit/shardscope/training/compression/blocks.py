@@ -1,7 +1,7 @@
-"""Integers in blocks: 2 to 8 bits per number, and one float32 scale per block.
+"""Block-wise quantization to integers of 2 to 8 bits, with one float32 scale per block.
 
-A block's scale is its largest magnitude over the largest integer, so a single outlier costs the precision of its own
-block only (Dettmers et al. 2022, 8-bit optimizers via block-wise quantization).
+The scale of a block is its largest magnitude divided by the largest integer, so a single outlier reduces the precision
+of its own block only (Dettmers et al. 2022, "8-bit Optimizers via Block-wise Quantization").
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from shardscope.training.compression.scaled import BlockCodec, inverse_of, peak_
 
 
 class BlockInt(BlockCodec):
-    """Rounds to the nearest of 2**bits - 1 equidistant values, symmetric about zero; ties to the even one.
+    """Codec that rounds each element to the nearest of 2**bits - 1 evenly spaced values, symmetric about zero.
+
+    Ties are rounded to the even integer.
 
     Args:
         bits: Bits per element, 2 to 8.
-        block: Elements that share a scale, a multiple of 8.
+        block: Number of consecutive elements that share a scale; a multiple of 8.
     """
 
     def __init__(self, bits: int, block: int) -> None:
@@ -26,7 +28,11 @@ class BlockInt(BlockCodec):
         self.largest = 2 ** (bits - 1) - 1
 
     def contraction(self, num_elements: int) -> float | None:
-        """Bound for errors that are at most half a scale and at most the element, with the block's peak exact."""
+        """Return delta, the factor defined in `Codec.contraction`.
+
+        The bound follows from the errors: the error of each element is at most half a scale and at most the element's
+        own magnitude, and the error of the largest element in each block is zero.
+        """
         block = min(self.align, max(num_elements, 1))
         delta = 1 - block / float(2 * self.largest) ** 2
         return max(1 / block, delta)

@@ -1,4 +1,4 @@
-"""Buckets of gradients, which are compressed as one, and the tensors that a method keeps for them between steps."""
+"""Buckets of gradients, each compressed as one tensor, and the per-bucket tensors kept from step to step."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ PADDING = "padding"
 
 @dataclass(frozen=True)
 class Bucket:
-    """Gradients that travel together.
+    """Gradients that are exchanged in one communication call.
 
     Attributes:
-        names: Names of the tensors, in order: of parameters, or of a sharding unit.
-        shapes: Shapes of the tensors. If a bucket boundary falls inside a tensor, its piece is flat.
-        flat: All tensors, contiguous, one-dimensional, in CPU memory; exchanged in place.
-        step: The current step, from 1.
-        part: Index of this exchange within the step, from 0, if each micro-batch has its own exchange; otherwise 0.
+        names: Names of the tensors in the bucket, in order: parameter names, or the name of a sharding unit.
+        shapes: Shapes of the tensors. A tensor that is split at a bucket boundary has a one-dimensional shape.
+        flat: All tensors concatenated into one contiguous, one-dimensional CPU tensor; exchanged in place.
+        step: The current training step, counted from 1.
+        part: If each micro-batch has its own exchange, the index of this exchange within the step, from 0; else 0.
     """
 
     names: Sequence[str]
@@ -31,11 +31,11 @@ class Bucket:
 
     @property
     def sizes(self) -> list[int]:
-        """Elements of each tensor."""
+        """Number of elements of each tensor."""
         return [shape.numel() for shape in self.shapes]
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
-        """Views of the tensors in `flat`, which is laid out like this bucket, by name."""
+        """Return views of `flat`, a tensor with the layout of this bucket: one view per tensor, by name."""
         pieces = flat.split(self.sizes)
         return {
             name: piece.view(shape)
@@ -43,9 +43,14 @@ class Bucket:
         }
 
     def cut(self, flat: Tensor, start: int) -> Bucket:
-        """Bucket of `flat`, the part of this bucket from element `start` on; elements past its end are padding.
+        """Return one slice of this bucket as a new bucket.
 
-        A piece's name states where in its tensor it begins: ``name@start``.
+        The pieces are named ``name@offset``: the tensor's name, and the offset within the tensor at which the piece
+        begins. Elements past the end of this bucket are padding, and form a last piece named ``name@padding``.
+
+        Args:
+            flat: The elements of the slice, which become the `flat` of the new bucket.
+            start: Index in this bucket of the first element of the slice.
         """
         names, sizes, at, stop = [], [], 0, start + flat.numel()
         for name, size in zip(self.names, self.sizes, strict=True):
@@ -61,12 +66,12 @@ class Bucket:
 
 
 def tensor_of(name: str) -> str:
-    """Name of the tensor that contains a piece made by `Bucket.cut`; any other name is a tensor's own."""
+    """Return the tensor name for the name of a piece made by `Bucket.cut`; any other name is returned unchanged."""
     return name.partition("@")[0]
 
 
 def squares_by_tensor(names: Sequence[str], pieces: Sequence[Tensor]) -> dict[str, float]:
-    """Squared norms of pieces, summed per tensor; padding is left out."""
+    """Return the squared norm for each tensor: the sum over its pieces, without padding."""
     squares: dict[str, float] = {}
     for name, piece in zip(names, pieces, strict=True):
         if not name.endswith(f"@{PADDING}"):
@@ -78,16 +83,17 @@ def squares_by_tensor(names: Sequence[str], pieces: Sequence[Tensor]) -> dict[st
 
 @dataclass
 class BucketState:
-    """Flat float32 tensors kept from step to step, one per bucket, and by the names of the bucket's tensors.
+    """Flat float32 tensors that a method keeps from step to step, one per bucket (such as residuals).
 
-    `DistributedDataParallel` rebuilds its buckets in the second step; the kept values move along, name by name.
+    `DistributedDataParallel` rebuilds its buckets in the second step. The values are therefore also stored by tensor
+    name, and are copied to the new buckets by that name.
     """
 
     _flats: dict[tuple[str, ...], Tensor] = field(default_factory=dict)
     _pieces: dict[str, Tensor] = field(default_factory=dict)
 
     def of(self, bucket: Bucket) -> Tensor:
-        """The kept tensor of this bucket, laid out like it; zeros where nothing was kept."""
+        """Return the tensor kept for `bucket`, with the same layout; elements without a stored value are zero."""
         key = tuple(bucket.names)
         flat = self._flats.get(key)
         if flat is None or flat.numel() != bucket.flat.numel():
@@ -106,7 +112,7 @@ class BucketState:
         return flat
 
     def _drop(self, names: Sequence[str]) -> None:
-        """Drop the buckets that contained these tensors; their other tensors keep their pieces."""
+        """Drop the flat tensors of all buckets that contain any of `names`; the values stored by name remain."""
         tensors = {tensor_of(name) for name in names}
         stale = [key for key in self._flats if not tensors.isdisjoint(map(tensor_of, key))]
         for key in stale:
@@ -114,17 +120,17 @@ class BucketState:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All kept tensors, for counting memory."""
+        """All kept tensors, one per bucket; listed so that their memory is counted."""
         return list(self._flats.values())
 
     @property
     def norm(self) -> float:
-        """Norm of all kept tensors as one vector."""
+        """Euclidean norm over all kept tensors together."""
         return float(sum(float(flat.double().square().sum()) for flat in self._flats.values()) ** 0.5)
 
     @property
     def squares(self) -> dict[str, float]:
-        """Squared norms of the kept tensors, by the tensor that they belong to."""
+        """Squared norm of the kept tensor of each parameter or sharding unit, by name."""
         found: dict[str, float] = {}
         for names in self._flats:
             for name, square in squares_by_tensor(names, [self._pieces[name] for name in names]).items():
@@ -132,9 +138,11 @@ class BucketState:
         return found
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Kept pieces by name; after the first bucket, without pieces of shares that no bucket has claimed.
+        """Return the kept values by piece name, to save in a checkpoint.
 
-        Those are left over from another cut: their elements now belong to a share that another rank keeps.
+        After the first use of a bucket, pieces of shares (``name@offset``) that belong to no current bucket are
+        omitted, because they are left over from an earlier split of a bucket, and another rank now keeps those
+        elements.
         """
         claimed = {name for key in self._flats for name in key}
         return {
@@ -144,6 +152,6 @@ class BucketState:
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Load the state that `state_dict` returned; tensors that no longer fit become zeros."""
+        """Load the state that `state_dict` returned; a tensor whose size has changed since then starts from zeros."""
         self._flats.clear()
         self._pieces = {name: tensor.float().clone().view(-1) for name, tensor in state.items()}

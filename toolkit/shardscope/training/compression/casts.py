@@ -1,7 +1,7 @@
-"""Half-precision floats: two bytes per number, summed during the exchange.
+"""Codec for fp16 and bf16: two bytes per number, and packets that an all-reduce can sum directly.
 
-torch's own bf16 hook refuses gloo, and its fp16 hook does the same as this codec. Values beyond the range of fp16
-become infinite here; the caller checks for it.
+PyTorch's communication hook for bf16 does not support gloo, and its fp16 hook does the same as this codec. Values
+beyond the range of the dtype become infinite in a packet, and the caller checks for infinities.
 """
 
 from __future__ import annotations
@@ -15,9 +15,13 @@ from shardscope.training.compression.codec import Codec
 
 
 class Cast(Codec):
-    """Rounds to the nearest number of a 16-bit format.
+    """Codec that rounds each element to the nearest number of a 16-bit dtype.
 
-    Finite float32 values may become infinite: fp16 has a short range, and bf16 is coarse at the end of its own.
+    Finite float32 values may become infinite: fp16 has a small range, and bf16 rounds the largest float32 values up to
+    infinity.
+
+    Args:
+        dtype: ``torch.float16`` or ``torch.bfloat16``.
     """
 
     may_overflow: ClassVar[bool] = True

@@ -1,8 +1,8 @@
-"""Codecs: numbers to bytes and back on one rank, without any exchange.
+"""Codecs: encode float32 values as bytes and decode them, on one rank and without communication.
 
-A codec packs float32 values into exactly `num_bytes` bytes, a function of their count alone, so every rank can compute
-how much it will receive. Packets cross the wire unchanged, so a number of 4 bits takes half a byte. Random numbers are
-drawn from a seed: the same step of the same job draws the same numbers on every repetition.
+A codec packs float32 values into a packet of exactly `num_bytes` bytes. The size depends only on the number of values,
+so every rank can compute how much it will receive. Packets are sent without conversion, so a 4-bit number takes half a
+byte. Random numbers are generated from a seed, so repeating a step of a job draws the same numbers.
 """
 
 from __future__ import annotations
@@ -18,65 +18,82 @@ from shardscope.errors import SpecError
 
 
 class Codec(ABC):
-    """Base class of all codecs. A subclass declares its properties, and the conformance tests check them."""
+    """Base class of all codecs.
+
+    A subclass declares its properties in the attributes below; the conformance tests check that they are true.
+    """
 
     summable: torch.dtype | None = None
-    """Number format in which packets can be summed without unpacking; None if they cannot."""
+    """Dtype in which packets can be summed without unpacking them; None if they cannot be summed."""
     unbiased: ClassVar[bool] = False
     """Whether decoding is unbiased: the mean over seeds of the decoded values equals the input."""
     shared_seed: ClassVar[bool] = False
-    """Whether all ranks draw the same random numbers (as they must to keep the same elements)."""
+    """Whether all ranks draw the same random numbers (needed, for example, if all must select the same elements)."""
     may_overflow: ClassVar[bool] = False
-    """Whether finite values may become infinite in a packet; the caller then checks for it."""
-    out_of_range: str = "lower the learning rate, or set feedback=True, with which nothing is multiplied"
-    """Advice for the user where finite values become infinite in a packet."""
+    """Whether finite values may become infinite in a packet; if so, the caller checks the decoded values."""
+    out_of_range: str = "lower the learning rate, or set feedback=True, which turns off the scaling of values"
+    """Advice in the error message for finite values that became infinite in a packet."""
     align: int = 1
-    """Block size in elements: a share of a bucket that is packed separately is a multiple of it."""
+    """Block size in elements. If shares of a bucket are packed separately, their size is a multiple of this."""
     is_compiled: bool = False
-    """Whether it runs compiled loops."""
+    """Whether the codec runs compiled loops."""
 
     def contraction(self, num_elements: int) -> float | None:  # noqa: ARG002
-        """Delta with |x - back(x)|^2 <= (1 - delta) |x|^2 for every x (in the mean, if random); None if not claimed."""
+        """Return the contraction factor delta of the codec, or None if the codec does not guarantee one.
+
+        Let C(x) be the decoded packet of x. Then every x satisfies |x - C(x)|^2 <= (1 - delta) |x|^2; for a random
+        codec, this holds in expectation (Karimireddy et al. 2019, "Error Feedback Fixes SignSGD").
+        """
         return None
 
     def begin_step(self, step: int) -> None:
-        """Called before the first bucket of a step, for codecs whose settings change; the same on all ranks."""
+        """Update settings that change with the step; called on all ranks before the first bucket of a step."""
 
     def prepare(self) -> None:
-        """Do work that is slow on first use, such as compiling; called once, before the first step."""
+        """Do in advance what is slow on first use, such as compiling; called once, before the first step."""
 
     @abstractmethod
     def num_bytes(self, num_elements: int) -> int:
-        """Bytes of a packet with `num_elements` values."""
+        """Return the size in bytes of a packet with `num_elements` values."""
 
     @abstractmethod
     def encode(self, values: Tensor, packet: Tensor, seed: int) -> None:
-        """Pack finite float32 `values`, flat, into the uint8 `packet` of `num_bytes` bytes.
+        """Pack `values` into `packet`.
 
-        `values` may be empty. It is not modified: error feedback still needs it.
+        Args:
+            values: Finite float32 values, flat; may be empty. Must not be modified, because error feedback needs it
+                later.
+            packet: The output: a flat uint8 tensor of `num_bytes` bytes.
+            seed: Seed for random numbers.
         """
 
     @abstractmethod
     def decode(self, packet: Tensor, out: Tensor, seed: int, *, add: bool = False) -> None:
-        """Unpack into `out`, float32 and flat; with `add`, add to its values.
+        """Unpack `packet` into `out`.
 
-        `seed` is the one that the packet was made with.
+        Args:
+            packet: A packet made by `encode`.
+            out: The output: a flat float32 tensor.
+            seed: The seed with which the packet was encoded.
+            add: Whether to add the decoded values to `out` instead of overwriting it.
         """
 
     def subtract(self, packet: Tensor, values: Tensor, seed: int) -> None:
-        """Subtract the decoded packet from `values`, which leaves the residual."""
+        """Subtract the decoded `packet` from `values` in place, so that `values` becomes the residual."""
         back = torch.empty_like(values)
         self.decode(packet, back, seed)
         values.sub_(back)
 
 
 class SimpleCodec(Codec):
-    """A codec made of two functions, for user-defined methods. The functions are never called for zero values.
+    """Codec made from a packing and an unpacking function, for user-defined methods.
+
+    `pack` and `unpack` are not called for an empty tensor.
 
     Args:
-        num_bytes: Maps the number of values to the bytes of a packet, such as a method's `packet_bytes`.
-        pack: Maps float32 values, flat, to a tensor of any number format whose bytes are the packet.
-        unpack: Maps a packet, a flat uint8 tensor, and its number of values to these values, float32 and flat.
+        num_bytes: Function from the number of values to the packet size in bytes, such as a method's `packet_bytes`.
+        pack: Function from a flat float32 tensor to a tensor of any dtype, whose bytes become the packet.
+        unpack: Function from a packet (a flat uint8 tensor) and the number of values to a flat float32 tensor.
 
     Example:
         >>> back = lambda packet, count: packet.view(torch.float16).float()
@@ -105,8 +122,8 @@ class SimpleCodec(Codec):
         made = self._pack(values).contiguous().view(torch.uint8)
         if made.numel() != packet.numel():
             raise SpecError(
-                f"pack makes {made.numel()} bytes of {values.numel()} values, and packet_bytes says {packet.numel()}; "
-                "let them agree"
+                f"pack returned {made.numel()} bytes for {values.numel()} values, but packet_bytes returned "
+                f"{packet.numel()}; make the two sizes equal"
             )
         packet.copy_(made)
 

@@ -1,14 +1,17 @@
-"""The compiled loops of all codecs. Only imported where numba is installed and requested.
+"""Compiled versions of the loops of all codecs; imported only if numba is installed and not turned off.
 
-All are in one file: numba recompiles when the file of a loop is newer than its cache, and ignores the files of the
-helpers. Each loop writes the same bytes as the plain route, so it does the same operations in the same order, in
-float32, and nothing is reassociated. Three things make the loops fast. Magnitudes are compared as integers (the bits of
-positive floats are in the same order). Numbers are rounded by adding and subtracting 1.5 * 2**23. The inner loops run
-over slices of one block, from 0 to its size, so that the compiler can vectorise them.
+All loops and their helpers are in one file, because numba recompiles a cached loop only when the loop's own file has
+changed, not when a helper's file has. Each loop writes the same bytes as the plain torch code, so it does the same
+float32 operations in the same order. Three things make the loops fast:
 
-Arrays are flat; `first` and `stop` are the blocks (or groups of elements) of one thread.
+- Magnitudes are compared as integers: the bit patterns of positive floats have the same order as the floats.
+- Numbers are rounded to integers by adding and then subtracting 1.5 * 2**23.
+- The inner loops run over slices of one block, from 0 to the block size, so that the compiler can vectorise them.
+
+Arrays are flat. Each thread processes the blocks (or groups of elements) from `first` to `stop - 1`. The argument
+`block` is the number of elements per block; `words` is `values` viewed as int32, that is, the bits of each float.
 """
-# numba infers types from a loop's arguments.
+# The functions have no annotations, as numba infers the types from a call's arguments.
 # ruff: noqa: ANN001, ANN201, PLR0917
 # mypy: allow-untyped-defs, allow-untyped-calls
 
@@ -30,16 +33,16 @@ SHRINK = F32(2.0**-32)
 UNIT_16 = F32(2.0**-16)
 FP8_LARGEST = F32(448)
 FP8_NORMAL = U32(121 << 23)  # the bits of 2**-6, the smallest normal number of e4m3
-FP8_SMALL = U32(141 << 23)  # of 2**14, where float32 has steps of 2**-9, the smallest number of e4m3
+FP8_SMALL = U32(141 << 23)  # the bits of 2**14: float32 has steps of 2**-9 there, e4m3's smallest number
 FP8_SMALL_ROUNDER = F32(2.0**14)
 FP8_REBIAS = U32(
     ((7 - 127) * 2**23 + 0x7FFFF) % 2**32
-)  # from a bias of 127 to one of 7, and half of the last place
+)  # changes the exponent's bias from 127 to 7, and adds just under half of the last bit kept, for rounding
 
 
 @inlined
 def draw(index, key, other):
-    """`noise.draw` with all 32 bits, of which the upper are well mixed."""
+    """Return a 32-bit hash of an element's index: `noise.draw` with all 32 bits; the upper bits are the most random."""
     word = U32(U32(index) + key)
     word = U32(U32(word ^ U32(word >> U32(16))) * FIRST)
     word = U32(word ^ U32(word >> U32(15)))
@@ -48,7 +51,7 @@ def draw(index, key, other):
 
 @inlined
 def peak_word(words):
-    """The bits of the largest magnitude; `words` are the bits of the values."""
+    """Return the bits of the largest magnitude, given the bits of the values."""
     largest = I32(0)
     for i in range(words.size):
         largest = max(largest, I32(words[i] & MAGNITUDE))
@@ -57,19 +60,19 @@ def peak_word(words):
 
 @inlined
 def bits_of(value):
-    """The bits of a float32."""
+    """Return the bits of a float32 as an unsigned integer."""
     return F32(value).view(U32)
 
 
 @inlined
 def as_float(word):
-    """The float32 with these bits."""
+    """Return the float32 whose bits are `word`."""
     return U32(word).view(F32)
 
 
 @inlined
 def pack(codes, count, bits, packed):
-    """`bits.pack_bits` of the first `count` of `codes`; up to seven codes beyond them are zero."""
+    """Pack the first `count` of `codes`, as `bits.pack_bits` does; the next codes, up to seven, must be zero."""
     if bits == 8:
         for i in range(count):
             packed[i] = codes[i]
@@ -93,7 +96,7 @@ def pack(codes, count, bits, packed):
 
 @inlined
 def unpack(packed, bits, count, codes):  # noqa: C901 - compiled as one loop
-    """`bits.unpack_bits` into the first `count` of `codes` and up to seven more."""
+    """Unpack `count` integers to `codes`, as `bits.unpack_bits` does; overwrites up to seven more of `codes`."""
     if bits == 8:
         for i in range(count):
             codes[i] = packed[i]
@@ -117,7 +120,7 @@ def unpack(packed, bits, count, codes):  # noqa: C901 - compiled as one loop
 
 @inlined
 def pack_signs(words, packed):
-    """Pack one bit per element, set if it is negative."""
+    """Pack the sign bit of each float; the bit is 1 for a negative number."""
     whole = words.size >> 3
     for i in range(whole):
         byte = U32(0)
@@ -133,7 +136,7 @@ def pack_signs(words, packed):
 
 @inlined
 def unpack_signs(packed, count, words):
-    """Unpack bits to a float32's sign position, into the first `count` of `words` and up to seven more."""
+    """Unpack `count` sign bits to the sign positions (highest bits) of `words`; overwrites up to seven more words."""
     for i in range((count + 7) >> 3):
         byte = U32(packed[i])
         for k in range(8):
@@ -142,7 +145,7 @@ def unpack_signs(packed, count, words):
 
 @inlined
 def put(values, out, mode):
-    """Set `out` to its number of `values` (0), add them to it (1) or subtract them from it (2)."""
+    """Assign (mode 0) or add (1) the first ``out.size`` of `values` to `out`, or subtract (2) them from `out`."""
     if mode == 0:
         for i in range(out.size):
             out[i] = values[i]
@@ -156,13 +159,13 @@ def put(values, out, mode):
 
 @inlined
 def inverse_of(scale):
-    """1 / scale; 0 where the scale is 0."""
+    """Return 1 / `scale`, or 0 for a scale of 0."""
     return ONE / scale if scale > ZERO else ZERO
 
 
 @inlined
 def peak_scale(words, largest):
-    """`scaled.peak_scale` of one block."""
+    """Return the scale for one block, computed as in `scaled.peak_scale`."""
     scale = F32(as_float(peak_word(words)) / largest)
     if F32(scale * largest) > LARGEST:
         scale = as_float(bits_of(scale) - U32(1))
@@ -170,8 +173,8 @@ def peak_scale(words, largest):
 
 
 @inlined
-def round_at_random(values, start, inverse, levels, keys, codes):
-    """`qsgd.round_at_random` of a block that begins at element `start`."""
+def round_stochastically(values, start, inverse, levels, keys, codes):
+    """Round one block stochastically, as `qsgd.round_stochastically` does; the block begins at element `start`."""
     highest = levels + levels + HALF
     key, other = U32(U32(start) + keys[0]), keys[1]
     for i in range(values.size):
@@ -183,7 +186,7 @@ def round_at_random(values, start, inverse, levels, keys, codes):
 
 @inlined
 def halve(sums, width):
-    """`scaled.halving_sum` of the first `width` of `sums`."""
+    """Sum the first `width` elements of `sums` in the order of `scaled.halving_sum`; overwrites `sums`."""
     while width > 1:
         half = (width + 1) >> 1
         lower, upper = sums[: width - half], sums[half:width]
@@ -195,7 +198,7 @@ def halve(sums, width):
 
 @inlined
 def add_magnitudes(values, factor, sums, block):
-    """Sum of magnitudes, each multiplied by `factor`; `sums` is scratch."""
+    """Return the sum over `values` of magnitude times `factor`; `sums` is a work array of `block` elements."""
     for i in range(values.size):
         sums[i] = abs(values[i]) * factor
     sums[values.size :] = ZERO
@@ -204,7 +207,7 @@ def add_magnitudes(values, factor, sums, block):
 
 @compiled
 def encode_nearest(values, words, scales, packed, block, bits, first, stop):
-    """`blocks.BlockInt`."""
+    """Encode for `blocks.BlockInt`: quantize each block to integers by rounding to nearest."""
     largest = F32((1 << (bits - 1)) - 1)
     codes = np.zeros(block + 8, np.uint8)
     for b in range(first, stop):
@@ -220,21 +223,21 @@ def encode_nearest(values, words, scales, packed, block, bits, first, stop):
 
 
 @compiled
-def encode_at_random(values, words, scales, packed, block, bits, keys, first, stop):
-    """`qsgd.Qsgd`."""
+def encode_stochastically(values, words, scales, packed, block, bits, keys, first, stop):
+    """Encode for `qsgd.Qsgd`: quantize each block to integers by stochastic rounding."""
     levels = F32((1 << (bits - 1)) - 1)
     codes = np.zeros(block + 8, np.uint8)
     for b in range(first, stop):
         start = b * block
         own = values[start : start + block]
         scales[b] = peak_scale(words[start : start + block], levels)
-        round_at_random(own, start, inverse_of(scales[b]), levels, keys, codes)
+        round_stochastically(own, start, inverse_of(scales[b]), levels, keys, codes)
         pack(codes, own.size, bits, packed[start * bits >> 3 :])
 
 
 @compiled
 def decode_integers(scales, packed, out, block, bits, mode, first, stop):
-    """Decode `blocks.BlockInt`, `qsgd.Qsgd` and `ternary.Ternary`, which has one scale for all blocks."""
+    """Decode for `blocks.BlockInt` and `qsgd.Qsgd`, and for `ternary.Ternary`, whose blocks share a single scale."""
     zero = F32((1 << (bits - 1)) - 1)
     codes, values = np.zeros(block + 8, np.uint8), np.empty(block, F32)
     for b in range(first, stop):
@@ -249,7 +252,7 @@ def decode_integers(scales, packed, out, block, bits, mode, first, stop):
 
 @compiled
 def encode_float8(values, words, scales, packed, block, first, stop):
-    """`fp8.BlockFloat8`."""
+    """Encode for `fp8.BlockFloat8`: scale each block and round its elements to fp8 (e4m3)."""
     for b in range(first, stop):
         start = b * block
         own, codes = values[start : start + block], packed[start : start + block]
@@ -266,7 +269,7 @@ def encode_float8(values, words, scales, packed, block, first, stop):
 
 @compiled
 def decode_float8(scales, packed, table, out, block, mode, first, stop):
-    """Decode `fp8.BlockFloat8`; `table` holds the 256 numbers of the format."""
+    """Decode for `fp8.BlockFloat8`; `table` has the values of the 256 fp8 codes."""
     values = np.empty(block, F32)
     for b in range(first, stop):
         start = b * block
@@ -279,7 +282,7 @@ def decode_float8(scales, packed, table, out, block, mode, first, stop):
 
 @compiled
 def encode_block_signs(values, words, scales, packed, block, first, stop):
-    """`signs.BlockSign`; the mean is that of `scaled.mean_magnitudes`."""
+    """Encode for `signs.BlockSign`: the mean magnitude of each block (as in `scaled.mean_magnitudes`), and signs."""
     sums = np.empty(block, F32)
     for b in range(first, stop):
         start = b * block
@@ -294,7 +297,7 @@ def encode_block_signs(values, words, scales, packed, block, first, stop):
 
 @compiled
 def encode_votes(values, words, packed, seed, block, first, stop):
-    """`signs.Vote`."""
+    """Encode for `signs.Vote`: signs only; the sign for a zero alternates with the index, and depends on `seed`."""
     signs = np.empty(block, I32)
     for b in range(first, stop):
         start = b * block
@@ -307,7 +310,10 @@ def encode_votes(values, words, packed, seed, block, first, stop):
 
 @compiled
 def conclude_votes(counted, tie, block, first, stop):
-    """`signs.MajorityVote.conclude_`; `tie` is the result of a tie on element 0, `block` is even."""
+    """Turn sums of votes into signs, as in `signs.MajorityVote.conclude_`.
+
+    A tie gives `tie` for elements with an even index and `-tie` for the others; `block` is even.
+    """
     for b in range(first, stop):
         own = counted[b * block : (b + 1) * block]
         for i in range(own.size):
@@ -317,7 +323,7 @@ def conclude_votes(counted, tie, block, first, stop):
 
 @compiled
 def decode_signs(scales, packed, out, block, mode, first, stop):
-    """Decode `signs.BlockSign`, and `signs.Vote` with one scale for all blocks."""
+    """Decode for `signs.BlockSign`, and for `signs.Vote`, whose blocks share a single scale."""
     values, words = np.empty(block, F32), np.empty(block, U32)
     for b in range(first, stop):
         start = b * block
@@ -331,7 +337,7 @@ def decode_signs(scales, packed, out, block, mode, first, stop):
 
 @compiled
 def measure(values, words, peaks, squares, block, first, stop):
-    """Peak (as bits) and sum of squares of each block, for `ternary.Ternary`."""
+    """Compute the largest magnitude (as bits) and the sum of squares for each block, for `ternary.Ternary`."""
     sums = np.empty(block, np.float64)
     for b in range(first, stop):
         start = b * block
@@ -345,18 +351,18 @@ def measure(values, words, peaks, squares, block, first, stop):
 
 @compiled
 def encode_ternary(values, scale, packed, block, keys, first, stop):
-    """`ternary.Ternary`, after its scale is known."""
+    """Encode for `ternary.Ternary`, given the common scale of all blocks."""
     codes = np.zeros(block + 8, np.uint8)
     for b in range(first, stop):
         start = b * block
         own = values[start : start + block]
-        round_at_random(own, start, inverse_of(scale), ONE, keys, codes)
+        round_stochastically(own, start, inverse_of(scale), ONE, keys, codes)
         pack(codes, own.size, 2, packed[start >> 2 :])
 
 
 @compiled
 def encode_natural(words, exponents, signs, block, keys, first, stop):
-    """`natural.Natural`."""
+    """Encode for `natural.Natural`: stochastically round magnitudes to powers of two; pack exponents and signs."""
     for b in range(first, stop):
         start = b * block
         own, raised = words[start : start + block], exponents[start : start + block]
@@ -369,7 +375,7 @@ def encode_natural(words, exponents, signs, block, keys, first, stop):
 
 @compiled
 def decode_natural(exponents, signs, out, block, mode, first, stop):
-    """Decode `natural.Natural`."""
+    """Decode for `natural.Natural`: rebuild each float from its exponent and sign."""
     values, words = np.empty(block, F32), np.empty(block, U32)
     for b in range(first, stop):
         start = b * block

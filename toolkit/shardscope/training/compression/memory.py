@@ -1,7 +1,7 @@
-"""A rank's memory of what it has not sent: nothing, or the residual of error feedback.
+"""Residuals that a rank keeps between steps: a base class that keeps none, and error feedback.
 
-A memory turns a bucket's gradient into the values that are packed (`before`), and then receives the decoded values
-(`after`). It is part of every checkpoint.
+A `Memory` computes the values to pack from a bucket's gradient (`before`), and receives the decoded values after
+packing (`after`). Its tensors are saved in every checkpoint.
 """
 
 from __future__ import annotations
@@ -14,46 +14,58 @@ from shardscope.training.compression.bucket import Bucket, BucketState, squares_
 
 
 class Memory:
-    """Memory that keeps nothing: each step's gradient is packed unchanged."""
+    """Base class, which keeps no residual: each step's gradient is packed unchanged."""
 
     is_needed = False
-    """Whether the memory needs the decoded values, which costs unpacking the rank's own packet."""
+    """Whether the memory needs the decoded values, for which the rank must unpack its own packet."""
     keeps_values = False
-    """Whether the caller subtracts the decoded values in place from those that `before` returned, instead of calling
-    `after`."""
+    """Whether the tensor that `before` returns is the residual itself: the caller then subtracts the decoded values
+    from it in place, and does not call `after`."""
 
     seen: dict[str, float] | None = None
-    """Squared norms of the steps' inputs since `watch`, by tensor; None while not watched."""
+    """Squared norms of the gradients received since ``watch(True)``, by tensor; None if not recording."""
 
     def watch(self, is_on: bool) -> None:
-        """Start or stop recording the norms of inputs."""
+        """Start or stop recording the norms of the gradients that `before` receives."""
         self.seen = {} if is_on else None
 
     def note(self, names: Sequence[str], sizes: Sequence[int], flat: Tensor) -> None:
-        """Record the input of a step for these tensors, if watched; exchanges of one step add up."""
+        """Add the squared norms of a bucket's tensors to `seen`, if recording.
+
+        Args:
+            names: Names of the tensors.
+            sizes: Number of elements of each tensor.
+            flat: The tensors, concatenated.
+        """
         if self.seen is not None:
             for name, square in squares_by_tensor(names, flat.split(list(sizes))).items():
                 self.seen[name] = self.seen.get(name, 0.0) + square
 
     def before(self, bucket: Bucket) -> Tensor:
-        """Return the values to pack, flat float32; `bucket.flat` itself where possible."""
+        """Return the values to pack: a flat float32 tensor, which may be ``bucket.flat`` itself."""
         return bucket.flat.float()
 
     def after(self, bucket: Bucket, values: Tensor, back: Tensor) -> None:
-        """Receive `back`, the decoded form of `values`."""
+        """Receive the decoded values after packing.
+
+        Args:
+            bucket: The bucket that was packed.
+            values: The values that `before` returned for the bucket.
+            back: The values decoded from the packet.
+        """
 
     @property
     def kept(self) -> dict[str, BucketState]:
-        """Tensors that checkpoints must save, by kind; the residual of the mean gradient comes first."""
+        """Tensors to save in checkpoints, by kind (such as ``residual``); the first is the gradient's residual."""
         return {}
 
     @property
     def residuals(self) -> dict[str, BucketState]:
-        """Residuals, by kind."""
+        """The residuals among the kept tensors, by kind."""
         return {}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """All kept tensors, by kind and name."""
+        """Return all kept tensors, under the key ``kind.name``."""
         return {
             f"{kind}.{name}": tensor
             for kind, kept in self.kept.items()
@@ -70,7 +82,13 @@ class Memory:
 
 
 class ErrorFeedback(Memory):
-    """What a step leaves out is added to the next step's gradient (Seide et al. 2014; Karimireddy et al. 2019)."""
+    """Error feedback: adds the compression error of one step to the gradient of the next step.
+
+    Seide et al. 2014, "1-Bit Stochastic Gradient Descent"; Karimireddy et al. 2019, "Error Feedback Fixes SignSGD".
+
+    Args:
+        kind: Kind under which the residual is saved in checkpoints.
+    """
 
     is_needed = True
     keeps_values = True

@@ -1,9 +1,9 @@
-"""Cheap random numbers that can be drawn for each element independently: a hash of a seed and the element's index.
+"""Fast random numbers for stochastic rounding: a hash of a seed and an element's index.
 
-Stochastic rounding needs one random number per element. A generator's stream would cost more than all the rest of
-packing, and cannot be split among threads or between compiled and plain code; a hash can. It mixes 32-bit integers by
-shifts and odd multipliers (those of Wellons' lowbias32; `loops.draw` is the same hash, compiled). These numbers are
-good enough for rounding, and for nothing else.
+Stochastic rounding needs one random number per element. Drawing them from a generator would take longer than the rest
+of packing, and one generator cannot serve several threads in a reproducible order. A hash needs no order. It mixes
+32-bit integers by shifts and odd multipliers (those of lowbias32 by Wellons); `loops.draw` is the same hash, compiled.
+The numbers are random enough for rounding only.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ MULTIPLIERS = (0x7FEB352D, 0x846CA68B)
 _WORD = 2**32
 
 Keys = tuple[int, int]
-"""Two 32-bit integers that identify a stream of random numbers."""
+"""Two 32-bit integers that select a sequence of random numbers."""
 
 
 def keys_of(seed: int) -> Keys:
-    """The keys of a seed; neighbouring seeds give unrelated keys."""
+    """Return the keys for `seed`; consecutive seeds give unrelated keys."""
     first = _mix(seed % _WORD)
     return first, _mix(first ^ 0x9E3779B9)
 
@@ -31,7 +31,14 @@ def _mix(word: int) -> int:
 
 
 def draw(keys: Keys, start: int, count: int, bits: int) -> Tensor:
-    """Random integers of `bits` bits (1 to 31) for the elements from `start` on, int32."""
+    """Return a random integer for each of `count` elements, as an int32 tensor.
+
+    Args:
+        keys: The keys for a seed, from `keys_of`.
+        start: Index of the first element.
+        count: Number of elements.
+        bits: Bits of each random integer, 1 to 31.
+    """
     words = torch.arange(count, dtype=torch.int32)
     words += _signed(start + keys[0])
     _fold(words, 16)
@@ -45,11 +52,11 @@ def draw(keys: Keys, start: int, count: int, bits: int) -> Tensor:
 
 
 def _fold(words: Tensor, shift: int) -> None:
-    """XOR with the upper bits; int32 shifts copies of the sign in, which are masked out."""
+    """XOR each word with its upper bits, in place; shifting an int32 copies the sign bit, so the copies are masked."""
     words ^= (words >> shift).bitwise_and_(2 ** (32 - shift) - 1)
 
 
 def _signed(word: int) -> int:
-    """The int32 with the same bits."""
+    """Return the int32 that has the same bits as the unsigned `word`."""
     word %= _WORD
     return word - _WORD if word >= _WORD // 2 else word

@@ -1,10 +1,12 @@
-"""Compressor for methods that are a codec: three ways to exchange packets, with or without error feedback.
+"""Compressor for methods that define a `Codec`: three ways to exchange packets, with or without error feedback.
 
-| way | bytes that a rank sends of a bucket packed into P bytes, W ranks |
-|---|---|
-| sum, where packets allow it | the bytes that the strategy's all-reduce sends of P bytes |
-| two-phase | 2 (W-1) packets of a W-th of the bucket: each rank collects its share from all, sums it in float32, packs the mean again and sends it to all (Tang et al. 2021, 1-bit Adam; Wang et al. 2023, ZeRO++) |
-| gather | (W-1) P: every rank receives all packets; grows with the number of ranks |
+A bucket is packed into P bytes; W is the number of ranks.
+
+| exchange | how the mean is computed | bytes that each rank sends |
+|---|---|---|
+| sum, if packets can be summed | the strategy's all-reduce, on the packets | those of an all-reduce of P bytes |
+| two-phase | each rank receives its share of the bucket from all ranks, averages it in float32, packs the mean and sends it to all ranks (Tang et al. 2021, 1-bit Adam; Wang et al. 2023, ZeRO++) | 2 (W-1) P/W |
+| gather | each rank receives the packets of all ranks and averages them | (W-1) P |
 """  # noqa: E501 - a table
 
 from __future__ import annotations
@@ -22,32 +24,36 @@ from shardscope.training.compression.codec import Codec
 from shardscope.training.compression.compressor import (
     Carrier,
     Compressor,
-    refuse_not_finite,
-    refuse_out_of_range,
+    check_finite,
+    check_range,
     seed_of,
 )
 from shardscope.training.compression.memory import ErrorFeedback, Memory
 
 _SHARE = "share."
-_APART = 7919
-"""Distance between the seeds of a bucket's exchanges in one step."""
+_SEED_STRIDE = 7919
+"""Difference between the seeds of successive exchanges of a bucket within one step."""
 
 
 def share_size(num_elements: int, world_size: int, align: int) -> int:
-    """Elements of each rank's share in the two-phase way: a W-th, rounded up to a multiple of `align`."""
+    """Return the number of elements in each rank's share of a bucket in the two-phase exchange.
+
+    It is the bucket's size divided by the number of ranks, rounded up to a multiple of `align`.
+    """
     return -(-num_elements // (world_size * align)) * align
 
 
 class Packed(Compressor):
-    """Compressor made of a codec, memories of residuals, and a way to exchange packets.
+    """Compressor that packs gradients with a codec.
 
     Args:
-        name: The method's name, for errors.
+        name: The method's name, for error messages.
         codec: The method's codec.
-        memory: Residuals of this rank's own gradient.
-        shares: Residuals of this rank's share of the mean, which the two-phase way packs a second time.
-        exchange: ``"two-phase"`` or ``"gather"``; ignored where packets can be summed.
-        carries_overflow: Whether NaN and infinities are passed on instead of refused.
+        memory: Keeps the residuals of this rank's own gradient; by default, none are kept.
+        shares: Keeps the residuals of this rank's share of the mean, which the two-phase exchange packs a second time;
+            by default, none are kept.
+        exchange: ``"two-phase"`` or ``"gather"``; ignored if packets can be summed.
+        carries_overflow: Whether to pass on NaN and infinities instead of raising an error.
     """
 
     def __init__(
@@ -68,7 +74,7 @@ class Packed(Compressor):
 
     @classmethod
     def of(cls, name: str, codec: Codec, *, feedback: bool, exchange: str = "two-phase") -> Packed:
-        """Build a compressor with error feedback for every packet, gradients and shares, or without feedback."""
+        """Build a compressor without error feedback, or with error feedback for both gradients and shares."""
         if not feedback:
             return cls(name, codec, exchange=exchange)
         shares = ErrorFeedback("share") if exchange == "two-phase" and codec.summable is None else None
@@ -82,7 +88,7 @@ class Packed(Compressor):
         self.codec.begin_step(step)
 
     def mean_(self, bucket: Bucket, carrier: Carrier) -> None:
-        self._look_at(bucket)
+        self._watch_input(bucket)
         values = self.memory.before(bucket)
         out = bucket.flat if bucket.flat.dtype == torch.float32 else torch.empty_like(values)
         if self.codec.summable is not None:
@@ -95,7 +101,7 @@ class Packed(Compressor):
             bucket.flat.copy_(out)
 
     def scatter_mean(self, bucket: Bucket, carrier: Carrier, out: Tensor) -> None:
-        self._look_at(bucket)
+        self._watch_input(bucket)
         values = self.memory.before(bucket)
         share = values.numel() // carrier.world_size
         mean = out if out.dtype == torch.float32 else torch.empty(share)
@@ -107,38 +113,39 @@ class Packed(Compressor):
             packets = self._pack_summands(bucket, values, share, carrier.world_size, carrier)
             own = carrier.scatter_sum(packets.view(-1)).view(torch.uint8)
             self._unpack(own, mean, self._seed(bucket, carrier, carrier.rank), carrier)
-            self._look_for_overflow(own, bucket.cut(mean, carrier.rank * share))
+            self._check_overflow(own, bucket.cut(mean, carrier.rank * share))
         if mean is not out:
             out.copy_(mean)
 
-    def _look_at(self, bucket: Bucket) -> None:
+    def _watch_input(self, bucket: Bucket) -> None:
         if not self.carries_overflow:
-            refuse_not_finite(bucket, self.name)
+            check_finite(bucket, self.name)
 
-    def _look_for_overflow(self, packed: Tensor, unpacked: Bucket) -> None:
-        """Refuse infinities that packing has made of finite gradients, or of their sum.
+    def _check_overflow(self, packed: Tensor, unpacked: Bucket) -> None:
+        """Raise `NotFinite` if packing or summing has turned finite gradients into infinities.
 
-        The check reads the packet or the unpacked values, whichever is in float32: torch is slow to sum short formats.
+        The check reads the packet if that is in float32, else the unpacked values, because torch sums 16-bit dtypes
+        slowly.
         """
         if not self.codec.may_overflow or self.carries_overflow:
             return
         is_float = self.codec.summable == torch.float32
         if not torch.isfinite((packed.view(torch.float32) if is_float else unpacked.flat).sum()):
-            refuse_out_of_range(unpacked, self.name, self.codec.out_of_range)
+            check_range(unpacked, self.name, self.codec.out_of_range)
 
-    # From one rank to another.
+    # Methods for sending a packet from one rank to another.
 
     def num_bytes(self, num_elements: int) -> int:
         return self.codec.num_bytes(num_elements)
 
     def pack(self, bucket: Bucket, carrier: Carrier) -> Tensor:
-        self._look_at(bucket)
+        self._watch_input(bucket)
         values = self.memory.before(bucket)
         packet = self._pack(bucket, values, values.numel(), 1, carrier)[0]
         if self.codec.may_overflow and not self.carries_overflow:
             back = torch.empty_like(values)
             self.codec.decode(packet, back, self._seed(bucket, carrier, 0))
-            self._look_for_overflow(packet, replace(bucket, flat=back))
+            self._check_overflow(packet, replace(bucket, flat=back))
         return packet
 
     def unpack(
@@ -156,7 +163,7 @@ class Packed(Compressor):
         packets = self._pack_summands(bucket, values, values.numel(), 1, carrier)
         summed = carrier.sum_(packets.view(-1)).view(torch.uint8)
         self._unpack(summed, out, self._seed(bucket, carrier, 0), carrier)
-        self._look_for_overflow(summed, replace(bucket, flat=out))
+        self._check_overflow(summed, replace(bucket, flat=out))
 
     def _gather(self, bucket: Bucket, values: Tensor, out: Tensor, carrier: Carrier) -> None:
         own = self._pack(bucket, values, values.numel(), 1, carrier)[0]
@@ -167,12 +174,14 @@ class Packed(Compressor):
         share = share_size(count, world_size, self.codec.align)
         incoming = carrier.packets.all_to_all(self._pack(bucket, values, share, world_size, carrier))
         pieces = [out[rank * share : (rank + 1) * share] for rank in range(world_size)]
-        mean = _whole(pieces[carrier.rank], share)  # `out` may be overwritten: its values are packed already
+        mean = _full_share(
+            pieces[carrier.rank], share
+        )  # `out` may be overwritten: its values are packed already
         self._add_up(incoming, mean, bucket, carrier, row=carrier.rank)
         gathered = carrier.packets.all_gather(self._pack_share(bucket, mean, carrier))
         for rank, (packet, piece) in enumerate(zip(gathered, pieces, strict=True)):
             if piece.numel():
-                whole = _whole(piece, share)
+                whole = _full_share(piece, share)
                 self._unpack(packet, whole, self._seed(bucket, carrier, world_size, rank), carrier)
                 if whole is not piece:
                     piece.copy_(whole[: piece.numel()])
@@ -180,20 +189,24 @@ class Packed(Compressor):
     # Packing and unpacking.
 
     def _pack(self, bucket: Bucket, values: Tensor, share: int, count: int, carrier: Carrier) -> Tensor:
-        """Pack the `count` shares of `values`, [count, bytes], and store the residuals in the memory."""
+        """Pack `values` as `count` shares of `share` elements each, and update the memory's residuals.
+
+        Returns:
+            The packets: a uint8 tensor of shape [count, bytes per share].
+        """
         rows = list(_rows(values, share, count))
-        packets = self._room(len(rows), share)
+        packets = self._packet_buffer(len(rows), share)
         with carrier.meter.span("codec", "encode"):
             for j, row in enumerate(rows):
                 self.codec.encode(row, packets[j], self._seed(bucket, carrier, j))
             if self.memory.is_needed:
-                self._remember(bucket, values, packets, rows, carrier)
+                self._update_memory(bucket, values, packets, rows, carrier)
         return packets
 
-    def _remember(
+    def _update_memory(
         self, bucket: Bucket, values: Tensor, packets: Tensor, rows: list[Tensor], carrier: Carrier
     ) -> None:
-        """Pass the decoded packets to the memory, or subtract them from `values` in place."""
+        """Pass the decoded packets to the memory, or, if it `keeps_values`, subtract them from `values` in place."""
         seeds = [self._seed(bucket, carrier, j) for j in range(len(rows))]
         if self.memory.keeps_values:
             for j, piece in enumerate(values.split(rows[0].numel()) if values.numel() else ()):
@@ -206,14 +219,14 @@ class Packed(Compressor):
             self.codec.decode(packet, row, seed)
         self.memory.after(bucket, values, back.view(-1)[: values.numel()])
 
-    def _room(self, count: int, share: int) -> Tensor:
+    def _packet_buffer(self, count: int, share: int) -> Tensor:
         size = self.codec.num_bytes(share)
         if self.codec.summable is None:
             return packet_rows(count, size)
         return torch.empty(count * size, dtype=torch.uint8).view(count, size)  # to be summed as one tensor
 
     def _pack_share(self, bucket: Bucket, mean: Tensor, carrier: Carrier) -> Tensor:
-        """Pack this rank's share of the mean, which has its own memory."""
+        """Pack this rank's share of the mean for the second phase, with the residuals in `shares`."""
         own = bucket.cut(mean, carrier.rank * mean.numel())
         seed = self._seed(bucket, carrier, carrier.world_size)
         packet = packet_rows(1, self.codec.num_bytes(mean.numel()))[0]
@@ -231,10 +244,11 @@ class Packed(Compressor):
     def _pack_summands(
         self, bucket: Bucket, values: Tensor, share: int, count: int, carrier: Carrier
     ) -> Tensor:
-        """Packets that sum to the mean, viewed as numbers.
+        """Return packets whose sum over all ranks is the packet of the mean, viewed in the dtype of the sum.
 
-        Values are divided by the number of ranks before packing, as a short format would overflow earlier otherwise.
-        Residuals, however, are in units of the gradient. Methods that keep them pack float32 and divide afterwards.
+        Without error feedback, values are divided by the number of ranks before packing, so that a 16-bit dtype
+        overflows only for larger values. Residuals must be in units of the gradient, so methods with error feedback
+        divide after packing; their packets are in float32.
         """
         assert self.codec.summable is not None
         if self.memory.is_needed:
@@ -248,7 +262,7 @@ class Packed(Compressor):
             self.codec.decode(packet, out, seed)
 
     def _add_up(self, packets: Tensor, out: Tensor, bucket: Bucket, carrier: Carrier, *, row: int) -> None:
-        """Write to `out` the mean of all ranks' packets of share `row`, added in the order of the ranks."""
+        """Decode the packets of all ranks for share `row`, add them in rank order, and write their mean to `out`."""
         with carrier.meter.span("codec", "decode"):
             for rank, packet in enumerate(packets):
                 self.codec.decode(packet, out, self._seed(bucket, carrier, row, rank), add=rank > 0)
@@ -258,7 +272,7 @@ class Packed(Compressor):
     def _seed(self, bucket: Bucket, carrier: Carrier, row: int, rank: int | None = None) -> int:
         who = carrier.rank if rank is None else rank
         seed = seed_of(carrier.seed, bucket.step, bucket.names, None if self.codec.shared_seed else who)
-        return seed + row + _APART * bucket.part
+        return seed + row + _SEED_STRIDE * bucket.part
 
     # State kept between steps.
 
@@ -284,7 +298,10 @@ class Packed(Compressor):
         return {**self.memory.state_dict(), **self.shares.state_dict()}
 
     def merge(self, states: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """Merge as in the base class; the residual of each share, which one rank alone holds, joins every residual."""
+        """Merge the states of all ranks as in the base class, and add the residuals of shares.
+
+        Only one rank has the residual of each share, so it is not averaged but added to the merged gradient residual.
+        """
         residuals: dict[str, Tensor] = {}
 
         def without_shares() -> Iterator[dict[str, Tensor]]:
@@ -310,13 +327,13 @@ class Packed(Compressor):
         self.shares.load_state_dict(state)
 
 
-def _whole(piece: Tensor, share: int) -> Tensor:
-    """Buffer for a whole share: `piece` itself, or a new tensor if it is the last and short."""
+def _full_share(piece: Tensor, share: int) -> Tensor:
+    """Return a buffer of `share` elements: `piece` itself, or a new tensor if the piece is shorter (the last one)."""
     return piece if piece.numel() == share else torch.empty(share)
 
 
 def _rows(values: Tensor, share: int, count: int) -> Iterator[Tensor]:
-    """`count` shares of `values`, padded with zeros at the end."""
+    """Yield `count` consecutive shares of `values`, padded with zeros at the end."""
     for j in range(count):
         row = values[j * share : (j + 1) * share]
         yield row if row.numel() == share else pad(row, (0, share - row.numel()))

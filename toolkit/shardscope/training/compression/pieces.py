@@ -1,8 +1,8 @@
-"""Codecs that process a tensor piece by piece, compiled where numba is installed, in plain torch elsewhere.
+"""Base classes for codecs that process a tensor piece by piece, by compiled loops (numba) or in plain torch.
 
-Both routes write the same bytes. The plain route cuts a tensor into pieces that stay in a core's cache from one torch
-operation to the next, instead of streaming the whole tensor through memory for each operation. The compiled route does
-all operations on an element at once, and distributes the elements over threads.
+Both versions write the same bytes. In plain torch, a tensor is split into pieces small enough to stay in a core's cache
+from one torch operation to the next; otherwise each operation would read the whole tensor from memory. A compiled loop
+does all operations on an element at once, and runs on several threads.
 """
 
 from __future__ import annotations
@@ -21,15 +21,19 @@ from shardscope.training.compression.noise import Keys, keys_of
 from shardscope.training.compression.route import choose_route, share_out
 
 PIECE = 1 << 16
-"""Approximate elements per piece in plain torch, a quarter of a megabyte; also the minimum per thread."""
+"""Approximate number of elements per piece in plain torch (256 KiB of float32), and the minimum per thread of a loop.
+"""
 CHUNK = 4096
-"""Elements that compiled loops process at a time where a codec has no blocks."""
+"""Number of elements per group in compiled loops, for codecs without blocks."""
 SET, ADD, SUBTRACT = 0, 1, 2
-"""Modes of unpacking: overwrite the output with the values, add them to it, or subtract them from it."""
+"""Modes of unpacking: overwrite the output with the decoded values, add them to it, or subtract them from it."""
 
 
 class PieceCodec(Codec):
-    """Base class that chooses the route and unpacks by one method for setting, adding and subtracting."""
+    """Base class that chooses between compiled loops and plain torch.
+
+    A subclass defines one method, `unpack`, for all three modes of unpacking.
+    """
 
     def __init__(self) -> None:
         self.is_compiled = choose_route() == "numba"
@@ -48,15 +52,18 @@ class PieceCodec(Codec):
 
     @abstractmethod
     def unpack(self, packet: Tensor, out: Tensor, mode: int) -> None:
-        """Unpack into `out` in the given `mode`: set, add or subtract. These codecs need no seed for it."""
+        """Unpack `packet` into `out` by `mode`, which is `SET`, `ADD` or `SUBTRACT`.
+
+        There is no seed: these codecs draw random numbers only to encode.
+        """
 
 
 class CodeCodec(PieceCodec):
-    """Base of codecs with a code of `bits` bits per element, after a header of float32 scales.
+    """Base class of codecs whose packet is a header of float32 scales, then an integer code for each element.
 
     Args:
         bits: Bits per code, 1 to 8.
-        grain: Pieces begin at a multiple of it; a multiple of 8.
+        grain: Each piece begins at a multiple of this number of elements; must be a multiple of 8.
     """
 
     def __init__(self, bits: int, grain: int = 8) -> None:
@@ -66,13 +73,13 @@ class CodeCodec(PieceCodec):
 
     @abstractmethod
     def num_scales(self, num_elements: int) -> int:
-        """Number of scales in a packet with `num_elements` values."""
+        """Return the number of scales in a packet with `num_elements` values."""
 
     def num_bytes(self, num_elements: int) -> int:
         return 4 * self.num_scales(num_elements) + packed_size(num_elements, self.bits)
 
     def _parts(self, packet: Tensor, num_elements: int) -> tuple[Tensor, Tensor]:
-        """Scales and packed codes of a packet, as views."""
+        """Return views of the scales and of the packed codes in a packet."""
         head = 4 * self.num_scales(num_elements)
         return packet[:head].view(torch.float32), packet[head:]
 
@@ -103,17 +110,24 @@ class CodeCodec(PieceCodec):
         return packed[start * self.bits // 8 : packed_size(stop, self.bits)]
 
     def begin(self, values: Tensor, scales: Tensor) -> None:
-        """Fill in the scales that depend on all values."""
+        """Compute, before any codes, the scales that depend on all values; by default there are none."""
 
     @abstractmethod
     def codes(self, values: Tensor, scales: Tensor, keys: Keys, start: int) -> Tensor:
-        """Return the codes of a piece, uint8 and flat; may fill in its scales. `start` is its first element's index."""
+        """Return the codes for one piece of the tensor, as a flat uint8 tensor.
+
+        Args:
+            values: The values of the piece, flat.
+            scales: The scales of the whole packet; this method may write those of the piece.
+            keys: Keys for random numbers.
+            start: Index in the tensor of the first element of the piece.
+        """
 
     @abstractmethod
     def values(self, codes: Tensor, scales: Tensor, start: int) -> Tensor:
-        """Return the values of a piece's codes, flat float32."""
+        """Return the values of one piece, decoded from its codes, as a flat float32 tensor."""
 
-    # Compiled. A subclass that overrides neither of these two runs in plain torch.
+    # Compiled. A subclass that overrides neither `encode_compiled` nor `unpack_compiled` runs in plain torch.
 
     @classmethod
     def _has_loops(cls) -> bool:
@@ -121,39 +135,46 @@ class CodeCodec(PieceCodec):
         return encodes or cls.unpack_compiled is not CodeCodec.unpack_compiled
 
     def encode_compiled(self, values: Tensor, scales: Tensor, packed: Tensor, keys: Keys) -> None:
-        """Encode all values by a compiled loop, if there is one: the same bytes as from plain torch."""
+        """Encode all values; a subclass overrides this with a compiled loop that writes the same bytes."""
         self._encode_plain(values, scales, packed, keys)
 
     def unpack_compiled(self, scales: Tensor, packed: Tensor, out: Tensor, mode: int) -> None:
-        """Unpack all values by a compiled loop, if there is one: the same values as from plain torch."""
+        """Unpack all values; a subclass overrides this with a compiled loop that gives the same values."""
         self._unpack_plain(scales, packed, out, mode)
 
 
 def cuts(num_elements: int, align: int = 8) -> Iterator[tuple[int, int]]:
-    """Start and stop index of each piece; pieces begin at multiples of `align`."""
+    """Yield the start and stop index of each piece of a tensor; each piece begins at a multiple of `align`."""
     size = max(1, PIECE // align) * align
     for start in range(0, num_elements, size):
         yield start, min(start + size, num_elements)
 
 
 def over_blocks(loop: Callable[..., None], block: int, count: int, *arguments: Any) -> None:
-    """Run a compiled loop over all blocks of `count` elements on torch's threads; tensors are passed as arrays."""
+    """Run a compiled loop over all blocks of a tensor, on as many threads as torch uses.
+
+    Args:
+        loop: The compiled loop; called with `arguments`, and with the first and stop block of one thread.
+        block: Elements per block.
+        count: Elements of the tensor.
+        arguments: Leading arguments of the loop; tensors are passed as NumPy arrays.
+    """
     arrays = [each.detach().numpy() if isinstance(each, Tensor) else each for each in arguments]
     share_out(loop, arrays, count=-(-count // block), at_least=max(1, PIECE // block))
 
 
 def words_of(values: Tensor) -> Tensor:
-    """The bits of float32 values, as integers."""
+    """Return a view of float32 values as int32: the bits of each float."""
     return values.view(torch.int32)
 
 
 def as_words(keys: Keys) -> tuple[np.uint32, np.uint32]:
-    """Keys in the form that compiled loops take."""
+    """Convert keys to the NumPy integers that compiled loops take."""
     return np.uint32(keys[0]), np.uint32(keys[1])
 
 
 def put(values: Tensor, out: Tensor, mode: int) -> None:
-    """Set `out` to `values`, add them to it or subtract them from it."""
+    """Overwrite `out` with `values`, or add or subtract them, by `mode` (`SET`, `ADD` or `SUBTRACT`)."""
     if mode == SET:
         out.copy_(values)
     else:

@@ -1,8 +1,8 @@
-"""Loads numba on import. The launch server imports this once for all ranks, before the first compressed run.
+"""Loads numba when this module is imported, as the launch server does before the first compressed run.
 
-Importing numba and initialising its compiler takes a core most of a second. Without the server, from which the ranks
-are forked, every rank of every compressed run would pay for it. Nothing happens if numba is not installed, or if
-codecs are set to run without it.
+Importing numba and initialising its compiler takes most of a second on one core. The ranks are forked from the launch
+server, so that none of them has to load numba again. Nothing is loaded if numba is not installed, or if the environment
+variable ``SHARDSCOPE_CODECS`` is ``torch``.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from shardscope.training.compression.route import VARIABLE
 
 
 def load() -> bool:
-    """Load numba and return whether it is ready."""
+    """Load numba and its compiler if compiled loops are to be used; return whether they were loaded."""
     if not importlib.util.find_spec("numba") or os.environ.get(VARIABLE) == "torch":
         return False
     with contextlib.suppress(
         Exception
-    ):  # the run reports any failure; the server must continue to serve others
+    ):  # a failure will be reported by the run that uses numba; the launch server must not stop here
         import numba
 
         from shardscope.training.compression import loops  # noqa: F401

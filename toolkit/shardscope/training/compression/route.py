@@ -1,10 +1,11 @@
-"""Compiled loops where numba is installed, plain torch elsewhere; both make bit-identical packets.
+"""Chooses whether codecs run loops compiled by numba or plain torch; both write bit-identical packets.
 
-Packing is a few arithmetic operations per number. torch makes one pass over memory for each operation; a single loop
-that keeps a block in the cache is several times faster. numba (the extra ``fast``) compiles these loops to machine code
-on first use, which takes one core one to three seconds per method, and caches them on disk. Loading numba and the loops
-takes a second and about 50 MB, which the launch server spends once for all ranks (`ready`). Compiled loops release the
-GIL, so packing on the sending thread does not slow the backward pass. A run's start event reports which route ran.
+Packing takes a few arithmetic operations per number. torch makes one pass over memory for each operation; a compiled
+loop that does all operations while a block is in the cache is several times faster. numba (the extra ``fast``) compiles
+the loops on first use, in one to three seconds per method on one core, and caches them on disk. Loading numba and the
+loops takes a second and about 50 MB of memory; the launch server does it once for all ranks (`ready`). Compiled loops
+release the GIL, so packing on the sending thread does not slow the backward pass. A run's start event reports which
+version it used.
 """
 
 from __future__ import annotations
@@ -22,33 +23,36 @@ import torch
 from shardscope.errors import SpecError
 
 VARIABLE = "SHARDSCOPE_CODECS"
-"""Environment variable; set it to ``torch`` to avoid numba where it is installed."""
+"""Environment variable; set it to ``torch`` to use plain torch even if numba is installed."""
 ROUTES = ("numba", "torch")
 
 
 def choose_route() -> str:
-    """Return ``"numba"`` or ``"torch"``, as the environment variable requests or as installed.
+    """Return the value of ``SHARDSCOPE_CODECS``; if it is not set, ``"numba"`` if that is installed, else ``"torch"``.
 
     Raises:
-        SpecError: The variable holds another value, or requests numba where it is not installed.
+        SpecError: The variable has an unknown value, or is ``"numba"`` although numba is not installed.
     """
     asked = os.environ.get(VARIABLE)
     installed = importlib.util.find_spec("numba") is not None
     if asked is None:
         return "numba" if installed else "torch"
     if asked not in ROUTES:
-        raise SpecError(f"{VARIABLE}={asked!r} is not a way to run codecs; use {' or '.join(ROUTES)}")
+        raise SpecError(
+            f"the environment variable {VARIABLE}={asked!r} is not valid; use {' or '.join(ROUTES)}"
+        )
     if asked == "numba" and not installed:
         raise SpecError(
-            f"{VARIABLE}='numba', but numba is not installed; install shardscope[fast], or use 'torch'"
+            f"{VARIABLE}='numba', but numba is not installed; install shardscope[fast], or set {VARIABLE}=torch"
         )
     return asked
 
 
 def compiled(loop: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a loop over NumPy arrays to machine code on the first call; later starts load it from disk.
+    """Compile a loop over NumPy arrays to machine code on its first call; later processes load it from a disk cache.
 
-    It is cached next to the source, or in the user's cache directory if that cannot be written, or nowhere.
+    The cache is next to the source file or, if that folder is read-only, in the user's cache directory. If neither can
+    be written, the loop is compiled again in each process.
     """
     import numba
 
@@ -61,7 +65,7 @@ def compiled(loop: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def inlined(helper: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile a helper that is inlined into each compiled loop."""
+    """Compile a helper function so that it is inlined into each compiled loop that calls it."""
     import numba
 
     fast: Callable[..., Any] = numba.njit(forceinline=True, nogil=True, error_model="numpy")(helper)
@@ -69,13 +73,13 @@ def inlined(helper: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def share_out(loop: Callable[..., None], arguments: Sequence[Any], *, count: int, at_least: int) -> None:
-    """Run ``loop(*arguments, first, stop)`` over parts of ``range(count)``, on up to torch's number of threads.
+    """Run ``loop(*arguments, first, stop)`` over parts of ``range(count)``, on at most as many threads as torch uses.
 
     Args:
-        loop: Must release the GIL.
+        loop: The loop; must release the GIL.
         arguments: Leading arguments of the loop.
         count: Number of items to process.
-        at_least: Minimum number of items per part; below it, another thread is not worth starting.
+        at_least: Minimum number of items per thread; with fewer, another thread is not worth starting.
     """
     parts = max(1, min(torch.get_num_threads(), count // at_least))
     bounds = [count * i // parts for i in range(parts + 1)]
@@ -89,7 +93,7 @@ def share_out(loop: Callable[..., None], arguments: Sequence[Any], *, count: int
 
 
 @cache
-def _pool(process: int, size: int) -> ThreadPoolExecutor:  # noqa: ARG001 - a fork leaves threads behind
+def _pool(process: int, size: int) -> ThreadPoolExecutor:  # noqa: ARG001 - a forked process does not inherit threads
     return ThreadPoolExecutor(size, thread_name_prefix="codec")
 
 

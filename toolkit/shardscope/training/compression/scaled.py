@@ -1,4 +1,7 @@
-"""Codecs with one scale per block; a subclass defines how the scale is computed and how values are coded."""
+"""Base class for codecs with one scale per block, and functions to compute scales.
+
+A subclass defines how the scale is computed and how values are quantized.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,21 @@ from shardscope.training.compression.noise import Keys
 from shardscope.training.compression.pieces import CodeCodec
 
 TINY = float(np.finfo(np.float32).tiny)
-"""Scales below float32's smallest normal number count as zero: their reciprocals would be infinite."""
+"""Smallest normal float32. Smaller scales are set to zero, because their reciprocals would be infinite."""
 LARGEST = float(np.finfo(np.float32).max)
 SHRINK = 2.0**-32
-"""Factor for values whose sum would be infinite; a power of two, so that the product is not rounded."""
+"""Factor applied to values whose sum would be infinite; a power of two, so that the product is exact."""
 
 
 class BlockCodec(CodeCodec):
-    """Base class: one float32 scale per block of consecutive elements. The last block may be short.
+    """Base class of codecs with one float32 scale per block of consecutive elements; the last block may be short.
 
-    The abstract methods receive blocks as rows, [blocks, block], the last padded with zeros.
+    The abstract methods receive one block per row: shape [number of blocks, block size], the last row padded with
+    zeros.
+
+    Args:
+        bits: Bits per element, 1 to 8.
+        block: Elements per block; a multiple of 8.
     """
 
     def __init__(self, bits: int, block: int) -> None:
@@ -54,19 +62,26 @@ class BlockCodec(CodeCodec):
 
     @abstractmethod
     def scale(self, rows: Tensor, scales: Tensor, count: int) -> None:
-        """Fill in the scales of some blocks; the first `count` elements are not padding."""
+        """Compute the scale of each row and write it to `scales`; elements from index `count` on are padding."""
 
     @abstractmethod
     def quantize(self, rows: Tensor, scales: Tensor, keys: Keys, start: int) -> Tensor:
-        """Return codes, uint8 and shaped like `rows`; `start` is the index of the first element."""
+        """Return the integer code of each element: a uint8 tensor with the shape of `rows`.
+
+        Args:
+            rows: The values, one block per row.
+            scales: The scale of each row.
+            keys: Keys for random numbers.
+            start: Index in the tensor of the first element of `rows`.
+        """
 
     @abstractmethod
     def dequantize(self, codes: Tensor) -> Tensor:
-        """Return the values of the codes at a scale of 1, as a new float32 tensor."""
+        """Return the values of `codes` before multiplication by the scale, as a new float32 tensor."""
 
 
 def peak_scale(rows: Tensor, scales: Tensor, largest: float) -> None:
-    """Set each scale to its block's largest magnitude divided by the largest number that a code can represent."""
+    """Set each scale to the block's largest magnitude divided by `largest`, the largest number that a code can hold."""
     torch.amax(rows.abs(), dim=1, out=scales)
     scales.div_(largest)
     scales.masked_fill_(scales < TINY, 0.0)
@@ -75,7 +90,10 @@ def peak_scale(rows: Tensor, scales: Tensor, largest: float) -> None:
 
 @cache
 def _largest_scale(largest: float) -> float:
-    """Largest scale at which the largest code stays finite: dividing float32's largest number may have rounded up."""
+    """Return the largest scale whose product with the largest code is finite in float32.
+
+    The quotient of float32's largest number and the largest code may have been rounded up; then the product overflows.
+    """
     scale = np.float32(LARGEST) / np.float32(largest)
     with np.errstate(over="ignore"):
         is_finite = np.isfinite(scale * np.float32(largest))
@@ -83,7 +101,7 @@ def _largest_scale(largest: float) -> float:
 
 
 def mean_magnitudes(rows: Tensor, count: int) -> Tensor:
-    """Mean magnitude of each row, whose first `count` elements are not padding."""
+    """Return the mean magnitude of each row; elements of a row from index `count` on are padding (zeros)."""
     means = halving_sum(rows.abs()).div_(count)
     too_large = torch.isinf(means)
     if too_large.any():
@@ -93,14 +111,15 @@ def mean_magnitudes(rows: Tensor, count: int) -> Tensor:
 
 
 def inverse_of(scales: Tensor) -> Tensor:
-    """1 / scale, as a column; 0 where the scale is 0."""
+    """Return 1 / `scales` as a column of shape [blocks, 1]; 0 for a scale of 0."""
     return torch.where(scales > 0, scales.reciprocal(), 0.0)[:, None]
 
 
 def halving_sum(rows: Tensor) -> Tensor:
-    """Sums of rows, by adding their second half to their first until one column is left; `rows` is overwritten.
+    """Return the sum of each row, by repeatedly adding its second half to its first half; `rows` is overwritten.
 
-    Float sums depend on their order. This order is the same in `loops`, so the sums are bit-identical.
+    The result of a float sum depends on the order of the additions. `loops` uses the same order, so that its sums are
+    bit-identical.
     """
     width = rows.shape[1]
     while width > 1:

@@ -1,7 +1,7 @@
-"""Data for training: from a name, a file or the user's own function to the batches of one rank.
+"""Training data: opens a data set by name, from a file or from a user's function, and reads each rank's batches.
 
-`load_data` opens a `Dataset` of three sources, for training, validation and testing. A `GlobalSampler` chooses the
-rows of each step, `shard` selects a rank's share of them, and `Loader` combines the three.
+`load_data` returns a `Dataset` with training, validation and test rows. A `GlobalSampler` chooses the rows of each
+step's global batch, `shard` selects one rank's rows from them, and a `Loader` reads those rows.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ def load_data(
     """Open the data of a job, with a validation split (see `Dataset.with_validation`).
 
     Args:
-        data: A name in `shardscope.spec.data.DATA`, the path of a file, or a function that makes the data.
-        seed: Passed to a function that takes one; nothing else here is random.
-        seq: Tokens per training window, where the data are tokens.
-        vocab: The model's vocabulary, to refuse tokens outside of it; None accepts all.
+        data: A name in `shardscope.spec.data.DATA`, the path of a file, or a function that returns the data.
+        seed: Passed to a function in `data` that has a parameter `seed`; not used otherwise.
+        seq: Tokens per window, for text and other token data.
+        vocab: The model's vocabulary size; reading a token outside it raises an error. None accepts all tokens.
 
     Raises:
         SpecError: No data set has this name.
-        DataError: The data cannot be read or are of the wrong shape or type.
+        DataError: The data cannot be read, or have the wrong shape or type.
     """
-    return _opened(data, seed=seed, seq=seq, vocab=vocab).with_validation()
+    return _open(data, seed=seed, seq=seq, vocab=vocab).with_validation()
 
 
-def _opened(data: str | Path | Callable[..., Any], *, seed: int, seq: int, vocab: int | None) -> Dataset:
+def _open(data: str | Path | Callable[..., Any], *, seed: int, seq: int, vocab: int | None) -> Dataset:
     if callable(data):
         return call_user(data, seed=seed)
     if data == "digits":

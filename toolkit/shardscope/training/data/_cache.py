@@ -1,7 +1,7 @@
-"""Arrays made once for each machine, then read memory-mapped.
+"""On-disk cache of arrays, such as parsed data sets: created once per machine, then read memory-mapped.
 
-Files are written to a temporary name in the same folder and moved into place, so any number of ranks may do it at
-once and a reader never sees half a file. Reading never unpickles.
+A file is written under a temporary name in the same folder, then renamed. So several ranks may write it at the same
+time, and no reader sees an incomplete file. Reading never unpickles.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from shardscope.training.data.sources import Array
 
 
 def cached(name: str, make: Callable[[], Array]) -> Array:
-    """Return the array called `name` from the cache; `make` creates it if it is missing or damaged.
+    """Return the array `name` from the cache; if its file is missing or damaged, call `make` and store the result.
 
-    It is not an error if the cache cannot be written: each process then makes the array itself.
+    If the cache cannot be written, the array from `make` is returned without being stored.
 
     Raises:
-        DataError: Other users could have put anything into the cache directory.
+        DataError: Other users can write to the cache directory, so its contents cannot be trusted.
     """
     path = cache_dir() / f"{name}.npy"
     try:
@@ -39,16 +39,16 @@ def cached(name: str, make: Callable[[], Array]) -> Array:
 
 
 def cache_dir() -> Path:
-    """The cache directory: `$SHARDSCOPE_CACHE`, else `~/.cache/shardscope`; it need not exist yet.
+    """Return the cache directory: ``$SHARDSCOPE_CACHE`` or else ``~/.cache/shardscope``; it may not exist yet.
 
     Raises:
-        DataError: Another user owns the directory or may write to it.
+        DataError: Another user owns the directory or can write to it.
     """
     path = Path(os.environ.get("SHARDSCOPE_CACHE") or Path.home() / ".cache" / "shardscope").expanduser()
     if path.exists() and not _is_private(path.stat()):
         raise DataError(
-            f"cache {str(path)!r} can be written by other users; "
-            "set SHARDSCOPE_CACHE to a directory of your own"
+            f"the cache directory {str(path)!r} can be written by other users; "
+            "set SHARDSCOPE_CACHE to a directory that only you can write"
         )
     return path
 

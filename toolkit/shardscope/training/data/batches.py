@@ -1,14 +1,14 @@
-"""Batches of any structure: their contents, and how they are split into micro-batches and passed to a model.
+"""Functions on batches: read a batch, split it into micro-batches, list its tensors, and call a model on its inputs.
 
-A batch is a pair of inputs and targets, each a tensor or a structure of tensors: tuples, lists and mappings, nested
-as needed; None and booleans in it are left unchanged. The structure of the inputs decides how the model is called:
+A batch is a pair of inputs and targets. Each is a tensor or a structure of tensors (tuples, lists and mappings, nested
+to any depth), in which None and booleans are left unchanged. The type of the inputs decides how the model is called:
 
     tensor           model(inputs)
     tuple or list    model(*inputs)
     mapping          model(**inputs)
 
-A mapping with ``labels`` is a whole batch, as Hugging Face's models take it: the model gets all of it, and the labels
-are also the targets.
+A data source may also return a single mapping with the key ``labels``, as for Hugging Face models. The model then
+receives the whole mapping, and the labels are also the targets.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _WORDS = {
     torch.float32: "FloatTensor instead",
     torch.float64: "DoubleTensor instead",
 }
-"""How torch's errors name the format of an argument that a layer cannot take."""
+"""For each dtype, a regular expression that matches the names that PyTorch's error messages use for it."""
 Batch = tuple[Any, Any]
-"""Inputs and targets."""
+"""A batch: a pair of inputs and targets; see the module docstring."""
 
 
 class _Reads(Protocol):
@@ -41,27 +41,30 @@ class _Reads(Protocol):
 
 
 def call(model: Callable[..., Any], inputs: Any) -> Any:
-    """Call the model on inputs of any structure and return its output.
+    """Call the model on inputs of any structure (see the module docstring) and return its output.
 
     Raises:
-        DataError: A layer of the model cannot compute with the inputs' number format.
+        DataError: A layer of the model does not support the dtype of the inputs.
     """
     try:
         if isinstance(inputs, Mapping):
             return model(**inputs)
         return model(*inputs) if isinstance(inputs, list | tuple) else model(inputs)
     except (RuntimeError, ValueError) as error:
-        dtype = _refused_dtype(str(error), inputs)
+        dtype = _unsupported_dtype(str(error), inputs)
         if dtype is None:
             raise
         reason = str(error).rstrip(".")
         raise DataError(
-            f"the model cannot take inputs of {dtype}: {reason}; give the type that it computes in"
+            f"the model does not accept inputs of {dtype}: {reason}; convert the inputs to a dtype that it accepts"
         ) from error
 
 
-def _refused_dtype(reason: str, inputs: Any) -> torch.dtype | None:
-    """The number format that an error of torch names, if inputs have it; floats are cast before they get here."""
+def _unsupported_dtype(reason: str, inputs: Any) -> torch.dtype | None:
+    """Return the dtype named in the message `reason` of a PyTorch error, if any tensor of `inputs` has it; else None.
+
+    Floating-point inputs have already been cast to the dtype of the model's weights.
+    """
     if re.search("dtype|scalar type|should be the same|not implemented for", reason) is None:
         return None
     return next(
@@ -71,7 +74,7 @@ def _refused_dtype(reason: str, inputs: Any) -> torch.dtype | None:
 
 
 def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
-    """Apply `function` to each tensor of a structure; mappings become dicts."""
+    """Return the structure `value` with `function` applied to each tensor in it; mappings become dicts."""
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, Mapping):
@@ -83,10 +86,14 @@ def map_tensors(function: Callable[[Tensor], Any], value: Any) -> Any:
 
 
 def named_tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield each tensor of a structure with its expression, such as ``inputs['input_ids']``.
+    """Yield each tensor in a structure with a Python expression for it, such as ``inputs['input_ids']``.
+
+    Args:
+        value: The structure.
+        name: The expression for the whole structure, such as ``inputs``.
 
     Raises:
-        DataError: The structure holds other values than tensors, None and booleans.
+        DataError: The structure contains a value that is not a tensor, None or a boolean.
     """
     if isinstance(value, Tensor):
         yield name, value
@@ -98,28 +105,29 @@ def named_tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
             yield from named_tensors(part, f"{name}[{index}]")
     elif value is not None and not isinstance(value, bool):
         raise DataError(
-            f"data gave {name} of type {type(value).__name__}; give tensors, or tuples, lists and mappings of them"
+            f"data returned {name} of type {type(value).__name__}; return tensors, or tuples, lists or mappings of "
+            "tensors"
         )
 
 
 def named_tensors_of(batch: Batch) -> list[tuple[str, Tensor]]:
-    """All tensors of a batch with their expressions."""
+    """Return all tensors of a batch, each with its expression (see `named_tensors`)."""
     inputs, targets = batch
     return [*named_tensors(inputs, "inputs"), *named_tensors(targets, "targets")]
 
 
 def tensors_of(batch: Batch) -> list[Tensor]:
-    """All tensors of a batch."""
+    """Return all tensors in the inputs and targets of a batch."""
     return [tensor for _, tensor in named_tensors_of(batch)]
 
 
 def num_rows(inputs: Any) -> int:
-    """Number of samples in the inputs of a batch."""
+    """Return the number of samples in the inputs of a batch: the length of its first tensor."""
     return next((len(tensor) for _, tensor in named_tensors(inputs, "inputs")), 0)
 
 
 def split(batch: Batch, parts: int) -> list[Batch]:
-    """Split a batch into equal micro-batches, in order; their tensors are views of the batch's."""
+    """Split a batch into `parts` micro-batches of equal size, in order; their tensors are views."""
     size = num_rows(batch[0]) // parts
 
     def cut(part: int) -> Batch:
@@ -130,28 +138,29 @@ def split(batch: Batch, parts: int) -> list[Batch]:
 
 
 def read_batch(source: _Reads, indices: Tensor) -> Batch:
-    """Read the rows of `source` at `indices`, as inputs and targets.
+    """Read the rows of `source` at `indices` and return them as inputs and targets.
 
     Raises:
-        DataError: The source returned no inputs and targets, values other than tensors, or another number of rows.
+        DataError: The source did not return a pair of inputs and targets (or a mapping with ``labels``), a value in the
+            pair is not a tensor, or a tensor does not have one row per index.
     """
     inputs, targets = as_pair(source.batch(indices))
     named = named_tensors_of((inputs, targets))
     if num_rows(inputs) == 0:
         raise DataError(
-            f"data gave no rows of inputs for {len(indices)} indices; give one row for each index"
+            f"data returned no rows of inputs for {len(indices)} indices; return one row for each index"
         )
     for name, tensor in named:
         if tensor.dim() == 0 or len(tensor) != len(indices):
             got = f"{len(tensor)} rows" if tensor.dim() else "a single number"
             raise DataError(
-                f"data gave {got} of {name} for {len(indices)} indices; give one row for each index"
+                f"data returned {got} in {name} for {len(indices)} indices; return one row for each index"
             )
     return inputs, targets
 
 
 def as_pair(batch: Any) -> Batch:
-    """Inputs and targets of a batch that a source returned.
+    """Convert a batch from a data source to a pair of inputs and targets.
 
     Raises:
         DataError: The batch is neither a pair nor a mapping with ``labels``.
@@ -162,23 +171,23 @@ def as_pair(batch: Any) -> Batch:
         inputs, targets = batch
         return inputs, targets
     raise DataError(
-        f"data gave batches that are {_describe(batch)}; give pairs of an input and a target, where each may be a "
-        f"tuple or a mapping of tensors, or mappings with {LABELS!r}"
+        f"data returned a batch that is a {_describe(batch)}; return a pair (inputs, targets), where each may be a "
+        f"tuple or a mapping of tensors, or a mapping with the key {LABELS!r}"
     )
 
 
 def _describe(batch: Any) -> str:
     if isinstance(batch, Mapping):
-        return f"mappings of {', '.join(map(repr, batch)) or 'nothing'}"
+        return f"mapping with {', '.join(map(repr, batch)) or 'no keys'}"
     return (
-        f"{type(batch).__name__}s of {len(batch)}"
+        f"{type(batch).__name__} of length {len(batch)}"
         if isinstance(batch, list | tuple)
         else type(batch).__name__
     )
 
 
 def reads_tokens(micro_batches: Sequence[Batch]) -> bool:
-    """Whether the targets have one element per input token."""
+    """Return whether the targets are a tensor with one element per input token, as for a language model."""
     if not micro_batches:
         return False
     inputs, targets = micro_batches[0]

@@ -1,4 +1,4 @@
-"""The handwritten digits that ship with scikit-learn, read from its files without importing it."""
+"""The handwritten digits from scikit-learn, read from its installed files without importing it."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from shardscope.errors import DataError
 from shardscope.training.data._cache import cached
 from shardscope.training.data.sources import Array, ArraySource, Dataset
 
-_BRIGHTEST = 16
+_MAX_PIXEL = 16
 _TEST_EVERY = 5
 
 
 def read_digits() -> Dataset:
-    """Read images `(N, 1, 8, 8)` in [0, 1] and classes `(N,)`; every fifth image of each class is held out.
+    """Read images `(N, 1, 8, 8)` in [0, 1] and classes `(N,)`; every fifth image of each class is a test image.
 
     Raises:
         DataError: scikit-learn is not installed.
     """
     table = cached("digits", _read_table)
     pixels, classes = table[:, :-1], table[:, -1]
-    images = pixels.reshape(-1, 1, 8, 8).astype(np.float32) / _BRIGHTEST
+    images = pixels.reshape(-1, 1, 8, 8).astype(np.float32) / _MAX_PIXEL
     is_test = _every_nth_of_each_class(classes)
     return Dataset(
         train=ArraySource(images[~is_test], classes[~is_test]),
@@ -33,16 +33,16 @@ def read_digits() -> Dataset:
 
 
 def _read_table() -> Array:
-    """Table with one row per image: 64 pixels from 0 to 16, then the class."""
+    """Read a table with one row per image: 64 pixels from 0 to 16, then the class."""
     package = find_spec("sklearn")
     if package is None or package.origin is None:
         raise DataError(
-            "data='digits' is part of scikit-learn, which is not installed; pip install scikit-learn"
+            "data='digits' is read from scikit-learn, which is not installed; run pip install scikit-learn"
         )
     path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
     if not path.exists():
         raise DataError(
-            f"data='digits' is missing from scikit-learn at {str(path)!r}; reinstall scikit-learn"
+            f"data='digits' is read from the scikit-learn file {str(path)!r}, which is missing; reinstall scikit-learn"
         )
     return np.loadtxt(path, delimiter=",", dtype=np.uint8)
 

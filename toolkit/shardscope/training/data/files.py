@@ -1,4 +1,4 @@
-"""The user's own files: text, arrays of rows, rows of tokens. Nothing in them is ever unpickled."""
+"""Data sets in the user's own files: text, arrays of samples, or arrays of tokens. No file is ever unpickled."""
 
 from __future__ import annotations
 
@@ -14,16 +14,22 @@ from shardscope.training.data.text import split_windows
 
 
 def read_path(path: Path, *, seq: int, vocab: int | None = None) -> Dataset:
-    """Read a file by its suffix.
+    """Open a data file; its suffix decides how it is read.
 
-    - ``.npz``: rows `x` and `y`, tested on `x_test` and `y_test` or, without them, on every tenth row; validated on
-      `x_validation` and `y_validation` or, without them, on half of the test rows.
-    - ``.npy``: one row of integer tokens, memory-mapped.
-    - ``.bin``: the same as raw little-endian uint16, memory-mapped.
-    - any other suffix: text, one token per byte.
+    - ``.npz``: arrays `x` and `y` with the training samples, one per row. The test rows are `x_test` and `y_test` or,
+      if these are missing, every tenth row of `x` and `y`. The validation rows are `x_validation` and `y_validation`
+      or, if these are missing, half of the test rows.
+    - ``.npy``: a one-dimensional array of integer tokens, memory-mapped.
+    - ``.bin``: tokens as raw little-endian uint16, memory-mapped.
+    - any other suffix: text, one token per byte, memory-mapped.
+
+    Args:
+        path: The file.
+        seq: Tokens per window, for files of tokens or text.
+        vocab: The model's vocabulary size; reading a token outside it raises an error. None accepts all tokens.
 
     Raises:
-        DataError: The file is missing, empty, unreadable or of the wrong shape or type.
+        DataError: The file is missing, empty or unreadable, or its arrays have the wrong shape or type.
     """
     _require_file(path)
     try:
@@ -47,7 +53,7 @@ def _require_file(path: Path) -> None:
     if not path.is_file():
         raise DataError(f"data={str(path)!r} is a directory; give the path of a file")
     if path.stat().st_size == 0:
-        raise DataError(f"data={str(path)!r} is empty; give a file with something in it")
+        raise DataError(f"data={str(path)!r} is empty; give a non-empty file")
 
 
 def _rows(path: Path) -> Dataset:
@@ -55,7 +61,10 @@ def _rows(path: Path) -> Dataset:
         names = set(arrays.files)
         if not {"x", "y"} <= names:
             found = ", ".join(sorted(names)) or "nothing"
-            raise DataError(f"holds {found}; save it with np.savez(path, x=inputs, y=targets)")
+            raise DataError(
+                f"the arrays x and y are required, but the file has {found}; save it with np.savez(path, x=inputs, "
+                "y=targets)"
+            )
         source = ArraySource(arrays["x"], arrays["y"])
         test, validation = (
             ArraySource(arrays[f"x_{split}"], arrays[f"y_{split}"])

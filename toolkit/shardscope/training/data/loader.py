@@ -1,4 +1,4 @@
-"""The batches of one rank, step by step."""
+"""Loader that reads one rank's batch for each step."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from shardscope.training.data.sources import ArraySource, DataSource, RowSource,
 
 
 class Loader:
-    """Reads this rank's share of the rows of each step.
+    """Reads this rank's part of each step's global batch.
 
-    Rows that only need copying are read on demand: a batch of 16 takes 0.05 ms (digits) to 0.15 ms (text),
-    and a thread to hide that was measured to gain nothing on a 2.7 ms step. Rows that run the user's code, such
-    as those of a torch data set, are read one step ahead in a thread. That code should draw random numbers from
-    its own generator, since training uses torch's global one at the same time.
+    Sources that only copy rows are read on demand: a batch of 16 takes 0.05 ms (digits) to 0.15 ms (text), and reading
+    it in a thread did not shorten a 2.7 ms step when measured. Sources that run the user's code, such as a PyTorch
+    `Dataset`, are read one step ahead in a thread. That code should draw random numbers from its own generator, because
+    training uses PyTorch's global generator at the same time.
 
     Args:
-        source: Rows to read.
+        source: Source of the rows.
         sampler: Chooses the rows of each step.
         rank: This rank.
-        world_size: Number of ranks that share a step.
-        prefetch: Whether to read ahead; None decides by the kind of rows.
+        world_size: Number of ranks among which each global batch is divided.
+        prefetch: Whether to read one step ahead; None does so if the source runs the user's code.
 
     Example:
         >>> sampler = GlobalSampler(len(dataset.train), 64, seed=0)
@@ -52,7 +52,7 @@ class Loader:
         self._next: tuple[int, Future[Batch]] | None = None
 
     def batch(self, step: int) -> Batch:
-        """Inputs and targets of this rank's rows at `step`, which counts from 0."""
+        """Return the inputs and targets of this rank's rows in `step` (counted from 0)."""
         if self._thread is None:
             return self._read(step)
         batch = self._prefetched(step) or self._read(step)
@@ -60,11 +60,11 @@ class Loader:
         return batch
 
     def rows(self, step: int) -> Tensor:
-        """This rank's rows of the source at `step`, which counts from 0."""
+        """Return the indices of this rank's rows in `step` (counted from 0)."""
         return shard(self.sampler.indices(step), self.rank, self.world_size)
 
     def close(self) -> None:
-        """End the thread, if there is one, after the batch that it is reading."""
+        """Stop reading ahead; waits until the batch that is being read is complete."""
         if self._thread is not None:
             self._thread.shutdown(cancel_futures=True)
         self._thread = self._next = None

@@ -1,4 +1,4 @@
-"""The rows of each step's global batch, and each rank's share of them."""
+"""Choice of the rows of each step's global batch, and their division among ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ from shardscope.errors import DataError
 
 
 class Origin(NamedTuple):
-    """Start of counting: before `step` (from 0), at `row` in the order of `epoch`, after `samples` samples."""
+    """Position in the data at which a sampler starts.
+
+    Attributes:
+        step: First step, counted from 0.
+        epoch: Epoch of that step.
+        row: Position of that step's first row in the shuffled order of the epoch.
+        samples: Number of samples used before that step.
+    """
 
     step: int = 0
     epoch: int = 0
@@ -22,19 +29,19 @@ class Origin(NamedTuple):
 
 
 class GlobalSampler:
-    """Chooses the rows of every step's global batch: the same on every rank, at any world size.
+    """Chooses the rows of every step's global batch; the choice is the same on every rank, and at any world size.
 
-    Each epoch visits the rows in a new order, which depends only on the seed and the epoch's number. So any step can
-    be computed directly, for example on resume. Rows left over at the end of an epoch are dropped. A run resumed
-    with another `global_batch` continues at the row that the earlier run had reached (`resume`).
+    Each epoch visits the rows in a new random order, which depends only on the seed and the epoch's number. So the rows
+    of any step can be computed directly, for example on resume. Rows left over at the end of an epoch are skipped. A
+    run resumed with a different `global_batch` continues at the row that the earlier run had reached (`resume`).
 
     Args:
-        num_samples: Number of rows to choose from.
+        num_samples: Number of rows in the data.
         global_batch: Rows per step, over all ranks.
-        seed: Seed of the orders; not negative.
+        seed: Seed for the random orders; not negative.
 
     Raises:
-        DataError: There are fewer rows than one global batch.
+        DataError: `global_batch` is less than 1 or greater than `num_samples`.
 
     Example:
         >>> sampler = GlobalSampler(10, 4, seed=0)
@@ -45,7 +52,7 @@ class GlobalSampler:
     def __init__(self, num_samples: int, global_batch: int, seed: int) -> None:
         if not 1 <= global_batch <= num_samples:
             raise DataError(
-                f"global_batch={global_batch} does not fit the data's {num_samples} rows; "
+                f"global_batch={global_batch} is out of range for data with {num_samples} rows; "
                 f"use a size from 1 to {num_samples}"
             )
         self.num_samples = num_samples
@@ -60,20 +67,26 @@ class GlobalSampler:
         return self.num_samples // self.global_batch
 
     def indices(self, step: int) -> Tensor:
-        """Rows of the global batch of `step`, which counts from 0: int64, `(global_batch,)`."""
+        """Return the row indices of the global batch in `step` (counted from 0): int64, `(global_batch,)`."""
         epoch, start = self._place_of(step)
         return self._order_of(epoch)[start : start + self.global_batch]
 
     def samples_before(self, step: int) -> int:
-        """Number of rows that all steps before `step` have used."""
+        """Return the total number of samples used by all steps before `step`."""
         return self.origin.samples + (step - self.origin.step) * self.global_batch
 
     def state_dict(self) -> dict[str, int]:
-        """State that `resume` needs, for a checkpoint; the keys are the same as in all earlier checkpoints."""
+        """Return the state that a checkpoint keeps for `resume`; older checkpoints have the same keys."""
         return {"global_size": self.global_batch, **self.origin._asdict()}
 
     def resume(self, step: int, state: Mapping[str, int]) -> None:
-        """Continue from `step` at the row that a sampler of the same rows, with this `state_dict`, had reached."""
+        """Continue where the sampler of an earlier run stopped.
+
+        Args:
+            step: The first step of this run, counted from 0.
+            state: The `state_dict` of the earlier sampler, which had the same rows and seed; its `global_batch` may
+                differ.
+        """
         earlier = GlobalSampler(self.num_samples, state["global_size"], self.seed)
         earlier.origin = Origin(*(state[name] for name in Origin._fields))
         same = earlier.global_batch == self.global_batch
@@ -83,10 +96,10 @@ class GlobalSampler:
         return Origin(step, *self._place_of(step), self.samples_before(step))
 
     def _place_of(self, step: int) -> tuple[int, int]:
-        """Epoch of a step, and the position of its first row in that epoch's order."""
+        """Return the epoch of `step`, and the position of the step's first row in that epoch's order."""
         since = step - self.origin.step
-        assert since >= 0, "before where this run goes on from"
-        left = (self.num_samples - self.origin.row) // self.global_batch  # steps in the epoch of the origin
+        assert since >= 0, f"step {step} is before step {self.origin.step}, at which this run starts"
+        left = (self.num_samples - self.origin.row) // self.global_batch  # steps left in the origin's epoch
         if since < left:
             return self.origin.epoch, self.origin.row + since * self.global_batch
         epochs, position = divmod(since - left, self.steps_per_epoch)
@@ -101,9 +114,9 @@ class GlobalSampler:
 
 
 def shard(indices: Tensor, rank: int, world_size: int) -> Tensor:
-    """Return the contiguous share of a global batch for `rank`; the shares of all ranks form the batch, in order.
+    """Return the contiguous part of a global batch for `rank`; concatenated in rank order, the parts are the batch.
 
-    If the batch does not divide evenly, the first ranks have one row more.
+    If the batch size is not a multiple of `world_size`, the first ranks get one row more than the others.
 
     Example:
         >>> shard(torch.arange(8), rank=1, world_size=4)

@@ -1,6 +1,6 @@
-"""Sources of rows: every source has a length and returns the batch of any requested rows.
+"""Data sources: each has a length, and returns the requested rows as a batch.
 
-A source reads only the requested rows, so a rank reads only its own part of the data.
+A row is one sample. A source reads only the requested rows, so each rank reads only its own part of the data.
 """
 
 from __future__ import annotations
@@ -23,38 +23,42 @@ Array = npt.NDArray[Any]
 
 @runtime_checkable
 class DataSource(Protocol):
-    """Rows of inputs and targets that can be read in any order."""
+    """Protocol for data whose rows, each an input and its target, can be read in any order."""
 
     def __len__(self) -> int:
-        """Number of rows."""
+        """Return the number of rows."""
         ...
 
     def batch(self, indices: Tensor) -> Batch:
-        """Inputs and targets of the rows at `indices` (int64), on the CPU; see `shardscope.training.data.batches`."""
+        """Return the inputs and targets of the rows at `indices` (int64) as CPU tensors.
+
+        See `shardscope.training.data.batches` for the permitted structures.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Dataset:
-    """Rows for training, for validation and for the final test.
+    """Training, validation and test rows of a data set.
 
-    Whatever chooses (pruning, tuning, populations, batch sweeps, a person watching the curve) sees the validation
-    split; the test split is evaluated once, after the last step of a job.
+    The validation split is for all choices during development: pruning, tuning, population-based training, sweeps over
+    batch sizes, and decisions by a person who watches the loss curve. The test split is evaluated once, after a job's
+    last step.
     """
 
     train: DataSource
     test: DataSource
     validation: DataSource | None = None
-    """None where nothing is held out for it: then nothing is evaluated before the end."""
+    """Validation rows; if None, nothing is evaluated before the last step."""
 
     def with_validation(self) -> Dataset:
-        """Return the data with a validation split, which is taken out of the test split where the data bring none.
+        """Return this data set with a validation split; if it has none, half of its test split is used for validation.
 
-        The training split stays whole, so that every loss, seed and checkpoint of a job means what it meant before
-        there was a validation split. The rule needs no seed. Of rows, every second one from the first on goes to
-        validation, so that sorted classes stay balanced. Of windows of one text, the first half does: neighbouring
-        windows share their subject, and must not be divided between choosing and testing. A single row is left to
-        the test.
+        The training split is not changed, so that losses stay the same and checkpoints stay valid if a validation split
+        is added. The division needs no seed. Of independent test rows, every second one is used for validation,
+        starting with the first, so that sorted classes stay balanced. Of the test windows of a text, the first half is
+        used for validation, because neighbouring windows are similar and must not be divided between validation and
+        test. If there is only one test row, there is no validation split.
         """
         if self.validation is not None or len(self.test) < 2:
             return self
@@ -67,10 +71,13 @@ class Dataset:
 
 @dataclass(frozen=True)
 class ArraySource:
-    """Rows of two arrays of equal length, which may be memory-mapped.
+    """Source that reads rows from two arrays of equal length, `x` (inputs) and `y` (targets).
 
-    Floats, including float64, become float32, and integers int64. Byte images, that is uint8 inputs of three
-    or more dimensions, become float32 in [0, 1].
+    The arrays may be memory-mapped. Floats, including float64, are converted to float32, and integers to int64. Byte
+    images, that is uint8 inputs with at least three dimensions, are converted to float32 in [0, 1].
+
+    Raises:
+        DataError: The arrays are not numeric or differ in length.
     """
 
     x: Array
@@ -88,7 +95,7 @@ class ArraySource:
         return len(self.x)
 
     def batch(self, indices: Tensor) -> Batch:
-        """The rows at `indices`."""
+        """Return the inputs and targets of the rows at `indices`."""
         rows = indices.numpy()
         x = _as_tensor(self.x[rows])
         is_byte_image = self.x.dtype == np.uint8 and self.x.ndim >= 3
@@ -97,7 +104,13 @@ class ArraySource:
 
 @dataclass(frozen=True)
 class TensorSource:
-    """Rows of inputs and targets, tensors or structures of tensors, all of one length; returned without conversion."""
+    """Source that reads rows from tensors, or structures of tensors: `x` (inputs) and `y` (targets).
+
+    All tensors must have the same length. Rows are returned without conversion of their dtype.
+
+    Raises:
+        DataError: The tensors differ in length.
+    """
 
     x: Any
     y: Any
@@ -115,29 +128,29 @@ class TensorSource:
         return len(next(named_tensors(self.x, "x"))[1])
 
     def batch(self, indices: Tensor) -> Batch:
-        """The rows at `indices`."""
+        """Return the inputs and targets of the rows at `indices`."""
         x, y = map_tensors(lambda tensor: tensor[indices], (self.x, self.y))
         return x, y
 
 
 @dataclass(frozen=True)
 class WindowSource:
-    """Adjacent windows of `seq` tokens, cut from one long row; the target of each token is the next one.
+    """Source whose rows are adjacent windows of `seq` tokens of a text; the target of each token is the next token.
 
     Raises:
-        DataError: The tokens are not one row of integers, or are too few for one window.
+        DataError: `tokens` is not a one-dimensional array of integers, or is too short for one window.
     """
 
     tokens: Array
     seq: int
     vocab: int | None = None
-    """Vocabulary size; tokens at or above it raise an error; None accepts all."""
+    """Vocabulary size: reading a token that is not below it raises an error. None accepts all tokens."""
 
     def __post_init__(self) -> None:
         if self.tokens.ndim != 1 or self.tokens.dtype.kind not in "iu":
             raise DataError(
                 f"tokens have shape {self.tokens.shape} and type {self.tokens.dtype}; "
-                "give one row of integers"
+                "give a one-dimensional array of integers"
             )
         if len(self) == 0:
             raise DataError(
@@ -149,7 +162,7 @@ class WindowSource:
         return max(0, (len(self.tokens) - 1) // self.seq)
 
     def batch(self, indices: Tensor) -> Batch:
-        """Tokens and their next tokens of the windows at `indices`, each `(N, seq)` int64.
+        """Return the tokens of the windows at `indices`, and the token that follows each; both are `(N, seq)` int64.
 
         Raises:
             DataError: A token is outside the vocabulary.
@@ -166,13 +179,16 @@ class WindowSource:
             token = low if low < 0 else high
             limit = "" if self.vocab is None else f" of {self.vocab}"
             raise DataError(
-                f"token {token} is outside the vocabulary{limit}; use a model whose vocab covers the data"
+                f"token {token} is outside the vocabulary{limit}; use a model with a larger vocab, or different data"
             )
 
 
 @dataclass(frozen=True)
 class ItemSource:
-    """The items of a map-style `torch.utils.data.Dataset`, collated: pairs of input and target, or mappings."""
+    """Source that reads and collates the items of a map-style `torch.utils.data.Dataset`.
+
+    Each item is a pair of an input and a target, or a mapping with ``labels``.
+    """
 
     items: TorchDataset[Any]
 
@@ -180,10 +196,10 @@ class ItemSource:
         return len(self.items)  # type: ignore[arg-type]  # map-style data sets have a length
 
     def batch(self, indices: Tensor) -> Batch:
-        """The items at `indices`, stacked.
+        """Return the items at `indices`, stacked into a batch.
 
         Raises:
-            DataError: The items do not stack, or do not form a batch.
+            DataError: The items cannot be stacked, or are neither pairs nor mappings with ``labels``.
         """
         items = [self.items[index] for index in indices.tolist()]
         try:
@@ -191,14 +207,19 @@ class ItemSource:
         except (RuntimeError, TypeError, KeyError) as error:
             reason = " ".join(str(error).split()).rstrip(".")
             raise DataError(
-                f"data gave items that do not stack ({reason}); give items of one structure and shape"
+                f"data returned items that cannot be stacked ({reason}); return items of equal structure and shape"
             ) from error
         return as_pair(batch)
 
 
 @dataclass(frozen=True)
 class RowSource:
-    """A subset of the rows of another source."""
+    """Source that contains a subset of the rows of another source.
+
+    Attributes:
+        source: The source that contains the rows.
+        rows: Indices in `source` of the rows of the subset (int64).
+    """
 
     source: DataSource
     rows: Tensor
@@ -207,15 +228,17 @@ class RowSource:
         return len(self.rows)
 
     def batch(self, indices: Tensor) -> Batch:
-        """The rows at `indices`, which index this subset."""
+        """Return the inputs and targets of the rows at `indices`, counted within the subset."""
         return self.source.batch(self.rows[indices])
 
 
 def hold_out(source: DataSource, *, every: int = 10) -> Dataset:
-    """Hold out one of `every` rows for testing, so that no seed is needed and sorted classes stay balanced.
+    """Split `source` into training and test rows; every n-th row, with n = `every`, is a test row.
+
+    This needs no seed, and keeps classes balanced if the rows are sorted by class.
 
     Raises:
-        DataError: There are too few rows to hold one out.
+        DataError: There are fewer than two rows.
     """
     if len(source) < 2:
         raise DataError(f"data has {len(source)} rows; give at least 2, one to train on and one to test on")
@@ -229,7 +252,7 @@ def _require_numbers(name: str, array: Array) -> None:
     if array.ndim == 0 or array.dtype.kind not in "biuf":
         raise DataError(
             f"{name} has shape {array.shape} and type {array.dtype}; "
-            "give an array of numbers with a row for each sample"
+            "give an array of numbers with one row for each sample"
         )
 
 

@@ -1,4 +1,4 @@
-"""Token corpora: the standard library's source, and token rows cut into windows to train on and held-out ones."""
+"""Text as tokens: the source of Python's standard library, and the split of tokens into training and test windows."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ _TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})
 
 
 def read_python_source(*, seq: int, vocab: int | None = None) -> Dataset:
-    """Windows over the bytes of this Python's standard library, over 10 MB of real text on every machine."""
+    """Read the source of the installed Python's standard library (over 10 MB), with one token per byte.
+
+    Args:
+        seq: Tokens per window.
+        vocab: The model's vocabulary size; reading a token outside it raises an error. None accepts all tokens.
+    """
     stdlib = Path(sysconfig.get_path("stdlib"))
     place = hashlib.sha256(bytes(stdlib)).hexdigest()[:8]
     version = f"{sys.implementation.name}-{platform.python_version()}"
@@ -29,7 +34,7 @@ def read_python_source(*, seq: int, vocab: int | None = None) -> Dataset:
 
 
 def split_windows(tokens: Array, *, seq: int, vocab: int | None = None) -> Dataset:
-    """Windows of `seq` tokens to train on and, from the last 5 % of the tokens, to test on.
+    """Split tokens into windows of `seq` tokens; the last 5 % of the tokens (at least one window) are for testing.
 
     Raises:
         DataError: There are too few tokens for one training and one test window.
@@ -50,7 +55,7 @@ def _read_bytes(stdlib: Path) -> Array:
 
 
 def _modules(stdlib: Path) -> Iterator[Path]:
-    """The library's own files, in the same order everywhere; its tests are not installed everywhere."""
+    """Yield the standard library's source files in a fixed order, without its tests (some systems omit them)."""
     for name in sorted(sys.stdlib_module_names):
         module = stdlib / f"{name}.py"
         if module.exists():

@@ -1,4 +1,4 @@
-"""Data from the user's own function."""
+"""Data sets that a user's function returns."""
 
 from __future__ import annotations
 
@@ -22,12 +22,17 @@ _FORMS = (
 def call_user(make_data: Callable[..., Any], *, seed: int) -> Dataset:
     """Call the user's function, with `seed` if it has that parameter, and open the data that it returns.
 
-    The function may return one data set, of which every tenth row is held out, a pair (train, test), or three parts
-    (train, validation, test). A pair that can be read both ways, such as ``((a, b), (c, d))``, is (train, test).
-    Without a part for validation, half of the test rows are used (see `Dataset.with_validation`).
+    The function may return:
+
+    - one data set, of which every tenth row becomes a test row;
+    - a pair (train, test);
+    - three data sets (train, validation, test).
+
+    A value that could be either one data set or a pair of them, such as ``((a, b), (c, d))``, is read as (train, test).
+    Without a validation set, half of the test rows are used for validation (see `Dataset.with_validation`).
 
     Raises:
-        DataError: The function returned any other value.
+        DataError: The function returned none of these, or a data set without rows.
     """
     made = make_data(seed=seed) if _takes_seed(make_data) else make_data()
     if isinstance(made, Dataset):
@@ -39,14 +44,14 @@ def call_user(make_data: Callable[..., Any], *, seed: int) -> Dataset:
 
 
 def _is_split(made: object) -> TypeGuard[tuple[Any, ...]]:
-    """Whether the value is made of splits; inputs and targets as structures of tensors are one data set."""
+    """Return whether the value consists of two or three data sets (splits), and is not one pair (inputs, targets)."""
     if not isinstance(made, tuple) or len(made) not in (2, 3) or isinstance(made[0], Tensor):
         return False
     return not all(map(_is_structure, made)) or all(_read(part) is not None for part in made)
 
 
 def _is_structure(value: object) -> bool:
-    """Whether the value consists only of tensors in tuples, lists and mappings."""
+    """Return whether the value is a tensor, or consists only of tensors in tuples, lists and mappings."""
     if isinstance(value, Mapping):
         return bool(value) and all(map(_is_structure, value.values()))
     if isinstance(value, tuple | list):
@@ -62,7 +67,7 @@ def _source(made: object, make_data: Callable[..., Any]) -> DataSource:
             "validation, test)"
         )
     if len(source) == 0:
-        raise DataError(f"data={_name(make_data)} returned a data set of no rows; return at least one row")
+        raise DataError(f"data={_name(make_data)} returned a data set without rows; return at least one row")
     return source
 
 

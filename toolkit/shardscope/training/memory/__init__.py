@@ -1,20 +1,20 @@
-"""Memory that a rank's training holds: of the whole process at every step, and by kind on measured steps.
+"""Measurement of a rank's memory: the total of its process at every step, and a breakdown of tensors on some steps.
 
-A strategy has one `MemoryWatch`. It follows the memory of the process, which costs microseconds. On the steps that
-the job's `Record` selects, the trainer opens `MemoryWatch.measure` around the strategy's step, and the memory of
-tensors is counted by kind, storage by storage. On all other steps none of that runs.
+A strategy has one `MemoryWatch`. At every step it reads the memory of the process, which takes microseconds. On the
+steps that the job's `Record` selects, the trainer runs the strategy's step within `MemoryWatch.measure`, which counts
+the bytes of tensors by type of memory. On all other steps nothing is counted.
 
-| kind | what is counted |
+| type of memory | tensors that are counted |
 |---|---|
-| `parameters` | this rank's own parameters, or its shards of them, and the model's buffers |
-| `gradients` | gradients; where they are views of the buckets that are sent, the buckets |
-| `optimizer` | the optimizer's state per parameter, including step counters |
-| `activations` | tensors that autograd has saved for coming backward passes |
-| `gathered` | parameters of other ranks, held here temporarily |
-| `buffers` | work space: communication buffers, padding, an optimizer's scratch |
+| `parameters` | this rank's parameters, or its shards of them, and the model's buffers |
+| `gradients` | gradients; if they are views of communication buckets, the buckets |
+| `optimizer` | the optimizer's state for each parameter, including step counters |
+| `activations` | tensors that autograd has saved for the backward pass |
+| `gathered` | parameters gathered from other ranks, kept only temporarily |
+| `buffers` | communication buffers, padding, and temporary tensors of the optimizer |
 
-A storage counts once, with all its bytes, however many tensors share it. Bytes are those that tensors request, without
-the allocator's rounding.
+Each storage is counted once, with all its bytes, even if several tensors share it. The sizes are those that tensors
+request, without the allocator's rounding.
 """
 
 from shardscope.training.memory.activations import Activations, counting

@@ -1,15 +1,15 @@
-"""Activations: tensors that autograd has saved for coming backward passes.
+"""Measurement of activation memory: the tensors that autograd has saved for the backward pass.
 
-Every tensor that an operation saves within `Activations.active` counts, from that moment until the graph releases it:
-when the node has run backward, or the graph is dropped. Parameters (of this rank or gathered from others), the model's
-buffers and the step's inputs and targets do not count, as they are held anyway. Copies of weights that autocast makes
-in a short format and saves do count. A storage counts whole and once, however many operations and micro-batches save
-tensors of it.
+Each tensor that an operation saves within `Activations.active` is counted until autograd releases it: when the
+backward pass of that operation has run, or the graph is deleted. Parameters (this rank's own, or gathered), the model's
+buffers and the step's inputs and targets are not counted, because they are in memory anyway. Copies of weights that
+autocast converts to a 16-bit dtype and saves are counted. A storage is counted once, with all its bytes, even if
+several operations or micro-batches save tensors that share it.
 
-Recomputation saves tensors in two places outside the graph. Tensors recomputed for a block's backward pass count until
-they are freed, and so do the results that selective recomputation keeps. `Recomputed` modules of
-`shardscope.training.recompute` report both. For a model that calls `torch.utils.checkpoint` itself, the inputs count,
-but recomputed tensors do not.
+Recomputation also keeps tensors outside autograd's graph: those recomputed for the backward pass of a block, and the
+results that selective recomputation keeps. Both are counted until they are freed; the `Recomputed` modules of
+`shardscope.training.recompute` report them. If a model calls `torch.utils.checkpoint` itself, the inputs of the
+checkpointed parts are counted, but recomputed tensors are not.
 """
 
 from __future__ import annotations
@@ -36,33 +36,43 @@ _active: ContextVar[Activations | None] = ContextVar("activations", default=None
 
 
 def counting() -> Activations | None:
-    """The current counter of activations in this thread; None except on measured steps."""
+    """Return the `Activations` object that is active in this thread, or None if this step is not measured."""
     return _active.get()
 
 
 class Activations:
-    """Bytes saved for the backward pass: `bytes` is the current total, `peak` the maximum so far.
+    """Counts the bytes of the tensors saved for the backward pass.
 
     Args:
-        held: Storages that are held anyway.
-        at_parameter: Called with each parameter, or view of one, when it is saved and again when it is used: at that
-            moment everything that its operation needs is in memory.
+        held: Storages that are not counted, because they are in memory anyway, such as the model's buffers.
+        changed: Called with the new total after each change.
+        at_parameter: Called with a parameter, or a view of one, when autograd saves it, and again when the backward
+            pass uses it: at both times, everything that the parameter's operation needs is in memory.
+
+    Attributes:
+        bytes: Current total, in bytes.
+        peak: Maximum of the total so far, in bytes.
     """
 
-    def __init__(self, held: Storages, at_parameter: Callable[[Tensor], None] = lambda _: None) -> None:
+    def __init__(
+        self,
+        held: Storages,
+        at_parameter: Callable[[Tensor], None] = lambda _: None,
+        changed: Callable[[int], None] = lambda _: None,
+    ) -> None:
         self.bytes = 0
         self.peak = 0
         self._held = held
-        self._at_parameter = at_parameter
+        self._at_parameter, self._changed = at_parameter, changed
         self._uses: dict[int, tuple[int, int]] = {}
         self._watched: dict[int, weakref.ref[torch.UntypedStorage]] = {}
         self._lock = (
             threading.RLock()
-        )  # nodes are freed on the backward pass's own threads, or by the collector
+        )  # graph nodes are freed in autograd's backward threads, or by the garbage collector
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Context in which the tensors that autograd saves in this thread are counted."""
+        """Return a context manager within which the tensors that autograd saves in this thread are counted."""
         token = _active.set(self)
         try:
             with saved_tensors_hooks(self._save, _Saved.unpack):
@@ -71,7 +81,7 @@ class Activations:
             _active.reset(token)
 
     def watch(self, tensor: Tensor) -> None:
-        """Count a tensor until its memory is freed, whatever holds it; one that is saved already counts as saved."""
+        """Count a tensor that autograd has not saved, until its memory is freed; a saved tensor is counted already."""
         if self._is_held(tensor):
             return
         for storage in storages(tensor):
@@ -82,11 +92,11 @@ class Activations:
                     self._use(storage)
 
     def recomputing(self) -> AbstractContextManager[None]:
-        """Context for a checkpoint's recomputation in the backward pass that counts the tensors it keeps."""
+        """Return a context manager that counts the tensors saved while a checkpointed part is recomputed."""
         return _Recomputing(self)
 
     def keeping(self, operations: Collection[Any]) -> TorchDispatchMode:
-        """Context in which the results of these operations count until they are freed, as the caller keeps them."""
+        """Return a dispatch mode that counts the results of `operations`, kept by the caller, until they are freed."""
         return _Keeping(self, operations)
 
     def _save(self, tensor: Tensor) -> _Saved:
@@ -96,41 +106,49 @@ class Activations:
         found = () if self._is_held(tensor) else tuple(storages(tensor))
         for storage in found:
             self._use(storage)
-        return _Saved(tensor, [partial(self._let_go, id(storage)) for storage in found])
+        return _Saved(tensor, [partial(self._release, id(storage)) for storage in found])
 
     def _is_held(self, tensor: Tensor) -> bool:
         return _is_parameter(tensor) or any(storage in self._held for storage in storages(tensor))
 
     def _use(self, storage: torch.UntypedStorage) -> None:
-        key = id(storage)  # the same as long as the storage lives
+        key = id(storage)  # unique while the storage exists
         with self._lock:
             num_uses, num_bytes = self._uses.get(key, (0, storage.nbytes()))
             self._uses[key] = num_uses + 1, num_bytes
             if not num_uses:
                 self.bytes += num_bytes
                 self.peak = max(self.peak, self.bytes)
+                self._changed(self.bytes)
 
-    def _let_go(self, key: int) -> None:
+    def _release(self, key: int) -> None:
         with self._lock:
             num_uses, num_bytes = self._uses.pop(key)
             if num_uses > 1:
                 self._uses[key] = num_uses - 1, num_bytes
             else:
                 self.bytes -= num_bytes
+                self._changed(self.bytes)
 
     def _freed(self, key: int, _: weakref.ref[torch.UntypedStorage]) -> None:
         with self._lock:
             del self._watched[key]
-            self._let_go(key)
+            self._release(key)
 
 
 def _is_parameter(tensor: Tensor) -> bool:
-    """Whether a tensor is a parameter or a view of one."""
+    """Return whether a tensor is a parameter or a view of one."""
     return isinstance(tensor if tensor._base is None else tensor._base, nn.Parameter)  # noqa: SLF001
 
 
 class _Saved:
-    """Placeholder that a graph node holds instead of a tensor; it lives as long as the node needs it."""
+    """Object that an autograd node stores in place of a saved tensor; deleted when the node releases the tensor.
+
+    Args:
+        tensor: The saved tensor.
+        at_end: Functions to call when this object is deleted.
+        at_use: Function to call with the tensor when the backward pass reads it.
+    """
 
     __slots__ = ("at_end", "at_use", "tensor")
 
@@ -140,13 +158,11 @@ class _Saved:
         at_end: Sequence[Callable[[], None]],
         at_use: Callable[[Tensor], None] | None = None,
     ) -> None:
-        self.tensor = (
-            tensor.detach()
-        )  # an operation's own output would form a reference cycle with the operation
+        self.tensor = tensor.detach()  # avoids a reference cycle if an operation saves its own output
         self.at_end, self.at_use = at_end, at_use
 
     def unpack(self) -> Tensor:
-        """Return the tensor for the backward pass."""
+        """Return the saved tensor to the backward pass."""
         if self.at_use is not None:
             self.at_use(self.tensor)
         return self.tensor
@@ -157,13 +173,13 @@ class _Saved:
 
 
 class _Recomputing(AbstractContextManager[None]):
-    """Counts the tensors that a checkpoint saves when it runs a part of the forward pass again."""
+    """Context manager that counts the tensors saved while `torch.utils.checkpoint` recomputes a part of a model."""
 
     def __init__(self, activations: Activations) -> None:
         self._activations = activations
 
     def __enter__(self) -> None:
-        pack, unpack = top_saved_tensors_hooks()  # the checkpoint's own: only the innermost hooks are called
+        pack, unpack = top_saved_tensors_hooks()  # of the checkpoint; only the innermost hooks are called
 
         def watch_and_pack(tensor: Tensor) -> Any:
             self._activations.watch(tensor)
@@ -179,7 +195,7 @@ class _Recomputing(AbstractContextManager[None]):
 
 
 class _Keeping(TorchDispatchMode):
-    """Counts the results of some operations."""
+    """Dispatch mode that counts the results of the given operations until they are freed."""
 
     def __init__(self, activations: Activations, operations: Collection[Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

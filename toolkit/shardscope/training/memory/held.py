@@ -1,4 +1,4 @@
-"""Tensors that a model and its optimizer hold, for strategies that add nothing to them."""
+"""Lists the tensors of a model and its optimizer by type of memory, for strategies that keep no other tensors."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from shardscope.training.memory.storages import Held
 
 
 def held_by_default(model: nn.Module, optimizer: Optimizer) -> Held:
-    """The tensors of a model, which FSDP2 may shard, and of a torch optimizer, by kind."""
+    """Return the tensors of a model and its PyTorch optimizer, by type of memory; FSDP2 may have sharded the model."""
     sharded = fsdp_params(model)
     whole = [param._unsharded_param for param in sharded if hasattr(param, "_unsharded_param")]  # noqa: SLF001
-    gathered = {id(param) for param in whole}  # while gathered, these are the model's own attributes
+    gathered = {id(param) for param in whole}  # model.parameters() lists these while gathered
     own = [param.sharded_param for param in sharded]
     own += [param for param in model.parameters() if id(param) not in gathered]
     grads = [param.grad for param in [*own, *whole]]
     grads += [param.unsharded_accumulated_grad for param in sharded]
     state = [
         value for row in list(optimizer.state.values()) for value in list(row.values())
-    ]  # a server's threads add
+    ]  # copied to lists, as the threads of a parameter server may add entries meanwhile
     return {
         "parameters": [*own, *model.buffers()],
         "gradients": [grad for grad in grads if grad is not None],

@@ -1,8 +1,8 @@
-"""Storages that are alive in a step, operation by operation: a record of when each was allocated and freed.
+"""Log of the storages that operations allocate and free during a step, to estimate memory.
 
-Whether a result in the backward pass belongs to a parameter's gradient, and so does not grow with the batch, is known
-only after it has arrived there. So `AllocationLedger` records events, and its `gradients` evaluates
-them afterwards.
+The memory of parameter gradients does not grow with the batch size; the memory of other results of the backward pass
+does. Which results were parts of a gradient is known only when the gradient is complete. So `AllocationLedger` records
+events during the step, and `AllocationLedger.gradients` evaluates them afterwards.
 """
 
 from __future__ import annotations
@@ -26,41 +26,51 @@ _PASSED_ON = {
     torch.ops.aten.clone.default,
     torch.ops.aten.copy_.default,
 }
-"""Operations that accumulate the gradients of a parameter with several uses, or change their layout."""
+"""Operations with which autograd sums the gradients of a parameter that is used several times, or copies a gradient."""
 
 
 class Made(NamedTuple):
-    """A storage was allocated: its serial number and its bytes."""
+    """Event: a storage was allocated.
+
+    Attributes:
+        storage: Serial number of the storage.
+        num_bytes: Its size in bytes.
+    """
 
     storage: int
     num_bytes: int
 
 
 class Freed(NamedTuple):
-    """A storage was freed."""
+    """Event: the storage with this serial number was freed."""
 
     storage: int
 
 
 class Placed(NamedTuple):
-    """A storage became the gradient of a parameter."""
+    """Event: a storage became the gradient of a parameter.
+
+    Attributes:
+        storage: Serial number of the storage.
+        owner: Number that the caller chose for the parameter.
+    """
 
     storage: int
     owner: int
 
 
 class AllocationLedger(TorchDispatchMode):
-    """Mode that records every storage that an operation allocates until it is freed; also works on fake tensors.
+    """Dispatch mode that records when each storage is allocated and freed; also works on fake tensors.
 
     Args:
-        held: Storages that are held all the time and are not recorded.
-        after: Called after each operation, while both its inputs and its results are alive.
+        held: Storages that exist during the whole step; they are not recorded.
+        after: Called after each operation, while both its inputs and its results are in memory.
 
     Attributes:
-        events: The recorded events in order; a caller may add its own.
-        num_operations: Number of operations that computed something, so without views.
-        moved_bytes: Bytes that these operations have read and written, except matrix products, whose time follows from
-            their FLOP.
+        events: The recorded events, in order; a caller may add its own.
+        num_operations: Number of operations that returned tensors; operations that return views are not counted.
+        moved_bytes: Total bytes read and written by these operations, without operations whose time is computed from
+            their FLOPs (such as matrix products).
     """
 
     def __init__(self, held: Storages, after: Callable[[], None]) -> None:
@@ -89,13 +99,13 @@ class AllocationLedger(TorchDispatchMode):
         return results
 
     def place(self, parameter: nn.Parameter, owner: int) -> None:
-        """Record that the gradient of a parameter is complete, with its owner."""
+        """Record that the gradient of `parameter` is complete; `owner` is a number chosen by the caller."""
         assert parameter.grad is not None
         for storage in storages(parameter.grad):
             self.events.append(Placed(self._serial(storage), owner))
 
     def gradients(self) -> set[int]:
-        """Serial numbers of the storages that were parameters' gradients, or parts of them."""
+        """Return the serial numbers of storages that were a parameter's gradient, or were added or copied to one."""
         found = {event.storage for event in self.events if isinstance(event, Placed)}
         for made, taken in reversed(self._sums):
             if made & found:
@@ -103,10 +113,10 @@ class AllocationLedger(TorchDispatchMode):
         return found
 
     def _serial(self, storage: torch.UntypedStorage) -> int:
-        """Serial number of a storage, which is recorded if it is new; 0 for storages that are held anyway."""
+        """Return the serial number of a storage, and record its allocation if it is new; 0 for storages in `held`."""
         if storage in self._held:
             return 0
-        key = id(storage)  # the same as long as the storage lives
+        key = id(storage)  # unique while the storage exists
         if key not in self._alive:
             self._num_made += 1
             self._alive[key] = self._num_made, weakref.ref(storage, partial(self._freed, key))

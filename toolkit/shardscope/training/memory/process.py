@@ -1,4 +1,4 @@
-"""The memory of a whole process, as the operating system reports it."""
+"""Memory of the process, as reported by the operating system."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import sys
 
 
 def anonymous_bytes() -> int:
-    """Anonymous resident memory of this process in bytes: everything but mapped files."""
+    """Return the resident memory of this process without memory-mapped files, in bytes.
+
+    On systems other than Linux, returns the peak of the resident memory.
+    """
     try:
         with open("/proc/self/statm", "rb") as file:
             fields = file.read().split()

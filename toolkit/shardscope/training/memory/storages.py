@@ -1,4 +1,4 @@
-"""Storages by kind of memory, each byte counted once."""
+"""Counts the storages of tensors by type of memory, each byte once."""
 
 from __future__ import annotations
 
@@ -11,45 +11,47 @@ from torch.utils.weak import WeakIdKeyDictionary
 from shardscope.training.sharding import local
 
 KINDS = ("parameters", "gradients", "optimizer", "activations", "gathered", "buffers")
-"""The kinds of memory that are distinguished."""
+"""The types of memory that tensors are counted as; see `shardscope.training.memory`."""
 
 Held = Mapping[str, Iterable[Tensor]]
-"""Tensors that a rank holds, by kind."""
+"""Tensors in a rank's memory, by type of memory (one of `KINDS`)."""
 
 
 def storages(tensor: Tensor) -> Iterator[torch.UntypedStorage]:
-    """Yield the storages behind a tensor: of its shard on this rank, and of a sparse tensor's indices and values.
+    """Yield the storages of a tensor that are in this rank's memory.
 
-    A tensor on the meta device, such as in layers that a pipeline has on other ranks, takes no memory and has none.
+    For a `DTensor`, this is the storage of the shard on this rank; for a sparse tensor, those of its indices and its
+    values. A tensor on the meta device, such as in a pipeline layer of another rank, has no storage.
     """
     tensor = local(tensor)
     if tensor.is_meta:
         return
     if tensor.layout is torch.sparse_coo:
-        yield tensor._indices().untyped_storage()  # noqa: SLF001 - indices() asks for a coalesced tensor
+        yield tensor._indices().untyped_storage()  # noqa: SLF001 - indices() requires a coalesced tensor
         yield tensor._values().untyped_storage()  # noqa: SLF001
     elif tensor.layout is torch.strided:
         yield tensor.untyped_storage()
 
 
 class Storages:
-    """Storages added so far that are still alive, each under one kind.
+    """Collection of storages, each with one type of memory.
 
-    A storage is referenced weakly and counts until it is freed, even if it is no longer listed: between two steps
-    DistributedDataParallel's gradients are gone, but its buckets are not.
+    Storages are referenced weakly, and counted until they are freed, even if a later call of `add_all` no longer lists
+    them. For example, between two steps the gradients of `DistributedDataParallel` are None, but the buckets of which
+    they were views remain.
     """
 
     def __init__(self) -> None:
         self._kinds: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
     def add(self, kind: str, tensors: Iterable[Tensor]) -> None:
-        """Count the storages of `tensors` under `kind`; one that counted under another kind moves."""
+        """Add the storages of `tensors` with the type of memory `kind`; storages added before get the new type."""
         for tensor in tensors:
             for storage in storages(tensor):
                 self._kinds[storage] = kind
 
     def add_all(self, held: Held) -> None:
-        """Count the held tensors by kind; a storage that is listed under several kinds counts under the first."""
+        """Add the storages of all tensors in `held`; a storage that is listed under several types gets the first."""
         for kind in reversed(list(held)):
             self.add(kind, held[kind])
 
@@ -57,11 +59,11 @@ class Storages:
         return storage in self._kinds
 
     def kinds(self, tensor: Tensor) -> set[str | None]:
-        """The kinds under which a tensor's storages count; None for a storage that does not count."""
+        """Return the types of memory of a tensor's storages; the set contains None if a storage was not added."""
         return {self._kinds.get(storage) for storage in storages(tensor)}
 
     def sizes(self) -> dict[str, int]:
-        """Current bytes by kind."""
+        """Return the current total size in bytes for each type of memory."""
         sizes: dict[str, int] = {}
         for storage, kind in self._kinds.items():
             sizes[kind] = sizes.get(kind, 0) + storage.nbytes()

@@ -1,24 +1,36 @@
-"""The memory of one rank, followed from step to step."""
+"""Measurement of one rank's memory during training."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
+from shardscope.training import clock
 from shardscope.training.memory.activations import Activations
 from shardscope.training.memory.process import anonymous_bytes
 from shardscope.training.memory.storages import KINDS, Held, Storages
 
+_ACTIVATIONS = KINDS.index("activations")
+_NOTICEABLE = 40
+"""A change of activations adds a point to the curve if it is at least this fraction (1/n) of their peak so far."""
+_MOST_POINTS = 400
+"""Largest number of points of a step's memory curve; beyond it, every second point is dropped."""
+
 
 class StepMemory:
-    """Peak memory of one rank in one step, by kind, in bytes.
+    """Measures the peak memory of one rank during one step, for each type of memory.
 
     Args:
-        held: Returns the tensors that the strategy holds now, by kind.
-        inputs: The step's inputs and targets, which do not count as activations.
+        held: Function that returns the tensors that the strategy currently keeps, by type of memory.
+        inputs: The step's inputs and targets, which are not counted as activations.
+
+    Attributes:
+        peaks: Maximum so far for each type of memory, in bytes.
+        curve: Changes of memory over time: Unix time, and the bytes of each type of memory in the order of `KINDS`.
+        activations: Counter of the activations.
     """
 
     def __init__(self, held: Callable[[], Held], inputs: Iterable[Tensor]) -> None:
@@ -26,22 +38,23 @@ class StepMemory:
         self._storages = Storages()
         self._storages.add("inputs", inputs)
         self.peaks = dict.fromkeys(KINDS, 0)
-        self.activations = Activations(self._storages, self._at_parameter)
+        self.curve: list[list[float]] = []
+        self.activations = Activations(self._storages, self._at_parameter, self._activations_changed)
 
     def sample(self) -> None:
-        """Count the tensors that are held now."""
+        """Update the peaks with the tensors that are in memory now."""
         held = self._held()
-        assert set(held) <= set(KINDS), f"{sorted(set(held) - set(KINDS))} are not kinds of memory"
+        assert set(held) <= set(KINDS), f"{sorted(set(held) - set(KINDS))} are not in KINDS"
         self._storages.add_all(held)
         self._note()
 
     def hold(self, kind: str, tensors: Iterable[Tensor]) -> None:
-        """Count `tensors` under `kind` from now until their memory is freed, or their storage resized to nothing."""
+        """Count `tensors` as memory of type `kind` until they are freed, or their storage is resized to zero."""
         self._storages.add(kind, tensors)
         self._note()
 
     def _at_parameter(self, tensor: Tensor) -> None:
-        """Sample where a parameter is used, as it and the others of its unit have then been gathered."""
+        """Update the peaks when a parameter is used: at that time, all parameters of its sharding unit are gathered."""
         kinds = self._storages.kinds(tensor)
         if None in kinds:
             self.sample()
@@ -51,22 +64,35 @@ class StepMemory:
     def _note(self) -> None:
         now = {**self._storages.sizes(), "activations": self.activations.peak}
         self.peaks = {kind: max(peak, now.get(kind, 0)) for kind, peak in self.peaks.items()}
+        held = [self.activations.bytes if kind == "activations" else now.get(kind, 0) for kind in KINDS]
+        self._trace(held)
+
+    def _activations_changed(self, now: int) -> None:
+        """Add a point to the curve if activations have changed by a noticeable part of their peak."""
+        before = self.curve[-1][1:] if self.curve else [0] * len(KINDS)
+        if abs(now - before[_ACTIVATIONS]) * _NOTICEABLE >= max(self.activations.peak, 1):
+            self._trace([*before[:_ACTIVATIONS], now, *before[_ACTIVATIONS + 1 :]])
+
+    def _trace(self, held: Sequence[float]) -> None:
+        if not self.curve or list(held) != self.curve[-1][1:]:
+            self.curve.append([round(clock.now(), 6), *held])
+            if len(self.curve) > _MOST_POINTS:
+                del self.curve[1::2]
 
 
 class MemoryWatch:
-    """Follows the memory of one rank, from the creation of this object.
+    """Measures the memory of one rank's process, starting when this object is created.
 
-    On a GPU the process's memory is the memory that torch's allocator has handed out. On the CPU it is the anonymous
-    memory of the process beyond the amount before the model was built: the interpreter and libraries, mostly shared
-    between ranks, are left out.
+    On a GPU, it is the memory allocated by PyTorch. On the CPU, it is the anonymous memory of the process, less the
+    amount before the model was built: the interpreter and the libraries, which the ranks mostly share, do not count.
 
     Args:
-        device: The device that computes.
-        held_bytes: Bytes of the model and its optimizer, if they were built before this object.
+        device: The device on which the rank computes.
+        held_bytes: Size in bytes of the model and its optimizer, if they were built before this object; else 0.
 
     Attributes:
         peak: Maximum memory of the process so far, in bytes.
-        step: The counter by kind on a measured step; None on all others.
+        step: The `StepMemory` of the current step if it is measured; otherwise None.
     """
 
     def __init__(self, device: torch.device, *, held_bytes: int = 0) -> None:
@@ -76,7 +102,7 @@ class MemoryWatch:
         self._base = 0 if device.type == "cuda" else anonymous_bytes() - held_bytes
 
     def sample(self) -> int:
-        """Current memory of the process, in bytes; also updates the peaks."""
+        """Update the peaks, and return the current memory of the process in bytes."""
         if self.step is not None:
             self.step.sample()
         if self.device.type == "cuda":
@@ -87,13 +113,16 @@ class MemoryWatch:
         return now
 
     def hold(self, kind: str, *tensors: Tensor) -> None:
-        """Count tensors that live only between two samples, such as gathered parameters; a no-op on other steps."""
+        """Count tensors as memory of type `kind`; for those that may be freed before the next `sample`.
+
+        Does nothing if the step is not measured.
+        """
         if self.step is not None:
             self.step.hold(kind, tensors)
 
     @contextmanager
     def measure(self, held: Callable[[], Held], inputs: Iterable[Tensor]) -> Iterator[StepMemory]:
-        """Context in which memory is counted by kind; the arguments are those of `StepMemory`."""
+        """Return a context manager within which memory is counted by type; takes the arguments of `StepMemory`."""
         self.step = StepMemory(held, inputs)
         try:
             self.step.sample()

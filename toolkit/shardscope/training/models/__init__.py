@@ -1,13 +1,15 @@
-"""The modules behind the models that a job can name.
+"""The models of the catalogue as PyTorch modules, and functions that divide a model into parts.
 
-`build_model` turns a name, a config or the user's own callable into a module. Weights come from torch's
-global random generator, so ranks that set the same seed start from the same parameters. `blocks` lists the
-parts that recomputation uses, `units_of` those that a sharded strategy gathers one at a time.
+`build_model` builds a module from a name, a config or a user's callable, or copies a user's module. New weights are
+drawn from PyTorch's global random generator, so ranks that set the same seed start with the same parameters. `blocks`
+lists the parts of a model that can be recomputed separately, and `units_of` the sharding units, which a sharded
+strategy gathers one at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import deepcopy
 
 import torch
 from torch import nn
@@ -34,15 +36,15 @@ __all__ = [
 
 
 def build_model(
-    model: str | ModelConfig | Callable[[], nn.Module], *, dtype: torch.dtype | None = None
+    model: str | ModelConfig | Callable[[], nn.Module] | nn.Module, *, dtype: torch.dtype | None = None
 ) -> nn.Module:
-    """Build a module from a catalogue name, a config or a callable that returns one.
+    """Build a module from a catalogue name, a config or a callable that returns one; copy a module.
 
     The weights are drawn in float32 and then cast, so that all precisions start from the same values.
 
     Args:
         model: What to build.
-        dtype: Type of the parameters; None does not change it.
+        dtype: Dtype of the parameters; None leaves it unchanged.
 
     Raises:
         SpecError: No model has this name, or the callable did not return a module.
@@ -55,8 +57,10 @@ def build_model(
     return module if dtype is None else module.to(dtype)
 
 
-def _module(model: ModelConfig | Callable[[], nn.Module]) -> nn.Module:
+def _module(model: ModelConfig | Callable[[], nn.Module] | nn.Module) -> nn.Module:
     match model:
+        case nn.Module():
+            return deepcopy(model)
         case MLPConfig():
             return MLP(model)
         case CNNConfig():

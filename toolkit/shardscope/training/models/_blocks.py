@@ -1,4 +1,4 @@
-"""The parts of a model: blocks and cheap regions for recomputation, and pieces for pipeline stages."""
+"""Parts of a model: blocks, modules that are cheap to recompute, sharding units, and layers for pipeline stages."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from torch import Tensor, nn
 
 
 class CheapToRecompute(nn.Module):
-    """A region of a model that stores much for its backward pass and needs little arithmetic to recompute.
+    """Base class for modules whose saved tensors take much memory, but little arithmetic to recompute.
 
-    Selective recomputation keeps only the region's inputs. If the region ends in a linear layer, that layer's
-    product is not computed twice: recomputation stops after the layer's input has been restored.
+    Selective recomputation keeps only the inputs of such a module. If its last layer is linear, the matrix product of
+    that layer is not computed twice: recomputation stops when the input of the layer has been restored.
     """
 
 
 class ForwardPart(nn.Module):
-    """Wraps a piece of a model's forward pass as a module, so that the model can be cut into stages.
+    """Module that runs a part of a model's forward pass, so that the model can be split into pipeline stages.
 
     Args:
-        function: Maps the piece's input to its output; usually a method of the model.
-        uses: The modules whose parameters the function reads.
+        function: Function from the part's input to its output; usually a method of the model.
+        uses: The submodules whose parameters the function uses.
     """
 
     def __init__(self, function: Callable[[Tensor], Tensor], *uses: nn.Module) -> None:
@@ -33,28 +33,35 @@ class ForwardPart(nn.Module):
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
-    """The repeated parts of `model`, in order.
+    """Return the blocks of `model` (usually its repeated layers), in order.
 
-    These are the items of its own `nn.ModuleList`s, `nn.ModuleDict`s and `nn.Sequential`s. For a model without any,
-    they are its direct children that have parameters, and without those either, the model itself. Containers without
-    their own forward pass are replaced by their contents.
+    These are the items of each `nn.ModuleList`, `nn.ModuleDict` and `nn.Sequential` that is a direct child of the
+    model, or of the model itself if it is an `nn.Sequential`. If there are no such items, the blocks are the model's
+    direct children that have parameters; if no child has any, the model itself is the only block. An item that is a
+    container without a forward pass is replaced by its contents.
 
     Example:
         >>> len(blocks(nn.Sequential(nn.Linear(2, 2), nn.ReLU())))
         2
     """
     if isinstance(model, nn.Sequential):
-        return _that_run(model)
-    lists = [child for child in model.children() if isinstance(child, nn.Sequential) or not _runs(child)]
-    found = [block for items in lists for block in _that_run(items.children())]
-    return found or _with_parameters(_that_run(model.children())) or [model]
+        return _with_forward(model)
+    lists = [
+        child for child in model.children() if isinstance(child, nn.Sequential) or not _has_forward(child)
+    ]
+    found = [block for items in lists for block in _with_forward(items.children())]
+    return found or _with_parameters(_with_forward(model.children())) or [model]
 
 
 def units_of(model: nn.Module, *, besides: Collection[str] = ()) -> list[nn.Module]:
-    """The blocks of a model whose parameters no other part of it holds.
+    """Return the blocks of a model that can be sharding units: those that share no parameter with other modules.
 
-    FSDP2 would shard a tensor that two blocks share in the first one only, and silently untie the second. So blocks
-    with shared parameters are left to the root unit, which keeps them tied, as are those named in `besides`.
+    If two blocks share a tensor, FSDP2 would shard it in the first block only, and silently untie the second. So blocks
+    with shared parameters belong to the root unit, where the parameters remain tied.
+
+    Args:
+        model: The model.
+        besides: Names of submodules that also belong to the root unit.
     """
     left = {model.get_submodule(name) for name in besides}
     owners: dict[int, set[int]] = {}
@@ -63,19 +70,23 @@ def units_of(model: nn.Module, *, besides: Collection[str] = ()) -> list[nn.Modu
             owners.setdefault(id(parameter), set()).add(id(module))
     found = dict.fromkeys(blocks(model))  # a block that runs twice is listed twice, but is one unit
     return [
-        block for block in found if block is not model and block not in left and _holds_alone(block, owners)
+        block
+        for block in found
+        if block is not model and block not in left and _shares_no_parameter(block, owners)
     ]
 
 
-def _runs(module: nn.Module) -> bool:
-    """Whether the module has a forward pass; `nn.ModuleList` and `nn.ModuleDict` have none."""
+def _has_forward(module: nn.Module) -> bool:
+    """Return whether the module defines a forward pass; `nn.ModuleList` and `nn.ModuleDict` do not."""
     return type(module).forward is not nn.Module.forward
 
 
-def _that_run(modules: Iterable[nn.Module]) -> list[nn.Module]:
-    """The modules in order, with each container without a forward pass replaced by its contents."""
+def _with_forward(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """Return `modules` in order, with each container that has no forward pass replaced by its contents."""
     return [
-        runs for module in modules for runs in ([module] if _runs(module) else _that_run(module.children()))
+        runs
+        for module in modules
+        for runs in ([module] if _has_forward(module) else _with_forward(module.children()))
     ]
 
 
@@ -83,7 +94,7 @@ def _with_parameters(modules: Iterable[nn.Module]) -> list[nn.Module]:
     return [module for module in modules if next(module.parameters(), None) is not None]
 
 
-def _holds_alone(block: nn.Module, owners: dict[int, set[int]]) -> bool:
+def _shares_no_parameter(block: nn.Module, owners: dict[int, set[int]]) -> bool:
     inside = {id(module) for module in block.modules()}
     parameters = list(block.parameters())
     return bool(parameters) and all(owners[id(parameter)] <= inside for parameter in parameters)

@@ -1,4 +1,4 @@
-"""A small convolutional network."""
+"""A small convolutional network for image classification."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardscope.training.models._blocks import ForwardPart
 
 
 class CNN(nn.Module):
-    """Images `(N, C, H, W)` to class scores `(N, classes)`."""
+    """Convolutional network from images `(N, C, H, W)` to class logits `(N, classes)`."""
 
     def __init__(self, config: CNNConfig) -> None:
         super().__init__()
@@ -28,18 +28,18 @@ class CNN(nn.Module):
         self.head = nn.Linear(config.channels[-1], config.classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Class scores `(N, classes)`."""
+        """Return the class logits `(N, classes)` for images `(N, C, H, W)`."""
         x = images
         for block in self.blocks:
             x = block(x)
         return self.score(x)
 
     def score(self, x: Tensor) -> Tensor:
-        """Features `(N, C, H, W)` to class scores `(N, classes)`."""
+        """Return the class logits `(N, classes)` for the features `(N, C, H, W)` of the last block."""
         scores: Tensor = self.head(x.mean(dim=(2, 3)))
         return scores
 
     def pipeline_layers(self) -> list[tuple[str, nn.Module]]:
-        """Blocks and head, in order."""
+        """Return the blocks and the head as named layers, in order, for a pipeline."""
         blocks = [(f"blocks.{i}", block) for i, block in enumerate(self.blocks)]
         return [*blocks, ("head", ForwardPart(self.score, self.head))]

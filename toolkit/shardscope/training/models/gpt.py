@@ -1,4 +1,4 @@
-"""GPT-2: pre-LayerNorm blocks, learned positions, tied embeddings; no dropout."""
+"""GPT-2 without dropout: pre-LayerNorm blocks, learned position embeddings, input and output embeddings tied."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _INIT_STD = 0.02
 
 
 class GPT(nn.Module):
-    """Tokens `(N, T)` to scores of each next token `(N, T, vocab)`."""
+    """GPT-2 from tokens `(N, T)` to next-token logits `(N, T, vocab)`."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -29,10 +29,10 @@ class GPT(nn.Module):
         self._init_parameters()
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Scores `(N, T, vocab)`.
+        """Return the next-token logits `(N, T, vocab)` for tokens `(N, T)`.
 
         Raises:
-            DataError: The sequences are longer than the model's positions.
+            DataError: The sequences have more tokens than the model has position embeddings.
         """
         x = self.embed(tokens)
         for block in self.blocks:
@@ -40,28 +40,32 @@ class GPT(nn.Module):
         return self.score(x)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Tokens `(N, T)` to the residual stream `(N, T, hidden)`."""
+        """Return the sum of token and position embeddings `(N, T, hidden)` for tokens `(N, T)`."""
         length = tokens.shape[1]
         if length > self.config.seq:
             raise DataError(
-                f"seq={length} is longer than the {self.config.seq} positions of the model; cut the sequences"
+                f"seq={length} is longer than the model's {self.config.seq} positions; use a smaller seq, or a "
+                "model with more positions"
             )
         stream: Tensor = self.tokens(tokens) + self.positions(torch.arange(length, device=tokens.device))
         return stream
 
     def score(self, x: Tensor) -> Tensor:
-        """The residual stream to scores `(N, T, vocab)`."""
+        """Return the next-token logits `(N, T, vocab)` for the output `(N, T, hidden)` of the last block."""
         scores: Tensor = functional.linear(self.norm(x), self.tokens.weight)
         return scores
 
     def pipeline_layers(self) -> list[tuple[str, nn.Module]]:
-        """Embedding, blocks and head, in order; embedding and head share the tokens' weight."""
+        """Return the embedding, the blocks and the head as named layers, in order, for a pipeline.
+
+        The embedding and the head share the weight of the token embedding.
+        """
         embedding = ForwardPart(self.embed, self.tokens, self.positions)
         blocks = [(f"blocks.{i}", block) for i, block in enumerate(self.blocks)]
         return [("embedding", embedding), *blocks, ("head", ForwardPart(self.score, self.norm, self.tokens))]
 
     def _init_parameters(self) -> None:
-        """GPT-2's scheme: normal weights, smaller where a block joins the residual stream, zero biases."""
+        """Initialise as in GPT-2: normal weights, smaller in layers before a residual sum, and zero biases."""
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 depth = 2 * self.config.layers if name.endswith("project.weight") else 1
@@ -71,7 +75,7 @@ class GPT(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Causal self-attention, then a feed-forward network, each added to the residual stream `(N, T, hidden)`."""
+    """Transformer block: adds causal self-attention, then a feed-forward network, to the input `(N, T, hidden)`."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -92,7 +96,7 @@ class TransformerBlock(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention: one matrix product computes queries, keys and values from `(N, T, hidden)`."""
+    """Causal self-attention on `(N, T, hidden)`; one linear layer computes queries, keys and values."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
@@ -107,27 +111,27 @@ class Attention(nn.Module):
 
 
 class AttentionCore(CheapToRecompute):
-    """Softmax of queries with keys, applied to the values, and the projection of the joined heads."""
+    """Scaled dot-product attention, and the output projection of the concatenated heads."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
         self.project = nn.Linear(hidden, hidden)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Three tensors `(N, heads, T, hidden / heads)` to `(N, T, hidden)`."""
+        """Return the attention output `(N, T, hidden)`; each argument has shape `(N, heads, T, hidden / heads)`."""
         heads = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         mixed: Tensor = self.project(heads.transpose(1, 2).flatten(2))
         return mixed
 
 
 class ActivateAndNarrow(CheapToRecompute):
-    """GELU (GPT-2's tanh form) and the projection back to the residual stream."""
+    """GELU (in the tanh approximation of GPT-2), and the linear layer back to the hidden size."""
 
     def __init__(self, width: int, hidden: int) -> None:
         super().__init__()
         self.project = nn.Linear(width, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`(N, T, width)` to `(N, T, hidden)`."""
+        """Return a tensor of shape `(N, T, hidden)` for an input of shape `(N, T, width)`."""
         narrowed: Tensor = self.project(functional.gelu(x, approximate="tanh"))
         return narrowed

@@ -1,12 +1,12 @@
-"""A model as a sequence of layers, which a pipeline can cut.
+"""Lists the layers of a model in the order in which they run, so that a pipeline can split the model into stages.
 
-Three kinds of model can be cut: those of the catalogue, any `nn.Sequential` (nested ones are flattened), and the user's
-own modules that define a method
+Three kinds of model can be split: models of the catalogue, any `nn.Sequential` (nested ones are flattened), and the
+user's own modules that define a method
 
     def pipeline_layers(self) -> list[tuple[str, nn.Module]]: ...
 
-whose layers, called one after another on one tensor each, compute the same as `forward`. Names are only for messages:
-the parameters keep the names that they have in the whole model.
+The layers that it returns, called one after another with one tensor as input and output, must compute the same result
+as `forward`. The names are used only in messages; the parameters keep the names that they have in the whole model.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Layers = list[tuple[str, nn.Module]]
 
 
 def layers_in_order(model: nn.Module) -> Layers:
-    """The layers of `model` with their names, in the order in which they run.
+    """Return the layers of `model` with their names, in the order in which they run.
 
     Raises:
-        SpecError: The model is not of one of these kinds.
+        SpecError: The model is neither an `nn.Sequential` nor a module with a method `pipeline_layers`.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU(), nn.Linear(2, 1)))
@@ -35,17 +35,21 @@ def layers_in_order(model: nn.Module) -> Layers:
     layers = list(own()) if callable(own) else list(_flattened(model))
     if not layers:
         raise SpecError(
-            f"model of type {type(model).__name__} cannot be cut into stages; give an nn.Sequential, or a module with "
-            "a method pipeline_layers() that returns its layers as (name, module) in the order they run"
+            f"model of type {type(model).__name__} cannot be split into stages; give an nn.Sequential, or a module "
+            "with a method pipeline_layers() that returns its layers as a list of (name, module), in the order in "
+            "which they run"
         )
     return layers
 
 
 def _flattened(module: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """The layers of nested Sequentials; one with its own `forward` (recomputed as a whole) is one layer."""
+    """Yield the layers of nested `nn.Sequential`s with their names.
+
+    A subclass of `nn.Sequential` with its own `forward`, such as one that is recomputed as a whole, is one layer.
+    """
     if not isinstance(module, nn.Sequential) or type(module).forward is not nn.Sequential.forward:
         if prefix:
             yield prefix[:-1], module
         return
-    for index, child in enumerate(module):  # not named_children, which leaves out repeated layers
+    for index, child in enumerate(module):  # named_children() would list a repeated layer only once
         yield from _flattened(child, f"{prefix}{index}.")

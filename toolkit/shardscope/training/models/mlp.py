@@ -1,4 +1,4 @@
-"""A plain multilayer perceptron on flattened images."""
+"""A multilayer perceptron on flattened images."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardscope.training.models._blocks import ForwardPart
 
 
 class MLP(nn.Module):
-    """Images `(N, C, H, W)`, or rows `(N, inputs)`, to class scores `(N, classes)`."""
+    """Multilayer perceptron from images `(N, C, H, W)`, or vectors `(N, inputs)`, to class logits `(N, classes)`."""
 
     def __init__(self, config: MLPConfig) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class MLP(nn.Module):
         self.head = nn.Linear(config.hidden, config.classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Class scores `(N, classes)`."""
+        """Return the class logits `(N, classes)`."""
         x = images.flatten(1)
         for block in self.blocks:
             x = block(x)
@@ -31,7 +31,7 @@ class MLP(nn.Module):
         return scores
 
     def pipeline_layers(self) -> list[tuple[str, nn.Module]]:
-        """Hidden layers and head, in order."""
+        """Return the hidden layers and the head as named layers, in order, for a pipeline."""
         first = ForwardPart(lambda images: self.blocks[0](images.flatten(1)), self.blocks[0])
         rest = [(f"blocks.{i}", block) for i, block in enumerate(self.blocks)][1:]
         return [("blocks.0", first), *rest, ("head", self.head)]

@@ -1,4 +1,4 @@
-"""The residual network for small images, with group norm so that ranks need not share statistics."""
+"""A residual network for small images, with group norm, so that ranks need not exchange batch statistics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardscope.training.models._blocks import ForwardPart
 
 
 class ResNet(nn.Module):
-    """Images `(N, C, H, W)` to class scores `(N, classes)`."""
+    """Residual network from images `(N, C, H, W)` to class logits `(N, classes)`."""
 
     def __init__(self, config: ResNetConfig) -> None:
         super().__init__()
@@ -23,24 +23,24 @@ class ResNet(nn.Module):
         self.head = nn.Linear(config.channels[-1], config.classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Class scores `(N, classes)`."""
+        """Return the class logits `(N, classes)` for images `(N, C, H, W)`."""
         x = self.embed(images)
         for block in self.blocks:
             x = block(x)
         return self.score(x)
 
     def embed(self, images: Tensor) -> Tensor:
-        """Features `(N, width, H, W)`."""
+        """Return the features `(N, width, H, W)` of the first convolution."""
         features: Tensor = self.stem(images).relu()
         return features
 
     def score(self, x: Tensor) -> Tensor:
-        """Features `(N, C, H, W)` to class scores `(N, classes)`."""
+        """Return the class logits `(N, classes)` for the features `(N, C, H, W)` of the last block."""
         scores: Tensor = self.head(x.mean(dim=(2, 3)))
         return scores
 
     def pipeline_layers(self) -> list[tuple[str, nn.Module]]:
-        """Stem, blocks and head, in order."""
+        """Return the stem, the blocks and the head as named layers, in order, for a pipeline."""
         blocks = [(f"blocks.{i}", block) for i, block in enumerate(self.blocks)]
         return [
             ("stem", ForwardPart(self.embed, self.stem)),
@@ -50,7 +50,7 @@ class ResNet(nn.Module):
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions with a shortcut; halves the image where it changes the number of channels."""
+    """Residual block of two 3x3 convolutions; if it changes the number of channels, it halves height and width."""
 
     def __init__(self, inputs: int, outputs: int, *, groups: int) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class BasicBlock(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features `(N, outputs, H / stride, W / stride)`."""
+        """Return features `(N, outputs, H / stride, W / stride)`, with a stride of 1 or 2."""
         residual: Tensor = self.second(self.first(x).relu())
         shortcut: Tensor = self.shortcut(x)
         return (residual + shortcut).relu()

@@ -1,4 +1,4 @@
-"""Shared parts of optimizers: the parameters they update, layer-wise trust ratios, a frozen second moment."""
+"""Shared parts of optimizers: their parameter groups, layer-wise trust ratios, and freezing of the second moment."""
 
 from __future__ import annotations
 

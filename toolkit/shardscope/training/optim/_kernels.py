@@ -1,10 +1,12 @@
-"""The few list operations that LAMB and LARS consist of, each in its fastest form for the device.
+"""Operations on lists of tensors for LAMB and LARS, each in the fastest form for the device.
 
-Measured on CPU: a loop over tensors still in the cache beats `torch._foreach_*`, `torch.dot` beats
-`torch.linalg.vector_norm`, and the fused AdamW kernel beats both forms of the moment update. On other
-devices kernel launches dominate, so each operation is one call over the whole list. On a CPU, every
-further operation between two kernels that have swept the cache costs as much as a whole small layer, so
-per-layer numbers are Python floats there. No value is read back from any other device.
+On a CPU, by measurement: a loop over tensors that are still in the cache is faster than `torch._foreach_*`, `torch.dot`
+is faster than `torch.linalg.vector_norm`, and the fused AdamW kernel is the fastest way to update the moments. Each
+further PyTorch call between two kernels costs as much time as a small layer, so the values per layer (norms and trust
+ratios) are Python floats on a CPU.
+
+On other devices, kernel launches take most of the time, so each operation is one call for the whole list, and no value
+is copied to the host.
 """
 # ruff: noqa: SLF001 - torch documents its foreach operations under these names
 
@@ -22,18 +24,24 @@ from shardscope.training import _compat
 Tensors = list[Tensor] | tuple[Tensor, ...]
 
 Number = TypeVar("Number", float, Tensor)
-"""A quantity of one layer as a float, or of many layers as a vector."""
+"""A value for one layer (a float), or the values for several layers (a vector)."""
 
 Scalars = list[float] | Tensor
-"""One number for each layer: floats on a CPU, elsewhere a float64 vector on the device."""
+"""One number per layer: a list of floats on a CPU, a float64 vector on any other device."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdamRun:
-    """Tensors that take one Adam step together. Tensors at the same index have equal shape, dtype and device.
+    """Tensors for one Adam step of several layers; those at the same index have the same shape, dtype and device.
 
-    `updates` is overwritten: from ``x`` to ``x - r``, where ``r`` is Adam's bare update. `steps` are 0-d
-    float32 tensors on the host, which already count this step.
+    Attributes:
+        weights: The weights.
+        grads: The gradients.
+        exp_avgs: First moments; updated in place.
+        exp_avg_sqs: Second moments; updated in place.
+        updates: Output: tensors from which Adam's update ``r`` (without learning rate and weight decay) is subtracted
+            in place.
+        steps: Step counts that already include this step, as 0-d float32 tensors on the host.
     """
 
     weights: Tensors
@@ -46,7 +54,14 @@ class AdamRun:
 
 @dataclass(frozen=True, slots=True)
 class AdamMoments:
-    """How Adam's two moments advance and combine into the update ``r``."""
+    """Settings for updating Adam's two moments and combining them into the update ``r``.
+
+    Attributes:
+        betas: Decay rates of the first and the second moment.
+        eps: Constant added to the square root of the second moment.
+        bias_correction: Whether to correct the moments for their start at zero.
+        grad_averaging: Whether the gradient enters the first moment with weight ``1 - beta1`` instead of 1.
+    """
 
     betas: tuple[float, float]
     eps: float
@@ -55,19 +70,18 @@ class AdamMoments:
 
     @property
     def fit_fused_kernel(self) -> bool:
-        """Whether the fused kernel applies; it always averages the gradient into the first moment."""
+        """Whether the fused AdamW kernel can be used; the kernel always averages gradients."""
         return self.grad_averaging and _compat.HAS_FUSED_ADAMW
 
     def counts(self, steps: Tensors) -> list[float]:
-        """Step counts for the bias corrections; infinity makes both corrections 1."""
+        """Return the step counts for the bias correction; without it, infinity, for which both corrections are 1."""
         return [float(step) for step in steps] if self.bias_correction else [math.inf] * len(steps)
 
 
 def fused_moments_(run: AdamRun, moments: AdamMoments) -> None:
-    """Advance both moments and subtract the update, in one pass over memory.
+    """Update both moments, and subtract Adam's update ``r`` from ``run.updates``, in one pass over memory.
 
-    The fused kernel computes ``w -= lr * r``. With `updates` as the weights and a learning rate of 1, it
-    leaves the bare update in `updates`.
+    The fused kernel computes ``w -= lr * r``; here ``run.updates`` takes the place of the weights, and lr is 1.
     """
     _compat.fused_adamw_(
         run.updates,
@@ -81,7 +95,7 @@ def fused_moments_(run: AdamRun, moments: AdamMoments) -> None:
 
 
 def plain_moments_(run: AdamRun, moments: AdamMoments) -> None:
-    """Do the same as `fused_moments_` in public operations, for every device, dtype and variant."""
+    """Do the same as `fused_moments_` without the fused kernel, for any device, dtype and settings."""
     beta1, beta2 = moments.betas
     counts = moments.counts(run.steps)
     torch._foreach_mul_(run.exp_avgs, beta1)
@@ -97,7 +111,7 @@ def plain_moments_(run: AdamRun, moments: AdamMoments) -> None:
 
 
 def scale_into(out: Tensors, tensors: Tensors, factor: float) -> None:
-    """``out = factor * tensors``; a factor of 0 writes zeros, whatever the tensors hold."""
+    """Write ``factor * tensors`` to `out`; a factor of 0 writes zeros, even where `tensors` are NaN or infinite."""
     if factor == 0:
         torch._foreach_zero_(out)
     elif tensors[0].is_cpu:
@@ -109,7 +123,7 @@ def scale_into(out: Tensors, tensors: Tensors, factor: float) -> None:
 
 
 def sums_of_squares(tensors: Tensors) -> Tensors:
-    """Sum of squares of each tensor, as 0-d tensors of at least single precision."""
+    """Return the sum of squares of each tensor, as 0-d tensors in float32 or float64."""
     first = tensors[0]
     wide = torch.promote_types(first.dtype, torch.float32)
     if first.is_cpu and first.dtype == wide and all(tensor.dim() == 1 for tensor in tensors):
@@ -119,7 +133,7 @@ def sums_of_squares(tensors: Tensors) -> Tensors:
 
 
 def add_scaled_(tensors: Tensors, directions: Tensors, factor: float, scales: Scalars) -> None:
-    """``tensors += factor * scales * directions``, one entry of `scales` for each tensor."""
+    """Compute ``tensors += factor * scales * directions`` in place; `scales` has one number for each tensor."""
     if isinstance(scales, Tensor):
         factors = (factor * scales).to(tensors[0].dtype).unbind()
         torch._foreach_add_(tensors, torch._foreach_mul(directions, factors))
@@ -129,5 +143,5 @@ def add_scaled_(tensors: Tensors, directions: Tensors, factor: float, scales: Sc
 
 
 def at_most(number: Number, bound: float) -> Number:
-    """The smaller of the number and the bound; NaN stays NaN."""
+    """Return the minimum of `number` and `bound`; NaN stays NaN."""
     return number.clamp(max=bound) if isinstance(number, Tensor) else min(number, bound)

@@ -1,10 +1,11 @@
-"""Base of LAMB and LARS: a step in two phases around the norms of all layers.
+"""Base class of LAMB and LARS, whose step has two phases: compute norms, then scale and apply the updates.
 
-Phase one computes two sums of squares for each layer (a parameter tensor): of its weights, and of the vector whose
-norm the trust ratio divides by. Phase two turns them into trust ratios and moves the weights. By default the
-layers go through both phases in batches that fit the cache, so that phase two still finds its tensors there. Where
-tensors are sharded, `reduce_squares` takes the sums of all layers at once: phase one then runs over all batches
-first, and the ratios of the whole model cost one all-reduce.
+A layer is one parameter tensor. Phase one computes two sums of squares for each layer: that of its weights, and that of
+the vector whose norm is the divisor of the trust ratio. Phase two computes the trust ratios and updates the weights.
+
+By default, the layers are processed in batches that fit the cache: each batch goes through both phases, so that phase
+two finds its tensors in the cache. If tensors are sharded, phase one first runs for all batches. Then one call of
+`reduce_squares`, an all-reduce, sums the squares of all layers, and phase two runs for all batches.
 """
 
 from __future__ import annotations
@@ -22,29 +23,29 @@ from torch.optim import Optimizer
 from shardscope.errors import SpecError
 from shardscope.training.optim._kernels import Number, Scalars
 from shardscope.training.optim.signals import LayerSignal, Squares, UpdatedLayers
-from shardscope.training.optim.sparse import refuse_sparse
+from shardscope.training.optim.sparse import sparse_gradient_error
 from shardscope.training.sharding import ReduceSquares, local
 
 CACHE_ELEMENTS = 1 << 21
-"""Elements per batch on a CPU: the best of 2**16 to 2**25 for 25 M parameters. In smaller batches the calls between
-kernels, which run on a cold cache, cost more than the memory traffic they save."""
+"""Maximum number of elements per batch on a CPU: the fastest of 2**16 to 2**25 for a model of 25 M parameters. Smaller
+batches cause less memory traffic, but more calls, which cost more time than the traffic saves."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerShard:
-    """One parameter tensor in a step: this rank's shard of it, of its gradient and of its state."""
+    """One parameter tensor in a step: this rank's shards of the weights, the gradient and the optimizer state."""
 
     name: str | int
     weights: Tensor
     grad: Tensor
     state: dict[str, Tensor]
     is_flat: bool
-    """Whether every tensor is flat and contiguous in host memory, so that it can be cut anywhere."""
+    """Whether all tensors are one-dimensional and contiguous in host memory, so that they can be split anywhere."""
 
 
 @dataclass(slots=True)
 class LayerBatch:
-    """Layers of one group, dtype and device that go through the phases together."""
+    """Layers with the same parameter group, dtype and device that are processed together."""
 
     group: dict[str, Any]
     layers: list[LayerShard]
@@ -62,10 +63,10 @@ class LayerBatch:
         return [layer.grad for layer in self.layers]
 
     def column(self, key: str) -> list[Tensor]:
-        """One state tensor of every layer."""
+        """Return the state tensor `key` of every layer."""
         return [layer.state[key] for layer in self.layers]
 
-    def takes(self, layer: LayerShard) -> bool:
+    def try_add(self, layer: LayerShard) -> bool:
         """Add the layer if dtype and device match and the batch still fits the cache; return whether it was added."""
         first, weights = self.layers[0], layer.weights
         num_elements = self.num_elements + weights.numel()
@@ -78,9 +79,9 @@ class LayerBatch:
         return True
 
     def pieces(self, *columns: list[Tensor]) -> Iterator[tuple[list[Tensor], ...]]:
-        """Cut lists with one tensor per layer into corresponding pieces that fit the cache together.
+        """Split lists with one tensor per layer into corresponding pieces that fit the cache together.
 
-        Only a batch of one large layer is cut; the others fit already.
+        Only a batch with a single layer is split, because that layer may be too large; other batches fit the cache.
         """
         if len(self.layers) > 1 or not self.layers[0].is_flat:
             yield columns
@@ -91,28 +92,28 @@ class LayerBatch:
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A batch between the phases."""
+    """Results of phase one for a batch."""
 
     batch: LayerBatch
     directions: list[Tensor]
-    """Direction in which each layer's weights will move, up to a factor."""
+    """Update direction of each layer, to be scaled by the learning rate and the trust ratio."""
     squares: Squares | None
-    """None where the group has no ratios."""
+    """Sums of squares for the trust ratios; None if the parameter group does not use trust ratios."""
 
 
 class Scratch:
-    """Buffers kept from step to step: on a CPU, allocating memory costs more than the arithmetic on it."""
+    """Temporary buffers, kept from step to step because on a CPU allocating them takes longer than the arithmetic."""
 
     def __init__(self) -> None:
         self.buffers: list[Tensor] = []
         self._taken = 0
 
     def rewind(self) -> None:
-        """Make all buffers available again."""
+        """Make all buffers available for reuse."""
         self._taken = 0
 
     def take(self, batch: LayerBatch) -> list[Tensor]:
-        """Return uninitialised tensors like the batch's weights."""
+        """Return uninitialised tensors with the shapes and dtype of the batch's weights."""
         weights = batch.weights
         if not batch.layers[0].is_flat:
             return [torch.empty_like(tensor) for tensor in weights]
@@ -129,21 +130,22 @@ class Scratch:
 
 
 class LayerwiseOptimizer(Optimizer, ABC):
-    """Base of optimizers that scale each layer's step by a trust ratio.
+    """Base class of optimizers that scale each layer's update by a trust ratio.
 
-    A subclass names its per-parameter tensors (`_new_state`), computes directions and squares (`_stage`),
-    turns norms into a ratio (`_divisor`, `_ratio`) and moves the weights (`_apply`). It never waits for a
-    device other than the CPU.
+    A subclass creates the optimizer state of a parameter (`_new_state`), computes update directions and sums of squares
+    (`_stage`), computes the trust ratio from norms (`_divisor`, `_ratio`), and updates the weights (`_apply`). A step
+    never waits for a device other than the CPU.
 
     Attributes:
         method: The optimizer's name in error messages.
-        is_watched: Whether the norms of the next step will be read, even if the step itself needs none.
+        is_watched: Whether to compute the norms of the next step even if the update does not need them, because they
+            will be read afterwards.
 
     Args:
-        params: As for every torch optimizer; with names, `trust_ratios` uses them.
-        defaults: Settings of the groups; ``adapt=False`` gives a group's layers no trust ratio.
-        reduce_squares: Sums squares over the ranks that hold other shards of the same tensors; called once per
-            step. All ranks must hold the same layers in the same order; a layer's shard may be empty.
+        params: As for every PyTorch optimizer; if parameters have names, `trust_ratios` uses them.
+        defaults: Default settings of the parameter groups; ``adapt=False`` turns off trust ratios for a group.
+        reduce_squares: Function that sums squares over the ranks that have the other shards of the same tensors; called
+            once per step. All ranks must have the same layers in the same order; a layer's shard may be empty.
     """
 
     method: ClassVar[str]
@@ -171,7 +173,7 @@ class LayerwiseOptimizer(Optimizer, ABC):
     def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Take one step. A `closure` that re-evaluates the model is called first, and its loss is returned."""
+        """Take one optimizer step; a `closure` that re-evaluates the model is called first, and its loss returned."""
         with torch.enable_grad():
             loss = None if closure is None else closure()
         self._last.clear()
@@ -187,22 +189,22 @@ class LayerwiseOptimizer(Optimizer, ABC):
 
     @property
     def work_space(self) -> list[Tensor]:
-        """Buffers that are kept from step to step and belong to no parameter."""
+        """Temporary buffers that are kept from step to step."""
         return self._scratch.buffers
 
     def trust_ratios(self) -> dict[str | int, float]:
-        """Trust ratios of the last step by parameter name, or by index if the parameters came without names.
+        """Return the trust ratios of the last step by parameter name, or by index if the parameters have no names.
 
-        Reading them waits for the device. Layers that were not adapted are left out.
+        Waits for the device. Layers without a trust ratio are left out.
         """
         return {signal.layer: signal.ratio for signal in self.layer_signals() if signal.ratio is not None}
 
     def layer_signals(self) -> list[LayerSignal]:
-        """Signals of the last step for each layer that it moved, in their order. Waits for the device."""
+        """Return a `LayerSignal` for each layer updated in the last step, in order; waits for the device."""
         return [signal for taken in self._last for signal in taken.signals(self._divisor, self._bound)]
 
     def _finish(self, staged: list[Staged]) -> None:
-        """Run phase two of the staged batches and clear them."""
+        """Run phase two for the batches in `staged`, then clear the list."""
         squares = [item.squares for item in staged if item.squares is not None]
         if squares and self.reduce_squares is not None:
             squares = _reduced(squares, self.reduce_squares)
@@ -219,7 +221,7 @@ class LayerwiseOptimizer(Optimizer, ABC):
         self._apply(staged, ratios)
 
     def _ratios(self, squares: Squares, group: dict[str, Any]) -> Scalars:
-        """Trust ratio of each layer: 1 where its weight norm or its divisor is 0."""
+        """Return the trust ratio of each layer; it is 1 if the weight norm or the divisor is 0."""
         of_weights, of_updates = squares
         if isinstance(of_weights, Tensor) and isinstance(of_updates, Tensor):
             weight_norm = of_weights.sqrt()
@@ -234,7 +236,7 @@ class LayerwiseOptimizer(Optimizer, ABC):
         return ratios
 
     def _batches(self) -> list[LayerBatch]:
-        """The layers that have a gradient, in the order of the groups."""
+        """Return batches of the layers that have a gradient, in the order of the parameter groups."""
         batches: list[LayerBatch] = []
         num_seen = 0
         for group in self.param_groups:
@@ -244,18 +246,18 @@ class LayerwiseOptimizer(Optimizer, ABC):
                 if param.grad is None:
                     continue
                 layer = self._layer(name, param, group)
-                if not (batches and batches[-1].group is group and batches[-1].takes(layer)):
+                if not (batches and batches[-1].group is group and batches[-1].try_add(layer)):
                     batches.append(LayerBatch(group, [layer]))
         return batches
 
     def _layer(self, name: str | int, param: Tensor, group: dict[str, Any]) -> LayerShard:
         assert param.grad is not None
         if param.grad.is_sparse:
-            raise refuse_sparse(str(name), self.method)
+            raise sparse_gradient_error(str(name), self.method)
         if param.is_complex():
             raise SpecError(
-                f"parameter {name!r} is complex, which {self.method} has no trust ratio for; "
-                "use sgd or adamw for it"
+                f"parameter {name!r} is complex, but {self.method} supports only real parameters; "
+                "use optimizer='sgd' or 'adamw'"
             )
         state = self.state[param]
         if not state:
@@ -270,11 +272,11 @@ class LayerwiseOptimizer(Optimizer, ABC):
         """Return a parameter's initial optimizer state."""
 
     def _prepare(self, batches: list[LayerBatch]) -> None:
-        """Do the work that needs all layers before phase one."""
+        """Do work that needs all layers, before phase one."""
 
     @abstractmethod
     def _stage(self, batch: LayerBatch) -> Staged:
-        """Run phase one of a batch: compute its directions and the squares of its layers."""
+        """Run phase one for a batch: compute the update directions and the sums of squares."""
 
     def _divisor(
         self,
@@ -282,24 +284,32 @@ class LayerwiseOptimizer(Optimizer, ABC):
         update_norm: Number,
         group: dict[str, Any],  # noqa: ARG002
     ) -> Number:
-        """Return the divisor of a ratio."""
+        """Return the divisor of the trust ratio, by default the norm of the update."""
         return update_norm
 
     @abstractmethod
     def _ratio(self, weight_norm: Number, divisor: Number, group: dict[str, Any]) -> Number:
-        """Return the ratio of one layer whose norm and divisor are above 0, or of many layers as tensors."""
+        """Return the trust ratio for one layer whose weight norm and divisor are above 0, or for many as a vector."""
 
     @abstractmethod
     def _bound(self, weight_norm: float, divisor: float, group: dict[str, Any]) -> str | None:
-        """Return the setting that limits the layer's ratio; None where the ratio follows the plain formula."""
+        """Return the name of the setting that limits the layer's trust ratio; None if no setting does."""
 
     @abstractmethod
     def _apply(self, staged: Staged, ratios: Scalars | None) -> None:
-        """Move the weights along the directions, scaled by the ratios if there are any."""
+        """Update the weights along the staged directions, scaled by the trust ratios if there are any."""
 
 
 def total_squares(squares: list[Tensor], num_layers: int) -> Squares | None:
-    """Sum squares over pieces; the input holds, piece by piece, first the weights' and then the updates' squares."""
+    """Sum squares over the pieces of layers.
+
+    Args:
+        squares: For each piece in turn: the squares of the weights of all layers, then the squares of their updates.
+        num_layers: Number of layers.
+
+    Returns:
+        The sums for weights and for updates, one number per layer; None if `squares` is empty.
+    """
     if not squares:
         return None
     if squares[0].is_cpu:
@@ -311,7 +321,7 @@ def total_squares(squares: list[Tensor], num_layers: int) -> Squares | None:
 
 
 def _reduced(squares: list[Squares], reduce_squares: ReduceSquares) -> list[Squares]:
-    """Sum the squares of all batches over the ranks in one call."""
+    """Sum the squares of all batches over the ranks in one call of `reduce_squares`."""
     tensors = [torch.stack([torch.as_tensor(row, dtype=torch.float64) for row in rows]) for rows in squares]
     joined = torch.cat(tensors, dim=1)
     sums = reduce_squares(joined.flatten()).view_as(joined).split([rows.shape[1] for rows in tensors], dim=1)

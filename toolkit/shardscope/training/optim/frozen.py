@@ -1,20 +1,23 @@
-"""AdamW and LAMB with a second moment that is frozen after some step, for methods that exchange first moments.
+"""Base class of AdamW and LAMB variants whose second moment can be frozen, for 1-bit Adam and 1-bit LAMB.
 
-Until `freeze` they are bit-identical to the plain optimizers. From then on, a step expects the new first moment,
-on which the ranks have agreed, in each parameter's gradient:
+Until `freeze` is called, the optimizers are bit-identical to AdamW and LAMB. After that, the ranks exchange first
+moments instead of gradients, and a step expects the averaged first moment in each parameter's `grad`:
 
-    advance_(param, grad)      turns this rank's gradient into its proposal for the first moment
-    ...                        the ranks agree on one
-    step()                     stores it and moves the weights
+    advance_(param, grad)      replaces this rank's gradient with this rank's new first moment
+    ...                        the ranks average the first moments, and store the mean in param.grad
+    step()                     takes the mean as the first moment, and updates the weights
 
-Both moments stay bias-corrected as before (neither paper corrects them). The first continues to count steps, and the
-second keeps the correction of its last step, so that a freeze does not change the size of a step.
+Both moments keep their bias correction, although the papers on 1-bit Adam and 1-bit LAMB use none. The correction of
+the first moment continues with the step count. The correction of the second moment stays as it was at the freeze, so
+that freezing does not change the size of a step.
 
-Weights that hardly had a gradient before the freeze (a pixel that is seldom lit, a rare token) have a second moment
-near zero. After it can no longer grow, any later first moment moves them far off, most of all a compressed one. On
-digits (100 steps, 2 ranks, 3 seeds) the largest of these weights grew to 53, 65 and 610 under 1-bit Adam, against 1.1
-uncompressed, and the last to 19 without any coding. So a freeze raises each second moment to a floor relative to its
-layer's mean, which reduces the 610 to 1.3.
+Weights that received almost no gradient before the freeze (such as those of a pixel that is rarely set, or of a rare
+token) have a second moment near zero, and their updates are divided by its square root. So after the freeze, even a
+small first moment changes them by far too much, especially if it is compressed. An example on the digits data (100
+steps, 2 ranks): with three different seeds, the largest of these weights grew to 53, 65 and 610 under 1-bit Adam, but
+only to 1.1 under AdamW without compression. With the third seed, it grew to 19 with a frozen second moment but
+uncompressed first moments. `freeze` therefore raises each second moment to a minimum relative to the layer's mean. With
+the third seed, the largest weight is then 1.3 instead of 610.
 """
 
 from __future__ import annotations
@@ -27,20 +30,22 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 FLOOR = 0.1
-"""Minimum root of a frozen second moment, relative to the root of the layer's mean second moment; 0 stays 0."""
+"""Minimum square root of a frozen second moment, relative to the square root of the layer's mean second moment; second
+moments of 0 stay 0."""
 
 
 class FrozenVariance(Optimizer):
-    """Base of optimizers with Adam's two moments that can freeze the second."""
+    """Base class of optimizers that have Adam's two moments and can freeze the second."""
 
     frozen_after: int | None = None
-    """The last step that updated the second moment; None while it is not frozen."""
+    """The last step that updated the second moment; None if it is not frozen."""
 
     @torch.no_grad()
     def freeze(self, after: int) -> None:
-        """Freeze the second moment as step `after` left it, except for the floor of `FLOOR`.
+        """Freeze the second moment at its value after step `after`, raised to the minimum that `FLOOR` sets.
 
-        Every parameter has taken `after` steps, or more if the run was resumed from a checkpoint.
+        In a run resumed after the freeze, parameters have taken more than `after` steps; their second moments already
+        have this minimum, and are left unchanged.
         """
         self.frozen_after = after
         for state in self.state.values():
@@ -50,18 +55,21 @@ class FrozenVariance(Optimizer):
                 torch.where(square > 0, square.clamp(min=floor), square, out=square)
 
     def advance_(self, param: nn.Parameter, grad: Tensor) -> None:
-        """Replace `grad`, of the parameter's shape, by the first moment that it leads to."""
+        """Replace `grad`, a gradient of the parameter, with the first moment after a step with this gradient."""
         group = self._group_of(param)
         moment = self.first_moment(param).to(grad.device)
         grad.mul_(weight_of_gradient(group)).add_(moment, alpha=group["betas"][0])
 
     def first_moment(self, param: nn.Parameter) -> Tensor:
-        """First moment after the last step, of the parameter's shape."""
+        """Return the first moment after the last step, with the parameter's shape."""
         moment: Tensor = self.state[param]["exp_avg"]
         return moment
 
     def used(self, param: nn.Parameter) -> Tensor:
-        """Mask of elements: 1 where the gradient has ever been non-zero, else 0. Elements at 0 need no update."""
+        """Return a float32 mask of the parameter: 1 for elements whose gradient has ever been non-zero, else 0.
+
+        Elements with mask 0 need no update.
+        """
         square: Tensor = self.state[param]["exp_avg_sq"]
         return (square > 0).to(torch.float32)
 
@@ -74,18 +82,18 @@ class FrozenVariance(Optimizer):
 
 
 def weight_of_gradient(group: dict[str, Any]) -> float:
-    """Weight of a gradient in the first moment."""
+    """Return the weight of a new gradient in the first moment."""
     return 1 - float(group["betas"][0]) if group.get("grad_averaging", True) else 1.0
 
 
 def corrected_root(square: Tensor, group: dict[str, Any], steps: float) -> Tensor:
-    """Root of the bias-corrected second moment after `steps` steps, plus eps."""
+    """Return the square root of the second moment `square`, bias-corrected for `steps` steps, plus eps."""
     correction = 1 - group["betas"][1] ** steps if group.get("bias_correction", True) else 1.0
     return square.sqrt().div_(math.sqrt(correction)).add_(group["eps"])
 
 
 def first_correction(group: dict[str, Any], step: Tensor) -> Tensor:
-    """Bias-correction divisor of the first moment after `step` steps; does not wait for the device."""
+    """Return the bias-correction divisor of the first moment after `step` steps; does not wait for the device."""
     if not group.get("bias_correction", True):
         return torch.ones((), dtype=torch.float64, device=step.device)
     correction: Tensor = 1 - group["betas"][0] ** step.double()

@@ -1,4 +1,4 @@
-"""The parameters that an optimizer updates on one rank, and the reductions for norms over all ranks."""
+"""The parameters that an optimizer updates on one rank, and the functions that sum norms over ranks."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from shardscope.training.sharding import ReduceSquares
 
 
 def built_by(spec: Optimizer, parameters: TrainedParameters) -> torch.optim.Optimizer:
-    """Build the optimizer of a spec.
+    """Build the optimizer that `spec` describes, for the given parameters.
 
     Raises:
-        SpecError: A user-defined spec built an object that is not a `torch.optim.Optimizer`.
+        SpecError: The `build` method of a user-defined spec did not return a `torch.optim.Optimizer`.
     """
     built = spec.build(parameters)
     if not isinstance(built, torch.optim.Optimizer):
         raise SpecError(
-            f"optimizer={spec.name!r} built {quoted(built)}; let it build a torch.optim.Optimizer"
+            f"optimizer={spec.name!r}: its build method returned {quoted(built)}; return a torch.optim.Optimizer"
         )
     return built
 
@@ -31,13 +31,15 @@ class TrainedParameters:
     """The named parameters that require a gradient; implements `shardscope.spec.optimizer.Parameters`.
 
     Args:
-        named: As from ``model.named_parameters()``.
-        reduce_squares: For shards: sums squared norms per layer over the ranks.
-        reduce_grad_square: Sums the squared norm of all gradients over all ranks that hold distinct ones.
-        dimensions: Number of dimensions of the whole tensor, by name, where a parameter is a flat piece of it; it
-            decides which parameters are excluded. None uses the parameters' own.
-        duplicate_grad_params: Parameters whose gradients another rank counts already in that square.
-        is_freezable: Whether compression will freeze the second moment.
+        named: Names and parameters, as from ``model.named_parameters()``.
+        reduce_squares: Function that sums the squared norm of each layer over the ranks that have its shards; None if
+            parameters are not sharded.
+        reduce_grad_square: Function that sums the squared norm of all gradients over the ranks that have different
+            gradients; None if each rank has all of them.
+        dimensions: If parameters are flat pieces of tensors: for each name, the number of dimensions of the whole
+            tensor, from which `groups` identifies biases and norms. None uses the parameters' own number of dimensions.
+        duplicate_grad_params: Parameters whose gradients `reduce_grad_square` already counts on another rank.
+        is_freezable: Whether the compression method will freeze the optimizer's second moment.
     """
 
     def __init__(
@@ -56,7 +58,13 @@ class TrainedParameters:
         self._dimensions = dimensions or {}
 
     def groups(self, exclude: str = "none", **instead: Any) -> list[dict[str, Any]]:
-        """One group, or two where biases and norms are excluded and get the settings `instead`; none is empty."""
+        """Return the parameter groups for the optimizer, none of them empty.
+
+        Args:
+            exclude: ``"none"`` for a single group; otherwise biases and norms (parameters with at most one dimension)
+                get a second group.
+            instead: Settings of the second group.
+        """
         if exclude == "none":
             return [{"params": self.named}]
         kept = [item for item in self.named if self._dimensions_of(*item) > 1]
@@ -69,5 +77,5 @@ class TrainedParameters:
 
     @property
     def take_fused(self) -> bool:
-        """Whether torch has fused kernels for all parameters: floating-point, on a CPU, CUDA or MPS device."""
+        """Whether PyTorch's fused kernels support all parameters: they must be floats on a CPU, CUDA or MPS device."""
         return all(p.is_floating_point() and p.device.type in {"cpu", "cuda", "mps"} for _, p in self.named)

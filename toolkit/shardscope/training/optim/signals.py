@@ -1,4 +1,7 @@
-"""Signals of a LAMB or LARS step for each layer: references kept in the step, and computed only when read."""
+"""Trust ratio and norms of each layer in a step of LAMB or LARS.
+
+A step only keeps references to its tensors; the values are computed when they are read.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +15,20 @@ from torch import Tensor
 from shardscope.training.optim._kernels import Scalars
 
 Squares = tuple[Scalars, Scalars]
-"""Sums of squares of the weights and of the update, per layer."""
+"""Sums of squares of the weights, and sums of squares of the update, one number per layer each."""
 Divisor = Callable[[float, float, dict[str, Any]], float]
 Bound = Callable[[float, float, dict[str, Any]], str | None]
 
 
 class LayerSignal(NamedTuple):
-    """One layer in one step.
+    """Trust ratio and norms of one layer in one step.
 
     Attributes:
-        layer: Name of the parameter, or its index if the parameters came without names.
-        ratio: The trust ratio of the step; None where the layer is not adapted.
-        weight_norm: Norm of the weights before the step, of the whole tensor also where it is sharded; None where it
-            was not needed.
-        update_norm: The ratio's divisor: norm of LAMB's update, or of LARS's gradient with its decay.
+        layer: Name of the parameter, or its index if the parameters have no names.
+        ratio: The trust ratio of the step; None if the layer has none.
+        weight_norm: Norm of the weights before the step, over all shards of the tensor; None if it was not computed.
+        update_norm: The divisor of the trust ratio: for LAMB, the norm of the update; for LARS, the norm of the
+            gradient plus weight decay. None if it was not computed.
         bound: The setting that limited the ratio: ``clamp``, ``trust_clip``, or ``factor`` of 1-bit LAMB; else None.
     """
 
@@ -38,17 +41,17 @@ class LayerSignal(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class UpdatedLayers:
-    """A batch of layers after its update."""
+    """A batch of layers after its update, with the values from which signals are computed."""
 
     names: list[str | int]
     group: dict[str, Any]
     squares: Squares | None
     ratios: Scalars | None
     bounds: list[str | None] | None = None
-    """The layers' bounds, where they do not follow from the norms alone."""
+    """For each layer, `LayerSignal.bound`; None if it can be computed from the norms."""
 
     def signals(self, divisor: Divisor, bound: Bound) -> Iterator[LayerSignal]:
-        """Yield one signal per layer; `divisor` and `bound` are the optimizer's functions."""
+        """Yield one `LayerSignal` per layer; `divisor` and `bound` are methods of `LayerwiseOptimizer`."""
         ratios = [None] * len(self.names) if self.ratios is None else _to_list(self.ratios)
         norms = [None] * len(self.names) if self.squares is None else self._norms(self.squares, divisor)
         bounds = self.bounds or [self._bound_of(pair, bound) for pair in norms]

@@ -1,7 +1,7 @@
-"""Sparse gradients, which hold only the rows that an embedding has looked up, and which optimizers accept them.
+"""Checks and preparations for sparse gradients, which contain only the rows that an embedding has looked up.
 
-torch's SGD accepts them in its plain form. AdamW, LAMB and LARS move every row in every step and refuse them. Where
-ranks exchange gradients, those of embeddings are dense from the start.
+PyTorch's SGD accepts sparse gradients in its variant without fused kernels. AdamW, LAMB and LARS update every row in
+every step, and do not support them. If ranks exchange gradients, embeddings are set to produce dense gradients.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from shardscope.errors import SpecError
 from shardscope.spec.optimizer import Optimizer
 
 
-def refuse_sparse(layer: str, optimizer: str) -> SpecError:
-    """The error for a sparse gradient of this layer or parameter under an optimizer that moves every row."""
+def sparse_gradient_error(layer: str, optimizer: str) -> SpecError:
+    """Return the error for a sparse gradient of `layer` with an optimizer that does not support it."""
     return SpecError(
         f"{layer!r} has a sparse gradient, which optimizer={optimizer!r} does not support; "
         "build its embedding with sparse=False, or use optimizer='sgd'"
     )
 
 
-def settle_sparse_embeddings(model: nn.Module, *, optimizer: Optimizer, world_size: int) -> None:
-    """Check every trained ``nn.Embedding(sparse=True)`` of the model, and make its gradient dense on several ranks.
+def prepare_sparse_embeddings(model: nn.Module, *, optimizer: Optimizer, world_size: int) -> None:
+    """Check that the optimizer supports every trained ``nn.Embedding(sparse=True)`` in the model.
+
+    With more than one rank, the embeddings are also set to produce dense gradients.
 
     Raises:
         SpecError: The optimizer does not support sparse gradients.
@@ -35,25 +37,30 @@ def settle_sparse_embeddings(model: nn.Module, *, optimizer: Optimizer, world_si
         if not module.weight.requires_grad:
             continue
         if not optimizer.takes_sparse:
-            raise refuse_sparse(name, optimizer.name)
+            raise sparse_gradient_error(name, optimizer.name)
         module.sparse = world_size == 1
 
 
 def refuse_in_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Before a step of AdamW: refuse a sparse gradient that no module announced."""
+    """Raise `SpecError` if a parameter has a sparse gradient; a hook that runs before each step of AdamW.
+
+    `prepare_sparse_embeddings` does not detect sparse gradients that do not come from an embedding module.
+    """
     for group in optimizer.param_groups:
         for name, parameter in zip(group["param_names"], group["params"], strict=True):
             if _is_sparse(parameter.grad):
-                raise refuse_sparse(name, "adamw")
+                raise sparse_gradient_error(name, "adamw")
 
 
 def prepare_sgd(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """Before a step of SGD: prepare gradients and momenta for torch's fused kernel.
+    """Prepare gradients and momenta for PyTorch's fused kernel; a hook that runs before each step of SGD.
 
-    The kernel needs the momenta of all parameters in a group or of none. So a parameter whose first gradient comes late
-    starts from a momentum of 0, which gives the same result as the plain form. The kernel accepts no sparse gradient.
-    SGD without momentum and decay then uses the plain form, which moves only the gradient's rows. With momentum or
-    decay every row moves, so the gradient becomes dense.
+    The kernel requires that all parameters in a group have a momentum buffer, or that none has. So a parameter that
+    gets its first gradient in a later step starts with a momentum of 0, which gives the same result as without the
+    kernel.
+
+    The kernel does not accept sparse gradients. With momentum or weight decay, every row is updated anyway, and the
+    gradient is converted to a dense one. Otherwise SGD runs without the kernel, and updates only the gradient's rows.
     """
     for group in optimizer.param_groups:
         moves_all = group["momentum"] or group["weight_decay"] or hasattr(optimizer, "found_inf")

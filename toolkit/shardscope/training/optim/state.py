@@ -1,18 +1,19 @@
-"""An optimizer's state, filled in completely before it is saved or loaded into."""
+"""Creates the optimizer state of all parameters, before it is saved or loaded."""
 
 from __future__ import annotations
 
 import torch
 
 STEP = "step"
-"""Key of the step count, the only state entry that is one number per tensor, in torch's optimizers and ours."""
+"""Key of the step count: the only entry of a parameter's optimizer state that is a single number."""
 
 
 def fill_in_state(optimizer: torch.optim.Optimizer) -> None:
-    """Give parameters that have never been updated their initial state, by a step that moves nothing.
+    """Create the initial state of parameters that have none, by an optimizer step with a learning rate of 0.
 
-    These are all parameters of a new optimizer, which a checkpoint is loaded into, and those that the loss does not
-    use. Called by all ranks, as norms may be summed over them. Gradients are cleared afterwards.
+    In a new optimizer, into which a checkpoint will be loaded, no parameter has any state; in a used one, parameters
+    that the loss does not use have none. All ranks must call this, because the step may sum norms over ranks. Gradients
+    are cleared afterwards.
     """
     groups = optimizer.param_groups
     fresh = [p for group in groups for p in group["params"] if not optimizer.state.get(p)]

@@ -1,8 +1,10 @@
-"""Base classes of strategies: how one rank trains together with its peers.
+"""Base classes of parallelism strategies, which define how one rank trains together with the others.
 
-base            RankStrategy, one step from the forward pass to the update
-bucketed        DistributedDataParallel's buckets, and own_all_reduce, where a strategy sums them itself
-partitioned     an optimizer that updates this rank's pieces only; fully_sharded, on FSDP2
+base              RankStrategy: one step from the forward pass to the update
+bucketed          BucketedRank: data parallelism in the buckets of DistributedDataParallel
+own_all_reduce    OwnAllReduce: a BucketedRank with an all-reduce that the subclass defines
+partitioned       Partitioned: the optimizer updates only this rank's pieces of the parameters
+fully_sharded     FullySharded: a Partitioned strategy with parameters sharded by FSDP2
 
 Each strategy has its own folder in `shardscope.methods.strategies`.
 """
@@ -19,13 +21,13 @@ def build_strategy(job: Job, context: RankContext) -> RankStrategy:
     """Build the strategy of `job` for the rank of `context`.
 
     Raises:
-        SpecError: A user-defined strategy built an object that is not a `RankStrategy`.
+        SpecError: The `build` method of a user-defined strategy did not return a `RankStrategy`.
     """
     built = job.strategy.build(job, context)
     if not isinstance(built, RankStrategy):
         raise SpecError(
-            f"strategy={job.strategy.name!r} built {quoted(built)}; let it build an object of a class derived from "
-            "shardscope.training.strategies.RankStrategy, such as ss.OwnAllReduce"
+            f"strategy={job.strategy.name!r}: its build method returned {quoted(built)}; return an object of a class "
+            "derived from shardscope.training.strategies.RankStrategy, such as ss.OwnAllReduce"
         )
     return built
 

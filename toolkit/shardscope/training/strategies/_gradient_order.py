@@ -1,10 +1,10 @@
-"""The order in which gradients arrive, which decides `DistributedDataParallel`'s final buckets.
+"""Saves and restores the order in which gradients arrive, which determines the buckets of `DistributedDataParallel`.
 
-`DistributedDataParallel` starts with buckets in the parameters' reverse order. Before its second forward pass it
-rebuilds them in the order in which the gradients of its first backward pass arrived. In a ring, the order in which
-terms are summed depends on an element's place in its bucket. So a resumed run must have the buckets of the run before
-in its first step already. The order is saved with the checkpoint and restored by a pass over a module that has only the
-parameters, before the model has seen any data.
+`DistributedDataParallel` starts with buckets in the reverse order of the parameters. Before the second forward pass it
+rebuilds the buckets in the order in which gradients arrived in the first backward pass. In a ring all-reduce, the order
+of the additions depends on an element's position in its bucket. So for bit-identical results, a resumed run must have
+the buckets of the interrupted run from its first step on. The order is therefore saved in the checkpoint. It is
+restored by a backward pass through a module that has the parameters but needs no data (`InOrder`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class GradientOrder:
     """Records the order in which a model's gradients arrive, until `stop` is called.
 
     Attributes:
-        names: The trained parameters whose gradients have arrived, in the order of the last backward pass.
+        names: Names of the trained parameters, in the order in which their gradients arrived in the last backward pass.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -32,27 +32,27 @@ class GradientOrder:
 
     def _arrived(self, name: str, _: Tensor) -> None:
         if len(self.names) == len(self._handles):
-            self.names.clear()  # next micro-batch; the last one, whose gradients are exchanged, decides the buckets
+            self.names.clear()  # a new micro-batch begins; the last micro-batch of the step determines the buckets
         self.names.append(name)
 
     def stop(self) -> None:
-        """Stop recording; further calls cost nothing."""
+        """Stop recording; may be called again."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
 
 class InOrder(nn.Module):
-    """Stands in for a model in a pass without data: parameters get zero gradients in a given order."""
+    """Module that replaces the model in a pass without data; its backward gives zero gradients in a given order."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         super().__init__()
         self._in_order = tuple(
             parameters
-        )  # a tuple, so they are not registered and the outer module keeps its names
+        )  # a tuple, so that the parameters are not registered here and keep their names in the model
 
     def forward(self) -> Tensor:
-        """Return zero. The backward pass goes through a chain of sums from its last term to its first."""
+        """Return zero, as a chain of sums whose backward pass reaches the parameters in the given order."""
         total = self._in_order[0].new_zeros(())
         for parameter in reversed(self._in_order):
             total = total + 0 * parameter.sum()

@@ -1,4 +1,4 @@
-"""Communication hook for `DistributedDataParallel`'s buckets: one thread per rank exchanges them in order."""
+"""Communication hook for `DistributedDataParallel`: one thread per rank exchanges the buckets, in order."""
 
 # No postponed annotations here: DistributedDataParallel checks the types of a hook at run time.
 
@@ -17,12 +17,12 @@ from shardscope.training.context import RankContext
 
 
 class BucketHook:
-    """Passes every bucket to `exchange_` on a separate thread, while the backward pass continues.
+    """Calls `exchange_` for every bucket in a separate thread, while the backward pass continues.
 
     Args:
         ddp: The module that fills the buckets.
         context: This rank's context.
-        exchange_: Replaces a flat tensor in CPU memory by its mean over all ranks, in place.
+        exchange_: Function that replaces ``bucket.flat``, a CPU tensor, with its mean over all ranks.
     """
 
     def __init__(
@@ -30,19 +30,19 @@ class BucketHook:
     ) -> None:
         self.context, self.exchange_ = context, exchange_
         self.index = 0
-        """Index of the bucket in progress."""
+        """Index of the bucket that is being exchanged."""
         self.is_idle = False
-        """Whether buckets are returned unchanged."""
+        """Whether to return buckets unchanged, without an exchange."""
         self._names = {id(parameter): name for name, parameter in ddp.module.named_parameters()}
         self._sender = Sender("buckets")
         ddp.register_comm_hook(None, self._exchange)
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._sender.close()
 
     def finish(self) -> None:
-        """Raise the error of the first bucket that failed; called after a backward pass, when all have returned."""
+        """Raise the error of the first failed exchange; called after a backward pass, when all exchanges have ended."""
         if self._sender.failure is not None:
             raise self._sender.failure
 
@@ -58,7 +58,8 @@ class BucketHook:
             self.index = index
             self._mean(buffer, parameters)
 
-        # also after a failure: DistributedDataParallel would only report a non-tensor; `finish` raises the real error
+        # the result is set even after a failure, as DistributedDataParallel would report an unrelated error otherwise;
+        # `finish` raises the real error
         self._sender.submit(send).add_done_callback(lambda _: done.set_result(buffer))
         return done
 

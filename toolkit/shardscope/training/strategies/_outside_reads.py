@@ -1,8 +1,9 @@
-"""Find the blocks of a model whose parameters are read while the block does not run.
+"""Finds the blocks of a model whose parameters are read outside the block's forward pass.
 
-FSDP2 gathers a block's parameters when its forward pass begins and frees them when it ends. Some models read them
-elsewhere, such as a head's weight in ``F.linear(h, self.head.weight)``, or one block's in another. A pass over an
-example finds these blocks. Their parameters then go to the root unit, where they stay gathered all the time.
+FSDP2 gathers a block's parameters when the block's forward pass begins, and frees them when it ends. Some models read
+parameters outside it, such as the weight of the head in ``F.linear(h, self.head.weight)``, or read the parameters of
+one block in another. A forward pass on an example finds these blocks. Their parameters are then assigned to the root
+unit, where they stay gathered during the whole forward pass.
 """
 
 from __future__ import annotations
@@ -20,15 +21,17 @@ from shardscope.training.models import units_of
 from shardscope.training.twin import twin_of
 
 _GIVES_NUMBERS = {"item", "tolist", "numpy", "__bool__", "__float__", "__int__", "__index__"}
-"""Functions that read a tensor's elements but return no tensor; all other such functions read its shape or type."""
+"""Functions that do not return a tensor but read a tensor's elements; others without a tensor result read only metadata
+such as the shape."""
 
 
 def blocks_read_outside(model: nn.Module, run: Callable[[nn.Module], Any]) -> dict[str, bool]:
-    """Map each block that could be a unit, by name, to whether one of its parameters is read outside it.
+    """Map the name of each block that could be a sharding unit to whether its parameters are read outside it.
 
     Args:
-        model: Stays unchanged; only a twin of it runs.
-        run: Calls the model it is given. Its errors are ignored: the first step reports them better.
+        model: The model; it stays unchanged, because only a copy of it is run.
+        run: Function that calls the model that it receives. Its errors are ignored, because the first training step
+            will raise them again.
     """
     units, twin, found = set(units_of(model)), twin_of(model), set[str]()
     names = [name for name, module in model.named_modules() if module in units]
@@ -40,10 +43,12 @@ def blocks_read_outside(model: nn.Module, run: Callable[[nn.Module], Any]) -> di
 
 @contextmanager
 def explaining_reads(strategy: str) -> Iterator[None]:
-    """Context in which a read that the example did not show raises a clear error.
+    """Return a context manager that replaces PyTorch's error for a parameter read outside its block with a clear one.
+
+    It is needed for models that did not read the parameter outside its block in the pass on the example.
 
     Raises:
-        SpecError: The model reads a shard where it expects a whole parameter.
+        SpecError: The model reads a parameter outside its block, where only a shard is available.
     """
     try:
         yield
@@ -51,19 +56,19 @@ def explaining_reads(strategy: str) -> Iterator[None]:
         if "mixed torch.Tensor and DTensor" not in str(error):
             raise
         raise SpecError(
-            "the model reads a parameter of a block outside the block's forward pass, where "
-            f"strategy={strategy!r} has only a shard of it, and did not do so on its first rows; "
-            "call the block, or use strategy='zero-1'"
+            "the model reads a block's parameter outside the block's forward pass, where "
+            f"strategy={strategy!r} has only a shard of it; the test pass before training did not show this; "
+            "call the block instead, or use strategy='zero-1'"
         ) from error
 
 
 def read_outside(model: nn.Module, blocks: Sequence[str], run: Callable[[nn.Module], Any]) -> set[str]:
-    """Names of the blocks with a parameter that `run` reads outside the block's forward pass.
+    """Return the names of the blocks with a parameter that is read outside the block's forward pass.
 
     Args:
-        model: Left with hooks on its blocks; meant to be a copy.
-        blocks: Names of modules in it.
-        run: Calls the model.
+        model: The model, which should be a copy, because its blocks keep the hooks that are added here.
+        blocks: Names of the blocks in `model`.
+        run: Function that calls the model that it receives.
     """
     modules = {name: model.get_submodule(name) for name in blocks}
     watch = _Watch({id(p): name for name, module in modules.items() for p in module.parameters()})
@@ -75,7 +80,15 @@ def read_outside(model: nn.Module, blocks: Sequence[str], run: Callable[[nn.Modu
 
 
 class _Watch(TorchFunctionMode):
-    """Intercepts every torch function that is called in its context, with its arguments."""
+    """Context manager that intercepts all calls of PyTorch functions, to find those that read a parameter.
+
+    Args:
+        owners: Name of the block of each parameter, by the parameter's `id`.
+
+    Attributes:
+        running: Names of the blocks whose forward pass is running.
+        found: Names of the blocks with a parameter that was read outside the block's forward pass.
+    """
 
     def __init__(self, owners: Mapping[int, str]) -> None:
         super().__init__()
@@ -84,7 +97,7 @@ class _Watch(TorchFunctionMode):
         self.found: set[str] = set()
 
     def follow(self, name: str, module: nn.Module) -> None:
-        """Record when this block runs."""
+        """Register hooks that record in `running` when the forward pass of a block runs."""
         module.register_forward_pre_hook(lambda *_: self.running.append(name), prepend=True)
         module.register_forward_hook(lambda *_: self.running.remove(name), always_call=True)
 

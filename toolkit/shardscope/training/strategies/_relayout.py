@@ -1,9 +1,11 @@
-"""Conversion of a flat gradient between FSDP2's layouts for different numbers of ranks, and to one per parameter.
+"""Converts compressor state (residuals) between FSDP2's layout for any number of ranks and a layout by parameter.
 
-Rank r's chunk holds rows [r k, (r+1) k) of every parameter of the unit, where k is a W-th of its rows, rounded up. On
-one rank, that is one parameter after another.
+FSDP2 stores the gradient of a sharding unit as one flat tensor, the concatenation of one chunk per rank. With W ranks,
+the chunk of rank r contains the rows [r k, (r+1) k) of each parameter in the unit, where k is the parameter's number of
+rows divided by W and rounded up. With one rank, the parameters follow one another.
 
-Compressor state has keys ``kind.unit`` where units are sharded, and ``kind.parameter`` everywhere else.
+The keys of compressor state are ``kind.unit`` if a strategy shards units, and ``kind.parameter`` otherwise; `kind` is
+the kind of residual (see `Memory.kept`).
 """
 
 from __future__ import annotations
@@ -18,41 +20,44 @@ from torch import Tensor, nn
 from shardscope.training.models import units_of
 
 ROOT = "model"
-"""Name of the root unit, which holds the parameters that no block holds alone."""
+"""Name of the root unit, which has the parameters that belong to no other unit."""
 SHARDS = "shards of "
-"""Text in the name of a layout before the number of shards."""
+"""Text that precedes the number of shards in the name of a layout."""
 LEFT = "without "
-"""Text before the JSON list of blocks that are not units because their parameters are read outside them."""
+"""Text that, in the name of a layout, precedes a JSON list of blocks whose parameters belong to the root unit because
+they are read outside the block."""
 Units = Mapping[str, Mapping[str, torch.Size]]
-"""Shapes of each unit's trained parameters by name, in their order."""
+"""Mapping from each unit's name to the shapes of its trained parameters, by parameter name and in order."""
 
 
 def shards_of(layout: str) -> int | None:
-    """Number of shards of a layout; None if it is not a sharded layout."""
+    """Return the number of shards in the layout of this name; None if its units are not sharded."""
     _, is_sharded, count = layout.rpartition(SHARDS)
     return int(count) if is_sharded else None
 
 
-def left_of(layout: str) -> list[str]:
-    """Blocks whose parameters a layout leaves to the root unit."""
+def root_blocks(layout: str) -> list[str]:
+    """Return the blocks whose parameters belong to the root unit in the layout of this name."""
     head, _, _ = layout.rpartition(SHARDS)
     _, _, names = head.partition(LEFT)
     return list(json.loads(names)) if names else []
 
 
 def can_be_cut(shape: torch.Size) -> bool:
-    """Whether FSDP2 shards a parameter of this shape: it has rows, and the rows have elements."""
+    """Return whether FSDP2 shards a parameter of this shape, which is true unless it is a scalar or empty."""
     return len(shape) > 0 and shape.numel() > 0
 
 
 def units_with_parameters(
     model: nn.Module, *, besides: Collection[str] = ()
 ) -> dict[str, dict[str, torch.Size]]:
-    """Units that `model` is or would be sharded in, each parameter that can be cut in its innermost unit.
+    """Return the sharding units of `model`, each with the shapes of its trained parameters that FSDP2 shards.
+
+    A parameter in nested units is listed in the innermost one only.
 
     Args:
-        model: Whole or sharded.
-        besides: Names of blocks that are left to the root unit.
+        model: The model, sharded or not.
+        besides: Names of blocks whose parameters belong to the root unit.
     """
     whole = {id(unit) for unit in units_of(model, besides=besides)}
     named = {
@@ -67,7 +72,7 @@ def units_with_parameters(
 
 
 def by_parameter(state: Mapping[str, Tensor], units: Units, ranks: int) -> dict[str, Tensor]:
-    """Convert state by unit, laid out for `ranks` ranks, to flat state by parameter."""
+    """Convert state that is stored by unit, in the layout for `ranks` ranks, to flat tensors by parameter."""
     found: dict[str, Tensor] = {}
     for key, flat in state.items():
         kind, _, unit = key.partition(".")
@@ -78,7 +83,7 @@ def by_parameter(state: Mapping[str, Tensor], units: Units, ranks: int) -> dict[
 
 
 def by_unit(state: Mapping[str, Tensor], units: Units, ranks: int) -> dict[str, Tensor]:
-    """Convert state by parameter to state by unit for `ranks` ranks; a missing parameter becomes zeros."""
+    """Convert state stored by parameter to the layout by unit for `ranks` ranks; missing parameters become zeros."""
     return {
         f"{kind}.{unit}": relayout(_joined(state, kind, shapes), list(shapes.values()), 1, ranks)
         for kind in _kinds(state)
@@ -92,7 +97,7 @@ def _kinds(keys: Iterable[str]) -> list[str]:
 
 
 def _joined(state: Mapping[str, Tensor], kind: str, shapes: Mapping[str, torch.Size]) -> Tensor:
-    """State of a unit's parameters, flat and concatenated."""
+    """Return the state of a unit's parameters, concatenated into one flat tensor."""
     none = {name: torch.zeros(shape.numel()) for name, shape in shapes.items()}
     return torch.cat([state.get(f"{kind}.{name}", none[name]).view(-1) for name in shapes])
 
@@ -101,10 +106,10 @@ def relayout(flat: Tensor, shapes: Sequence[torch.Size], old: int, new: int) -> 
     """Convert `flat` from its layout for `old` ranks to the layout for `new` ranks; padding is zero.
 
     Args:
-        flat: One-dimensional; all chunks concatenated.
-        shapes: Shapes of the unit's parameters, in their order; none is a scalar.
-        old: Number of ranks that `flat` is laid out for.
-        new: Number of ranks to lay it out for.
+        flat: One-dimensional tensor: the chunks of all ranks, concatenated.
+        shapes: Shapes of the unit's parameters, in order; none is a scalar.
+        old: Number of ranks in the layout of `flat`.
+        new: Number of ranks in the layout of the result.
     """
     wholes, table, column = [], flat.view(old, -1), 0
     for shape in shapes:
@@ -116,7 +121,7 @@ def relayout(flat: Tensor, shapes: Sequence[torch.Size], old: int, new: int) -> 
 
 
 def _chunk(shape: torch.Size, ranks: int) -> int:
-    """Elements of a parameter in one rank's chunk, padding included."""
+    """Return the number of elements of a parameter in one rank's chunk, including padding."""
     return -(-shape[0] // ranks) * shape[1:].numel()
 
 

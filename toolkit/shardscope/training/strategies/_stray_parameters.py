@@ -1,7 +1,7 @@
-"""Parameters that a model also keeps outside its modules, in a list or a closure.
+"""Detects parameters that a model also references outside its modules, such as in a list or a closure.
 
-FSDP2 replaces a module's parameters with shards. A reference elsewhere would keep the initial values, and those would
-never be trained.
+FSDP2 replaces the parameters of modules with shards. Another reference would still lead to the original parameter,
+which keeps its initial values and is never trained.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from shardscope.errors import SpecError
 
 @contextmanager
 def refusing_strays(model: nn.Module, strategy: str) -> Iterator[None]:
-    """Context in which parameters are replaced; afterwards, a gradient for a replaced one is refused.
+    """Return a context manager within which FSDP2 replaces the parameters of `model`.
 
-    The refusal is a `SpecError` raised from the backward pass.
+    On exit, each original parameter that is still referenced gets a hook, which raises a `SpecError` when a backward
+    pass computes a gradient for it.
     """
     replaced = {name: weakref.ref(p) for name, p in model.named_parameters() if p.requires_grad}
     yield
@@ -33,9 +34,9 @@ def refusing_strays(model: nn.Module, strategy: str) -> Iterator[None]:
             parameter.register_hook(partial(_refuse, name, strategy))
 
 
-def _refuse(name: str, strategy: str, gradient: Tensor) -> None:  # noqa: ARG001 - hooks are given it
+def _refuse(name: str, strategy: str, gradient: Tensor) -> None:  # noqa: ARG001 - a hook receives the gradient
     raise SpecError(
-        f"the model uses its parameter {name!r} through a reference of its own, in a list or a closure, and "
-        f"strategy={strategy!r} puts shards in the place of parameters, which such a reference does not see; read it "
-        "from its module in every forward pass, or use strategy='zero-1'"
+        f"the model uses its parameter {name!r} through a reference outside its module, such as in a list or a "
+        f"closure, but strategy={strategy!r} has replaced the parameter with a shard; read the parameter from its "
+        "module in every forward pass, or use strategy='zero-1'"
     )

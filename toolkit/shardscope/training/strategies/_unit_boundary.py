@@ -1,13 +1,14 @@
-"""Boundary of an FSDP2 unit: registers every tensor that comes out, and keeps FSDP2 from copying inputs.
+"""Hooks around an FSDP2 unit, so that FSDP2 handles all forms in which a unit can receive and return tensors.
 
-FSDP2 gathers a unit's parameters before its backward pass. It detects the start of the pass by the gradients of the
-tensors that the unit returned, and searches only tuples, mappings and dataclasses for them. This module registers the
-others: tensors in objects of other classes, in an attribute of the module (such as the load-balancing loss of a mixture
-of experts), or in a dict, list or dataclass that the unit was given. A unit without any such tensor is refused.
+FSDP2 gathers a unit's parameters before the unit's backward pass. To detect the start of that pass, it registers hooks
+on the tensors that the unit returned, but it finds them only in tuples, mappings and dataclasses. `UnitBoundary`
+registers the hooks on all other results: tensors in objects of other classes, in an attribute of the module (such as
+the load-balancing loss of a mixture of experts), or written into a dict, list or dataclass that the unit received as an
+argument. A unit without any such tensor raises an error.
 
-FSDP2 also puts its own autograd nodes behind a unit's inputs, and for that copies the dicts, lists and dataclasses that
-hold them, so results that the unit writes into one would be lost. These arguments therefore bypass FSDP2. The gradients
-of a unit that takes nothing else are reduced at the end of the backward pass.
+FSDP2 also inserts its own autograd nodes after a unit's inputs. To do so, it copies the dicts, lists and dataclasses
+that contain the inputs, so results that the unit writes into them would be lost. `UnitBoundary` therefore hides these
+arguments from FSDP2. If all arguments of a unit are hidden, its gradients are reduced at the end of the backward pass.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class UnitBoundary:
-    """Inputs and outputs of one unit.
+    """Hooks on the inputs and outputs of one unit.
+
+    FSDP2's hooks must run between the two sets of hooks registered here, and the user's hooks outside of both. For
+    this, use the following order:
 
         boundary = UnitBoundary(name, unit, strategy)
         fully_shard(unit, ...)
         boundary.surround()
-
-    In this order, FSDP2's hooks lie between the boundary's own, and the user's hooks outside both.
 
     Args:
         name: The unit's name, for messages.
@@ -43,13 +45,14 @@ class UnitBoundary:
         self.name, self.unit, self.strategy = name, unit, strategy
         self.given: list[_Hidden] = []
         self.modules = [(module, _names_of(module)) for module in unit.modules()]
-        """Modules, each with the names of attributes that are not the user's results: torch's own, later FSDP2's."""
+        """Modules of the unit, each with the names of attributes that cannot be results of the user's code, because
+        PyTorch or FSDP2 has set them."""
         unit.register_forward_pre_hook(self._uncover, prepend=True, with_kwargs=True)
 
     def surround(self) -> None:
         """Register the outer hooks; called after `fully_shard`."""
         self.modules = [
-            (module, _TORCHS_OWN | (_names_of(module) - before)) for module, before in self.modules
+            (module, _MODULE_ATTRIBUTES | (_names_of(module) - before)) for module, before in self.modules
         ]
         self.gather = before_backward(self.unit)
         self.unit.register_forward_pre_hook(self._hide, prepend=True, with_kwargs=True)
@@ -73,17 +76,17 @@ class UnitBoundary:
         written, self.given = [tensor for cover in self.given for tensor in cover.written()], []
         if not torch.is_grad_enabled():
             return
-        apart = [*written, *self._left_behind()]
+        apart = [*written, *self._attribute_results()]
         if isinstance(output, Tensor) and not apart:
-            return  # FSDP2 has seen it
+            return  # FSDP2 registers its hook on a single tensor itself
         tensors = [tensor for tensor in tensors_in([output, apart]) if tensor.requires_grad]
         if not tensors:
             self._refuse(output)
         for tensor in tensors:
             tensor.register_hook(self.gather)
 
-    def _left_behind(self) -> list[Tensor]:
-        """Results in attributes of the unit's modules. Every pass searches again, as they may depend on the data."""
+    def _attribute_results(self) -> list[Tensor]:
+        """Return the results in attributes of the unit's modules; they can differ from pass to pass."""
         kept = [
             value
             for module, others in self.modules
@@ -97,19 +100,19 @@ class UnitBoundary:
             return
         raise SpecError(
             f"layer {self.name!r} returned {type(output).__name__} without a tensor that depends on its parameters, "
-            f"and strategy={self.strategy!r} gathers them when such a tensor's gradient comes; return the tensors that "
-            "it computes, in a tuple, a mapping or an object's attributes"
+            f"but strategy={self.strategy!r} needs the gradient of such a tensor to know when to gather the "
+            "parameters; return the tensors that the layer computes, in a tuple, a mapping or an object's attributes"
         )
 
 
 class _Hidden:
-    """An argument hidden from FSDP2, and the tensors in it before the unit ran."""
+    """Wrapper that hides an argument from FSDP2, with a list of the tensors in it before the unit ran."""
 
     def __init__(self, value: Any) -> None:
         self.value, self.before = value, tensors_in(value)
 
     def written(self) -> list[Tensor]:
-        """Tensors that the unit has added to the argument."""
+        """Return the tensors that the unit has added to the argument."""
         known = {id(tensor) for tensor in self.before}
         return [tensor for tensor in tensors_in(self.value) if id(tensor) not in known]
 
@@ -118,11 +121,11 @@ def _names_of(module: nn.Module) -> frozenset[str]:
     return frozenset(vars(module))
 
 
-_TORCHS_OWN = _names_of(nn.Module())
+_MODULE_ATTRIBUTES = _names_of(nn.Module())
 
 
 def _can_be_written_to(value: Any) -> bool:
-    """Whether a unit could write results into this argument."""
+    """Return whether a unit could write results into this argument."""
     if isinstance(value, Tensor | str | int | float | None):
         return False
     return any(map(_can_be_written_to, value)) if isinstance(value, tuple) else not callable(value)

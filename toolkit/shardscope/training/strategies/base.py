@@ -1,19 +1,20 @@
-"""The strategy of one rank: how it takes an optimizer step together with its peers.
+"""Base class of strategies: how one rank takes an optimizer step together with the other ranks.
 
-Each rank makes one strategy, which lives as long as the training. The trainer calls, in this order,
+Each rank builds one strategy object, which exists until training ends. The trainer calls its methods in this order:
 
-    setup(model)                        once: wrap or cut the module, make the starting weights equal everywhere
-    warm_up_buckets(loss_function)      once: fix the buckets where compressed gradients need the same ones throughout
-    build_optimizer()                   once: over the parameters, or their shards, that this rank updates
+    setup(model)                        once: wrap or split the model, and give all ranks the same initial weights
+    warm_up_buckets(loss_function)      once: make the buckets final, if compressor state depends on them
+    build_optimizer()                   once: create the optimizer for the parameters or shards that this rank updates
     step(micro_batches, ...)            every step: forward, backward, exchange, clip, update; returns the loss
     synchronize(step)                   before an evaluation, a checkpoint and the end: wait for all ranks
-    evaluating(), checkpoint_state()    read the run without changing the state that training continues from
-    close()                             once: end threads
+    evaluating(), checkpoint_state()    read the model and the state without changing them
+    close()                             once: stop threads
 
-`RankStrategy.step` is the template that data-parallel strategies share; they define only how gradients are exchanged.
-A strategy that cuts the model itself (a pipeline) or has no common step (a parameter server) overrides `step` whole.
-Where gradients or weights are cut over several ranks, `reduce_squares` and `reduce_grad_square` make the norms that
-LAMB, LARS and gradient clipping use those of the whole tensors.
+Data-parallel strategies share `RankStrategy.step`, and define only how gradients are exchanged. Strategies that split
+the model into stages (a pipeline) or whose ranks do not step together (a parameter server) override `step`.
+
+If gradients or weights are sharded over ranks, `reduce_squares` and `reduce_grad_square` sum squared norms over the
+ranks, so that LAMB, LARS and gradient clipping use the norms of whole tensors.
 """
 
 from __future__ import annotations
@@ -39,22 +40,31 @@ from shardscope.training.observe import StandIns, unchanged
 from shardscope.training.optim import LayerSignal, LayerwiseOptimizer, TrainedParameters, built_by
 from shardscope.training.precision import Precision
 from shardscope.training.sharding import ReduceSquares
-from shardscope.training.strategies._relayout import by_parameter, left_of, shards_of, units_with_parameters
+from shardscope.training.strategies._relayout import (
+    by_parameter,
+    root_blocks,
+    shards_of,
+    units_with_parameters,
+)
 
 MicroBatch = Batch
 LossFunction = Callable[[Any, Any], Tensor]
 
 
 Predict = Callable[[Any], Any]
-"""Function from inputs to outputs; it returns None on a rank that computes no outputs."""
+"""Function from a model's inputs to its outputs; it returns None on a rank that computes no outputs."""
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """The result of one step on this rank.
+    """Result of one step on this rank.
 
-    `loss` is the mean over the rank's own samples; None on a rank that computes no loss (a server, an inner stage).
-    `noise` is set on steps whose gradient noise scale is measured.
+    Attributes:
+        loss: Mean loss over this rank's samples; None on a rank that computes no loss, such as a parameter server or a
+            pipeline stage other than the last.
+        grad_norm: Norm of the gradient before clipping; None if it was not computed.
+        skipped: Whether the update was skipped because fp16 gradients overflowed.
+        noise: Measurement of the gradient noise scale; None if it was not measured in this step.
     """
 
     loss: float | None
@@ -64,26 +74,29 @@ class StepResult:
 
 
 class RankStrategy(ABC):
-    """Base class of the object that a strategy builds: the training of one rank."""
+    """Base class of the object that trains a model on one rank; built by `Strategy.build`."""
 
     settings: Any
     """The job's strategy settings."""
     lockstep: ClassVar[bool] = False
-    """Whether a forward pass needs all ranks, so that in an evaluation each must run the same number of passes."""
+    """Whether a forward pass needs all ranks, so that in an evaluation every rank must run the same number of passes.
+    """
     reduce_squares: ReduceSquares | None = None
-    """Sums squared norms per layer over the ranks that hold other pieces of the same tensors; None if unsharded."""
+    """Function that sums the squared norm of each layer over the ranks that have its shards; None if not sharded."""
     reduce_grad_square: ReduceSquares | None = None
-    """Sums the squared norm of all gradients over the ranks that hold distinct ones; None if each rank holds all."""
+    """Function that sums the squared norm of all gradients over the ranks that have different gradients; None if each
+    rank has all of them."""
     duplicate_grad_params: Sequence[nn.Parameter] = ()
-    """Parameters of this rank whose gradients another rank counts already (tied copies)."""
+    """Parameters of this rank whose gradients are already counted on another rank, such as copies of tied weights."""
     buffers_from: int = 0
-    """The rank whose buffers evaluations and checkpoints use."""
+    """The rank whose model buffers are used in evaluations and checkpoints."""
     copies_of_gradients: int | None = None
-    """Ranks that hold each piece of the mean gradient; None where all ranks hold all of it."""
+    """Number of ranks that have each piece of the mean gradient; None if all ranks have all of it."""
     carrier: Carrier
-    """Transport of compressed gradients; set by `wrap` where gradients can be compressed."""
+    """Communication functions for the compressor; set by `wrap` if the strategy supports compression."""
     example: Callable[[], MicroBatch]
-    """Returns a micro-batch, the same on every rank; set before `setup`, for strategies that try the model out."""
+    """Function that returns a micro-batch, the same on every rank, for strategies that test the model before training;
+    set before `setup` is called."""
 
     def __init__(self, job: Job, context: RankContext) -> None:
         self.job = job
@@ -100,7 +113,7 @@ class RankStrategy(ABC):
         return self.job.strategy.name
 
     def setup(self, model: nn.Module) -> nn.Module:
-        """Set up the model, which is on its device already, and return the module whose `forward` the step calls."""
+        """Set up the model, which is already on its device, and return the module whose `forward` the step calls."""
         self.model = model
         self.module = self.wrap(model)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
@@ -109,20 +122,20 @@ class RankStrategy(ABC):
         return self.module
 
     def watch_noise(self, noise: GradientNoise) -> None:
-        """Pass every gradient of this rank's backward passes to `noise`."""
+        """Register hooks that pass the gradients of each backward pass on this rank to `noise`."""
         noise.watch((name, p) for name, p in self.model.named_parameters() if p.requires_grad)
 
     @abstractmethod
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Return the module that trains in place of `model` and shares its parameters."""
+        """Return the module to train instead of `model`; it shares the parameters of `model`."""
 
     @property
     def data_rank(self) -> int | None:
-        """Index of this rank's share of the global batch, below ``job.num_data_ranks``; None if it takes no data."""
+        """Index of this rank's part of the global batch, below ``job.num_data_ranks``; None if it reads no data."""
         return self.context.rank
 
     def build_optimizer(self) -> torch.optim.Optimizer:
-        """Build the job's optimizer over the parameters that this rank updates."""
+        """Build the job's optimizer for the parameters that this rank updates."""
         compressor = self.compressor
         parameters = TrainedParameters(
             self.model.named_parameters(), reduce_squares=self.reduce_squares,
@@ -136,41 +149,44 @@ class RankStrategy(ABC):
 
     @property
     def reports_layer_signals(self) -> bool:
-        """Whether this rank reports its optimizer's updates; only rank 0 does where all ranks' layers are the same."""
+        """Whether this rank reports its trust ratios; if they are the same on all ranks, only rank 0 does."""
         return self.context.rank == 0 or self.job.compression.period > 1
 
     def layer_signals(self, optimizer: torch.optim.Optimizer) -> list[LayerSignal]:
-        """Signals of the last update for the layers that this rank reports."""
+        """Return trust ratios and norms of the last update for the layers that this rank reports."""
         if not self.reports_layer_signals or not isinstance(optimizer, LayerwiseOptimizer):
             return []
         return optimizer.layer_signals()
 
     def stops_before(self, step: int, *, asked: bool) -> bool:  # noqa: ARG002
-        """Whether this rank takes no further step; `asked` if it has seen the request to stop before `step`."""
+        """Return whether this rank stops before `step`; `asked` is whether it has received a request to stop."""
         return asked
 
     def synchronize(self, step: int, *, ending: bool = False) -> int | None:  # noqa: ARG002
-        """Wait for the other ranks after this rank's `step`; called before every joint operation.
+        """Wait for the other ranks; called before each operation that needs all ranks, such as an evaluation.
 
         Args:
             step: The last step that this rank has taken.
-            ending: Whether this rank takes no further step.
+            ending: Whether this rank will take no further step.
 
         Returns:
-            The step that all ranks have taken. None where another rank is ending, so that the joint operation must be
-            skipped (only where ranks can be at different steps).
+            The step that all ranks have taken. If ranks can be at different steps, None means that another rank is
+            ending, and the operation must be skipped.
         """
         return step
 
     def close(self) -> None:
-        """End the threads that the strategy has started."""
+        """Stop the threads that the strategy has started."""
 
     def no_exchange(self) -> AbstractContextManager[None]:
-        """Context in which a backward pass only accumulates: gradients are exchanged after the last micro-batch."""
+        """Return a context manager for the backward passes of all micro-batches but the last.
+
+        Within it, a backward pass accumulates gradients without exchanging them.
+        """
         return nullcontext()
 
     def finish_exchange(self) -> None:
-        """Finish the exchange after the last backward pass; on return, every rank holds the mean gradient."""
+        """Complete the exchange after the last backward pass; when it returns, every rank has the mean gradient."""
 
     def step(
         self,
@@ -178,7 +194,7 @@ class RankStrategy(ABC):
         loss_function: LossFunction,
         optimizer: torch.optim.Optimizer,
     ) -> StepResult:
-        """Take one optimizer step over this rank's micro-batches, which are of equal size."""
+        """Take one optimizer step on this rank's micro-batches, which have equal sizes."""
         optimizer.zero_grad(set_to_none=True)
         if self.compressor is not None:
             self.compressor.begin_step(self.context.meter.step)
@@ -215,41 +231,42 @@ class RankStrategy(ABC):
         meter = self.context.meter
         with meter.span("compute", "forward"), self.precision.autocast():
             loss = loss_function(call(self.module, inputs), targets) / parts
-        self.memory.sample()  # here all activations are held
+        self.memory.sample()  # all activations are in memory now
         with meter.backward_span():
             self.precision.scale(loss).backward()
-        self.memory.sample()  # and here all gradients
+        self.memory.sample()  # all gradients are in memory now
         return loss.detach()
 
     def averaged(self) -> StandIns:
-        """Map each parameter that the ranks train separately to its mean over all ranks; called by all ranks.
+        """Return the mean over all ranks of each parameter that the ranks train separately; called by all ranks.
 
-        Empty where all ranks hold the same values.
+        The mapping is empty if all ranks have the same parameter values.
         """
         return {} if self.compressor is None else self.compressor.averaged(self.carrier)
 
     def consensus(self) -> StandIns:
-        """Tensors that represent the whole run, keyed by this rank's own tensors; called by all ranks.
+        """Return the tensors that replace this rank's own in evaluations and checkpoints; called by all ranks.
 
-        Parameters that the ranks train separately are averaged. Buffers, such as a batch norm's running means, are
-        those of the first rank that trains, as under DistributedDataParallel.
+        Parameters that the ranks train separately are replaced by their mean over all ranks. Buffers, such as the
+        running means of batch norm, are replaced by those of the rank `buffers_from`, as in DistributedDataParallel.
         """
         if self.context.group is None:
             return self.averaged()
         buffers = {buffer: _copied(buffer) for buffer in self.model.buffers()}
         for copy in buffers.values():
-            if copy.layout == torch.strided:  # backends send no other layout, so each rank uses its own
+            if copy.layout == torch.strided:  # backends cannot send other layouts: each rank uses its own
                 dist.broadcast(copy, src=self.buffers_from)
         return {**self.averaged(), **buffers}
 
     @contextmanager
     def evaluating(self) -> Iterator[Predict]:
-        """Context in which the model holds the run's consensus, in evaluation mode and without gradients.
+        """Return a context manager within which the model has the tensors of `consensus` and is in evaluation mode.
 
-        The model is restored afterwards.
+        Gradients are disabled, and the model is restored on exit.
 
         Yields:
-            A function from inputs to outputs, or to None on a rank that computes no outputs (an inner stage).
+            A function from inputs to outputs; it returns None on a rank that computes no outputs, such as a pipeline
+            stage other than the last.
         """
         model = self.plain_module
         with unchanged(model, self.consensus()), torch.no_grad(), self.precision.autocast():
@@ -258,86 +275,93 @@ class RankStrategy(ABC):
 
     @property
     def plain_module(self) -> nn.Module:
-        """The user's own module, without wrapping."""
+        """The user's module, without `DistributedDataParallel` around it."""
         module = self.module
         return module.module if isinstance(module, nn.parallel.DistributedDataParallel) else module
 
     def full_parameters(self) -> dict[str, Tensor]:
-        """All parameters by name, unsharded, on this rank; called by all ranks."""
+        """Return all parameters by name as whole tensors on this rank; called by all ranks."""
         averaged = self.averaged()
         return {name: averaged.get(p, p) for name, p in self.plain_module.named_parameters()}
 
     def held(self, optimizer: torch.optim.Optimizer) -> Held:
-        """Tensors that this rank holds between and within steps, by kind; called at any moment of a measured step.
+        """Return the tensors in this rank's memory by type of memory; called at any time during a measured step.
 
-        A strategy with its own buffers adds them here. It reports tensors that live only between the samples that
-        `step` takes (after each forward and backward pass) to ``self.memory.hold`` when it allocates them.
+        A strategy with buffers of its own adds them here. `step` samples the memory after each forward and each
+        backward pass. For tensors that are freed before the next sample, the strategy must call ``self.memory.hold``
+        when it allocates them.
         """
         held = held_by_default(self.model, optimizer)
         kept = [] if self.compressor is None else self.compressor.work_space
         return {**held, "buffers": [*held["buffers"], *kept]}
 
     def checkpoint_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """Model and optimizer as checkpoints hold them: whole tensors or DTensors by name."""
+        """Return the states of model and optimizer for a checkpoint: whole tensors or DTensors by name."""
         from shardscope.training.checkpoint import (
-            optimizer_state_of,  # imports much; only runs that save need it
+            optimizer_state_of,  # a slow import, needed only by runs that save checkpoints
         )
 
         return {"model": self.model_state(), "optimizer": optimizer_state_of(self.model, optimizer)}
 
     def model_state(self) -> dict[str, Any]:
-        """The run's consensus under the names of `state_dict`, the same on all ranks; called by all ranks."""
+        """Return the `state_dict` with the tensors of `consensus`, the same on all ranks; called by all ranks."""
         shared = self.consensus()
         own = self.model.state_dict(keep_vars=True)
         return {name: shared.get(v, v).detach() if isinstance(v, Tensor) else v for name, v in own.items()}
 
     def state_to_fill(self, optimizer: torch.optim.Optimizer, known: set[str]) -> dict[str, Any]:  # noqa: ARG002
-        """`checkpoint_state` in the form that a checkpoint with the keys `known` can fill; called by all ranks."""
+        """Return a `checkpoint_state` to fill from a checkpoint with the keys `known`; called by all ranks."""
         return self.checkpoint_state(optimizer)
 
-    # The compressor's state, which is saved in addition.
+    # Methods for the compressor's state, which checkpoints save separately.
 
     @property
     def layout(self) -> str:
-        """Name of the layout of gradients on ranks; state saved under another layout must be converted."""
+        """Name of the layout: how gradients are divided among ranks and buckets.
+
+        Compressor state that was saved with a different layout must be converted.
+        """
         return f"{self.name} {self.context.world_size}"
 
     def compressor_state(self) -> dict[str, Tensor]:
-        """Compressor state that this rank must restore on resume, by name."""
+        """Return the compressor state to save in this rank's checkpoint, by name."""
         assert self.compressor is not None
         return self.compressor.state_dict()
 
     def load_compressor_state(self, state: dict[str, Tensor]) -> None:
-        """Restore the state that `compressor_state` returned."""
+        """Load the state that `compressor_state` returned."""
         assert self.compressor is not None
         self.compressor.load_state_dict(state)
 
     def reshard_compressor_state(self, state: dict[str, Tensor], layout: str) -> dict[str, Tensor]:
-        """Convert compressor state saved under another `layout` to this strategy's layout: by parameter."""
+        """Convert compressor state from `layout` to this strategy's layout: by default, to tensors by parameter."""
         old = shards_of(layout)
         if old is None:
             return state
-        return by_parameter(state, units_with_parameters(self.model, besides=left_of(layout)), old)
+        return by_parameter(state, units_with_parameters(self.model, besides=root_blocks(layout)), old)
 
     @property
     def gradient_order(self) -> list[str]:
-        """Names of the trained parameters in the order of their gradients, where the exchange depends on it."""
+        """Names of the trained parameters in the order in which gradients arrive; empty if the order has no effect."""
         return []
 
     def follow_order(self, names: list[str]) -> None:
-        """Before the first step of a resumed run: exchange gradients in the order `names` of the run before."""
+        """Restore the `gradient_order` of the interrupted run; called before the first step of a resumed run."""
 
     def warm_up_buckets(self, loss_function: LossFunction) -> None:
-        """After `setup`: make the lasting changes of a first step in advance, and leave the model unchanged."""
+        """Make the gradient buckets final; otherwise they change after the first step. Called after `setup`.
+
+        This must not change the model.
+        """
 
     def load_checkpoint_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
-        """Load the state that `checkpoint_state` returned, filled from a checkpoint."""
+        """Load model and optimizer from `state`: the structure of `checkpoint_state`, with values from a checkpoint."""
         from shardscope.training.checkpoint import load_state_of
 
         load_state_of(state, self.model, optimizer)
 
 
 def _copied(buffer: Tensor) -> Tensor:
-    """Return a copy that can be sent: contiguous, if its layout is strided."""
+    """Return a copy that a backend can send: a strided tensor is made contiguous."""
     is_strided = buffer.layout == torch.strided
     return buffer.clone(memory_format=torch.contiguous_format) if is_strided else buffer.clone()

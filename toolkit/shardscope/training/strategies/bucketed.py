@@ -23,10 +23,10 @@ from shardscope.training.twin import twin_of
 
 
 class BucketedRank(RankStrategy):
-    """Each bucket of gradients is reduced as soon as the backward pass has filled it."""
+    """Data parallelism in which each gradient bucket is reduced as soon as the backward pass has filled it."""
 
     hook: BucketHook | None = None
-    """The hook that exchanges buckets; None if `DistributedDataParallel` exchanges them itself."""
+    """The hook that exchanges buckets; None if `DistributedDataParallel` does so by its own all-reduce."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
         self.ddp = DistributedDataParallel(
@@ -37,52 +37,52 @@ class BucketedRank(RankStrategy):
         )
         self.arrivals = GradientOrder(model)
         if self.job.compression.is_on:
-            self._take_over()
+            self._register_hook()
         return self.ddp
 
-    def _take_over(self) -> None:
-        """Have `exchange_` exchange the buckets from here on."""
+    def _register_hook(self) -> None:
+        """Register a hook, so that `exchange_` exchanges the buckets."""
         group = self.context.group
         assert group is not None
         self.carrier = Carrier(self.sum_, Packets(group), self.context.meter, self.job.seed)
         self.hook = BucketHook(self.ddp, self.context, self.exchange_)
 
     def reduce_(self, buffer: Tensor) -> Tensor:
-        """Sum a flat tensor in CPU memory over all ranks, in place; called by one thread, in the same order on all."""
+        """Sum a flat CPU tensor over all ranks, in place; called from one thread, in the same order on every rank."""
         dist.all_reduce(buffer)
         return buffer
 
     def sum_(self, buffer: Tensor) -> Tensor:
-        """Sum like `reduce_`, but always in place.
+        """Sum a flat CPU tensor over all ranks by `reduce_`, and write the result to `buffer`.
 
         Raises:
-            SpecError: `reduce_` did not return a tensor of the same shape.
+            SpecError: `reduce_` did not return a tensor with the shape of `buffer`.
         """
         summed = self.reduce_(buffer)
         if not isinstance(summed, Tensor) or summed.shape != buffer.shape:
             raise SpecError(
-                f"strategy={self.name!r}: {type(self).__name__}.reduce_ returned {quoted(summed)}; let it return the "
-                "sum of the tensor that it is given over all ranks"
+                f"strategy={self.name!r}: {type(self).__name__}.reduce_ returned {quoted(summed)}; return the sum "
+                "over all ranks of the tensor that it receives"
             )
         return buffer if summed.data_ptr() == buffer.data_ptr() else buffer.copy_(summed)
 
     def exchange_(self, bucket: Bucket) -> None:
-        """Replace the bucket by its mean over all ranks."""
+        """Replace ``bucket.flat`` with its mean over all ranks."""
         if self.compressor is None:
             self.sum_(bucket.flat.div_(self.context.world_size))
         else:
             self.compressor.mean_(bucket, self.carrier)
 
     def warm_up_buckets(self, loss_function: LossFunction) -> None:
-        """Run one pass over the example without exchange, after which `DistributedDataParallel` fixes its buckets.
+        """Run one forward and backward pass on the example, without exchange, so that the buckets become final.
 
-        It builds them in the order in which gradients arrived in its first pass. Compressor state is kept by bucket,
-        so a resumed run must pack the same buckets as the run that it continues.
+        `DistributedDataParallel` builds its final buckets in the order in which gradients arrived in the first backward
+        pass. Compressor state is kept by bucket, so a resumed run must pack the same buckets as the interrupted run.
         """
         if self.hook is None or self.compressor is None:
             return
         twin = twin_of(self.model)
-        if twin is None:  # buckets in another order are better than a model that has seen data
+        if twin is None:  # no copy to test: use the reverse order of the parameters
             self.follow_order([name for name, p in self.model.named_parameters() if p.requires_grad][::-1])
             return
         inputs, targets = self.example()
@@ -99,16 +99,19 @@ class BucketedRank(RankStrategy):
         return self.arrivals.names
 
     def follow_order(self, names: list[str]) -> None:
-        """Use the buckets of the run that this one continues, from the first step on."""
+        """Use the buckets of the interrupted run, whose `gradient_order` is `names`, from the first step on."""
         trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        if self.gradient_order or trained.keys() != set(names):  # buckets are fixed already, or other layers
+        if self.gradient_order or trained.keys() != set(names):  # already final, or other parameters
             return
         with self._standing_in(InOrder([trained[name] for name in names])):
             self._pass_once(self.module)
 
     @contextmanager
     def _standing_in(self, module: nn.Module) -> Iterator[None]:
-        """Context in which `DistributedDataParallel` calls `module`, which has the model's parameters, instead."""
+        """Return a context manager within which `DistributedDataParallel` calls `module` instead of the model.
+
+        `module` must have the model's parameters.
+        """
         model, broadcasts = self.ddp.module, self.ddp.broadcast_buffers
         self.ddp.module, self.ddp.broadcast_buffers = module, False
         try:
@@ -117,7 +120,7 @@ class BucketedRank(RankStrategy):
             self.ddp.module, self.ddp.broadcast_buffers = model, broadcasts
 
     def _pass_once(self, loss: Callable[[], Tensor]) -> None:
-        """Run one forward and backward pass, without exchange if a hook exchanges the buckets."""
+        """Run one forward and backward pass and discard the gradients; if there is a hook, it exchanges nothing."""
         if self.hook is not None:
             self.hook.is_idle = True
         loss().backward()
@@ -137,17 +140,18 @@ class BucketedRank(RankStrategy):
             (name for name, p in self.model.named_parameters() if p.requires_grad and p.grad is None), None
         )
         of_last = first_left_out(self.ddp) if absent is None else None
-        if absent or of_last:  # DistributedDataParallel would report it only in the next step
+        if absent or of_last:  # DistributedDataParallel would raise an error only in the next step
             where = "" if absent else " of the last micro-batch"
             raise SpecError(
-                f"parameter {absent or of_last!r} took no part in the loss{where}, and strategy={self.name!r} needs a "
-                "gradient of each; use it, or freeze it with requires_grad_(False)"
+                f"parameter {absent or of_last!r} has no gradient from the loss{where}, but strategy={self.name!r} "
+                "needs a gradient for every trained parameter; use it in the loss, or freeze it with "
+                "requires_grad_(False)"
             )
         self.arrivals.stop()
 
     @property
     def layout(self) -> str:
-        """Name of the layout; it ends in the bucket size, as each rank alone keeps its residual share of a bucket."""
+        """Name of the layout; includes the bucket size, because each rank keeps residuals for its share of a bucket."""
         return f"{super().layout} buckets of {self.settings.bucket_mb:g} MB"
 
     def no_exchange(self) -> AbstractContextManager[Any]:

@@ -1,10 +1,10 @@
-"""Base of ZeRO-2 and ZeRO-3: torch's `fully_shard` (FSDP2) on every block, with our ring in its collectives.
+"""Base class of ZeRO-2 and ZeRO-3: PyTorch's `fully_shard` (FSDP2) on every block, with Shardscope's ring collectives.
 
-Each block of the model is one unit of communication. The root unit holds the parameters that no block holds alone:
-embeddings, norms, heads, and those that several blocks share. Parameters become DTensors cut along their first
-dimension, padded to a multiple of the ranks. The optimizer works on the shards, and norms are summed over the ranks
-that hold other shards. A scalar or empty parameter has no rows to cut and stays whole on every rank; its gradient is
-averaged at the end of the step.
+Each block of the model is a sharding unit. The root unit has all other parameters: embeddings, norms, heads, and
+parameters that several blocks share. Parameters become DTensors that are split along their first dimension, padded to a
+multiple of the number of ranks. The optimizer updates the shards, and norms are summed over the ranks that have the
+other shards. A scalar or empty parameter cannot be split; it stays whole on every rank, and its gradient is averaged at
+the end of the step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,12 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from shardscope.training._compat import gather_for_views, holds_parameters, stock_collectives, tell_gradients
+from shardscope.training._compat import (
+    gather_for_views,
+    holds_parameters,
+    report_gradients,
+    stock_collectives,
+)
 from shardscope.training.collectives.agreement import Agreement, Purpose
 from shardscope.training.collectives.packets import Packets
 from shardscope.training.collectives.process_group import MeteredProcessGroup
@@ -58,24 +63,22 @@ from shardscope.training.strategies.partitioned import ParameterShare, Partition
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
-_APART = 7919
+_SEED_STRIDE = 7919
 
 
 class FullySharded(Partitioned):
-    """Base class of both stages, which differ only in `keeps_gathered`."""
+    """Base class of ZeRO-2 and ZeRO-3, which differ only in `keeps_gathered`."""
 
     lockstep = True
     keeps_gathered: ClassVar[bool]
     """Whether parameters stay gathered from the forward pass to the end of the last micro-batch's backward pass."""
     exchanged = 0
-    """Number of the step's micro-batches whose gradients have been exchanged."""
+    """Number of micro-batches in this step whose gradients have been exchanged."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        from torch.distributed.fsdp import FSDPModule  # imports much; only these strategies need it
+        from torch.distributed.fsdp import FSDPModule  # a slow import, needed only by these strategies
 
-        for (
-            parameter
-        ) in model.parameters():  # FSDP2 takes only contiguous parameters, not those in channels_last
+        for parameter in model.parameters():  # FSDP2 accepts only contiguous parameters, so not channels_last
             parameter.data = parameter.data.contiguous()
         mesh = self._mesh()
         self.shard_group = mesh.get_group(mesh.ndim - 1)
@@ -88,21 +91,21 @@ class FullySharded(Partitioned):
         self.sender = Sender("shards")
         self.agreement = Agreement(group, self.sender, self.name, self._place)
         self.ring = self._make_ring(group) if self.settings.collectives == "ring" else None
-        self._plug()
+        self._replace_collectives()
         self.pieces = [
             ParameterShare(name, parameter, nn.Parameter(local(parameter.detach())))
             for name, parameter in model.named_parameters()
             if parameter.requires_grad
         ]
         self.uncut = [piece for piece in self.pieces if not can_be_cut(piece.whole.shape)]
-        if dist.get_rank(self.shard_group):  # the first rank of each shard group counts them
+        if dist.get_rank(self.shard_group):  # only the first rank of the group counts their gradients
             self.duplicate_grad_params = [piece.parameter for piece in self.uncut]
         self.reduce_squares = self.reduce_grad_square = self._sum_over_shards
         self.copies_of_gradients = self.settings.replicas
         return model
 
     def _mesh(self) -> DeviceMesh:
-        """One-dimensional mesh of all ranks, or a two-dimensional one with a row for each replica."""
+        """Return a one-dimensional device mesh of all ranks, or, with replicas, a mesh with one row per replica."""
         replicas, kind = self.settings.replicas, self.context.device.type
         if replicas == 1:
             return init_device_mesh(kind, (self.context.world_size,))
@@ -126,7 +129,7 @@ class FullySharded(Partitioned):
             boundary.surround()
 
     def _find_reads(self, model: nn.Module) -> list[str]:
-        """Blocks that must not be units, the same on all ranks."""
+        """Return the blocks that cannot be sharding units: those whose parameters any rank reads outside the block."""
         with random_state_kept(), self.precision.autocast():
             found = blocks_read_outside(model, lambda twin: call(twin, self.example()[0]))
         flags = torch.tensor(list(found.values()), dtype=torch.uint8, device=self.context.device)
@@ -142,7 +145,7 @@ class FullySharded(Partitioned):
         shards = dist.get_process_group_ranks(self.shard_group)
         around, packets, compress = RingAllReduce(group, members=shards), None, None
         if self.compressor is not None:  # each replica draws its own random numbers
-            seed = self.job.seed + _APART * (self.context.rank // len(shards))
+            seed = self.job.seed + _SEED_STRIDE * (self.context.rank // len(shards))
             packets, compress = Packets(group, tuple(shards)), self._compress
             self.carrier = Carrier(
                 around.all_reduce_, packets, self.context.meter, seed, around.reduce_scatter_
@@ -154,8 +157,8 @@ class FullySharded(Partitioned):
         ring.crosses = self.settings.replicas > 1
         return ring
 
-    def _plug(self) -> None:
-        """Replace FSDP2's collectives with ones that carry their purpose."""
+    def _replace_collectives(self) -> None:
+        """Replace FSDP2's collectives with ones that also check that all ranks run the same operation."""
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
         for name, unit in zip(self.unit_names, self.units, strict=True):
             if not holds_parameters(unit):
@@ -163,14 +166,14 @@ class FullySharded(Partitioned):
             gather, reduce = self._collectives(name, unit)
             unit.set_custom_all_gather(gather)  # type: ignore[arg-type]  # of its shape
             unit.set_custom_reduce_scatter(reduce)  # type: ignore[arg-type]
-            tell_gradients(unit, names, reduce.take_part)
+            report_gradients(unit, names, reduce.set_names)
             gather_for_views(unit)
         if self.ring is None:
             return
-        for unit in self.units:  # the ring takes the mean itself
+        for unit in self.units:  # the ring computes the mean itself, so FSDP2 must only sum
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)
-        for unit, following in pairwise(self.units):  # its parameters travel while this one computes
+        for unit, following in pairwise(self.units):  # gathered while this unit computes
             unit.set_modules_to_forward_prefetch([following])
 
     def _collectives(
@@ -182,12 +185,15 @@ class FullySharded(Partitioned):
         return StockAllGather(name, self.agreement, gather), StockReduceScatter(name, self.agreement, reduce)
 
     def watch_noise(self, noise: GradientNoise) -> None:
-        """Measure `noise` in the ring, which sees whole gradients just before they are cut."""
+        """Make the ring pass the unsharded gradients to `noise` just before it reduce-scatters them."""
         assert self.ring is not None
-        self.ring.look_at = noise.look_at
+        self.ring.measure = noise.measure
 
     def _compress(self, unit: str, flat: Tensor, out: Tensor) -> None:
-        """Write this rank's share of its shard group's mean to `out`, divided for the later sum over replicas."""
+        """Write this rank's shard of the mean of the compressed gradients to `out`, divided by the number of replicas.
+
+        The later sum over replicas then gives the mean over all ranks.
+        """
         assert self.compressor is not None
         bucket = Bucket([unit], [flat.shape], flat, self.context.meter.step, self.exchanged)
         self.compressor.scatter_mean(bucket, self.carrier, out)
@@ -204,30 +210,31 @@ class FullySharded(Partitioned):
         return {**held, "buffers": [*held["buffers"], *rings]}
 
     def close(self) -> None:
-        if not self.agreement.refused:  # otherwise its thread waits for a peer that never arrives
+        if not self.agreement.refused:  # otherwise the thread waits for a rank that never arrives
             self.sender.close()
 
     @contextmanager
     def no_exchange(self) -> Iterator[None]:
-        """Context in which gradients are still reduce-scattered, as a rank holds only shards; the rest is deferred.
+        """Return a context manager for the backward passes of all micro-batches but the last.
 
-        Replicas exchange the sum of all micro-batches once, and parameters that stay gathered are not freed.
+        Within it, gradients are still reduce-scattered, because a rank has memory only for its shards. The sum over
+        replicas is deferred to the last micro-batch, and with `keeps_gathered` the parameters stay gathered.
         """
         self._set_last(False)
         yield
         self._set_last(True)
         self.exchanged += 1
 
-    # Error-feedback residuals have the layout of the reduce-scattered buffers.
+    # Error-feedback residuals have the layout of the buffers that FSDP2 reduce-scatters.
 
     @property
     def layout(self) -> str:
-        """Name of the layout; it ends in the number of shards."""
+        """Name of the layout, which ends with the number of shards."""
         left = f"{LEFT}{json.dumps(self.read_outside)} " if self.read_outside else ""
         return f"{self.name} {self.context.world_size} {left}{SHARDS}{dist.get_world_size(self.shard_group)}"
 
     def reshard_compressor_state(self, state: dict[str, Tensor], layout: str) -> dict[str, Tensor]:
-        """Cut state for this number of shards, from another number or from another strategy's state by parameter."""
+        """Convert compressor state to this number of shards, from a different number or from state by parameter."""
         units = units_with_parameters(self.model, besides=self.read_outside)
         whole = super().reshard_compressor_state(state, layout)
         return by_unit(whole, units, dist.get_world_size(self.shard_group))
@@ -251,12 +258,12 @@ class FullySharded(Partitioned):
         self.exchanged = 0
         if (
             self.ring is not None
-        ):  # a gradient that is accumulated or reduced over replicas cannot be deferred
+        ):  # a reduce-scatter cannot be deferred if its result is accumulated or summed over replicas
             self.ring.deferred = len(micro_batches) == 1 and self.settings.replicas == 1
         return super().step(micro_batches, loss_function, optimizer)
 
     def _place(self) -> str:
-        """Description of the current point in training, for error messages."""
+        """Return a description of the current micro-batch and step, for error messages."""
         if not self.model.training:
             return f"the evaluation after step {self.context.meter.step}"
         return f"micro-batch {self.exchanged + 1} of step {self.context.meter.step}"
@@ -270,7 +277,7 @@ class FullySharded(Partitioned):
         )
         _average([piece.whole.grad for piece in uncut if piece.whole.grad is not None])
         for piece in self.pieces:
-            piece.parameter.data = local(piece.whole.detach())  # offloading moves it before the first step
+            piece.parameter.data = local(piece.whole.detach())  # FSDP2's offloading may have moved the shard
             piece.parameter.grad = None if piece.whole.grad is None else local(piece.whole.grad)
 
     @contextmanager
@@ -278,7 +285,7 @@ class FullySharded(Partitioned):
         with super().evaluating() as predict, explaining_reads(self.name):
             yield predict
         for unit in self.units:
-            unit.reshard()  # parameters left gathered by a forward pass without a backward would go stale
+            unit.reshard()  # without a backward pass, the parameters stay gathered, and would not see the next update
 
     def full_parameters(self) -> dict[str, Tensor]:
         for unit in self.units:
@@ -289,7 +296,7 @@ class FullySharded(Partitioned):
         return whole
 
     def join(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return DTensors that are sharded like the parameters; nothing is gathered."""
+        """Return DTensors that are sharded as the parameters are; nothing is gathered."""
         return {piece.name: _like(piece.whole, parts[piece.name]) for piece in self.pieces}
 
     def part(self, piece: ParameterShare, whole: Tensor) -> Tensor:  # noqa: ARG002 - the DTensor holds its own shard
@@ -297,7 +304,7 @@ class FullySharded(Partitioned):
 
 
 def _like(whole: nn.Parameter, part: Tensor) -> Tensor:
-    if not isinstance(whole, DTensor):  # it is not cut
+    if not isinstance(whole, DTensor):  # the parameter is not sharded
         return part
     return DTensor.from_local(
         part, whole.device_mesh, whole.placements, run_check=False, shape=whole.shape, stride=whole.stride()
@@ -305,7 +312,7 @@ def _like(whole: nn.Parameter, part: Tensor) -> Tensor:
 
 
 def _average(numbers: Sequence[Tensor]) -> None:
-    """Replace each tensor by its mean over all ranks, in place; each has one element or none."""
+    """Replace each tensor, which has at most one element, with its mean over all ranks, in place."""
     if any(number.numel() for number in numbers):
         flat = torch.cat([number.view(-1) for number in numbers]).double()
         dist.all_reduce(flat)

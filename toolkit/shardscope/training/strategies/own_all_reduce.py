@@ -1,13 +1,12 @@
-"""Base of data-parallel strategies with their own all-reduce.
+"""Base class of data-parallel strategies with their own all-reduce.
 
-`DistributedDataParallel` fills buckets of gradients and passes each to a hook, which puts it on a queue. One thread
-per rank reduces the buckets in that order while the backward pass continues.
+`DistributedDataParallel` fills buckets with gradients and passes each full bucket to a hook, which puts it into a
+queue. On each rank, one thread reduces the buckets in the order of the queue while the backward pass continues.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,13 +16,13 @@ from shardscope.training.strategies.bucketed import BucketedRank
 
 
 class OwnAllReduce(BucketedRank):
-    """Each bucket of gradients is reduced by `reduce_` as soon as the backward pass has filled it."""
+    """Data parallelism in which `reduce_` sums each gradient bucket as soon as the backward pass has filled it."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
         self.prepare()
         module = super().wrap(model)
         if self.hook is None:
-            self._take_over()
+            self._register_hook()
         return module
 
     def prepare(self) -> None:
@@ -31,20 +30,15 @@ class OwnAllReduce(BucketedRank):
 
     @abstractmethod
     def reduce_(self, buffer: Tensor) -> Tensor:
-        """Return the sum of a flat tensor in CPU memory over all ranks: in place, or as another tensor.
+        """Return the sum over all ranks of a flat CPU tensor: `buffer` itself, modified in place, or another tensor.
 
-        One thread calls it, with the same buckets in the same order on all ranks.
+        Called from one thread, with the same buckets in the same order on every rank.
         """
 
     def work_space(self) -> list[Tensor]:
-        """The buffers that `reduce_` keeps from call to call."""
+        """Return the buffers that `reduce_` keeps from call to call, so that their memory is counted."""
         return []
 
     def held(self, optimizer: torch.optim.Optimizer) -> Held:
         held = super().held(optimizer)
         return {**held, "buffers": [*held["buffers"], *self.work_space()]}
-
-    def trace(self, chunk: dict[str, Any]) -> None:
-        """Write one event about a message of the bucket in progress."""
-        index = 0 if self.hook is None else self.hook.index
-        self.context.events.emit("chunk", step=self.context.meter.step, bucket=index, **chunk)

@@ -1,8 +1,8 @@
-"""Base of strategies whose optimizer updates only this rank's pieces of the parameters.
+"""Base class of strategies whose optimizer updates only this rank's pieces of the parameters.
 
-The optimizer works on plain tensors, views of the rank's shards, under the names of the whole parameters. It therefore
-runs in the fused kernels and never through DTensor's dispatch. Checkpoints hold its state under the same names as every
-other strategy's and in the shape of the whole, so that any number of ranks, and any strategy, can load it.
+The optimizer updates plain tensors, which are views of this rank's pieces and have the names of the whole parameters.
+So it can use fused kernels, and avoids the overhead of DTensors. Checkpoints store its state under the same names as in
+any other strategy and with the shapes of whole parameters, so any number of ranks and any strategy can load it.
 """
 
 from __future__ import annotations
@@ -23,18 +23,20 @@ from shardscope.training.strategies.base import RankStrategy
 
 @dataclass(frozen=True)
 class ParameterShare:
-    """This rank's part of a parameter; empty if the rank has none of it."""
+    """This rank's piece of a parameter; the piece is empty if the rank has no element of the parameter."""
 
     name: str
     whole: nn.Parameter
+    """The model's parameter: the whole tensor, or a DTensor."""
     parameter: nn.Parameter
-    """The tensor that the optimizer updates: a view of this rank's part."""
+    """The tensor that the optimizer updates: a view of this rank's piece."""
 
 
 class Partitioned(RankStrategy):
-    """Base class whose subclasses set `pieces` in `wrap`, for the same parameters in the same order on every rank."""
+    """Base class of strategies whose optimizer updates only this rank's pieces; a subclass sets `pieces` in `wrap`."""
 
     pieces: list[ParameterShare]
+    """This rank's piece of each trained parameter; the same parameters in the same order on every rank."""
 
     def setup(self, model: nn.Module) -> nn.Module:
         start_alike(model)
@@ -53,11 +55,15 @@ class Partitioned(RankStrategy):
 
     @abstractmethod
     def join(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Join one state tensor per piece, by name, into tensors (or DTensors) shaped like the whole parameters."""
+        """Combine the ranks' pieces of a state tensor into tensors (or DTensors) with the shapes of whole parameters.
+
+        Args:
+            parts: This rank's pieces, by parameter name.
+        """
 
     @abstractmethod
     def part(self, piece: ParameterShare, whole: Tensor) -> Tensor:
-        """Cut a tensor that `join` made back to this rank's piece."""
+        """Return this rank's piece of `whole`, a tensor that `join` returned."""
 
     def checkpoint_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         fill_in_state(optimizer)
@@ -78,7 +84,7 @@ class Partitioned(RankStrategy):
                     mine.copy_(value if key == STEP else self.part(piece, value))
 
     def _state_keys(self, optimizer: torch.optim.Optimizer) -> list[str]:
-        """Keys of the optimizer state per parameter; empty for plain SGD."""
+        """Return the keys of the optimizer state of a parameter; empty for SGD without momentum."""
         state = optimizer.state.get(self.pieces[0].parameter, {})
         return [key for key, value in state.items() if isinstance(value, Tensor)]
 

@@ -1,7 +1,7 @@
 """A study's `Space`, with its branches, adapted so that a population can explore it.
 
-A setting that belongs to a branch exists only while that branch is chosen. A clone that changes the branch draws new
-values for the new branch's settings; its other settings change as in `Ranges`.
+A setting that belongs to a branch exists only while that branch is chosen. A clone that changes the branch samples the
+new branch's settings; its other settings are perturbed or resampled as in `Ranges`.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from shardscope.tuning.population.explore import Axis, Choice, Number, PowerOfTw
 from shardscope.tuning.population.settings import MAY_CHANGE, Settings
 
 _FIELDS = {"warmup": "lr_schedule", "lr_rule": "optimizer"}
-"""Field of the job that a setting changes, for settings whose name differs from the field."""
+"""Field of the job that a setting changes, by the setting's name, where the two names differ."""
 
 
 class Conditional(Ranges):
-    """Draws and changes settings within a `Space`; settings are keyed by the names of its parameters.
+    """Explorable space that samples and perturbs settings within a `Space`, keyed by the names of its parameters.
 
     Args:
         space: Search space, as for a study.
         job: Job that the settings belong to.
 
     Raises:
-        SpecError: A setting cannot change during training, or has a value that no job allows.
+        SpecError: A setting cannot change during training, or has a value that makes every job invalid.
 
     Example:
         >>> space = Space({"optimizer": ["adamw", "lars"], "optimizer[lars].momentum": (0.5, 0.95)})
@@ -65,7 +65,7 @@ def _check_may_change(name: str) -> None:
     owner = parse_name(name).owner
     if _FIELDS.get(owner, owner) not in MAY_CHANGE:
         raise SpecError(
-            f"space[{name!r}] cannot change while a member trains, as no checkpoint would fit it; search it with "
+            f"space[{name!r}] cannot change while a member trains: checkpoints would not fit; search it with "
             "ss.tune, or set it in the job"
         )
 

@@ -69,19 +69,21 @@ def train_population(
         members: Number of members, at least 2.
         intervals: Number of intervals, at least 1. Each ends with an evaluation and, except the last, with exploit and
             explore.
-        interval_steps: Steps per interval; None divides the job's steps. The LR schedule runs over all intervals.
+        interval_steps: Steps per interval; None divides the job's steps among the intervals. The LR schedule spans all
+            intervals.
         objectives: Objectives as for `tune`: ``loss`` and ``error`` at the end of an interval; ``seconds``, ``bytes``
             and ``memory`` per step of the interval; or your own functions of the interval's run.
         quantile: Fraction of the members that copy others after an interval, 0 < value <= 0.5.
-        resample: Probability that a setting of a clone is drawn anew instead of changed by a step.
+        resample: Probability that a clone's setting is resampled instead of perturbed.
         seed: Seed of the population's random decisions. Weights and data order use the job's own seed.
         at_once: Number of members that train at the same time.
-        timeout_s: Time limit of a member's interval, in seconds; a member that exceeds it has failed. None sets none.
+        timeout_s: Time limit of a member's interval, in seconds; a member that exceeds it has failed. None sets no
+            limit.
         folder: Folder of the journal and the runs; None creates one in the runs' root.
 
     Raises:
         SpecError: An argument or the space is invalid.
-        PopulationError: The folder holds another population, another process trains it, or all members have failed.
+        PopulationError: The folder holds a different population, another process trains it, or all members have failed.
 
     Example:
         >>> import shardscope as ss
@@ -109,7 +111,7 @@ def train_population(
 
 @dataclass
 class _Driver:
-    """Continues one population from the end of its journal."""
+    """Driver that continues one population from the end of its journal."""
 
     job: Job
     space: Explorable
@@ -166,7 +168,7 @@ class _Driver:
         ]
         train_all(
             [self._trainee(interval, move) for move in left], at_once=self.at_once,
-            asked_to_stop=self.stop_request.exists, tell=lambda outcome: self._write(outcome_line(outcome)),
+            asked_to_stop=self.stop_request.exists, on_outcome=lambda outcome: self._write(outcome_line(outcome)),
         )  # fmt: skip
         self._conclude(interval)
 
@@ -180,7 +182,7 @@ class _Driver:
         )  # fmt: skip
 
     def _drop_losers(self, interval: int) -> None:
-        """Delete those checkpoints of the previous interval from which no member resumes, as recorded in the moves."""
+        """Delete the previous interval's checkpoints that no member resumes from, according to the moves."""
         parents = {move.parent for move in self.course.moves[interval]}
         runs = {outcome.run for outcome in self.course.outcomes.values()
                 if outcome.interval == interval - 1 and outcome.member in parents}  # fmt: skip
@@ -240,7 +242,7 @@ def _of_study(space: Mapping[str, Any], job: Job) -> Conditional:
 
 
 def _is_of_ranges(path: str, value: Any) -> bool:
-    """Return whether only `Ranges` can hold this entry.
+    """Return whether an entry of a space can be represented by `Ranges` only.
 
     Such entries are choices among whole parts of a job, and fields unknown to `Space`.
     """
@@ -285,11 +287,11 @@ def _folder(job: Job, folder: str | Path | None) -> Path:
 
 
 def _difference(folder: Path, old: Plan, new: Plan) -> str:
-    """Return a sentence on how an existing population in the folder differs from the requested one."""
+    """Return a sentence that states how the existing population in the folder differs from the requested one."""
     if old.split != new.split:
         return (
-            f"the population in {folder} compared its members on the test split, as earlier versions did, and they are "
-            "now compared on the validation split; its results can still be read, and training needs another folder"
+            f"the population in {folder} compared its members on the test split, as earlier versions did, but they are "
+            "now compared on the validation split; its results can still be read, but training needs a different folder"
         )
     field = next(name for name in vars(old) if getattr(old, name) != getattr(new, name))
     had, has = getattr(old, field), getattr(new, field)
@@ -298,5 +300,5 @@ def _difference(folder: Path, old: Plan, new: Plan) -> str:
         field, had, has = f"{field}[{key!r}]", had.get(key), has.get(key)
     return (
         f"the population in {folder} was created with {field}={had!r}, not {has!r}; resume with the original "
-        "value, or give another folder"
+        "value, or give a different folder"
     )

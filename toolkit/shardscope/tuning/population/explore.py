@@ -1,15 +1,15 @@
-"""Explore: the space of a population, with the settings that may change between intervals and how they change.
+"""Explore: the space of a population, and how settings are resampled and perturbed between intervals.
 
-| given as | a draw | a step |
+| range or choices of a setting | resample draws a new value | perturb changes the current value |
 |---|---|---|
 | ``(0.0, 0.1)`` | uniform | 20 % up or down, within the bounds |
 | ``(1e-4, 1e-1, "log")`` | uniform in the logarithm | times 1.2 or 0.8, within the bounds |
-| ``(0, 20)``, integers | uniform | 20 % up or down and at least 1, within the bounds |
-| ``(16, 256, "log2")`` | a power of two | doubled or halved |
-| ``["none", "topk", ...]`` | one of them, equally likely | none: choices have no order, so they are only redrawn |
+| ``(0, 20)``, integers | uniform | 20 % (at least 1) up or down, within the bounds |
+| ``(16, 256, "log2")`` | uniform over powers of two | doubled or halved, within the bounds |
+| ``["none", "topk", ...]`` | uniform | no change: choices have no order, so they are only resampled |
 
-For each setting, a clone either draws a new value, with some probability, or takes a step. A category is never treated
-as a number, and a step of an integer is never rounded to zero.
+Each setting of a clone is either resampled, with some probability, or perturbed. A category is never treated as a
+number, and the perturbation of an integer is never rounded to zero.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from shardscope.spec import Job
 from shardscope.tuning.population.settings import Settings, as_json, check_path, with_settings
 
 STEP = 0.2
-"""A step up or down, as a fraction of the value (Jaderberg et al. 2017, appendix A: factors of 0.8 and 1.2)."""
+"""Size of a perturbation, as a fraction of the value (Jaderberg et al. 2017, appendix A: factors of 0.8 and 1.2)."""
 LEAST_STEP = 0.05
-"""In a linear range, a step is `STEP` times the value or times this fraction of the range, whichever is larger, so that
-a value of zero can change."""
+"""In a linear range, a perturbation is `STEP` times the value or times this fraction of the range, whichever is larger,
+so that a value of zero can change."""
 ATTEMPTS = 50
-"""Number of attempts after which a space counts as having no valid job, or a member keeps its settings."""
+"""Number of attempts before a space counts as having no valid job, or a member keeps its settings."""
 
 
 class Explorable(Protocol):
@@ -42,7 +42,7 @@ class Explorable(Protocol):
         ...
 
     def explore(self, job: Job, settings: Settings, random: Random, *, resample: float) -> Settings:
-        """Return settings near the given ones, valid for `job`; each is redrawn with probability `resample`."""
+        """Perturb the given settings, or resample each with probability `resample`; the result is valid for `job`."""
         ...
 
     def apply(self, job: Job, settings: Settings) -> Job:
@@ -54,12 +54,12 @@ class Explorable(Protocol):
         ...
 
     def describe(self) -> dict[str, Any]:
-        """Return the space as JSON; it must be equal when a population is resumed."""
+        """Return the space as JSON; a population can be resumed only with the same JSON."""
         ...
 
 
 class Axis(ABC):
-    """One setting: how a value is drawn and how it changes by a step."""
+    """One setting: how its values are sampled, and how a value is perturbed."""
 
     @abstractmethod
     def draw(self, random: Random) -> Any:
@@ -67,7 +67,7 @@ class Axis(ABC):
 
     @abstractmethod
     def step(self, value: Any, random: Random) -> Any:
-        """Return a value near `value`."""
+        """Return a perturbed copy of `value`."""
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class Ranges:
     def __init__(self, given: Mapping[str, Any], job: Job) -> None:
         if not given:
             raise SpecError(
-                "space={} has no setting to explore; give {'optimizer.lr': (1e-4, 1e-1, 'log')} or the like"
+                "space={} has no setting to explore; give at least one, such as {'optimizer.lr': (1e-4, 1e-1, 'log')}"
             )
         self.axes: dict[str, Axis] = {}
         for path, value in given.items():
@@ -173,13 +173,15 @@ class Ranges:
                 self.apply(job, settings)
             except SpecError as error:
                 if attempt == ATTEMPTS - 1:
-                    raise SpecError(f"the space contains hardly any valid job: {error}") from None
+                    raise SpecError(
+                        f"no valid job in {ATTEMPTS} draws from the space; the last: {error}"
+                    ) from None
             else:
                 break
         return settings
 
     def explore(self, job: Job, settings: Settings, random: Random, *, resample: float) -> dict[str, Any]:
-        """Return settings near the given ones; the same settings if `ATTEMPTS` attempts give no valid job."""
+        """Perturb or resample the given settings; return them unchanged if `ATTEMPTS` attempts give no valid job."""
 
         def move(path: str) -> Any:
             is_new = path not in settings or random.random() < resample
@@ -227,7 +229,9 @@ def _axis(path: str, value: Any) -> Axis:
     if scale == "log2":
         return _powers(path, value)
     if scale == "log" and low <= 0:
-        raise SpecError(f"{path}={value!r} reaches down to {low}, which has no logarithm; start above 0")
+        raise SpecError(
+            f"{path}={value!r} has the lower bound {low}, which has no logarithm; use a bound above 0"
+        )
     if scale == "linear" and isinstance(low, int) and isinstance(high, int):
         return Whole(low, high)
     return Number(float(low), float(high), scale == "log")

@@ -43,13 +43,13 @@ def is_held(path: Path) -> bool:
 
 
 class Journal:
-    """The only writer of a journal.
+    """Exclusive writer of a population's journal.
 
     Args:
         path: File of the journal; created if it does not exist.
 
     Raises:
-        PopulationError: Another process is writing to it.
+        PopulationError: Another process holds the journal's lock.
     """
 
     def __init__(self, path: Path) -> None:

@@ -27,7 +27,7 @@ class Stopped(Exception):
 
 
 def home_of(folder: Path, interval: int, member: int) -> Path:
-    """Return the folder for the runs of a member's interval; it holds several runs only after a kill."""
+    """Return the folder for a member's interval; it contains several runs only if the earlier ones were killed."""
     return folder / "runs" / f"interval-{interval:03d}" / f"member-{member:02d}"
 
 
@@ -70,7 +70,7 @@ class Trainee:
             self.run = launch(self.job, root=home, resume=self.parent)
 
     def outcome(self) -> Outcome | None:
-        """Return how the interval ended; None while the run is alive and within its time limit."""
+        """Return the outcome of the interval; None while the run is alive and within its time limit."""
         assert self.run is not None
         late = self.timeout_s is not None and time.monotonic() - self.started > self.timeout_s
         if late:
@@ -113,15 +113,15 @@ def train_all(
     *,
     at_once: int,
     asked_to_stop: Callable[[], bool],
-    tell: Callable[[Outcome], None],
+    on_outcome: Callable[[Outcome], None],
 ) -> None:
-    """Train all members, `at_once` at a time, and pass each outcome to `tell` as soon as it is known.
+    """Train all members, `at_once` at a time, and pass each outcome to `on_outcome` as soon as it is known.
 
     Args:
         trainees: Members to train.
         at_once: Maximum number of members that train at the same time.
         asked_to_stop: Returns whether a stop has been requested.
-        tell: Called with each outcome.
+        on_outcome: Called with each outcome.
 
     Raises:
         Stopped: A stop was requested; running members have been stopped and have no outcome.
@@ -129,7 +129,7 @@ def train_all(
     waiting, under_way = list(trainees), list[Trainee]()
     try:
         while waiting or under_way:
-            _heed(asked_to_stop)
+            _raise_if_stopped(asked_to_stop)
             while waiting and len(under_way) < at_once:
                 under_way.append(waiting.pop(0))
                 under_way[-1].start()
@@ -137,7 +137,7 @@ def train_all(
                 outcome = trainee.outcome()
                 if outcome is not None:
                     under_way.remove(trainee)
-                    tell(outcome)
+                    on_outcome(outcome)
             time.sleep(POLL_S if under_way else 0)
     except BaseException:  # including an interrupt: no run continues without a watcher
         for trainee in under_way:
@@ -146,7 +146,7 @@ def train_all(
         raise
 
 
-def _heed(asked_to_stop: Callable[[], bool]) -> None:
+def _raise_if_stopped(asked_to_stop: Callable[[], bool]) -> None:
     if asked_to_stop():
         raise Stopped
 

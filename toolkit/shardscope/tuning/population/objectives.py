@@ -26,7 +26,7 @@ def objectives_of(
     names = (objectives,) if isinstance(objectives, str) else tuple(objectives)
     own = {n: f for n, f in objectives.items() if f is not None} if isinstance(objectives, Mapping) else {}
     if not names:
-        raise SpecError("objectives=() names none; use for example ('loss', 'bytes')")
+        raise SpecError("objectives=() is empty; use for example ('loss', 'bytes')")
     check_objectives(names, own)
     return names, own
 

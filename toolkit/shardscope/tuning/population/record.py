@@ -2,7 +2,7 @@
 
     Plan       the arguments of the population; the first line
     Move       a member's settings and parent checkpoint for an interval; one line holds those of all members
-    Outcome    how a member's interval ended; one line each, and a member's interval counts as ended only with it
+    Outcome    how a member's interval ended; one line per member, without which the interval counts as unfinished
 
 A population is resumed from these lines alone.
 """
@@ -20,12 +20,12 @@ Origin = Literal["drawn", "kept", "cloned"]
 
 
 class PopulationError(ShardscopeError):
-    """A population cannot continue: its folder holds another one, another process trains it, or all members failed."""
+    """The population cannot continue: its folder holds a different one, another process trains it, or all failed."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What was requested: `job` and `space` as JSON, and the other arguments of `train_population`.
+    """The arguments of `train_population`, with `job` and `space` as JSON.
 
     `own` names the user-defined objectives; it is None if the journal does not record them. `split` is the split on
     which members are compared; earlier versions used the test split.
@@ -51,12 +51,12 @@ class Plan:
 
 @dataclass(frozen=True)
 class Move:
-    """The start of a member's interval.
+    """Settings and parent of a member at the start of an interval.
 
     Attributes:
         parent: Member from whose checkpoint of the previous interval this one resumes; None in the first interval.
         before: Settings of this member in the previous interval; None in the first interval.
-        settings: Settings with which this member trains in this interval.
+        settings: Settings that this member trains with in this interval.
         origin: Whether the settings were ``drawn``, ``kept``, or copied from the parent and explored (``cloned``).
     """
 
@@ -106,7 +106,7 @@ class Course:
         return course
 
     def take(self, line: Mapping[str, Any]) -> None:
-        """Add one more line. Of two lines about the same interval or member's interval, the first counts.
+        """Update the progress with one more line; a second line with the same moves or outcome is ignored.
 
         Raises:
             PopulationError: The population is from a version that maximised the objective ``accuracy``.
@@ -139,8 +139,8 @@ def _plan_of(fields: Mapping[str, Any]) -> Plan:
     plan = Plan(**{"split": "test", **fields, "objectives": tuple(fields["objectives"]), "own": own})
     if "accuracy" in plan.objectives and "accuracy" not in (own or ()):
         raise PopulationError(
-            "this population was created with the objective 'accuracy', which was maximised, and objectives are now "
-            "minimised; train a new one, in another folder, with objectives='error'"
+            "this population was created with the objective 'accuracy', which was maximised, but objectives are now "
+            "minimised; train a new population, in another folder, with objectives='error'"
         )
     return plan
 

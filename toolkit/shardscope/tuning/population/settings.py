@@ -59,7 +59,7 @@ def with_settings(job: Job, settings: Settings) -> Job:
 
 
 def _with_fields(part: Spec, fields: Mapping[str, Any]) -> Spec:
-    """Return the part with these fields; a method with another name keeps the fields that had been set."""
+    """Return a part of a job with `fields` changed; a new method keeps the fields that were set explicitly."""
     if isinstance(part, Method) and "name" in fields:
         other: Spec = part.base_class().by_name(**{**part.changed, **fields})
         return other

@@ -32,7 +32,7 @@ class MemberInterval:
 
 
 class Population:
-    """A population in a folder. Returned by `train_population`, or constructed from the folder.
+    """Population that is stored in a folder; returned by `train_population`, or constructed from the folder.
 
     Args:
         folder: Folder of the population, with its journal and runs.
@@ -68,7 +68,7 @@ class Population:
 
     @property
     def state(self) -> str:
-        """``running``, ``completed``, ``stopped``, ``failed``, or ``interrupted`` if its process has died."""
+        """State: ``running``, ``completed``, ``stopped``, ``failed``, or ``interrupted`` if its process has died."""
         if is_held(self.folder / NAME):
             return "running"
         state = self.course.state
@@ -76,7 +76,7 @@ class Population:
 
     @property
     def stop_request(self) -> Path:
-        """Path of a file that exists once a stop has been requested."""
+        """Path of a file that exists if a stop has been requested."""
         return self.folder / "stop"
 
     def stop(self) -> None:
@@ -131,7 +131,7 @@ class Population:
         return Run.attach(self.folder / entry.outcome.run)
 
     def ancestry(self, entry: MemberInterval | None = None) -> list[MemberInterval]:
-        """Return the entries that trained a member's weights, first to last; None takes the best member."""
+        """Return the entries that trained a member's weights, in order; by default those of the best member."""
         entry = self.best if entry is None else entry
         by_place = {(other.interval, other.member): other for other in self.entries()}
         line = [entry]
@@ -143,7 +143,7 @@ class Population:
         """Return the schedule of settings that produced a member's weights, with one row per interval.
 
         Columns: interval, from_step, to_step, member, then one for each setting and each objective. If `entry` is None,
-        the best member is taken.
+        the best member is used.
         """
         import pandas as pd
 

@@ -58,7 +58,7 @@ def curve_of(measured: TrialMetrics, objective: str, steps: int) -> list[Point]:
 
 
 def at(curve: Sequence[Point], share: float) -> float | None:
-    """Return the quality at the last evaluation up to `share`; None if there was none.
+    """Return the quality at the last evaluation up to the fraction `share` of the samples; None if there was none.
 
     Example:
         >>> at([(0.25, 2.0), (0.5, 1.5), (1.0, 1.0)], 0.6)
@@ -69,7 +69,7 @@ def at(curve: Sequence[Point], share: float) -> float | None:
 
 
 def improvement(finished: Iterable[Sequence[Point]], share: float) -> Improvement:
-    """Return the largest improvement from `share` to the end.
+    """Return the largest improvement of any curve from the fraction `share` of its samples to its end.
 
     Curves without an evaluation up to `share` and curves of unfinished trials are left out.
 

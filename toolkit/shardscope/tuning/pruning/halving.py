@@ -3,10 +3,10 @@
 Every trial is trained to the first rung, a small fraction of its samples, and paused there. The best trials at a rung
 resume from their checkpoint and train to the next rung, so no step is computed twice. The others are pruned when the
 study ends. As in asynchronous halving (Li et al. 2020, "A System for Massively Parallel Hyperparameter Tuning",
-Algorithm 2), no trial waits until a rung is full: it is promoted as soon as it is among the best `1/eta` of the trials
-there.
+Algorithm 2), no trial waits until a rung is full: each is promoted as soon as it is among the best `1/eta` of the
+trials that have reached its rung.
 
-The state is kept in each trial's attributes: ``paused`` holds the rung that the trial has reached and its runs so far.
+The state is stored in each trial's attributes: ``paused`` has the rung that the trial has reached and its runs so far.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _RUNGS = "rungs"
 
 @dataclass(frozen=True)
 class Rungs:
-    """Rungs at which trials pause: at a fraction `least` of their samples, then at `eta` times as many at each rung.
+    """Rungs at which trials pause: at a fraction `least` of their samples, then each time at `eta` times as many.
 
     Args:
         eta: Reduction factor, an integer of at least 2: one in `eta` trials is promoted at each rung.
@@ -87,8 +87,8 @@ def rungs_of(promote: int | Rungs, definition: Definition) -> Rungs:
     """
     if definition.own:
         raise SpecError(
-            f"promote={promote!r} ranks trials while they run, and {definition.own[0]!r} is a function of yours, whose "
-            "value is known only when a run has ended; leave promote out"
+            f"promote={promote!r} ranks trials while they run, but objective {definition.own[0]!r} is user-defined and "
+            "its value is known only when a run has ended; leave promote out"
         )
     return promote if isinstance(promote, Rungs) else Rungs(eta=promote)
 
@@ -106,8 +106,8 @@ def agreed(study: optuna.Study, rungs: Rungs | None) -> Rungs | None:
         return rungs
     if rungs not in (None, Rungs(**held)):
         raise StudyError(
-            f"study {study.study_name!r} promotes one in {held['eta']} from {held['least']:.3g} of the samples on; "
-            "leave promote out to resume with that, or give the study another name"
+            f"study {study.study_name!r} already promotes one trial in {held['eta']}, from {held['least']:.3g} of the "
+            "samples onwards; leave promote out to keep these rungs, or give the study another name"
         )
     return Rungs(**held)
 
@@ -146,7 +146,7 @@ JobOf = Callable[[FrozenTrial], Job]
 def best(
     trials: Sequence[FrozenTrial], rung: int, rungs: Rungs, objectives: Sequence[str], job_of: JobOf
 ) -> list[int]:
-    """Return the numbers of the trials that reached a rung, best first.
+    """Return the trials that reached a rung, as trial numbers, best first.
 
     Trials are compared by their quality at the rung's fraction of the samples, and by the expected time, bytes and
     memory of the whole trial (`outlook`). With several objectives, they are sorted by non-dominated fronts and, within
@@ -196,7 +196,7 @@ def furthest(
     objectives: Sequence[str],
     job_of: JobOf,
 ) -> int | None:
-    """Return the best trial among those held at the highest rung; None if none of them counts."""
+    """Return the best of the trials paused at the highest rung; None if none of them can be ranked."""
     rung = max(held.values())
     order = best(trials, rung, rungs, objectives, job_of)
     return next((number for number in order if held.get(number) == rung), None)

@@ -1,4 +1,4 @@
-"""Deletion of checkpoints from which no trial will resume any more.
+"""Deletion of checkpoints that no trial will resume from any more.
 
 A trial that is trained in pieces leaves a checkpoint at each rung that it reaches. It resumes from the last one, so the
 earlier ones are not needed. The last one is no longer needed once the trial has been pruned, or has failed without a
@@ -21,7 +21,7 @@ from shardscope.tuning.recovery import LOST, is_among, successors
 
 
 def unneeded(trials: Sequence[FrozenTrial]) -> set[str]:
-    """Return the paths of the runs on this machine whose checkpoints no trial of the study can still need."""
+    """Return the paths of the runs on this machine whose checkpoints no trial of the study will need any more."""
     heirs = successors(list(trials))
     found: set[str] = set()
     needed: set[str] = set()
@@ -30,7 +30,7 @@ def unneeded(trials: Sequence[FrozenTrial]) -> set[str]:
         if trial.state == TrialState.COMPLETE:
             needed.add(trial.user_attrs.get(RUN, ""))  # its checkpoint is a result of the study
         elif not _has_ended(trial, heirs):
-            needed.update(_goes_on_from(trial))
+            needed.update(_resumable_runs(trial))
     return found - needed
 
 
@@ -58,8 +58,8 @@ def _has_ended(trial: FrozenTrial, heirs: Mapping[int, list[int]]) -> bool:
     return not_counted(trial) != LOST or trial.number in heirs or is_surplus
 
 
-def _goes_on_from(trial: FrozenTrial) -> Iterator[str]:
-    """Yield the run of the trial's last complete piece, and its newest run, which may become the last piece."""
+def _resumable_runs(trial: FrozenTrial) -> Iterator[str]:
+    """Yield the paths of the runs from which the trial may resume: that of its last complete rung, and the newest."""
     paused = Paused.of(trial.user_attrs)
     if paused is not None:
         yield paused.runs[-1]

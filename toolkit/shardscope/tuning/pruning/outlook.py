@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardscope.analytic.communication import stepwise_bytes
-from shardscope.runlog.averages import WARM_UP_STEPS
+from shardscope.runlog.steps import WARM_UP_STEPS
 from shardscope.spec import Compression, Job
 from shardscope.spec.models import model_config
 from shardscope.tuning.measured import TrialMetrics
@@ -27,7 +27,7 @@ _ANY_SIZE = 1_000_000
 
 
 def is_steady(compression: Compression) -> bool:
-    """Return whether all steps send the same bytes and take the same time, so that some of them represent all.
+    """Return whether all steps send the same bytes and take the same time, so that the first ones represent all.
 
     Example:
         >>> is_steady(Compression("topk")), is_steady(Compression("onebit-adam"))
@@ -63,7 +63,7 @@ def _seconds(measured: TrialMetrics, job: Job, sent: npt.NDArray[np.float64]) ->
     """Return the expected training time of the trial, in seconds: its pace so far times its number of steps.
 
     If the job describes a link, the result is corrected for the bytes that the remaining steps send. Without a link the
-    time per byte is unknown, and the pace is used as it is.
+    time per byte is unknown, and the pace is used unchanged.
     """
     first = job.compression.at_step(1)
     is_gradual = first.is_on and first != job.compression

@@ -1,30 +1,35 @@
 """Pruners by short names: dominance, and Optuna's own pruners for studies with one objective.
 
-The dominance pruner stops a trial when a finished trial dominates the best result that it can still reach. Among
-several objectives only quality needs the whole run: time, bytes and memory are known after a few steps. So at every
-evaluation a trial is given an optimistic point. The point's quality assumes that the trial improves as much as the best
-improver among the study's finished trials did from the same fraction of its samples (`curves`). In a comparison with a
-finished trial that is not cheaper, the assumed improvement is 1.5 times as much. The point's time and bytes are those
-of the whole trial at its present pace. If a finished trial is at least as good as that point in every objective and
-better in one, the trial is unlikely to end on the front and is pruned. No trial is pruned while its learning rate warms
-up, as it looks bad then, nor close to its end, where little would be saved.
+The dominance pruner stops a running trial if a finished trial dominates its optimistic point, the best result that the
+running trial can be expected to reach. Time, bytes and memory of a trial are known after a few steps; only its quality
+needs the whole run. So at every evaluation the optimistic point has
 
-The point is an estimate. Among trials that were run to the end anyway, three in ten ended better than their point. This
-hardly harms the front, as such trials seldom ended on it. The pruner was replayed on whole studies of 40 trials, with
-seeds on which no rule was tuned. It saves 47 % of the steps on digits (35 to 56, three studies) and 46 % on text (38 to
-55, six studies), and keeps 1.000 and 0.999 of the hypervolume. Studies that are pruned live sample different trials.
-There it saves 44 and 49 % of the steps, and the hypervolume differs from that of unpruned studies by +0.003 +- 0.007
-and -0.015 +- 0.025 (`tests/benchmarks/tuning_search.py`).
+- the quality that the trial reaches if it improves as much as the best improver among the study's finished trials did
+  from the same fraction of its samples (`curves`), or 1.5 times as much in a comparison with a finished trial that is
+  not cheaper;
+- the time and bytes of the whole trial at its present pace.
+
+If a finished trial is at least as good as that point in every objective and better in one, the running trial is
+unlikely to end on the Pareto front and is pruned. No trial is pruned while its learning rate warms up, because its
+quality is poor then, nor close to its end, where little would be saved.
+
+The optimistic point is an estimate. Of the trials that were run to the end regardless of their point, three in ten
+ended better than that point. This does little harm to the front, because such trials rarely ended on it. The pruner was
+evaluated by replaying whole studies of 40 trials, with seeds that no rule was tuned on. It saves 47 % of the steps on
+digits (35 to 56 %, three studies) and 46 % on text (38 to 55 %, six studies), and keeps 1.000 and 0.999 of the
+hypervolume. Studies that are pruned live sample different trials. In these it saves 44 and 49 % of the steps, and the
+hypervolume differs from that of unpruned studies by +0.003 +- 0.007 and -0.015 +- 0.025
+(`tests/benchmarks/tuning_search.py`).
 
 Times are noisy: of two identical runs one is a little faster, and would be on the front for that alone. So a trial
-counts as faster than a finished one only if it is faster by more than a tenth. Bytes are exact, except for a few that
-only the first step of a run sends.
+counts as faster than a finished one only if it is faster by more than a tenth. Bytes are exact, except for a few extra
+bytes in the first step of a run.
 
 Assumptions: no curve improves much more than those of the finished trials, and all steps send the same bytes. If steps
 differ (methods that warm up, that average periodically, or whose bit widths change), only the cost so far counts.
 
-Optuna's pruners compare a trial with others at the same step. Trials with different batch sizes take different numbers
-of steps, so the number of evaluations is reported as the step; it is about equal across the trials of a study.
+Optuna's pruners compare trials at the same step. Trials with different batch sizes take different numbers of steps, so
+the number of evaluations is reported as the step; it is about equal across the trials of a study.
 """
 
 from __future__ import annotations
@@ -51,12 +56,12 @@ from shardscope.tuning.records import MEASURED, measured_from
 
 LEAST_FINISHED = 6
 CAUTION = 1.5
-"""Assumed improvement, as a multiple of the best improver's, against a finished trial that is better in quality only.
-Against one that also sends less or takes less time, the multiple is 1: the trial would be near the front at best."""
+"""Assumed improvement, as a multiple of the best improver's, in a comparison with a finished trial that is not cheaper.
+In a comparison with a cheaper one the multiple is 1, because the running trial would at best end near the front."""
 _LATEST = 0.85
 """Fraction of the samples after which a trial is not pruned: finishing it costs little and yields its final values."""
 _SAME = 1e-3
-"""Relative difference up to which bytes or memory count as equal: the first step's extra bytes are spread over all
+"""Bytes or memory count as equal up to this relative difference: the first step's extra bytes are spread over all
 steps. Quality has no such tolerance."""
 
 
@@ -75,8 +80,8 @@ class ParetoPruner:
 
     Args:
         definition: Definition of the study; all its objectives must be measurable during a run.
-        least_finished: Number of finished trials required before any is pruned; only those with an evaluation by the
-            same fraction of the samples count.
+        least_finished: Number of finished trials required before any is pruned; only those that were evaluated at or
+            before the same fraction of their samples count.
         quicker_by: Fraction of a finished trial's time that a trial must save to count as faster. With a negative
             fraction, a trial also counts as faster if it is slower by less than that fraction.
 
@@ -91,23 +96,23 @@ class ParetoPruner:
     def __post_init__(self) -> None:
         if self.definition.own:
             raise SpecError(
-                "pruner='dominance' needs objectives that are measured during a run, and "
-                f"{self.definition.own[0]!r} is a function of yours, known only when it has ended; use pruner='none'"
+                "pruner='dominance' needs objectives that are measured during a run, but "
+                f"{self.definition.own[0]!r} is user-defined and known only when a run has ended; use pruner='none'"
             )
         if self.least_finished < 1:
-            raise SpecError(f"least_finished={self.least_finished} is not a number of trials; use at least 1")
+            raise SpecError(f"least_finished={self.least_finished} is too few trials; use at least 1")
         if not -1 < self.quicker_by < 1:
             raise SpecError(
                 f"quicker_by={self.quicker_by} is not a valid fraction; use more than -1 and less than 1"
             )
 
     def reason(self, live: Live, trials: list[FrozenTrial]) -> str | None:
-        """Return a sentence on which trial dominates the optimistic point of the running one; None if none does."""
+        """Return a sentence that names a trial dominating the running one's optimistic point; None if none does."""
         finished = finished_of(trials, self.definition.objectives)
         return self.judge(live.measured, live.job, finished)
 
     def judge(self, measured: TrialMetrics, job: Job, finished: Sequence[Finished]) -> str | None:
-        """Return a sentence on why to prune the trial with these metrics; None to continue.
+        """Return a sentence that states why to prune the trial with these metrics; None to continue.
 
         Args:
             measured: Metrics of the running trial.
@@ -187,7 +192,7 @@ def improvement_of(finished: Sequence[Finished], objective: str, share: float) -
 
 
 def finished_of(trials: Sequence[FrozenTrial], objectives: Sequence[str]) -> list[Finished]:
-    """Return the complete trials of a study that have a curve."""
+    """Return the complete trials of a study that were evaluated at least once."""
     found = []
     for trial in trials:
         measured = measured_from(trial.user_attrs.get(MEASURED))
@@ -200,8 +205,8 @@ def finished_of(trials: Sequence[FrozenTrial], objectives: Sequence[str]) -> lis
 def _sentence(winner: Finished, point: Mapping[str, float], share: float) -> str:
     figures = ", ".join(_against(name, winner.values[name], value) for name, value in point.items())
     return (
-        f"trial {winner.number} beats the best that this one may still reach, estimated at {share:.0%} of its samples "
-        f"from the best improvement so far: {figures}"
+        f"trial {winner.number} beats the best result that this trial may still reach, estimated at {share:.0%} of its "
+        f"samples from the best improvement so far: {figures}"
     )
 
 
@@ -217,15 +222,15 @@ def _text(name: str, value: float) -> str:
 
 
 _STARTUP = 4
-"""Number of trials that must finish before any is pruned."""
-_LEARNS_AT_FIRST = 3
-"""A trial is first compared after a third of its evaluations, as it looks bad while its learning rate warms up."""
-_KEPT = 25.0
+"""Number of trials that must finish before any trial is pruned."""
+_WARM_UP_DIVISOR = 3
+"""Trials are first compared after 1/3 of their evaluations: they look bad while their learning rate warms up."""
+_PERCENTILE = 25.0
 _PATIENCE = 2
 
 
 def _warm_up(evaluations: int) -> int:
-    return max(1, evaluations // _LEARNS_AT_FIRST)
+    return max(1, evaluations // _WARM_UP_DIVISOR)
 
 
 def _median(evaluations: int) -> BasePruner:
@@ -234,7 +239,7 @@ def _median(evaluations: int) -> BasePruner:
 
 def _percentile(evaluations: int) -> BasePruner:
     return optuna.pruners.PercentilePruner(
-        _KEPT, n_startup_trials=_STARTUP, n_warmup_steps=_warm_up(evaluations)
+        _PERCENTILE, n_startup_trials=_STARTUP, n_warmup_steps=_warm_up(evaluations)
     )
 
 
@@ -250,12 +255,12 @@ def _patient(evaluations: int) -> BasePruner:
     with warnings.catch_warnings():
         warnings.simplefilter(
             "ignore", optuna.exceptions.ExperimentalWarning
-        )  # the text in `PRUNERS` says so
+        )  # the description in `PRUNERS` says that it is experimental
         return optuna.pruners.PatientPruner(_median(evaluations), patience=_PATIENCE)
 
 
 PRUNERS: Mapping[str, tuple[Callable[[int], BasePruner] | None, str]] = {
-    "dominance": (None, "stops a trial that can only end dominated by a finished one; default for several objectives"),
+    "dominance": (None, "stops a trial likely to end dominated by a finished one; default for several objectives"),
     "median": (_median, "stops a trial that is worse than the median at the same point; default for one objective"),
     "percentile": (_percentile, "stops a trial that is not among the best quarter at the same point"),
     "hyperband": (_hyperband, "successive halving in several brackets, some stricter than others"),
@@ -274,7 +279,8 @@ def pruner_of(
     Args:
         pruner: Name of a pruner, or the pruner itself; None takes the default for the study.
         definition: Definition of the study.
-        promotes: Whether the study promotes trials by successive halving; then one objective needs no pruner.
+        promotes: Whether the study promotes trials by successive halving; a study with one objective then needs no
+            pruner.
 
     Raises:
         SpecError: The name is unknown, or the pruner does not support these objectives.
@@ -307,7 +313,7 @@ def _evaluations(job: Job) -> int:
 
 @dataclass
 class ByOptuna:
-    """An Optuna pruner to which the loss or error of a trial is reported at each evaluation.
+    """An Optuna pruner that receives the loss or error of a trial at each evaluation.
 
     `study.pruner` must be the same object as `pruner`: samplers and trials use that attribute.
     """
@@ -322,7 +328,7 @@ class ByOptuna:
         """Return the pruner for a study with a single objective; None for Optuna's `NopPruner`.
 
         Raises:
-            SpecError: There are several objectives, or the only one is known only when a run has ended.
+            SpecError: There are several objectives, or the only one is neither loss nor error.
         """
         if isinstance(pruner, optuna.pruners.NopPruner):
             return None
@@ -333,8 +339,8 @@ class ByOptuna:
             )
         if definition.objectives[0] not in QUALITIES:
             raise SpecError(
-                f"pruner={name} compares loss or error during a run, and {definition.objectives[0]!r} is known only "
-                "when a run has ended; use pruner='none'"
+                f"pruner={name} compares loss or error during a run, but the objective {definition.objectives[0]!r} is "
+                "neither; use pruner='none'"
             )
         return cls(pruner, name, definition.objectives[0])
 
@@ -350,12 +356,12 @@ class ByOptuna:
             self.reported[live.number] = index + 1
 
     def reason(self, live: Live, _: list[FrozenTrial]) -> str | None:
-        """Return a sentence on why Optuna prunes the trial; None if it does not."""
+        """Return a sentence that states why Optuna prunes the trial; None if it does not."""
         self.report(live)
         curve = live.measured.curve
         if not curve or curve[-1][0] >= live.job.steps or not live.trial.should_prune():
             return None
         return (
             f"the pruner {self.name} stopped it at {curve[-1][0] / live.job.steps:.0%} of its samples: "
-            f"{self.objective} {curve[-1][self._column]:.4g} is not among the values that continue there"
+            f"{self.objective} {curve[-1][self._column]:.4g} does not meet its criterion at that point"
         )

@@ -1,7 +1,7 @@
 """The driver of a study whose trials pause at rungs and resume from their checkpoints.
 
 To Optuna, a paused trial is still running, so samplers take it into account. Its last piece has ended, and its
-attributes hold the rung that it has reached. Only the driver that started a trial promotes it. When that driver stops
+attributes record the rung that it has reached. Only the driver that started a trial promotes it. When that driver stops
 or is killed, a successor takes the trial's place, as for any running trial (see `recovery`). The successor takes over
 the runs so far and resumes from the last checkpoint; if the checkpoints are on another machine, it trains from scratch.
 """
@@ -47,7 +47,7 @@ class Held:
 
 @dataclass
 class HalvingDriver(TrialDriver):
-    """Runs trials in pieces, and only the best ones to their end.
+    """Driver that runs trials in pieces, and only the best ones to their end.
 
     `rungs` are the points at which trials pause, and `held` maps the numbers of the paused trials to their state.
     """
@@ -75,7 +75,7 @@ class HalvingDriver(TrialDriver):
         return has_more
 
     def _sweep(self) -> None:
-        """Delete checkpoints from which no trial will resume any more, unless the user's job asks for checkpoints."""
+        """Delete checkpoints that no trial will resume from any more, unless the user's job asks for checkpoints."""
         self._is_swept = True
         asked = self.definition.job.checkpoint
         if asked.every is None and not asked.at_end:
@@ -109,7 +109,7 @@ class HalvingDriver(TrialDriver):
         return apply(self.definition.job, settings, equal=self.definition.equal)
 
     def _end(self) -> bool:
-        """Promote the best held trial if no trial is complete, else prune all held trials.
+        """Promote the best paused trial if no trial is complete, else prune all paused trials.
 
         Called when nothing is left to start. Returns whether anything was done.
         """
@@ -117,7 +117,7 @@ class HalvingDriver(TrialDriver):
         if not self.held:
             return False
         if any(trial.state == TrialState.RUNNING and not is_paused(trial) for trial in state[0]):
-            return False  # a trial of another driver may still reach a rung, so that more trials are promoted
+            return False  # another driver's trial may still reach a rung, after which more trials may be promoted
         if not any(trial.state == TrialState.COMPLETE for trial in state[0]):
             number = halving.furthest(*state)
             if number is not None:
@@ -213,7 +213,7 @@ class HalvingDriver(TrialDriver):
         paused = list(self.held)
         self.held.clear()  # these trials stay paused; the driver that resumes the study takes them over
         if paused:
-            within(TOLD_WITHIN_S, self.retry, recovery.leave, self.writer, paused, self._me)
+            within(TOLD_WITHIN_S, self.retry, recovery.leave, self.writer, paused, self._identity)
 
     # Trials of drivers that no longer run.
 

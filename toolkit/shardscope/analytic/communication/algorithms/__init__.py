@@ -1,6 +1,7 @@
-"""Collective algorithms by name. Each is an `Algorithm` with its formulas, options and source.
+"""Catalogue of collective algorithms. Each is an `Algorithm`, with cost functions, formulas, options and source.
 
-To add one, write a function from a `CollectiveInput` to its `Cost` in a module here and list it below.
+To add an algorithm, write a module of this package with a function that takes a `CollectiveInput` and returns a `Cost`.
+Then add an `Algorithm` to the dictionary below.
 """
 
 from shardscope.analytic.communication.algorithms._algorithm import OPS, Algorithm, Option
@@ -33,6 +34,6 @@ ALGORITHMS: dict[str, Algorithm] = {
     "bruck": BRUCK,
     "direct": DIRECT,
 }
-"""All algorithms, in the order in which legends show them."""
+"""All algorithms by name, in the order in which legends show them."""
 
 __all__ = ["ALGORITHMS", "OPS", "Algorithm", "Option"]

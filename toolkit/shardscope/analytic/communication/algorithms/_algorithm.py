@@ -1,4 +1,4 @@
-"""Entries of the catalogue of algorithms."""
+"""`Algorithm` and `Option`, the entries in the catalogue of collective algorithms."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ OPS = (
 
 @dataclass(frozen=True)
 class Option:
-    """An option of an algorithm, in addition to the message and the link.
+    """An option of a collective algorithm, such as the number of segments.
 
     Attributes:
         default: Default value; None lets the algorithm choose.
         help: Description, with the unit.
-        least: Smallest value allowed.
+        least: Minimum value.
         is_whole: Whether the value must be an integer.
-        is_open: Whether `least` itself is excluded.
-        is_price: Whether it changes only the time of a phase, not the bytes that the phase moves.
+        is_open: Whether the value must be above `least`, instead of at least `least`.
+        is_time_only: Whether the option affects only the time of a phase, not the bytes that it moves.
     """
 
     default: float | bool | None
@@ -37,7 +37,7 @@ class Option:
     least: float = 0.0
     is_whole: bool = True
     is_open: bool = False
-    is_price: bool = False
+    is_time_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,11 @@ class Algorithm:
     Attributes:
         title: Name in a legend.
         since: Year of first use or publication.
-        source: Source of its formulas.
-        about: Which worker sends what to which, in a sentence or two.
-        costs: Function from a `CollectiveInput` and the options to a `Cost`, by operation.
-        formulas: Formula for the time, by operation: S bytes, W workers, α latency, B bandwidth, γ rate of additions.
+        source: Publication or software from which the formulas are taken.
+        about: Description in a sentence or two: who sends what to whom.
+        costs: For each collective operation, a function from a `CollectiveInput` and the options to a `Cost`.
+        formulas: For each operation, the formula for its time, with S the tensor's size in bytes, W the number of
+            workers, α the latency in seconds, B the bandwidth and γ the rate of additions in bytes/s.
         options: Options by name.
     """
 
@@ -63,6 +64,6 @@ class Algorithm:
     options: Mapping[str, Option] = field(default_factory=dict)
 
     def cost(self, op: str, message: Any, **options: Any) -> Cost:
-        """Return the cost of an operation; options that are not given take their defaults."""
-        defaults = {name: option.default for name, option in self.options.items() if not option.is_price}
+        """Return the cost of a collective operation; options that are not given have their default values."""
+        defaults = {name: option.default for name, option in self.options.items() if not option.is_time_only}
         return self.costs[op](message, **(defaults | options))

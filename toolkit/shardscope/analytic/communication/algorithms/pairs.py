@@ -1,4 +1,4 @@
-"""All-to-all and related operations: pairwise, Bruck's algorithm, and a single message."""
+"""Algorithms that exchange blocks between two workers: pairwise, Bruck, scatter plus all-gather, and one message."""
 
 from __future__ import annotations
 
@@ -11,21 +11,24 @@ from shardscope.analytic.communication.ring import Floats, even_share_bytes
 
 def _pairwise(message: CollectiveInput) -> Cost:
     share = even_share_bytes(message.num_bytes, message.workers)
-    return Cost((Phase("with each in turn", message.workers - 1, share),), share, share)
+    return Cost((Phase("with each other worker in turn", message.workers - 1, share),), share, share)
 
 
 def _bruck_all_to_all(message: CollectiveInput) -> Cost:
     moved = message.num_bytes / message.workers * _set_bits(message.workers)
-    return Cost((Phase("1, 2, 4, ... away", log2_ceil(message.workers), moved),), moved, moved)
+    return Cost((Phase("1, 2, 4, ... ranks away", log2_ceil(message.workers), moved),), moved, moved)
 
 
 def _bruck_all_gather(message: CollectiveInput) -> Cost:
     share = even_share_bytes(message.num_bytes, message.workers)
-    return Cost((Phase("1, 2, 4, ... away", log2_ceil(message.workers), share),), share, share)
+    return Cost((Phase("1, 2, 4, ... ranks away", log2_ceil(message.workers), share),), share, share)
 
 
 def _set_bits(workers: Floats) -> Floats:
-    """Number of 1 bits in all numbers below W: a block at distance d from its target moves once for each 1 bit in d."""
+    """Return the number of 1 bits in all binary numbers below W: the number of blocks that a worker sends.
+
+    In Bruck's all-to-all, the block for the worker d ranks away is sent once for each 1 bit in d.
+    """
     count = np.asarray(workers, dtype=np.int64)
     total = np.zeros(count.shape, dtype=np.int64)
     for bit in range(int(count.max()).bit_length()):
@@ -51,7 +54,7 @@ PAIRWISE = Algorithm(
     title="pairwise",
     since=2005,
     source=_THAKUR,
-    about="In each of W-1 rounds every worker exchanges one block with another partner.",
+    about="In each of W-1 rounds, every worker exchanges one block with a different partner.",
     costs={"all_to_all": _pairwise},
     formulas={"all_to_all": "(W−1)α + (W−1)/W · S/B"},
 )
@@ -59,10 +62,10 @@ BRUCK = Algorithm(
     title="Bruck",
     since=1997,
     source=f"Bruck et al. 1997; {_THAKUR}",
-    about="Blocks move on by 1, 2, 4, ... ranks: few rounds, but in an all-to-all each block is sent several times.",
+    about="Blocks are sent 1, 2, 4, ... ranks ahead: few rounds, but an all-to-all sends most blocks several times.",
     costs={"all_to_all": _bruck_all_to_all, "all_gather": _bruck_all_gather},
     formulas={
-        "all_to_all": "⌈log₂W⌉α + b/W · S/B,  b = ones in the binary numbers below W (W/2 · log₂W for a power of two)",
+        "all_to_all": "⌈log₂W⌉α + b/W · S/B,  b = 1 bits of all numbers below W (W/2 · log₂W for a power of two)",
         "all_gather": "⌈log₂W⌉α + (W−1)/W · S/B",
     },
 )
@@ -78,7 +81,7 @@ SCATTER_GATHER = Algorithm(
     title="scatter and all-gather",
     since=1994,
     source=f"van de Geijn 1994; {_THAKUR}",
-    about="The root scatters a W-th of the tensor to each worker, then all workers all-gather: good for long messages.",
+    about="The root scatters 1/W of the tensor to each worker, then all workers all-gather; suits long messages.",
     costs={"broadcast": _scatter_gather},
     formulas={"broadcast": "(⌈log₂W⌉ + W−1)α + 2(W−1)/W · S/B"},
 )

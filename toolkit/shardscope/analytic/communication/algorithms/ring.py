@@ -1,4 +1,4 @@
-"""The ring in one and two directions, and the chain for broadcast and reduce."""
+"""Ring algorithms in one or both directions, and the pipelined chain for broadcast and reduce."""
 
 from __future__ import annotations
 
@@ -17,9 +17,14 @@ _SOURCE = "Patarasuk and Yuan 2009 (JPDC 69); Thakur, Rabenseifner and Gropp 200
 def best_segments(num_bytes: Floats, hops: Floats, latency: Floats, seconds_per_byte: Floats) -> Floats:
     """Return m, the number of segments that minimises the time of a pipeline with `hops` + m - 1 steps.
 
-    The optimum is sqrt((hops - 1) S / (α B)), rounded to the better of the two nearest integers.
+    The optimum is sqrt((hops - 1) S / (α B)), rounded to the better of the two nearest integers, with at least one
+    segment and at least one byte per segment.
 
-    There is at least one segment, and at least one byte per segment.
+    Args:
+        num_bytes: S, the size of the message.
+        hops: Number of links through which every segment passes.
+        latency: α, in seconds.
+        seconds_per_byte: 1/B, the inverse of the bandwidth.
     """
     filling = np.maximum(hops - 1, 0.0) * num_bytes * seconds_per_byte
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -33,6 +38,8 @@ def best_segments(num_bytes: Floats, hops: Floats, latency: Floats, seconds_per_
 
 
 def _around(op: str, directions: int) -> Callable[[CollectiveInput], Cost]:
+    """Return the cost function of an operation over a ring in one or both directions."""
+
     def cost(message: CollectiveInput) -> Cost:
         passes = RING_PASSES[op]
         share = even_share_bytes(message.num_bytes, message.workers)
@@ -46,6 +53,8 @@ def _around(op: str, directions: int) -> Callable[[CollectiveInput], Cost]:
 
 
 def _chain(op: str) -> Callable[..., Cost]:
+    """Return the cost function of an operation over a pipelined chain."""
+
     def cost(message: CollectiveInput, segments: Floats | None) -> Cost:
         hops = message.workers - 1
         count = (
@@ -66,7 +75,7 @@ RING = Algorithm(
     title="ring",
     since=2009,
     source=_SOURCE,
-    about="Every worker passes a W-th of the tensor to its neighbour: W-1 times to sum, W-1 times to distribute.",
+    about="Every worker sends 1/W of the tensor to its neighbour: W-1 times to add up, W-1 times to distribute.",
     costs={op: _around(op, 1) for op in ("all_reduce", "reduce_scatter", "all_gather")},
     formulas={
         "all_reduce": "2(W−1)α + 2(W−1)/W · S/B + (W−1)/W · S/γ",
@@ -77,8 +86,8 @@ RING = Algorithm(
 CHAIN = Algorithm(
     title="pipelined chain",
     since=1995,
-    source="Watts and van de Geijn 1995; van de Geijn 1994 (a broadcast cannot beat S/B)",
-    about="The tensor goes from worker to worker in segments, so that all links are busy at once.",
+    source="Watts and van de Geijn 1995; van de Geijn 1994 (no broadcast takes less than S/B)",
+    about="The tensor is sent from worker to worker in segments, so that all links are busy at the same time.",
     costs={op: _chain(op) for op in ("broadcast", "reduce")},
     formulas={
         "broadcast": "(W−2+m)(α + S/(mB))",
@@ -87,11 +96,12 @@ CHAIN = Algorithm(
     options={"segments": Option(None, "number of pieces of the tensor; None for the optimal number", 1)},
 )
 BIDIRECTIONAL_RING = Algorithm(
-    title="ring, both ways",
+    title="ring, both directions",
     since=2009,
     source=_SOURCE + "; Jouppi et al. 2020 (TPU links carry both directions at once)",
-    about="Half of the tensor goes each way around. It takes half the time if each neighbour has its own link, "
-    "as on a torus; bandwidth is then that of one link. Workers with a single network card gain nothing.",
+    about="The two halves of the tensor go around the ring in opposite directions, in half the time if each "
+    "neighbour has its own link, as on a torus; B is the bandwidth of one link. With a single network card per "
+    "worker, nothing is gained.",
     costs={op: _around(op, 2) for op in ("all_reduce", "reduce_scatter", "all_gather")},
     formulas={
         "all_reduce": "2(W−1)α + (W−1)/W · S/B + (W−1)/W · S/γ",

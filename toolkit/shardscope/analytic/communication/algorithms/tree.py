@@ -1,4 +1,4 @@
-"""Trees: whole messages over a binomial tree, segments over a binary tree, and double binary trees."""
+"""Tree algorithms: a binomial tree for whole messages, a pipelined binary tree for segments, double binary trees."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ _ADDS = {"all_reduce": 1.0, "broadcast": 0.0, "reduce": 1.0}
 
 
 def _binomial(op: str) -> Callable[[CollectiveInput], Cost]:
+    """Return the cost function of an operation over a binomial tree."""
+
     def cost(message: CollectiveInput) -> Cost:
         rounds, size = log2_ceil(message.workers), message.num_bytes
         carried = rounds * size
@@ -28,12 +30,14 @@ def _binomial(op: str) -> Callable[[CollectiveInput], Cost]:
 
 
 def _pipelined(op: str) -> Callable[..., Cost]:
+    """Return the cost function of an operation over a pipelined binary tree."""
+
     def cost(message: CollectiveInput, segments: Floats | None) -> Cost:
         count, size = message.workers, message.num_bytes
-        turns = np.clip(count - 1, 0.0, 2.0)  # a parent serves its children in turn
+        turns = np.clip(count - 1, 0.0, 2.0)  # a parent sends to its children one after the other
         period = busiest_tree_messages(count) if op == "all_reduce" else turns
         filling = _PASSES[op] * turns * log2_floor(count)
-        hops = filling / np.maximum(period, 1.0)  # in units of the period, the tree is a plain pipeline
+        hops = filling / np.maximum(period, 1.0)  # in units of the period, the tree is a pipeline
         pieces = (
             best_segments(size, hops, message.latency, 1 / message.bandwidth)
             if segments is None
@@ -50,6 +54,8 @@ def _pipelined(op: str) -> Callable[..., Cost]:
 
 
 def _double(op: str) -> Callable[..., Cost]:
+    """Return the cost function of an operation over two binary trees."""
+
     def cost(message: CollectiveInput, latency_factor: Floats, bandwidth_factor: Floats) -> Cost:
         count, size = message.workers, message.num_bytes
         share = even_share_bytes(size, count)
@@ -66,7 +72,7 @@ TREE = Algorithm(
     title="tree",
     since=2005,
     source="Thakur, Rabenseifner and Gropp 2005, section 4 (binomial tree)",
-    about="Workers are merged in pairs, then fours, ...: the whole tensor moves up in log2 W rounds and back down.",
+    about="Workers combine tensors in pairs, then fours, ...: whole tensors move up in log2 W rounds and back down.",
     costs={op: _binomial(op) for op in _PASSES},
     formulas={
         "all_reduce": "2⌈log₂W⌉(α + S/B) + ⌈log₂W⌉ · S/γ",
@@ -77,8 +83,8 @@ TREE = Algorithm(
 PIPELINED_TREE = Algorithm(
     title="pipelined tree",
     since=2009,
-    source="Sanders, Speck and Träff 2009 (Parallel Computing 35); Shardscope's own tree runs so",
-    about="In a binary tree, parents pass on segments while later ones arrive; a worker with two children sends 3 S.",
+    source="Sanders, Speck and Träff 2009 (Parallel Computing 35); also implemented by Shardscope's `tree`",
+    about="In a binary tree, parents forward segments while later ones arrive; a worker with two children sends 3 S.",
     costs={op: _pipelined(op) for op in _PASSES},
     formulas={
         "all_reduce": "(4⌊log₂W⌋ + 3(m−1))(α + S/(mB)) + 2(⌊log₂W⌋ + m−1) · S/(mγ)",
@@ -90,8 +96,8 @@ PIPELINED_TREE = Algorithm(
 DOUBLE_TREE = Algorithm(
     title="double binary tree",
     since=2009,
-    source="Sanders, Speck and Träff 2009; NCCL 2.4 (2019). The limit of many segments",
-    about="Two trees, each with half the tensor; a parent in one is a leaf in the other, so all send equally much.",
+    source="Sanders, Speck and Träff 2009; NCCL 2.4 (2019); in the limit of many segments",
+    about="Each of two trees carries half the tensor; parents in one are leaves in the other, so all send equally.",
     costs={op: _double(op) for op in _PASSES},
     formulas={
         "all_reduce": "a · 2⌈log₂W⌉α + b · 2(W−1)/W · S/B + (W−1)/W · S/γ",

@@ -1,4 +1,4 @@
-"""Rings in two levels: inside nodes and across them, or along rows and columns of a torus."""
+"""Rings on two levels: inside nodes and across nodes, or along the rows and columns of a torus."""
 
 from __future__ import annotations
 
@@ -18,7 +18,18 @@ _SCATTERS, _GATHERS = ("all_reduce", "reduce_scatter"), ("all_reduce", "all_gath
 def _levels(
     op: str, message: CollectiveInput, inner: Floats, *, inside: bool, names: tuple[str, str]
 ) -> Cost:
-    """Cost of rings over `inner` workers, then over W / inner workers for each part, then over `inner` again."""
+    """Return the cost of a collective operation composed of rings on two levels.
+
+    An all-reduce, for example, is a reduce-scatter over rings of `inner` workers, an all-reduce of each part over rings
+    of W / `inner` workers, and an all-gather over the first rings.
+
+    Args:
+        op: The collective operation.
+        message: The message, with W workers.
+        inner: Number of workers in each ring of the first level.
+        inside: Whether the first level uses the links inside nodes.
+        names: Name of each level, such as ``("inside nodes", "across nodes")``.
+    """
     one = message._replace(workers=inner)
     other = message._replace(num_bytes=message.num_bytes / inner, workers=message.workers / inner)
     phases, sent = [], np.zeros(())
@@ -40,6 +51,8 @@ def _levels(
 
 
 def _hierarchical(op: str) -> Callable[..., Cost]:
+    """Return the cost function of an operation over rings inside nodes and across nodes."""
+
     def cost(message: CollectiveInput, per_node: Floats) -> Cost:
         inner = np.minimum(per_node, message.workers)
         check_divides("per_node", inner, message.workers)
@@ -49,6 +62,8 @@ def _hierarchical(op: str) -> Callable[..., Cost]:
 
 
 def _torus(op: str) -> Callable[..., Cost]:
+    """Return the cost function of an operation over the rows and columns of a torus."""
+
     def cost(message: CollectiveInput, columns: Floats | None) -> Cost:
         inner = squarest_columns(message.workers) if columns is None else columns
         check_divides("columns", inner, message.workers)
@@ -58,17 +73,21 @@ def _torus(op: str) -> Callable[..., Cost]:
 
 
 def check_divides(field: str, parts: Floats, workers: Floats) -> None:
-    """Raise a `SpecError` if any number of workers is not divisible by `parts`."""
+    """Check that `parts` divides the number of workers.
+
+    Raises:
+        SpecError: `parts` does not divide it; the message names `field`.
+    """
     parts, workers = np.broadcast_arrays(parts, workers)
     bad = workers % parts != 0
     if bad.any():
         part, count = int(parts[bad].flat[0]), int(workers[bad].flat[0])
         near = np.gcd(part, count)
-        raise SpecError(f"{field}={part} does not divide workers={count}; take a divisor, such as {near}")
+        raise SpecError(f"{field}={part} does not divide workers={count}; use a divisor, such as {near}")
 
 
 def squarest_columns(workers: Floats) -> Floats:
-    """Return the largest divisor of W that does not exceed the square root of W."""
+    """Return the largest divisor of W that does not exceed its square root: the columns of the squarest torus."""
     unique, where = np.unique(workers, return_inverse=True)
     best = [_largest_divisor(int(count)) for count in unique]
     columns: Floats = np.array(best, dtype=np.float64)[where].reshape(np.shape(workers))
@@ -83,9 +102,9 @@ def _largest_divisor(count: int) -> int:
 HIERARCHICAL = Algorithm(
     title="hierarchical",
     since=2017,
-    source="Cho et al. 2017 (PowerAI DDL); Jia et al. 2018; Shardscope's own runs so",
-    about="A ring inside each node leaves a g-th of the sum with each worker; rings across nodes add these parts; "
-    "rings inside nodes distribute the result. Slow links carry a g-th of what a flat ring sends over them.",
+    source="Cho et al. 2017 (PowerAI DDL); Jia et al. 2018; also implemented by Shardscope's `hierarchical`",
+    about="Rings inside nodes reduce-scatter the tensor over the g workers of a node, rings across nodes all-reduce "
+    "the parts, and rings inside nodes all-gather them. Slow links carry 1/g of the bytes that a flat ring sends.",
     costs={op: _hierarchical(op) for op in ("all_reduce", "reduce_scatter", "all_gather")},
     formulas={
         "all_reduce": "2[(g−1)αᵢ + (g−1)/g · S/Bᵢ] + 2(n−1)α + 2(n−1)/n · S/(gB) + (W−1)/W · S/γ,  n = W/g",
@@ -96,14 +115,18 @@ HIERARCHICAL = Algorithm(
         "per_node": Option(8, "g: workers per node; with fewer workers, all are in one node", 1),
         "inner_bandwidth": Option(
             None,
-            "Bᵢ inside a node, bytes/s; None: as outside",
+            "Bᵢ: bandwidth inside a node, bytes/s; None: as across nodes",
             0,
             is_whole=False,
             is_open=True,
-            is_price=True,
+            is_time_only=True,
         ),
         "inner_latency": Option(
-            None, "αᵢ inside a node, seconds; None: as outside", 0, is_whole=False, is_price=True
+            None,
+            "αᵢ: latency inside a node, seconds; None: as across nodes",
+            0,
+            is_whole=False,
+            is_time_only=True,
         ),
     },
 )
@@ -111,8 +134,8 @@ TORUS = Algorithm(
     title="2D torus",
     since=2018,
     source="Mikami et al. 2018 (arXiv 1811.05233); Ying et al. 2018",
-    about="Workers stand in rows and columns: reduce-scatter along rows, all-reduce along columns, "
-    "all-gather along rows.",
+    about="Workers are arranged in rows and columns: reduce-scatter along rows, all-reduce along columns, all-gather "
+    "along rows.",
     costs={op: _torus(op) for op in ("all_reduce", "reduce_scatter", "all_gather")},
     formulas={
         "all_reduce": "2(c−1+r−1)α + 2(W−1)/W · S/B + (W−1)/W · S/γ,  W = c·r",

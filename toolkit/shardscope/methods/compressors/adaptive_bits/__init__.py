@@ -1,4 +1,4 @@
-"""Blocks of integers, with bits reallocated between layers to reduce the error."""
+"""Integers of 2 to 8 bits in blocks, with bits reallocated between layers to reduce the error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class AdaptiveBits(Compression):
-    """Rounds to integers of 2 to 8 bits, and reallocates the bit budget across layers every `update_every` steps."""
+    """Rounds elements to integers of 2 to 8 bits, and reallocates bits between layers every `update_every` steps."""
 
     name = "adaptive-bits"
     carriage = "layers"
@@ -31,16 +31,16 @@ class AdaptiveBits(Compression):
     is_fixed = False
 
     budget: float = Field(default=4.0, gt=0, le=8)
-    """Mean number of bits per element over all layers, without the blocks' scales, 2 to 8."""
+    """Mean number of bits per element over all layers, not counting the scales of blocks: 2 to 8."""
     update_every: Count = 20
-    """Number of steps between two measurements of the gradients, after which bits are reallocated."""
+    """Number of steps between measurements of the gradients; each measurement reallocates the bits."""
     block: int = Field(default=256, ge=8, le=65536)
-    """Number of elements that share one scale; a multiple of 8, 8 to 65536."""
+    """Number of elements that share one scale: a multiple of 8, from 8 to 65536."""
     feedback: bool = False
     """Error feedback: add the compression error of a step to the next step's gradient."""
 
     @model_validator(mode="after")
-    def _possible(self) -> Self:
+    def _check_settings(self) -> Self:
         check_block(self.block)
         if self.budget < 2:
             raise SpecError(f"compression.budget={self.budget:g} bits per element is less than 2; use 2 to 8")
@@ -62,9 +62,10 @@ class AdaptiveBits(Compression):
     def bounds(
         self, shapes: Shapes, world_size: int, step: int
     ) -> tuple[Sequence[Collective], Sequence[Collective]] | None:
-        """Return bounds of the collectives; None before the first reallocation, when traffic is known exactly.
+        """Return the collectives with the least and the most traffic; None before bits are first reallocated.
 
-        The lower bound packs the bucket at 2 bits per element. The upper bound packs each tensor separately at 8 bits.
+        Until then, the traffic is known exactly. The least traffic results from packing the bucket with 2 bits per
+        element, and the most from packing each tensor separately with 8 bits.
         """
         if step <= self.update_every:
             return None

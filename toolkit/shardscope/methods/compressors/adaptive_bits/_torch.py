@@ -1,10 +1,10 @@
-"""Blocks of integers, with bits reallocated between layers to reduce the error.
+"""Integers of 2 to 8 bits in blocks, with bits reallocated between layers to reduce the error.
 
-A layer is a module with its own tensors. Every few steps each rank measures the mean gradient, which is the same on all
-ranks, and reallocates bits within the budget, so no communication is needed.
+A layer means a module with its own tensors. Every few steps, each rank measures the mean gradient, and reallocates bits
+within the budget. The mean gradient is the same on all ranks, so they arrive at the same bits without communication.
 
-Adjacent tensors with the same number of bits are packed as one piece. A rank's share of a bucket consists of its share
-of every piece and is sent as one packet, so each bucket takes two phases, as with integers of a single width.
+Adjacent tensors with the same number of bits are packed as one piece. A rank's share of a bucket consists of its shares
+of all pieces, and is sent as one packet. So a bucket takes only two phases, as if all its integers had the same width.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from shardscope.methods.compressors.adaptive_bits import LEAST, MOST
-from shardscope.methods.compressors.adaptive_bits._torch_plan import LayerStatistics, allot
+from shardscope.methods.compressors.adaptive_bits._torch_plan import LayerStatistics, allocate
 from shardscope.training.collectives.packets import packet_rows
 from shardscope.training.compression.blocks import BlockInt
 from shardscope.training.compression.bucket import Bucket
-from shardscope.training.compression.compressor import Carrier, Compressor, refuse_not_finite
+from shardscope.training.compression.compressor import Carrier, Compressor, check_finite
 from shardscope.training.compression.memory import ErrorFeedback, Memory
 from shardscope.training.compression.packed import share_size
 from shardscope.training.compression.pieces import ADD, SET, SUBTRACT, put
@@ -39,7 +39,14 @@ def layer_of(name: str) -> str:
 
 @dataclass(frozen=True)
 class BitPiece:
-    """Adjacent tensors of a bucket with the same number of bits: elements `start` to `stop` - 1, `share` per rank."""
+    """Adjacent tensors of a bucket with the same number of bits.
+
+    Attributes:
+        codec: Codec for this number of bits.
+        start: Index of the first element in the bucket.
+        stop: Index after the last element.
+        share: Number of elements that each rank averages.
+    """
 
     codec: BlockInt
     start: int
@@ -52,7 +59,7 @@ class BitPiece:
         return self.codec.num_bytes(self.share)
 
     def part(self, flat: Tensor, rank: int) -> Tensor:
-        """Return `rank`'s share of a flat tensor laid out like the bucket's; it may be shorter at the end."""
+        """Return the share of `rank` in a flat tensor with the layout of the bucket; the last shares may be shorter."""
         return flat[self.start : self.stop][rank * self.share : (rank + 1) * self.share]
 
     def encode(self, values: Tensor, packet: Tensor) -> None:
@@ -64,7 +71,7 @@ class BitPiece:
             packet.copy_(room)
 
     def unpack(self, packet: Tensor, out: Tensor, mode: int) -> None:
-        """Unpack a share, cut to the size of `out`, and set `out` to it, or add it to or subtract it from `out`."""
+        """Unpack a share, and assign it to `out`, add it or subtract it (see `mode`); excess elements are dropped."""
         packet = packet if _is_aligned(packet) else packet.clone()
         if self.is_whole(out):
             self.codec.unpack(packet, out, mode)
@@ -74,12 +81,12 @@ class BitPiece:
         put(values[: out.numel()], out, mode)
 
     def is_whole(self, part: Tensor) -> bool:
-        """Whether a share can be unpacked in place."""
+        """Return whether a share can be unpacked directly into `part`."""
         return part.numel() == self.share and part.dtype == torch.float32
 
 
 def _is_aligned(packet: Tensor) -> bool:
-    """Whether the float32 values in a packet are aligned in memory."""
+    """Return whether the float32 values in a packet are aligned in memory."""
     return packet.storage_offset() % _SCALE_BYTES == 0
 
 
@@ -87,10 +94,10 @@ class AdaptiveBitsCompressor(Compressor):
     """Compressor that exchanges integers in two phases, with 2 to 8 bits depending on the layer.
 
     Args:
-        budget: Mean number of bits per element, without scales.
-        update_every: Number of steps between two measurements of the gradient.
+        budget: Mean number of bits per element, not counting scales.
+        update_every: Number of steps between measurements of the gradient.
         block: Number of elements that share a scale.
-        feedback: Add the compression error of a step to the next step's gradient.
+        feedback: Whether to add the compression error of a step to the next step's gradient.
     """
 
     name = "adaptive-bits"
@@ -99,7 +106,7 @@ class AdaptiveBitsCompressor(Compressor):
         self.budget, self.update_every, self.block = budget, update_every, block
         self.memory = ErrorFeedback() if feedback else Memory()
         self._codecs = {bits: BlockInt(bits, block) for bits in range(LEAST, MOST + 1)}
-        self._codecs[LEAST].prepare()  # the loops are the same for all
+        self._codecs[LEAST].prepare()  # all codecs use the same loops
         self._bits: dict[str, int] = {}
         self._seen: dict[str, LayerStatistics] = {}
         self._sizes: dict[str, int] = {}
@@ -110,7 +117,7 @@ class AdaptiveBitsCompressor(Compressor):
 
     def begin_step(self, step: int) -> None:
         if self._seen:
-            self._bits = allot(self._seen, self.budget)
+            self._bits = allocate(self._seen, self.budget)
             self._sizes = {name: layer.size for name, layer in self._seen.items()}
             self._seen = {}
 
@@ -119,21 +126,21 @@ class AdaptiveBitsCompressor(Compressor):
         return self._bits.get(layer_of(name), math.floor(self.budget))
 
     def mean_(self, bucket: Bucket, carrier: Carrier) -> None:
-        refuse_not_finite(bucket, self.name)
+        check_finite(bucket, self.name)
         values = self.memory.before(bucket)
         pieces = self._pieces(bucket, carrier.world_size)
         with carrier.meter.span("codec", "encode"):
             outgoing = self._pack(pieces, values, carrier)
         incoming = carrier.packets.all_to_all(outgoing)
         with carrier.meter.span("codec", "encode"):
-            own = self._meet(pieces, incoming, values, bucket.flat, carrier)
+            own = self._average_share(pieces, incoming, values, bucket.flat, carrier)
         gathered = carrier.packets.all_gather(own)
         with carrier.meter.span("codec", "decode"):
             for rank, packet in enumerate(gathered):
                 for piece, section in _sections(pieces, packet):
                     piece.unpack(section, piece.part(bucket.flat, rank), SET)
             if bucket.step % self.update_every == 0:
-                self._look(bucket)
+                self._measure(bucket)
 
     def _pieces(self, bucket: Bucket, world_size: int) -> list[BitPiece]:
         pieces, start = [], 0
@@ -157,13 +164,13 @@ class AdaptiveBitsCompressor(Compressor):
                     piece.unpack(section, part, SUBTRACT)
         return packets
 
-    def _meet(
+    def _average_share(
         self, pieces: list[BitPiece], incoming: Tensor, values: Tensor, scratch: Tensor, carrier: Carrier
     ) -> Tensor:
-        """Average and pack this rank's share, and keep the compression error of the mean on behalf of all ranks."""
+        """Average this rank's share over all ranks, and pack the mean; its compression error stays in the residual."""
         own = packet_rows(1, incoming.shape[1])[0]
         for k, (piece, place) in enumerate(_sections(pieces, own)):
-            there = piece.part(scratch, carrier.rank)  # its old values are already packed
+            there = piece.part(scratch, carrier.rank)  # its old values have been packed
             mean = there if piece.is_whole(there) else torch.empty(piece.share)
             for rank, packet in enumerate(incoming):
                 piece.unpack(_sections(pieces, packet)[k][1], mean, ADD if rank else SET)
@@ -175,7 +182,7 @@ class AdaptiveBitsCompressor(Compressor):
                 part.add_(mean[: part.numel()], alpha=carrier.world_size)
         return own
 
-    def _look(self, bucket: Bucket) -> None:
+    def _measure(self, bucket: Bucket) -> None:
         for name, values in bucket.views(bucket.flat).items():
             layer, size = layer_of(name), values.numel()
             before = self._seen.get(layer, LayerStatistics(0, 0.0))
@@ -232,7 +239,7 @@ class AdaptiveBitsCompressor(Compressor):
 
 
 def spread_of(values: Tensor, block: int) -> float:
-    """Return the sum over all elements of the squared largest magnitude in their block.
+    """Return the sum over all blocks of the squared largest magnitude times the number of elements in the block.
 
     The sum is rounded only once, so it does not depend on a rank's number of threads.
     """

@@ -1,8 +1,8 @@
 """Allocate bits to layers within a budget so that the rounding error is small.
 
 As in Markov et al. 2024 (L-GreCo), the error over all layers is minimised, here by a greedy algorithm. Each additional
-bit of a layer reduces the error less than the one before, so the algorithm finds the minimum if layers have equal
-sizes, and comes close to it otherwise.
+bit of a layer reduces the error less than the bit before it, so the algorithm finds the minimum if all layers have the
+same size, and comes close to the minimum otherwise.
 """
 
 from __future__ import annotations
@@ -21,59 +21,59 @@ class LayerStatistics:
 
     Attributes:
         size: Number of elements.
-        spread: Sum over elements of the squared largest magnitude in their block. Rounding to b bits leaves a sum of
-            squared errors of ``spread / 12 / (2**(b-1) - 1)**2``.
+        spread: Sum over all blocks of the squared largest magnitude times the number of elements in the block. The sum
+            of squared errors after rounding to b bits is ``spread / 12 / (2**(b-1) - 1)**2``.
     """
 
     size: int
     spread: float
 
     def gain(self, bits: int) -> float:
-        """Return the error reduction from one more bit, per element of the layer."""
-        return self.spread * (_fineness(bits) - _fineness(bits + 1)) / self.size
+        """Return by how much one more bit per element reduces the layer's error, divided by the layer's size."""
+        return self.spread * (_squared_step(bits) - _squared_step(bits + 1)) / self.size
 
 
-def _fineness(bits: int) -> float:
+def _squared_step(bits: int) -> float:
     """Return the squared rounding step, relative to the squared largest magnitude."""
     return float(2 ** (bits - 1) - 1) ** -2
 
 
-def allot(layers: Mapping[str, LayerStatistics], budget: float) -> dict[str, int]:
-    """Return the bits per element for each layer: a small error with at most `budget` bits per element on average.
+def allocate(layers: Mapping[str, LayerStatistics], budget: float) -> dict[str, int]:
+    """Allocate at most `budget` bits per element on average so that the error is small; return the bits of each layer.
 
-    The result is the better of two searches: one starts from the fewest bits, the other from equal bits for all layers.
-    Layers whose gradients are all zero keep the fewest bits.
+    The result is the better of two searches: one starts from the minimum number of bits for all layers, the other from
+    equal bits for all layers. Layers whose gradients are all zero get the minimum.
     """
-    room = math.floor((budget - LEAST) * sum(layer.size for layer in layers.values()))
+    spare = math.floor((budget - LEAST) * sum(layer.size for layer in layers.values()))
     active = {name: layer for name, layer in layers.items() if layer.spread > 0}
     equal = math.floor(budget)
-    room_beside = room - (equal - LEAST) * sum(layer.size for layer in active.values())
+    spare_beside = spare - (equal - LEAST) * sum(layer.size for layer in active.values())
     plans = [
-        _climb(active, dict.fromkeys(active, LEAST), room),
-        _climb(active, dict.fromkeys(active, equal), room_beside),
+        _climb(active, dict.fromkeys(active, LEAST), spare),
+        _climb(active, dict.fromkeys(active, equal), spare_beside),
     ]
-    best = min(plans, key=lambda bits: left_out(active, bits))
+    best = min(plans, key=lambda bits: rounding_error(active, bits))
     return {name: best.get(name, LEAST) for name in layers}
 
 
-def left_out(layers: Mapping[str, LayerStatistics], bits: Mapping[str, int]) -> float:
-    """Return twelve times the total squared error of all layers."""
-    return math.fsum(layer.spread * _fineness(bits[name]) for name, layer in layers.items())
+def rounding_error(layers: Mapping[str, LayerStatistics], bits: Mapping[str, int]) -> float:
+    """Return 12 times the sum of squared rounding errors over all layers."""
+    return math.fsum(layer.spread * _squared_step(bits[name]) for name, layer in layers.items())
 
 
-def _climb(layers: Mapping[str, LayerStatistics], bits: dict[str, int], room: int) -> dict[str, int]:
-    """Repeatedly add a bit to the layer with the largest error reduction per element, while the total error falls."""
+def _climb(layers: Mapping[str, LayerStatistics], bits: dict[str, int], spare: int) -> dict[str, int]:
+    """Repeatedly add one bit per element to the layer with the largest gain, while this reduces the total error."""
     waiting = [(-layers[name].gain(b), name) for name, b in bits.items() if b < MOST]
     heapq.heapify(waiting)
     while waiting:
         _, name = heapq.heappop(waiting)
-        taken = _take_back(layers, bits, name, layers[name].size - room)
+        taken = _take_back(layers, bits, name, layers[name].size - spare)
         if taken is None:
             continue
         for other in taken:
             bits[other] -= 1
         bits[name] += 1
-        room += sum(layers[other].size for other in taken) - layers[name].size
+        spare += sum(layers[other].size for other in taken) - layers[name].size
         if taken:  # their gains have changed
             waiting = [entry for entry in waiting if entry[1] not in taken]
             heapq.heapify(waiting)
@@ -86,9 +86,10 @@ def _climb(layers: Mapping[str, LayerStatistics], bits: dict[str, int], room: in
 def _take_back(
     layers: Mapping[str, LayerStatistics], bits: Mapping[str, int], name: str, missing: int
 ) -> list[str] | None:
-    """Return layers that give up bits for one more bit of `name`, one per occurrence; None if the error would grow.
+    """Return the layers that each give up one bit so that layer `name` gets one more; None if the error would grow.
 
-    Otherwise a large layer might not get a bit because small layers have already taken some.
+    A layer that gives up several bits is listed several times. Without this step, small layers could use up the budget
+    before a large layer gets the bits that it needs. `missing` is the number of bits that the budget lacks.
     """
     if missing <= 0:
         return []

@@ -16,33 +16,36 @@ if TYPE_CHECKING:
     from shardscope.spec.job import Job
 
 PROBES = 8
-"""Number of random directions used to estimate the error of the factors, in steps that measure it."""
+"""Number of random probe vectors used to estimate the error of low-rank factors, in steps that measure this error."""
 
 
 class AdaptiveRank(LowRankCompression):
-    """Sends low-rank factors whose ranks follow from an error bound (Halko, Martinsson and Tropp 2011, section 4.3)."""
+    """Sends low-rank factors, with the lowest rank for each matrix that keeps its error within a bound.
+
+    Errors are estimated as in Halko, Martinsson and Tropp 2011, section 4.3.
+    """
 
     name = "adaptive-rank"
     look = MethodStyle("#11997a", "dash", "star-open")
     is_fixed = False
 
     error: float = Field(default=0.3, gt=0, lt=1)
-    """Largest relative error of each approximated matrix, 0 < value < 1; exceeded if `rank` is too small for it."""
+    """Bound on the relative error of each matrix's approximation, 0 < value < 1; exceeded if even `rank` is too low."""
     rank: int = Field(default=8, ge=1, le=256)
     """Largest rank, 1 to 256."""
     update_every: Count = 20
-    """Number of steps between two measurements of the gradients, after which ranks are updated."""
+    """Number of steps between measurements of the gradients; each measurement updates the ranks."""
 
     def probes(self, plan: Sequence[int] | None) -> int:
-        """Number of probe vectors: `PROBES` in steps without a plan, which measure the error at the largest rank."""
+        """Return the number of probe vectors: `PROBES` in steps that measure the error (no `plan`), otherwise 0."""
         return PROBES if plan is None else 0
 
     def bounds(
         self, shapes: Shapes, world_size: int, step: int
     ) -> tuple[Sequence[Collective], Sequence[Collective]] | None:
-        """Return the collectives at rank 1 and at the largest rank, as bounds; None in steps that measure.
+        """Return the collectives at rank 1 and at the largest rank, as bounds; None in steps that measure the error.
 
-        Steps that measure always send the largest rank and the probes.
+        Such steps always send the largest rank and the probes, so their collectives are known exactly.
         """
         if step == self.warmup_steps + 1 or (step - 1) % self.update_every == 0:
             return None

@@ -1,14 +1,14 @@
 """PowerSGD with a separate rank for each layer, as low as an error bound allows.
 
-Every few steps each matrix is approximated at the largest rank R, and the error is measured. The error of using
-the best r of R directions has two terms: the approximation's singular values beyond the first r, which follow from the
-right factor, and the part that all R directions miss. To estimate the latter, images of a few random directions are
-sent with the left factors: the squared norm of their part outside the span of P is an unbiased estimate (Halko,
-Martinsson and Tropp 2011, section 4.3). Both terms depend only on sums over all ranks, so all ranks choose the same
-rank without further messages.
+Every few steps, each matrix M is approximated with the largest rank R, and the error at each lower rank r is estimated.
+This error has two parts. The first consists of the singular values of the approximation beyond the first r, which are
+computed from the right factor. The second is the part of M that all R directions miss. To estimate it, the products of
+M with a few random vectors (probes) are sent with the left factors: the squared norm of their part outside the span of
+P is an unbiased estimate (Halko, Martinsson and Tropp 2011, section 4.3). Both parts depend only on sums over all ranks
+of the job, so all of them choose the same r without further messages.
 
-A matrix whose factors of rank R would not be smaller is sent uncompressed in such a step, and its singular values are
-computed directly. With error feedback, the gradient plus its residual is approximated, so the bound also limits the
+A matrix that is not larger than its factors of rank R is sent uncompressed in such a step, and its singular values are
+computed directly. With error feedback, the sum of gradient and residual is approximated, so the bound also limits the
 residual.
 """
 
@@ -30,11 +30,11 @@ class AdaptiveRankCompressor(PowerSgdCompressor):
 
     Args:
         rank: Largest rank.
-        error: Largest error norm of a matrix's approximation, relative to the matrix's norm.
-        update_every: Number of steps between two measurements; the first is made in the first compressed step.
-        feedback: Add this rank's compression error of a step to its next gradient.
+        error: Largest norm of the error of a matrix's approximation, relative to the norm of the matrix.
+        update_every: Number of steps between measurements of the error; the first compressed step always measures it.
+        feedback: Whether to add the compression error of a step to the next step's gradient, on each rank.
         seed: The job's seed.
-        warmup_steps: Steps at the start whose gradients are sent uncompressed.
+        warmup_steps: Number of steps at the start whose gradients are sent uncompressed.
     """
 
     name = "adaptive-rank"
@@ -49,13 +49,13 @@ class AdaptiveRankCompressor(PowerSgdCompressor):
     def part_of(self, name: str, values: Tensor, out: Tensor, step: int) -> FactoredTensor:
         if not pays(1, *values.shape):
             return FactoredTensor(name, values, out, 0)
-        looks = self._looks_at(name, step)
-        rank = self.rank if looks else min(self._ranks[name], self.rank)  # a checkpoint's may be larger
+        looks = self._measures(name, step)
+        rank = self.rank if looks else min(self._ranks[name], self.rank)  # may be larger in a checkpoint
         return FactoredTensor(
             name, values, out, rank if pays(rank, *values.shape) else 0, PROBES if looks else 0
         )
 
-    def _looks_at(self, name: str, step: int) -> bool:
+    def _measures(self, name: str, step: int) -> bool:
         return name not in self._ranks or (step - 1) % self.update_every == 0
 
     def learn(self, parts: list[FactoredTensor], left: list[Tensor], right: list[Tensor], step: int) -> None:
@@ -64,11 +64,13 @@ class AdaptiveRankCompressor(PowerSgdCompressor):
         for part in parts:
             pair = next(factors) if part.rank else None
             if part.probes:
-                turned[part.name] = self._look(part) if pair is None else self._look_at_factors(part, *pair)
+                turned[part.name] = (
+                    self._rank_from_matrix(part) if pair is None else self._rank_from_factors(part, *pair)
+                )
         self._keep(turned, step)
 
-    def _look_at_factors(self, part: FactoredTensor, p: Tensor, q: Tensor) -> Tensor:
-        """Choose the rank, and return the right factor, rotated so that its best directions come first."""
+    def _rank_from_factors(self, part: FactoredTensor, p: Tensor, q: Tensor) -> Tensor:
+        """Choose the rank of a matrix from its factors; return the right factor, rotated to principal directions."""
         span, images = p[: part.rank].double(), p[part.rank :].double()
         missed = images - (images @ span.T) @ span
         columns = part.values.shape[1]  # probes have a mean squared norm of 1, not 1 per element
@@ -77,8 +79,8 @@ class AdaptiveRankCompressor(PowerSgdCompressor):
         self._ranks[part.name] = least_rank(squares, tail, self.error)
         return (turn @ q.double()).float()
 
-    def _look(self, part: FactoredTensor) -> Tensor:
-        """Choose the rank for a matrix that was sent uncompressed, and return its best directions as right factor."""
+    def _rank_from_matrix(self, part: FactoredTensor) -> Tensor:
+        """Choose the rank of a matrix that was sent uncompressed; return its principal directions as right factor."""
         matrix = part.out.double()
         is_wide = matrix.shape[0] <= matrix.shape[1]
         squares, turn = _principal(matrix @ matrix.T if is_wide else matrix.T @ matrix)
@@ -111,15 +113,15 @@ def least_rank(squares: Tensor, tail: float, error: float) -> int:
 
     Args:
         squares: Squared singular values in descending order.
-        tail: Squared norm of the part that these singular values do not cover.
-        error: Largest norm of the error, relative to the whole norm.
+        tail: Squared norm of the part of the matrix that these singular values do not cover.
+        error: Largest norm of the error, relative to the norm of the matrix.
     """
-    left = squares.flip(0).cumsum(0).flip(0) + tail  # at index k: squared norm that k directions miss
+    left = squares.flip(0).cumsum(0).flip(0) + tail  # at index k: squared error at rank k
     enough = (left <= error**2 * left[0]).nonzero()
     return max(int(enough[0]), 1) if len(enough) else len(squares)
 
 
 def _principal(gram: Tensor) -> tuple[Tensor, Tensor]:
-    """Return eigenvalues in descending order, clamped to be non-negative, and their eigenvectors as rows."""
+    """Return the eigenvalues of a Gram matrix in descending order, clamped at 0, and its eigenvectors as rows."""
     values, vectors = torch.linalg.eigh(gram)
     return values.flip(0).clamp_(min=0), vectors.flip(1).T

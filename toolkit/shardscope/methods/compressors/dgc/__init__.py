@@ -19,7 +19,7 @@ _WARM_RATIO = 0.25
 
 
 class DeepGradientCompression(PackedCompression):
-    """Top-k with momentum kept on each rank; elements left out are sent later with the momentum that they missed."""
+    """Top-k with momentum on each rank: an element that is sent late includes the momentum accumulated until then."""
 
     name = "dgc"
     carriage = "steps"
@@ -29,19 +29,19 @@ class DeepGradientCompression(PackedCompression):
     ratio: Ratio = 0.001
     """Fraction of the elements to send, 0 < value <= 1."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    """Momentum kept on each rank instead of in the optimizer, 0 <= value < 1; 0 is plain error feedback."""
+    """Momentum applied on each rank, not in the optimizer, 0 <= value < 1; with 0, this is plain error feedback."""
     clip: float | Literal["off"] = "off"
     """Clipping norm, above 0, or ``off``. Each rank clips its own gradient at this norm divided by the square root of
     the number of ranks."""
     warmup_steps: CountOrZero = 0
-    """Warm-up steps in which the ratio falls from 0.25 to `ratio`."""
+    """Number of warm-up steps, during which the ratio falls from 0.25 to `ratio`."""
     exchange: Exchange = "gather"
     """How packets are exchanged, ``two-phase`` or ``gather``; see `packed.Exchange`."""
 
     @model_validator(mode="after")
-    def _possible(self) -> Self:
+    def _check_settings(self) -> Self:
         if isinstance(self.clip, float) and self.clip <= 0:
-            raise SpecError(f"compression.clip={self.clip:g} is not above 0; use 2.5, or 'off'")
+            raise SpecError(f"compression.clip={self.clip:g} is not above 0; use for example 2.5, or 'off'")
         return self
 
     def packet_bytes(self, num_elements: int) -> int:
@@ -55,18 +55,21 @@ class DeepGradientCompression(PackedCompression):
 
     @property
     def memories(self) -> int:
-        """Number of values kept per element: 2, the residual and its momentum; 1 without momentum."""
+        """Number of values stored per element: 2 (residual and momentum), or 1 without momentum."""
         return 2 if self.momentum else 1
 
     def at_step(self, step: int) -> DeepGradientCompression:
-        """Return the method with its ratio at this step, which falls exponentially (section 3.3, there by epoch)."""
+        """Return the method with the ratio for this step.
+
+        During the warm-up, the ratio falls exponentially (as in section 3.3 of the paper, but per step, not per epoch).
+        """
         if step > self.warmup_steps or self.ratio >= _WARM_RATIO:
             return self
         left = 1 - (step - 1) / self.warmup_steps
         return self.replace(ratio=self.ratio * (_WARM_RATIO / self.ratio) ** left)
 
     def check_optimizer(self, job: Job) -> None:
-        """Refuse an optimizer with momentum, which would be added to the method's own."""
+        """Reject an optimizer with momentum, because momentum would then be applied twice."""
         if not self.momentum:
             return
         settings = job.optimizer.settings
@@ -74,8 +77,8 @@ class DeepGradientCompression(PackedCompression):
         field, value = ("betas[0]", betas[0]) if betas[0] else ("momentum", settings.get("momentum", 0.0))
         if value:
             raise SpecError(
-                f"optimizer.{field}={value:g} would come on top of compression.momentum={self.momentum:g}; use "
-                "optimizer='sgd' without momentum, or compression.momentum=0"
+                f"optimizer.{field}={value:g} and compression.momentum={self.momentum:g} would apply momentum "
+                "twice; use optimizer='sgd' without momentum, or compression.momentum=0"
             )
 
     def codec(self) -> Any:

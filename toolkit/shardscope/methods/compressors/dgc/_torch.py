@@ -1,9 +1,9 @@
-"""Deep Gradient Compression (Lin et al. 2018): top-k that sends residuals later, with the momentum that they missed.
+"""Deep Gradient Compression (Lin et al. 2018): top-k with momentum correction.
 
-Error feedback delays small gradients by many steps, and the optimizer's momentum then weights them wrongly. Momentum
-is therefore kept on each rank and applied before sparsification (momentum correction, section 3.2). It is set to zero
-for elements that have just been sent, so that stale gradients have no further effect (momentum factor masking, section
-3.3):
+Error feedback delays small gradients by many steps, and the optimizer's momentum then weights them wrongly. Each rank
+therefore applies momentum itself, before it selects the elements to send (momentum correction, section 3.2). The
+momentum of elements that have just been sent is set to zero, so that stale gradients have no further effect (momentum
+factor masking, section 3.3). With the momentum buffer u and the residual v, a step is
 
     u = momentum * u + clipped gradient;    v = v + u;    send the largest of v;    u, v = 0 where sent
 
@@ -22,7 +22,7 @@ from shardscope.training.compression.memory import Memory
 
 
 class MomentumCorrection(Memory):
-    """Momentum and unsent residual of one rank.
+    """Momentum buffer and residual of one rank.
 
     Args:
         momentum: Decay of the momentum per step; 0 means plain error feedback.
@@ -68,7 +68,7 @@ class MomentumCorrection(Memory):
 
 
 def local_max_norm(clip: float | str, num_ranks: int) -> float | None:
-    """Return the norm at which a rank clips its own gradient; None for no clipping.
+    """Return the norm at which each rank clips its own gradient; None for no clipping.
 
     The norm of a sum of independent gradients grows with the square root of their number.
 

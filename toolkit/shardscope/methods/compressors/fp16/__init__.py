@@ -31,7 +31,7 @@ class FP16(PackedCompression):
         return codec()
 
     def build(self, job: Job) -> Any:
-        """Build the compressor. With loss scaling, overflows are passed on, so that the step is skipped."""
+        """Build the compressor. With loss scaling, it transmits overflows, so that all ranks skip the step."""
         from shardscope.training.compression.packed import Packed
 
         return Packed(self.name, self.codec(), carries_overflow=job.precision == "fp16-mixed")

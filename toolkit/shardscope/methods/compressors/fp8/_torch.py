@@ -1,7 +1,7 @@
 """8-bit floats in blocks: 4 exponent bits, 3 mantissa bits (e4m3), and one float32 scale per block.
 
 The scale maps a block's largest magnitude to 448, the largest e4m3 number (Micikevicius et al. 2022, FP8 formats for
-deep learning). Unlike integers of the same width, floats keep the leading digits of small numbers next to large ones.
+deep learning). Unlike 8-bit integers, 8-bit floats keep the leading digits of small numbers in blocks with large ones.
 """
 
 from __future__ import annotations
@@ -30,7 +30,11 @@ class BlockFloat8(BlockCodec):
         super().__init__(8, block)
 
     def contraction(self, num_elements: int) -> float | None:
-        """Return the contraction factor; errors are at most 2**-4 of an element, or 2**-10 for subnormal numbers."""
+        """Return the contraction factor.
+
+        The rounding error is at most 2**-4 times the element; for subnormal numbers, it is at most 2**-10 times the
+        scale.
+        """
         return 1 - 2.0**-8 - self.align * (2.0**-10 / LARGEST) ** 2
 
     def scale(self, rows: Tensor, scales: Tensor, count: int) -> None:
@@ -61,5 +65,5 @@ class BlockFloat8(BlockCodec):
 
 @cache
 def _numbers() -> Tensor:
-    """Return all 256 e4m3 numbers, by code."""
+    """Return the values of all 256 e4m3 codes as a float32 tensor, indexed by code."""
     return torch.arange(256, dtype=torch.uint8).view(FORMAT).float()

@@ -24,7 +24,7 @@ class LocalSgd(Compression):
     is_fixed = False
 
     every: Count = 8
-    """Number of steps between two averagings of the parameters."""
+    """Number of steps between averagings of the ranks' parameters."""
 
     @property
     def period(self) -> int:

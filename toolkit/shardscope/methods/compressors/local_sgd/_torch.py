@@ -1,12 +1,13 @@
 """Local SGD: each rank trains independently, and every few steps the ranks average their parameters.
 
-Stich 2019 (arXiv 1805.09767), McMahan et al. 2017 (federated averaging). The parameters are sent uncompressed at every
-`every`-th step. With ``every=1`` and plain SGD it equals averaging gradients: the mean of ``w - lr g_i`` is ``w - lr``
-times the mean of ``g_i``. Clipping uses each rank's own norm.
+Stich 2019 (arXiv 1805.09767), McMahan et al. 2017 (federated averaging). The parameters are sent uncompressed in every
+`every`-th step. With ``every=1`` and plain SGD, local SGD is equivalent to averaging gradients, because the mean of
+``w - lr g_i`` is ``w - lr`` times the mean of ``g_i``. If gradients are clipped, each rank clips by its own norm.
 
-Momentum and Adam's moments stay on their rank and are not averaged, so with them ``every=1`` is a different method.
-They are part of each rank's state_dict, as are its parameters between two averagings. Between averagings,
-the mean is evaluated and saved, but ranks continue from their own parameters, so evaluations do not change a run.
+Momentum buffers and Adam's moments are not averaged, so with them, ``every=1`` is not equivalent to averaging
+gradients. They are part of each rank's state_dict, as are the rank's parameters between two averagings. An evaluation
+or a checkpoint between two averagings uses the mean of the parameters, but the ranks then continue from their own
+parameters, so the evaluation does not change the run.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from shardscope.training.compression.bucket import Bucket
-from shardscope.training.compression.compressor import Carrier, Compressor, refuse_not_finite
+from shardscope.training.compression.compressor import Carrier, Compressor, check_finite
 from shardscope.training.flat import copy_tensors_, views_of
 from shardscope.training.observe import StandIns
 
@@ -26,11 +27,11 @@ _OWN = "parameter"
 
 
 class LocalSGD(Compressor):
-    """Local SGD on one rank.
+    """Compressor that implements local SGD on one rank.
 
     Args:
         name: Name of the method, for error messages.
-        every: Number of steps between two averagings.
+        every: Number of steps from one averaging of the parameters to the next.
     """
 
     def __init__(self, name: str, every: int) -> None:
@@ -47,7 +48,7 @@ class LocalSGD(Compressor):
         self._restore()
 
     def mean_(self, bucket: Bucket, carrier: Carrier) -> None:
-        refuse_not_finite(bucket, self.name, in_float32=False)
+        check_finite(bucket, self.name, in_float32=False)
 
     def after_step(self, parameters: Sequence[nn.Parameter], carrier: Carrier, step: int) -> None:
         self._is_apart = step % self.every != 0
@@ -66,11 +67,11 @@ class LocalSGD(Compressor):
 
     @property
     def figures(self) -> dict[str, float]:
-        """Distance of this rank's parameters from the mean at the last averaging, relative to the mean's norm."""
+        """Distance of this rank's parameters from the mean, before the last averaging, relative to the mean's norm."""
         return {"drift": self._drift}
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return this rank's optimizer moments, and its parameters if they differ between ranks."""
+        """Return this rank's optimizer state, and its parameters if they currently differ between ranks."""
         moments = {
             f"{key}.{name}": value
             for name, parameter in self._parameters.items()
@@ -85,12 +86,12 @@ class LocalSGD(Compressor):
         }  # loaded values that have not been restored yet take precedence
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Load a state_dict; it takes effect in the next step, after everything else has been loaded."""
+        """Store a state_dict; the next step restores it, after the rest of the checkpoint has been loaded."""
         self._restored = dict(state)
         self._is_apart = any(place.startswith(f"{_OWN}.") for place in state)
 
     def _restore(self) -> None:
-        """Replace the state that was loaded from a checkpoint, which is common to all ranks, by this rank's own."""
+        """Overwrite the state loaded from a checkpoint, which is the same on all ranks, with this rank's own state."""
         for place, saved in self._restored.items():
             key, name = place.split(".", 1)
             parameter = self._parameters[name]

@@ -1,8 +1,8 @@
 """Natural compression: sign and exponent, 9 bits per element (Horvath et al. 2019).
 
-A number is rounded stochastically to the next power of two above or below, without bias, which adds a variance of at
-most an eighth of its square (theorem 3). On the bits of a float32 this is one addition: random bits are added to the
-mantissa, and a carry increments the exponent. A packet holds all exponents, then all signs.
+A number is rounded stochastically to the next power of two above or below, without bias. This adds a variance of at
+most an eighth of the squared number (theorem 3). For the bits of a float32, this rounding is one addition: random bits
+are added to the mantissa, and a carry increments the exponent. A packet contains all exponents, then all signs.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from shardscope.training.compression.pieces import (
 MANTISSA_BITS = 23
 MAGNITUDE = 0x7FFF_FFFF
 LARGEST_EXPONENT = 254
-"""Exponent of 2**127; larger numbers are decoded as 2**127."""
+"""Biased exponent of 2**127; larger numbers are sent as 2**127."""
 
 
 class NaturalCodec(PieceCodec):
-    """Codec that rounds to a power of two; the probability of rounding up is the fraction in the mantissa."""
+    """Codec that rounds to a power of two; the probability of rounding up is the mantissa as a fraction of 1."""
 
     unbiased: ClassVar[bool] = True
 
     def contraction(self, num_elements: int) -> float | None:
-        """Return the expected contraction factor; an element's variance is at most an eighth of its square."""
+        """Return the expected contraction factor; rounding adds a variance of at most an eighth of the square."""
         return 7 / 8
 
     def num_bytes(self, num_elements: int) -> int:

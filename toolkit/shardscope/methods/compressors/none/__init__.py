@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Uncompressed(Compression):
-    """Gradients are exchanged uncompressed; byte counts assume our own ring."""
+    """Uncompressed gradients; predicted byte counts assume an all-reduce with our own ring."""
 
     name = "none"
     carriage = "none"

@@ -7,7 +7,7 @@ from shardscope.spec.look import MethodStyle
 
 
 class OneBitAdam(OneBitCompression):
-    """1-bit Adam, for `adamw`."""
+    """1-bit Adam, which requires the optimizer `adamw`."""
 
     name = "onebit-adam"
     look = MethodStyle("#b866a6", "dash", "triangle-down")

@@ -1,15 +1,15 @@
 """1-bit Adam and 1-bit LAMB: after a warm-up, first moments are exchanged instead of gradients, one bit per element.
 
-In the warm-up, gradients are averaged uncompressed. Then the second moment is frozen, which makes the rest of the
+During the warm-up, gradients are averaged uncompressed. Then the second moment is frozen, which makes the rest of the
 optimizer linear in the gradient, so error feedback can compensate for the compression. Each rank computes the first
 moment that results from its own gradient. The ranks average these moments in two phases, with error feedback in both,
-and the optimizer (`optim.frozen`) uses the mean. Tang et al. 2021 (arXiv 2102.02888), Li et al. 2021 (arXiv
+and the optimizer (`optim.frozen`) uses the mean. Sources: Tang et al. 2021 (arXiv 2102.02888), Li et al. 2021 (arXiv
 2104.06069).
 
-All elements of a block share one magnitude, but the moments of layers differ by orders of magnitude. So
-moments are divided by their layer's root mean square at the freeze before they are packed (1-bit LAMB, section 4.2;
-1-bit Adam's own code packs layer by layer). Elements that have never had a gradient are not updated, because one bit
-cannot encode zero.
+All elements of a block share one magnitude, but moments differ between layers by orders of magnitude. So moments are
+scaled before they are packed: each is divided by the root mean square of its layer's moments at the time of the freeze
+(1-bit LAMB, section 4.2; the authors' code of 1-bit Adam packs layer by layer instead). Elements whose gradient was
+always zero before the freeze are not updated, because one bit cannot encode zero.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from shardscope.training.compression.bucket import Bucket, BucketState
 from shardscope.training.compression.codec import Codec
-from shardscope.training.compression.compressor import Carrier, refuse_not_finite
+from shardscope.training.compression.compressor import Carrier, check_finite
 from shardscope.training.compression.memory import ErrorFeedback
 from shardscope.training.compression.packed import Packed
 from shardscope.training.optim.frozen import FrozenVariance
@@ -30,7 +30,7 @@ _SCALE, _FROZEN = "scale.", "frozen_after"
 
 
 class OneBit(Packed):
-    """1-bit Adam or LAMB on one rank.
+    """Compressor that implements 1-bit Adam and 1-bit LAMB on one rank.
 
     Args:
         name: Name of the method, for error messages.
@@ -70,14 +70,14 @@ class OneBit(Packed):
         )
 
     def _measure(self) -> dict[str, Tensor]:
-        """Return each layer's root mean square first moment, relative to the mean over layers; 1 if it is zero."""
+        """Return each layer's root mean square first moment, divided by the mean over layers; 1 if it is all zeros."""
         moments = {name: self._optimizer.first_moment(p) for name, p in self._parameters.items()}
         sizes = {name: moment.double().square().mean().sqrt().cpu() for name, moment in moments.items()}
         mean = torch.stack(list(sizes.values())).mean()
         return {name: torch.where(size > 0, size / mean, 1.0).float() for name, size in sizes.items()}
 
     def mean_(self, bucket: Bucket, carrier: Carrier) -> None:
-        refuse_not_finite(bucket, self.name)
+        check_finite(bucket, self.name)
         if self._optimizer.frozen_after is None:
             carrier.sum_(bucket.flat.div_(carrier.world_size))
             return
@@ -92,7 +92,7 @@ class OneBit(Packed):
             self._residual.residual.of(bucket).masked_fill_(unused, 0.0)
 
     def _advance(self, bucket: Bucket) -> None:
-        """Replace the bucket's gradients by the first moments that result from them."""
+        """Replace the bucket's gradients with the first moments that result from them."""
         for name, grad in bucket.views(bucket.flat).items():
             self._optimizer.advance_(self._parameters[name], grad)
 

@@ -8,12 +8,12 @@ from shardscope.spec.optimizer import OptimizerStates
 
 
 class OneBitLamb(OneBitCompression):
-    """1-bit LAMB, for `lamb`."""
+    """1-bit LAMB, which requires the optimizer `lamb`."""
 
     name = "onebit-lamb"
     look = MethodStyle("#b866a6", "dashdot", "triangle-down-open")
     optimizer = "lamb"
 
     def optimizer_states(self, states: OptimizerStates) -> OptimizerStates:
-        """Return `states` plus those of Algorithm 1: a fresh second moment, and per tensor a ratio and its factor."""
+        """Return `states` plus the fresh second moment and two scalars per tensor, ratio and factor (Algorithm 1)."""
         return states._replace(tensors=states.tensors + 1, counter_bytes=states.counter_bytes + 8)

@@ -1,4 +1,4 @@
-"""PowerSGD: two thin factors per matrix, by one step of power iteration (Vogels et al. 2019, arXiv:1905.13727)."""
+"""PowerSGD: low-rank factors of each matrix by one step of power iteration (Vogels et al. 2019, arXiv:1905.13727)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 
 class PowerSgd(LowRankCompression):
-    """Sends low-rank factors, with the same rank for every matrix."""
+    """Sends two low-rank factors of each gradient matrix, with the same rank for all matrices."""
 
     name = "powersgd"
     look = MethodStyle("#11997a", "solid", "star")
     codec_passes = 2.0  # one product per factor
 
     rank: int = Field(default=4, ge=1, le=256)
-    """Rank of the approximation of every matrix, 1 to 256."""
+    """Rank of the approximation of each matrix, 1 to 256."""
 
     def build(self, job: Job) -> Any:
         from shardscope.methods.compressors.powersgd._torch import PowerSgdCompressor

@@ -1,14 +1,15 @@
 """PowerSGD: approximate each gradient matrix by two thin factors (Vogels, Karimireddy and Jaggi 2019, algorithm 1).
 
-A tensor of two or more dimensions is treated as a matrix M, whose rows are its first dimension and whose columns are
-all others. One step of power iteration from the last step's right factor Q gives ``P = M Q``. The ranks all-reduce P,
-and each orthonormalizes the result. Then ``Q = M^T P`` is all-reduced, and ``P Q^T`` is the projection of the mean onto
-P. Both factors are linear in M, so they can be summed over ranks, and messages have the same size for any number of
-ranks. One-dimensional tensors, and matrices whose factors would not be smaller, are sent uncompressed in the same
-message as the P factors. A bucket thus takes two all-reduces.
+A tensor of two or more dimensions is reshaped to a matrix M: its first dimension becomes the rows, and all others
+become the columns. One step of power iteration, starting from the right factor Q of the previous step, gives
+``P = M Q``. The ranks all-reduce P, and each rank orthonormalises the result. Then ``Q = M^T P`` is all-reduced, and
+``P Q^T`` is the projection of the mean matrix onto the columns of P. Both factors are linear in M, so they can be
+summed over ranks, and the size of messages does not depend on the number of ranks. One-dimensional tensors, and
+matrices that are not larger than their factors, are sent uncompressed in the same message as the P factors. A bucket
+thus takes two all-reduces.
 
-Q is kept between steps, so the approximation of a slowly changing gradient converges to the best one of its rank.
-Factors are stored transposed, ``[rank, length]``, so that their products with M are as fast as reading M.
+Q is kept between steps, so the approximation of a slowly changing gradient converges to the best approximation of that
+rank. Factors are stored transposed, ``[rank, length]``, so that multiplying them by M is as fast as reading M.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from shardscope.methods.compressors.powersgd._torch_orthogonal import orthonormalize_, unit_rows_
 from shardscope.training.compression.bucket import Bucket
-from shardscope.training.compression.compressor import Carrier, Compressor, refuse_not_finite
+from shardscope.training.compression.compressor import Carrier, Compressor, check_finite
 from shardscope.training.compression.memory import ErrorFeedback, Memory
 
 _FACTOR = "factor."
@@ -30,14 +31,15 @@ _FACTOR = "factor."
 
 @dataclass(frozen=True)
 class FactoredTensor:
-    """One tensor of a bucket that is being exchanged.
+    """How one tensor of a bucket is sent in one step.
 
     Attributes:
         name: Name of the tensor.
         values: The matrix to approximate, [rows, columns].
-        out: Output for the mean of the approximations, [rows, columns]; may be `values` itself if no residual is kept.
+        out: Output for the mean over ranks, [rows, columns]; may be `values` itself if no residual is kept.
         rank: Rank of the approximation; 0 if the matrix is sent uncompressed.
-        probes: Number of random directions whose images are sent with the left factor, to estimate the error.
+        probes: Number of random vectors whose products with the matrix are sent with the left factor, to estimate the
+            error.
     """
 
     name: str
@@ -48,12 +50,12 @@ class FactoredTensor:
 
     @property
     def num_left(self) -> int:
-        """Number of column vectors in the first message; all columns if the matrix is sent uncompressed."""
+        """Number of columns in the first message: the rank plus the probes, or all columns if sent uncompressed."""
         return self.rank + self.probes if self.rank else self.values.shape[1]
 
 
 def pays(rank: int, rows: int, columns: int) -> bool:
-    """Return whether two factors of this rank are smaller than the matrix."""
+    """Return whether the two factors of this rank have fewer elements than the matrix."""
     return rank * (rows + columns) < rows * columns
 
 
@@ -61,11 +63,11 @@ class PowerSgdCompressor(Compressor):
     """Compressor that exchanges low-rank factors, with or without error feedback.
 
     Args:
-        rank: Rank of every approximation.
-        feedback: Add this rank's compression error of a step to its next gradient.
+        rank: Rank of each approximation.
+        feedback: Whether to add the compression error of a step to the next step's gradient, on each rank.
         seed: The job's seed, from which all ranks draw the same initial factors.
-        warmup_steps: Steps at the start whose gradients are sent uncompressed. Factors cannot follow the
-            fast changes of early gradients, and the errors persist in the second moments of adaptive optimizers.
+        warmup_steps: Number of steps at the start whose gradients are sent uncompressed. Low-rank factors cannot follow
+            the fast changes of early gradients, and their errors persist in the second moments of adaptive optimizers.
     """
 
     name = "powersgd"
@@ -77,11 +79,11 @@ class PowerSgdCompressor(Compressor):
         self._factors: dict[str, Tensor] = {}
 
     def part_of(self, name: str, values: Tensor, out: Tensor, step: int) -> FactoredTensor:
-        """Return how this tensor is sent in this step, which is the same on all ranks."""
+        """Decide how to send a tensor in this step; all ranks make the same decision."""
         return FactoredTensor(name, values, out, self.rank if pays(self.rank, *values.shape) else 0)
 
     def mean_(self, bucket: Bucket, carrier: Carrier) -> None:
-        refuse_not_finite(bucket, self.name)
+        check_finite(bucket, self.name)
         if bucket.step <= self.warmup_steps:
             carrier.sum_(bucket.flat.div_(carrier.world_size))
             return
@@ -100,7 +102,14 @@ class PowerSgdCompressor(Compressor):
             bucket.flat.copy_(out)
 
     def learn(self, parts: list[FactoredTensor], left: list[Tensor], right: list[Tensor], step: int) -> None:
-        """Hook called after each exchange, with all parts, and the factors of those parts that have any."""
+        """Hook for subclasses, called after each exchange.
+
+        Args:
+            parts: All tensors of the bucket.
+            left: Left factors of those parts that are not sent uncompressed, as returned by `_left`.
+            right: Right factors of the same parts, transposed.
+            step: Number of the step.
+        """
 
     def _parts(self, bucket: Bucket, values: Tensor, out: Tensor) -> list[FactoredTensor]:
         pieces = zip(values.split(bucket.sizes), out.split(bucket.sizes), strict=True)
@@ -110,9 +119,9 @@ class PowerSgdCompressor(Compressor):
         ]
 
     def _left(self, parts: list[FactoredTensor], step: int, carrier: Carrier) -> list[Tensor]:
-        """Exchange the left factors; returns all P, orthonormal and transposed, followed by the images of probes.
+        """All-reduce the left factors, and in the same message the parts that are sent uncompressed.
 
-        Parts that are sent uncompressed are averaged in the same message.
+        Return one tensor for each matrix: its orthonormal P, transposed, followed by its products with the probes.
         """
         sizes = [part.num_left * len(part.values) for part in parts]
         message = torch.empty(sum(sizes))
@@ -129,13 +138,16 @@ class PowerSgdCompressor(Compressor):
         with carrier.meter.span("codec", "decode"):
             for part, piece in whole:
                 if self.memory.is_needed:
-                    part.values.zero_()  # sent exactly, so nothing remains
+                    part.values.zero_()  # sent uncompressed, so there is no residual
                 part.out.copy_(piece)
             orthonormalize_([p[: part.rank] for part, p in zip(matrices, left, strict=True)])
         return left
 
     def _right(self, matrices: list[FactoredTensor], left: list[Tensor], carrier: Carrier) -> list[Tensor]:
-        """Exchange the right factors; returns all Q, transposed. Keeps the residual of this rank's own factors."""
+        """All-reduce the right factors, and return them transposed.
+
+        With error feedback, the part of each matrix that this rank's own factors do not represent stays as residual.
+        """
         sizes = [part.rank * part.values.shape[1] for part in matrices]
         message = torch.empty(sum(sizes))
         right = [
@@ -149,10 +161,13 @@ class PowerSgdCompressor(Compressor):
         _mean_(message, carrier)
         return right
 
-    # Starting points of the iteration.
+    # Right factors from which the power iteration starts.
 
     def _start(self, part: FactoredTensor, step: int) -> Tensor:
-        """Return this matrix's last Q, followed by probes. Missing rows are random, but equal on all ranks."""
+        """Return the starting rows for a matrix: the last Q, followed by probes.
+
+        Probes are random, as are rows without a last Q. All ranks draw the same random rows.
+        """
         columns = part.values.shape[1]
         kept = self._factors.get(part.name)
         kept = torch.empty(0, columns) if kept is None or kept.shape[1] != columns else kept[: part.rank]
@@ -165,10 +180,10 @@ class PowerSgdCompressor(Compressor):
         return torch.randn(count, columns, generator=generator).div_(columns**0.5)
 
     def _keep(self, factors: Mapping[str, Tensor], step: int) -> None:
-        """Keep right factors for the next step, with rows normalised to 1 to prevent overflow and underflow.
+        """Keep right factors for the next step, with rows scaled to unit norm to prevent overflow and underflow.
 
-        A row that has become zero would stay zero, so it is redrawn. Earlier rows beyond the current rank are kept, in
-        case the rank grows again.
+        A row that has become zero would stay zero, so it is redrawn. Rows of earlier steps beyond the current rank are
+        kept, in case the rank grows again.
         """
         kept = {name: q.clone() for name, q in factors.items()}
         unit_rows_(list(kept.values()))
@@ -209,7 +224,7 @@ class PowerSgdCompressor(Compressor):
 
 
 def matrix_shape(shape: torch.Size) -> tuple[int, int]:
-    """Return a tensor's shape as a matrix: first dimension by all others, or one row if it has fewer than two."""
+    """Return the shape of a tensor as a matrix: (first dimension, all others), or (1, n) with at most one dimension."""
     return (shape[0], shape[1:].numel()) if len(shape) > 1 else (1, shape.numel())
 
 

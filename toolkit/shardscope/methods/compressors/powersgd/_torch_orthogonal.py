@@ -1,6 +1,6 @@
-"""Orthonormalize small sets of long vectors, deterministically, so that ranks with equal input get equal results.
+"""Orthonormalise small sets of long vectors, deterministically, so that ranks with equal input get equal results.
 
-Vectors are rows, so that each is contiguous. Sets of equal shape are processed together.
+Vectors are stored as rows, so that each vector is contiguous. Sets of equal shape are processed together.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from torch import Tensor
 
 _DEPENDENT = 1e-10
 """A vector counts as linearly dependent if less than this fraction of its norm remains after its projection onto
-earlier vectors is removed; far below float32's rounding error and far above float64's."""
+earlier vectors is removed. The value is far below the rounding error of float32, and far above that of float64."""
 
 
 def orthonormalize_(sets: Sequence[Tensor]) -> None:
     """Make the rows of every ``[rank, length]`` set orthonormal, in place; the span of the first k rows stays the same.
 
-    Uses Gram-Schmidt in float64, twice for each row, which leaves only rounding errors (Giraud et al. 2005). A row that
-    depends linearly on earlier ones becomes zero, and a zero row stays zero, so nothing is divided by zero.
+    Each row is orthogonalised twice by Gram-Schmidt in float64, which leaves only rounding errors (Giraud et al. 2005).
+    A row that depends linearly on earlier rows becomes zero, and a zero row stays zero; nothing is divided by zero.
     """
     _together(sets, _gram_schmidt)
 

@@ -19,7 +19,7 @@ class Qsgd(BlockCompression):
     codec_passes = 2.0  # one to find the scales, one to round
 
     bits: Annotated[int, Field(ge=2, le=8)] = 8
-    """Bits per element, including the sign, 2 to 8."""
+    """Bits per element, including the sign: 2 to 8."""
     exchange: Exchange = "two-phase"
     """How packets are exchanged, ``two-phase`` or ``gather``; see `packed.Exchange`."""
 
@@ -29,16 +29,16 @@ class Qsgd(BlockCompression):
 
     @property
     def diverges_because(self) -> str | None:
-        """Why gossip diverges with too few bits; None with enough.
+        """Error message if gossip would diverge with so few bits; None if there are enough bits.
 
-        The variance of an element is at most a quarter of the squared distance between levels.
+        Rounding adds a variance of at most a quarter of the squared distance between levels to each element.
         """
         least = next(bits for bits in range(2, 64) if (2**bits - 2) ** 2 > self.block)
         if self.bits >= least:
             return None
         return (
-            f"compression.bits={self.bits} with block={self.block} does not go with strategy='gossip': its noise "
-            f"exceeds the differences between ranks; use bits={least} or a smaller block"
+            f"compression.bits={self.bits} with block={self.block} cannot be combined with strategy='gossip': the "
+            f"rounding noise exceeds the differences between ranks; use bits={least} or a smaller block"
         )
 
     def codec(self) -> Any:

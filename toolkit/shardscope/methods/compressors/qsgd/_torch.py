@@ -1,7 +1,8 @@
 """QSGD: blocks of integers, with unbiased stochastic rounding (Alistarh et al. 2017).
 
-Section 3.1 of the paper scales by a block's 2-norm. Its experiments, and this code, scale by the largest magnitude,
-which uses all levels. With b bits there are 2**(b-1) - 1 levels on either side of zero.
+Section 3.1 of the paper scales each block by its 2-norm. The experiments in the paper, and this code, scale by the
+largest magnitude in the block, so that all levels are used. With b bits, there are 2**(b-1) - 1 levels on either side
+of zero.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from shardscope.training.compression.pieces import as_words, over_blocks, words_
 from shardscope.training.compression.scaled import BlockCodec, inverse_of, peak_scale
 
 NOISE_BITS = 16
-"""Bits of each random number; a float32 holds its sum with 255 levels exactly, so values on a level are unchanged."""
+"""Bits of each random number. A float32 represents the sum of such a number and any of up to 255 levels exactly, so
+rounding leaves a value on a level unchanged."""
 
 
 class QsgdCodec(BlockCodec):
-    """Codec that rounds to one of the two nearest levels, with probabilities that make decoding unbiased.
+    """Codec that rounds each element to one of its two adjacent levels, at random, so that decoding is unbiased.
 
     Args:
         bits: Bits per element, including the sign, 2 to 8.
@@ -33,7 +35,10 @@ class QsgdCodec(BlockCodec):
         self.levels = 2 ** (bits - 1) - 1
 
     def contraction(self, num_elements: int) -> float | None:
-        """Return the contraction factor; the variance of an element is at most a quarter of the squared scale."""
+        """Return the expected contraction factor; None if the codec is not a contraction.
+
+        Rounding adds a variance of at most a quarter of the squared scale to each element.
+        """
         block = min(self.align, max(num_elements, 1))
         delta = 1 - block / (2 * self.levels) ** 2
         return delta if delta > 0 else None
@@ -42,7 +47,7 @@ class QsgdCodec(BlockCodec):
         peak_scale(rows, scales, self.levels)
 
     def quantize(self, rows: Tensor, scales: Tensor, keys: Keys, start: int) -> Tensor:
-        return round_at_random(rows.mul(inverse_of(scales)), self.levels, keys, start)
+        return round_stochastically(rows.mul(inverse_of(scales)), self.levels, keys, start)
 
     def dequantize(self, codes: Tensor) -> Tensor:
         return codes.float().sub_(self.levels)
@@ -51,7 +56,7 @@ class QsgdCodec(BlockCodec):
         from shardscope.training.compression import loops
 
         over_blocks(
-            loops.encode_at_random, self.align, values.numel(),
+            loops.encode_stochastically, self.align, values.numel(),
             values, words_of(values), scales, packed, self.align, self.bits, as_words(keys),
         )  # fmt: skip
 
@@ -64,7 +69,10 @@ class QsgdCodec(BlockCodec):
         )  # fmt: skip
 
 
-def round_at_random(steps: Tensor, levels: int, keys: Keys, start: int) -> Tensor:
-    """Round `steps` (overwritten) stochastically to integers in [-levels, levels]; returns uint8 codes from 0."""
+def round_stochastically(steps: Tensor, levels: int, keys: Keys, start: int) -> Tensor:
+    """Round `steps` stochastically to integers in [-levels, levels]; return these plus `levels`, as uint8 codes.
+
+    The tensor `steps` is overwritten.
+    """
     noise = draw(keys, start, steps.numel(), NOISE_BITS).float().mul_(2.0**-NOISE_BITS).add_(levels)
     return steps.add_(noise.view_as(steps)).clamp_(0.0, 2 * levels + 0.5).byte()

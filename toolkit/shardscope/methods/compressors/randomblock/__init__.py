@@ -1,4 +1,4 @@
-"""Random-k by blocks: whole blocks are drawn, which are faster to pack (Stich et al. 2018, arXiv:1809.07599)."""
+"""Random-k with whole blocks, which are faster to pack than single elements (Stich et al. 2018, arXiv:1809.07599)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardscope.spec.look import MethodStyle
 
 
 class RandomBlock(PackedCompression):
-    """Sends only the values of random blocks, which are the same on all ranks."""
+    """Sends the values of randomly drawn blocks; all ranks draw the same ones, so no indices are sent."""
 
     name = "randomblock"
     carriage = "sums"
@@ -26,10 +26,10 @@ class RandomBlock(PackedCompression):
     """Error feedback: add the compression error of a step to the next step's gradient. Without it, values are scaled up
     so that decoding is unbiased."""
     block: int = Field(default=256, ge=8, le=65536)
-    """Number of elements in a block; a multiple of 8, 8 to 65536."""
+    """Number of elements in a block: a multiple of 8, from 8 to 65536."""
 
     @model_validator(mode="after")
-    def _whole_bytes(self) -> Self:
+    def _check_block(self) -> Self:
         check_block(self.block)
         return self
 
@@ -46,7 +46,7 @@ class RandomBlock(PackedCompression):
 
     @property
     def consensus_step(self) -> float:
-        """Consensus step for gossip, proportional to the ratio (Koloskova et al. 2019, arXiv:1902.00340, table 3)."""
+        """Step size gamma for gossip, proportional to the ratio (Koloskova et al. 2019, arXiv:1902.00340, table 3)."""
         return min(0.5, 2.0 * self.ratio)
 
     def codec(self) -> Any:

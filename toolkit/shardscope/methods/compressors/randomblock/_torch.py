@@ -15,8 +15,15 @@ from shardscope.training.compression.codec import Codec
 from shardscope.training.compression.randomk_draw import draw
 
 
-class _Room(NamedTuple):
-    """Views of a flat tensor's blocks and of their places in a packet, with the indices of the drawn blocks."""
+class _Views(NamedTuple):
+    """Views for copying between the whole blocks of a flat tensor and a packet.
+
+    Attributes:
+        blocks: All whole blocks, one per row.
+        drawn: Indices of the whole blocks that were drawn.
+        packed: The part of the packet for these blocks, one per row.
+        rest: The rest of the packet, for the shorter last block.
+    """
 
     blocks: Tensor
     drawn: Tensor
@@ -34,7 +41,7 @@ class RandomBlockCodec(Codec):
         self.ratio, self.block = ratio, block
 
     def _counts(self, num_elements: int) -> tuple[int, int]:
-        """Return the total number of blocks, and the number of blocks kept."""
+        """Return the total number of blocks, and the number of blocks to send."""
         blocks = -(-num_elements // self.block)
         return blocks, num_kept(blocks, self.ratio)
 
@@ -46,35 +53,35 @@ class RandomBlockCodec(Codec):
         return 4 * min(num_elements, self._counts(num_elements)[1] * self.block)
 
     def encode(self, values: Tensor, packet: Tensor, seed: int) -> None:
-        room, tail = self._cut(values, packet, seed)
-        torch.index_select(room.blocks, 0, room.drawn, out=room.packed)
-        room.rest.zero_()  # if the last, shorter block was drawn, the packet is not full
-        room.rest[: tail.numel()] = tail
+        views, tail = self._cut(values, packet, seed)
+        torch.index_select(views.blocks, 0, views.drawn, out=views.packed)
+        views.rest.zero_()  # if the last, shorter block was drawn, the packet is not full
+        views.rest[: tail.numel()] = tail
 
     def decode(self, packet: Tensor, out: Tensor, seed: int, *, add: bool = False) -> None:
         if not add:
             out.zero_()
-        room, tail = self._cut(out, packet, seed)
-        room.blocks.index_add_(0, room.drawn, room.packed)
-        tail += room.rest[: tail.numel()]
+        views, tail = self._cut(out, packet, seed)
+        views.blocks.index_add_(0, views.drawn, views.packed)
+        tail += views.rest[: tail.numel()]
 
-    def _cut(self, flat: Tensor, packet: Tensor, seed: int) -> tuple[_Room, Tensor]:
-        """Return views of the whole blocks and their places, and the shorter last block, empty if it was not drawn."""
+    def _cut(self, flat: Tensor, packet: Tensor, seed: int) -> tuple[_Views, Tensor]:
+        """Return views for copying (see `_Views`), and the shorter last block, which is empty if it was not drawn."""
         blocks, kept = self._counts(flat.numel())
         whole = flat.numel() // self.block
         places = draw(blocks, kept, seed)
         drawn = places[places < whole]
         end = drawn.numel() * self.block
         values = packet.view(torch.float32)
-        room = _Room(
+        views = _Views(
             flat[: whole * self.block].view(whole, self.block), drawn,
             values[:end].view(-1, self.block), values[end:],
         )  # fmt: skip
-        return room, flat[whole * self.block :] if drawn.numel() < kept else flat[:0]
+        return views, flat[whole * self.block :] if drawn.numel() < kept else flat[:0]
 
 
 class ScaledRandomBlockCodec(RandomBlockCodec):
-    """Codec that scales the kept blocks by the number of all blocks over that of kept ones, to be unbiased."""
+    """Codec that multiplies the blocks it keeps by (number of blocks) / (number kept), so that decoding is unbiased."""
 
     unbiased: ClassVar[bool] = True
     may_overflow: ClassVar[bool] = True

@@ -9,7 +9,7 @@ from shardscope.spec.look import MethodStyle
 
 
 class RandomK(PackedCompression):
-    """Sends only the values of random elements, which are the same on all ranks."""
+    """Sends the values of randomly drawn elements; all ranks draw the same ones, so no indices are sent."""
 
     name = "randomk"
     carriage = "sums"
@@ -31,7 +31,7 @@ class RandomK(PackedCompression):
 
     @property
     def consensus_step(self) -> float:
-        """Consensus step for gossip, proportional to the ratio (Koloskova et al. 2019, arXiv:1902.00340, table 3)."""
+        """Step size gamma for gossip, proportional to the ratio (Koloskova et al. 2019, arXiv:1902.00340, table 3)."""
         return min(0.5, 2.0 * self.ratio)
 
     def codec(self) -> Any:

@@ -1,9 +1,9 @@
-"""Random-k: every rank sends the same k elements, redrawn for each bucket and step, so that only values are sent.
+"""Random-k: all ranks send the same k of n elements, redrawn for each bucket and step, so only values are sent.
 
-Values are summed during the all-reduce like an uncompressed gradient. With error feedback they are sent unscaled, and
-the other elements stay in the residual (Stich et al. 2018, Sparsified SGD with memory), with an expected contraction
-factor of k/n. Without it, they are multiplied by n/k, which makes decoding unbiased and the variance n/k times as
-large.
+Values are summed during the all-reduce, like an uncompressed gradient. With error feedback, values are sent unscaled,
+and the other elements stay in the residual (Stich et al. 2018, Sparsified SGD with memory); the expected contraction
+factor is k/n. Without error feedback, values are multiplied by n/k, which makes decoding unbiased and the variance n/k
+times as large.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from shardscope.training.compression.randomk_draw import draw
 
 
 def num_kept(num_elements: int, ratio: float) -> int:
-    """Return the number of elements to keep: `ratio` times `num_elements`, rounded, and at least 1 if there are any."""
+    """Return the number of elements to send: `ratio` times `num_elements`, rounded, but at least 1 if possible."""
     return min(num_elements, max(1, round(ratio * num_elements)))
 
 

@@ -1,4 +1,4 @@
-"""Signs with the mean magnitude of each block, and error feedback (Karimireddy et al. 2019, arXiv:1901.09847)."""
+"""Sign compression with one magnitude per block and error feedback (Karimireddy et al. 2019, arXiv:1901.09847)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardscope.spec.look import MethodStyle
 
 
 class Sign(BlockCompression):
-    """Sends one bit per element, its sign, with one magnitude per block."""
+    """Sends the sign of each element (one bit) and the mean magnitude of each block."""
 
     name = "sign"
     family = "Signs"
@@ -19,7 +19,7 @@ class Sign(BlockCompression):
     codec_passes = 2.0  # one to find the magnitudes, one for the signs
 
     block: int = Field(default=1024, ge=8, le=65536)
-    """Number of elements that share one magnitude; a multiple of 8, 8 to 65536."""
+    """Number of elements that share one magnitude: a multiple of 8, from 8 to 65536."""
     feedback: bool = True
     """Error feedback: add the compression error of a step to the next step's gradient."""
     exchange: Exchange = "two-phase"

@@ -1,8 +1,9 @@
 """Codecs that send one bit per element, its sign.
 
-`BlockSign` also sends each block's mean magnitude, which makes it a contraction, and needs error feedback to converge
-(Karimireddy et al. 2019). `Vote` sends only signs: the ranks vote on every element (Bernstein et al. 2018, signSGD
-with majority vote). The result is +1 or -1, which is a direction rather than a gradient. One bit cannot encode zero.
+`BlockSign` also sends the mean magnitude of each block. It is a contraction, and needs error feedback to converge
+(Karimireddy et al. 2019). `Vote` sends only signs, and the ranks decide each sign by majority vote (Bernstein et al.
+2018, signSGD with majority vote). A vote results in +1 or -1 for each element, which is a direction rather than a
+gradient. Neither codec can represent zero, since one bit has only two values.
 """
 
 from __future__ import annotations
@@ -35,9 +36,9 @@ class BlockSign(BlockCodec):
         super().__init__(1, block)
 
     def contraction(self, num_elements: int) -> float | None:
-        """Return 1/d, where d is the block size.
+        """Return the contraction factor 1/d, where d is the block size.
 
-        The squared error is |x|_2^2 - |x|_1^2 / d, and the 1-norm is at least the 2-norm.
+        The squared error of a block x is |x|_2^2 - |x|_1^2 / d, and its 1-norm is at least its 2-norm.
         """
         return 1 / min(self.align, max(num_elements, 1))
 
@@ -70,7 +71,7 @@ class BlockSign(BlockCodec):
 
 
 class Vote(CodeCodec):
-    """Codec that sends the sign of each element. A zero counts as + or -, depending on its index and the seed."""
+    """Codec that sends the sign of each element; a zero is sent as + or -, depending on its index and the seed."""
 
     def __init__(self) -> None:
         super().__init__(1)
@@ -103,7 +104,11 @@ class Vote(CodeCodec):
 
 
 class MajorityVote(Packed):
-    """Majority vote, counted by each rank for its share. Ties alternate between + and -, by element and by step."""
+    """Compressor that decides the sign of each element by a majority vote of the ranks.
+
+    Each rank counts the votes for its share of the elements. Ties are decided as + and - in turn, alternating both from
+    element to element and from step to step.
+    """
 
     def __init__(self, name: str) -> None:
         self._votes = Vote()
@@ -124,7 +129,7 @@ class MajorityVote(Packed):
 
 
 def _negative(values: Tensor) -> Tensor:
-    """Return 1 where the sign bit is set, else 0."""
+    """Return a uint8 tensor that is 1 where the sign bit of a value is set, and 0 elsewhere."""
     return (values.view(torch.int32) < 0).byte()
 
 
@@ -133,5 +138,5 @@ def _plus_or_minus(codes: Tensor) -> Tensor:
 
 
 def _alternating(count: int, first: int) -> Tensor:
-    """Return 0, 1, 0, 1 and so on, starting with 1 if `first` is odd."""
+    """Return `count` values that alternate between 0 and 1, starting with 1 if `first` is odd, and with 0 otherwise."""
     return (torch.arange(count, dtype=torch.uint8) + first % 2).bitwise_and_(1)

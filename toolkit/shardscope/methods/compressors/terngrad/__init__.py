@@ -1,4 +1,4 @@
-"""TernGrad: -1, 0 or +1 times one scale per packet (Wen et al. 2017, arXiv:1705.07878)."""
+"""TernGrad: send each element as -1, 0 or +1, with one scale per packet (Wen et al. 2017, arXiv:1705.07878)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shardscope.spec.look import MethodStyle
 
 
 class TernGrad(PackedCompression):
-    """Sends two bits per element, rounded stochastically without bias except for clipping."""
+    """Sends two bits per element, after clipping outliers and unbiased stochastic rounding."""
 
     name = "terngrad"
     family = "Random rounding"
@@ -19,7 +19,7 @@ class TernGrad(PackedCompression):
     codec_passes = 3.0  # one for the deviation, one for the scale, one to round
 
     clip: float = Field(default=2.5, gt=0)
-    """Clipping threshold for gradients, in standard deviations of a packet, above 0."""
+    """Clipping threshold for elements, in standard deviations of the packet's elements, above 0."""
     exchange: Exchange = "two-phase"
     """How packets are exchanged, ``two-phase`` or ``gather``; see `packed.Exchange`."""
 

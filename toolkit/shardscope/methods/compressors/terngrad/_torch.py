@@ -1,4 +1,4 @@
-"""TernGrad: -1, 0 or +1 times one scale per packet, 2 bits per element (Wen et al. 2017).
+"""TernGrad: send each element as -1, 0 or +1 in 2 bits, with one scale per packet (Wen et al. 2017).
 
 Values are first clipped at a multiple of the packet's standard deviation (2.5 in section 4 of the paper), because
 otherwise a single outlier would set nearly all others to zero. The standard deviation is computed around zero.
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
-from shardscope.methods.compressors.qsgd._torch import round_at_random
+from shardscope.methods.compressors.qsgd._torch import round_stochastically
 from shardscope.training.compression.noise import Keys
 from shardscope.training.compression.pieces import CHUNK, CodeCodec, as_words, cuts, over_blocks, words_of
 from shardscope.training.compression.scaled import TINY, halving_sum
@@ -23,7 +23,7 @@ from shardscope.training.compression.scaled import TINY, halving_sum
 class Ternary(CodeCodec):
     """Codec that rounds a value to plus or minus the scale, with a probability proportional to its magnitude, or to 0.
 
-    The mean over seeds is the clipped value, so the codec does not count as unbiased.
+    The expected result is the clipped value, not the value itself, so the codec does not count as unbiased.
 
     Args:
         clip: Clipping threshold, in standard deviations of a packet.
@@ -37,7 +37,7 @@ class Ternary(CodeCodec):
         return 1
 
     def scale_of(self, peak: float, squares: NDArray[np.float64], count: int) -> float:
-        """Return the largest magnitude after clipping.
+        """Return the scale of a packet: the largest magnitude after clipping.
 
         Args:
             peak: Largest magnitude before clipping.
@@ -57,7 +57,7 @@ class Ternary(CodeCodec):
         scales[0] = self.scale_of(peak, np.concatenate(squares), values.numel())
 
     def codes(self, values: Tensor, scales: Tensor, keys: Keys, start: int) -> Tensor:
-        return round_at_random(values * _inverse(float(scales[0])), 1, keys, start)
+        return round_stochastically(values * _inverse(float(scales[0])), 1, keys, start)
 
     def values(self, codes: Tensor, scales: Tensor, start: int) -> Tensor:
         return codes.float().sub_(1.0).mul_(scales[0])
@@ -87,5 +87,5 @@ def _sums_of_squares(piece: Tensor) -> Tensor:
 
 
 def _inverse(scale: float) -> float:
-    """Return the reciprocal of the scale in float32 arithmetic; 0 if the scale is 0."""
+    """Return the reciprocal of the scale, computed in float32; 0 if the scale is 0."""
     return float(np.float32(1) / np.float32(scale)) if scale else 0.0

@@ -1,4 +1,4 @@
-"""Top-k: the largest elements and their indices (Lin et al. 2018, arXiv:1712.01887; Stich et al. 2018)."""
+"""Top-k: send the elements of largest magnitude (Lin et al. 2018, arXiv:1712.01887; Stich et al. 2018)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from shardscope.spec.look import MethodStyle
 
 
 class TopK(PackedCompression):
-    """Sends the largest elements with their indices; the others stay in the residual."""
+    """Sends the elements of largest magnitude with their indices; all others stay in the residual."""
 
     name = "topk"
     family = "Some of the elements"
@@ -21,7 +21,8 @@ class TopK(PackedCompression):
     feedback: bool = True
     """Error feedback: add the compression error of a step to the next step's gradient."""
     selection: Literal["sampled", "exact"] = "sampled"
-    """How to find the largest elements: by a threshold from a sample (``sampled``), or among all (``exact``)."""
+    """How to find the largest elements: with a threshold from a sample (``sampled``), or by comparing all elements
+    (``exact``). The result is the same."""
     exchange: Exchange = "gather"
     """How packets are exchanged, ``two-phase`` or ``gather``; see `packed.Exchange`."""
 
@@ -32,7 +33,7 @@ class TopK(PackedCompression):
 
     @property
     def consensus_step(self) -> float:
-        """Consensus step for gossip, proportional to the ratio (Koloskova et al. 2019, arXiv:1902.00340, table 3)."""
+        """Step size gamma for gossip, proportional to the ratio (Koloskova et al. 2019, arXiv:1902.00340, table 3)."""
         return min(0.5, 4.0 * self.ratio)
 
     def codec(self) -> Any:

@@ -1,10 +1,11 @@
-"""Top-k: the largest elements by magnitude, with their indices.
+"""Top-k: send the elements of largest magnitude, with their indices.
 
-Each rank chooses its own elements, so packets cannot be summed during an all-reduce: they are gathered, at a cost that
-grows with the number of ranks, or exchanged in two phases. The elements left out contain at most 1 - k/n of the sum
-of squares (Stich et al. 2018, lemma A.1). Both ways of selection select the same elements.
+Each rank selects different elements, so packets cannot be summed during an all-reduce. Instead, they are gathered, at a
+cost that grows with the number of ranks, or exchanged in two phases. If k of n elements are sent, the others account
+for at most 1 - k/n of the sum of squares (Stich et al. 2018, lemma A.1).
 
-A packet holds k float32 values in the order of their indices, then the indices as written by `_torch_indices`.
+A packet contains k float32 values in the order of their indices, followed by the indices as encoded by
+`_torch_indices`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from shardscope.training.compression.codec import Codec
 
 
 class TopKCodec(Codec):
-    """Codec that keeps the largest elements, unscaled.
+    """Codec that keeps the elements of largest magnitude, unscaled.
 
     Args:
         ratio: Fraction of the elements to keep.
@@ -41,7 +42,7 @@ class TopKCodec(Codec):
         return 4 * kept + index_format(num_elements, kept).num_bytes
 
     def _parts(self, packet: Tensor, num_elements: int) -> tuple[Tensor, Tensor]:
-        """Return views of the packet's values and of its packed indices."""
+        """Return two views of a packet: its values, and its encoded indices."""
         head = 4 * num_kept(num_elements, self.ratio)
         return packet[:head].view(torch.float32), packet[head:]
 

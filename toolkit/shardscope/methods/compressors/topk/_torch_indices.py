@@ -1,13 +1,14 @@
 """Compact encoding of the indices of k out of n elements, with a fixed packet size.
 
-The packet size is given by a formula, independent of the indices, so there is no entropy coding. Ascending indices are
-split: the low bits of each are written directly, and the high bits in unary, as steps in a row of k + n/2^low bits
-(Elias 1974; Fano 1971). If at most a tenth of the elements is kept, this is within 0.65 bits per index of the minimum,
-log2 of the binomial coefficient n over k, divided by k. If more than about a quarter is kept, a bitmap of n bits is
-shorter; if all elements are kept, nothing is written.
+The packet size depends only on n and k, not on the indices, which rules out entropy coding. Instead, indices use
+Elias-Fano coding (Elias 1974; Fano 1971): they are sorted, and the low bits of each index are written directly. The
+high bits of all indices are written together in unary, as a row of k + n/2**low_bits bits. If at most a tenth of the
+elements is kept, this takes at most 0.65 bits per index more than the minimum, which is log2 of the number of possible
+choices of k from n elements, divided by k. If more than about a quarter is kept, a bitmap of n bits is shorter. If all
+elements are kept, nothing is written.
 
-For 1 % of 25 million elements it takes 8.56 bits per index, and the minimum is 8.08. For comparison, 16-bit offsets in
-segments take 16.03 bits, a packed index 25, and the int32 of other implementations 32.
+If 1 % of 25 million elements are kept, an index takes 8.56 bits, and the minimum is 8.08. For comparison: 16-bit
+offsets within segments take 16.03 bits, indices of fixed width 25, and the int32 indices of other implementations 32.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ Indices = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class IndexFormat:
-    """Format in which the indices of `kept` out of `num_elements` elements are written.
+    """Format in which the indices of `kept` out of `num_elements` elements are encoded.
 
     Attributes:
         num_elements: Number of elements.
-        kept: Number of indices to write.
+        kept: Number of indices to encode.
         low_bits: Number of low bits of each index that are written directly; None for a bitmap.
     """
 
@@ -47,20 +48,20 @@ class IndexFormat:
 
     @property
     def high_bits(self) -> int:
-        """Size of the second part, which holds the steps or the bitmap, in bits."""
+        """Size of the second part, which holds the unary high bits or the bitmap, in bits."""
         if self.low_bits is None:
             return self.num_elements
         return self.kept + (self.num_elements - 1 >> self.low_bits)
 
     @property
     def num_bytes(self) -> int:
-        """Total size in bytes."""
+        """Total size of the encoded indices, in bytes."""
         if self.kept == self.num_elements:
             return 0
         return self.low_bytes + -(-self.high_bits // 8)
 
     def write(self, indices: Tensor, out: Tensor, loops: Loops | None) -> None:
-        """Pack ascending int64 `indices` into the uint8 tensor `out`; `loops` None means without compiled loops."""
+        """Encode ascending int64 `indices` into the uint8 tensor `out`, with compiled loops unless `loops` is None."""
         if not self.num_bytes:
             return
         low, high = out[: self.low_bytes].numpy(), out[self.low_bytes :].numpy()
@@ -75,7 +76,7 @@ class IndexFormat:
             high[:] = _bits(steps, self.high_bits)
 
     def read(self, packed: Tensor, loops: Loops | None) -> Tensor:
-        """Unpack the indices; return them as int64 in ascending order."""
+        """Decode the indices, and return them as an int64 tensor in ascending order."""
         if not self.num_bytes:
             return torch.arange(self.num_elements)
         low, high = packed[: self.low_bytes].numpy(), packed[self.low_bytes :].numpy()
@@ -99,14 +100,14 @@ def index_format(num_elements: int, kept: int) -> IndexFormat:
 
 
 def _bits(places: Indices, count: int) -> Bytes:
-    """Pack `count` bits, of which those at `places` are set; the first is the lowest bit of the first byte."""
+    """Pack a row of `count` bits, of which those at `places` are set; each byte is filled from its lowest bit."""
     row = np.zeros(count, dtype=np.uint8)
     row[places] = 1
     return np.packbits(row, bitorder="little")
 
 
 def _fields(numbers: Indices, width: int) -> Bytes:
-    """Pack the lowest `width` bits of each number in sequence."""
+    """Pack the lowest `width` bits of each number, one number after another."""
     bits = (numbers[:, None] >> np.arange(width) & 1).astype(np.uint8)
     return np.packbits(bits, bitorder="little")
 

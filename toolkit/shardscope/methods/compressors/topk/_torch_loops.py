@@ -1,4 +1,4 @@
-"""Compiled loops for top-k; `_torch_select` and `_torch_indices` have equivalents without compilation."""
+"""Compiled loops for top-k; `_torch_select` and `_torch_indices` also contain equivalent code in torch and NumPy."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 from shardscope.training.compression.route import choose_route, compiled
 
-# These plain Python functions are compiled to machine code before they run. Scalars have the dtype of their array.
+# These Python functions are compiled to machine code before they run. A threshold has the dtype of the values.
 
 
 def _pick(values: Any, threshold: Any, ties: int, indices: Any, picked: Any) -> int:
-    """Write the elements with magnitudes above the threshold, and the first `ties` equal to it, while there is space.
+    """Copy elements with magnitudes above the threshold, and the first `ties` equal to it, to `indices` and `picked`.
 
-    Returns the number of such elements, including those for which there was no space.
+    Return the number of such elements, including those that were not copied because the outputs were full.
     """
     count = 0
     for i in range(values.shape[0]):
@@ -34,9 +34,9 @@ def _pick(values: Any, threshold: Any, ties: int, indices: Any, picked: Any) -> 
 def _pick_above(  # noqa: PLR0917 - signature that `share_out` needs
     values: Any, threshold: Any, indices: Any, picked: Any, counts: Any, first: int, stop: int
 ) -> None:
-    """Write the elements of one part of the values with magnitudes above the threshold into that part's row.
+    """Copy the elements of one part of `values` with magnitudes above the threshold to the output row of that part.
 
-    Since few elements are that large, sixteen at a time are compared without a branch.
+    Few elements are that large, so elements are compared in groups of sixteen, with a single branch per group.
     """
     parts, total = counts.shape[0], values.shape[0]
     part = (first * parts + total - 1) // total
@@ -58,7 +58,7 @@ def _pick_above(  # noqa: PLR0917 - signature that `share_out` needs
 
 
 def _write(indices: Any, low_bits: int, low: Any, high: Any) -> None:
-    """Write low bits and unary steps, or a bitmap if `low_bits` is -1; both output arrays must contain zeros."""
+    """Encode indices as low bits and unary high bits, or as a bitmap if `low_bits` is -1; outputs must be zeroed."""
     mask = (1 << low_bits) - 1 if low_bits > 0 else 0
     room, filled, end = 0, 0, 0
     for j in range(indices.shape[0]):
@@ -99,7 +99,7 @@ def _read(low: Any, high: Any, low_bits: int, indices: Any) -> None:
 
 
 class Loops(NamedTuple):
-    """The compiled loops."""
+    """The loops of this module, compiled to machine code."""
 
     pick: Callable[..., int]
     pick_above: Callable[..., None]
@@ -109,10 +109,10 @@ class Loops(NamedTuple):
 
 @cache
 def compiled_loops() -> Loops:
-    """Return the loops, compiled to machine code when first called."""
+    """Return the loops of this module; each loop is compiled on its first call."""
     return Loops(compiled(_pick), compiled(_pick_above), compiled(_write), compiled(_read))
 
 
 def chosen_loops() -> Loops | None:
-    """Return the compiled loops; None if codecs run in plain torch."""
+    """Return the compiled loops; None if codecs run in plain torch (see `choose_route`)."""
     return compiled_loops() if choose_route() == "numba" else None

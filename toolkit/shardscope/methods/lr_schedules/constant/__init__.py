@@ -6,7 +6,7 @@ from shardscope.spec.lr_schedule import LRSchedule
 
 
 class Constant(LRSchedule):
-    """Keeps the full learning rate after the warm-up."""
+    """Learning rate that stays at its full value after the warm-up."""
 
     name = "constant"
 

@@ -8,14 +8,14 @@ from shardscope.spec.lr_schedule import LRSchedule
 
 
 class Polynomial(LRSchedule):
-    """Falls in proportion to a power of the remaining fraction of the run."""
+    """Learning rate that falls in proportion to a power of the remaining fraction of the run."""
 
     name = "polynomial"
 
     power: float = Field(default=2.0, gt=0, le=1000)
-    """Exponent of the decay, above 0 and at most 1000. Default 2, as used by LARS; 1 is ``linear``."""
+    """Exponent of the decay, above 0 and at most 1000. The default 2 is used by LARS; 1 equals ``linear``."""
     final_ratio: float = Field(default=0.0, ge=0, le=1)
-    """Learning rate just after the last step, relative to the full learning rate, 0 to 1."""
+    """Learning rate just after the last step, as a fraction of the full learning rate, 0 to 1."""
 
     def factor_after_warmup(self, step: int, steps: int) -> float:
         return float(

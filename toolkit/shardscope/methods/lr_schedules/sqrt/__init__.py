@@ -1,4 +1,4 @@
-"""Inverse square root of the step number (Vaswani et al. 2017, arXiv:1706.03762, section 5.3)."""
+"""Decay with the inverse square root of the step number (Vaswani et al. 2017, arXiv:1706.03762, section 5.3)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from shardscope.spec.lr_schedule import LRSchedule
 
 
 class Sqrt(LRSchedule):
-    """Falls in proportion to the inverse square root of the step number after the warm-up."""
+    """Learning rate that falls in proportion to the inverse square root of the step number after the warm-up."""
 
     name = "sqrt"
 

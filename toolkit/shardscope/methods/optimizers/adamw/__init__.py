@@ -16,13 +16,13 @@ class AdamW(Optimizer):
     look = MethodStyle("#2a6fb8", "solid", "diamond")
 
     lr: Positive = 1e-3
-    """Learning rate before the schedule, above 0."""
+    """Learning rate before the schedule scales it, above 0."""
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
     """Decay per step of the first and the second moment, each 0 <= value < 1."""
     eps: NonNegative = 1e-8
-    """Added to the square root of the second moment, at least 0."""
+    """Constant that is added to the square root of the second moment, at least 0."""
     weight_decay: NonNegative = 0.01
-    """Weight decay per step, relative to the learning rate, at least 0."""
+    """Decoupled weight decay, at least 0: each step also subtracts ``lr * weight_decay`` times the weights."""
     exclude: Literal["none", "1d"] = "none"
     """Tensors without weight decay: ``none``, or ``1d`` for biases and norms (at most one dimension)."""
 

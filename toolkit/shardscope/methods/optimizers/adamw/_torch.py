@@ -1,4 +1,4 @@
-"""torch's own AdamW, and a version of it whose second moment can be frozen."""
+"""torch's own AdamW, and a subclass of it whose second moment can be frozen."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def build(spec: AdamW, parameters: Parameters) -> torch.optim.Optimizer:
 class FreezableAdamW(FrozenVariance, torch.optim.AdamW):
     """torch's AdamW, whose second moment can be frozen.
 
-    After the freeze, ``w -= lr (m / ((1 - b1**t) (sqrt(v / (1 - b2**T)) + eps)) + decay w)``, where T is the last step
-    before the freeze.
+    After the freeze, step t is ``w -= lr (m / ((1 - b1**t) (sqrt(v / (1 - b2**T)) + eps)) + decay w)``, where m is the
+    first moment, v the frozen second moment, b1 and b2 are their decays, and T is the last step before the freeze.
     """
 
     @overload
@@ -39,7 +39,7 @@ class FreezableAdamW(FrozenVariance, torch.optim.AdamW):
     def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Take one step like torch's AdamW; after the freeze, gradients are interpreted as first moments."""
+        """Take one AdamW step; after the freeze, each parameter's `grad` must hold the averaged first moment."""
         if self.frozen_after is None:
             return super().step(closure)  # type: ignore[no-any-return]  # torch's is untyped
         assert closure is None, "a closure would overwrite first moments with gradients"

@@ -42,13 +42,13 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )  # fmt: skip
 """Options in which each published version of LAMB differs from the paper.
 
-`pytorch-optimizer` is that library with ``adam_debias=True``; with False, it divides the learning rate by
-``1 - beta1**step``, which matters in the first steps.
+The variant `pytorch-optimizer` corresponds to the library of that name with ``adam_debias=True``. With
+``adam_debias=False``, the library divides the learning rate by ``1 - beta1**step``, so the first steps differ.
 """
 
 
 class Lamb(Optimizer):
-    """LAMB in a published variant; each option can be changed, and options left at None are those of the variant."""
+    """LAMB in one of its published variants; the variant determines each option that is None."""
 
     name = "lamb"
     usual_rates = (1e-3, 1e-1)
@@ -58,23 +58,23 @@ class Lamb(Optimizer):
         {
             "clamp": "raise optimizer.clamp, or set it to 'off'",
             "trust_clip": "set trust_clip=False, or leave biases and norms out with exclude='1d'",
-            "factor": "the frozen second moment no longer fits its gradients: increase compression.warmup_steps",
+            "factor": "the frozen second moment no longer matches the gradients: increase compression.warmup_steps",
         }
     )
 
     lr: Positive = 2e-3
-    """Learning rate before the schedule, above 0."""
+    """Learning rate before the schedule scales it, above 0."""
     betas: tuple[Fraction, Fraction] = (0.9, 0.999)
     """Decay per step of the first and second moment, each 0 <= value < 1."""
     eps: NonNegative = 1e-6
-    """Added to the square root of the second moment, at least 0."""
+    """Constant that is added to the square root of the second moment, at least 0."""
     weight_decay: NonNegative | None = None
-    """Weight decay per step, relative to the learning rate, at least 0. The paper's is 0.01."""
+    """Weight decay, at least 0, applied as determined by `decay_form`. The paper uses 0.01."""
     exclude: Literal["none", "1d"] = "none"
-    """Tensors without weight decay and trust ratio: ``none``, or ``1d`` for biases and norms (at most 1 dimension)."""
+    """Tensors without weight decay or trust ratio: ``none``, or ``1d`` for biases and norms (at most one dimension)."""
     variant: str = "paper"
-    """Published version: ``paper`` (ICLR 2020, Alg. 2), ``v3`` (arXiv v3), ``apex``, ``nvlamb``, ``timm`` or
-    ``pytorch-optimizer``. Sets the options that are None; each option can still be set separately."""
+    """Published version, which determines the options that are None: ``paper`` (ICLR 2020, algorithm 2), ``v3`` (arXiv
+    v3), ``apex``, ``nvlamb``, ``timm`` or ``pytorch-optimizer``. Each option can still be set separately."""
     bias_correction: bool | None = None
     """Divide the moments by ``1 - beta**step``."""
     clamp: Positive | Off | None = None
@@ -84,22 +84,23 @@ class Lamb(Optimizer):
     max_grad_norm: Positive | Off | None = None
     """Clip all gradients to this global norm before they enter the moments, above 0, or ``off``."""
     decay_form: Literal["inside", "decoupled"] | None = None
-    """Whether weight decay is part of the update that the trust ratio scales, or decoupled from it as in AdamW."""
+    """Whether weight decay is part of the update that the trust ratio scales (``inside``), or is applied separately as
+    in AdamW (``decoupled``)."""
     adapt_undecayed: bool | None = None
-    """Use trust ratios also for tensors without weight decay."""
+    """Use trust ratios for tensors without weight decay as well."""
     grad_averaging: bool = True
     """Weight the gradient by ``1 - beta1`` in the first moment; False gives it weight 1."""
 
     @field_validator("variant")
     @classmethod
-    def _known_variant(cls, variant: str) -> str:
+    def _check_variant(cls, variant: str) -> str:
         if variant not in VARIANTS:
             raise unknown_name("optimizer.variant", variant, VARIANTS)
         return variant
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All settings by name; options that are None take the variant's value, or else the paper's."""
+        """All settings by name; those that are None are replaced by the variant's values, or else by the paper's."""
         usual = {**PAPER, **VARIANTS[self.variant]}
         return {name: usual[name] if value is None else value for name, value in super().settings.items()}
 
@@ -112,14 +113,14 @@ class Lamb(Optimizer):
         return "moments" if self.grad_averaging else "summed moments"
 
     def norm_sums(self, dimensions: Sequence[int]) -> NormSums:
-        """Return how many squared norms are summed: two per adapted layer, weights and update, and one for clipping."""
+        """Return the number of squared norms to sum: two per layer with a trust ratio, and one for clipping."""
         settings = self.settings
         adapts = settings["adapt_undecayed"] or settings["weight_decay"] > 0
         adapted = [d for d in dimensions if d > 1 or self.exclude == "none"] if adapts else []
         return NormSums(2 * len(adapted), int(settings["max_grad_norm"] != "off"))
 
     def buffered(self, dimensions: Sequence[int]) -> list[list[int]]:
-        """Return the indices of all tensors in groups; excluded tensors form a separate group."""
+        """Return the indices of all tensors, one list per batch; tensors excluded by `exclude` are a separate batch."""
         if self.exclude == "none":
             return super().buffered(dimensions)
         places = range(len(dimensions))

@@ -1,7 +1,7 @@
 """LAMB: Adam with each layer's step scaled to the norm of the layer's weights.
 
 You et al., Large batch optimization for deep learning: training BERT in 76 minutes (ICLR 2020), Algorithm 2.
-With Adam's update ``r`` and ``u = r + decay * w``, each layer moves by ``-lr * |w| / |u| * u``.
+With a layer's weights ``w``, Adam's update ``r`` and ``u = r + decay * w``, the layer moves by ``-lr * |w| / |u| * u``.
 """
 
 # ruff: noqa: SLF001 - torch documents its foreach operations under these names
@@ -46,28 +46,28 @@ class TorchLamb(LayerwiseOptimizer):
         params: Parameters, named parameters, or groups of either.
         lr: Learning rate, at least 0.
         betas: Decay per step of the first and second moment, each in [0, 1).
-        eps: Added to the square root of the second moment, at least 0.
-        weight_decay: Weight decay per step, relative to `lr`, at least 0.
+        eps: Constant that is added to the square root of the second moment, at least 0.
+        weight_decay: Weight decay, at least 0; see `decay_form`.
         bias_correction: Divide the moments by ``1 - beta**step``.
         grad_averaging: Weight the gradient by ``1 - betas[0]`` in the first moment; False gives it weight 1.
-        decay_form: ``inside``: weight decay is part of the update that the ratio scales. ``decoupled``: it is applied
-            separately, as in AdamW.
-        clamp: Upper bound of the weight norm in the ratio; None for no bound.
+        decay_form: ``inside``: weight decay is part of the update that the trust ratio scales. ``decoupled``: weight
+            decay is applied separately, as in AdamW.
+        clamp: Upper bound of the weight norm in the trust ratio; None for no bound.
         trust_clip: Clip trust ratios at 1.
         max_grad_norm: Clip all gradients to this global norm first; None for no clipping. The gradient tensors
             themselves are not changed.
-        adapt: Whether to use trust ratios; False is meant for single groups, such as biases and norms.
+        adapt: Whether to use trust ratios; False is meant for individual parameter groups, such as biases and norms.
         form: ``fused`` updates the moments in torch's fused AdamW kernel, which needs contiguous tensors on a CPU and
             `grad_averaging`; ``plain`` uses ordinary operations; ``auto`` uses the fused kernel where possible.
         reduce_squares: Function that sums the layers' squared norms over ranks, for sharded tensors; called once per
             step.
         reduce_grad_square: Function that sums the squared norm of all gradients over all ranks, for shards and pipeline
             stages with `max_grad_norm`; called once per step by every rank. Default: `reduce_squares`.
-        duplicate_grad_params: Parameters left out of that squared norm, because another rank counts their gradients
-            (tied copies).
+        duplicate_grad_params: Parameters that are left out of the squared norm of all gradients, because another rank
+            counts their gradients (tied copies).
 
     Raises:
-        SpecError: An option is out of range; or, in the first step, ``form="fused"`` is not possible.
+        SpecError: An option is out of range. In the first step, also if ``form="fused"`` is not possible.
     """
 
     method = "lamb"
@@ -155,7 +155,7 @@ class TorchLamb(LayerwiseOptimizer):
         self._grad_factor = (self.max_grad_norm / norm).clamp(max=1.0)
 
     def _counted(self, batch: LayerBatch) -> list[Tensor]:
-        """Return the gradients of a batch, except those that another rank counts."""
+        """Return the gradients of a batch, except those that another rank counts in the global norm."""
         left_out = {
             local(param.grad).data_ptr() for param in self.duplicate_grad_params if param.grad is not None
         }
@@ -215,13 +215,13 @@ def _check_fused(batch: LayerBatch) -> None:
     if not _fits_fused(batch):
         names = ", ".join(str(layer.name) for layer in batch.layers)
         raise SpecError(
-            f"form='fused' needs contiguous tensors on a CPU and grad_averaging, unlike {names}; "
-            "use form='auto'"
+            f"form='fused' needs contiguous tensors on a CPU and grad_averaging=True, which is not the case for "
+            f"{names}; use form='auto'"
         )
 
 
 def _decay(run: AdamRun, group: dict[str, Any]) -> None:
-    """Initialise the updates with the weight-decay term; apply decoupled weight decay directly to the weights."""
+    """Initialise the updates with the weight-decay term, or apply decoupled weight decay directly to the weights."""
     decay = group["weight_decay"]
     if group["decay_form"] == "inside":
         scale_into(run.updates, run.weights, -decay)

@@ -1,4 +1,4 @@
-"""Build LAMB in torch from its settings."""
+"""Build the torch optimizer for LAMB from its settings."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """LAMB whose second moment can be frozen, as in 1-bit LAMB (Li et al. 2021, arXiv 2104.06069, Algorithm 1).
 
 Before the freeze, each layer's trust ratio is averaged over the steps, starting with the first step in which both
-weights and update have non-zero norms. After the freeze, a fresh second moment is kept in addition; it is computed from
-gradients that are reconstructed from the averaged first moments. The averaged ratio is multiplied by a factor, which is
-the largest quotient in the layer of the roots of the frozen and the fresh second moment, within bounds.
+weights and update have non-zero norms. After the freeze, a fresh second moment is kept in addition to the frozen one;
+it is computed from gradients that are reconstructed from the averaged first moments. The averaged ratio is multiplied
+by a factor. For each element, the root of the frozen second moment is divided by that of the fresh one; the factor is
+the largest of these quotients in the layer, within bounds.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from shardscope.training.optim.frozen import (
 from shardscope.training.optim.signals import Squares, UpdatedLayers
 
 AVERAGE_DECAY = 0.9
-"""Decay per step of the averaged ratio; this value and the bounds below are the published ones."""
+"""Decay per step of the averaged ratio; this value and the bounds below are as published."""
 FACTOR_RANGE = (0.5, 4.0)
 """Bounds of a layer's factor."""
 FACTOR_CHANGE = 0.1
@@ -36,20 +37,21 @@ FACTOR_CHANGE = 0.1
 class FreezableLamb(FrozenVariance, TorchLamb):
     """Our LAMB, whose second moment can be frozen; for unsharded tensors only.
 
-    After the freeze, each layer moves by ``-lr * averaged ratio * factor * u``, where `u` uses the frozen second
-    moment. Clamps are part of the averaged ratio, and `trust_clip` also bounds its product with the factor. Layers
-    without ratios have no factor.
+    After the freeze, each layer moves by ``-lr * averaged ratio * factor * u``, where ``u`` is computed with the frozen
+    second moment. The averaged ratio already includes the bound `clamp`; `trust_clip` also bounds the product of ratio
+    and factor. Layers without trust ratios have no factor.
     """
 
     def freeze(self, after: int) -> None:
-        """Freeze the second moment in its current state, which is that after step `after`.
+        """Freeze the second moment in its current state, the state after step `after`.
 
         Raises:
-            SpecError: `max_grad_norm` is set, but a frozen LAMB receives no gradients to clip.
+            SpecError: `max_grad_norm` is set, although there are no gradients to clip after the freeze.
         """
         if self.max_grad_norm is not None:
             raise SpecError(
-                f"max_grad_norm={self.max_grad_norm!r} clips gradients, but a frozen LAMB receives none; use None"
+                f"max_grad_norm={self.max_grad_norm!r} clips gradients, but LAMB receives first moments instead of "
+                "gradients once its second moment is frozen; use max_grad_norm=None"
             )
         super().freeze(after)
 
@@ -86,7 +88,7 @@ class FreezableLamb(FrozenVariance, TorchLamb):
         self._apply(staged, ratios)
 
     def _frozen_bounds(self, layers: list[LayerShard], group: dict[str, Any]) -> list[str | None]:
-        """Return what bounds each layer's ratio: ``trust_clip``, ``factor`` at an end of its range, or None."""
+        """Return the bound that limits each layer's ratio: ``trust_clip``, ``factor`` (at its limit), or None."""
         low, high = FACTOR_RANGE
         bounds: list[str | None] = []
         for layer in layers:
@@ -102,7 +104,7 @@ class FreezableLamb(FrozenVariance, TorchLamb):
         return bounded.tolist() if bounded.is_cpu else bounded
 
     def _advance(self, layer: LayerShard, update: Tensor, group: dict[str, Any]) -> None:
-        """Copy the first moment from the layer's gradient, and write minus the layer's ``u`` to `update`."""
+        """Copy the new first moment from the layer's gradient, and write ``-u`` to `update`."""
         state, decay = layer.state, group["weight_decay"]
         self._refresh(layer, group)
         state["exp_avg"].copy_(layer.grad)
@@ -132,7 +134,7 @@ class FreezableLamb(FrozenVariance, TorchLamb):
         return self.frozen_after + 1
 
     def _follow(self, state: dict[str, Tensor], share: Tensor, group: dict[str, Any]) -> None:
-        """Update the layer's factor; `share` is the norm of the update without decay, relative to that of the whole."""
+        """Update the layer's factor; `share` is the update norm without weight decay over the norm with decay."""
         fresh = corrected_root(state["exp_avg_sq_fresh"], group, float(state["step"]))
         frozen = self._root(state["exp_avg_sq"], group)
         quotient = frozen.div_(fresh).masked_fill_(state["exp_avg_sq"] == 0, 0.0).amax()
@@ -142,10 +144,11 @@ class FreezableLamb(FrozenVariance, TorchLamb):
 
 
 def _average(layers: list[LayerShard], ratios: Scalars, squares: Squares) -> None:
-    """Update each layer's averaged ratio, if the layer's weights and update have non-zero norms.
+    """Update the averaged ratio of each layer whose weights and update both have non-zero norms.
 
-    A bias that starts at zero has no ratio in its first step, and 1 is used instead. This 1 is left out of the average,
-    as in the authors' code: it would be a hundred times the other ratios and outlast a short warm-up.
+    In the first step of a bias that starts at zero, the ratio is undefined, and 1 is used instead. As in the authors'
+    code, the average does not include this 1, because it is about a hundred times as large as the other ratios, and
+    would dominate the average throughout a short warm-up.
     """
     for layer, ratio, of_weights, of_update in zip(layers, ratios, *squares, strict=True):
         held = layer.state["ratio"]
@@ -155,6 +158,6 @@ def _average(layers: list[LayerShard], ratios: Scalars, squares: Squares) -> Non
 
 
 def _averaged(layer: LayerShard) -> Tensor:
-    """Return the average of a layer's ratios; 1 before the first one."""
+    """Return the averaged ratio of a layer; 1 before its first ratio."""
     held = layer.state["ratio"]
     return torch.where(held > 0, held, 1.0)

@@ -37,36 +37,38 @@ class Lars(Optimizer):
     )
 
     lr: Positive = 1.0
-    """Learning rate before the schedule, above 0."""
+    """Learning rate before the schedule scales it, above 0."""
     momentum: Fraction = 0.9
     """Momentum: decay of the velocity per step, 0 <= value < 1."""
     weight_decay: NonNegative = 1e-4
-    """Weight decay per step, relative to the learning rate, at least 0."""
+    """Weight decay, at least 0: this multiple of the weights is added to the gradient, and scaled with it."""
     eps: NonNegative = 0.0
-    """Added to the denominator of the trust ratio, at least 0."""
+    """Constant that is added to the denominator of the trust ratio, at least 0."""
     exclude: Literal["none", "1d"] = "none"
-    """Tensors without weight decay and trust ratio: ``none``, or ``1d`` for biases and norms (at most 1 dimension)."""
+    """Tensors without weight decay or trust ratio: ``none``, or ``1d`` for biases and norms (at most one dimension)."""
     trust_coefficient: Positive = 1e-3
     """Size of a layer's step at a learning rate of 1, relative to the layer's weight norm, above 0."""
     momentum_form: Literal["classic", "torch", "post"] = "classic"
     """Which factors the velocity includes: learning rate and trust ratio (``classic``, as in the paper), only the ratio
-    (``torch``), or neither (``post``); then both are applied to the velocity, whose norm enters the ratio."""
+    (``torch``), or neither (``post``). With ``post``, the step is the velocity times both factors, and the ratio is
+    computed from the norm of the velocity."""
     norm_of: Literal["sum", "parts"] | None = None
-    """Denominator of the trust ratio: ``|g + wd w|`` (``sum``) or ``|g| + wd |w|`` (``parts``; paper and default)."""
+    """Denominator of the trust ratio: ``|g + wd w|`` (``sum``), or ``|g| + wd |w|`` (``parts``, as in the paper; the
+    default), for gradient g, weights w and weight decay wd."""
     nesterov: bool = False
     """Use Nesterov momentum, which looks one step ahead along the velocity."""
     trust_clip: bool = False
-    """Use the layer's own learning rate instead of `lr`, with `lr` as its upper bound (LARC)."""
+    """LARC: use each layer's own learning rate, capped at `lr`, instead of multiplying it by `lr`."""
 
     @model_validator(mode="after")
-    def _possible(self) -> Self:
+    def _check_settings(self) -> Self:
         if self.nesterov and self.momentum == 0:
             raise SpecError(
-                "optimizer.nesterov=True has no effect with momentum=0; leave it out, or give a momentum"
+                "optimizer.nesterov=True has no effect with momentum=0; leave it out, or set a momentum above 0"
             )
         if self.momentum_form == "post" and self.norm_of == "parts":
             raise SpecError(
-                "optimizer.norm_of='parts' has no effect with momentum_form='post', which takes the norm "
+                "optimizer.norm_of='parts' has no effect with momentum_form='post', which uses the norm "
                 "of the velocity; leave it out"
             )
         return self
@@ -86,11 +88,11 @@ class Lars(Optimizer):
         return f"velocity{inside[self.momentum_form]}" if self.momentum else "nothing"
 
     def norm_sums(self, dimensions: Sequence[int]) -> NormSums:
-        """Return how many squared norms are summed: two per adapted layer, one each for numerator and denominator."""
+        """Return the number of squared norms to sum: two per layer with a trust ratio (numerator and denominator)."""
         return NormSums(2 * sum(d > 1 or self.exclude == "none" for d in dimensions))
 
     def buffered(self, dimensions: Sequence[int]) -> list[list[int]]:
-        """Return the indices of tensors whose gradients are copied to add weight decay; empty without weight decay."""
+        """Return the indices of tensors whose gradients are copied to add weight decay; none without weight decay."""
         if not self.weight_decay:
             return []
         return [[place for place, d in enumerate(dimensions) if d > 1 or self.exclude == "none"]]

@@ -1,7 +1,8 @@
 """LARS: momentum SGD with each layer's step scaled to the norm of the layer's weights.
 
-You, Gitman and Ginsburg, Large batch training of convolutional networks (2017), equations 5 and 6. With
-``u = g + decay * w``, each layer's own rate is ``trust_coefficient * |w| / (|g| + decay * |w|)``.
+You, Gitman and Ginsburg, Large batch training of convolutional networks (2017), equations 5 and 6. For a layer with
+weights ``w`` and gradient ``g``, the update is ``u = g + decay * w``. The trust ratio, which the paper calls the local
+learning rate, is ``trust_coefficient * |w| / (|g| + decay * |w|)``.
 """
 # ruff: noqa: SLF001 - torch documents its foreach operations under these names
 
@@ -31,7 +32,8 @@ MomentumForm = Literal["classic", "torch", "post"]
 class TorchLars(LayerwiseOptimizer):
     """LARS, with options that cover the differences between published versions; the defaults are those of the paper.
 
-    With the velocity ``v``, the momentum ``m`` and the trust ratio ``q``, a step is
+    With the velocity ``v``, the momentum ``m``, the trust ratio ``q`` and the update ``u`` (gradient plus weight
+    decay), a step is
 
     - classic: ``v = m v + lr q u``, ``w -= v``;
     - torch: ``v = m v + q u``, ``w -= lr v``, which differs when the learning rate changes;
@@ -40,16 +42,16 @@ class TorchLars(LayerwiseOptimizer):
     Args:
         params: Parameters, named parameters, or groups of either.
         lr: Learning rate, at least 0.
-        momentum: Decay of the velocity per step, in [0, 1); 0 keeps no velocity.
+        momentum: Decay of the velocity per step, in [0, 1); with 0, no velocity is kept.
         weight_decay: Weight decay, at least 0. It is added to the gradient, so the ratio scales it too.
-        eps: Added to the denominator of the trust ratio, at least 0.
+        eps: Constant that is added to the denominator of the trust ratio, at least 0.
         trust_coefficient: Size of a layer's step at ``lr=1``, relative to the layer's weight norm, at least 0.
-        momentum_form: Where learning rate and ratio enter; see above.
+        momentum_form: Where learning rate and trust ratio are applied; see above.
         norm_of: Denominator of the trust ratio: ``sum`` for ``|g + decay w|``, or ``parts`` for ``|g| + decay |w|``.
             Has no effect with ``post``.
         nesterov: Step along ``m v + u`` instead of ``v``, with learning rate and ratio applied as in `momentum_form`.
-        trust_clip: LARC: the layer's own rate replaces the learning rate, which becomes its upper bound.
-        adapt: Whether to use trust ratios; False is meant for single groups, such as biases and norms.
+        trust_clip: LARC: use ``q`` directly as the learning rate of the layer, with `lr` as its upper bound.
+        adapt: Whether to use trust ratios; False is meant for individual parameter groups, such as biases and norms.
         reduce_squares: Function that sums the layers' squared norms over ranks, for sharded tensors; called once per
             step.
 
@@ -108,7 +110,7 @@ class TorchLars(LayerwiseOptimizer):
         return Staged(batch, directions, _squares([*batch.weights, *divisors], len(batch.layers)))
 
     def _decayed_grads(self, batch: LayerBatch) -> list[Tensor]:
-        """Return ``g + decay * w``, or the gradients themselves if there is no weight decay."""
+        """Return the updates ``g + decay * w``; without weight decay, return the gradients themselves."""
         decay = batch.group["weight_decay"]
         if not decay:
             return batch.grads
@@ -118,7 +120,7 @@ class TorchLars(LayerwiseOptimizer):
         return out
 
     def _with_momentum(self, batch: LayerBatch, directions: list[Tensor]) -> list[Tensor]:
-        """Update the velocity with the unscaled directions, and return the direction of the step (``post``)."""
+        """Add the updates to the velocities, without scaling (``post``), and return the directions of the steps."""
         momentum = batch.group["momentum"]
         if not momentum:
             return directions
@@ -135,7 +137,7 @@ class TorchLars(LayerwiseOptimizer):
     def _ratio(self, weight_norm: Number, divisor: Number, group: dict[str, Any]) -> Number:
         ratio: Number = group["trust_coefficient"] * weight_norm / (divisor + group["eps"])
         if group["trust_clip"]:
-            # a schedule may start from a learning rate of 0
+            # avoid division by 0: a schedule may start from a learning rate of 0
             ratio = at_most(ratio / max(group["lr"], sys.float_info.min), 1.0)
         return ratio
 
@@ -163,7 +165,7 @@ class TorchLars(LayerwiseOptimizer):
 
 
 def _squares(columns: list[Tensor], num_layers: int) -> Squares | None:
-    """Return the squared norms of the weights and of the denominators; on a CPU in float64 if float32 overflows."""
+    """Return the squared norms of weights and denominators; on a CPU, in float64 if float32 overflows."""
     squares = total_squares(list(sums_of_squares(columns)), num_layers)
     if squares is None or isinstance(squares[0], Tensor) or math.isfinite(sum(map(sum, squares))):
         return squares
@@ -175,7 +177,7 @@ def _divides_by_parts(group: dict[str, Any]) -> bool:
 
 
 def _ones_like(tensors: list[Tensor]) -> Scalars:
-    """Return ratios of 1, for layers without trust ratios."""
+    """Return a trust ratio of 1 for each tensor, for layers that do not use trust ratios."""
     if tensors[0].is_cpu:
         return [1.0] * len(tensors)
     return torch.ones(len(tensors), dtype=torch.float64, device=tensors[0].device)

@@ -19,7 +19,7 @@ class Nesterov(SGD):
     look = MethodStyle("#5f6fd6", "dash", "square")
 
     momentum: float = Field(default=0.9, gt=0, lt=1)
-    """Momentum: decay of the velocity per step, 0 < value < 1; with 0 it would be ``sgd``."""
+    """Momentum: decay of the velocity per step, 0 < value < 1; for a momentum of 0, use ``sgd``."""
 
     def build(self, parameters: Parameters) -> Any:
         from shardscope.methods.optimizers.sgd._torch import build

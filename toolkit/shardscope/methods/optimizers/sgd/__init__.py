@@ -9,7 +9,7 @@ from shardscope.spec.optimizer import Fraction, NonNegative, Optimizer, Optimize
 
 
 class SGD(Optimizer):
-    """``v = momentum v + g; w -= lr (v + weight_decay w)``."""
+    """SGD with optional momentum: ``v = momentum v + g + weight_decay w; w -= lr v``."""
 
     name = "sgd"
     usual_rates = (1e-2, 1.0)
@@ -18,11 +18,11 @@ class SGD(Optimizer):
     look = MethodStyle("#777c85", "dot", "circle")
 
     lr: Positive = 0.1
-    """Learning rate before the schedule, above 0."""
+    """Learning rate before the schedule scales it, above 0."""
     momentum: Fraction = 0.0
     """Momentum: decay of the velocity per step, 0 <= value < 1."""
     weight_decay: NonNegative = 0.0
-    """Weight decay per step, relative to the learning rate, at least 0."""
+    """Weight decay, at least 0: this multiple of the weights is added to the gradient."""
     exclude: Literal["none", "1d"] = "none"
     """Tensors without weight decay: ``none``, or ``1d`` for biases and norms (at most one dimension)."""
 

@@ -9,9 +9,9 @@ from shardscope.spec.pipeline_schedule import HeldTerms, Operation, PipelineSche
 
 
 class OneForwardOneBackward(PipelineSchedule):
-    """Runs each backward pass as soon as it is ready.
+    """Runs each backward pass as soon as possible, which limits the number of micro-batches in flight.
 
-    A rank has at most one micro-batch in flight for each stage from its own to the last.
+    The limit on a rank is the number of stages from its own stage to the last.
     """
 
     name = "1f1b"
@@ -22,7 +22,7 @@ class OneForwardOneBackward(PipelineSchedule):
     held_terms = HeldTerms(1.0, 0.0)
 
     def order(self, rank: int, ranks: int, microbatches: int, held: int) -> Sequence[Operation]:
-        """One forward pass for each stage from this one to the last, then backward and forward passes in turn."""
+        """Return a warm-up forward pass per stage from this rank's on, then alternate backward and forward passes."""
         warmup = min(microbatches, ranks - rank)
         ops = [("F", rank, i) for i in range(warmup)]
         for i in range(microbatches):
@@ -38,7 +38,7 @@ class OneForwardOneBackward(PipelineSchedule):
         return f"at least {ranks}"
 
     def in_flight(self, rank: Any, ranks: Any, microbatches: Any, held: Any) -> Any:
-        """P - rank micro-batches (section 3.2)."""
+        """Return a rank's peak activations, in micro-batches: min(m, P - rank) of m, on P ranks (section 3.2)."""
         import numpy as np
 
         return np.minimum(microbatches, ranks - rank)

@@ -9,7 +9,7 @@ from shardscope.spec.pipeline_schedule import HeldTerms, Operation, PipelineSche
 
 
 class DualPipeV(PipelineSchedule):
-    """V-shaped schedule that pairs forward and backward passes, so that the communication of one overlaps the other."""
+    """V-shaped schedule that pairs forward and backward passes, so that each hides the communication of the other."""
 
     name = "dualpipev"
     title = "DualPipeV"
@@ -30,7 +30,10 @@ class DualPipeV(PipelineSchedule):
         return dualpipev(rank, ranks, microbatches, held)
 
     def in_flight(self, rank: Any, ranks: Any, microbatches: Any, held: Any) -> Any:
-        """P + 1/2 micro-batches (DualPipe's README: PP + 1, where each stage is half a rank)."""
+        """Return a rank's peak activations, in micro-batches: min(m, P + 1/2) of m, on P ranks.
+
+        DualPipe's README states this as PP + 1 in units of one stage, where PP = 2P is the number of stages.
+        """
         import numpy as np
 
         return np.minimum(microbatches, ranks + 0.5)

@@ -20,11 +20,11 @@ class GPipe(PipelineSchedule):
     held_terms = HeldTerms(0.0, 0.0, inf)
 
     def order(self, rank: int, ranks: int, microbatches: int, held: int) -> Sequence[Operation]:
-        """All forward passes, then all backward passes (figure 2c)."""
+        """Return all forward passes, then all backward passes (figure 2c)."""
         return [(kind, rank, i) for kind in "FB" for i in range(microbatches)]
 
     def in_flight(self, rank: Any, ranks: Any, microbatches: Any, held: Any) -> Any:
-        """All micro-batches."""
+        """Return a rank's peak activations, in micro-batches: all, because all are in flight at the same time."""
         return microbatches
 
     def bubble(self, case: Any) -> Any:

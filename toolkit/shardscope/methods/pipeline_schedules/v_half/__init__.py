@@ -28,7 +28,10 @@ class VHalf(PipelineSchedule):
         return v_half(rank, ranks, microbatches, held)
 
     def in_flight(self, rank: Any, ranks: Any, microbatches: Any, held: Any) -> Any:
-        """P/2 micro-batches, rounded like the building block."""
+        """Return a rank's peak activations, in micro-batches: at most P // 2 + 1 of m, on P ranks.
+
+        It is min(m, P // 2 + 1, (m + rank + 1) / 2), because with few micro-batches, all enter before the V is full.
+        """
         import numpy as np
 
         return np.minimum(np.minimum(microbatches, (microbatches + rank + 1) / 2), ranks // 2 + 1)

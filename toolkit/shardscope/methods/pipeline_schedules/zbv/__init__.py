@@ -9,7 +9,7 @@ from shardscope.spec.pipeline_schedule import HeldTerms, Operation, PipelineSche
 
 
 class Zbv(PipelineSchedule):
-    """Two stages per rank, in a V down the ranks and back up: no bubble, with the memory of 1F1B."""
+    """V-shaped schedule with two stages per rank, down the ranks and back up: no bubble, with the memory of 1F1B."""
 
     name = "zbv"
     title = "ZB-V"
@@ -29,7 +29,10 @@ class Zbv(PipelineSchedule):
         return zbv(rank, ranks, microbatches, held)
 
     def in_flight(self, rank: Any, ranks: Any, microbatches: Any, held: Any) -> Any:
-        """P micro-batches (section 6); fewer if there are few micro-batches, which return before the V is filled."""
+        """Return a rank's peak activations, in micro-batches: at most P of m, on P ranks (section 6).
+
+        It is min(m, P, (m + rank + 1) / 2), because with few micro-batches, all of them enter before the V is full.
+        """
         import numpy as np
 
         return np.minimum(np.minimum(microbatches, (microbatches + rank + 1) / 2), ranks)

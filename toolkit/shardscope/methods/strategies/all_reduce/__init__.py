@@ -24,7 +24,7 @@ class AllReduce(BucketedStrategy):
 
     @property
     def ring_directions(self) -> int:
-        """1: gloo and NCCL all-reduce large buckets in a ring."""
+        """Number of directions of the ring: 1, because gloo and NCCL all-reduce large buckets in a one-way ring."""
         return 1
 
     def sum_traffic(self, num_elements: int, element_bytes: int, step: JobStep) -> Traffic:

@@ -31,9 +31,9 @@ class Gossip(Strategy):
     variant that mixes after the update. LAMB, LARS and clipping use each rank's own gradient and weights.
 
     With compression, this is CHOCO-SGD (Koloskova, Stich, Jaggi, ICML 2019, arXiv 1902.00340). Each rank keeps public
-    copies of its own and its neighbours' parameters (in total three times the parameters in float32, or twice on two
-    ranks). It sends the packed difference between its parameters and its own copy, and moves by a step of size gamma
-    towards the mean of the copies.
+    copies of its own and its neighbours' parameters in float32 (three copies in total, or two with two ranks). It sends
+    the packed difference between its parameters and their public copy, and then moves its parameters by a step of size
+    `gamma` towards the mean of all copies.
     """
 
     name = "gossip"
@@ -44,22 +44,24 @@ class Gossip(Strategy):
     zero_stage = 0
 
     mix_every: Count = 1
-    """Number of steps between two averagings, at least 1."""
+    """Number of steps between averagings with the neighbours, at least 1."""
     measure_every: Count = 10
-    """Steps between two measurements of the distance between ranks; each all-reduces the parameters."""
+    """Number of steps between measurements of the distance between ranks; each measurement all-reduces the
+    parameters."""
     slice_mb: MessageMiB = 4.0
     """Longest message in MiB: parameters are sent in slices of this size, so that averaging overlaps receiving."""
     gamma: float | None = Field(default=None, gt=0, le=1)
-    """Size of the step towards the mean of the public copies with compression, 0 < value <= 1. None means 1 for methods
-    that keep most of a difference, 0.5 for signs, and less for sparse methods, in proportion to their ratio."""
+    """With compression: size of the step towards the mean of the public copies, 0 < value <= 1; None means a default
+    that depends on the method. This default is 1 for methods that transmit most of a difference, 0.5 for signs, and
+    less for sparse methods, in proportion to their ratio."""
 
     @property
     def label(self) -> str:
-        """``gossip``, or ``gossip:4`` if ranks average only at every fourth step."""
+        """Short name in tables and plots: ``gossip``, or ``gossip:4`` if ranks average only every fourth step."""
         return self.name if self.mix_every == 1 else f"{self.name}:{self.mix_every}"
 
     def step_size(self, compression: Compression) -> float:
-        """Return gamma for this compression, with the default filled in."""
+        """Return `gamma`, or the default for this compression if `gamma` is None."""
         return compression.consensus_step if self.gamma is None else self.gamma
 
     @property
@@ -68,7 +70,7 @@ class Gossip(Strategy):
         return "no gradient is ever averaged over all ranks, and each rank has its own parameters"
 
     def check(self, job: Job) -> None:
-        """Refuse settings without effect, and compression whose noise exceeds the differences between ranks."""
+        """Reject settings without effect, and compression whose noise exceeds the differences between ranks."""
         compression = job.compression
         if self.gamma is not None and not compression.is_on:
             raise SpecError(
@@ -76,15 +78,15 @@ class Gossip(Strategy):
             )
         if "feedback" in compression.changed:
             raise SpecError(
-                f"compression.feedback={compression.settings['feedback']} has no effect with gossip, whose public "
-                "copies already compensate for compression errors; leave it out"
+                f"compression.feedback={compression.settings['feedback']} has no effect with strategy='gossip', whose "
+                "public copies already compensate for compression errors; leave it out"
             )
         if compression.diverges_because is not None:
             raise SpecError(compression.diverges_because)
 
     @property
     def differs_because(self) -> str:
-        """Why results differ from one process: no gradient is averaged over all ranks."""
+        """Why results differ from training in one process: no gradient is averaged over all ranks."""
         return "each rank updates its own parameters and averages them only with its neighbours'"
 
     def drift(self, world_size: int) -> int:
@@ -92,13 +94,13 @@ class Gossip(Strategy):
         return self.mix_every * (world_size // 2)
 
     def exchanged_bytes(self, gradient_bytes: int, world_size: int, *, micro_batches: int = 1) -> float:
-        """Return the mean bytes per step: every `mix_every`-th step, each rank sends S bytes to each neighbour."""
+        """Return the mean bytes per step: every `mix_every` steps, each rank sends all parameters to each neighbour."""
         from shardscope.analytic.communication import gossip_mix_bytes
 
         return world_size * gossip_mix_bytes(gradient_bytes, world_size) / self.mix_every
 
     def traffic(self, step: JobStep) -> Traffic:
-        """Return the traffic of parameters or packets to neighbours, and of the periodic distance measurement."""
+        """Return the traffic of parameters or packets to neighbours, and of measurements of the distance."""
         from shardscope.analytic.communication.gossip import consensus_traffic, mix_traffic
         from shardscope.analytic.communication.traffic import together
 
@@ -119,17 +121,17 @@ class Gossip(Strategy):
         return together(parts)
 
     def states(self, step: JobStep) -> RankStates:
-        """Return the bytes of whole replicas, each with its own gradients and moments."""
+        """Return the bytes on each rank: a whole replica, with its own gradients and optimizer state."""
         from shardscope.analytic.memory import spread_states
-        from shardscope.analytic.memory.work_space import gossip_room, updates_of
+        from shardscope.analytic.memory.work_space import gossip_buffer_bytes, updates_of
 
-        def room() -> int:
+        def buffer_bytes() -> int:
             has_mixed = step.number >= self.mix_every
-            return updates_of(step.rows, step) + gossip_room(
+            return updates_of(step.rows, step) + gossip_buffer_bytes(
                 step, slice_mb=self.slice_mb, has_mixed=has_mixed
             )
 
-        return spread_states(step).working_in(step, room)
+        return spread_states(step).with_work_buffers(step, buffer_bytes)
 
     def build(self, job: Job, context: Any) -> Any:
         from shardscope.methods.strategies.gossip._torch import GossipRank

@@ -92,7 +92,7 @@ class GossipRank(RankStrategy):
         self._write(self._flat)
 
     def distance(self) -> float:
-        """Return the root mean square over ranks of |x - mean|, relative to |mean|; must be called by all ranks."""
+        """Return the ranks' root mean square distance from the mean model, relative to its norm; call on all ranks."""
         own = torch.empty_like(self._flat, device=self.context.device)
         self._read(own)
         mean = self.group.sum_as("consensus", own.clone()).div_(self.context.world_size)
@@ -136,7 +136,7 @@ class GossipRank(RankStrategy):
         }
 
     def state_to_fill(self, optimizer: torch.optim.Optimizer, known: set[str]) -> dict[str, Any]:
-        """Return the state to load into; if another strategy saved the checkpoint, one model for all ranks."""
+        """Return the state to fill from a checkpoint: one model for all ranks if a different strategy saved it."""
         return (
             self.checkpoint_state(optimizer) if _NUM_RANKS in known else super().checkpoint_state(optimizer)
         )
@@ -145,12 +145,12 @@ class GossipRank(RankStrategy):
         """Load this rank's own state, or the common state if ranks have no separate states.
 
         Raises:
-            CheckpointError: The checkpoint was saved with another number of ranks.
+            CheckpointError: The checkpoint was saved with a different number of ranks.
         """
         saved = int(state.get(_NUM_RANKS, self.context.world_size))
         if saved != self.context.world_size:
             raise CheckpointError(
-                f"this checkpoint holds the models of {saved} gossiping ranks, not of {self.context.world_size}; "
+                f"this checkpoint holds the models of {saved} gossip ranks, not of {self.context.world_size}; "
                 f"resume with world_size={saved}"
             )
         if (

@@ -1,7 +1,7 @@
 """CHOCO-SGD: gossip with packed differences (Koloskova, Stich and Jaggi 2019, arXiv 1902.00340, algorithm 2).
 
-Each rank keeps a public copy of its own parameters and of each neighbour's. It packs the difference between its
-parameters and its own public copy, and sends the packet to both neighbours. All ranks that keep this copy add the
+Each rank keeps a public copy of its own parameters, and one of each neighbour's. It packs the difference between its
+parameters and the public copy of them, and sends the packet to both neighbours. All ranks that keep this copy add the
 unpacked difference to it, so all copies of one rank's parameters are bit-identical. Then the rank moves its parameters
 towards the mean of the copies. Compression errors remain in the next difference, so no other error feedback is needed.
 """
@@ -20,12 +20,12 @@ from shardscope.training.compression import Bucket, Carrier, Compressor
 
 @dataclass
 class PublicCopies:
-    """Public copies that one rank keeps.
+    """Public copies of parameters that one rank keeps and updates by exchanging packets with its neighbours.
 
     Args:
-        neighbours: The neighbours with which packets are exchanged.
+        neighbours: The neighbours to exchange packets with.
         compressor: This rank's compressor, without a residual.
-        carrier: Provides the seed, this rank's position, and the meter.
+        carrier: Transport of compressed values, which provides the seed, this rank's number, and the meter.
         step_size: Gamma, the size of the step towards the mean of the copies, above 0 and at most 1.
         start: The initial parameters, equal on all ranks, as a flat tensor in CPU memory.
         names: Names of the parameters.
@@ -48,7 +48,7 @@ class PublicCopies:
         }
 
     def mix_(self, flat: Tensor, step: int) -> None:
-        """Update all copies, and move `flat`, this rank's parameters, towards their mean."""
+        """Update all copies, and move this rank's parameters `flat` towards the mean of the copies."""
         own, bucket = self.carrier.rank, self._bucket(flat.float() - self.copies[self.carrier.rank], step)
         packet = self.compressor.pack(bucket, self.carrier)
         packets = {own: packet, **self.neighbours.exchange(packet)}

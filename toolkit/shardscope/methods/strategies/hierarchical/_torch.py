@@ -32,7 +32,7 @@ class HierarchicalRank(OwnAllReduce):
         return self.collective.work_space
 
     def _check_machines(self, local_world_size: int) -> None:
-        """Refuse machines with different numbers of ranks; the error is raised on all ranks."""
+        """Reject machines with different numbers of ranks; the error is raised on all ranks."""
         context = self.context
         if local_world_size == context.world_size:
             return
@@ -43,5 +43,5 @@ class HierarchicalRank(OwnAllReduce):
         if len(found) > 1:
             raise SpecError(
                 f"strategy='hierarchical' needs nodes of equal size, but the machines have {found} ranks; "
-                "set per_node to a number that divides them all"
+                "set strategy.per_node to a number that divides all of these"
             )

@@ -1,4 +1,4 @@
-"""Parameter server: one central server, or several that share the parameters, and workers."""
+"""Parameter server: workers push gradients to one central server, or to several that share the parameters."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from pydantic import BeforeValidator, model_validator
 
 from shardscope.errors import SpecError, unknown_name
 from shardscope.methods.compressors.packed import PackedCompression
-from shardscope.spec.look import MethodStyle
+from shardscope.spec.look import Arrangement, MethodStyle
 from shardscope.spec.numbers import Count, CountOrZero
 from shardscope.spec.strategy import Strategy, Work
 
 if TYPE_CHECKING:
     from shardscope.analytic.communication import Traffic
+    from shardscope.analytic.communication.plan import StepPlan
     from shardscope.analytic.job_step import JobStep
     from shardscope.analytic.memory import RankStates
     from shardscope.spec.job import Job
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 MODES = ("sync", "async", "ssp")
 
 
-def _known_mode(value: object) -> object:
+def _check_mode(value: object) -> object:
     if value not in MODES:
         raise unknown_name("mode", value, MODES)
     return value
@@ -32,15 +33,15 @@ def _known_mode(value: object) -> object:
 class ParameterServer(Strategy):
     """Workers push gradients to servers, which update the parameters, and pull the new parameters from them.
 
-    The staleness of a gradient is the number of updates that its server applies between the pull of the parameters on
-    which it was computed and its own application. A server applies gradients as soon as they arrive, unless that would
-    make the gradient of a worker that is still computing staler than the bound. Then gradients wait, and their mean is
-    applied as one update. An update with n of the m workers' gradients uses n/m of the learning rate, so that
-    parameters move as far in total as in a synchronous run. A bound of 0 makes the run synchronous: every update uses
-    the gradients of all workers.
+    The staleness of a gradient is the number of updates that the server applies after the worker pulled the parameters
+    for this gradient, and before the gradient is applied. A server applies gradients as soon as they arrive, unless
+    this would make the gradient of a worker that is still computing staler than a bound. In that case, gradients wait,
+    and their mean is applied as one update. An update that uses the gradients of n of the m workers has n/m of the
+    learning rate, so that parameters move as far in total as in a synchronous run. With a bound of 0, the run is
+    synchronous: each update uses the gradients of all workers.
 
-    Compressed gradients are sent as one packet per server, which unpacks it; parameters are sent back
-    uncompressed. Each worker keeps its own error-feedback residual.
+    With compression, a worker sends one packet to each server, which unpacks it. Parameters are sent back uncompressed.
+    Each worker keeps its own error-feedback residual.
 
     Li et al., Scaling distributed machine learning with the parameter server (OSDI 2014); Ho et al., More effective
     distributed ML via a stale synchronous parallel parameter server (NIPS 2013).
@@ -52,17 +53,18 @@ class ParameterServer(Strategy):
     look = MethodStyle("#b866a6", "dashdot", "star")
     carries = frozenset({"sums", "packets"})
 
-    mode: Annotated[Literal["sync", "async", "ssp"], BeforeValidator(_known_mode)] = "sync"
-    """Bound of the staleness: 0 (``sync``), none (``async``), or `staleness` (``ssp``, stale synchronous parallel)."""
+    mode: Annotated[Literal["sync", "async", "ssp"], BeforeValidator(_check_mode)] = "sync"
+    """Bound on staleness: 0 (``sync``), none (``async``), or `staleness` (``ssp``, stale synchronous parallel)."""
     staleness: CountOrZero = 1
-    """Maximum staleness of a gradient in mode ``ssp``, in updates, at least 0; 0 is synchronous."""
+    """Maximum staleness of a gradient in mode ``ssp``, in updates, at least 0; with 0, the run is synchronous."""
     servers: Count = 1
-    """Number of servers, on the lowest ranks. Each holds whole tensors, balanced by size, and their optimizer state."""
+    """Number of servers, which are the lowest ranks. Each holds whole tensors, balanced by size, and their
+    optimizer state."""
     dedicated: bool = False
-    """Whether servers' ranks only serve; if not, they are also workers, and serve in background threads."""
+    """Whether server ranks only serve; otherwise they are also workers, and serve in background threads."""
 
     @model_validator(mode="after")
-    def _bound_is_asked_for(self) -> Self:
+    def _check_staleness(self) -> Self:
         default = type(self).model_fields["staleness"].default
         if self.mode != "ssp" and self.staleness != default:
             raise SpecError(
@@ -84,7 +86,7 @@ class ParameterServer(Strategy):
 
     @property
     def clips_at_servers(self) -> bool:
-        """Whether servers clip the mean of all gradients, which is exact; else each worker clips its own gradient."""
+        """Whether servers clip the mean gradient, which is exact; otherwise each worker clips its own gradient."""
         return self.bound == 0
 
     def num_data_ranks(self, world_size: int) -> int:
@@ -107,22 +109,22 @@ class ParameterServer(Strategy):
         return "gradients reach the servers at different times, and not in a collective"
 
     def drift(self, world_size: int) -> int | None:
-        """Return 0, or None if gradients may be stale; then a worker may be any number of steps ahead of another."""
+        """Return 0 in a synchronous run; None otherwise, since a worker may be any number of steps ahead."""
         return 0 if self.bound == 0 else None
 
     @property
     def differs_because(self) -> str | None:
-        """Why results differ from one process: updates use stale gradients; None in a synchronous run."""
+        """Why results differ from training in one process: updates use stale gradients; None in a synchronous run."""
         return (
             None
             if self.bound == 0
-            else "gradients are applied as they arrive, to newer parameters than they were computed on"
+            else "gradients are applied as they arrive, to newer parameters than those they were computed on"
         )
 
     def shards(self, sizes: Sequence[int]) -> list[list[int]]:
-        """Return the indices of the tensors of each server, in ascending order.
+        """Assign tensors to servers, and return the indices of each server's tensors in ascending order.
 
-        The largest tensors are assigned first, each to the server with the fewest elements so far.
+        Tensors are assigned in order of size, largest first, each to the server that then has the fewest elements.
 
         Args:
             sizes: Number of elements in each tensor.
@@ -140,29 +142,30 @@ class ParameterServer(Strategy):
         return [sorted(indices) for indices in held]
 
     def check(self, job: Job) -> None:
-        """Refuse more servers than ranks, and gradient clipping in LAMB if no server receives whole gradients."""
+        """Reject more servers than ranks, and gradient clipping by LAMB if no server receives whole gradients."""
         world_size = job.world_size
         most = world_size - 1 if self.dedicated else world_size
         if self.servers > most:
-            reason = " that leave a worker" if self.dedicated else ""
+            reason = ", since one rank must be a worker" if self.dedicated else ""
             raise SpecError(
-                f"strategy.servers={self.servers} is more than world_size={world_size} has ranks{reason}; "
+                f"strategy.servers={self.servers} is too many for world_size={world_size}{reason}; "
                 f"use at most {most}"
             )
         norm = job.optimizer.settings.get("max_grad_norm", "off")
         if self.servers > 1 and not self.clips_at_servers and norm != "off":
             raise SpecError(
-                f"optimizer.max_grad_norm={norm} needs the whole gradient, of which each of servers={self.servers} "
-                f"sees a part in mode={self.mode!r}; use max_grad_norm='off' with clip_norm={norm}, or servers=1"
+                f"optimizer.max_grad_norm={norm} needs the whole gradient, but with servers={self.servers} and "
+                f"mode={self.mode!r} each server sees only a part; use max_grad_norm='off' with clip_norm={norm}, or "
+                "servers=1"
             )
 
     @property
     def ranks_meet(self) -> bool:
-        """Whether all ranks exchange gradients together: only if no gradient may be stale."""
+        """Whether all ranks exchange gradients together; true only in a synchronous run."""
         return self.bound == 0
 
     def exchanged_bytes(self, gradient_bytes: int, world_size: int, *, micro_batches: int = 1) -> float:
-        """Return S bytes to and from each worker, except between a worker and a server on the same rank."""
+        """Return the bytes of one push and one pull per worker; a worker and a server on the same rank send none."""
         remote = len(self.workers(world_size)) - (0 if self.dedicated else 1)
         return 2.0 * remote * gradient_bytes
 
@@ -173,13 +176,18 @@ class ParameterServer(Strategy):
         return saved and [held * (rank in workers) for rank, held in enumerate(saved)]
 
     def work(self, step: JobStep) -> list[Work]:
-        """Return the work of each rank: 1 for workers, 0 for dedicated servers. Serving in threads is not counted."""
+        """Return the work of each rank: 1 for workers, 0 for dedicated servers. Server threads are not counted."""
         return [Work(float(rank in self.workers(step.world_size))) for rank in range(step.world_size)]
 
     def traffic(self, step: JobStep) -> Traffic:
-        """Return the traffic of one push and one pull per worker, of headers, and of squared norms that servers sum."""
+        """Return the traffic of one push and one pull per worker, including headers and the norms that servers sum."""
         from shardscope.analytic.communication.parameter_server import parameter_server_traffic
 
+        pushed, pulled, sums = self._sizes(step)
+        return parameter_server_traffic(pushed, pulled, step.world_size, dedicated=self.dedicated, sums=sums)
+
+    def _sizes(self, step: JobStep) -> tuple[list[int], list[int], int]:
+        """Return the bytes that a worker pushes to each server and pulls from it, and the number of norms to sum."""
         sizes, now, job = [row.num_elements for row in step.trained], step.compression, step.job
         held = [sum(sizes[index] for index in shard) for shard in self.shards(sizes)]
         pulled = [count * step.element_bytes for count in held]
@@ -187,13 +195,28 @@ class ParameterServer(Strategy):
         if isinstance(now, PackedCompression):
             pushed = [now.packet_bytes(count) for count in held]
         norms = job.optimizer.norm_sums([len(row.shape) for row in step.trained])
-        sums = norms.of_gradient + (job.clip_norm is not None and self.clips_at_servers)
-        return parameter_server_traffic(
-            pushed, pulled, step.world_size, dedicated=self.dedicated, sums=int(sums)
+        return (
+            pushed,
+            pulled,
+            int(norms.of_gradient + (job.clip_norm is not None and self.clips_at_servers)),
         )
 
+    def plan(self, step: JobStep) -> StepPlan:
+        """Return the pushes after the backward pass, and the pulls after the servers' update."""
+        from shardscope.analytic.communication.plan import StepPlan
+        from shardscope.analytic.communication.server_plan import server_exchanges
+
+        pushed, pulled, sums = self._sizes(step)
+        workers = self.workers(step.world_size)
+        exchanges = server_exchanges(pushed, pulled, workers, sums=sums, micro_batches=step.micro_batches)
+        return StepPlan(exchanges, updating=tuple(range(self.servers)))
+
+    def arrangement(self, world_size: int) -> Arrangement:
+        """Return a star with the servers in the middle."""
+        return Arrangement("star", tuple(range(self.servers)))
+
     def states(self, step: JobStep) -> RankStates:
-        """Return the bytes of a model copy on every rank, of gradients on every worker, and of shards on servers."""
+        """Return the bytes on each rank: a model copy, gradients on workers, and the states of shards on servers."""
         from shardscope.analytic.memory.servers import server_states
 
         rows = step.trained

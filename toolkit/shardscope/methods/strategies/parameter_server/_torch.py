@@ -28,10 +28,10 @@ from shardscope.training.strategies.base import LossFunction, MicroBatch, RankSt
 class ParameterServerRank(RankStrategy):
     """Strategy in which servers hold parameters and optimizers, and workers compute gradients on copies.
 
-    The module of every rank holds a worker's copy; a server's own parameters are stored separately. All copies are
-    equal after a meeting, which is a synchronisation of all ranks in which each server broadcasts its newest
-    parameters. In a synchronous run copies are equal anyway, so a meeting changes nothing. Otherwise it acts like an
-    additional pull by every worker, which continues from the newest parameters.
+    The module of each rank holds a worker's copy of the parameters; a server stores its own parameters separately. At
+    some points, such as before a checkpoint, all ranks synchronise: each server broadcasts its newest parameters, so
+    that all copies are equal. In a synchronous run, copies are equal anyway, so this changes nothing. In other runs, it
+    acts like an additional pull by each worker.
     """
 
     settings: parameter_server.ParameterServer
@@ -76,14 +76,14 @@ class ParameterServerRank(RankStrategy):
         return workers.index(self.context.rank) if self.context.rank in workers else None
 
     def build_optimizer(self) -> torch.optim.Optimizer:
-        """Build a placeholder whose learning rates the trainer sets; on a server it shares the optimizer's state."""
+        """Build a placeholder for the trainer's learning rates; on a server, it shares the real optimizer's state."""
         front = torch.optim.SGD(self.parameters, lr=self.job.optimizer.lr)
         if self.server is not None:
             front.state = self.server.optimizer.state
         return front
 
     def layer_signals(self, optimizer: torch.optim.Optimizer) -> list[LayerSignal]:
-        """Return the signals of this server's newest update, perhaps from another step; empty on other ranks."""
+        """Return the signals of a server's newest update, possibly for a different step; an empty list on workers."""
         server = self.server
         if server is None or not isinstance(server.optimizer, LayerwiseOptimizer):
             return []
@@ -136,24 +136,24 @@ class ParameterServerRank(RankStrategy):
             return self._ended_at
         if self._is_settled and not ending:
             return step
-        agreed = self._rest(step, ending=ending)
+        agreed = self._pause_or_end(step, ending=ending)
         if agreed is None:
             return None
         if ending:
             self._ended_at = agreed
         self._is_settled = True
-        self._spread()
+        self._broadcast_parameters()
         return agreed
 
-    def _rest(self, step: int, *, ending: bool) -> int | None:
+    def _pause_or_end(self, step: int, *, ending: bool) -> int | None:
         if self.client is None:
             assert self.server is not None
             return self.server.synchronize()
         if self.server is not None:
             self.server.resume()
-        return self.client.rest(Kind.END if ending else Kind.PAUSE, step)
+        return self.client.pause_or_end(Kind.END if ending else Kind.PAUSE, step)
 
-    def _spread(self) -> None:
+    def _broadcast_parameters(self) -> None:
         """Broadcast the servers' newest parameters to every rank."""
         for shard in self.shards:
             server = self.server if shard.index == self.context.rank else None
@@ -171,8 +171,8 @@ class ParameterServerRank(RankStrategy):
             self.server.close()
 
     def held(self, optimizer: torch.optim.Optimizer) -> Held:
-        """Return tensors by kind; a server adds its own tensors and its receive buffers to those of the worker."""
-        # a server's threads create the optimizer state in the first update
+        """Return this rank's tensors by type of memory; a server adds its own tensors and its receive buffers."""
+        # locked, since a server's threads create the optimizer state in the first update
         with nullcontext() if self.server is None else self.server.state:
             held = {kind: list(tensors) for kind, tensors in super().held(optimizer).items()}
         if self.server is not None:
@@ -201,5 +201,5 @@ class ParameterServerRank(RankStrategy):
         self.model.load_state_dict(state["model"])
         if self.server is not None:
             load_optimizer_state_of(state["optimizer"], self.server.module, self.server.optimizer)
-            self.server.take_over(self.server.shard.parameters)
+            self.server.set_parameters(self.server.shard.parameters)
             optimizer.state = self.server.optimizer.state

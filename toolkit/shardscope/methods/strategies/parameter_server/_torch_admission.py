@@ -1,14 +1,15 @@
-"""Admission control: decide when a server may apply the gradients that it holds.
+"""Admission control: decide when a server may apply the gradients that have arrived.
 
-The staleness of a gradient is the number of updates that the server applies between the pull of the parameters on which
-the gradient was computed and its own application. Held gradients may be applied if no gradient that is still being
-computed becomes staler than the bound. They are applied together, so they do not make each other staler. A resting
-worker does not block others.
+The staleness of a gradient is the number of updates that the server applies after the worker pulled the parameters for
+this gradient, and before the gradient is applied. Gradients that have arrived may be applied if this does not make any
+gradient that is still being computed staler than the bound. They are applied in one update, so they do not make each
+other staler. A worker that pauses or ends does not block others.
 
 With several servers, a server may count a worker as computing although the worker is waiting for another server. This
-cannot lead to a deadlock. Suppose that server S holds back a gradient a because of another worker, whose gradient b it
-has applied. Then S answered the push before a, by the same worker, no earlier than it answered b; otherwise a would
-already be too stale. So b was pushed before a. In a cycle of waits, a gradient would have been pushed before itself.
+cannot lead to a deadlock. Suppose that server S holds back a gradient a of worker A because of worker B, which counts
+as computing, and whose last gradient applied by S is b. Then S answered A's push before a no earlier than it answered
+b; otherwise a would already be too stale. So b was pushed before a. In a cycle of waiting servers, a gradient would
+have been pushed before itself, which is impossible.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class AdmittedUpdate:
-    """Workers whose gradients form one update, in ascending order, and the staleness of each gradient."""
+    """Workers whose gradients are applied in one update, in ascending order, and the staleness of each gradient."""
 
     workers: list[int]
     staleness: list[int]
@@ -27,13 +28,13 @@ class AdmittedUpdate:
 
 @dataclass
 class Admission:
-    """State of one server: for each worker, the version of the parameters on which its gradient is computed.
+    """State of one server: for each worker, the version of the parameters that its gradient is computed on.
 
     Attributes:
         bound: Maximum staleness of a gradient, in updates; infinite for no bound.
         version: Number of updates applied so far.
-        computing: Version pulled by each worker that is computing.
-        held: Version pulled by each worker whose gradient has arrived but has not been applied.
+        computing: For each worker that is computing, the version that it pulled.
+        held: For each worker whose gradient has arrived but has not been applied, the version that it pulled.
     """
 
     bound: float
@@ -49,19 +50,19 @@ class Admission:
         """Record that a worker's gradient has arrived."""
         self.held[worker] = self.computing.pop(worker)
 
-    def rest(self, worker: int) -> None:
-        """Record that a worker stops computing, for a pause or for good."""
+    def stop_computing(self, worker: int) -> None:
+        """Record that a worker has stopped computing, because it pauses or ends."""
         self.computing.pop(worker, None)
 
     @property
     def is_due(self) -> bool:
-        """Whether the held gradients can be applied now."""
+        """Whether the waiting gradients can be applied now."""
         return bool(self.held) and all(
             self.version - pulled < self.bound for pulled in self.computing.values()
         )
 
     def take(self, *, applied: bool = True) -> AdmittedUpdate:
-        """Release all held gradients as one update, and return it; `applied` is False if the update is skipped."""
+        """Remove all waiting gradients, and return them as one update; `applied` is False if the update is skipped."""
         workers = sorted(self.held)
         update = AdmittedUpdate(workers, [self.version - self.held.pop(worker) for worker in workers])
         assert max(update.staleness) <= self.bound

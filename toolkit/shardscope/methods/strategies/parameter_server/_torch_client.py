@@ -25,9 +25,10 @@ from shardscope.spec import Job
 from shardscope.training.context import RankContext
 from shardscope.training.flat import copy_tensors_
 
-_FOR_OTHERS_S = 86400.0
-"""Time in seconds that a resting worker waits for slower ones. Servers fail if a worker sends nothing for one timeout;
-a worker waits two timeouts for the answer to a push."""
+_MAX_PAUSE_S = 86400.0
+"""How long a worker that pauses or ends waits for slower workers, in seconds. Servers detect a worker that hangs much
+earlier: they fail if the worker sends nothing for `timeout_s`. For the answer to a push, a worker waits twice as
+long."""
 
 
 class Client:
@@ -54,7 +55,7 @@ class Client:
     ) -> None:
         self.context, self.shards, self.link, self.local = context, shards, link, local
         self.pushes = pushes
-        self._outbox = [pushes.room(shard) for shard in shards]
+        self._outbox = [pushes.new_message(shard) for shard in shards]
         self._inbox = {
             s: MessageBuffer(shard.num_elements, shard.dtype)
             for s, shard in enumerate(shards)
@@ -70,7 +71,7 @@ class Client:
             finite: Whether all gradients are finite; if not, servers skip the update.
 
         Returns:
-            The norm of the gradient if the servers clip, else 0; and whether any server skipped the update.
+            The norm of the mean gradient if servers clip it, else 0; and whether any server skipped the update.
 
         Raises:
             SpecError: A parameter has no gradient.
@@ -82,7 +83,7 @@ class Client:
         pulled = sum(shard.num_elements * shard.dtype.itemsize for shard in self.shards)
         pushed = sum(message.payload.numel() * message.payload.element_size() for message in self._outbox)
         with self.context.meter.span("communication", "server_exchange", pushed + pulled):
-            answers = self._ask(Kind.PUSH, step, finite=finite)
+            answers = self._request(Kind.PUSH, step, finite=finite)
             for s, inbox in self._inbox.items():  # the server on this rank has already written its parameters
                 copy_tensors_(self.shards[s].parameters, self.shards[s].views(inbox.payload))
         return answers[0][1], any(skipped for _, _, skipped in answers)
@@ -93,18 +94,22 @@ class Client:
         messages = [message.bytes for message in [*self._outbox, *self._inbox.values()]]
         return [*messages, *self.pushes.work_space]
 
-    def rest(self, kind: Kind, step: int) -> int | None:
-        """Rest after `step` until all workers rest; return the step that all have finished, None if a worker ends."""
-        answers = self._ask(kind, step)
-        if answers[0][0] != AnswerKind.MET:
+    def pause_or_end(self, kind: Kind, step: int) -> int | None:
+        """Pause or end after `step`, and wait until all other workers do so too.
+
+        Returns:
+            The step that all workers have finished; None if this worker pauses and another worker ends.
+        """
+        answers = self._request(kind, step)
+        if answers[0][0] != AnswerKind.SYNCHRONIZED:
             return None
         if self.local is not None:
-            self.local.enter_meeting()
+            self.local.join_synchronization()
         return int(answers[0][1])
 
-    def _ask(self, kind: Kind, step: int, *, finite: bool = True) -> list[Header]:
+    def _request(self, kind: Kind, step: int, *, finite: bool = True) -> list[Header]:
         """Send the same request to all servers, and return their answers."""
-        name, booked = "server_push" if kind == Kind.PUSH else None, kind.books(step)
+        name, booked = "server_push" if kind == Kind.PUSH else None, kind.traffic_step(step)
         for message in self._outbox:
             message.write(kind, step, finite)
         receives = {s: self.link.post(inbox, s, TO_WORKER) for s, inbox in self._inbox.items()}
@@ -122,7 +127,7 @@ class Client:
         rank = self.context.rank
         if self.local is not None:
             self.local.receive(rank, self._outbox[rank])
-        patience, name = (2 * self._timeout_s, "server_pull") if kind == Kind.PUSH else (_FOR_OTHERS_S, None)
+        patience, name = (2 * self._timeout_s, "server_pull") if kind == Kind.PUSH else (_MAX_PAUSE_S, None)
         answers = []
         for s, shard in enumerate(self.shards):
             if s == rank and self.local is not None:
@@ -130,7 +135,7 @@ class Client:
                 continue
             wait_for(receives[s], f"server rank {s}", patience, self._timeout_s)
             num_bytes = self._inbox[s].payload.numel() * shard.dtype.itemsize
-            self.link.received(name, num_bytes, step=kind.books(step))
+            self.link.received(name, s, num_bytes, step=kind.traffic_step(step))
             answers.append(self._inbox[s].read())
         for work in sends:
             work.wait()
@@ -142,8 +147,8 @@ def _gradients(shard: Shard) -> list[Tensor]:
     for name, parameter in zip(shard.names, shard.parameters, strict=True):
         if parameter.grad is None:
             raise SpecError(
-                f"parameter {name!r} got no gradient, but servers update whole sets of tensors; "
-                "use it in the model, or freeze it with requires_grad_(False)"
+                f"parameter {name!r} got no gradient, but servers need a gradient for each trained "
+                "parameter; use it in the loss, or freeze it with requires_grad_(False)"
             )
         gradients.append(parameter.grad)
     return gradients

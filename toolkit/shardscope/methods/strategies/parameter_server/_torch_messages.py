@@ -28,7 +28,7 @@ TO_SERVER, TO_WORKER, SQUARES = (1 << 21) + 1, (1 << 21) + 2, (1 << 21) + 3
 
 
 class SilentPeer(ShardscopeError):
-    """Error if a rank that is alive sends nothing for too long while others wait for it."""
+    """Error raised if a rank that is alive sends nothing for too long while others wait for it."""
 
 
 def wait_for(work: dist.Work, peer: str, patience_s: float, timeout_s: float) -> None:
@@ -50,37 +50,41 @@ def wait_for(work: dist.Work, peer: str, patience_s: float, timeout_s: float) ->
         if "Timed out" not in str(error):
             raise
         raise SilentPeer(
-            f"{peer} sent nothing for {patience_s:g} s; see what it is doing, or raise timeout_s={timeout_s:g}"
+            f"{peer} sent nothing for {patience_s:g} s; check why it is slow, or raise timeout_s={timeout_s:g}"
         ) from error
 
 
 class Kind(IntEnum):
     """Kind of a worker's message to a server; the header also has the worker's step and whether its gradient is finite.
 
-    A push is answered with parameters once it has been applied. A rest (pause or end) is answered once all workers
-    rest.
+    A push is answered with parameters after its gradient has been applied. A worker that pauses or ends is answered
+    when all workers have paused or ended.
     """
 
     PUSH = 0
     PAUSE = 1
     END = 2
 
-    def books(self, step: int) -> int:
-        """Return the step that a message's traffic counts towards; `OBSERVING` for rests."""
+    def traffic_step(self, step: int) -> int:
+        """Return the step that the traffic of the message counts towards; `OBSERVING` for a pause or an end."""
         return step if self is Kind.PUSH else OBSERVING
 
 
 class AnswerKind(IntEnum):
-    """Kind of a server's answer; the header also has the gradient norm and whether it skipped, or the agreed step."""
+    """Kind of a server's answer.
+
+    With ``DONE``, the header also has the gradient norm and whether the update was skipped; with ``SYNCHRONIZED``, it
+    has the step that all workers have finished. ``WORKER_ENDS`` tells a paused worker that another worker has ended.
+    """
 
     DONE = 0
-    MET = 1
-    SOMEONE_ENDS = 2
+    SYNCHRONIZED = 1
+    WORKER_ENDS = 2
 
 
 @dataclass(frozen=True)
 class Shard:
-    """The tensors that one server holds."""
+    """The tensors that one server stores and updates."""
 
     index: int
     names: list[str]
@@ -113,7 +117,8 @@ def cut_into_shards(model: nn.Module, spec: ParameterServer) -> list[Shard]:
         raise SpecError(f"the model's parameters are {formats}; a parameter server needs a single dtype")
     if spec.servers > len(named):
         raise SpecError(
-            f"strategy.servers={spec.servers} is more than the model has parameter tensors; use at most {len(named)}"
+            f"strategy.servers={spec.servers} is too many for a model with {len(named)} trained parameter tensors; "
+            f"use at most {len(named)}"
         )
     held = spec.shards([p.numel() for _, p in named])
     return [
@@ -156,10 +161,10 @@ class MessageBuffer:
 
 @dataclass
 class MessageLink:
-    """Metered messages between the ranks of a group.
+    """Sender and receiver of metered messages between the ranks of a group.
 
-    Payloads are counted under a given name, and headers as ``server_control``. Both ends count a message towards the
-    `step` of the worker whose gradient it concerns, regardless of their own step.
+    Payloads are counted under a given name, and headers as ``server_control``. Sender and receiver both count a message
+    towards the `step` of the worker whose gradient the message concerns, regardless of their own step.
     """
 
     group: MeteredProcessGroup
@@ -170,7 +175,7 @@ class MessageLink:
     def send(
         self, message: MessageBuffer, peer: int, tag: int, name: str | None = None, *, step: int
     ) -> dist.Work:
-        """Send a message, without its payload if `name` is None. It must not change until the returned work is done.
+        """Send a message, or only its header. The message must not change until the returned work is done.
 
         Args:
             message: The message.
@@ -188,15 +193,17 @@ class MessageLink:
         """Post a receive for a message that is at most as large as `message`."""
         return self._transport.recv([message.bytes], peer, tag)
 
-    def received(self, name: str | None, num_bytes: int, *, step: int) -> None:
-        """Count a received message: its header, and `num_bytes` of payload unless `name` is None."""
+    def received(self, name: str | None, peer: int, num_bytes: int, *, step: int) -> None:
+        """Count a message from `peer`: its header, and `num_bytes` of payload unless `name` is None."""
         meter = self.group.meter
         meter.count("server_control", Traffic(HEADER_BYTES, received_bytes=HEADER_BYTES), step=step)
+        meter.log("server_control", "arrived", peer, HEADER_BYTES, step=step)
         if name is not None:
             meter.count(name, Traffic(num_bytes, received_bytes=num_bytes, calls=1), step=step)
+            meter.log(name, "arrived", peer, num_bytes, step=step)
 
     def sum_over(self, ranks: Sequence[int], value: Tensor) -> Tensor:
-        """Sum a small float64 tensor over `ranks`, which include this one; all add in the same order."""
+        """Sum a small float64 tensor over `ranks`, which include this one; all ranks add in the same order."""
         own, others = self.group.rank(), [rank for rank in ranks if rank != self.group.rank()]
         rows = {rank: torch.empty_like(value, device="cpu") for rank in others}
         rows[own] = value.cpu()
@@ -208,10 +215,11 @@ class MessageLink:
         for rank in others:
             self._count("server_control", rank, size)
             self.group.meter.count("server_control", Traffic(received_bytes=size))
+            self.group.meter.log("server_control", "arrived", rank, size)
         return sum((rows[rank] for rank in sorted(rows)[1:]), rows[min(rows)]).to(value.device)
 
     def abort(self) -> None:
-        """Abort all waits for messages in this process, and its peers' waits for it, with an error.
+        """Make all pending waits fail: this process's waits for messages, and its peers' waits for this process.
 
         gloo has no function for this, but it closes all connections when a wait times out.
         """
@@ -229,3 +237,4 @@ class MessageLink:
         traffic.count_sent(peer, num_bytes)
         traffic.messages = int(is_message)
         self.group.meter.count(name, traffic, step=step)
+        self.group.meter.log(name, "sent", peer, num_bytes, step=step)

@@ -1,9 +1,9 @@
 """Payload of a worker's push: its gradients, uncompressed or packed.
 
-Both ends use these classes. A worker writes a shard's gradients to its message, and the server averages the gradients
-from several messages. With compression, the server unpacks the packets, while the worker keeps the residual and adds it
-to its next gradient. A worker on a server's rank packs its gradients like all others, so that the placement of servers
-does not change the result.
+Workers and servers both use these classes. A worker writes the gradients of a shard to a message, and the server
+averages the gradients from the messages of several workers. With compression, the server unpacks the packets, while
+each worker keeps its residual and adds it to its next gradient. A worker on a server's rank packs its gradients like
+all other workers, so that the placement of servers does not change the result.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ Pushed = tuple[int, Tensor]
 
 
 class Pushes:
-    """Payload of uncompressed gradients."""
+    """Format of pushes without compression: the payload contains the gradients of a shard."""
 
-    def room(self, shard: Shard) -> MessageBuffer:
+    def new_message(self, shard: Shard) -> MessageBuffer:
         """Allocate a message for a push to the server of `shard`."""
         return MessageBuffer(shard.num_elements, shard.dtype)
 
     def write(self, shard: Shard, gradients: Sequence[Tensor], step: int, payload: Tensor) -> None:
-        """Write the shard's gradients of `step` into the payload of a message from `room`."""
+        """Write the shard's gradients of `step` into the payload of a message from `new_message`."""
         copy_tensors_(shard.views(payload), gradients)
 
     def mean_(self, shard: Shard, pushed: Mapping[int, Pushed], out: Tensor) -> None:
-        """Sum the gradients of all workers in rank order, and write their mean to `out`.
+        """Write the mean of the pushed gradients to `out`; the gradients are added in the order of the workers' ranks.
 
         Args:
             shard: The server's shard.
@@ -54,18 +54,18 @@ class Pushes:
 
 @dataclass
 class PackedPushes(Pushes):
-    """Payload of gradients that a compressor packs, one packet per shard.
+    """Format of pushes with compression: the payload is one packet with the gradients of a shard.
 
     Args:
         compressor: The compressor of this worker or server.
-        carrier: Provides the seed, this rank's position, and the meter; nothing is sent through it.
+        carrier: Transport of compressed values, of which only the seed, this rank's number and the meter are used.
     """
 
     compressor: Compressor
     carrier: Carrier
     _flats: dict[int, Tensor] = field(default_factory=dict)
 
-    def room(self, shard: Shard) -> MessageBuffer:
+    def new_message(self, shard: Shard) -> MessageBuffer:
         return MessageBuffer(self.compressor.num_bytes(shard.num_elements), torch.uint8)
 
     def write(self, shard: Shard, gradients: Sequence[Tensor], step: int, payload: Tensor) -> None:

@@ -1,9 +1,9 @@
-"""One server, which holds a shard of the parameters and its optimizer, and serves the workers.
+"""A parameter server, which holds a shard of the parameters and an optimizer for it, and serves the workers.
 
-Each remote worker is served by its own thread, so that a dead worker is noticed at once: gloo ends a wait for a
-specific rank when that rank exits, but not a wait for any rank. A worker on the server's own rank passes its gradient
-in memory. The thread that receives the last gradient needed for an update performs the update, holding the server's
-only lock. An error in a thread is stored, ends all waits of the process, and is raised where the main thread waits.
+Each remote worker is served by a separate thread, so that a dead worker is noticed at once: when a rank exits, gloo
+ends waits for this particular rank, but not waits for any rank. A worker on the server's own rank passes its gradient
+in memory. The thread that receives the last gradient needed for an update performs the update, while it holds the
+server's only lock. If a thread fails, its error is stored and ends all waits of the process; the main thread raises it.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ParameterShardServer:
         self.module = _module_of(shard, self.flat)
         named = dict(self.module.named_parameters())
         self.parameters = [named[name] for name in shard.names]
-        self.take_over(shard.parameters)
+        self.set_parameters(shard.parameters)
         parameters = TrainedParameters(self.module.named_parameters(), reduce_grad_square=self._reduce_square)
         self.optimizer = built_by(job.optimizer, parameters)
         self._base_lrs = [float(group["lr"]) for group in self.optimizer.param_groups]
@@ -81,26 +81,26 @@ class ParameterShardServer:
         self.clocks = dict.fromkeys(self.workers, 0)
         self.failure: BaseException | None = None
         self.ended = False
-        self._inbox = {w: pushes.room(shard) for w in self.workers if w != context.rank}
+        self._inbox = {w: pushes.new_message(shard) for w in self.workers if w != context.rank}
         self._pushed: dict[int, tuple[int, bool, Tensor]] = {}
-        self._resting: dict[int, tuple[Kind, int]] = {}
+        self._stopped: dict[int, tuple[Kind, int]] = {}
         self._awaited: set[int] = set()
         self._sends: list[tuple[dist.Work, MessageBuffer]] = []
         self._answer: Header | None = None  # for the worker on this rank
         self._threads: list[threading.Thread] = []
-        self._granted = self._met = self._left = self._agreed = (
-            0  # meetings granted, entered and left by this rank
+        self._announced = self._joined = self._left = self._agreed = (
+            0  # how many synchronisations this rank has announced, joined and left; and the step of the last one
         )
         self._limit: int | None = None  # the last step that may be served; None for no limit
 
-    def take_over(self, tensors: Sequence[Tensor]) -> None:
-        """Overwrite the server's parameters with these values of the shard's tensors."""
+    def set_parameters(self, tensors: Sequence[Tensor]) -> None:
+        """Overwrite the server's parameters with `tensors`, one for each tensor of the shard."""
         copy_tensors_(self.parameters, tensors)
         self.message.payload.copy_(self.flat)
 
     @property
     def work_space(self) -> list[Tensor]:
-        """Receive buffers for each worker's pushes."""
+        """Receive buffers for the pushes of remote workers, and buffers for unpacking them."""
         return [*(message.bytes for message in self._inbox.values()), *self.pushes.work_space]
 
     @property
@@ -113,15 +113,14 @@ class ParameterShardServer:
     # Called by the main thread.
 
     def resume(self, step: int | None = None) -> None:
-        """Start to serve the workers, or continue after a meeting.
+        """Start to serve the workers, or continue after all ranks have synchronised.
 
-        In a synchronous run, serve only up to `step`, so that no worker gets ahead of this rank. The reason is that
-        this rank may decide when all ranks stop, and that the traffic which it receives counts towards its current
-        step.
+        In a synchronous run, serve only up to `step`, so that no worker gets ahead of this rank. This matters because
+        this rank may decide when all ranks stop, and because traffic that it receives counts towards its current step.
         """
         with self.state:
             self._limit = step if self.spec.bound == 0 else None
-            self._left = self._met
+            self._left = self._joined
             if not self._threads:
                 self._start()
             self.state.notify_all()
@@ -132,7 +131,7 @@ class ParameterShardServer:
         for worker in self._inbox:
             name = f"server-{self.shard.index}-worker-{worker}"
             self._threads.append(
-                threading.Thread(target=self._attend, args=(worker,), name=name, daemon=True)
+                threading.Thread(target=self._serve_worker, args=(worker,), name=name, daemon=True)
             )
         for thread in self._threads:
             thread.start()
@@ -144,15 +143,15 @@ class ParameterShardServer:
         return min(self.clocks.values()) >= step
 
     def synchronize(self) -> int:
-        """Serve until all workers rest, and return the step that all have finished; for dedicated servers."""
+        """Serve until all workers pause or end, and return the step that all have finished; for dedicated servers."""
         self.resume()
-        self._wait(lambda: self._granted > self._met)
-        return self.enter_meeting()
+        self._wait(lambda: self._announced > self._joined)
+        return self.join_synchronization()
 
-    def enter_meeting(self) -> int:
-        """Enter the meeting and return the agreed step. No worker is served until `resume` is called."""
+    def join_synchronization(self) -> int:
+        """Join the synchronisation of all ranks, and return its step; serving stops until `resume` is called."""
         with self.state:
-            self._met += 1
+            self._joined += 1
             return self._agreed
 
     def answer(self) -> Header:
@@ -176,11 +175,11 @@ class ParameterShardServer:
 
     # Called by the threads that serve workers.
 
-    def _attend(self, worker: int) -> None:
+    def _serve_worker(self, worker: int) -> None:
         try:
             if self.context.device.type == "cuda":
                 torch.cuda.set_device(self.context.device)  # the current device is per thread
-            while self._listens_to(worker):
+            while self._may_receive_from(worker):
                 inbox = self._inbox[worker]
                 who, patience = f"worker rank {worker}", self.job.timeout_s
                 wait_for(self.link.post(inbox, worker, TO_SERVER), who, patience, patience)
@@ -191,22 +190,22 @@ class ParameterShardServer:
                 self.state.notify_all()
             self.link.abort()
 
-    def _listens_to(self, worker: int) -> bool:
+    def _may_receive_from(self, worker: int) -> bool:
         """Wait until this worker's next message may be received; return False if no more messages will arrive."""
 
         def is_its_turn() -> bool:
-            in_meeting = self._granted > self._left
+            is_synchronizing = self._announced > self._left
             within = self._limit is None or self.clocks[worker] < self._limit
-            return worker in self._awaited and not in_meeting and within
+            return worker in self._awaited and not is_synchronizing and within
 
         with self.state:
             self.state.wait_for(lambda: self.ended or self.failure is not None or is_its_turn())
             return not self.ended and self.failure is None
 
     def receive(self, worker: int, message: MessageBuffer) -> None:
-        """Process a worker's message, and perform updates and meetings that are due.
+        """Process a worker's message, and perform any update that is due, or announce that all ranks will synchronise.
 
-        The payload of a push is kept until it is applied.
+        The payload of a push is stored until its gradient is applied.
 
         Args:
             worker: Rank of the worker.
@@ -217,19 +216,19 @@ class ParameterShardServer:
         if is_remote:
             payload = message.payload.numel() * message.payload.element_size()
             name = "server_push" if kind == Kind.PUSH else None
-            self.link.received(name, payload, step=Kind(kind).books(int(step)))
+            self.link.received(name, worker, payload, step=Kind(kind).traffic_step(int(step)))
         with self.state:
             self._awaited.discard(worker)
             if kind == Kind.PUSH:
                 self._pushed[worker] = int(step), bool(finite), message.payload
                 self.admission.push(worker)
             else:
-                self._resting[worker] = Kind(kind), int(step)
+                self._stopped[worker] = Kind(kind), int(step)
                 self.clocks[worker] = int(step)
-                self.admission.rest(worker)
+                self.admission.stop_computing(worker)
             if self.admission.is_due:
                 self._apply()
-            self._end_rests()
+            self._answer_stopped_workers()
             self.state.notify_all()
 
     # Updates.
@@ -250,7 +249,7 @@ class ParameterShardServer:
         self._answer_pushes(workers, (AnswerKind.DONE, norm, float(skipped)))
 
     def _update(self, workers: list[int]) -> float:
-        """Apply the mean of these workers' gradients; return its norm if it is clipped here, else 0."""
+        """Apply the mean of these workers' gradients; return the norm of the mean if the server clips it, else 0."""
         with self.context.meter.span("compute", "server_update"):
             pushed = {worker: (self._pushed[worker][0], self._pushed[worker][2]) for worker in workers}
             self.pushes.mean_(self.shard, pushed, self.total)
@@ -270,14 +269,14 @@ class ParameterShardServer:
         return norm
 
     def _set_rates(self, workers: list[int]) -> None:
-        """Set the learning rates: each of m workers' gradients adds 1/m of the scheduled rate at its worker's step."""
+        """Set the learning rates: with m workers, each gradient adds 1/m of the scheduled rate at its worker's step."""
         job = self.job
         factors = [job.lr_schedule.factor(self._pushed[worker][0], job.steps) for worker in workers]
         for group, base in zip(self.optimizer.param_groups, self._base_lrs, strict=True):
             group["lr"] = base * (sum(factors) / len(self.workers))
 
     def _answer_pushes(self, workers: list[int], header: Header) -> None:
-        """Send the newest parameters to these workers."""
+        """Answer the pushes of these workers with the newest parameters."""
         self.message.write(*header)
         for worker in workers:
             if worker != self.context.rank:
@@ -301,24 +300,24 @@ class ParameterShardServer:
             work.wait()
         self._sends.clear()
 
-    # Meetings.
+    # Synchronisation of all ranks.
 
-    def _end_rests(self) -> None:
-        """Answer resting workers: all of them once all rest, and those that pause as soon as any worker ends."""
-        kinds = {kind for kind, _ in self._resting.values()}
-        if len(self._resting) == len(self.workers) and len(kinds) == 1:
-            self._agreed = min(step for _, step in self._resting.values())
-            self._granted += 1
+    def _answer_stopped_workers(self) -> None:
+        """Answer all workers if all pause or all end; otherwise, if any worker ends, answer the paused ones."""
+        kinds = {kind for kind, _ in self._stopped.values()}
+        if len(self._stopped) == len(self.workers) and len(kinds) == 1:
+            self._agreed = min(step for _, step in self._stopped.values())
+            self._announced += 1
             self.ended = kinds == {Kind.END}
-            self._let_go(list(self._resting), (AnswerKind.MET, float(self._agreed), 0.0))
+            self._release(list(self._stopped), (AnswerKind.SYNCHRONIZED, float(self._agreed), 0.0))
             self.admission.pull([] if self.ended else self.workers)
         elif Kind.END in kinds:
-            pausing = [worker for worker, (kind, _) in self._resting.items() if kind == Kind.PAUSE]
-            self._let_go(pausing, (AnswerKind.SOMEONE_ENDS, 0.0, 0.0))
+            pausing = [worker for worker, (kind, _) in self._stopped.items() if kind == Kind.PAUSE]
+            self._release(pausing, (AnswerKind.WORKER_ENDS, 0.0, 0.0))
 
-    def _let_go(self, workers: list[int], header: Header) -> None:
+    def _release(self, workers: list[int], header: Header) -> None:
         for worker in workers:
-            del self._resting[worker]
+            del self._stopped[worker]
             if worker == self.context.rank:
                 self._answer = header
             else:

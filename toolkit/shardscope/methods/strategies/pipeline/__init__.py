@@ -1,4 +1,4 @@
-"""Pipeline parallelism: each rank holds some of the layers, and micro-batches flow through them."""
+"""Pipeline parallelism: each rank has some of the layers, and micro-batches flow through all ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from shardscope.errors import SpecError
 from shardscope.spec.divisors import divisors, divisors_text
-from shardscope.spec.look import MethodStyle
+from shardscope.spec.look import Arrangement, MethodStyle
 from shardscope.spec.models import model_config
 from shardscope.spec.numbers import Count, CountOrZero
 from shardscope.spec.partition import even_split, optimal_split, require_enough_layers
@@ -19,6 +19,7 @@ from shardscope.spec.strategy import Strategy, Work
 
 if TYPE_CHECKING:
     from shardscope.analytic.communication import Traffic
+    from shardscope.analytic.communication.plan import StepPlan
     from shardscope.analytic.job_step import JobStep
     from shardscope.analytic.memory import RankStates
     from shardscope.analytic.schedules.table import ScheduleTable
@@ -44,17 +45,18 @@ class Pipeline(Strategy):
     look = MethodStyle("#a35a3a", "longdashdot", "hexagon")
 
     schedule: AnyPipelineSchedule = Field(default_factory=lambda: PipelineSchedule("1f1b"))
-    """The order of forward and backward passes: a schedule, or its name."""
+    """Schedule, which determines the order of forward and backward passes: a `PipelineSchedule` or its name."""
     virtual_stages: int | None = Field(default=None, ge=1, le=64)
     """Number of stages on each rank; None means the schedule's default."""
     microbatches: Count | None = None
-    """Micro-batches in one pass through the pipeline; None means all of a step, and fewer mean several passes."""
+    """Number of micro-batches in one pass through the pipeline; None means all micro-batches of a step. If a step has
+    more, it takes several passes."""
     split: Literal["time", "memory", "even"] | tuple[CountOrZero, ...] = "time"
-    """How layers are split into stages: by measured time, by memory, evenly by number, or as a tuple with the number of
-    layers in each stage."""
+    """How layers are split into stages: by measured time, by memory, evenly by number, or explicitly, with a tuple that
+    gives the number of layers in each stage."""
 
     @model_validator(mode="after")
-    def _possible_stages(self) -> Self:
+    def _check_stages_per_rank(self) -> Self:
         if self.virtual_stages is not None and self.schedule.is_here:
             self.schedule.check_stages(self.virtual_stages)
         return self
@@ -94,7 +96,7 @@ class Pipeline(Strategy):
         return num_micro_batches // (self.microbatches or num_micro_batches)
 
     def suggested_micro_batch(self, global_batch: int, world_size: int) -> int | None:
-        """Return the largest size with at least two micro-batches per rank; if none, the largest that is accepted."""
+        """Return the largest valid micro-batch size, if possible one with at least two micro-batches per rank."""
         fitting = self._fitting_micro_batches(global_batch, world_size)
         several = [size for size in fitting if global_batch // size >= 2 * world_size]
         return next(iter(several or fitting), None)
@@ -110,7 +112,7 @@ class Pipeline(Strategy):
         return "each rank holds the gradients of its own stages only"
 
     def check(self, job: Job) -> None:
-        """Refuse too few micro-batches, too few layers, and an explicit split that does not add up.
+        """Reject too few micro-batches, too few layers, and an explicit split that does not add up.
 
         Raises:
             SpecError: The job is invalid; the message names the field, its value and a remedy.
@@ -135,12 +137,12 @@ class Pipeline(Strategy):
         field = "batch.micro_batch" if self.microbatches is None else "microbatches"
         raise SpecError(
             f"{field}={job.batch.micro_batch if self.microbatches is None else count} makes {count} micro-batches "
-            f"a pass, but the {self.schedule.name} schedule on {job.world_size} ranks needs {need}; "
+            f"per pass, but the {self.schedule.name} schedule on {job.world_size} ranks needs {need}; "
             f"use {self._way_out(job)}"
         )
 
     def _check_order(self, job: Job) -> None:
-        """Check the order of operations if torch lacks the schedule; very long ones are checked only by the ranks."""
+        """Check the order of operations if torch lacks the schedule; very long orders are checked only by the ranks."""
         count = self.microbatches or job.num_micro_batches
         if self.schedule.torch_class is None and count * job.world_size <= _MOST_CHECKED:
             from shardscope.analytic.schedules import build
@@ -148,7 +150,7 @@ class Pipeline(Strategy):
             build(self.schedule, job.world_size, count, self.stages_per_rank)
 
     def _way_out(self, job: Job) -> str:
-        """Return settings for an error message, with the largest micro-batch that the schedule accepts."""
+        """Return settings for an error message to suggest, with the largest micro-batch that the schedule accepts."""
         size = job.batch.global_batch
         fitting = self._fitting_micro_batches(size, job.world_size)
         if not fitting:
@@ -161,8 +163,8 @@ class Pipeline(Strategy):
         stages = job.world_size * self.stages_per_rank
         if isinstance(self.split, tuple) and (len(self.split) != stages or min(self.split, default=0) < 1):
             raise SpecError(
-                f"split={self.split} names {len(self.split)} stages, but world_size={job.world_size} times "
-                f"{self.stages_per_rank} stages a rank are {stages}; give {stages} numbers of at least 1"
+                f"split={self.split} has {len(self.split)} numbers, but world_size={job.world_size} with "
+                f"virtual_stages={self.stages_per_rank} makes {stages} stages; give {stages} numbers of at least 1"
             )
         if isinstance(job.model, str):
             check_split(
@@ -171,11 +173,11 @@ class Pipeline(Strategy):
 
     @property
     def ranks_meet(self) -> bool:
-        """False, because stages send only to their neighbours, each at its own time."""
+        """False, because each stage sends only to its neighbours, independently of other ranks."""
         return False
 
     def split_of(self, trace: StepTrace, job: Job) -> tuple[int, ...]:
-        """Return the number of layers in each stage; FLOPs replace times if the split is by measured time."""
+        """Return the predicted number of layers in each stage; a split by time is predicted from FLOPs."""
         pieces, num_stages = trace.pieces, job.world_size * self.stages_per_rank
         if isinstance(self.split, tuple):
             return self.split
@@ -210,20 +212,24 @@ class Pipeline(Strategy):
     def activations(self, step: JobStep) -> list[float] | None:
         """Return the peak activation bytes of each rank: those saved by all micro-batches in flight, and by the loss.
 
-        This is an upper bound if blocks are recomputed, or if the backward pass is split, because the first part of a
-        split backward pass frees some activations.
+        The result is an upper bound if blocks are recomputed, or if the schedule splits the backward pass, because the
+        first part of a split backward pass frees some activations.
         """
         table = self._table(step)
         if not step.trace.pieces or table is None:
             return None
+        return list(table.peak_activation(stage_sizes=self._saved(step)))
+
+    def _saved(self, step: JobStep) -> list[float]:
+        """Return the bytes that each stage saves for the backward pass of one micro-batch."""
         stages = [
             step.samples * sum(piece.stored_bytes for piece in pieces) for _, pieces in self.stages(step)
         ]
         stages[-1] += step.samples * step.trace.loss_bytes
-        return list(table.peak_activation(stage_sizes=stages))
+        return stages
 
     def work(self, step: JobStep) -> list[Work]:
-        """Return the work of each rank: its share of all FLOPs, and the bubble, neglected for huge schedules."""
+        """Return the work of each rank: its fraction of all FLOPs, and the bubble (0 for very long schedules)."""
         if not step.trace.pieces:
             return [Work(1.0 / step.world_size)] * step.world_size
         flops = [0.0] * step.world_size
@@ -235,41 +241,86 @@ class Pipeline(Strategy):
         return [Work(share, share * bubble / (1.0 - bubble)) for share in shares]
 
     def traffic(self, step: JobStep) -> Traffic | None:
-        """Return the traffic of activations and their gradients, of gradients of tied parameters, and of norms.
+        """Return the traffic of activations, their gradients, the gradients of tied parameters, and norms.
 
-        This is an estimate if layers are split by measured time and their outputs differ in size.
+        The result is an estimate if layers are split by measured time and their outputs differ in size.
         """
         from shardscope.analytic.communication.pipeline import pipeline_traffic, tied_traffic
         from shardscope.analytic.communication.traffic import together
         from shardscope.methods.strategies.sharded import norm_traffic
 
-        job, pieces, ranks = step.job, step.trace.pieces, self.stage_ranks(step.world_size)
+        pieces, ranks = step.trace.pieces, self.stage_ranks(step.world_size)
         if not pieces:
             return None
-        samples = job.batch.per_rank(1) // step.micro_batches
-        ends = list(accumulate(self.split_of(step.trace, job)))
-        handed_on = [int(pieces[end - 1].output_bytes * samples) for end in ends[:-1]]
-        sizes = [int(piece.output_bytes * samples) for piece in pieces[:-1]]
+        sizes, handed_on = self._output_bytes(step)
         is_known = self.split != "time" or min(sizes) == max(sizes)
         crossing = pipeline_traffic(
             handed_on, ranks, step.micro_batches, bounds=None if is_known else (min(sizes), max(sizes))
         )
+        tied = [
+            tied_traffic(count, step.element_bytes, holders, step.world_size)
+            for count, holders in self._tied(step)
+        ]
+        return together([crossing, *tied, *norm_traffic(step, of_layers=False)])
+
+    def _output_bytes(self, step: JobStep) -> tuple[list[int], list[int]]:
+        """Return the output bytes of one micro-batch, for each layer and for each stage, except the last of each."""
+        pieces, samples = step.trace.pieces, step.job.batch.per_rank(1) // step.micro_batches
+        sizes = [int(piece.output_bytes * samples) for piece in pieces[:-1]]
+        ends = list(accumulate(self.split_of(step.trace, step.job)))
+        return sizes, [sizes[end - 1] for end in ends[:-1]]
+
+    def _tied(self, step: JobStep) -> list[tuple[int, list[int]]]:
+        """Return the number of elements of each trained parameter that several ranks hold, and these ranks."""
         holders: dict[int, set[int]] = {}
         for rank, held in self.stages(step):
             for place in (place for piece in held for place in piece.parameters):
                 holders.setdefault(place, set()).add(rank)
         rows = step.trace.parameters
-        tied = [
-            tied_traffic(rows[place].num_elements, step.element_bytes, sorted(by), step.world_size)
+        return [
+            (rows[place].num_elements, sorted(by))
             for place, by in holders.items()
             if len(by) > 1 and rows[place].is_trained
         ]
-        return together([crossing, *tied, *norm_traffic(step, of_layers=False)])
+
+    def plan(self, step: JobStep) -> StepPlan | None:
+        """Return the schedule with the messages between stages; sums of tied gradients and norms follow it."""
+        from shardscope.analytic.communication.plan import (
+            Exchange,
+            Flow,
+            StepPlan,
+            When,
+            in_groups,
+            ring_rounds,
+            whole,
+        )
+        from shardscope.methods.strategies.sharded import norm_traffic
+
+        table = self._table(step) if step.trace.pieces else None
+        if table is None:
+            return None
+        end, size = When("backward"), step.element_bytes
+        tied = [
+            Exchange(
+                "ring_all_reduce",
+                end,
+                in_groups(ring_rounds("all_reduce", count, size, len(holders)), [tuple(holders)]),
+            )
+            for count, holders in self._tied(step)
+        ]
+        norms = [each for part in norm_traffic(step, of_layers=False) for each in whole(part, end)]
+        passes = self.passes(step.micro_batches)
+        flow = Flow(table, passes, tuple(self._output_bytes(step)[1]), tuple(self._saved(step)))
+        return StepPlan((*tied, *norms), flow)
+
+    def arrangement(self, world_size: int) -> Arrangement:
+        """Return a row of stages."""
+        return Arrangement("row")
 
     def states(self, step: JobStep) -> RankStates | None:
-        """Return the bytes of the states of each rank's own layers; a tied parameter is on every rank that uses it.
+        """Return the bytes of model states on each rank: the states of its layers, including copies of tied parameters.
 
-        This is an estimate if layers are split by measured time.
+        The result is an estimate if layers are split by measured time.
         """
         from shardscope.analytic.memory.stages import pipeline_states
 
@@ -285,13 +336,13 @@ class Pipeline(Strategy):
 
 
 def check_split(split: str | tuple[int, ...], num_layers: int, num_stages: int, *, of: str) -> None:
-    """Refuse a split that does not fit the number of layers.
+    """Reject a split that does not fit the number of layers.
 
     Args:
         split: A value of `Pipeline.split`.
         num_layers: Number of layers in the model.
         num_stages: Number of stages on all ranks.
-        of: Description of the model, for the error message.
+        of: Description of the model for the error message, such as ``model='mlp'``.
 
     Raises:
         SpecError: There are fewer layers than stages, or an explicit split does not add up to the number of layers.
@@ -299,6 +350,6 @@ def check_split(split: str | tuple[int, ...], num_layers: int, num_stages: int, 
     require_enough_layers(num_layers, num_stages)
     if isinstance(split, tuple) and sum(split) != num_layers:
         raise SpecError(
-            f"split={split} adds up to {sum(split)} layers, but {of} has {num_layers} layers to cut; "
+            f"split={split} adds up to {sum(split)} layers, but {of} has {num_layers} layers; "
             f"make the numbers add up to {num_layers}"
         )

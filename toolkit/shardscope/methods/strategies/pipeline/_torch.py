@@ -4,10 +4,10 @@
     step      one or more passes of micro-batches through the pipeline; sum tied gradients; clip and update
     evaluate  pass activations from stage to stage
 
-Every rank updates its own parameters. The global norm takes one all-reduce of a single number. Trust ratios need no
-communication, because tensors are never sharded. A parameter tied between two stages (GPT's token
-embedding and head) is held by both ranks; their gradients are summed, so both copies stay equal, and only one is
-counted in the norm.
+Each rank updates its own parameters. The global norm takes one all-reduce of a single number. Trust ratios need no
+communication, because tensors are never sharded. If a parameter is tied between two stages (such as GPT's token
+embedding and head), both ranks hold a copy. The gradients of the copies are summed, so that the copies stay equal, and
+only one copy is counted in the norm.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardscope.methods.strategies import pipeline
-from shardscope.methods.strategies.pipeline._torch_cut import cut, let_go
-from shardscope.methods.strategies.pipeline._torch_passing import hand_on, take_over
+from shardscope.methods.strategies.pipeline._torch_cut import cut, free_unused
+from shardscope.methods.strategies.pipeline._torch_passing import receive_activations, send_activations
 from shardscope.training.collectives.ring import RingAllReduce
 from shardscope.training.observe import StandIns, unchanged
 from shardscope.training.optim import LayerSignal, TrainedParameters, built_by
@@ -57,19 +57,19 @@ class PipelineRank(RankStrategy):
         self.order = [name for name, _ in model.named_parameters()]
         self._start_alike(model)
         own = [layer for stage in self._own_stages() for _, layer in self.cut.stages[stage]]
-        let_go(model, own)
+        free_unused(model, own)
         self.names = {name: p for name, p in model.named_parameters() if p.device.type != "meta"}
         self.parameters = [p for p in self.names.values() if p.requires_grad]
         self.placeholder = None if self.parameters else self._placeholder(model)
         if self.placeholder is not None:
             self.parameters = [self.placeholder]
-        self._share()
+        self._make_tied_rings()
         self._make_stages()
         self._agree_on_overflow()
         return self.modules
 
     def _start_alike(self, model: nn.Module) -> None:
-        """Broadcast each tied parameter from the first rank that holds it."""
+        """Broadcast each tied parameter from the first rank that has a copy."""
         for name, parameter in model.named_parameters():
             holders = self.cut.holders.get(name, [])
             if len(holders) > 1:
@@ -79,14 +79,14 @@ class PipelineRank(RankStrategy):
         return [stage for stage, rank in enumerate(self.stage_ranks) if rank == self.context.rank]
 
     def _placeholder(self, model: nn.Module) -> nn.Parameter:
-        """Return a one-element parameter for a rank without any, so that it has an optimizer and joins all norms."""
+        """Return a one-element parameter for a rank without parameters, so that it too can have an optimizer."""
         placeholder = nn.Parameter(
             torch.zeros(1, dtype=self.precision.weight_dtype, device=self.context.device)
         )
         model.register_parameter(_PLACEHOLDER, placeholder)
         return placeholder
 
-    def _share(self) -> None:
+    def _make_tied_rings(self) -> None:
         """Create a ring for each tied parameter over the ranks that hold a copy; the lowest rank counts it in norms."""
         tied = {
             name: ranks for name, ranks in self.cut.holders.items() if len(ranks) > 1 and name in self.names
@@ -207,7 +207,7 @@ class PipelineRank(RankStrategy):
             raise
 
     def _loss(self, output: Any, index: Tensor) -> Tensor:
-        """Return the loss for `backward`: what micro-batch `index` contributes to the mean over the global batch."""
+        """Return the loss for the backward pass: the contribution of micro-batch `index` to the mean over the batch."""
         with self.recorder.loss(), self.precision.autocast():
             loss = self.loss_function(output, self.targets[int(index)])
         self.losses.append(loss.detach())
@@ -236,7 +236,7 @@ class PipelineRank(RankStrategy):
             yield self._predict
 
     def consensus(self) -> StandIns:
-        return {}  # each tensor is already on the rank that trains it
+        return {}  # each rank already holds the tensors that it trains
 
     def _predict(self, inputs: Any) -> Any:
         """Run the forward pass; return the outputs on the rank of the last stage, and None on others."""
@@ -245,12 +245,12 @@ class PipelineRank(RankStrategy):
         for index, stage in self.stages.items():
             before = self.stage_ranks[index - 1] if index else rank
             if before != rank:
-                x = take_over(before, self.context)
+                x = receive_activations(before, self.context)
             assert x is not None
             x = stage.submod(x)
             after = self.stage_ranks[index + 1] if index < last else rank
             if after != rank:
-                hand_on(x, after, self.context)
+                send_activations(x, after, self.context)
                 x = None
         return x
 
@@ -287,8 +287,8 @@ class PipelineRank(RankStrategy):
 def _boundary(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Return meta tensors that tell torch the shapes and dtypes of messages; they always require a gradient.
 
-    A preceding stage that needs no gradient (frozen or without parameters) discards it. If messages required none,
-    torch's split backward pass would leave out the weights of the next stage.
+    A preceding stage that needs no gradient (frozen or without parameters) discards the gradient. If messages did not
+    require a gradient, torch's split backward pass would skip the weights of the next stage.
     """
     return tuple(
         torch.empty(tensor.shape, dtype=tensor.dtype, device="meta").requires_grad_(
@@ -299,5 +299,5 @@ def _boundary(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
 
 
 def _saved(key: str, value: Any) -> bool:
-    """Return whether a checkpoint contains an entry: not if another rank holds it, or if it is a placeholder."""
+    """Return whether this rank saves an entry in checkpoints; False for placeholders and other ranks' entries."""
     return _PLACEHOLDER not in key and not (isinstance(value, Tensor) and value.device.type == "meta")

@@ -1,8 +1,9 @@
 """Assign layers to ranks, and free the rest of the model on each rank.
 
-Every rank builds the whole model from the same seed, so all ranks compute the same split without communication, except
-that rank 0 broadcasts measured times. Then each rank keeps the parameters of its own stages; all others move
-to the meta device and take no memory. The module keeps its structure, and thus the names of all parameters.
+Every rank builds the whole model from the same seed, so all ranks compute the same split. Ranks do not communicate,
+except that rank 0 broadcasts measured times. Then each rank keeps the parameters of its own stages, and moves all
+others to the meta device, where they take no memory. The module keeps its structure, and thus the names of all
+parameters.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class StagedModel:
 
 
 def cut(model: nn.Module, inputs: Any, autocast: Autocast, job: Job, context: RankContext) -> StagedModel:
-    """Find the layers of `model` and assign them to stages; must be called by all ranks.
+    """Split the layers of `model` into stages; must be called by all ranks.
 
     Args:
         model: The whole model.
@@ -103,7 +104,7 @@ def _holders(model: nn.Module, stages: Sequence[Layers], ranks: Sequence[int]) -
     return {name: sorted(held[id(p)]) for name, p in model.named_parameters() if id(p) in held}
 
 
-def let_go(model: nn.Module, keep: Sequence[nn.Module]) -> None:
+def free_unused(model: nn.Module, keep: Sequence[nn.Module]) -> None:
     """Move to the meta device, in place, all parameters and buffers of `model` that no module in `keep` uses."""
     kept = {id(tensor) for module in keep for tensor in (*module.parameters(), *module.buffers())}
     gone: dict[int, Tensor] = {}  # keeps tied tensors tied

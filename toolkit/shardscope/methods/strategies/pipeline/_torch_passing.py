@@ -1,7 +1,7 @@
 """Send and receive activations between stages during evaluation.
 
-In training, all ranks know the shapes of messages. In an evaluation, the last micro-batch may be smaller, so each
-message is preceded by a header with its shape and dtype.
+During training, all ranks know the shapes of messages in advance. During an evaluation, the last micro-batch may be
+smaller, so each message is preceded by a header with the message's shape and dtype.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _MOST_DIMS = 8
 _TAG = 1 << 19  # different from the tags used in training
 
 
-def hand_on(x: Tensor, peer: int, context: RankContext) -> None:
-    """Send a floating-point tensor to a rank that calls `take_over`."""
+def send_activations(x: Tensor, peer: int, context: RankContext) -> None:
+    """Send a floating-point tensor to a rank that calls `receive_activations`."""
     assert context.group is not None
     shape = [*x.shape, *[0] * (_MOST_DIMS - x.dim())]
     header = torch.tensor([_DTYPES.index(x.dtype), x.dim(), *shape])
@@ -25,8 +25,8 @@ def hand_on(x: Tensor, peer: int, context: RankContext) -> None:
     context.group.send([_sendable(x, context)], peer, _TAG + 1).wait()
 
 
-def take_over(peer: int, context: RankContext) -> Tensor:
-    """Receive a tensor that rank `peer` sends with `hand_on`."""
+def receive_activations(peer: int, context: RankContext) -> Tensor:
+    """Receive a tensor that rank `peer` sends with `send_activations`."""
     assert context.group is not None
     header = torch.empty(2 + _MOST_DIMS, dtype=torch.int64)
     context.group.recv([header], peer, _TAG).wait()

@@ -1,4 +1,4 @@
-"""Measure the cost and record the output of each layer, one layer at a time, with one micro-batch."""
+"""Measure the time and memory of each layer, and record the shape of its output, with one micro-batch."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class LayerProbe:
 def probe(
     model: nn.Module, layers: Layers, inputs: Any, autocast: Autocast, *, measure: bool
 ) -> list[LayerProbe]:
-    """Probe all layers, with the output of each as input of the next; the model is left unchanged.
+    """Probe all layers in order, each with the output of the layer before it; the model is left unchanged.
 
     Args:
         model: The whole model.
@@ -59,8 +59,8 @@ def probe(
             last = index == len(layers) - 1
             if not last and not (isinstance(y, Tensor) and y.is_floating_point()):
                 raise SpecError(
-                    f"layer {name!r} hands on {_kind(y)}, and a pipeline sends floating-point tensors; "
-                    "make it one layer with the next"
+                    f"layer {name!r} returns {_kind(y)}, but a pipeline can only send a floating-point tensor; "
+                    "combine this layer with the next one"
                 )
             seconds = _seconds(layer, x) if measure else 0.0
             handed_on = [torch.empty_like(t, device="meta", requires_grad=False) for t in tensors_in(y)]

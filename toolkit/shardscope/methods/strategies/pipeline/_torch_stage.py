@@ -25,8 +25,8 @@ def schedule_of(
 ) -> Any:
     """Return an object that runs a schedule on this rank's stages.
 
-    This is an instance of torch's own class if torch has the schedule; if not, torch's runtime executes our order of
-    operations.
+    If torch has a class for the schedule, the object is an instance of that class. Otherwise, torch's runtime executes
+    our own order of operations.
 
     Args:
         schedule: The schedule.
@@ -50,7 +50,7 @@ class StageRecorder:
         self.memory = memory
         self.ops: list[list[Any]] = []
         self.first = 0
-        """Offset added to micro-batch numbers, so that numbering continues over the passes of a step."""
+        """Offset added to micro-batch numbers, so that they are consecutive over all passes of a step."""
 
     def begin(self) -> None:
         """Clear the operations of the last step."""
@@ -67,7 +67,7 @@ class StageRecorder:
 
     @contextmanager
     def loss(self) -> Iterator[None]:
-        """Context that counts its body, the loss, as part of the last recorded forward pass."""
+        """Context for computing the loss, which extends the last recorded forward pass by the time of its body."""
         with self.meter.span("compute", "forward"):
             yield
         self.ops[-1][4] = round(clock.now(), 6)
@@ -82,7 +82,7 @@ class StageModule(nn.Module):
         self.autocast = autocast
 
     def forward(self, x: Any) -> Any:
-        """Apply all layers to a tensor, or to the batch's inputs of any structure in the first stage."""
+        """Apply all layers to the input of the stage: a tensor, or in the first stage, the model's inputs."""
         with self.autocast():
             for layer in self.layers:
                 x = call(layer, x)

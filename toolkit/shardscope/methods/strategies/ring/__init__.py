@@ -11,6 +11,7 @@ from shardscope.spec.numbers import MessageMiB
 
 if TYPE_CHECKING:
     from shardscope.analytic.communication import Traffic
+    from shardscope.analytic.communication.plan import Exchange, When
     from shardscope.analytic.job_step import JobStep
     from shardscope.spec.job import Job
 
@@ -26,17 +27,17 @@ class Ring(BucketedStrategy):
     family = "All-reduce"
     look = MethodStyle("#e06c2c")
     carries = frozenset({"sums", "packets", "layers", "steps"})
+    removed_settings = frozenset({"trace_chunks"})
 
     directions: Literal[1, 2] = 1
-    """1: all chunks travel clockwise. 2: half of each bucket travels in each direction, which uses links both ways."""
+    """Number of directions: with 1, all chunks travel clockwise; with 2, half of each bucket travels in each direction,
+    so that links are used both ways."""
     slice_mb: MessageMiB = 4.0
-    """Longest message in MiB: longer chunks are cut into slices, so that summing overlaps receiving."""
-    trace_chunks: bool = False
-    """Record one event for each chunk sent, to show the ring hop by hop. Slows down short steps."""
+    """Longest message in MiB: longer chunks are split into slices, so that summing overlaps receiving."""
 
     @property
     def label(self) -> str:
-        """``ring``, or ``ring:2`` with both directions."""
+        """Short name in tables and plots: ``ring``, or ``ring:2`` with both directions."""
         return self.name if self.directions == 1 else f"{self.name}:2"
 
     @property
@@ -51,10 +52,20 @@ class Ring(BucketedStrategy):
             slice_mb=self.slice_mb,
         )  # fmt: skip
 
-    def sum_room(self, sums: Sequence[tuple[int, int]], step: JobStep) -> int:
-        from shardscope.analytic.memory.held import ring_room
+    def sum_exchanges(
+        self, num_elements: int, element_bytes: int, step: JobStep, when: When
+    ) -> list[Exchange]:
+        from shardscope.analytic.communication.plan import Exchange, ring_rounds
 
-        return ring_room(sums, step.world_size, directions=self.directions, slice_mb=self.slice_mb)
+        rounds = ring_rounds(
+            "all_reduce", num_elements, element_bytes, step.world_size, directions=self.directions
+        )
+        return [Exchange("ring_all_reduce", when, rounds)]
+
+    def sum_room(self, sums: Sequence[tuple[int, int]], step: JobStep) -> int:
+        from shardscope.analytic.memory.held import ring_buffer_bytes
+
+        return ring_buffer_bytes(sums, step.world_size, directions=self.directions, slice_mb=self.slice_mb)
 
     def build(self, job: Job, context: Any) -> Any:
         from shardscope.methods.strategies.ring._torch import RingRank

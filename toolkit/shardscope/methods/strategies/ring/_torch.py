@@ -17,8 +17,7 @@ class RingRank(OwnAllReduce):
     def prepare(self) -> None:
         settings, group = self.settings, self.context.group
         assert group is not None
-        on_chunk = self.trace if settings.trace_chunks else None
-        self.ring = RingCollective(group, settings.directions, int(settings.slice_mb * 2**20), on_chunk)
+        self.ring = RingCollective(group, settings.directions, int(settings.slice_mb * 2**20))
 
     def reduce_(self, buffer: Tensor) -> Tensor:
         return self.ring.all_reduce_(buffer)

@@ -10,6 +10,7 @@ from shardscope.spec.strategy import Strategy
 
 if TYPE_CHECKING:
     from shardscope.analytic.communication import Traffic
+    from shardscope.analytic.communication.plan import StepPlan
     from shardscope.analytic.job_step import JobStep
     from shardscope.analytic.memory import RankStates
     from shardscope.spec.job import Job
@@ -26,19 +27,25 @@ class Single(Strategy):
     zero_stage = 0
 
     def degrees(self, world_size: int) -> Mapping[str, Any]:
-        """Return no degrees, which means a layout on a single device."""
+        """Return an empty mapping, which means a layout on a single device."""
         return {}
 
     def traffic(self, step: JobStep) -> Traffic:
-        """Return no traffic."""
+        """Return an empty mapping, since one process sends nothing."""
         return {}
 
+    def plan(self, step: JobStep) -> StepPlan:
+        """Return a plan without messages."""
+        from shardscope.analytic.communication.plan import StepPlan
+
+        return StepPlan()
+
     def states(self, step: JobStep) -> RankStates:
-        """Return the bytes of one whole replica."""
+        """Return the bytes of one whole replica: parameters, gradients and optimizer state."""
         from shardscope.analytic.memory import spread_states
         from shardscope.analytic.memory.work_space import updates_of
 
-        return spread_states(step).working_in(step, lambda: updates_of(step.rows, step))
+        return spread_states(step).with_work_buffers(step, lambda: updates_of(step.rows, step))
 
     def build(self, job: Job, context: Any) -> Any:
         from shardscope.methods.strategies.single._torch import SingleRank

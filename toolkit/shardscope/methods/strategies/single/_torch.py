@@ -1,4 +1,4 @@
-"""Training in one process without communication, the reference strategy."""
+"""Training in one process without communication, as a reference for all other strategies."""
 
 from __future__ import annotations
 

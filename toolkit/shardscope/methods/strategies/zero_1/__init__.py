@@ -10,6 +10,7 @@ from shardscope.spec.numbers import MessageMiB
 
 if TYPE_CHECKING:
     from shardscope.analytic.communication import Traffic
+    from shardscope.analytic.communication.plan import StepPlan
     from shardscope.analytic.job_step import JobStep
     from shardscope.analytic.memory import RankStates
     from shardscope.analytic.sharding import Ints
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class Zero1(ZeroStrategy):
-    """Shards optimizer state: each rank updates an equal share of all elements, then ranks exchange weights.
+    """Shards optimizer state: each rank updates an equal share of all elements, then ranks exchange parameters.
 
-    Ranks send as many bytes as with a ring: gradients are reduce-scattered and parameters all-gathered once per step.
-    With compression, buckets are padded to equal shares, each share is sent as one packet, and error feedback keeps a
-    residual of the whole gradient.
+    Ranks send as many bytes as in a ring all-reduce: gradients are reduce-scattered, and parameters all-gathered, once
+    per step. With compression, buckets are padded to equal shares, each share is sent as one packet, and error feedback
+    keeps a residual of the whole gradient.
     """
 
     name = "zero-1"
@@ -32,19 +33,30 @@ class Zero1(ZeroStrategy):
     """Size of a gradient bucket in MiB, 0 < value <= 1024; a bucket is sent as soon as it is complete."""
 
     def exchanged_bytes(self, gradient_bytes: int, world_size: int, *, micro_batches: int = 1) -> float:
-        """Return 2(W-1) S bytes, for the reduce-scatter of gradients and the all-gather of parameters."""
+        """Return the total bytes sent: 2(W-1) S for W ranks and S bytes of gradients, half in the all-gather."""
         from shardscope.analytic.communication import all_reduce_bytes
 
         return float(all_reduce_bytes(gradient_bytes, world_size))
 
     def traffic(self, step: JobStep) -> Traffic:
-        """Return the traffic of the buckets, and that of norms, which the backend all-reduces."""
+        """Return the traffic of the buckets, and of norms, which the backend all-reduces."""
         from shardscope.analytic.communication import zero_1_traffic
         from shardscope.analytic.communication.traffic import together
         from shardscope.methods.strategies.sharded import norm_traffic
 
         sharded = zero_1_traffic(self._buckets(step), step.world_size, self._carriers(step))
         return together([sharded, *norm_traffic(step)])
+
+    def plan(self, step: JobStep) -> StepPlan:
+        """Return a reduce-scatter of each bucket after the backward pass, and an all-gather after the update."""
+        from shardscope.analytic.communication.plan import StepPlan, When, whole
+        from shardscope.analytic.communication.shard_plan import ShardedPlan
+        from shardscope.methods.strategies.sharded import norm_traffic
+
+        plan = ShardedPlan(step.world_size, self._carriers(step), 1, 1, step.micro_batches)
+        buckets, end = self._buckets(step), When("backward", 1.0, step.micro_batches - 1)
+        norms = [each for part in norm_traffic(step) for each in whole(part, end)]
+        return StepPlan((*plan.of_buckets(buckets), *norms))
 
     def _buckets(self, step: JobStep) -> list[int]:
         """Return the number of elements in each flat bucket, without padding."""
@@ -54,20 +66,20 @@ class Zero1(ZeroStrategy):
         return bucket_elements([row.num_elements for row in step.trained], capacity)
 
     def states(self, step: JobStep) -> RankStates:
-        """Return the bytes of whole parameters and gradients in buckets, and of an equal share of optimizer state."""
+        """Return the bytes on each rank: whole parameters and gradients, in buckets, and a share of optimizer state."""
         from shardscope.analytic.memory import spread_states
         from shardscope.analytic.memory.work_space import updates_of_shards
 
         is_padded = step.job.compression.is_on or self.collectives == "backend"
         cut: dict[str, Any] = {"stage": 1, "bucket_mb": self.bucket_mb, "is_padded": is_padded}
 
-        def room() -> Ints | None:
+        def buffer_bytes() -> Ints | None:
             padding = step.world_size if is_padded else 1
             sizes = [-(-size // padding) * padding for size in self._buckets(step)]
-            kept = self._room(step, sizes, sizes, step.world_size)
+            kept = self._buffer_bytes(step, sizes, sizes, step.world_size)
             return None if kept is None else updates_of_shards(step, **cut) + kept
 
-        return spread_states(step, **cut).working_in(step, room)
+        return spread_states(step, **cut).with_work_buffers(step, buffer_bytes)
 
     def build(self, job: Job, context: Any) -> Any:
         from shardscope.methods.strategies.zero_1._torch import Zero1Rank

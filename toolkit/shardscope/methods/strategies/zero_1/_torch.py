@@ -1,10 +1,10 @@
 """ZeRO-1: whole gradients, equal shards of optimizer state, and the bytes of one ring all-reduce per step.
 
 torch's `ZeroRedundancyOptimizer` assigns whole parameters to ranks, which makes shards uneven, and broadcasts them one
-by one. Here the parameters are stored in flat buckets, each of which is cut into chunks with equal numbers of elements.
-As soon as the backward pass has filled a bucket, one thread per rank reduce-scatters it, in the same order on all
-ranks. Each rank updates its own chunk with its shard of the optimizer state. Then the buckets are all-gathered in
-place.
+by one. Here, the parameters are stored in flat buckets, each of which is split into chunks with equal numbers of
+elements. As soon as the backward pass has filled a bucket, a background thread on each rank reduce-scatters it; the
+order of buckets is the same on all ranks. Each rank updates its own chunks with its shard of the optimizer state. Then
+the buckets are all-gathered in place.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Zero1Rank(Partitioned):
         self.sent: list[Future[None]] = []
 
     def _arrived(self, parameter: nn.Parameter) -> None:
-        """Register a complete gradient, and send all complete buckets in order, which is the same on all ranks."""
+        """Record that a gradient is complete; send buckets as they become complete, in the same order on all ranks."""
         if not self.is_last:
             return
         index, name = self.order[id(parameter)]
@@ -113,8 +113,8 @@ class Zero1Rank(Partitioned):
         absent = [name for names in self.missing for name in names]
         if absent:
             raise SpecError(
-                f"parameter {absent[0]!r} took no part in the loss, and strategy='zero-1' needs a gradient of each; "
-                "use it, or freeze it with requires_grad_(False)"
+                f"parameter {absent[0]!r} has no gradient from the loss, but strategy='zero-1' needs a gradient for "
+                "every trained parameter; use it in the loss, or freeze it with requires_grad_(False)"
             )
         for done in self.sent:
             done.result()
@@ -123,7 +123,7 @@ class Zero1Rank(Partitioned):
                 piece.parameter.grad = piece.grad
 
     def _reduce(self, bucket: FlatBucket) -> None:
-        """Reduce-scatter a bucket: this rank's chunk becomes the mean over all ranks, and the rest is overwritten."""
+        """Reduce-scatter a bucket: this rank's chunk becomes the mean over all ranks; other chunks are overwritten."""
         own = bucket.own(bucket.grads)
         if self.compressor is not None:
             self._compress(bucket, own)
@@ -158,7 +158,7 @@ class Zero1Rank(Partitioned):
             self.ring.all_gather_(flat)
 
     def join(self, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Gather whole tensors on every rank; during a checkpoint, each rank thus holds the whole optimizer state."""
+        """Gather whole tensors on every rank, which therefore stores the whole optimizer state during a checkpoint."""
         joined: dict[str, Tensor] = {}
         for bucket in self.buckets:
             flat = torch.zeros_like(bucket.weights)

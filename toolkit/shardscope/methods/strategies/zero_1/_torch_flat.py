@@ -1,8 +1,9 @@
-"""Flat buckets of parameters and gradients, each cut into equal chunks, one per rank.
+"""Flat buckets of parameters and gradients, each split into equal chunks, one per rank.
 
-A parameter becomes a view of its bucket, so gathering the bucket in place gathers the parameter. Its gradient is
-accumulated in a view of a second buffer, so reducing needs no copy. A rank's chunk can start or end inside a parameter;
-the part of each parameter that lies in the chunk, possibly empty, is the rank's piece of the parameter.
+A parameter becomes a view of its bucket, so gathering the bucket in place also gathers the parameter. The gradient is
+accumulated in a view of a second buffer, so reducing it needs no copy. A rank's chunk can start or end inside a
+parameter. The part of a parameter that lies in the chunk, which may be empty, is called the rank's piece of the
+parameter.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class FlatBucket:
         return FlatPiece(name, parameter, nn.Parameter(home[start:stop]), start, stop, grad)
 
     def clear_gradients(self) -> None:
-        """Set the gradients to zero, and make each parameter's gradient a view of the bucket for the backward pass."""
+        """Set all gradients to zero, and make the gradient of each parameter a view of the bucket's gradients."""
         self.grads.zero_()
         grads = self.wholes(self.grads)
         for name, parameter in self.named:
@@ -96,14 +97,14 @@ class FlatBucket:
         return flat[self.first : self.last]
 
     def wholes(self, flat: Tensor) -> dict[str, Tensor]:
-        """Return views of a tensor that is laid out like the bucket: by name, each parameter's part in its shape."""
+        """Return views of a tensor that is laid out like the bucket: by parameter name, in the parameter's shape."""
         sizes = [parameter.numel() for _, parameter in self.named]
         parts = flat[: sum(sizes)].split(sizes)
         return {name: part.view(p.shape) for (name, p), part in zip(self.named, parts, strict=True)}
 
 
 def cut_into_buckets(parameters: Sequence[Named], bucket_bytes: int) -> list[list[Named]]:
-    """Group parameters into buckets in reverse order, in which the backward pass fills them.
+    """Group parameters into buckets in reverse order, which is the order of their gradients in the backward pass.
 
     Each bucket has one dtype, one device, and at least one parameter.
 

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 class Zero2(FullyShardedStrategy):
-    """Also shards gradients; parameters stay gathered from the forward pass to the end of the backward pass.
+    """Shards optimizer state and gradients; parameters stay gathered from the forward to the end of the backward pass.
 
-    Except for FSDP2's padding, ranks send as many bytes as with a ring: parameters are all-gathered once per step. With
-    gradient accumulation, parameters stay gathered over all micro-batches. Gradients are reduce-scattered after each
-    micro-batch, so that a rank keeps only their shards; m micro-batches take m reduce-scatters.
+    Parameters are all-gathered once per step, so except for FSDP2's padding, ranks send as many bytes as in a ring
+    all-reduce. With gradient accumulation, parameters stay gathered over all micro-batches, but gradients are
+    reduce-scattered after each micro-batch, so that a rank keeps only its own shards of the gradients.
     """
 
     name = "zero-2"

@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 
 class Zero3(FullyShardedStrategy):
-    """Also shards parameters; each block is gathered for its forward pass and again for its backward pass.
+    """Shards all states; the parameters of each block are gathered for its forward and again for its backward pass.
 
-    Except for FSDP2's padding, ranks send 1.5 times as many bytes per micro-batch as with a ring.
+    Except for FSDP2's padding, ranks send 1.5 times as many bytes per micro-batch as in a ring all-reduce.
     """
 
     name = "zero-3"

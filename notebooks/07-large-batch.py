@@ -1,0 +1,174 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 7 · How large can the batch be?
+#
+# [← Compression](06-compression.ipynb) · [Index](00-index.ipynb) · next: [Tuning →](08-tuning.ipynb)
+#
+# More workers mean larger batches, unless each worker gets less to do. A larger batch makes every step better, but only
+# up to a point. That point can be measured while a model trains. How to scale the learning rate is a rule with
+# exceptions, and which optimizers still reach the target is a matter of experiment. This notebook does all three on
+# real processes.
+
+# %%
+import numpy as np
+import pandas as pd
+from plotly import graph_objects as go
+
+import shardscope as ss
+from shardscope.analytic import large_batch
+from shardscope_widgets import Trace, figures, say
+from shardscope_widgets.figures import theme
+
+FEWEST, CRITICAL = 100, 256
+batches = [16, 64, 256, 1024, 4096]
+steps = large_batch.steps_to_target(batches, min_steps=FEWEST, critical_batch=CRITICAL)
+say(
+    f"An example: assume that {FEWEST} steps are the fewest that reach a target, and that the critical batch size is "
+    f"{CRITICAL} samples. Its measured value follows below."
+)
+pd.DataFrame(
+    {
+        "steps": [f"{count:,.0f}" for count in steps],
+        "samples": [f"{count * batch:,.0f}" for count, batch in zip(steps, batches, strict=True)],
+    },
+    index=pd.Index(batches, name="batch"),
+)
+
+# %% [markdown]
+# ## How much of a gradient is noise?
+#
+# Every data-parallel step yields two averages: each rank's own gradient, over few samples, and the mean of all ranks,
+# over many. Noise averages out and the true gradient does not, so the squared norms of the two tell them apart
+# (McCandlish et al. 2018, appendix A). Their ratio is a number of samples, the *critical batch size*. Up to about this
+# size, a larger batch saves steps in proportion; far beyond it, a larger batch saves none.
+
+# %%
+job = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, batch=64, steps=60)
+run = ss.launch(job.replace(record=ss.Record(noise_scale=True))).wait(timeout=60)
+noise = run.noise_scale()
+say(figures.noise_scale_text(figures.noise_scale_info_of(Trace.read(run))))
+figures.noise_scale(run)
+
+# %% [markdown]
+# Does compression disturb the measurement? It should not: gradients are measured before they are packed.
+
+# %%
+packed = ss.launch(job.replace(record=ss.Record(noise_scale=True), compression="int8")).wait(timeout=60)
+say(
+    f"Critical batch size: {noise.latest:.0f} samples without compression, {packed.noise_scale().latest:.0f} with int8."
+)
+
+# %% [markdown]
+# ## Few steps, or few samples?
+#
+# The first table again, as a curve, for the critical batch size that was measured instead of the assumed one.
+
+# %%
+batches = np.geomspace(4, 4096, 60)
+steps = large_batch.steps_to_target(batches, min_steps=FEWEST, critical_batch=noise.latest)
+at = float(large_batch.steps_to_target(noise.latest, min_steps=FEWEST, critical_batch=noise.latest))
+say(
+    f"If {FEWEST} steps are the fewest that reach the target, it takes {at:.0f} steps at the critical batch size "
+    f"of {noise.latest:.0f} samples."
+)
+figure = go.Figure(
+    go.Scatter(x=steps * batches, y=steps, text=[f"batch {b:.0f}" for b in batches], mode="lines")
+)
+theme.style(
+    figure, height=360, title=f"What reaching a target costs, if the fewest steps are {FEWEST}",
+    xaxis=theme.axis("samples", type="log", dtick=1), yaxis=theme.axis("steps", type="log", dtick=1),
+)  # fmt: skip
+
+# %% [markdown]
+# ## Which learning rate? By test
+#
+# One short run whose learning rate rises until the loss explodes (Smith 2015). The rate at which the loss falls fastest
+# is a good first choice.
+
+# %%
+found = ss.lr_range_test(job.replace(optimizer="lamb"), low=1e-4, high=10.0, steps=60)
+say(figures.lr_range_text(figures.lr_range_info(found)))
+figures.lr_range(found)
+
+# %% [markdown]
+# ## Which learning rate? By rule
+#
+# For other batch sizes, the rate is scaled in proportion to the batch size for SGD (Goyal et al. 2017), and with its
+# square root for adaptive methods. The LAMB paper's table for BERT follows such a rule, and its warm-up grows with the
+# batch size too:
+
+# %%
+bert = large_batch.LAMB_BERT
+pd.DataFrame(
+    {
+        batch: {
+            "learning rate": f"{float(bert.lr_at(batch)):.3g}",
+            "warm-up": f"{float(bert.warmup_ratio_at(batch)):.2%} of all steps",
+        }
+        for batch in (512, 2048, 8192, 32768)
+    }
+).T.rename_axis("batch")
+
+# %% [markdown]
+# ## The experiment
+#
+# Every batch size gets the same number of samples. At each batch size, several learning rates around that of the rule
+# are tried, and a few further ones while the best is the lowest or the highest. One seed selects the learning rate, the
+# others give the result. The question is not which optimizer is best, but up to which batch size each of them reaches
+# the target, and how long it trains for that.
+
+# %%
+sweep = ss.batch_sweep(
+    job.replace(batch=32, steps=112), batches=ss.PowersOfTwo(32, 512), seeds=(0, 1, 2),
+    optimizers=("nesterov", "adamw", "lars", "lamb"),
+    rates={"nesterov": 0.03, "adamw": 5e-3, "lars": 3.0, "lamb": 1e-2},
+)  # fmt: skip
+found = figures.batch_sweep_info(sweep, critical_batch=noise.latest)
+answer, *reasons = figures.batch_sweep_text(found).splitlines()
+say("\n".join([f"**{answer}**\n", *(f"- {reason}" for reason in reasons)]))
+figures.batch_sweep(sweep, critical_batch=noise.latest)
+
+# %%
+sweep.frame
+
+# %% [markdown]
+# Where learning rates are tuned at every batch size, standard optimizers have reached larger batches than is often
+# claimed (Nado et al. 2021). So every study of this toolkit that chooses among optimizers includes `adamw` and
+# `nesterov`, which is SGD with Nesterov momentum, with as many trials as any other, and its report says so if one of
+# them wins.
+
+# %% [markdown]
+# ## Which layers get a smaller step?
+#
+# LAMB and LARS scale each layer's step in proportion to the norm of its weights; the factor is the *trust ratio*. Every
+# run records trust ratios, and compression residuals, layer by layer, and raises alarms. Here a published variant of
+# LAMB limits the norm of the weights.
+
+# %%
+clamped = ss.Optimizer("lamb", variant="pytorch-optimizer")
+layered = ss.launch(job.replace(optimizer=clamped, compression="topk")).wait(timeout=60)
+for alarm in layered.layers().alarms:
+    say(f"- **Alarm:** {alarm}")
+figures.layers(layered)
+
+# %% [markdown]
+# ## Try next
+#
+# - Measure the critical batch size of your own model: `record=ss.Record(noise_scale=True)` works with any job.
+# - Add `"sgd"` to the sweep, or more seeds. `tests/benchmarks/batch_scaling.py` trains longer, on two tasks.
+#
+# [← Compression](06-compression.ipynb) · [Index](00-index.ipynb) · next: [Tuning →](08-tuning.ipynb)

@@ -1,0 +1,151 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 9 · Which layout trains a very large model?
+#
+# [← Tuning](08-tuning.ipynb) · [Index](00-index.ipynb) · next: [Bring your own →](10-bring-your-own.ipynb)
+#
+# Does a Llama fit on your H100s, with which layout, and how long does a step take? A very large model can be placed on
+# a cluster in a great many ways: how many replicas, tensor, pipeline and context ranks, which ZeRO stage, which
+# schedule, which micro-batch, what to recompute, what to keep in host memory. The planner evaluates **all** of them,
+# with the formulas of the other calculators. Choose another model, device or number of nodes; move the sliders, and
+# rows are ranked again at once; click a point or a row to compare that plan with the best one.
+
+# %%
+from shardscope_widgets import Planner, figures, say
+
+planner = Planner(model="llama-3-70b", device="h100-80gb", nodes=8)
+say(
+    f"**{planner.model} on {planner.plans.setting.cluster.num_devices} devices:** {figures.plans_text(planner.plans)}"
+)
+planner
+
+# %% [markdown]
+# ## In code
+#
+# `ss.plan` returns the same table; `plans.frame` has it as a DataFrame. Here is GPT-3 on A100s:
+
+# %%
+import shardscope as ss
+from shardscope.prediction.planner import REASONS
+
+TOKENS = 300e9  # what GPT-3 was trained on
+plans = ss.plan("gpt3-175b", ss.Cluster.of("a100-80gb", nodes=128, per_node=8), global_batch=1536)
+say(figures.plans_text(plans, tokens=TOKENS))
+plans
+
+# %% [markdown]
+# ## Why are the other layouts not in the table?
+#
+# The number of combinations that were rejected, by reason. `plans.best.layout` is ready for `ss.predict`.
+
+# %%
+reason, count = max(plans.rejected.items(), key=lambda item: item[1])
+say(f"Of {plans.considered:,} combinations, {count:,} are rejected because {REASONS[reason]}.")
+figures.plan_rejections(plans)
+
+# %% [markdown]
+# ## What do I pay for free memory?
+#
+# A layout is on the Pareto front if no other is faster and also leaves more memory free. Markers show the number of
+# pipeline stages, and the star is the fastest layout.
+
+# %%
+front = plans.front
+near = front[front["time_s"] <= 1.2 * plans.best.time_s]
+roomy = near.loc[near["headroom_bytes"].idxmax()]
+say(
+    f"{len(front)} layouts are on the front. The fastest leaves {plans.best.headroom_bytes / 2**30:.1f} GiB free; for "
+    f"{roomy['time_s'] / plans.best.time_s - 1:.0%} more time, {roomy['headroom_bytes'] / 2**30:.1f} GiB are free."
+)
+figures.plans(plans)
+
+# %% [markdown]
+# ## Why is the second plan only second?
+#
+# Each step time is a sum of terms. Two plans are compared term by term, with the largest difference first.
+
+# %%
+plans.explain(1, 2)
+
+# %%
+figures.plan_terms(plans, 1, 2)
+
+# %% [markdown]
+# ## What if I want another trade-off?
+#
+# The search keeps every layout that can be among the best by *any* objective that prefers less time and more free
+# memory. So another objective, or a combination, ranks the same rows again, at once and exactly.
+
+# %%
+plans.by({"time": 1, "headroom": 0.5})
+
+# %% [markdown]
+# ## Why not my layout?
+#
+# For a layout of your own, `why` says which rule it breaks, how much memory it lacks, or which layouts are better and
+# by how much.
+
+# %%
+mine = plans.best.layout.replace(tensor=8, pipeline=8, data=16, schedule="1f1b", virtual_stages=1, shard=0)
+for layout in (
+    mine,
+    mine.replace(recompute="full"),
+    mine.replace(tensor=7),
+    mine.replace(pipeline=1, data=128),
+):
+    say(f"- {plans.why(layout)}")
+
+# %% [markdown]
+# ## And if nothing fits?
+#
+# The planner names the layout that comes closest, the memory that it lacks, and the number of nodes that would be
+# enough.
+
+# %%
+few = ss.Cluster.of("a100-80gb", nodes=2, per_node=8)
+ss.plan("gpt3-175b", few, global_batch=64, fix={"offload": "none"})
+
+# %% [markdown]
+# ## A trillion parameters
+#
+# The largest model of Narayanan et al. (2021) on a larger cluster than they had. Every possible layout is scored;
+# nothing is sampled.
+
+# %%
+model = ss.Model.of("megatron-1t")
+cluster = ss.Cluster.of("a100-80gb", nodes=2048, per_node=8)
+trillion = ss.plan(model, cluster, global_batch=3072)
+say(f"**{model.num_params / 1e12:.3f} trillion parameters.** {figures.plans_text(trillion, tokens=TOKENS)}")
+trillion
+
+# %%
+figures.plans(trillion)
+
+# %%
+figures.plan_terms(trillion, 1, 2)
+
+# %%
+trillion.explain(1, 10)
+
+# %% [markdown]
+# ## Try next
+#
+# - Plan your own model: `ss.plan(ss.Model.from_hf("config.json"), ss.Cluster.of("h100-80gb", nodes=8))`.
+# - Ask for the cheapest layout: `plans.by("dollars")`.
+# - `shardscope scoreboard` in a terminal compares predicted step times with published ones, misses included.
+#
+# [← Tuning](08-tuning.ipynb) · [Index](00-index.ipynb) · next: [Bring your own →](10-bring-your-own.ipynb)

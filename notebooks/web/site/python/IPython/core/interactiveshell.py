@@ -1,0 +1,5 @@
+"""Stand-in for `IPython.core.interactiveshell`."""
+
+
+class InteractiveShell:
+    """A shell that does not exist; ipywidgets imports the name."""

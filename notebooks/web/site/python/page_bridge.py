@@ -1,0 +1,66 @@
+"""Runs in the page's worker: connects the widgets to the page, as a kernel connects them to a notebook.
+
+`connect` replaces the transport of `comm`: what a widget sends goes to `post`, a function of the worker, as JSON and
+binary buffers. `deliver` hands a message of the page to its widget. `open_panel` creates a widget of
+`shardscope_widgets` by name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import comm
+from comm.base_comm import BaseComm
+
+_kept: list[Any] = []
+"""The open widgets, which live as long as the page."""
+
+
+def connect(post: Callable[[str, list[Any]], None]) -> None:
+    """Send all messages of widgets through `post(text, buffers)`."""
+
+    class PageComm(BaseComm):
+        def publish_msg(
+            self, msg_type: str, data: Any = None, metadata: Any = None, buffers: Any = None, **_keys: Any
+        ) -> None:
+            message = {
+                "type": msg_type,
+                "comm_id": self.comm_id,
+                "data": data or {},
+                "metadata": metadata or {},
+            }
+            post(
+                json.dumps(message, allow_nan=False, default=_plain),
+                [memoryview(each) for each in buffers or ()],
+            )
+
+    comm.create_comm = PageComm
+
+
+def deliver(comm_id: str, text: str, buffers: Sequence[Any] = ()) -> None:
+    """Hand a message of the page to the widget whose comm has this identifier."""
+    found = comm.get_comm_manager().comms.get(comm_id)
+    if found is not None:
+        content = {"comm_id": comm_id, "data": json.loads(text)}
+        found.handle_msg({"content": content, "buffers": [each.to_py() for each in buffers]})
+
+
+def open_panel(name: str, settings: str) -> str:
+    """Create a widget of `shardscope_widgets` and return the identifier of its model.
+
+    Args:
+        name: Name of the class, such as ``MemoryCalculator``.
+        settings: Keyword arguments for it, as a JSON object.
+    """
+    import shardscope_widgets
+
+    panel = getattr(shardscope_widgets, name)(**json.loads(settings))
+    _kept.append(panel)
+    return str(panel.model_id)
+
+
+def _plain(value: Any) -> Any:
+    """Return a NumPy value as plain numbers."""
+    return value.tolist()

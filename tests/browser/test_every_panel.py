@@ -1,0 +1,163 @@
+"""Every panel and every way to display a figure: nothing is uploaded, everything has a name and can be read."""
+
+from __future__ import annotations
+
+import nbformat
+import pytest
+
+PANELS = ".jp-OutputArea-output .ss-lab"
+CELLS = (
+    "import shardscope as ss\nimport shardscope_widgets as sw\nfrom shardscope_widgets import figures",
+    'run = ss.launch(ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=6)).wait(120)',
+    "sw.MemoryCalculator()",
+    "sw.CommunicationCalculator()",
+    "sw.PipelineExplorer()",
+    'planner = sw.Planner(model="gpt3-175b", nodes=16, global_batch=256)\nplanner',
+    "lab = sw.TrainingLab()\nlab",
+    'sw.TuningLab(name="none-yet")',
+    "figures.plans(planner.plans)",
+    "figures.plan_rejections(planner.plans).show()",
+    "sw.summary([run, run])",
+    "ss.compare(run)",
+    "planner.plans",
+)
+BUTTONS = """() => [...document.querySelectorAll('.js-plotly-plot')].map(plot =>
+    [...plot.querySelectorAll('.modebar-btn')].map(button => button.dataset.title))"""
+SLIDERS = f"""() => [...document.querySelectorAll('{PANELS} [role=slider]')].map(slider => ({{
+    name: slider.getAttribute('aria-label'), value: slider.getAttribute('aria-valuetext'),
+    shown: (slider.closest('.ss-sliding')?.querySelector('.ss-value')
+        ?? slider.closest('.widget-slider').querySelector('.widget-readout'))?.textContent.trim() }}))"""
+BARE = """([ground, names]) => {
+    for (const panel of document.querySelectorAll('.ss-lab')) {
+        for (const name of names) panel.parentElement.style.setProperty(name, 'initial');
+        panel.parentElement.style.background = ground;
+    }
+    document.body.classList.toggle('told-of-a-change');
+}"""
+"""Take JupyterLab's colours away from all panels, as a page of another kind does."""
+COLOURS = [
+    f"--jp-{name}"
+    for name in (
+        "ui-font-color0", "ui-font-color1", "ui-font-color2", "layout-color0", "layout-color1", "layout-color2",
+        "border-color1", "border-color2", "error-color0",
+    )
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def panels(shared_notebook, tmp_path_factory):
+    written = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in CELLS])
+    written.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    path = tmp_path_factory.mktemp("panels") / "panels.ipynb"
+    nbformat.write(written, path)
+    shared_notebook.page.set_viewport_size({"width": 1400, "height": 9000})  # nothing is left out of the page
+    shared_notebook.open(path).run_all()
+    shared_notebook.page.wait_for_function(
+        f"() => document.querySelectorAll('{PANELS}').length === 6"
+        f" && document.querySelectorAll('.js-plotly-plot .main-svg').length > 16",
+        timeout=90_000,
+    )
+    return shared_notebook
+
+
+def violations(page):
+    """Serious and critical violations of the panels, by axe-core."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    found = axe.run(page, context=PANELS, options={"resultTypes": ["violations", "passes"]}).response
+    assert len(found["passes"]) > 10  # the rules have met something
+    return [
+        f"{each['id']}: {node['target']} {node['html'][:160]} {[check['message'] for check in node['any'][:1]]}"
+        for each in found["violations"]
+        if each["impact"] in {"serious", "critical"}
+        for node in each["nodes"]
+    ]
+
+
+def test_no_figure_can_be_uploaded(panels):
+    bars = panels.page.evaluate(BUTTONS)
+    assert len(bars) >= 8
+    assert all(bars)  # each figure has its other buttons
+    assert not [
+        title for bar in bars for title in bar if "share" in title.lower() or "cloud" in title.lower()
+    ]
+
+
+def test_each_slider_is_named_and_tells_its_value_as_it_is_shown(panels):
+    sliders = panels.page.evaluate(SLIDERS)
+    assert len(sliders) > 20
+    names = [slider["name"] for slider in sliders]
+    assert {"Data ranks", "Message", "Overlap", "Memory left"} <= set(names)
+    assert all(names)
+    assert [s["value"] for s in sliders if s["shown"]] == [s["shown"] for s in sliders if s["shown"]]
+
+
+@pytest.mark.parametrize(("panel", "slider"), [("ss-memory", "Data ranks"), ("ss-comm", "Message")])
+def test_a_figure_that_is_moved_equals_one_that_is_drawn_anew(panels, panel, slider):
+    handle = panels.page.locator(f".{panel}").get_by_role("slider", name=slider)
+    before = panels.page.evaluate(PICTURE, panel)
+    handle.press("ArrowRight")
+    panels.page.wait_for_function(f"args => ({PICTURE})(args[0]) !== args[1]", arg=[panel, before])
+    panels.page.wait_for_timeout(1000)
+    moved = panels.page.evaluate(PICTURE, panel)
+    panels.page.evaluate(REDRAW, panel)
+    assert panels.page.evaluate(PICTURE, panel) == moved
+
+
+PICTURE = """panel => [...document.querySelectorAll(`.${panel} .js-plotly-plot`)].filter(plot => plot.clientWidth)
+    .flatMap(plot => [...plot.querySelectorAll('.main-svg')].map(svg => svg.innerHTML)).join('')"""
+REDRAW = """async panel => {
+    const plot = [...document.querySelectorAll(`.${panel} .js-plotly-plot`)].find(plot => plot.clientWidth);
+    const layout = { ...structuredClone(plot.layout), datarevision: 'new' };
+    await (await window.shardscopePlotly).react(plot, structuredClone(plot.data), layout);
+}"""
+
+
+@pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])
+def test_axe_finds_no_serious_violation(panels, theme):
+    panels.use_theme(theme)
+    assert violations(panels.page) == []
+
+
+@pytest.mark.parametrize("width", [1400, 900, 600])
+def test_nothing_is_wider_than_its_panel(panels, width):
+    panels.page.set_viewport_size({"width": width, "height": 9000})
+    scrolling = "none" if width >= 900 else ".ss-plan-scroll"
+    for _ in range(20):  # figures follow the width, on a busy machine after some seconds
+        panels.page.wait_for_timeout(1500)
+        found = [*panels.page.evaluate(TOO_WIDE), *panels.page.evaluate(CUT_OFF, scrolling)]
+        if not found:
+            break
+    assert found == []
+
+
+TOO_WIDE = f"""() => [...document.querySelectorAll('{PANELS}')].flatMap(panel => {{
+    const edge = panel.getBoundingClientRect().right + 1;
+    return [...panel.querySelectorAll('button, select, input, h2, h3, .ss-words, .ss-status, .js-plotly-plot')]
+        .filter(el => el.getBoundingClientRect().right > edge && !el.closest('.ss-plan-scroll, .ss-trials, .lm-TabBar'))
+        .map(el => panel.className + ': ' + el.className + ' ' + el.textContent.slice(0, 40));
+}})"""
+CUT_OFF = f"""scrolling => {{
+    const places = '{PANELS}, .jp-OutputArea-output .js-plotly-plot, .jp-OutputArea-output table';
+    const nodes = [...document.querySelectorAll(places)].flatMap(place => [place, ...place.querySelectorAll('*')]);
+    const told = node => node.className + ' ' + node.textContent.trim().slice(0, 60);
+    const wide = nodes.filter(node => node.checkVisibility() && node.clientWidth > 0
+        && node.scrollWidth > node.clientWidth + 1 && getComputedStyle(node).display !== 'inline'
+        && !node.closest(`${{scrolling}}, select, .js-plotly-plot, .slider-container`)
+        && !node.querySelector('.slider-container'));
+    const cut = nodes.filter(node => node.matches('.js-plotly-plot .main-svg text') && node.textContent.trim()
+        && node.getBoundingClientRect().width > 0).filter(node => {{
+            const plot = node.closest('.js-plotly-plot').getBoundingClientRect();
+            const {{ left, right }} = node.getBoundingClientRect();
+            return left < plot.left - 2 || right > plot.right + 2;
+        }});
+    return [...wide.map(told), ...cut.map(told)];
+}}"""
+"""What is cut off or scrolls: wider than the box it is in, unless in `scrolling`, or beside its figure."""
+
+
+@pytest.mark.parametrize("ground", ["#ffffff", "#383838"])
+def test_text_can_be_read_on_a_page_without_jupyterlabs_colours(panels, ground):
+    panels.page.evaluate(BARE, [ground, COLOURS])
+    panels.page.wait_for_function("() => document.querySelector('.ss-lab.ss-bare')")
+    panels.page.wait_for_timeout(800)
+    assert [found for found in violations(panels.page) if found.startswith("color-contrast")] == []

@@ -1,0 +1,240 @@
+"""`ss.explain`: which loss it names, and what it suggests; each loss is made by hand, each change really predicted."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from subprocess import run as run_process
+from typing import Any
+
+import pytest
+
+import shardscope as ss
+from shardscope.measure.explain.changes import best_change
+from shardscope.measure.explain.losses import MeasuredStep, losses
+from shardscope.measure.explain.of_run import explanation, measured_step
+from shardscope.measure.explain.words import changed_text, loss_change_text, verdict_text
+from shardscope.measure.pipeline_waits import PipelineWaits, pipeline_waits, schedule_bubble
+from shardscope.prediction.job import predict_job
+from shardscope.runtime.preflight import preflight
+from widgets.fake_runs import schedule_events
+
+GPT: dict[str, Any] = {"model": "gpt-nano", "data": "python-source"}
+MLP: dict[str, Any] = {"model": "mlp", "data": "digits"}
+SLOW = ss.Link(bandwidth="50 Mbit/s", latency="1 ms")
+
+
+def parts(**seconds: float) -> dict[tuple[str, str], float]:
+    """Return the parts of one rank's step; `idle` and `communication` are lanes of their own."""
+    lanes = {"idle": ("idle", "idle"), "sent": ("communication", "all_reduce")}
+    return {lanes.get(name, ("compute", name)): value for name, value in seconds.items()}
+
+
+def step(*ranks: dict[tuple[str, str], float], waiting: float = 0.0, **about: Any) -> MeasuredStep:
+    return MeasuredStep(max(sum(rank.values()) for rank in ranks), ranks, waiting, **about)
+
+
+def explained(job: ss.Job, measured: MeasuredStep) -> Any:
+    return explanation(measured, job, predict_job, cores=2)
+
+
+PIPELINE = ss.Job(**GPT, strategy="pipeline:gpipe", world_size=4, batch=ss.Batch(64, micro_batch=32))
+
+
+def in_pipeline(*computing: float, waiting: float, uneven: float = 0.6, **about: Any) -> MeasuredStep:
+    ranks = [parts(forward=each / 3, backward=each * 2 / 3, idle=1 - each) for each in computing]
+    return step(*ranks, pipeline=PipelineWaits(waiting, 0.6, uneven), **about)
+
+
+def test_a_pipeline_with_few_micro_batches_is_told_how_many_would_help() -> None:
+    found = explained(PIPELINE, in_pipeline(*[0.38] * 4, waiting=0.62))
+    assert (found.cause, round(found.share, 2)) == ("pipeline bubble", 0.6)
+    then = PIPELINE.replace(**found.change)
+    assert then.num_micro_batches > 2
+    assert found.sentence.startswith(
+        "Ranks wait 62% of the time (mean over ranks): mostly the bubble of 4 stages and 2 micro-batches. "
+        f"{then.num_micro_batches} micro-batches instead of 2 would take the bubble from 60% to "
+        f"{schedule_bubble(then):.0%}; predicted: "
+    )
+    assert found.expected == pytest.approx(
+        predict_job(then).samples_per_s / predict_job(PIPELINE).samples_per_s
+    )
+
+
+def test_only_the_schedules_part_of_the_waiting_is_called_its_bubble() -> None:
+    told = "Ranks wait 73% of the time (mean over ranks): about 60% is the bubble of 4 stages and 2 micro-batches; "
+    taking_turns = explained(PIPELINE, in_pipeline(*[0.27] * 4, waiting=0.73, shares_cores=True))
+    assert taking_turns.sentence.startswith(f"{told}the rest is passes that take turns on 2 cores.")
+    one_slow = explained(PIPELINE, in_pipeline(0.2, 0.2, 0.2, 0.5, waiting=0.73, uneven=0.73))
+    assert one_slow.sentence.startswith(
+        f"{told}the rest is stages of unequal cost (rank 3 computes 2.5 times as long as the others)."
+    )
+    two_slow = explained(PIPELINE, in_pipeline(0.2, 0.2, 0.5, 0.51, waiting=0.73, uneven=0.67))
+    assert two_slow.sentence.startswith(
+        f"{told}the rest is stages of unequal cost, and messages between stages or other programs."
+    )
+
+
+def test_waiting_for_a_slower_stage_is_not_the_bubble() -> None:
+    job = ss.Job(**GPT, strategy="pipeline", world_size=2, batch=ss.Batch(64, micro_batch=8))
+    measured = step(
+        parts(forward=0.2, idle=0.6), parts(forward=0.7, idle=0.1),
+        pipeline=PipelineWaits(0.4, schedule_bubble(job) or 0.0, 0.38),
+    )  # fmt: skip
+    found = explained(job, measured)
+    assert (found.cause, round(found.share, 2)) == ("uneven stages", 0.27)
+    assert found.sentence.endswith("set the pipeline's split to even, or to numbers of layers.")
+
+
+def test_measured_waiting_is_that_of_the_schedule_where_stages_cost_the_same() -> None:
+    events = [event for number in range(1, 9) for event in schedule_events(4, 2, step=number)]
+    found = pipeline_waits(events, PIPELINE)
+    assert found == pytest.approx((0.6, 0.6, 0.6))
+    assert pipeline_waits(events[:3], PIPELINE) is None  # rank 3 has not reported it
+    assert pipeline_waits(events, ss.Job(**GPT, world_size=4, batch=64)) is None
+
+
+def test_a_slow_link_is_told_which_compression_pays() -> None:
+    job = ss.Job(**GPT, world_size=2, batch=32, link=SLOW)
+    found = explained(job, step(*[parts(forward=0.2, backward=0.2, sent=0.6)] * 2, sent_bytes=[9e5, 9e5]))
+    assert found.cause == "communication"
+    assert (
+        "Communication takes 60% of the step: 900 kB per rank over a link of 50 Mbit/s, 1 ms."
+        in found.sentence
+    )
+    assert found.change["compression"].is_on
+    assert job.replace(**found.change).label in preflight(job.replace(**found.change)).prediction.job.label
+
+
+def test_the_mildest_compression_with_nearly_the_largest_gain_is_chosen() -> None:
+    job = ss.Job(**GPT, world_size=2, batch=32, link=SLOW)
+    chosen = best_change("communication", job, predict_job, cores=2)
+    assert chosen is not None
+    sent = partial(lambda name: predict_job(job.replace(compression=name)).sent_bytes.max())
+    assert sent("topk") < chosen.prediction.sent_bytes.max() < sent("none")
+
+
+def test_a_compressed_run_is_not_told_to_compress() -> None:
+    job = ss.Job(**GPT, world_size=2, batch=32, link=SLOW, compression="int8")
+    chosen = best_change("communication", job, predict_job, cores=2)
+    assert chosen is not None
+    assert chosen.job.compression == job.compression
+    assert chosen.job.batch.global_batch > 32
+
+
+def test_one_slow_rank_is_named() -> None:
+    job = ss.Job(**GPT, world_size=3, batch=48)
+    fast, slow = parts(forward=0.4, sent=0.6), parts(forward=0.9, sent=0.1)
+    found = explained(job, step(fast, fast, slow, waiting=0.35))
+    assert (found.cause, found.losses[0].rank, found.change) == ("straggler", 2, None)
+    assert (
+        "Ranks wait 50% of the step for rank 2, which computes 2.2 times as long as the others."
+        in found.sentence
+    )
+
+
+def test_ranks_that_take_turns_on_few_cores_are_not_called_stragglers() -> None:
+    alike = [parts(forward=0.6, sent=0.1)] * 4
+    (first, *_) = losses(step(*alike, waiting=0.3, shares_cores=True))
+    assert (first.cause, round(first.share, 2)) == ("shared cores", 0.43)
+
+
+def test_ranks_that_are_slow_in_turn_with_a_core_each_point_to_other_programs() -> None:
+    found = explained(
+        ss.Job(**GPT, world_size=2, batch=32), step(*[parts(forward=0.8, sent=0.1)] * 2, waiting=0.2)
+    )
+    assert (found.cause, found.change) == ("uneven steps", None)
+    assert found.sentence.startswith(
+        "Ranks wait 22% of the step for each other: in each step, another rank is slower"
+    )
+
+
+def test_a_server_that_sends_most_is_named_with_its_role() -> None:
+    job = ss.Job(**GPT, strategy="parameter-server", world_size=4, batch=32, link=SLOW)
+    measured = step(
+        *[parts(forward=0.3, sent=0.7)] * 4, sent_bytes=[3e6, 1e6, 1e6, 1e6],
+        roles=[job.strategy.role(rank, 4) for rank in range(4)],
+    )  # fmt: skip
+    found = explained(job, measured)
+    assert found.cause == "server"
+    assert "rank 0 (server and worker) sends 3 MB, 3 times as much as each other rank" in found.sentence
+    assert found.change.keys() == {"strategy"}
+    assert found.expected > 1.1
+
+
+def test_small_operations_ask_for_a_larger_batch() -> None:
+    job = ss.Job(**GPT, world_size=2, batch=2)
+    measured = step(*[parts(forward=0.4, backward=0.5, sent=0.1)] * 2, predicted=predict_job(job).time)
+    found = explained(job, measured)
+    assert found.cause == "small operations"
+    assert found.change["batch"].global_batch > 2
+
+
+def test_reading_data_is_named_with_advice_but_without_a_change() -> None:
+    found = explained(ss.Job(**MLP, world_size=2), step(*[parts(data=0.5, forward=0.5)] * 2))
+    assert (found.cause, found.change, found.expected) == ("data", None, None)
+    assert found.sentence.startswith("Reading data takes 50% of the step.")
+
+
+def test_a_run_that_only_computes_has_little_to_gain() -> None:
+    found = explained(ss.Job(**GPT, strategy="single"), step(parts(forward=0.5, backward=0.45, idle=0.05)))
+    assert (found.cause, found.change) == ("none", None)
+    assert found.sentence.startswith("95% of the step is computation.")
+    assert found.sentence.endswith("there is little to gain.")
+
+
+def test_a_step_that_is_mostly_outside_the_passes_is_not_called_computation() -> None:
+    found = explained(ss.Job(**GPT, strategy="single"), step(parts(forward=0.05, idle=0.95)))
+    assert (found.cause, found.change, round(found.share, 2)) == ("idle", None, 0.95)
+
+
+def test_workers_that_wait_for_an_asynchronous_server_are_not_said_to_share_cores() -> None:
+    job = ss.Job(**MLP, strategy="parameter-server:async", world_size=3, batch=66)
+    serving, working = parts(forward=0.3, sent=0.01), parts(forward=0.05, sent=0.9)
+    measured = step(
+        serving, working, working, sent_bytes=[2e6, 1e6, 1e6],
+        roles=[job.strategy.role(rank, 3) for rank in range(3)],
+    )  # fmt: skip
+    assert explained(job, measured).cause == "server"
+
+
+def test_a_job_that_cannot_be_predicted_is_explained_without_a_change() -> None:
+    job = ss.Job(**GPT, world_size=2, batch=32, link=SLOW)
+    found = explanation(step(*[parts(forward=0.4, sent=0.6)] * 2), job, lambda _job: None, cores=2)
+    assert (found.cause, found.change) == ("communication", None)
+    assert found.sentence.endswith("No change of the job is predicted to make it faster.")
+
+
+def test_there_is_no_step_before_all_ranks_have_recorded_one() -> None:
+    job = ss.Job(**MLP, world_size=2)
+    events = [{"event": "step", "rank": 0, "step": 1, "step_time_s": 1.0, "spans": [], "traffic": {}}]
+    assert measured_step(events, job, None) is None
+
+
+def test_a_change_that_was_tried_is_said_to_have_helped_or_not() -> None:
+    what = changed_text(PIPELINE.replace(batch=ss.Batch(64, micro_batch=8)), PIPELINE)
+    assert verdict_text(what, 1.28, 1.23) == (
+        "8 micro-batches instead of 2 helped: 28% faster than before (samples per second; predicted: 23% faster)."
+    )
+    assert "helped: 2.5 times faster than before (samples per second)." in verdict_text(what, 2.54, None)
+    assert "did not help: 2% faster than before" in verdict_text(what, 1.02, 1.2)
+    assert "did not help: 10% slower than before" in verdict_text(what, 0.9, None)
+
+
+def test_what_became_of_the_largest_loss_is_told_in_its_own_terms() -> None:
+    before, after = in_pipeline(*[0.35] * 4, waiting=0.65), in_pipeline(*[0.48] * 4, waiting=0.52)
+    assert loss_change_text(losses(before)[0], before, after) == (
+        "Ranks wait 52% of the time, 65% before; the bubble alone is 60%, 60% before."
+    )
+    split = in_pipeline(0.1, 0.4, 0.4, 0.4, waiting=0.7, uneven=0.68)
+    assert loss_change_text(losses(before)[0], before, split).endswith(
+        "; stages of unequal cost add 8%, 0% before."
+    )
+    before, after = (step(*[parts(forward=1 - sent, sent=sent)] * 2) for sent in (0.6, 0.2))
+    text = loss_change_text(losses(before)[0], before, after)
+    assert text == "Communication takes 20% of the step, 60% before."
+
+
+def test_explaining_needs_no_torch() -> None:
+    code = "import shardscope.measure.explain.of_run, sys; sys.exit('torch' in sys.modules)"
+    assert run_process([sys.executable, "-c", code], check=False).returncode == 0

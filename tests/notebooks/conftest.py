@@ -1,0 +1,34 @@
+"""One run of each notebook serves all tests, also those of other workers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import nbformat
+import pytest
+from filelock import FileLock
+
+from notebooks.running import FOLDER, run
+
+
+@pytest.fixture
+def executed(tmp_path_factory, monkeypatch, request) -> Callable[[str], nbformat.NotebookNode]:
+    """Return a notebook by its name, run from start to end."""
+    base = tmp_path_factory.getbasetemp()
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "notebooks"
+    shared.mkdir(exist_ok=True)
+
+    def once(name: str) -> nbformat.NotebookNode:
+        done = shared / f"{name}.ipynb"
+        with FileLock(shared / f"{name}.lock"):
+            if not done.exists():
+                folder = shared / name
+                folder.mkdir(exist_ok=True)
+                monkeypatch.setenv("SHARDSCOPE_RUNS", str(folder / "runs"))
+                monkeypatch.setenv("IPYTHONDIR", str(folder / "ipython"))
+                as_it_is = request.config.getoption("--every-case")
+                nbformat.write(run(FOLDER / f"{name}.ipynb", folder, as_it_is=as_it_is), done)
+        return nbformat.read(done, as_version=4)
+
+    return once

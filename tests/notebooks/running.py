@@ -1,0 +1,64 @@
+"""Notebooks run from start to end, once per test session, and what their cells then show."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+FOLDER = Path(__file__).parents[2] / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+RUN = [path for path in NOTEBOOKS if path.stem != "00-index"]
+FEWER = {
+    "02-architectures": {'"steps": 12': '"steps": 5', "steps=30": "steps=8", "steps=4)": "steps=2)"},
+    "05-pipelines": {"steps=16": "steps=6"},
+    "06-compression": {'"steps": 20': '"steps": 6', "steps=60": "steps=20", "steps=12": "steps=3"},
+    "07-large-batch": {
+        "batches=ss.PowersOfTwo(32, 512), seeds=(0, 1, 2)":
+            "batches=ss.PowersOfTwo(32, 64), seeds=(0,), factors=(1.0,)",
+    },
+    "08-tuning": {
+        "trials=16": "trials=6", "trials=18": "trials=7", "steps=32": "steps=16", "intervals=4": "intervals=2",
+    },
+}  # fmt: skip
+"""Steps, trials and sweeps of a notebook, and what is enough to run each of its cells (`--every-case`: as it is)."""
+PLOTLY = "application/vnd.plotly.v1+json"
+NO_TORCH = "import sys\nassert 'torch' not in sys.modules, 'the first cell is slow: it imports torch'"
+NO_PROBLEM = "assert not lab.problem, lab.problem\nlab.close()"
+
+
+def run(path: Path, folder: Path, *, as_it_is: bool) -> nbformat.NotebookNode:
+    """Return the notebook with its outputs; checks added to it raise in the cell that they follow."""
+    notebook = nbformat.read(path, as_version=4)
+    for text, less in {} if as_it_is else FEWER.get(path.stem, {}).items():
+        cells = [cell for cell in notebook.cells if cell.cell_type == "code" and text in cell.source]
+        assert cells, f"{text!r} is not in the notebook any more"
+        for cell in cells:
+            cell.source = cell.source.replace(text, less)
+    first = next(n for n, cell in enumerate(notebook.cells) if cell.cell_type == "code")
+    notebook.cells.insert(first + 1, nbformat.v4.new_code_cell(NO_TORCH))
+    if any("TrainingLab(" in cell.source for cell in notebook.cells if cell.cell_type == "code"):
+        notebook.cells.append(nbformat.v4.new_code_cell(NO_PROBLEM))
+    resources = {"metadata": {"path": str(folder)}}
+    NotebookClient(notebook, timeout=180, store_widget_state=False, resources=resources).execute()
+    return notebook
+
+
+def outputs(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
+    return [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+
+
+def words(output: nbformat.NotebookNode) -> str:
+    """The text of one output as a person reads it: a sentence, a table without its tags, or the labels of a figure."""
+    if output.output_type == "stream":
+        return output.text
+    data = output.get("data", {})
+    if PLOTLY in data:
+        return json.dumps(data[PLOTLY], ensure_ascii=False)
+    if "text/markdown" in data:
+        return data["text/markdown"].replace(r"\$", "$")
+    text = re.sub(r"<style.*?</style>", " ", data.get("text/html", ""), flags=re.DOTALL)
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", text)) or data.get("text/plain", "")

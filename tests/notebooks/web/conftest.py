@@ -1,0 +1,72 @@
+"""The web page, built once a session, served on loopback and opened in Chromium."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from browser.conftest import CHROMIUM, CHROMIUM_ARGS
+
+REPOSITORY = Path(__file__).parents[3]
+BUILD, NOTEBOOK = REPOSITORY / "notebooks/web/build.py", REPOSITORY / "notebooks/03-memory.ipynb"
+PATIENCE_MS = 120_000
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_args):
+        pass
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory):
+    """The page with one rendered notebook, at an address on loopback."""
+    if not CHROMIUM:
+        pytest.skip("no chromium on PATH (apt-get install chromium) and no $CHROMIUM")
+    out = Path(os.environ.get("SHARDSCOPE_PAGE") or tmp_path_factory.mktemp("web") / "page")
+    if not out.exists():
+        command = [BUILD, "--out", out, "--pyodide", REPOSITORY / "build/pyodide", "--notebooks", NOTEBOOK]
+        built = subprocess.run(
+            [sys.executable, *map(str, command)], capture_output=True, text=True, timeout=280
+        )
+        if "cannot download Pyodide" in built.stderr:
+            pytest.skip(built.stderr)
+        assert built.returncode == 0, built.stderr
+    handler = functools.partial(_Quiet, directory=out)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+
+
+@pytest.fixture(scope="session")
+def chromium(playwright_api, tmp_path_factory):
+    context = playwright_api.chromium.launch_persistent_context(
+        str(tmp_path_factory.mktemp("profile")),
+        executable_path=CHROMIUM,
+        headless=True,
+        args=CHROMIUM_ARGS,
+        viewport={"width": 1400, "height": 1000},
+    )
+    yield context
+    context.close()
+
+
+@pytest.fixture(scope="module")
+def page(site, chromium):
+    """A browser page; a request that leaves loopback fails the test, and so does an error in the console."""
+    opened, wrong = chromium.new_page(), []
+    opened.set_default_timeout(PATIENCE_MS)
+    opened.route(lambda url: not url.startswith((site, "data:", "blob:")), lambda route: route.abort())
+    opened.on("requestfailed", lambda request: wrong.append(f"failed: {request.url}"))
+    opened.on("pageerror", lambda error: wrong.append(error.stack or str(error)))
+    opened.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
+    yield opened
+    opened.close()
+    assert wrong == []

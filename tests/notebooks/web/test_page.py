@@ -1,0 +1,155 @@
+"""A reader opens the page offline and asks the calculators: they answer as the same widgets do in a notebook."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import ipywidgets as widgets
+import pytest
+
+import shardscope_widgets
+from shardscope_widgets.kit.live_figure import LiveFigure
+
+pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.timeout(600)]
+
+ASKED = {
+    "memory": ("MemoryCalculator", [{"zero": 2}, {"micro_batch": 4, "data": 64}]),
+    "communication": (
+        "CommunicationCalculator",
+        [{"workers": 250}, {"op": "all_gather", "latency_us": 20.0}],
+    ),
+    "pipeline": ("PipelineExplorer", [{"schedule": "zbv"}, {"stages": 6, "microbatches": 18}]),
+    "planner": ("Planner", [{"nodes": 16}, {"precision": "fp16-mixed"}]),
+}
+"""For each panel its widget, and settings that a reader makes one after another."""
+SHOWN = """id => {
+    const panel = document.querySelector(`#panel-${id}`);
+    return {
+        texts: [...panel.querySelectorAll(".widget-html-content")].map(node => node.textContent),
+        figures: [...panel.querySelectorAll(".js-plotly-plot")].map(node => node.data).filter(data => data.length),
+    };
+}"""
+AS_TEXT = """texts => texts.map(text => {
+    const place = document.createElement("div");
+    place.innerHTML = text;
+    return place.textContent;
+})"""
+SEARCHED = re.compile(r"Searched in [\d.]+ m?s\.")
+"""The time that the planner's search took, the only thing that a widget does not compute from its settings."""
+
+
+def open_panel(page, site, panel, settings=""):
+    page.goto(f"{site}#{panel}{settings}")
+    page.wait_for_function(f"() => performance.getEntriesByName('shown-{panel}').length > 0")
+    page.wait_for_selector(f"#panel-{panel} .js-plotly-plot .main-svg")
+
+
+def all_of(widget, kind):
+    """Every widget of a kind inside a widget, in the order in which they are shown."""
+    found = [widget] if isinstance(widget, kind) else []
+    return found + [each for child in getattr(widget, "children", ()) for each in all_of(child, kind)]
+
+
+def controls_of(widget):
+    for name, control in widget.controls.items():
+        yield from control.items() if isinstance(control, dict) else [(name, control)]
+
+
+def set_control(page, panel, control, value):
+    """Set a control as a reader does: find it by its label; choose, type, or press the slider's arrow keys."""
+    label = page.locator(
+        f"#panel-{panel} .widget-label", has_text=re.compile(f"^{re.escape(control.description)}$")
+    )
+    row = label.first.locator("..")
+    if isinstance(control, widgets.Dropdown):
+        row.locator("select").select_option(index=[option for _, option in pairs(control)].index(value))
+    elif isinstance(control, widgets.SelectionSlider):
+        steps = [option for _, option in pairs(control)].index(value) - control.index
+        for _ in range(abs(steps)):
+            row.locator(".noUi-handle").press("ArrowRight" if steps > 0 else "ArrowLeft")
+    else:
+        box = row.locator("input, .widget-readout").last
+        box.fill(str(value))
+        box.press("Enter")
+
+
+def pairs(control):
+    return [each if isinstance(each, tuple) else (str(each), each) for each in control.options]
+
+
+def same_numbers(shown, expected):
+    """Compare a figure of the page with one of Python: all that Python sent, floats to the last digits but three."""
+    if isinstance(expected, dict):
+        for key, value in expected.items():
+            same_numbers(shown[key], value)
+    elif isinstance(expected, (list, tuple)):
+        assert len(shown) == len(expected)
+        for one, other in zip(shown, expected, strict=True):
+            same_numbers(one, other)
+    elif isinstance(expected, float):
+        assert shown == pytest.approx(expected, rel=1e-12, abs=1e-12)
+    else:
+        assert shown == (expected.tolist() if hasattr(expected, "tolist") else expected)
+
+
+def agree(page, panel, widget):
+    """The panel shows the texts and figures of the widget, once the page has handled what was asked of it."""
+    texts = timeless(page.evaluate(AS_TEXT, [each.value for each in all_of(widget, widgets.HTML)]))
+    end = time.monotonic() + 60
+    while timeless((shown := page.evaluate(SHOWN, panel))["texts"]) != texts and time.monotonic() < end:
+        page.wait_for_timeout(100)
+    assert timeless(shown["texts"]) == texts
+    figures = [each.figure["data"] for each in all_of(widget, LiveFigure) if each.figure["data"]]
+    assert len(shown["figures"]) == len(figures) > 0
+    for one, other in zip(shown["figures"], figures, strict=True):
+        same_numbers(one, other)
+
+
+def timeless(texts):
+    return [SEARCHED.sub("", text) for text in texts]
+
+
+@pytest.mark.parametrize("panel", ASKED)
+def test_a_panel_answers_as_its_widget_does_in_a_notebook(page, site, panel):
+    name, settings = ASKED[panel]
+    open_panel(page, site, panel)
+    widget = getattr(shardscope_widgets, name)()
+    agree(page, panel, widget)
+    for asked in settings:
+        controls = dict(controls_of(widget))
+        for field, value in asked.items():
+            set_control(page, panel, controls[field], value)
+            setattr(widget, field, value)
+        agree(page, panel, widget)
+
+
+def test_an_address_carries_the_settings_of_a_panel(page, site):
+    page.goto("about:blank")
+    open_panel(page, site, "pipeline", '?schedule="gpipe"&stages=8')
+    agree(page, "pipeline", shardscope_widgets.PipelineExplorer(schedule="gpipe", stages=8))
+
+
+def test_nothing_is_wider_than_a_phone(page, site):
+    page.set_viewport_size({"width": 600, "height": 900})
+    for panel in ASKED:
+        open_panel(page, site, panel)
+        assert page.evaluate("() => document.documentElement.scrollWidth") <= 600, panel
+
+
+def test_a_rendered_notebook_draws_its_figures_and_links_to_the_panel(page, site):
+    page.goto(f"{site}notebooks/03-memory.html")
+    page.locator(".figure").first.scroll_into_view_if_needed()
+    page.wait_for_selector(".figure .main-svg")
+    page.get_by_role("link", name="Open it here").click()
+    page.wait_for_selector("#panel-memory .js-plotly-plot .main-svg")
+
+
+def test_a_predicted_step_plays(page, site):
+    page.goto("about:blank")
+    page.goto(f"{site}#step")
+    page.get_by_role("button", name="ZeRO-3").click()
+    frame = page.locator("iframe").element_handle().content_frame()
+    frame.wait_for_url("**/steps/zero-3.html")
+    frame.get_by_role("button", name=re.compile("Play")).click()
+    frame.wait_for_function("() => Number(document.querySelector('input[type=range]').value) > 0.02")

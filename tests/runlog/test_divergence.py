@@ -1,0 +1,23 @@
+"""Which losses count as diverged."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardscope.runlog.divergence import divergence_of
+
+
+@pytest.mark.parametrize(
+    ("losses", "step"),
+    [
+        ([2.3, 2.2, 90.0, 500.0, 2000.0], 3),
+        ([2.33, 2.5e14], 2),
+        ([2.33, 2.5e14, float("nan")], 2),
+        ([2.3, 2.2, 9.0], None),
+        ([2.3, 2.5, 2.6, 2.4, 2.5], None),
+        ([5.0], None),
+    ],
+)
+def test_a_lasting_or_a_huge_rise_is_a_divergence(losses: list[float], step: int | None) -> None:
+    found = divergence_of(range(1, len(losses) + 1), losses)
+    assert (None if found is None else found.step) == step

@@ -1,0 +1,55 @@
+"""The README's blocks run in order, as a reader would run them: nothing is defined that the page does not define."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import shardscope as ss
+from shardscope import cli
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+COMMANDS = [
+    line.partition("#")[0].strip()
+    for block in re.findall(r"```(?:sh|bash)\n(.*?)```", README, re.DOTALL)
+    for line in block.splitlines()
+    if line.startswith("shardscope ")
+]
+
+
+def test_every_python_block_is_valid_and_every_command_can_be_parsed() -> None:
+    assert len(BLOCKS) >= 6
+    for block in BLOCKS:
+        compile(block, "README.md", "exec")
+    assert len(COMMANDS) >= 12
+    for command in COMMANDS:
+        cli.build_parser().parse_args(shlex.split(command)[1:])
+
+
+@pytest.mark.slow
+def test_the_python_blocks_run_in_order_and_the_first_job_learns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "readme"}
+    for block in BLOCKS:
+        exec(block, names)
+    losses = names["run"].metrics().loss  # type: ignore[attr-defined]
+    assert losses.iloc[-1] < 0.6 * losses.iloc[0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_commands_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ss.launch(ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=5)).wait()
+    for command in COMMANDS:
+        words = shlex.split(command)[1:]
+        if words[0] == "lab":  # it would replace this process with JupyterLab
+            continue
+        newest = ss.runs()[0].id
+        assert cli.main([newest if word == "RUN" else word for word in words]) == 0, command

@@ -1,0 +1,187 @@
+"""The messages of one step, one by one: which rank sends what to which rank, in which round of which collective.
+
+A strategy's `plan` describes a step as exchanges. Each exchange is one call of a collective, with a list of moves for
+each round. The moves of a step add up to the strategy's `traffic`, rank by rank and collective by collective.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from shardscope.analytic.communication.ring import Ints, chunk_sizes
+from shardscope.analytic.communication.traffic import Traffic
+from shardscope.analytic.schedules.table import ScheduleTable
+from shardscope.runlog.step_events import ring_phase
+
+Phase = Literal["forward", "backward", "optimizer"]
+
+
+class Move(NamedTuple):
+    """One message of a collective: a whole chunk, even if it is sent in several slices."""
+
+    source: int
+    target: int
+    num_bytes: int
+    item: str = ""
+    """The part of the tensor, such as ``chunk 1``; empty for the whole tensor."""
+
+
+class Round(NamedTuple):
+    """Moves that happen at the same time."""
+
+    name: str
+    moves: tuple[Move, ...]
+
+
+class When(NamedTuple):
+    """The moment at which an exchange starts: when a fraction of a pass or of the optimizer's update is done."""
+
+    phase: Phase
+    part: float = 1.0
+    micro_batch: int = 0
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One call of a collective.
+
+    Attributes:
+        collective: Name of the collective in the strategy's traffic.
+        when: The moment at which it starts.
+        rounds: Its rounds; empty if the messages are unknown, because the backend sends them.
+        whole: Bytes that each rank sends, by rank, if the messages are unknown.
+        gathers: Whether it gathers parameters, which ranks hold until they are used.
+    """
+
+    collective: str
+    when: When
+    rounds: tuple[Round, ...] = ()
+    whole: Ints | None = None
+    gathers: bool = False
+
+    @property
+    def num_moves(self) -> int:
+        """Number of messages."""
+        return sum(len(each.moves) for each in self.rounds)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that all ranks send together."""
+        if self.whole is not None:
+            return int(self.whole.sum())
+        return sum(move.num_bytes for each in self.rounds for move in each.moves)
+
+
+class Flow(NamedTuple):
+    """The passes of a pipeline."""
+
+    table: ScheduleTable
+    """Schedule of one pass of `table`'s micro-batches through all stages."""
+    passes: int
+    """Number of such passes in a step, one after the other."""
+    boundary_bytes: tuple[int, ...]
+    """Bytes of one micro-batch's output, for each stage except the last."""
+    stage_bytes: tuple[float, ...]
+    """Bytes that each stage saves for the backward pass of one micro-batch."""
+
+    def crossing(self, op: str, stage: int) -> tuple[int, int] | None:
+        """Return the receiving rank and the bytes of an operation's message; None if its result stays on its rank."""
+        ranks, other = self.table.stage_ranks, stage + 1 if op == "F" else stage - 1
+        if op == "W" or not 0 <= other < len(ranks) or ranks[other] == ranks[stage]:
+            return None
+        return ranks[other], self.boundary_bytes[min(stage, other)]
+
+    def sent_bytes(self, world_size: int) -> list[int]:
+        """Return the bytes of activations and their gradients that each rank sends in a step, by rank."""
+        sent = [0] * world_size
+        for op in self.table.ops:
+            message = self.crossing(op.op, op.stage)
+            if message is not None:
+                sent[self.table.stage_ranks[op.stage]] += message[1] * self.passes
+        return sent
+
+
+class StepPlan(NamedTuple):
+    """All messages of one step."""
+
+    exchanges: tuple[Exchange, ...] = ()
+    flow: Flow | None = None
+    """The passes of a pipeline, which also send messages; None if all ranks compute at the same time."""
+    updating: tuple[int, ...] | None = None
+    """Ranks that run the optimizer; None for all."""
+
+
+def whole(traffic: Traffic, when: When, *, gathers: bool = False) -> list[Exchange]:
+    """Return one exchange without rounds for each collective of `traffic`."""
+    return [Exchange(name, when, whole=sent.bytes, gathers=gathers) for name, sent in traffic.items()]
+
+
+def ring_rounds(
+    op: str, num_elements: int, element_bytes: int, world_size: int, *, directions: int = 1
+) -> tuple[Round, ...]:
+    """Return the rounds of a collective on Shardscope's ring; the arguments are those of `traffic.by_ring`.
+
+    In round k, rank r sends chunk r-1-k (mod W) to the next rank, as in `shardscope.training.collectives.ring`. The
+    first W-1 rounds reduce, the next W-1 rounds gather.
+    """
+    first = (num_elements + 1) // 2 if directions == 2 else num_elements
+    lanes = [(1, first), (-1, num_elements - first)][:directions]
+    last = world_size - 1
+    return tuple(
+        Round(
+            ring_phase(k, last),
+            tuple(move for step, size in lanes for move in _ring_moves(k, step, size, element_bytes, world_size)),
+        )
+        for k in {"reduce_scatter": range(last), "all_gather": range(last, 2 * last)}.get(op, range(2 * last))
+    )  # fmt: skip
+
+
+def _ring_moves(k: int, step: int, num_elements: int, element_bytes: int, world_size: int) -> list[Move]:
+    sizes = chunk_sizes(num_elements, world_size)
+    moves = []
+    for rank in range(world_size):
+        chunk = (rank - step - step * k) % world_size
+        if sizes[chunk]:
+            size = int(sizes[chunk]) * element_bytes
+            moves.append(Move(rank, (rank + step) % world_size, size, f"chunk {chunk}"))
+    return moves
+
+
+def tree_rounds(num_bytes: int, world_size: int) -> tuple[Round, ...]:
+    """Return the rounds of an all-reduce over Shardscope's binary tree: one for each level, up and then down.
+
+    Rank r has the parent (r-1) // 2, as in `tree_all_reduce_bytes`.
+    """
+    levels: dict[int, list[int]] = {}
+    for rank in range(1, world_size):
+        levels.setdefault((rank + 1).bit_length() - 1, []).append(rank)
+    up = [
+        Round(f"up, level {depth}", tuple(Move(r, (r - 1) // 2, num_bytes, "partial sum") for r in levels[depth]))
+        for depth in sorted(levels, reverse=True)
+    ]  # fmt: skip
+    down = [
+        Round(f"down, level {depth}", tuple(Move((r - 1) // 2, r, num_bytes, "total") for r in levels[depth]))
+        for depth in sorted(levels)
+    ]
+    return tuple(up + down)
+
+
+def pair_rounds(packet_bytes: int, world_size: int) -> tuple[Round, ...]:
+    """Return the single round in which each rank sends one packet to every other rank; empty packets are not sent."""
+    ranks = range(world_size)
+    moves = tuple(Move(a, b, packet_bytes, "packet") for a in ranks for b in ranks if a != b and packet_bytes)
+    return (Round("", moves),) if moves else ()
+
+
+def in_groups(rounds: Iterable[Round], groups: Iterable[tuple[int, ...]]) -> tuple[Round, ...]:
+    """Return the rounds of several groups at the same time, given those of one group of N ranks, numbered 0 to N-1."""
+    members = list(groups)
+    return tuple(
+        Round(
+            each.name,
+            tuple(m._replace(source=g[m.source], target=g[m.target]) for g in members for m in each.moves),
+        )
+        for each in rounds
+    )

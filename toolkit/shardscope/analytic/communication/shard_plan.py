@@ -1,0 +1,134 @@
+"""The messages of ZeRO, one by one: reduce-scatters of gradients and all-gathers of parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from shardscope.analytic.communication.plan import (
+    Exchange,
+    When,
+    in_groups,
+    pair_rounds,
+    ring_rounds,
+    whole,
+)
+from shardscope.analytic.communication.traffic import by_backend, repeated
+from shardscope.analytic.communication.zero import (
+    ShardCollectives,
+    across_replicas,
+    agreement_traffic,
+    padded_buckets,
+)
+from shardscope.analytic.sharding import Shape, padded_elements
+
+
+@dataclass(frozen=True)
+class ShardedPlan:
+    """Settings of a sharded step; see `fully_sharded_traffic` for their meaning."""
+
+    world_size: int
+    collectives: ShardCollectives
+    replicas: int
+    gathers: int
+    micro_batches: int
+
+    @property
+    def num_shards(self) -> int:
+        """Number of ranks that together hold one copy of the model."""
+        return self.world_size // self.replicas
+
+    def of_buckets(self, bucket_elements: Sequence[int]) -> Iterator[Exchange]:
+        """Yield the exchanges of ZeRO-1, whose traffic is `zero_1_traffic`."""
+        sizes = padded_buckets(bucket_elements, self.world_size, self.collectives)
+        total, ready = sum(sizes), 0
+        for size in sizes:
+            ready += size
+            yield from self._reduced(size, When("backward", ready / total, self.micro_batches - 1))
+        for size in sizes:
+            yield from self._gathered(size, When("optimizer"))
+
+    def exchanges(
+        self, units: Sequence[Sequence[Shape]], taught: Sequence[Sequence[Shape]], *, idle: Collection[int]
+    ) -> Iterator[Exchange]:
+        """Yield the exchanges of ZeRO-2 or ZeRO-3, whose traffic is `fully_sharded_traffic`, in order.
+
+        A unit is gathered before its forward pass, in stage 3 again before its backward pass, and its gradients are
+        reduce-scattered after its backward pass. Passes are divided among units in proportion to their parameters.
+        """
+        sizes = [self._elements(shapes) for shapes in units]
+        summed = [self._elements(shapes) for shapes in taught]
+        often = [
+            max(1, self.gathers - self.micro_batches) if i in idle else self.gathers
+            for i in range(len(units))
+        ]
+        order = [*range(1, len(units)), 0] if len(units) > 1 else [0]
+        starts = _starts(sizes)
+        for micro_batch in range(self.micro_batches):
+            for unit in range(len(units)):
+                if micro_batch < often[unit]:
+                    yield from self._gathered(sizes[unit], When("forward", starts[unit], micro_batch))
+            for unit in sorted(order, key=lambda unit: (unit == 0, -unit)):
+                begins = 1.0 - starts[unit] - sizes[unit] / sum(sizes)
+                if self.micro_batches + micro_batch < often[unit]:
+                    first = 0.0 if unit == 0 else max(0.0, begins)
+                    yield from self._gathered(sizes[unit], When("backward", first, micro_batch))
+                if summed[unit]:
+                    done = 1.0 if unit == 0 else 1.0 - starts[unit]
+                    yield from self._reduced(summed[unit], When("backward", done, micro_batch))
+        yield from self._at_the_end(summed, sum(often))
+
+    def _at_the_end(self, summed: Sequence[int], num_gathers: int) -> Iterator[Exchange]:
+        """Yield the all-reduces across replicas, and the checks that ranks ran the same layers."""
+        end = When("backward", 1.0, self.micro_batches - 1)
+        num_taught = sum(map(bool, summed))
+        meetings = 1 + (num_taught if self.replicas > 1 else 0)
+        if self.collectives.backend is not None:
+            meetings += num_gathers + num_taught * self.micro_batches
+        if self.replicas > 1:
+            for size in filter(None, summed):
+                shard = size // self.num_shards * self.collectives.element_bytes
+                yield from whole(across_replicas(shard, self.num_shards, self.replicas), end)
+        digest = int(agreement_traffic(1, self.world_size)["agreement"].bytes[0]) // (self.world_size - 1)
+        for _ in range(meetings):
+            yield Exchange("agreement", end, pair_rounds(digest, self.world_size))
+
+    def _elements(self, shapes: Sequence[Shape]) -> int:
+        return sum(padded_elements(shape, self.num_shards) for shape in shapes)
+
+    def _gathered(self, num_elements: int, when: When) -> list[Exchange]:
+        return self._carried("all_gather", num_elements, self.collectives.element_bytes, when, gathers=True)
+
+    def _reduced(self, num_elements: int, when: When) -> list[Exchange]:
+        compression = self.collectives.compression
+        if compression is None:
+            return self._carried("reduce_scatter", num_elements, self.collectives.element_bytes, when)
+        op, count, width = compression.share_collective(num_elements // self.num_shards, self.num_shards)
+        if op == "sum":
+            return self._carried("reduce_scatter", count, width, when)
+        rounds = in_groups(pair_rounds(count * width, self.num_shards), self._groups)
+        return [Exchange("packet_all_to_all", when, rounds)]
+
+    def _carried(
+        self, op: str, num_elements: int, width: int, when: When, *, gathers: bool = False
+    ) -> list[Exchange]:
+        backend, shards = self.collectives.backend, self.num_shards
+        if backend is not None:
+            sent = by_backend(op, num_elements * width, shards, backend=backend)
+            return whole(repeated(sent, self.replicas), when, gathers=gathers)
+        rounds = in_groups(ring_rounds(op, num_elements, width, shards), self._groups)
+        return [Exchange(f"ring_{op}", when, rounds, gathers=gathers)]
+
+    @property
+    def _groups(self) -> list[tuple[int, ...]]:
+        shards = self.num_shards
+        return [tuple(range(first, first + shards)) for first in range(0, self.world_size, shards)]
+
+
+def _starts(sizes: Sequence[int]) -> list[float]:
+    """Return the fraction of a forward pass that is done when each unit starts; unit 0 is around all others."""
+    total, done, starts = sum(sizes), 0, []
+    for size in sizes:
+        starts.append(done / total)
+        done += size
+    return starts

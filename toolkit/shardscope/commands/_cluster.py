@@ -1,0 +1,44 @@
+"""Command-line options that describe a cluster, for commands that otherwise predict for this machine."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from shardscope.errors import SpecError
+
+if TYPE_CHECKING:
+    from shardscope.spec.cluster import Cluster
+
+
+def add_cluster_options(parser: argparse.ArgumentParser, *, only_with: str = "") -> None:
+    """Add the options that `build_cluster` reads; `only_with` starts the help text, such as ``with --predict: ``."""
+    parser.add_argument(
+        "--cluster",
+        help=f"{only_with}a device or a node from the catalogue, for example h100 (default: this machine)",
+    )
+    parser.add_argument("--nodes", type=int, help="with --cluster: number of nodes (default: 1)")
+    parser.add_argument(
+        "--per-node", type=int, help="with --cluster: devices per node (default: as in the standard node)"
+    )
+
+
+def build_cluster(arguments: argparse.Namespace) -> Cluster | None:
+    """Return the cluster given by the options; None, for this machine, without ``--cluster``.
+
+    Raises:
+        SpecError: The cluster is not in the catalogue, or there are options of a cluster without ``--cluster``.
+    """
+    from shardscope.spec.cluster import Cluster
+
+    if arguments.cluster is not None:
+        return Cluster.of(
+            arguments.cluster,
+            nodes=1 if arguments.nodes is None else arguments.nodes,
+            per_node=arguments.per_node,
+        )
+    for option in ("nodes", "per_node"):
+        if getattr(arguments, option) is not None:
+            flag = f"--{option.replace('_', '-')}"
+            raise SpecError(f"{flag} has no effect without --cluster; add --cluster, or leave {flag} out")
+    return None

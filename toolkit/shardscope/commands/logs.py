@@ -1,0 +1,74 @@
+"""`shardscope logs`: what the processes of a run printed, by rank."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import Any
+
+from shardscope.commands._colour import coloured
+from shardscope.commands._json import as_json
+from shardscope.commands._runs import add_run_argument, attach
+from shardscope.errors import SpecError
+from shardscope.runlog.files import read_tail
+from shardscope.runtime.status import printable
+
+_MOST_BYTES = 64 * 2**10
+_OF_A_RANK = re.compile(r"(?:^|/)(\d+)/(?:stdout|stderr)\.log$")
+
+
+def add_to(commands: Any) -> None:
+    """Add this command to the parser's commands."""
+    parser = commands.add_parser(
+        "logs",
+        help="print what the processes of a run wrote to their terminals",
+        description="Print what the ranks of a run, and the agent that started them, wrote to stdout and stderr; the "
+        "last 64 KiB of each.",
+    )
+    add_run_argument(parser)
+    parser.add_argument(
+        "--rank", type=int, metavar="N", help="only the output of this rank (default: of all processes)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the output by file as JSON")
+    parser.set_defaults(carry_out=carry_out)
+
+
+def carry_out(arguments: argparse.Namespace) -> int:
+    """Print the output of each process that wrote any."""
+    run = attach(arguments.run, arguments.root)
+    if arguments.rank is not None and not 0 <= arguments.rank < run.job.world_size:
+        raise SpecError(
+            f"--rank {arguments.rank} is not a rank of {run.id}; use 0 to {run.job.world_size - 1}"
+        )
+    found = read_logs(run.path / "logs", arguments.rank)
+    if arguments.json:
+        print(as_json(found))
+        return 0
+    for name, content in found.items():
+        print(f"{coloured(f'== {name}', 'bold')}\n{content}")
+    if not found:
+        print("nothing was written; errors of a rank are in: shardscope show RUN")
+    return 0
+
+
+def read_logs(folder: Path, rank: int | None = None) -> dict[str, str]:
+    """Return the last part of each log that is not empty, by its path within the folder.
+
+    Control characters other than line breaks and tabs are escaped, because a rank may print anything.
+    """
+    paths = sorted(path for path in folder.rglob("*.log") if path.is_file() and not path.is_symlink())
+    names = {str(path.relative_to(folder)): path for path in paths}
+    if rank is not None:
+        names = {name: path for name, path in names.items() if _rank_of(name) == rank}
+    logs = {printable(name): read_tail(path, most=_MOST_BYTES) for name, path in names.items()}
+    return {name: _safe(content).rstrip() for name, content in logs.items() if content.strip()}
+
+
+def _rank_of(name: str) -> int | None:
+    found = _OF_A_RANK.search(name)
+    return None if found is None else int(found[1])
+
+
+def _safe(content: str) -> str:
+    return "".join(each if each in "\n\t" or each.isprintable() else ascii(each)[1:-1] for each in content)

@@ -1,0 +1,70 @@
+"""`shardscope show`: the settings, the state and the results of one run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from shardscope.commands._colour import OF_STATE, coloured
+from shardscope.commands._json import as_json
+from shardscope.commands._progress import table
+from shardscope.commands._runs import add_run_argument, attach
+from shardscope.runtime.status import printable
+from shardscope.spec.job_parts import label_of
+
+if TYPE_CHECKING:
+    from shardscope.runtime import Run
+
+
+def add_to(commands: Any) -> None:
+    """Add this command to the parser's commands."""
+    parser = commands.add_parser(
+        "show",
+        help="show the settings, the state and the results of one run",
+        description="Show the settings, the state and the results of one run, and why it failed if it did.",
+    )
+    add_run_argument(parser)
+    parser.add_argument(
+        "--json", action="store_true", help="print the job, the state and the results as JSON"
+    )
+    parser.set_defaults(carry_out=carry_out)
+
+
+def carry_out(arguments: argparse.Namespace) -> int:
+    """Print the run; return 0 even if the run failed, because showing it succeeded."""
+    run = attach(arguments.run, arguments.root)
+    print(as_json(_plain(run)) if arguments.json else text(run))
+    return 0
+
+
+def text(run: Run) -> str:
+    """Return the facts about the run, its table of results and, if it failed, the error."""
+    job, summary, error = run.job, run.summary(), run.error
+    facts = {
+        "run": run.id,
+        "state": coloured(run.state, OF_STATE.get(run.state, "dim")),
+        "job": f"{label_of(job.model)} on {label_of(job.data)}, {job.strategy.label}, {_ranks(job.world_size)}",
+        "settings": f"{job.optimizer.label}, batch {job.batch.global_batch}, {job.precision}, seed {job.seed}",
+        "steps": f"{summary.last_step} of {job.steps}",
+        "made with": str(run.provenance or ""),
+        "directory": printable(str(run.path)),
+    }
+    width = max(map(len, facts))
+    lines = [f"{coloured(name.ljust(width), 'dim')}  {value}" for name, value in facts.items() if value]
+    results = ["", table(summary)] if summary.steps else []
+    failed = ["", coloured(str(error), "red")] if error is not None else []
+    return "\n".join([*lines, *results, *failed])
+
+
+def _ranks(count: int) -> str:
+    return "1 process" if count == 1 else f"{count} ranks"
+
+
+def _plain(run: Run) -> dict[str, Any]:
+    error = run.error
+    return {
+        "id": run.id, "path": str(run.path), "state": run.state, "job": json.loads(run.job.to_json()),
+        "summary": asdict(run.summary()), "error": None if error is None else str(error),
+    }  # fmt: skip

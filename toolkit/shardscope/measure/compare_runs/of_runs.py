@@ -1,0 +1,83 @@
+"""`ss.compare_runs`: compare runs with each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from shardscope.errors import SpecError
+from shardscope.measure.compare_runs.comparison import ComparedRun, RunsComparison, with_speed_up
+from shardscope.runlog.summary import Summary
+from shardscope.runtime import Run
+from shardscope.spec.job import Job
+from shardscope.spec.run_names import run_names
+
+FEWEST = 2
+
+
+def compare_runs(
+    runs: Sequence[Run | str | Path],
+    *,
+    baseline: Run | str | Path | None = None,
+    root: str | Path | None = None,
+) -> RunsComparison:
+    """Compare runs with each other: the settings in which they differ, and their results.
+
+    `compare` compares one run with its prediction; this function compares runs with each other. The result shows
+    itself as a table; `settings`, `results`, `changes` and `frame` return data frames.
+
+    Args:
+        runs: Two or more runs, or their names or paths. They may still be running.
+        baseline: One of `runs`, against which changes are given; None gives none.
+        root: Folder of the runs; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
+
+    Raises:
+        RunNotFound: A run does not exist.
+        SpecError: There are fewer than two runs, a run is given twice, or `baseline` is not one of them.
+
+    Example:
+        >>> ss.compare_runs(ss.runs()[:3], baseline=ss.runs()[2]).frame()  # doctest: +SKIP
+    """
+    if isinstance(runs, Run | str | Path):
+        raise SpecError("compare_runs takes a list of runs; write ss.compare_runs([run_a, run_b])")
+    found = [_run_of(run, root) for run in runs]
+    paths = [run.path for run in found]
+    if len(found) < FEWEST:
+        raise SpecError(
+            f"compare_runs needs at least {FEWEST} runs, got {len(found)}; ss.compare takes one run"
+        )
+    if len({*paths}) < len(paths):
+        twice = next(run.id for run in found if paths.count(run.path) > 1)
+        raise SpecError(f"run {twice} is given twice; give each run once")
+    index = None if baseline is None else _index_of(_run_of(baseline, root), paths)
+    return compared([(run.id, run.job, run.summary(), run.note) for run in found], index)
+
+
+def compared(
+    told: Sequence[tuple[str, Job, Summary, str]],
+    baseline: int | None = None,
+    names: Sequence[str] | None = None,
+) -> RunsComparison:
+    """Return the comparison of runs from the id, job, summary and note of each.
+
+    Args:
+        told: Id, job, summary and note of each run.
+        baseline: Index of the baseline; None for none.
+        names: Names of the runs; None names them by what differs between them.
+    """
+    named = run_names([job for _, job, *_ in told]) if names is None else names
+    rows = [
+        ComparedRun(run_id, name, job, summary, note)
+        for name, (run_id, job, summary, note) in zip(named, told, strict=True)
+    ]
+    return RunsComparison(with_speed_up(rows), baseline)
+
+
+def _run_of(run: Run | str | Path, root: str | Path | None) -> Run:
+    return run if isinstance(run, Run) else Run.attach(run, root)
+
+
+def _index_of(run: Run, paths: Sequence[Path]) -> int:
+    if run.path not in paths:
+        raise SpecError(f"the baseline {run.id} is not one of the runs; add it to them")
+    return paths.index(run.path)

@@ -1,0 +1,181 @@
+"""Losses of time in the steps of a run, as measured, each with its cause.
+
+A loss is the fraction of a step that would be saved if its cause did not exist. Computation itself is not a loss,
+except for the launches of operations that are too small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean
+from typing import Literal, NamedTuple
+
+from shardscope.analytic.terms import Term
+from shardscope.measure.compare.measured import COMMUNICATION, IDLE
+from shardscope.measure.pipeline_waits import PipelineWaits
+
+Cause = Literal[
+    "pipeline bubble",
+    "uneven stages",
+    "communication",
+    "server",
+    "straggler",
+    "shared cores",
+    "uneven steps",
+    "small operations",
+    "data",
+    "idle",
+    "none",
+]
+Parts = Mapping[tuple[str, str], float]
+"""Seconds of a step by lane and part, as `parts_by_rank` returns them."""
+DATA = "data"
+_PASSES = ("forward", "backward")
+_SERVES = 1.5
+"""Ratio of the bytes of the busiest rank to the mean of the others from which the rank is a bottleneck."""
+_PERSISTENT = 0.5
+"""Fraction of the waiting for the slowest rank that one rank must cause on average to be called a straggler."""
+
+
+class Loss(NamedTuple):
+    """A loss of time: its cause, its fraction of the step (0 to 1), and the rank that it is attributed to.
+
+    Waiting in a pipeline is a fraction of the time from the first to the last pass; see `PipelineWaits`.
+    """
+
+    cause: Cause
+    share: float
+    rank: int
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """A step of a run as measured: medians over its newest steps.
+
+    Attributes:
+        seconds: Time of the step on the slowest rank.
+        parts: Time by part, by rank.
+        waiting: Time for which the ranks wait on average in a step for the rank that computes longest in that step.
+        sent_bytes: Bytes that each rank sends in a step.
+        roles: Role of each rank in the strategy; None if all ranks have the same role.
+        shares_cores: Whether there are more ranks on this machine than cores.
+        predicted: Prediction for the step; None if there is none.
+        pipeline: Waiting between the passes of a pipeline; None for other strategies.
+    """
+
+    seconds: float
+    parts: Sequence[Parts]
+    waiting: float
+    sent_bytes: Sequence[float] = ()
+    roles: Sequence[str | None] = ()
+    shares_cores: bool = False
+    predicted: Term | None = field(default=None, repr=False)
+    pipeline: PipelineWaits | None = None
+
+    def computing(self) -> list[float]:
+        """Return the time for which each rank computes in a step, without reading data, in seconds."""
+        return [computing_s(parts) for parts in self.parts]
+
+    def of(self, name: str) -> list[float]:
+        """Return the time of a part, or of all communication, by rank, in seconds."""
+        return [
+            sum(value for (lane, part), value in parts.items() if name in (lane, part))
+            for parts in self.parts
+        ]
+
+    def predicted_s(self, *names: str) -> float:
+        """Return the predicted time of all terms with these names, in seconds; 0 without a prediction."""
+        terms = () if self.predicted is None else self.predicted.walk()
+        return sum(term.value for term in terms if term.name in names)
+
+
+def computing_s(parts: Parts) -> float:
+    """Return the seconds that a rank computes, given the parts of its step."""
+    return sum(value for (lane, name), value in parts.items() if lane == "compute" and name != DATA)
+
+
+def losses(step: MeasuredStep) -> list[Loss]:
+    """Return all losses of a step, largest first."""
+    waiting = [_waiting_for_ranks(step)] if step.pipeline is None else _in_pipeline(step, step.pipeline)
+    found = [*waiting, _communication(step), _data(step), _small_operations(step), _idle(step)]
+    return sorted(filter(None, found), key=lambda loss: -loss.share)
+
+
+def _in_pipeline(step: MeasuredStep, waits: PipelineWaits) -> list[Loss]:
+    """Return the parts of the waiting in a pipeline: its schedule's, that of unequal stages, and the rest."""
+    computing = step.computing()
+    slowest = max(range(len(computing)), key=lambda rank: computing[rank])
+    rest: Cause = "shared cores" if step.shares_cores else "uneven steps"
+    bubble = min(waits.waiting, waits.bubble)
+    uneven = min(waits.waiting, max(waits.bubble, waits.uneven))
+    return [
+        Loss("pipeline bubble", bubble, slowest),
+        Loss("uneven stages", uneven - bubble, slowest),
+        Loss(rest, waits.waiting - uneven, slowest),
+    ]
+
+
+def _waiting_for_ranks(step: MeasuredStep) -> Loss | None:
+    """Return the time that ranks wait for the one that computes longest: always the same rank, or ranks in turn."""
+    computing = step.computing()
+    busy = [rank for rank, own in enumerate(computing) if own > 0.05 * max(computing)]
+    if len(busy) < 2:
+        return None
+    slowest = max(busy, key=lambda rank: computing[rank])
+    persistent = computing[slowest] - fmean(computing[rank] for rank in busy if rank != slowest)
+    waiting = max(step.waiting, persistent)
+    turns: Cause = "shared cores" if step.shares_cores else "uneven steps"
+    is_one = persistent > _PERSISTENT * waiting
+    return Loss("straggler" if is_one else turns, waiting / step.seconds, slowest)
+
+
+def _communication(step: MeasuredStep) -> Loss | None:
+    """Return the time of communication on the rank that communicates least, as other ranks also wait in it."""
+    seconds = [each for each in step.of(COMMUNICATION) if each > 0]
+    if not seconds:
+        return None
+    rank = _busiest(step)
+    if step.pipeline is not None:  # other communication of a pipeline includes waiting
+        share = min(step.predicted_s(COMMUNICATION), *seconds) / step.seconds
+        return Loss("communication", share, rank or 0)
+    if (
+        rank is not None and step.roles[rank] is not None
+    ):  # the others wait for the server, which itself need not wait
+        others = [each for place, each in enumerate(step.of(COMMUNICATION)) if place != rank and each > 0]
+        return Loss("server", min(others or seconds) / step.seconds, rank)
+    return Loss("communication", min(seconds) / step.seconds, rank or 0)
+
+
+def _busiest(step: MeasuredStep) -> int | None:
+    """Return the rank that sends far more than the others; None if there is none."""
+    sent = step.sent_bytes
+    if len(sent) < 2:
+        return None
+    rank = max(range(len(sent)), key=lambda rank: sent[rank])
+    others = fmean(each for place, each in enumerate(sent) if place != rank)
+    return rank if sent[rank] > _SERVES * others else None
+
+
+def _data(step: MeasuredStep) -> Loss:
+    seconds = step.of(DATA)
+    rank = max(range(len(seconds)), key=lambda rank: seconds[rank])
+    return Loss("data", seconds[rank] / step.seconds, rank)
+
+
+def _idle(step: MeasuredStep) -> Loss | None:
+    """Return the time for which no rank recorded anything; in a pipeline, that is waiting."""
+    if step.pipeline is not None:
+        return None
+    seconds = step.of(IDLE)
+    rank = min(range(len(seconds)), key=lambda rank: seconds[rank])
+    return Loss("idle", seconds[rank] / step.seconds, rank)
+
+
+def _small_operations(step: MeasuredStep) -> Loss:
+    """Return the measured time of the passes that is predicted to be spent on launching operations."""
+    passes_s = step.predicted_s(*_PASSES)
+    launching = step.predicted_s("launches") / passes_s if passes_s else 0.0
+    seconds = [sum(values) for values in zip(*map(step.of, _PASSES), strict=True)]
+    rank = max(range(len(seconds)), key=lambda rank: seconds[rank])
+    return Loss("small operations", launching * seconds[rank] / step.seconds, rank)

@@ -1,0 +1,162 @@
+"""Explain where the time of a run goes, and suggest a change of its job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
+
+from shardscope.errors import RunUnreadable
+from shardscope.machine import usable_cores
+from shardscope.measure.compare.measured import (
+    Steps,
+    counted,
+    parts_by_rank,
+    seconds_by_part,
+    slowest_rank_s,
+    warmed_up,
+    with_spans,
+)
+from shardscope.measure.explain import words
+from shardscope.measure.explain.changes import Predictor, best_change
+from shardscope.measure.explain.losses import Cause, Loss, MeasuredStep, computing_s, losses
+from shardscope.measure.pipeline_waits import pipeline_waits
+from shardscope.prediction.job import JobPrediction
+from shardscope.runlog.schema import OBSERVING, Event
+from shardscope.runlog.spans import finished_steps
+from shardscope.runtime import Run
+from shardscope.runtime.preflight import preflight
+from shardscope.spec import Job
+
+LEAST_LOSS = 0.1
+"""Smallest loss, as a fraction of the step, that is worth a change."""
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Where the time of a run goes, as returned by `explain`.
+
+    Attributes:
+        sentence: The largest loss of time with its cause, and the change that is predicted to reduce it.
+        cause: The cause of the largest loss; ``none`` if no loss is worth a change.
+        share: The largest loss as a fraction of the step, 0 to 1, as measured.
+        change: Fields of the job to change, for ``run.job.replace(**change)``; None if no change is predicted to pay.
+        expected: Predicted samples per second after the change, relative to the run's job; None without a change.
+        losses: All losses, largest first.
+    """
+
+    sentence: str
+    cause: Cause
+    share: float
+    change: Mapping[str, Any] | None
+    expected: float | None
+    losses: tuple[Loss, ...] = ()
+
+
+def explain(run: Run | str | Path, *, root: str | Path | None = None) -> Explanation:
+    """Name the largest loss of time in the steps of a run, its cause, and a change of the job that reduces it.
+
+    Times are medians over the newest steps with recorded spans. The change is the one with the largest predicted gain,
+    or a milder one with nearly the same gain. A run that has not ended is explained up to its newest step.
+
+    Args:
+        run: A run with at least one finished step with recorded spans, or its name or path.
+        root: Folder of the runs; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
+
+    Raises:
+        RunNotFound: The run does not exist.
+        RunUnreadable: The run cannot be read, or no step with recorded spans has been finished by all ranks.
+
+    Example:
+        >>> run = ss.launch(ss.Job(model="mlp", data="digits", strategy="ring", world_size=2)).wait()  # doctest: +SKIP
+        >>> found = ss.explain(run)  # doctest: +SKIP
+        >>> faster = ss.launch(run.job.replace(**found.change))  # doctest: +SKIP
+    """
+    if isinstance(run, str | Path):
+        run = Run.attach(run, root)
+    return explain_events(run, run.events())
+
+
+def explain_events(run: Run, events: Sequence[Event]) -> Explanation:
+    """Explain a run from its newest events; see `explain`."""
+    prediction = preflight(run.job).prediction
+    step = measured_step(events, run.job, prediction, cores=_cores(run))
+    if step is None:
+        raise RunUnreadable(f"run {run.id} has no finished step with recorded spans yet; wait for a step")
+    return explanation(step, run.job, lambda job: preflight(job).prediction, cores=_cores(run))
+
+
+def _cores(run: Run) -> float:
+    """Return the cores that the run could use, as recorded at its launch; those of this machine if unknown."""
+    cores = run.provenance.machine.get("cores") if run.provenance is not None else None
+    return float(cores) if isinstance(cores, int | float) else usable_cores()
+
+
+def explanation(step: MeasuredStep, job: Job, predict: Predictor, *, cores: float) -> Explanation:
+    """Return the explanation of a measured step.
+
+    Args:
+        step: The step.
+        job: The run's job.
+        predict: Function that predicts a job, or returns None.
+        cores: Number of CPU cores of this machine.
+    """
+    found = tuple(losses(step))
+    worst = found[0] if found else Loss("none", 0.0, 0)
+    if worst.share < LEAST_LOSS:
+        share = fmean(step.computing()) / step.seconds
+        return Explanation(words.nothing(share), "none", worst.share, None, None, found)
+    remedy = best_change(worst.cause, job, predict, cores=int(cores))
+    sentence = (
+        f"{words.loss_text(found, step, job, cores=int(cores))} {words.remedy_text(worst, remedy, job)}"
+    )
+    change = None if remedy is None else remedy.change
+    return Explanation(
+        sentence, worst.cause, worst.share, change, None if remedy is None else remedy.speed_up, found
+    )
+
+
+def measured_step(
+    events: Sequence[Event], job: Job, prediction: JobPrediction | None, *, cores: float | None = None
+) -> MeasuredStep | None:
+    """Return a typical step of a run; None until a step with recorded spans has been finished by all ranks.
+
+    Args:
+        events: The run's events.
+        job: The run's job.
+        prediction: Its prediction; None if there is none.
+        cores: Cores of the machine on which it ran; None for this machine's.
+    """
+    steps, period = finished_steps(events, job.world_size), job.compression.period
+    shown = with_spans(steps, period)
+    seconds = slowest_rank_s({number: steps[number] for number in shown}, period) if shown else None
+    if not seconds:
+        return None
+    late = warmed_up({number: steps[number] for number in shown})
+    return MeasuredStep(
+        seconds=seconds,
+        parts=parts_by_rank(steps, shown, period),
+        waiting=median(_waiting_s(steps[number]) for number in late),
+        sent_bytes=_sent(steps, late, job.world_size),
+        roles=[job.strategy.role(rank, job.world_size) for rank in range(job.world_size)],
+        shares_cores=job.world_size * job.threads > (usable_cores() if cores is None else cores),
+        predicted=None if prediction is None else prediction.time,
+        pipeline=pipeline_waits(events, job),
+    )
+
+
+def _waiting_s(row: Sequence[Event]) -> float:
+    """Return how much longer the slowest rank computes in one step than the ranks do on average, in seconds."""
+    seconds = [computing_s(seconds_by_part(event)) for event in row]
+    return max(seconds) - fmean(seconds)
+
+
+def _sent(steps: Steps, numbers: Sequence[int], world_size: int) -> list[float]:
+    found = counted([steps[number] for number in numbers], world_size)
+    counts = [each.bytes for name, each in found.items() if name not in OBSERVING]
+    total = sum(counts, start=np.zeros(world_size))
+    return [float(each) / len(numbers) for each in total]

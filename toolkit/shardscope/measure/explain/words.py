@@ -1,0 +1,187 @@
+"""Sentences of an explanation: the loss as measured, the predicted effect of a change, and its measured effect."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import fmean
+
+from shardscope.analytic.show import figure
+from shardscope.measure.explain.changes import Remedy
+from shardscope.measure.explain.losses import Cause, Loss, MeasuredStep, losses
+from shardscope.measure.pipeline_waits import PipelineWaits, schedule_bubble
+from shardscope.spec import Job
+
+_LOSSES = {
+    "communication": "Communication takes {share}: {sent} per rank over {link}.",
+    "server": "Communication takes {share}: rank {rank} ({role}) sends {sent}, {more} as much as each other rank.",
+    "straggler": "Ranks wait {share} for rank {rank}, which computes {longer} as long as the others.",
+    "shared cores": "Ranks wait {share} for each other: {world_size} ranks take turns on {cores} cores.",
+    "uneven steps": "Ranks wait {share} for each other: in each step, another rank is slower than the rest.",
+    "small operations": "Launching small operations takes {share}, rather than computing with them.",
+    "data": "Reading data takes {share}.",
+    "idle": "For {share}, no rank computes, communicates or reads data: other code or other programs run.",
+}
+_IN_PIPELINE: dict[Cause, str] = {
+    "uneven stages": "stages of unequal cost",
+    "shared cores": "passes that take turns on {cores} cores",
+    "uneven steps": "messages between stages or other programs",
+}
+"""What ranks of a pipeline wait for, apart from its bubble."""
+_LEAST_REST = 0.05
+"""Waiting apart from the bubble, as a fraction, from which its cause is named."""
+_SUBJECTS: dict[Cause, str] = {
+    "communication": "Communication takes",
+    "server": "Communication takes",
+    "straggler": "Ranks wait for each other",
+    "shared cores": "Ranks wait for each other",
+    "uneven steps": "Ranks wait for each other",
+    "small operations": "Launching small operations takes",
+    "data": "Reading data takes",
+}
+_MOSTLY = 0.7
+"""Fraction of a step spent on computation from which there is little to gain."""
+_LEAST_SPEED_UP = 0.03
+"""Gain, as a fraction, from which a change is said to have helped; steps vary by as much."""
+_STANDS_OUT = 1.3
+"""Ratio of a rank's time to that of each other rank from which the rank is named."""
+_NO_REMEDY = {
+    "uneven stages": "Split the layers in another way: set the pipeline's split to even, or to numbers of layers.",
+    "data": "Keep the data in memory, or prepare it before the run.",
+    "straggler": "Free the processor of that rank, or give its device less work.",
+    "uneven steps": "Close other programs that use this machine's processor.",
+    "shared cores": "Use a machine with one core for each rank.",
+    "idle": "Look for code between the passes, such as logging, and close other programs.",
+}
+_NOTHING_PAYS = "No change of the job is predicted to make it faster."
+
+
+def nothing(share: float) -> str:
+    """Return the sentence for a run without a loss; `share` is the fraction of the step that ranks compute."""
+    end = ": there is little to gain" if share >= _MOSTLY else ""
+    return f"{share:.0%} of the step is computation. No single loss takes a tenth of it{end}."
+
+
+def loss_text(found: Sequence[Loss], step: MeasuredStep, job: Job, *, cores: int) -> str:
+    """Return the sentence that names the largest loss with its measured numbers.
+
+    Args:
+        found: All losses, largest first.
+        step: The measured step.
+        job: The run's job.
+        cores: Number of CPU cores of this machine.
+    """
+    loss = found[0]
+    sent = step.sent_bytes[loss.rank] if step.sent_bytes else 0.0
+    if step.pipeline is not None and (loss.cause == "pipeline bubble" or loss.cause in _IN_PIPELINE):
+        return _pipeline_text(step.pipeline, found, step, job, cores)
+    return _LOSSES[loss.cause].format(
+        share=f"{loss.share:.0%} of the step",
+        rank=loss.rank,
+        sent=figure(sent, "bytes"),
+        link=f"a link of {job.link.label}" if job.link is not None else "this machine's own link",
+        role=step.roles[loss.rank] if step.roles else "",
+        more=_relative(step.sent_bytes, loss.rank),
+        longer=_relative(step.computing(), loss.rank),
+        world_size=job.world_size,
+        cores=cores,
+    )
+
+
+def _pipeline_text(
+    waits: PipelineWaits, found: Sequence[Loss], step: MeasuredStep, job: Job, cores: int
+) -> str:
+    """Return the sentence on the waiting in a pipeline, split into its bubble and the rest."""
+    stages = job.world_size * getattr(job.strategy, "stages_per_rank", 1)
+    whole = f"Ranks wait {waits.waiting:.0%} of the time (mean over ranks)"
+    bubble = f"the bubble of {stages} stages and {_micro(job.num_micro_batches)}"
+    others = [loss for loss in found if loss.cause in _IN_PIPELINE and loss.share >= _LEAST_REST]
+    if not others:
+        return f"{whole}: mostly {bubble}."
+    parts = [_IN_PIPELINE[loss.cause].format(cores=cores) for loss in others]
+    if others[0].cause == "uneven stages" and _stands_out(step.computing(), others[0].rank):
+        longer = _relative(step.computing(), others[0].rank)
+        parts[0] += f" (rank {others[0].rank} computes {longer} as long as the others)"
+    return f"{whole}: about {waits.bubble:.0%} is {bubble}; the rest is {', and '.join(parts)}."
+
+
+def remedy_text(loss: Loss, remedy: Remedy | None, job: Job) -> str:
+    """Return the sentence on the change, with its predicted effect; advice if there is no such change."""
+    if remedy is None:
+        return _NO_REMEDY.get(loss.cause, _NOTHING_PAYS)
+    what = changed_text(remedy.job, job)
+    faster = f"{remedy.speed_up:.2g} times the samples per second"
+    now, then = schedule_bubble(job), schedule_bubble(remedy.job)
+    if loss.cause == "pipeline bubble" and now is not None and then is not None:
+        return f"{what} would take the bubble from {now:.0%} to {then:.0%}; predicted: {faster}."
+    is_other_training = (
+        remedy.job.batch.global_batch != job.batch.global_batch or remedy.job.compression != job.compression
+    )
+    caveat = "; the effect on the loss is not predicted" if is_other_training else ""
+    return f"Predicted with {what[0].lower()}{what[1:]}: {faster}{caveat}."
+
+
+def verdict_text(what: str, speed_up: float, predicted: float | None) -> str:
+    """Return the sentence on a change that was tried.
+
+    Args:
+        what: The change in words.
+        speed_up: Measured samples per second after the change, relative to those before.
+        predicted: The same as predicted; None if unknown.
+    """
+    helped = "helped" if speed_up >= 1 + _LEAST_SPEED_UP else "did not help"
+    note = "" if predicted is None else f"; predicted: {_faster(predicted)}"
+    return f"{what} {helped}: {_faster(speed_up)} than before (samples per second{note})."
+
+
+def _faster(speed_up: float) -> str:
+    if speed_up >= 2:
+        return f"{speed_up:.2g} times faster"
+    return f"{abs(speed_up - 1):.0%} {'slower' if speed_up < 1 else 'faster'}"
+
+
+def loss_change_text(loss: Loss, before: MeasuredStep, after: MeasuredStep) -> str:
+    """Return the sentence on what became of the largest loss after a change; empty if it cannot be compared."""
+    if before.pipeline is not None and after.pipeline is not None:
+        (waiting, bubble, uneven), (waiting_before, bubble_before, uneven_before) = (
+            after.pipeline,
+            before.pipeline,
+        )
+        text = f"Ranks wait {waiting:.0%} of the time, {waiting_before:.0%} before; the bubble alone is {bubble:.0%}"
+        added, added_before = max(0.0, uneven - bubble), max(0.0, uneven_before - bubble_before)
+        more = f"; stages of unequal cost add {added:.0%}, {added_before:.0%} before"
+        return f"{text}, {bubble_before:.0%} before{more if max(added, added_before) >= _LEAST_REST else ''}."
+    subject = _SUBJECTS.get(loss.cause)
+    now = next((each.share for each in losses(after) if _SUBJECTS.get(each.cause) == subject), None)
+    return (
+        "" if subject is None or now is None else f"{subject} {now:.0%} of the step, {loss.share:.0%} before."
+    )
+
+
+def changed_text(then: Job, job: Job) -> str:
+    """Return the change from `job` to `then` in words, such as ``16 micro-batches instead of 4``."""
+    if then.batch.global_batch != job.batch.global_batch:
+        return f"A global batch of {then.batch.global_batch} instead of {job.batch.global_batch}"
+    if then.num_micro_batches != job.num_micro_batches:
+        return f"{_micro(then.num_micro_batches).capitalize()} instead of {job.num_micro_batches}"
+    if then.compression != job.compression:
+        return f"Gradients compressed by {then.compression.label}"
+    if then.strategy != job.strategy:
+        return f"Strategy {then.strategy.label}"
+    if then.world_size != job.world_size:
+        return f"{then.world_size} ranks instead of {job.world_size}"
+    return "The change"
+
+
+def _stands_out(values: Sequence[float], rank: int) -> bool:
+    """Return whether the value of one rank is much larger than that of each other rank."""
+    return values[rank] > _STANDS_OUT * max(each for place, each in enumerate(values) if place != rank)
+
+
+def _micro(count: int) -> str:
+    return f"{count} micro-batch{'es' * (count != 1)}"
+
+
+def _relative(values: Sequence[float], rank: int) -> str:
+    """Return how many times larger the value of one rank is than the mean of the others."""
+    others = [each for place, each in enumerate(values) if place != rank]
+    return f"{values[rank] / fmean(others):.2g} times" if any(others) else "many times"

@@ -1,0 +1,116 @@
+"""The ranked plans as a table of text with units, for notebooks and widgets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+from typing import TYPE_CHECKING, NamedTuple
+
+from shardscope.prediction.budget import Throughput
+from shardscope.prediction.planner.explain import seconds
+from shardscope.prediction.planner.filter import GIB
+from shardscope.spec.pipeline_schedule import PipelineSchedule
+from shardscope.spec.units import three_digits
+
+if TYPE_CHECKING:
+    from shardscope.prediction.planner.plans import PlanRow, Plans
+
+SHOWN = 15
+DAY_S = 86_400.0
+NO_BREAK = "\u00a0"
+"""Space between a number and its unit, which stay on one line in a narrow table."""
+KEY = (
+    "data, tensor, pipeline, context, expert: degrees of parallelism; sp: sequence parallel; ZeRO 1 over 2: sharded "
+    "over 2 of the replicas; ×2: stages on a rank; "
+    "MFU: model FLOPs utilization. Schedules other than gpipe, 1f1b and interleaved split the backward pass to shrink "
+    "the bubble; if your framework lacks them, hold the schedule fixed"
+)
+"""Explanation of the columns."""
+
+
+class Budget(NamedTuple):
+    """Time in days and cost in US dollars of training on a number of tokens; no cost if the cluster has no price."""
+
+    tokens: float
+    days: float
+    dollars: float | None
+
+
+def budget_of(found: Plans, plan: PlanRow, tokens: float) -> Budget:
+    """Return how long a plan trains on a number of tokens, without failures and evaluations, and what it costs."""
+    rate = Throughput(plan.tokens_per_s, found.setting.cluster)
+    dollars = None if plan.dollars is None else rate.dollars(tokens)
+    return Budget(tokens, rate.time_to_train(tokens) / DAY_S, dollars)
+
+
+def days_text(days: float) -> str:
+    """Format days as ``3.2 h``, ``12.5 days`` or ``4.1 years``."""
+    if days < 1:
+        return f"{three_digits(24 * days)} h"
+    return f"{three_digits(days)} days" if days < 1000 else f"{three_digits(days / 365.25)} years"
+
+
+def dollars_text(dollars: float) -> str:
+    """Format an amount as ``$2.60``, ``$845 k`` or ``$1.2 M``."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if dollars >= size:
+            return f"${three_digits(dollars / size)} {unit}"
+    return f"${dollars:.2f}" if 0.01 <= dollars < 100 else f"${three_digits(dollars)}"
+
+
+def table_rows(
+    found: Plans, count: int = SHOWN, *, tokens: float | None = None
+) -> tuple[list[str], list[list[str]]]:
+    """Return header and cells of the first `count` plans as a table, without columns that are empty in all of them.
+
+    Args:
+        found: Result of the search.
+        count: Largest number of rows.
+        tokens: Number of tokens to train on; adds the time and the cost of the whole training.
+    """
+    paid = ("time to train", "cost") if tokens else ("tokens/s", "cost of a step")
+    header = (
+        "plan", "step", "MFU", "memory", "data", "tensor", "pipeline", "context", "expert", "ZeRO", "schedule",
+        "micro-batch", "recompute", "offload", "compression", *paid,
+    )  # fmt: skip
+    rows = [_cells(found, found[place], tokens) for place in range(min(count, len(found)))]
+    told = [place for place in range(len(header)) if any(row[place] for row in rows)]
+    return [header[place] for place in told], [[row[place] for place in told] for row in rows]
+
+
+def _cells(found: Plans, plan: PlanRow, tokens: float | None) -> list[str]:
+    layout = plan.layout
+    zero = f"{layout.zero} over {layout.shard}" if layout.shard else str(layout.zero)
+    schedule: str = "" if layout.pipeline == 1 else layout.schedule
+    if schedule and PipelineSchedule(layout.schedule).most_stages is None:
+        schedule = f"{schedule} ×{layout.virtual_stages}"
+    cells = [
+        plan.rank, seconds(plan.time_s), f"{plan.mfu:.1%}", f"{plan.memory_bytes / GIB:.1f} GiB",
+        layout.data, f"{layout.tensor}{' sp' * layout.sequence_parallel}",
+        layout.pipeline, layout.context, layout.expert if found.setting.model.mixture else "", zero, schedule,
+        layout.micro_batch, layout.recompute, layout.offload, layout.axis("compression"),
+        *_paid(found, plan, tokens),
+    ]  # fmt: skip
+    return ["" if cell == "none" else str(cell).replace(" ", NO_BREAK) for cell in cells]
+
+
+def _paid(found: Plans, plan: PlanRow, tokens: float | None) -> tuple[str, ...]:
+    if not tokens:
+        return f"{plan.tokens_per_s:,.0f}", "" if plan.dollars is None else dollars_text(plan.dollars)
+    whole = budget_of(found, plan, tokens)
+    return days_text(whole.days), "" if whole.dollars is None else dollars_text(whole.dollars)
+
+
+def table_html(found: Plans) -> str:
+    """Return the first plans as an HTML table with units, and how many more there are."""
+    header, rows = table_rows(found)
+    more = f"{len(found) - SHOWN} more plans, and all values as numbers: <code>plans.frame</code>. "
+    note = f"<p><small>{more if len(found) > SHOWN else ''}{escape(KEY)}.</small></p>"
+    body = "".join(_row("td", row) for row in rows)
+    table = f"<table><thead>{_row('th', header)}</thead><tbody>{body}</tbody></table>"
+    return f'<div style="overflow-x:auto">{table}</div>{note}'
+
+
+def _row(kind: str, cells: Iterable[str]) -> str:
+    tag = f'{kind} style="padding:.25em .35em"'
+    return f"<tr>{''.join(f'<{tag}>{escape(cell)}</{kind}>' for cell in cells)}</tr>"

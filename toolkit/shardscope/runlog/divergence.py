@@ -1,0 +1,70 @@
+"""Whether the loss of a run has diverged: it ends far above the loss with which training began."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardscope.runlog.figures import LOSS_WINDOW, loss_text
+from shardscope.spec.units import three_digits
+
+ABOVE_START = 2.0
+"""Loss above which a run has diverged, as a multiple of the loss with which it began. An untrained model is at chance
+level; twice that is not reached by noise, and a run that stays there has lost what it knew."""
+FEWEST_STEPS = 3
+"""Number of steps for which the loss must have stayed above that level, so that one bad batch is no alarm."""
+
+
+FAR_ABOVE_START = 100.0
+"""Multiple of the loss at the start above which even the last step alone is a divergence: no batch is that bad."""
+
+
+class Divergence(NamedTuple):
+    """A loss that diverged.
+
+    Attributes:
+        step: First of the steps since which the loss has been too high.
+        loss: Loss of the last step.
+        start: Loss with which the run began.
+    """
+
+    step: int
+    loss: float
+    start: float
+
+    @property
+    def text(self) -> str:
+        """The divergence in words: ``diverged at step 4: its loss is 2460, 444 times that at its start``."""
+        times = (
+            f", {three_digits(self.loss / self.start)} times that at its start"
+            if np.isfinite(self.loss)
+            else ""
+        )
+        return f"diverged at step {self.step}: its loss is {loss_text(self.loss)}{times}"
+
+
+def divergence_of(steps: npt.ArrayLike, losses: npt.ArrayLike) -> Divergence | None:
+    """Return how a loss diverged; None if it did not.
+
+    The loss has diverged if its last values, and their mean over `LOSS_WINDOW` steps, exceed `ABOVE_START` times the
+    loss of the first step, or if its last value exceeds `FAR_ABOVE_START` times that loss. A resumed run is compared
+    with the mean of its first steps. A loss that is unknown (NaN) is skipped; one that is infinite has diverged.
+
+    Example:
+        >>> divergence_of([1, 2, 3, 4, 5], [2.3, 2.2, 90.0, 500.0, 2000.0])
+        Divergence(step=3, loss=2000.0, start=2.3)
+    """
+    numbers, values = np.asarray(steps, dtype=np.int64), np.asarray(losses, dtype=np.float64)
+    known = ~np.isnan(values)
+    numbers, values = numbers[known], values[known]
+    if len(values) < 2:
+        return None
+    start = float(values[0] if numbers[0] == 1 else values[:LOSS_WINDOW].mean())
+    is_high = values > ABOVE_START * start
+    first = len(values) - int(np.argmin(is_high[::-1])) if not is_high.all() else 0
+    is_lasting = len(values) - first >= FEWEST_STEPS and values[-LOSS_WINDOW:].mean() > ABOVE_START * start
+    if start <= 0 or not (is_lasting or values[-1] > FAR_ABOVE_START * start):
+        return None
+    return Divergence(int(numbers[first]), float(values[-1]), start)

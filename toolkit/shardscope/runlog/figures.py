@@ -1,0 +1,115 @@
+"""The figures of a run: one definition, one label and one way to write a value, wherever the figure is shown.
+
+Status lines, tables, plots, reports and the command line take labels and texts from here, and values from `Summary`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from shardscope.spec.units import bytes_text, duration_text, three_digits
+
+LOSS_WINDOW = 10
+"""Number of steps at the end of a run over which `loss_mean` is averaged."""
+
+
+def loss_text(loss: float) -> str:
+    """Write a loss with four decimals, or with three digits if tiny or huge: ``3.2552``, ``4.03e-07``, ``4.03e+07``."""
+    if 0 < abs(loss) < 1e-3:
+        return f"{loss:.2e}"
+    if abs(loss) < 100 or not math.isfinite(loss):
+        return f"{loss:.4f}"
+    return f"{loss:.1f}" if abs(loss) < 1e5 else f"{loss:.2e}"
+
+
+class RunFigure(NamedTuple):
+    """A figure of a run.
+
+    Attributes:
+        title: Short name, for headings and legends.
+        about: What the figure is, in a few words, for explanations and tooltips.
+        text: Function that writes a value.
+        better: ``lower`` or ``higher`` values are better; empty if neither is.
+        ranks: Which ranks the figure counts, where a table would not show it: ``all ranks`` or ``fullest rank``.
+    """
+
+    title: str
+    about: str
+    text: Callable[[float], str]
+    better: str = ""
+    ranks: str = ""
+
+    @property
+    def label(self) -> str:
+        """The title and which ranks it counts, for tables: ``sent per step (all ranks)``."""
+        return f"{self.title} ({self.ranks})" if self.ranks else self.title
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else three_digits(value)
+
+
+FIGURES = {
+    "last_step": RunFigure("steps", "the last step that all ranks have finished", lambda value: f"{value:.0f}"),
+    "loss": RunFigure("loss", "training loss of the last finished step, mean over ranks", loss_text, "lower"),
+    "loss_mean": RunFigure(
+        f"mean loss (last {LOSS_WINDOW} steps)",
+        f"training loss, mean over ranks and over the last {LOSS_WINDOW} finished steps", loss_text, "lower",
+    ),
+    "validation_loss": RunFigure(
+        "validation loss", "loss in the last evaluation on the validation split", loss_text, "lower"
+    ),
+    "test_loss": RunFigure("test loss", "loss on the test split, after the last step", loss_text, "lower"),
+    "test_accuracy": RunFigure(
+        "test accuracy", "fraction of correct predictions on the test split", lambda value: f"{value:.1%}", "higher"
+    ),
+    "step_time_s": RunFigure(
+        "step time", "median over steps of the slowest rank, without warm-up", duration_text, "lower"
+    ),
+    "samples_per_s": RunFigure(
+        "samples/s", "samples of all ranks per second, at the median step time", _count, "higher"
+    ),
+    "tokens_per_s": RunFigure(
+        "tokens/s", "tokens of all ranks per second, at the median step time", _count, "higher"
+    ),
+    "bytes_per_step": RunFigure(
+        "sent per step", "bytes sent by all ranks together, mean over steps", bytes_text, "lower", "all ranks"
+    ),
+    "held_bytes": RunFigure(
+        "held by tensors",
+        "bytes of parameters, gradients, optimizer state, activations and buffers on the fullest rank, each type at "
+        "its own peak in the newest measured step",
+        bytes_text, "lower", "fullest rank",
+    ),
+    "process_bytes": RunFigure(
+        "process memory growth",
+        "how much the memory of the fullest rank's process, as the operating system counts it, has grown at its peak "
+        "since before the model was built; on a GPU, the peak of the memory that PyTorch has allocated",
+        bytes_text, "lower", "fullest rank",
+    ),
+}  # fmt: skip
+"""The figures of a run by name of the field of `Summary`."""
+
+
+def figure_text(name: str, value: float | None, missing: str = "–") -> str:
+    """Write the value of a figure; `missing` if it is not known."""
+    return missing if value is None else FIGURES[name].text(value)
+
+
+def change_text(name: str, value: float | None, base: float | None) -> str:
+    """Write how a figure differs from that of a baseline: ``-12.0 %``, ``2.4 ×``; empty if equal or unknown.
+
+    Losses and accuracies are written as differences, because their ratios say little.
+    """
+    if value is None or base is None or value == base or not math.isfinite(value - base):
+        return ""
+    if "loss" in name:
+        return f"{'+' if value > base else '-'}{loss_text(abs(value - base))}"
+    if "accuracy" in name:
+        return f"{100 * (value - base):+.1f} points"
+    if base <= 0:
+        return ""
+    ratio = value / base
+    return f"{three_digits(ratio)} ×" if ratio >= 2 or ratio <= 0.5 else f"{100 * (ratio - 1):+.1f} %"

@@ -1,0 +1,76 @@
+"""How far the losses of each run are from those of one process: one dot per run, beside the bound for rounding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import plotly.graph_objects as go
+
+from shardscope_widgets.figures import theme
+from shardscope_widgets.words import three_digits
+
+_ROW_PX, _FRAME_PX = 26, 96
+_IDENTICAL = 1e-9
+"""Where a run with identical losses is drawn, because a logarithmic axis has no zero."""
+
+
+_SMALL = 1e-3
+"""Relative difference below which it is written as a power of ten, not as a percentage."""
+
+
+class AgreementRow(NamedTuple):
+    """One run: its name, its strategy, and the largest relative difference of a loss from that of one process."""
+
+    label: str
+    strategy: str
+    difference: float
+    agrees: bool
+
+
+class AgreementInfo(NamedTuple):
+    """Runs in the order in which they are drawn, and the largest relative difference that counts as rounding."""
+
+    rows: tuple[AgreementRow, ...]
+    bound: float
+
+
+def agreement_info(rows: Sequence[AgreementRow], bound: float) -> AgreementInfo:
+    """Return the data of the figure, the run with the largest difference last."""
+    return AgreementInfo(tuple(sorted(rows, key=lambda row: row.difference)), bound)
+
+
+def draw_agreement(info: AgreementInfo) -> go.Figure:
+    """Draw one dot per run on a logarithmic axis; the shaded area is what rounding explains."""
+    places = [max(row.difference, _IDENTICAL) for row in info.rows]
+    looks = [theme.strategy_colour(row.strategy) for row in info.rows]
+    marks = ["circle" if row.agrees else "x" for row in info.rows]
+    dots = go.Scatter(
+        x=places, y=[row.label for row in info.rows], mode="markers+text", showlegend=False, cliponaxis=False,
+        marker={"size": 11, "color": looks, "symbol": marks}, text=[_value_text(row) for row in info.rows],
+        textposition=["middle left" if place > info.bound else "middle right" for place in places],
+        hovertemplate="<b>%{y}</b>: %{text}<extra></extra>",
+    )  # fmt: skip
+    lowest, highest = _IDENTICAL / 3, max(1.0, *(3 * place for place in places), 10 * info.bound)
+    shade = {
+        "type": "rect", "xref": "x", "x0": lowest, "x1": info.bound, "yref": "paper", "y0": 0, "y1": 1,
+        "fillcolor": "rgba(17,153,122,0.13)", "line": {"width": 0}, "layer": "below",
+    }  # fmt: skip
+    figure = go.Figure(dots)
+    figure.update_layout(
+        xaxis=theme.axis("largest relative difference of the loss", type="log",
+                         tickformat=".0e", nticks=6, range=[math.log10(lowest), math.log10(highest)]),
+        yaxis=theme.axis(autorange="reversed", type="category", showgrid=False, fixedrange=True),
+        shapes=[shade],
+        annotations=[theme.note("rounding", x=0.01, y=1) | {"font": {"size": 12, "color": theme.GREY}}],
+    )  # fmt: skip
+    return theme.style(figure, height=_FRAME_PX + _ROW_PX * max(2, len(info.rows)))
+
+
+def _value_text(row: AgreementRow) -> str:
+    if not row.difference:
+        return " identical "
+    return (
+        f" {row.difference:.0e} " if row.difference < _SMALL else f" {three_digits(100 * row.difference)} % "
+    )

@@ -1,0 +1,261 @@
+"""Predicted values under measured ones: time line, bytes and memory of a run, drawn lighter, and their largest gap.
+
+`ghost_of` turns a prediction into plain values; the other functions turn these into traces for the figures of the
+Training Lab. A predicted step has no overlap, and its parts are those of the rank with most work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import lcm
+from statistics import fmean
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shardscope.analytic.terms import Term
+from shardscope.measure.compare.measured import COMMUNICATION, IDLE, seconds_by_part
+from shardscope.runlog.schema import MEMORY_KINDS
+from shardscope_widgets.figures import theme
+from shardscope_widgets.figures._stacks import StackBar
+from shardscope_widgets.figures._timeline import TimelineInfo
+from shardscope_widgets.trace import Trace
+from shardscope_widgets.words import bytes_text, seconds_text
+
+if TYPE_CHECKING:
+    from shardscope.prediction.job import JobPrediction
+
+PREDICTED = "predicted"
+_ORDER = ("data", "forward", "backward", "codec", COMMUNICATION, "optimizer", IDLE)
+"""Parts of a predicted step in the order in which they are drawn."""
+_FAINT = 0.45
+"""Opacity of predicted bars."""
+_NOT_TELLING = 0.02
+"""Gap, relative to the measured whole, below which prediction and measurement are said to agree."""
+
+
+class GhostPart(NamedTuple):
+    """A part of the predicted step: the part of a step that it belongs to, the name of its span, and its seconds."""
+
+    part: str
+    name: str
+    seconds: float
+
+
+class Ghost(NamedTuple):
+    """Predicted values of one run.
+
+    Attributes:
+        step_s: Time of a step, in seconds; None if it is unknown. Steps with different traffic count with their mean.
+        parts: Parts of a step with all traffic, in order.
+        sent_bytes: Bytes that all ranks send in a step; None if unknown. Steps count with their mean.
+        peak_bytes: Peak bytes of each rank's tensors; empty if unknown.
+        held: Bytes of each type of memory by rank, in the order of `MEMORY_KINDS`; empty if a type is unknown.
+    """
+
+    step_s: float | None
+    parts: tuple[GhostPart, ...]
+    sent_bytes: float | None
+    peak_bytes: tuple[float, ...]
+    held: tuple[tuple[int, ...], ...]
+
+
+class Gap(NamedTuple):
+    """A difference between prediction and measurement: what differs, and both values."""
+
+    what: str
+    predicted: float
+    measured: float
+
+
+def ghost_of(prediction: JobPrediction) -> Ghost:
+    """Return the predicted values that figures draw."""
+    kinds, ranks = prediction.kinds, range(prediction.job.world_size)
+    period = lcm(prediction.job.compression.period, getattr(prediction.job.strategy, "mix_every", 1))
+    steps = [prediction.at_step(prediction.step.number - back) for back in range(period)]
+    return Ghost(
+        _mean([each.step_time_s for each in steps]),
+        () if prediction.time is None else tuple(_parts(prediction.time)),
+        _mean([None if each.sent_bytes is None else float(each.sent_bytes.sum()) for each in steps]),
+        tuple(term.value for term in prediction.by_rank or ()),
+        tuple(tuple(int(kinds[kind][rank]) for kind in MEMORY_KINDS) for rank in ranks)
+        if all(kind in kinds for kind in MEMORY_KINDS)
+        else (),
+    )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if len(known) == len(values) else None
+
+
+def _parts(time: Term) -> list[GhostPart]:
+    """Return the parts of a step; communication is split into its collectives, and other parts are left whole."""
+    known = {part.name: part for part in time.parts}
+    found = []
+    for name in _ORDER:
+        term = known.get(name)
+        inside = term.parts if term is not None and name == COMMUNICATION else (term,)
+        found += [
+            GhostPart(name, each.name, each.value) for each in inside if each is not None and each.value
+        ]
+    return found
+
+
+# Loss, throughput, bytes, memory.
+
+
+def overview_ghosts(trace: Trace, ghost: Ghost) -> list[dict[str, Any]]:
+    """Return dashed lines for throughput and bytes, and a diamond for the memory of each rank, as Plotly JSON."""
+    if not trace.steps:
+        return []
+    first, last, lines = trace.steps[0], trace.steps[-1], []
+    ends = [first.number, last.number]
+    if ghost.step_s:
+        per_step = last.tokens if trace.measures_tokens else last.samples
+        lines.append(_line(ends, per_step / ghost.step_s, "2", "%{y:.3s}/s"))
+    if ghost.sent_bytes is not None and trace.world_size > 1:
+        lines.append(_line(ends, ghost.sent_bytes, "3", "%{y:.4s}B"))
+    if ghost.peak_bytes:
+        ranks = [f"rank {rank}" for rank in range(trace.world_size)]
+        lines.append(diamonds(ranks, ghost.peak_bytes, "4", f"{PREDICTED} for tensors", "B"))
+    return lines
+
+
+def _line(ends: list[int], value: float, axes: str, value_format: str) -> dict[str, Any]:
+    return {
+        "type": "scatter", "mode": "lines", "x": ends, "y": [value, value], "xaxis": f"x{axes}", "yaxis": f"y{axes}",
+        "line": {"color": theme.GREY, "width": 1.6, "dash": "dash"}, "name": PREDICTED, "showlegend": False,
+        "hovertemplate": f"{PREDICTED}: {value_format}<extra></extra>",
+    }  # fmt: skip
+
+
+def overview_gap(trace: Trace, ghost: Ghost) -> str:
+    """Return a sentence on the prediction that is further off, step time or bytes per step, or nothing."""
+    step_s, sent = trace.step_time_s, trace.bytes_per_step
+    gaps = []
+    if ghost.step_s and step_s:
+        gaps.append(Gap("step time", ghost.step_s, step_s))
+    if ghost.sent_bytes is not None and sent:
+        gaps.append(Gap("bytes per step", ghost.sent_bytes, sent))
+    if not gaps:
+        return ""
+    return largest_gap(gaps)
+
+
+def largest_gap(gaps: Sequence[Gap]) -> str:
+    """Return a sentence on the gap that is largest relative to its measured value; what starts with bytes is bytes."""
+    worst = max(gaps, key=lambda gap: abs(gap.predicted / gap.measured - 1))
+    text = bytes_text if worst.what.startswith("bytes") else seconds_text
+    return _gap_text(worst, text, whole=worst.measured)
+
+
+def diamonds(x: Sequence[str], y: Sequence[float | None], axes: str, name: str, unit: str) -> dict[str, Any]:
+    """Return a trace of diamonds at predicted values of bars.
+
+    Args:
+        x: Categories of the bars.
+        y: Predicted values; None draws nothing.
+        axes: Suffix of the axes; the trace on the first axes is named in the legend.
+        name: Name of the trace.
+        unit: Unit of the values.
+    """
+    return {
+        "type": "scatter", "mode": "markers", "x": list(x), "y": list(y), "xaxis": f"x{axes}", "yaxis": f"y{axes}",
+        "name": name, "showlegend": not axes, "hovertemplate": f"%{{x}}, {name}: %{{y:.3s}}{unit}<extra></extra>",
+        "marker": {"symbol": "diamond", "size": 10, "color": theme.GREY, "line": {"color": "#ffffff", "width": 1.5}},
+    }  # fmt: skip
+
+
+def _gap_text(gap: Gap, text: Any, *, whole: float) -> str:
+    if abs(gap.predicted - gap.measured) < _NOT_TELLING * whole:
+        return f"Dashed and lighter: predicted. Every part agrees within {_NOT_TELLING:.0%}."
+    return (
+        f"Dashed and lighter: predicted. Largest gap: {gap.what}, {text(gap.predicted)} predicted and "
+        f"{text(gap.measured)} measured."
+    )
+
+
+# Timeline.
+
+
+def timeline_ghosts(info: TimelineInfo, ghost: Ghost) -> list[dict[str, Any]]:
+    """Return one row of lighter bars below the ranks: the predicted step, from the start of each measured step."""
+    bars = []
+    for part in dict.fromkeys((part.part, part.name) for part in ghost.parts):
+        starts, lengths = [], []
+        for zero in info.starts_ms:
+            at = zero
+            for each in ghost.parts:
+                if (each.part, each.name) == part:
+                    starts.append(at)
+                    lengths.append(each.seconds * 1e3)
+                at += each.seconds * 1e3
+        bars.append(_ghost_bar(*part, starts, lengths, info.world_size))
+    return bars
+
+
+def _ghost_bar(part: str, name: str, starts: list[float], lengths: list[float], row: int) -> dict[str, Any]:
+    look = theme.IDLE if part == IDLE else theme.span_look(name)
+    return {
+        "type": "bar", "orientation": "h", "base": starts, "x": lengths, "y": [row] * len(starts), "width": 0.42,
+        "name": f"{PREDICTED} {name.replace('_', ' ')}", "opacity": _FAINT, "showlegend": False,
+        "marker": theme.striped(look, size=5, solidity=0.22) | {"line": {"width": 1, "color": look.colour}},
+        "hovertemplate": f"<b>{PREDICTED} {name.replace('_', ' ')}</b>, %{{x:.3g}} ms<extra></extra>",
+    }  # fmt: skip
+
+
+def with_ghost_row(info: TimelineInfo, layout: Mapping[str, Any], ghost: Ghost) -> dict[str, Any]:
+    """Return the layout of a timeline with one more row, for the predicted step."""
+    rows = [*layout["yaxis"]["ticktext"], f"{PREDICTED} "]
+    longest = max([info.end_ms, *(start + (ghost.step_s or 0.0) * 1e3 for start in info.starts_ms)])
+    axis = {"tickvals": list(range(len(rows))), "ticktext": rows, "range": [len(rows) - 0.5, -0.5]}
+    return {
+        **layout, "yaxis": layout["yaxis"] | axis, "xaxis": {"range": [0, longest * 1.01]},
+        "height": layout["height"] + 24,
+    }  # fmt: skip
+
+
+def timeline_gap(trace: Trace, info: TimelineInfo, ghost: Ghost) -> str:
+    """Return a sentence on the part of the step whose predicted and measured time differ most."""
+    if not info.steps or not ghost.parts:
+        return ""
+    measured = _measured_parts(trace, info)
+    predicted = {name: sum(part.seconds for part in ghost.parts if part.part == name) for name in _ORDER}
+    gaps = [
+        Gap(name, predicted.get(name, 0.0), measured.get(name, 0.0)) for name in {**predicted, **measured}
+    ]
+    worst = max(gaps, key=lambda gap: abs(gap.predicted - gap.measured))
+    return _gap_text(worst, seconds_text, whole=sum(measured.values()))
+
+
+def _measured_parts(trace: Trace, info: TimelineInfo) -> dict[str, float]:
+    """Return the time of each part of a step, as in a comparison: the mean over the shown steps and the ranks."""
+    found: dict[str, list[float]] = {}
+    rows = [(step, rank) for step in info.steps for rank in range(trace.world_size)]
+    for step, rank in rows:
+        spans = [(s.lane, s.name, s.start, s.end, 0) for s in trace.spans[step] if s.rank == rank]
+        length = max(end for *_, end, _ in spans) - min(start for _, _, start, _, _ in spans)
+        for (lane, name), seconds in seconds_by_part({"spans": spans, "step_time_s": length}).items():
+            found.setdefault(lane if lane in {COMMUNICATION, IDLE, "codec"} else name, []).append(seconds)
+    return {name: sum(seconds) / len(rows) for name, seconds in found.items()}
+
+
+# Memory by type.
+
+
+def memory_ghosts(trace: Trace, ghost: Ghost | None) -> tuple[StackBar, ...]:
+    """Return the predicted bars of a run's ranks; empty if there are none."""
+    if ghost is None or len(ghost.held) != trace.world_size:
+        return ()
+    return tuple(StackBar(trace.name_of(rank), held) for rank, held in enumerate(ghost.held))
+
+
+def memory_gap(measured: Sequence[StackBar], predicted: Sequence[StackBar], names: Sequence[str]) -> str:
+    """Return a sentence on the type of memory whose predicted and measured mean over the ranks differ most."""
+    if not predicted or not measured:
+        return ""
+    gaps = [
+        Gap(name, fmean(bar.sizes[at] for bar in predicted), fmean(bar.sizes[at] for bar in measured))
+        for at, name in enumerate(names)
+    ]
+    worst = max(gaps, key=lambda gap: abs(gap.predicted - gap.measured))
+    return _gap_text(worst, bytes_text, whole=fmean(bar.total for bar in measured))

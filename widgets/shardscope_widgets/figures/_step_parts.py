@@ -1,0 +1,74 @@
+"""What a step of each run consists of: one bar per run, stacked by part, beside the step of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import plotly.graph_objects as go
+
+from shardscope.measure.compare.measured import PARTS
+from shardscope_widgets.figures import theme
+from shardscope_widgets.figures.theme import RunStyle
+from shardscope_widgets.words import seconds_text
+
+_ROW_PX, _FRAME_PX = 26, 118
+_LOOKS = {
+    "data": theme.SPAN_LOOKS["data"],
+    "forward": theme.SPAN_LOOKS["forward"],
+    "backward": theme.SPAN_LOOKS["backward"],
+    "optimizer": theme.SPAN_LOOKS["optimizer"],
+    "codec": theme.SPAN_LOOKS["encode"],
+    "communication": theme.SPAN_LOOKS["all_reduce"],
+    "idle": theme.IDLE,
+}
+
+
+class StepPartsRow(NamedTuple):
+    """One run: its name, and the seconds of each part of a step, by the names of `PARTS`."""
+
+    label: str
+    seconds: Mapping[str, float]
+
+    @property
+    def total_s(self) -> float:
+        """Seconds of all parts together."""
+        return sum(self.seconds.values())
+
+
+class StepPartsInfo(NamedTuple):
+    """The runs in the order in which they are drawn, and the step time of one process in seconds, if known."""
+
+    rows: tuple[StepPartsRow, ...]
+    alone_s: float | None
+
+
+def step_parts_info(rows: Sequence[StepPartsRow], alone_s: float | None) -> StepPartsInfo:
+    """Return the data of the figure, the fastest run first."""
+    return StepPartsInfo(tuple(sorted(rows, key=lambda row: row.total_s)), alone_s)
+
+
+def draw_step_parts(info: StepPartsInfo) -> go.Figure:
+    """Draw one stacked bar per run, with a dashed line at the step time of one process."""
+    parts = [name for name in PARTS if any(row.seconds.get(name) for row in info.rows)]
+    figure = go.Figure([_layer(name, _LOOKS.get(name, theme.IDLE), info.rows) for name in parts])
+    figure.update_layout(
+        xaxis=theme.axis(tickformat="~s", ticksuffix="s", rangemode="tozero", nticks=6),
+        yaxis=theme.axis(autorange="reversed", type="category", showgrid=False, fixedrange=True),
+        shapes=[] if info.alone_s is None else [theme.rule(theme.GREY, x=info.alone_s)],
+    )
+    height = _FRAME_PX + _ROW_PX * max(2, len(info.rows))
+    return theme.style(
+        figure, height=height, barmode="stack", legend=theme.LEGEND_ABOVE,
+        margin={"l": 8, "r": 12, "t": 72, "b": 8},
+    )  # fmt: skip
+
+
+def _layer(name: str, look: RunStyle, rows: Sequence[StepPartsRow]) -> go.Bar:
+    seconds = [row.seconds.get(name, 0.0) for row in rows]
+    return go.Bar(
+        x=seconds, y=[row.label for row in rows], orientation="h", name=name, width=0.74,
+        marker=theme.striped(look, white=0.6, size=5, solidity=0.22) | {"line": {"width": 0}},
+        customdata=[seconds_text(value) if value else "0 s" for value in seconds],
+        hovertemplate=f"<b>%{{y}}</b><br>{name}: %{{customdata}}<extra></extra>",
+    )  # fmt: skip

@@ -1,0 +1,44 @@
+/* A lab's title, and a banner that says when its kernel is gone.
+
+ipywidgets marks the views of a kernel that has been restarted or has died with a class. In a page that has been reloaded
+this mark can be missed, so the status of the kernel is watched too. The lab then no longer shows the state of anything,
+so its other parts are made inert. */
+
+const GONE = "jupyter-widgets-disconnected";
+const LOST = ["restarting", "autorestarting", "dead"];
+
+function render({ model, el }) {
+  el.innerHTML = '<div class="ss-title"><b role="heading" aria-level="2"></b><span></span></div>'
+    + '<div class="ss-banner" role="alert" hidden></div>';
+  const [title, about] = el.querySelectorAll("b, span");
+  title.textContent = model.get("title");
+  about.textContent = model.get("about");
+  const banner = el.querySelector(".ss-banner");
+  const own = el.closest(`.${GONE}, .jupyter-widgets`) ?? el;
+
+  let isLost = false;
+
+  const look = () => {
+    const isGone = isLost || own.classList.contains(GONE);
+    banner.hidden = !isGone;
+    banner.textContent = isGone ? model.get("gone") : "";
+    const lab = el.closest(".ss-lab");
+    for (const part of lab?.children ?? []) {
+      if (!part.contains(el)) part.inert = isGone;
+    }
+    lab?.classList.toggle("ss-gone", isGone);
+  };
+  const watch = new MutationObserver(look);
+  watch.observe(own, { attributes: true, attributeFilter: ["class"] });
+  const kernel = model.widget_manager?.kernel;
+  const listen = (_kernel, status) => {
+    isLost ||= LOST.includes(status);
+    look();
+  };
+  kernel?.statusChanged?.connect(listen);
+  look();
+  const end = attend(el); // in access.js
+  return () => { watch.disconnect(); kernel?.statusChanged?.disconnect(listen); end(); };
+}
+
+export default { render };

@@ -1,0 +1,235 @@
+"""The sections of a report: one per workload, how each strategy works, predictions, settings and machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import plotly.graph_objects as go
+
+from shardscope.measure.compare.comparison import Comparison
+from shardscope.measure.compare.view import OVERVIEW, as_html, overview
+from shardscope.runlog.schema import MEMORY_KINDS
+from shardscope_widgets import figures
+from shardscope_widgets.figures import _curves, theme
+from shardscope_widgets.figures._agreement import AgreementRow, agreement_info, draw_agreement
+from shardscope_widgets.figures._memory_kinds import KIND_NAMES
+from shardscope_widgets.figures._stacks import Group as Stacks
+from shardscope_widgets.figures._stacks import StackBar, draw_stacks
+from shardscope_widgets.figures._step_parts import StepPartsRow, draw_step_parts, step_parts_info
+from shardscope_widgets.html import runs_html
+from shardscope_widgets.kit.markup import row_html, table_html
+from shardscope_widgets.report._page import Page
+from shardscope_widgets.report._settings import machine_rows, settings_rows
+from shardscope_widgets.report.entries import Entry, Group
+from shardscope_widgets.report.findings import (
+    differences_text,
+    lowest_loss_text,
+    memory_text,
+    saving_text,
+    speed_text,
+    step_text,
+)
+from shardscope_widgets.words import listed, safe
+
+
+def workload_section(page: Page, group: Group, *, is_first: bool) -> str:
+    """Return the section of one workload: its findings, a figure for each, and a table of its runs.
+
+    The headline of the page has the findings of the first workload; its section adds only details.
+    """
+    parts = [page.heading(2, group.name)]
+    parts += _learning(page, group)
+    parts += _speed(page, group, is_first=is_first)
+    parts += _sizes(page, group, is_first=is_first)
+    rows = [entry.row for entry in group.entries]
+    parts += [page.heading(3, "All runs", within=group.name), runs_html(rows)]
+    return f"<section>{''.join(parts)}</section>"
+
+
+def _told(page: Page, group: Group, heading: str, finding: str, *shown: str) -> list[str]:
+    text = f'<p class="finding">{safe(finding)}</p>' if finding else ""
+    return [page.heading(3, heading, within=group.name), text, f'<div class="figures">{"".join(shown)}</div>']
+
+
+def _learning(page: Page, group: Group) -> list[str]:
+    entries = [entry for entry in group.entries if any(map(_is_number, entry.trace.steps.column("loss")))]
+    if not entries:
+        return []
+    shown = [page.figure(_curves.draw(_loss_curves(entries)), _LOSS)]
+    judged = [
+        AgreementRow(entry.label, entry.trace.strategy, entry.difference, bool(entry.agrees))
+        for entry in entries
+        if entry.difference is not None
+    ]
+    if judged:
+        bound = max(entry.bound for entry in entries)
+        shown.append(page.figure(draw_agreement(agreement_info(judged, bound)), _AGREEMENT))
+    finding = differences_text(entries) or lowest_loss_text(group)
+    return _told(page, group, "What was learned", finding, *shown)
+
+
+def _is_number(value: float) -> bool:
+    return value == value  # noqa: PLR0124 - NaN differs from itself
+
+
+def _loss_curves(entries: Sequence[Entry]) -> _curves.RunCurvesInfo:
+    """Return the loss curves; runs that agree with one process are drawn as one curve, because they coincide."""
+    same = [entry for entry in entries if entry.agrees]
+    shown = [entry for entry in entries if not entry.agrees]
+    found = _curves.loss_info([entry.trace for entry in shown])
+    labels = [
+        f"{entry.label} and {len(same)} that coincide" if entry.is_alone and same else entry.label
+        for entry in shown
+    ]
+    curves = (curve._replace(label=label) for curve, label in zip(found.curves, labels, strict=True))
+    return found._replace(curves=tuple(curves))
+
+
+def _speed(page: Page, group: Group, *, is_first: bool) -> list[str]:
+    rows = [StepPartsRow(e.label, e.parts.parts) for e in group.entries if e.parts is not None]
+    if not rows:
+        return []
+    alone = group.alone
+    alone_s = sum(alone.parts.parts.values()) if alone is not None and alone.parts is not None else None
+    finding = f"{'' if is_first else speed_text(group)} {step_text(group)}".strip()
+    figure = draw_step_parts(step_parts_info(rows, alone_s if len(rows) > 1 else None))
+    return _told(page, group, "Where a step's time goes", finding, page.figure(figure, _PARTS))
+
+
+def _sizes(page: Page, group: Group, *, is_first: bool) -> list[str]:
+    """Return two figures side by side: the bytes that ranks send, and the bytes that they hold."""
+    sent = [StackBar(e.label, (round(e.row.bytes_per_step),)) for e in group.parallel if e.row.bytes_per_step]
+    held = [
+        StackBar(entry.label, tuple(entry.held.get(kind, 0) for kind in MEMORY_KINDS))
+        for entry in group.entries
+        if entry.held
+    ]
+    shown = []
+    if held:
+        kinds = [place for place, kind in enumerate(MEMORY_KINDS) if any(bar.sizes[place] for bar in held)]
+        layers = [
+            (KIND_NAMES.get(MEMORY_KINDS[k], MEMORY_KINDS[k]), theme.MEMORY_LOOKS[MEMORY_KINDS[k]])
+            for k in kinds
+        ]
+        bars = [bar._replace(sizes=tuple(bar.sizes[k] for k in kinds)) for bar in held]
+        shown.append(page.figure(_stacked(bars, layers), _MEMORY))
+    if sent:
+        figure = _stacked(sent, [("sent", theme.SPAN_LOOKS["all_reduce"])]).update_layout(showlegend=False)
+        title = theme.note("<b>Sent per step</b>, all ranks together", x=0, y=1) | {"yshift": 6}
+        shown.append(page.figure(figure.update_layout(annotations=[title], margin_t=36), _SENT))
+    finding = f"{'' if is_first else memory_text(group)} {saving_text(group)}".strip()
+    return _told(page, group, "Memory and bytes sent", finding, *shown) if shown else []
+
+
+def _stacked(bars: Sequence[StackBar], layers: Sequence[tuple[str, theme.RunStyle]]) -> go.Figure:
+    """Draw one bar per run, the smallest first, with room for its label on a narrow screen."""
+    figure = draw_stacks([Stacks("", tuple(sorted(bars, key=lambda bar: bar.total)))], layers)
+    return figure.update_layout(xaxis_range=[0, 1.32 * max(bar.total for bar in bars)], xaxis_nticks=5)
+
+
+def strategies_section(page: Page, entries: Iterable[Entry]) -> str:
+    """Return a section with a foldable part for each strategy that recorded its steps: what its ranks did."""
+    parts = []
+    for entry in _one_of_each(entries):
+        shown = "".join(page.figure(figure, words) for figure, words in _pictures(entry))
+        if shown:
+            heading = page.heading(3, entry.label, within="strategy")
+            parts.append(f"<details><summary>{heading}</summary>{shown}</details>")
+    if not parts:
+        return ""
+    about = "What the ranks did in two steps; open one to see it."
+    return f"<section>{page.heading(2, 'Step by step')}<p>{about}</p>{''.join(parts)}</section>"
+
+
+def _one_of_each(entries: Iterable[Entry]) -> list[Entry]:
+    """Return the first run of each strategy, compression and link: later ones show the same idea."""
+    found: dict[tuple[str, str, str], Entry] = {}
+    for entry in entries:
+        trace = entry.trace
+        found.setdefault((entry.run.job.strategy.label, trace.method_label, trace.link), entry)
+    return list(found.values())
+
+
+def _pictures(entry: Entry) -> Iterable[tuple[go.Figure, str]]:
+    trace = entry.trace
+    passes = figures.gantt_info(trace)
+    if passes.ops:
+        yield figures.draw_gantt(passes), f"{figures.gantt_text(passes)} {_PASSES}"
+    timeline = figures.timeline_info(trace)
+    if timeline.steps and not passes.ops:
+        yield figures.timeline(trace), f"{figures.timeline_text(timeline)} {_TIMELINE}"
+    staleness = figures.staleness_info(trace)
+    if staleness.is_telling:
+        yield figures.draw_staleness(staleness), f"{figures.staleness_text(staleness)} {_STALENESS}"
+    consensus = figures.consensus_info([trace])
+    if consensus.curves:
+        yield figures.draw_consensus(consensus), f"{figures.consensus_text(consensus)} {_CONSENSUS}"
+
+
+def predicted_section(page: Page, comparisons: Sequence[Comparison]) -> str:
+    """Return the section on predictions: a table with a row for each run, and a foldable list of its terms."""
+    table = table_html(OVERVIEW, (row_html(map(safe, cells)) for cells in overview(comparisons)))
+    parts = "".join(
+        f'<details class="terms"><summary>{safe(each.label)}</summary>{as_html(each, title=False)}</details>'
+        for each in comparisons
+    )
+    heading = page.heading(2, "Predicted and measured")
+    return f"<section>{heading}<p>{safe(_PREDICTED)}</p>{table}{parts}</section>"
+
+
+def settings_section(page: Page, groups: Sequence[Group], silent: Sequence[str]) -> str:
+    """Return the section on the settings of each workload, the machine, the versions and the runs left out."""
+    parts = [page.heading(2, "Settings and machine")]
+    entries = [entry for group in groups for entry in group.entries]
+    if groups:
+        header = ["", *(group.name for group in groups)]
+        parts.append(_facts_html(settings_rows(groups), header))
+    parts.append(_facts_html(machine_rows(entries)))
+    if entries:
+        names = "".join(f"<li>{safe(entry.run.id)}</li>" for entry in entries)
+        how = "Train one again: <code>shardscope reproduce RUN</code>. Open it: <code>ss.Run.attach(RUN)</code>."
+        parts.append(f"<details><summary>Names of the runs</summary><p>{how}</p><ul>{names}</ul></details>")
+    if silent:
+        parts.append(f"<p>Left out because no step has finished: {safe(listed(silent))}.</p>")
+    return f"<section>{''.join(parts)}</section>"
+
+
+def _facts_html(rows: Sequence[Sequence[str]], header: Sequence[str] = ()) -> str:
+    """Return rows of facts as a table, the name of the fact first; empty without rows."""
+    head = "".join(f'<th scope="col">{safe(name)}</th>' for name in header)
+    body = "".join(
+        f'<tr><th scope="row">{safe(name)}</th>{"".join(f"<td>{safe(text)}</td>" for text in texts)}</tr>'
+        for name, *texts in rows
+    )
+    top = f"<thead><tr>{head}</tr></thead>" if head else ""
+    return f'<table class="facts">{top}<tbody>{body}</tbody></table>' if rows else ""
+
+
+_LOSS = (
+    "Training loss, the mean over all ranks; the bold line is a moving average of the faint one. Splitting the work "
+    "must not change what is learned, so runs that agree are drawn as one curve."
+)
+_AGREEMENT = (
+    "Sums in another order round differently, and training amplifies it a little: differences in the shaded area are "
+    "rounding. A cross marks a run that learns something else."
+)
+_PARTS = (
+    "Medians over steps, on the rank that computes longest; each moment counts once. Communication includes waiting "
+    "inside a collective for the slowest rank. The dashed line is the step of one process."
+)
+_SENT = "Exact counts from the process group, for training only."
+_MEMORY = (
+    "Bytes of tensors on the rank that holds most, by type, each at its own peak within a step. Gathered parameters "
+    "are temporary copies from other ranks."
+)
+_TIMELINE = "Each row is a rank, with computation above and communication below; grey is idle time."
+_PASSES = (
+    "Each bar is a pass of one micro-batch, labelled with the micro-batch's number; gaps are the bubble."
+)
+_STALENESS = "The staleness of a gradient is the number of updates applied while it was being computed."
+_CONSENSUS = "Ranks that average only with neighbours have slightly different parameters."
+_PREDICTED = (
+    "Predictions use formulas, a trace of the model on the meta device, and the speed of this machine, but no data "
+    "from the run. Errors are predicted / measured - 1; for bytes, messages and states, the error of the worst term is "
+    "shown. Open a run to see all of its terms."
+)

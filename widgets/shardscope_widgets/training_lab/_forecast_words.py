@@ -1,0 +1,76 @@
+"""The prediction for a job in a few sentences: its time, bytes and memory, whether it fits, and what takes longest."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from shardscope.machine import usable_memory_bytes
+from shardscope.runtime.preflight import about
+from shardscope_widgets.words import bytes_text
+
+if TYPE_CHECKING:
+    from shardscope.analytic.terms import Term
+    from shardscope.prediction.job import JobPrediction
+    from shardscope.runtime.preflight import Preflight
+
+_PARTS = {
+    "computing": ("data", "forward", "backward", "optimizer"),
+    "packing gradients": ("codec",),
+    "communication": ("communication",),
+    "waiting in the pipeline": ("idle",),
+}
+"""Terms of a predicted step by what a reader calls them."""
+_MOST = 0.5
+
+
+def forecast_text(found: Preflight) -> str:
+    """Return what will happen if a job is started, in two to four sentences.
+
+    Example:
+        >>> forecast_text(preflight(ss.Job(model="mlp", data="digits", strategy="ring")))  # doctest: +SKIP
+        'About 1.2 s for 100 steps, once the ranks have started. Each rank sends 173.6 kB per step ...'
+    """
+    prediction = found.prediction
+    if prediction is None:
+        return "This job cannot be predicted before it runs, for example because its model or loss is your own code."
+    sentences = (_time(found, prediction), _bytes(prediction), _memory(found), _dominant(prediction.time))
+    return " ".join(filter(None, sentences))
+
+
+def _time(found: Preflight, prediction: JobPrediction) -> str:
+    if found.run_time_s is None:
+        return f"The time is not predicted: {prediction.note}."
+    text = f"{about(found.run_time_s)} for {prediction.job.last_step} steps"
+    return f"{text[0].upper()}{text[1:]}, once the ranks have started."
+
+
+def _bytes(prediction: JobPrediction) -> str:
+    sent, peak = prediction.sent_bytes, prediction.peak_bytes
+    parts = []
+    if prediction.job.world_size > 1 and sent is not None:
+        least, most = bytes_text(int(sent.min())), bytes_text(int(sent.max()))
+        parts.append(f"sends {most if least == most else f'{least} to {most}'} per step")
+    if peak is not None:
+        parts.append(f"holds up to {bytes_text(int(peak))} of tensors")
+    who = "Each rank" if prediction.job.world_size > 1 else "The process"
+    return f"{who} {' and '.join(parts)}." if parts else ""
+
+
+def _memory(found: Preflight) -> str:
+    if found.memory is None:
+        return ""
+    total, room = bytes_text(int(found.memory.machine_bytes)), bytes_text(int(usable_memory_bytes()))
+    return f"All processes take {total} of the {room} available: it fits."
+
+
+def _dominant(time: Term | None) -> str:
+    """Return the sentence on the part that takes most of a step; empty without a prediction of the time."""
+    if time is None:
+        return ""
+    shares = {
+        name: sum(part.value for part in time.parts if part.name in terms) / time.value
+        for name, terms in _PARTS.items()
+    }
+    name = max(shares, key=lambda name: shares[name])
+    verb = "takes most of a step" if shares[name] >= _MOST else "takes the largest part of a step"
+    return f"{name.capitalize()} {verb}: {shares[name]:.0%}."

@@ -1,0 +1,109 @@
+"""Presets of the Training Lab: each sets the whole form, and says in one sentence what to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import ipywidgets as widgets
+
+from shardscope.machine import usable_cores
+from shardscope_widgets.job_form.choices import JobChoices
+from shardscope_widgets.job_form.topics import reset
+from shardscope_widgets.kit.markup import classed, words_html
+
+
+class Preset(NamedTuple):
+    """A job to start with: its name, what to look at while it runs, and the traits that differ from the defaults.
+
+    `tab` is the title of the tab that shows it best; empty for the first tab.
+    """
+
+    title: str
+    look: str
+    choices: Mapping[str, Any]
+    tab: str = ""
+
+
+_SLOW = {"strategy": "ring", "world_size": 2, "bandwidth": "50 Mbit/s", "latency": "1 ms", "steps": 60}
+_STAGES = 4 if usable_cores() >= 4 else 2  # with fewer cores than stages, a smaller bubble gains nothing
+PRESETS = (
+    Preset(
+        "Watch a ring",
+        "Look at the One step tab: each rank passes a piece of its gradient to its neighbour, and after "
+        "2 × (ranks - 1) rounds every rank has the whole sum.",
+        {"strategy": "ring", "world_size": 4, "steps": 100},
+        "One step",
+    ),
+    Preset(
+        "Shard a GPT",
+        "Scroll to Memory by type under Live: each rank keeps a quarter of the parameters, gradients and optimizer "
+        "state, and gathers the rest when a layer needs it.",
+        {"strategy": "zero-3", "world_size": 4, "steps": 60},
+    ),
+    Preset(
+        "Make the network slow",
+        "Look at the timeline under Live: on a link of 50 Mbit/s, ranks spend most of a step sending gradients.",
+        _SLOW,
+    ),
+    Preset(
+        "Compress on the slow network",
+        "Look at Bytes sent and Throughput under Live, next to the run without compression: topk sends the largest "
+        "1 % of each gradient.",
+        _SLOW | {"compression": "topk"},
+    ),
+    Preset(
+        "Break the pipeline's bubble",
+        "Press Start, and scroll to Pipeline under Live: with few micro-batches, stages wait for each other. The line "
+        "above the tabs says how many would help; once the run has ended, Run it tries them.",
+        {
+            "strategy": "pipeline",
+            "strategy_options": {"schedule": "gpipe"},
+            "model": "gpt-micro",
+            "world_size": _STAGES,
+            "global_batch": 16 * _STAGES,
+            "micro_batch": 32,
+            "steps": 40,
+        },
+    ),
+)
+
+
+class PresetBar(widgets.VBox):  # type: ignore[misc]
+    """A button for each preset, and what to look at for the one that was chosen last.
+
+    Args:
+        choices: The form.
+        on_choice: Called after a preset has set the form.
+    """
+
+    def __init__(self, choices: JobChoices, on_choice: Callable[[Preset], None]) -> None:
+        self._choices, self._on_choice = choices, on_choice
+        self.chosen: Preset | None = None
+        self.buttons = [self._button(preset) for preset in PRESETS]
+        self.words = widgets.HTML()
+        super().__init__([classed(widgets.HBox(self.buttons), "ss-presets"), self.words])
+
+    def _button(self, preset: Preset) -> widgets.Button:
+        button = widgets.Button(description=preset.title, tooltip=preset.look)
+        button.on_click(lambda _button: self.choose(preset))
+        return button
+
+    def choose(self, preset: Preset) -> None:
+        """Set the whole form to a preset."""
+        self.chosen = None
+        reset(self._choices, preset.choices)
+        self.chosen = preset
+        self._mark()
+        self._on_choice(preset)
+
+    def forget(self) -> None:
+        """Mark no preset any more, because the form has changed since."""
+        if self.chosen is not None:
+            self.chosen = None
+            self._mark()
+
+    def _mark(self) -> None:
+        for button, preset in zip(self.buttons, PRESETS, strict=True):
+            button.button_style = "info" if preset is self.chosen else ""
+        self.words.value = words_html(self.chosen.look if self.chosen else "", is_live=True)
