@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,13 @@ def all_gone(pids: list[int], timeout: float = 60.0) -> bool:
             return False
         time.sleep(0.02)
     return True
+
+
+def freeze(pids: Sequence[int]) -> None:
+    """Stop processes where they are; `kill` only asks for it, and a thread may run a little longer."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    wait_for(lambda: all(psutil.Process(pid).status() == psutil.STATUS_STOPPED for pid in pids))
 
 
 def _runs(pid: int) -> bool:

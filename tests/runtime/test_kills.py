@@ -22,6 +22,7 @@ from conformance.runs import (
     all_gone,
     endless_job,
     family,
+    freeze,
     open_files,
     rank_pids,
     semaphores,
@@ -271,8 +272,7 @@ def test_stopping_a_frozen_agent_leaves_no_semaphore(monkeypatch: pytest.MonkeyP
     rank_pids(run)
     processes, held = family(run), semaphores(agent_pid(run))
     assert held
-    for pid in processes:
-        os.kill(pid, signal.SIGSTOP)
+    freeze(processes)
     run.stop(grace_s=0.0)
     assert all_gone(processes)
     assert not [path for path in held if path.exists()]

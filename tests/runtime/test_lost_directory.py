@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import shardscope as ss
-from conformance.runs import all_gone, endless_job, family, rank_pids, wait_for
+from conformance.runs import all_gone, endless_job, family, freeze, rank_pids, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -79,7 +77,7 @@ def test_an_agent_that_is_frozen_is_ended_by_stop_without_its_directory(
 ) -> None:
     monkeypatch.setattr("shardscope.runtime.run._KILL_AFTER_S", 0.5)
     run, processes = running()
-    os.kill(processes[0], signal.SIGSTOP)
+    freeze(processes[:1])
     delete(run)
     assert run.stop(grace_s=0.0).state == "failed"
     assert all_gone(processes)

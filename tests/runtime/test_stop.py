@@ -14,7 +14,7 @@ import pytest
 from torch import nn
 
 import shardscope as ss
-from conformance.runs import agent_pid, all_gone, endless_job, family, rank_pids, wait_for
+from conformance.runs import agent_pid, all_gone, endless_job, family, freeze, rank_pids, wait_for
 from shardscope.runtime.processes import process_started
 
 
@@ -77,16 +77,17 @@ def test_ranks_that_outlive_their_agent_are_gone() -> None:
     ranks, agent = [*rank_pids(run).values()], agent_pid(run)
     forkserver = psutil.Process(ranks[0]).parent()
     assert forkserver is not None
-    for pid in (*ranks, forkserver.pid):
-        os.kill(pid, signal.SIGSTOP)
-    os.kill(agent, signal.SIGKILL)
-    wait_for(lambda: not run.is_alive)
-    assert lives(ranks) == ranks
-    run.stop()
-    left = lives(ranks)
-    for pid in (*left, forkserver.pid):
-        os.kill(pid, signal.SIGKILL)
-    assert left == []
+    frozen = (*ranks, forkserver.pid)
+    try:
+        freeze(frozen)
+        os.kill(agent, signal.SIGKILL)
+        wait_for(lambda: not run.is_alive)
+        assert lives(ranks) == ranks
+        run.stop()
+        assert lives(ranks) == []
+    finally:
+        for pid in lives(list(frozen)):
+            os.kill(pid, signal.SIGKILL)
     assert (run.state, run.cause) == ("failed", "killed")
 
 
@@ -94,7 +95,7 @@ def test_ranks_that_outlive_their_agent_are_gone() -> None:
 def test_a_run_whose_agent_had_to_be_killed_was_stopped_and_did_not_fail() -> None:
     run = ss.launch(endless_job())
     processes = agent_and_ranks(run)
-    os.kill(agent_pid(run), signal.SIGSTOP)
+    freeze([agent_pid(run)])
     run.stop(grace_s=0.1)
     assert lives(processes) == []
     assert (run.state, run.cause, run.error) == ("stopped", "requested", None)

@@ -96,14 +96,22 @@ def same_numbers(shown, expected):
 def agree(page, panel, widget):
     """The panel shows the texts and figures of the widget, once the page has handled what was asked of it."""
     texts = timeless(page.evaluate(AS_TEXT, [each.value for each in all_of(widget, widgets.HTML)]))
-    end = time.monotonic() + 60
-    while timeless((shown := page.evaluate(SHOWN, panel))["texts"]) != texts and time.monotonic() < end:
-        page.wait_for_timeout(100)
-    assert timeless(shown["texts"]) == texts
     figures = [each.figure["data"] for each in all_of(widget, LiveFigure) if each.figure["data"]]
-    assert len(shown["figures"]) == len(figures) > 0
-    for one, other in zip(shown["figures"], figures, strict=True):
-        same_numbers(one, other)
+    assert figures
+    end = time.monotonic() + 60
+    while True:  # a panel writes its texts before it draws its figures
+        shown = page.evaluate(SHOWN, panel)
+        try:
+            assert timeless(shown["texts"]) == texts
+            assert len(shown["figures"]) == len(figures)
+            for one, other in zip(shown["figures"], figures, strict=True):
+                same_numbers(one, other)
+        except (AssertionError, LookupError):
+            if time.monotonic() > end:
+                raise
+            page.wait_for_timeout(100)
+        else:
+            return
 
 
 def timeless(texts):
