@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 import shardscope as ss
-from shardscope.measure.explain.changes import best_change
+from shardscope.measure.explain.changes import Predictor, best_change
 from shardscope.measure.explain.losses import MeasuredStep, losses
 from shardscope.measure.explain.of_run import explanation, measured_step
 from shardscope.measure.explain.words import changed_text, loss_change_text, verdict_text
 from shardscope.measure.pipeline_waits import PipelineWaits, pipeline_waits, schedule_bubble
-from shardscope.prediction.job import predict_job
+from shardscope.prediction.job import JobPrediction, predict_job
 from shardscope.runtime.preflight import preflight
 from widgets.fake_runs import schedule_events
 
@@ -34,8 +34,15 @@ def step(*ranks: dict[tuple[str, str], float], waiting: float = 0.0, **about: An
     return MeasuredStep(max(sum(rank.values()) for rank in ranks), ranks, waiting, **about)
 
 
-def explained(job: ss.Job, measured: MeasuredStep) -> Any:
-    return explanation(measured, job, predict_job, cores=2)
+def explained(job: ss.Job, measured: MeasuredStep, predict: Predictor = predict_job) -> Any:
+    return explanation(measured, job, predict, cores=2)
+
+
+def on_slow_devices(job: ss.Job) -> JobPrediction:
+    """Predict a job on devices on which computing takes all the time, whatever this machine is busy with."""
+    cluster = ss.Cluster.of("v100-16gb", nodes=1, per_node=job.world_size)
+    slow = cluster.device.replace(peak_flops={"fp32": 2e10, "fp16": 2e10})
+    return predict_job(job, cluster.replace(device=slow))
 
 
 PIPELINE = ss.Job(**GPT, strategy="pipeline:gpipe", world_size=4, batch=ss.Batch(64, micro_batch=32))
@@ -47,7 +54,7 @@ def in_pipeline(*computing: float, waiting: float, uneven: float = 0.6, **about:
 
 
 def test_a_pipeline_with_few_micro_batches_is_told_how_many_would_help() -> None:
-    found = explained(PIPELINE, in_pipeline(*[0.38] * 4, waiting=0.62))
+    found = explained(PIPELINE, in_pipeline(*[0.38] * 4, waiting=0.62), on_slow_devices)
     assert (found.cause, round(found.share, 2)) == ("pipeline bubble", 0.6)
     then = PIPELINE.replace(**found.change)
     assert then.num_micro_batches > 2
@@ -57,7 +64,7 @@ def test_a_pipeline_with_few_micro_batches_is_told_how_many_would_help() -> None
         f"{schedule_bubble(then):.0%}; predicted: "
     )
     assert found.expected == pytest.approx(
-        predict_job(then).samples_per_s / predict_job(PIPELINE).samples_per_s
+        on_slow_devices(then).samples_per_s / on_slow_devices(PIPELINE).samples_per_s
     )
 
 
@@ -219,6 +226,16 @@ def test_a_change_that_was_tried_is_said_to_have_helped_or_not() -> None:
     assert "helped: 2.5 times faster than before (samples per second)." in verdict_text(what, 2.54, None)
     assert "did not help: 2% faster than before" in verdict_text(what, 1.02, 1.2)
     assert "did not help: 10% slower than before" in verdict_text(what, 0.9, None)
+
+
+def test_there_is_no_verdict_while_the_step_times_of_both_runs_overlap() -> None:
+    apart, overlapping = ((10e-3, 12e-3), (8e-3, 9e-3)), ((10e-3, 12e-3), (9e-3, 11e-3))
+    assert verdict_text("A batch of 64", 1.2, None, apart).startswith("A batch of 64 helped: 20% faster")
+    assert verdict_text("A batch of 64", 1.1, None, overlapping) == (
+        "A batch of 64: these runs do not show whether it helped. They measure 10% faster than before (samples per "
+        "second), but half of the steps took 10 ms to 12 ms before and 9 ms to 11 ms now. Repeat both runs "
+        "with nothing else running."
+    )
 
 
 def test_what_became_of_the_largest_loss_is_told_in_its_own_terms() -> None:

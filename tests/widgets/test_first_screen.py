@@ -169,3 +169,11 @@ class TestAdvice:
                 break
             threading.Event().wait(0.05)
         assert f"<b>So far: {run.id} beside mine: it helped.</b><br>Communication takes 60%." in line
+
+
+def test_filling_the_form_names_the_settings_that_have_no_control(lab):
+    job = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=9)
+    lab.fill(job)
+    assert lab.problem == ""
+    lab.fill(job.replace(clip_norm=0.5))
+    assert "Start would leave them out: clip norm (0.5)" in lab.problem

@@ -23,7 +23,7 @@ from shardscope.spec import Batch, Job, Strategy
 from shardscope.spec.strategy import strategies
 from shardscope_widgets.figures._comparison import HEADERS, RunRow
 from shardscope_widgets.trace import Trace
-from shardscope_widgets.words import seconds_text
+from shardscope_widgets.words import duration_text
 
 if TYPE_CHECKING:
     from shardscope.runtime import Run
@@ -139,7 +139,7 @@ def bar_line(title: str, trace: Trace, steps: int) -> str:
     bar = "━" * filled + "╌" * (_BAR - filled)
     if now is None:
         return f"{title:<62} {bar} starting"
-    pace = f"{seconds_text(now.step_time_s)} per step"
+    pace = f"{duration_text(now.step_time_s)} per step"
     return f"{title:<62} {bar} {now.number:>4}/{steps}  loss {loss_text(now.loss)}  {pace}"
 
 
@@ -165,7 +165,7 @@ def _report(done: Sequence[Run], path: Path, took_s: float) -> None:
     print("\nWhat these runs show:")
     for sentence in headline(groups):
         print(fill(sentence, 110, initial_indent="  • ", subsequent_indent="    "))
-    print(f"\nTook {seconds_text(took_s)}. Report with plots: {written.resolve()}")
+    print(f"\nTook {duration_text(took_s)}. Report with plots: {written.resolve()}")
 
 
 def _compared(runs: Sequence[Run]) -> list[Comparison]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from html import escape
 
-from shardscope.spec.units import bytes_text, rate_text, scaled, three_digits
-from shardscope.spec.units import duration_text as seconds_text
+from shardscope.spec.units import bytes_text, duration_text, rate_text, scaled, three_digits
 
 __all__ = [
-    "bytes_text", "count_text", "listed", "plural", "rate_text", "safe", "seconds_text", "three_digits",
+    "bytes_text", "count_text", "duration_text", "listed", "plural", "rate_text", "safe", "three_digits",
 ]  # fmt: skip
 _COUNTS = {"G": 1e9, "M": 1e6, "k": 1e3, "": 1.0}
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardscope.commands._json import as_json
 from shardscope.commands._runs import ROOT_HELP, attach
-from shardscope.errors import LaunchError, SpecError
+from shardscope.errors import SpecError
 
 if TYPE_CHECKING:
     from shardscope.runtime import Run
@@ -53,14 +53,9 @@ def carry_out(arguments: argparse.Namespace) -> int:
     """Write the report, and print its findings and its path."""
     chosen = _runs(arguments)
     report = importlib.import_module("shardscope_widgets.report")
-    try:
-        path, findings = report.report_on(
-            chosen, arguments.to, title=arguments.title, is_predicted=arguments.predicted
-        )
-    except OSError as error:
-        raise LaunchError(
-            f"--to {str(arguments.to)!r} cannot be written ({error.strerror}); choose another path"
-        ) from None
+    path, findings = report.report_on(
+        chosen, arguments.to, title=arguments.title, is_predicted=arguments.predicted
+    )
     if arguments.json:
         print(as_json({"path": str(path.resolve()), "findings": findings}))
     else:

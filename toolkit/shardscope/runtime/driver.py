@@ -102,7 +102,8 @@ def launch(
         if needed is not None:
             needed.require_fits("launch it anyway with preflight=False")
     earlier = None if resume is None else _source(resume, root)
-    about = About.checked(group=group, made_by=made_by).fields()
+    said = {name: text for name, text in (("group", group), ("made_by", made_by)) if text is not None}
+    about = About.checked(**said).fields() if said else {}
     run = RunDir.create(job, runs_root(root), gated=gated, about=about)
     try:
         _hand_over(run, _request(run, job, earlier, detach=detach, allow_pickle=allow_pickle))

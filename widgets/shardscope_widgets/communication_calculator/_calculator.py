@@ -15,7 +15,7 @@ from shardscope_widgets.kit.form import check_options
 from shardscope_widgets.kit.frame import LAB_CSS, Frame
 from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.kit.markup import classed, columns, status_html
-from shardscope_widgets.words import bytes_text, plural, seconds_text
+from shardscope_widgets.words import bytes_text, duration_text, plural
 
 ABOUT = "all values are computed from formulas; hover over a curve for its formula, inputs and source"
 
@@ -81,4 +81,4 @@ class CommunicationCalculator(widgets.VBox, Asked):  # type: ignore[misc]
         question = self.question
         rate = f"{bytes_text(question.bandwidth)}/s each way ({question.bandwidth * 8 / 1e9:.4g} Gbit/s)"
         what = f"{self.op.replace('_', '-')} of {bytes_text(self.num_bytes)}"
-        return f"{what} among {plural(self.workers, 'worker')}, {rate}, {seconds_text(question.latency)} per message"
+        return f"{what} among {plural(self.workers, 'worker')}, {rate}, {duration_text(question.latency)} per message"

@@ -9,7 +9,7 @@ from shardscope.errors import SpecError
 from shardscope_widgets.figures._communication import CommunicationQuestion
 from shardscope_widgets.figures._communication_look import title
 from shardscope_widgets.kit.markup import row_html, table_html
-from shardscope_widgets.words import bytes_text, safe, seconds_text
+from shardscope_widgets.words import bytes_text, duration_text, safe
 
 _HEADERS = (
     "Algorithm",
@@ -60,7 +60,7 @@ def _row(answer: Answer, least: float) -> str:
     times = f"{answer.seconds / least:.3g} ×" if least > 0 else ""
     cells = [
         safe(title(answer.algorithm)),
-        seconds_text(answer.seconds),
+        duration_text(answer.seconds),
         f"{answer.latency_s / answer.seconds:.0%}" if answer.seconds else "",
         bytes_text(answer.sent_bytes),
         bytes_text(answer.carried_bytes),

@@ -13,7 +13,7 @@ from shardscope.spec.look import YOUR_OWN, MethodStyle
 from shardscope.tuning.sweep_result import BatchSweep, SweepPoint
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures._front import log_ticks
-from shardscope_widgets.words import seconds_text
+from shardscope_widgets.words import duration_text
 
 _APART = 1.025
 """Factor by which the x positions of successive optimizers' points differ, so that they do not overlap."""
@@ -95,7 +95,7 @@ def _line(sweep: BatchSweep, name: str) -> SweepLine:
 def _hover(point: SweepPoint) -> str:
     failed = point.num_seeds - len(point.values)
     seeds = ", ".join(f"{value:.4g}" for value in point.values) or "none"
-    time = "" if point.step_s is None else f" of {seconds_text(point.step_s)}"
+    time = "" if point.step_s is None else f" of {duration_text(point.step_s)}"
     tried = f", {point.edge or 'inside'} of {len(point.rates)} tried" if len(point.rates) > 1 else ""
     return (
         f"{point.steps} steps{time}<br>rate {point.rate:.3g}{tried}<br>seeds: {seeds}"

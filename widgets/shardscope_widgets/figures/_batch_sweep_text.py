@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from shardscope.tuning.sweep_result import TARGET_MARGIN
 from shardscope_widgets.figures._batch_sweep import QUALITY_WORDS, SweepInfo
-from shardscope_widgets.words import listed, seconds_text
+from shardscope_widgets.words import duration_text, listed
 
 _FEW_STEPS = 10
 """With fewer steps, warm-up and decay leave hardly a step at the chosen learning rate."""
@@ -95,14 +95,14 @@ def _time(info: SweepInfo) -> str:
         return ""
     seconds, line, place = min(timed, key=lambda one: one[0])
     said = (
-        f"The fastest to the target is {line.optimizer} at {line.batches[place]}, in {seconds_text(seconds)} of "
-        f"training ({line.steps[place]} steps of {seconds_text(seconds / line.steps[place])})"
+        f"The fastest to the target is {line.optimizer} at {line.batches[place]}, in {duration_text(seconds)} of "
+        f"training ({line.steps[place]} steps of {duration_text(seconds / line.steps[place])})"
     )
     first = line.seconds[0]
     if place and first is not None:
         said += (
-            f"; at {line.batches[0]} it takes {seconds_text(first)} ({line.steps[0]} steps of "
-            f"{seconds_text(first / line.steps[0])})"
+            f"; at {line.batches[0]} it takes {duration_text(first)} ({line.steps[0]} steps of "
+            f"{duration_text(first / line.steps[0])})"
         )
     if place + 1 < line.num_reached:
         return f"{said}. Larger batches save no more time."

@@ -18,7 +18,7 @@ from shardscope.measure.break_even import BUSY, BreakEven
 from shardscope.spec.units import bit_rate_text
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures._compression_look import method_look
-from shardscope_widgets.words import bytes_text, count_text, listed, plural, seconds_text
+from shardscope_widgets.words import bytes_text, count_text, duration_text, listed, plural
 
 ANY_LINK = "any link"
 ONLY_EXCHANGE = "Only exchanges are compared: a whole step also computes, and gains less."
@@ -80,7 +80,7 @@ def _line(found: BreakEven, index: int) -> LevelLine:
         times = plain.sent_bytes / exchange.sent_bytes if exchange.sent_bytes else np.inf
         hover.append(
             f"{level}; sends {bytes_text(exchange.sent_bytes)}, {times:.3g} times less; "
-            f"packing and unpacking take {seconds_text(exchange.codec_s)}"
+            f"packing and unpacking take {duration_text(exchange.codec_s)}"
         )
     return LevelLine(
         method.compression.label, method.compression.name, found.workers, values, lows, tuple(hover)

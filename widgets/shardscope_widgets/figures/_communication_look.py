@@ -12,7 +12,7 @@ from shardscope.analytic.communication import ALGORITHMS
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures._communication import MOST_WORKERS, Floats
 from shardscope_widgets.figures.theme import RunStyle
-from shardscope_widgets.words import seconds_text
+from shardscope_widgets.words import duration_text
 
 HEIGHT = 430
 _GAP = 0.12
@@ -62,8 +62,8 @@ def log_ticks(low: float, high: float, text: Callable[[float], str], *, most: in
 
 
 def tick_seconds(seconds: float) -> str:
-    """Format seconds as `seconds_text` does, but without minutes: ``1,000 s``."""
-    return seconds_text(seconds) if seconds < 60 else f"{seconds:,.0f} s"
+    """Format seconds as `duration_text` does, but without minutes: ``1,000 s``."""
+    return duration_text(seconds) if seconds < 60 else f"{seconds:,.0f} s"
 
 
 def worker_ticks(workers: int) -> dict[str, Any]:

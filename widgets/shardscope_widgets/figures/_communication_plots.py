@@ -36,7 +36,7 @@ from shardscope_widgets.figures._communication_look import (
     worker_ticks,
     wrapped,
 )
-from shardscope_widgets.words import bytes_text, listed, plural, seconds_text
+from shardscope_widgets.words import bytes_text, duration_text, listed, plural
 
 
 def curve_traces(info: CostCurvesInfo) -> list[dict[str, Any]]:
@@ -69,7 +69,7 @@ def _hover(question: CommunicationQuestion, name: str, *, by_size: bool) -> str:
         if by_size
         else f"message size S = {bytes_text(question.num_bytes)}, workers W = %{{x}}"
     )
-    link = f"latency α = {seconds_text(question.latency)}, bandwidth B = {bytes_text(question.bandwidth)}/s"
+    link = f"latency α = {duration_text(question.latency)}, bandwidth B = {bytes_text(question.bandwidth)}/s"
     lines = [
         f"<b>{algorithm.title}: %{{y:.3~s}}s</b>",
         "= latency %{customdata[0]:.3~s}s + transfer %{customdata[1]:.3~s}s",
@@ -89,7 +89,7 @@ def _setting(key: str, value: Any) -> str:
     if key == "inner_bandwidth":
         return f"{bytes_text(value)}/s"
     if key in {"inner_latency", "reconfiguration"}:
-        return seconds_text(value)
+        return duration_text(value)
     return {True: "yes", False: "no"}[value] if isinstance(value, bool) else f"{value:g}"
 
 
@@ -230,7 +230,7 @@ def curves_text(info: CostCurvesInfo) -> str:
     if at:
         least, fastest = min(at, key=lambda pair: pair[0])
         words = [
-            f"For {where}, {title(fastest)} is the fastest of the ticked algorithms: {seconds_text(least)}."
+            f"For {where}, {title(fastest)} is the fastest of the ticked algorithms: {duration_text(least)}."
         ]
     else:
         words = [f"For {where}, none of the ticked algorithms has a value."]

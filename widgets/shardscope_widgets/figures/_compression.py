@@ -24,7 +24,7 @@ from shardscope_widgets.figures._compression_look import method_look
 from shardscope_widgets.figures._ghosts import Gap, Ghost, diamonds, largest_gap
 from shardscope_widgets.figures._timeline import COMPUTE
 from shardscope_widgets.trace import Trace, TraceSpan, named_apart
-from shardscope_widgets.words import bytes_text, listed, plural, seconds_text
+from shardscope_widgets.words import bytes_text, duration_text, listed, plural
 
 CODEC = "codec"
 PARTS = (
@@ -166,7 +166,9 @@ def _sentence(run: CompressedRun) -> str:
     plain = run.plain
     if plain is not None:
         if plain.link == run.link and plain.step_s is not None and run.step_s is not None:
-            parts.append(f"takes {seconds_text(run.step_s)} instead of {seconds_text(plain.step_s)} per step")
+            parts.append(
+                f"takes {duration_text(run.step_s)} instead of {duration_text(plain.step_s)} per step"
+            )
         own, other = (figure_text("loss_mean", each.loss_mean) for each in (run, plain))
         parts.append(f"has reached {FIGURES['loss_mean'].label} {own}, versus {other} uncompressed")
     return f"{run.label} {listed(parts)}."
@@ -182,7 +184,7 @@ def _bytes_words(run: CompressedRun) -> str:
 def _codec_words(run: CompressedRun) -> str:
     if run.parts is None:
         return "has no measured packing time"
-    return f"packs for {seconds_text(run.parts[1])}" if run.parts[1] else "packs nothing"
+    return f"packs for {duration_text(run.parts[1])}" if run.parts[1] else "packs nothing"
 
 
 def draw_compression(info: CompressionInfo) -> go.Figure:

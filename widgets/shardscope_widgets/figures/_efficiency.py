@@ -25,7 +25,7 @@ from shardscope_widgets.figures._communication_look import (
     worker_ticks,
     wrapped,
 )
-from shardscope_widgets.words import listed, plural, seconds_text
+from shardscope_widgets.words import duration_text, listed, plural
 
 
 def efficiency_traces(info: EfficiencyInfo) -> list[dict[str, Any]]:
@@ -40,7 +40,7 @@ def efficiency_traces(info: EfficiencyInfo) -> list[dict[str, Any]]:
 def _efficiency_trace(
     question: CommunicationQuestion, line: Efficiency, values: Floats, axis: str
 ) -> dict[str, Any]:
-    computing = seconds_text(question.compute_s)
+    computing = duration_text(question.compute_s)
     c, name = ("c", "weak") if axis == "x" else ("c/W", "strong")
     hover = (
         f"<b>{title(line.algorithm)}: %{{y:.1%}}</b> of the ideal on %{{x}} workers, "

@@ -18,7 +18,7 @@ from shardscope_widgets.figures import theme
 from shardscope_widgets.figures._stacks import StackBar
 from shardscope_widgets.figures._timeline import TimelineInfo
 from shardscope_widgets.trace import Trace
-from shardscope_widgets.words import bytes_text, seconds_text
+from shardscope_widgets.words import bytes_text, duration_text
 
 if TYPE_CHECKING:
     from shardscope.prediction.job import JobPrediction
@@ -144,7 +144,7 @@ def overview_gap(trace: Trace, ghost: Ghost) -> str:
 def largest_gap(gaps: Sequence[Gap]) -> str:
     """Return a sentence on the gap that is largest relative to its measured value; what starts with bytes is bytes."""
     worst = max(gaps, key=lambda gap: abs(gap.predicted / gap.measured - 1))
-    text = bytes_text if worst.what.startswith("bytes") else seconds_text
+    text = bytes_text if worst.what.startswith("bytes") else duration_text
     return _gap_text(worst, text, whole=worst.measured)
 
 
@@ -224,7 +224,7 @@ def timeline_gap(trace: Trace, info: TimelineInfo, ghost: Ghost) -> str:
         Gap(name, predicted.get(name, 0.0), measured.get(name, 0.0)) for name in {**predicted, **measured}
     ]
     worst = max(gaps, key=lambda gap: abs(gap.predicted - gap.measured))
-    return _gap_text(worst, seconds_text, whole=sum(measured.values()))
+    return _gap_text(worst, duration_text, whole=sum(measured.values()))
 
 
 def _measured_parts(trace: Trace, info: TimelineInfo) -> dict[str, float]:

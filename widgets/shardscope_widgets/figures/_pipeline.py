@@ -23,7 +23,7 @@ from shardscope.spec.pipeline_schedule import PipelineSchedule
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures._ghosts import Ghost
 from shardscope_widgets.trace import Trace, TraceOp
-from shardscope_widgets.words import plural, safe, seconds_text
+from shardscope_widgets.words import duration_text, plural, safe
 
 OP_NAMES = {
     "F": "forward",
@@ -173,7 +173,7 @@ def gantt_text(info: GanttInfo) -> str:
     usual = (
         ""
         if info.usual is None
-        else f" (medians: {seconds_text(info.usual.seconds)}, {info.usual.waiting:.0%})"
+        else f" (medians: {duration_text(info.usual.seconds)}, {info.usual.waiting:.0%})"
     )
     alone = (
         ""
@@ -183,7 +183,7 @@ def gantt_text(info: GanttInfo) -> str:
     )
     return (
         f"{info.label}, step {info.step}: {parts} through {plural(info.num_stages, 'stage')} on "
-        f"{plural(len(info.ranks), 'rank')} {verb} {seconds_text(info.end_ms / 1e3)}, and ranks wait "
+        f"{plural(len(info.ranks), 'rank')} {verb} {duration_text(info.end_ms / 1e3)}, and ranks wait "
         f"{info.bubble:.0%} of it{usual}.{alone}{_gap(info)}"
     )
 
@@ -197,7 +197,7 @@ def _gap(info: GanttInfo) -> str:
         for op in {each.op for each in info.ops} & {each.op for each in info.predicted}
     }
     op = max(gaps, key=lambda op: abs(gaps[op][0] - gaps[op][1]))
-    predicted, measured = (seconds_text(value / 1e3) for value in gaps[op])
+    predicted, measured = (duration_text(value / 1e3) for value in gaps[op])
     name = OP_NAMES.get(op, op)
     return f" Lighter: predicted. Largest gap: a {name} pass, {predicted} predicted and {measured} measured."
 
@@ -303,7 +303,7 @@ def _nth(turn: int) -> str:
 def _hover(bar: GanttOp) -> str:
     name = OP_NAMES.get(bar.op, bar.op)
     return (
-        f"<b>{name}</b> of micro-batch {bar.microbatch}, {seconds_text(bar.duration_ms / 1e3)}"
+        f"<b>{name}</b> of micro-batch {bar.microbatch}, {duration_text(bar.duration_ms / 1e3)}"
         f"<br>stage {bar.stage}, rank {bar.rank}"
     )
 

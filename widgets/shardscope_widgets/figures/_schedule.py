@@ -15,7 +15,7 @@ from shardscope.analytic.schedules import Timeline
 from shardscope.spec.pipeline_schedule import PipelineSchedule
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures._pipeline import OP_NAMES, ROW_PX, GanttInfo, GanttOp, bars, rank_axis
-from shardscope_widgets.words import plural, seconds_text, three_digits
+from shardscope_widgets.words import duration_text, plural, three_digits
 
 HELD_PX, WAITING_PX = 132, 74
 GAP_PX, TOP_PX, BOTTOM_PX = 40, 62, 46
@@ -144,14 +144,14 @@ def schedule_text(info: ScheduleInfo) -> str:
     gantt, most = info.gantt, max(info.idle_ms)
     parts = "1 micro-batch" if gantt.num_micro_batches == 1 else f"{gantt.num_micro_batches} micro-batches"
     waits = (
-        f"The rank that waits longest is idle for {seconds_text(most / 1e3)} between its first operation and its last"
+        f"The rank that waits longest is idle for {duration_text(most / 1e3)} between its first operation and its last"
         if most > 1e-9
         else "No rank waits between its first operation and its last"
     )
     peak = three_digits(max(info.peak))
     return (
         f"{PipelineSchedule(gantt.schedule).heading()}: {parts} through {plural(gantt.num_stages, 'stage')} on "
-        f"{plural(len(gantt.ranks), 'rank')} take {seconds_text(gantt.end_ms / 1e3)}, and ranks are idle for "
+        f"{plural(len(gantt.ranks), 'rank')} take {duration_text(gantt.end_ms / 1e3)}, and ranks are idle for "
         f"{gantt.bubble:.1%} of it. {waits}; the fullest rank holds the activations of {peak} whole micro-batches."
     )
 
@@ -161,7 +161,7 @@ def schedule_title(info: ScheduleInfo) -> str:
     gantt = info.gantt
     paler = ", lighter colours: later stages of a rank" if gantt.num_stages > len(gantt.ranks) else ""
     return (
-        f"<b>{PipelineSchedule(gantt.schedule).heading()}</b>, predicted: step {seconds_text(gantt.end_ms / 1e3)}, "
+        f"<b>{PipelineSchedule(gantt.schedule).heading()}</b>, predicted: step {duration_text(gantt.end_ms / 1e3)}, "
         f"bubble {gantt.bubble:.1%}{paler}"
     )
 

@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from shardscope.measure.compare.measured import PARTS
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures.theme import RunStyle
-from shardscope_widgets.words import seconds_text
+from shardscope_widgets.words import duration_text
 
 _ROW_PX, _FRAME_PX = 26, 118
 _LOOKS = {
@@ -69,6 +69,6 @@ def _layer(name: str, look: RunStyle, rows: Sequence[StepPartsRow]) -> go.Bar:
     return go.Bar(
         x=seconds, y=[row.label for row in rows], orientation="h", name=name, width=0.74,
         marker=theme.striped(look, white=0.6, size=5, solidity=0.22) | {"line": {"width": 0}},
-        customdata=[seconds_text(value) if value else "0 s" for value in seconds],
+        customdata=[duration_text(value) if value else "0 s" for value in seconds],
         hovertemplate=f"<b>%{{y}}</b><br>{name}: %{{customdata}}<extra></extra>",
     )  # fmt: skip

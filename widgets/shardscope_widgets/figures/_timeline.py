@@ -14,7 +14,7 @@ import plotly.graph_objects as go
 from shardscope.runlog.spans import Interval, covered, union
 from shardscope_widgets.figures import theme
 from shardscope_widgets.trace import Trace, TraceSpan
-from shardscope_widgets.words import bytes_text, listed, seconds_text
+from shardscope_widgets.words import bytes_text, duration_text, listed
 
 COMPUTE, COMMUNICATION, IDLE = "compute", "communication", "idle"
 BLANK = {"showticklabels": False, "range": [0, 1]}
@@ -148,7 +148,7 @@ def timeline_text(info: TimelineInfo) -> str:
     compute, idle = round(100 * info.shares.compute), round(100 * info.shares.idle)
     parts = [f"{compute}% computing", f"{100 - compute - idle}% communicating or waiting", f"{idle}% idle"]
     which = f"step {info.steps[0]}" if len(info.steps) == 1 else f"steps {info.steps[0]} to {info.steps[-1]}"
-    time = seconds_text(info.end_ms / 1e3)
+    time = duration_text(info.end_ms / 1e3)
     text = f"{info.label}, {which}, {time}: on average, a rank spends {listed(parts)}."
     if info.shares.hidden > 0.005:
         text += f" Computing includes {info.shares.hidden:.0%} in which it also communicates or waits."
@@ -189,7 +189,7 @@ def _kind(name: str, bars: list[SpanBar], lanes: list[str]) -> dict[str, Any]:
 
 def _hover(bar: SpanBar) -> str:
     size = f"<br>{bytes_text(bar.num_bytes)}" if bar.num_bytes else ""
-    name, length = bar.name.replace("_", " "), seconds_text(bar.duration_ms / 1e3)
+    name, length = bar.name.replace("_", " "), duration_text(bar.duration_ms / 1e3)
     return f"<b>{name}</b>, {length}<br>rank {bar.rank}, step {bar.step}{size}"
 
 

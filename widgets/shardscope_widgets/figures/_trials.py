@@ -12,7 +12,7 @@ from shardscope.tuning.measured import TrialMetrics
 from shardscope.tuning.objectives import OBJECTIVES, QUALITIES
 from shardscope.tuning.pruning.curves import improvement
 from shardscope.tuning.records import TrialRecord
-from shardscope_widgets.words import bytes_text, seconds_text, three_digits
+from shardscope_widgets.words import bytes_text, duration_text, three_digits
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -96,7 +96,7 @@ def objective_text(name: str, value: float) -> str:
     if name == ORDER:
         return f"{value:.0f}"
     if name == "seconds":
-        return seconds_text(value)
+        return duration_text(value)
     if name in {"bytes", "memory"}:
         return bytes_text(value)
     return f"{value:.1%}" if name == "error" else f"{value:.4g}"

@@ -11,7 +11,7 @@ from shardscope.analytic.schedules import closed
 from shardscope.errors import SpecError
 from shardscope.spec.pipeline_schedule import PipelineSchedule, schedules
 from shardscope_widgets.kit.markup import row_html, table_html
-from shardscope_widgets.words import safe, seconds_text, three_digits
+from shardscope_widgets.words import duration_text, safe, three_digits
 
 HEADERS = ("Schedule", "Stages per rank", "Step", "Bubble", "Activations", "vs 1F1B")
 
@@ -112,7 +112,7 @@ def _row_html(row: ScheduleRow, schedule: PipelineSchedule, *, is_selected: bool
     )
     cells = (
         str(row.virtual_stages),
-        f"{seconds_text(row.step_s)} {slower}",
+        f"{duration_text(row.step_s)} {slower}",
         f"{_meter(row.bubble)}{row.bubble:.1%}",
         three_digits(row.held),
         f"{_meter(row.held_vs_1f1b / 2)}{row.held_vs_1f1b:.2f}",

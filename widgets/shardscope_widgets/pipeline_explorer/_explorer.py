@@ -19,7 +19,7 @@ from shardscope_widgets.kit.frame import LAB_CSS, Frame
 from shardscope_widgets.kit.live_figure import LiveFigure
 from shardscope_widgets.kit.markup import classed, columns, heading, status_html, words_html
 from shardscope_widgets.pipeline_explorer._comparison import comparison_html, comparison_info
-from shardscope_widgets.words import safe, seconds_text
+from shardscope_widgets.words import duration_text, safe
 
 NOTE = (
     "Computed with closed-form formulas, or by simulation if there is no formula, for stages of equal cost, free "
@@ -189,7 +189,7 @@ class PipelineExplorer(widgets.VBox):  # type: ignore[misc]
 
         The formula assumes free communication and stages of equal cost.
         """
-        counted = f"step {seconds_text(info.gantt.end_ms / 1e3)}, bubble {info.gantt.bubble:.1%} simulated"
+        counted = f"step {duration_text(info.gantt.end_ms / 1e3)}, bubble {info.gantt.bubble:.1%} simulated"
         if type(PipelineSchedule(self.schedule)).bubble is PipelineSchedule.bubble:
             return counted  # the schedule has no formula with which to compare the simulation
         if abs(formula - info.gantt.bubble) < 5e-4:

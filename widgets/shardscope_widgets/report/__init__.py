@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from shardscope.errors import SpecError
 from shardscope.measure.compare.comparison import Comparison
 from shardscope.measure.compare.of_run import comparison_or_reason
 from shardscope.runtime import Run
@@ -55,11 +56,20 @@ def report_on(
         path: The file to write.
         title: The heading, as plain text.
         is_predicted: Whether to compare the runs with their predictions; runs that cannot be predicted are left out.
+
+    Raises:
+        SpecError: The file cannot be written.
     """
     found = [comparison_or_reason(run) for run in runs] if is_predicted else []
     comparisons = [each for each in found if not isinstance(each, str)]
     groups, silent = groups_of(runs)
-    path.write_text(_html(groups, silent, title, comparisons), encoding="utf-8")
+    page = _html(groups, silent, title, comparisons)
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise SpecError(
+            f"the report {str(path)!r} cannot be written ({error.strerror}); choose another path"
+        ) from None
     return path, headline(groups)
 
 

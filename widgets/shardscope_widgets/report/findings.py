@@ -8,7 +8,7 @@ from shardscope.machine import usable_cores
 from shardscope.runlog.figures import figure_text
 from shardscope_widgets.figures._memory_kinds import KIND_NAMES
 from shardscope_widgets.report.entries import Entry, Group
-from shardscope_widgets.words import bytes_text, listed, plural, rate_text, seconds_text, three_digits
+from shardscope_widgets.words import bytes_text, duration_text, listed, plural, rate_text, three_digits
 
 _LEVEL = 0.05
 """Relative difference in speed below which two runs count as equally fast."""
@@ -167,11 +167,11 @@ def step_text(group: Group) -> str:
         return ""
     best = max(known, key=lambda entry: entry.row.per_second or 0.0)
     text = (
-        f"In a step of {best.label}, a rank computes for {seconds_text(best.computing_s or 0.0)} and sends or waits "
-        f"for {seconds_text(best.waiting_s or 0.0)}"
+        f"In a step of {best.label}, a rank computes for {duration_text(best.computing_s or 0.0)} and sends or waits "
+        f"for {duration_text(best.waiting_s or 0.0)}"
     )
     alone = group.alone.computing_s if group.alone is not None else None
-    return f"{text}; one process computes for {seconds_text(alone)}." if alone else f"{text}."
+    return f"{text}; one process computes for {duration_text(alone)}." if alone else f"{text}."
 
 
 def _cores(entry: Entry) -> float:

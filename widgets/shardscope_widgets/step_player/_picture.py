@@ -17,7 +17,7 @@ from shardscope.errors import SpecError
 from shardscope.runlog.schema import MEMORY_KINDS
 from shardscope.runlog.step_events import StepEvent, StepEvents
 from shardscope_widgets.figures import theme
-from shardscope_widgets.words import bytes_text, seconds_text
+from shardscope_widgets.words import bytes_text, duration_text
 
 MOST_RANKS = 8
 """Largest number of ranks of a picture."""
@@ -86,7 +86,7 @@ class _Picture:
         )
         yield f'<rect class="ground" x=".5" y=".5" width="{_WIDTH - 1}" height="{self.height - 1}" rx="10"/>'
         yield f'<text class="title" x="18" y="28">{escape(step.label)}</text>'
-        total = f"{step.origin}, {seconds_text(step.step_time_s)}, {bytes_text(sum(step.sent_bytes))} sent"
+        total = f"{step.origin}, {duration_text(step.step_time_s)}, {bytes_text(sum(step.sent_bytes))} sent"
         yield f'<text class="faint" x="18" y="46">{total}</text>'
         yield from self._links()
         for rank in range(step.world_size):
@@ -232,7 +232,7 @@ class _Picture:
         yield f'<text class="faint" x="{_LEFT}" y="{bottom + 14}">0</text>'
         yield (
             f'<text class="faint" text-anchor="end" x="{_LEFT + room}" y="{bottom + 14}">'
-            f"{seconds_text(self.step.step_time_s)}</text>"
+            f"{duration_text(self.step.step_time_s)}</text>"
         )
 
 

@@ -141,8 +141,9 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         return run
 
     def fill(self, job: Job) -> None:
-        """Set all controls to the values of a job."""
+        """Set all controls to the values of a job; the lab names the settings of it that have no control."""
         reset(self, choices_of(job))
+        self.problem = _words.without_control_html(job, self.job())
 
     def start_check(self) -> None:
         """Check the job that the controls describe against a single-process run, as the Check button does.
@@ -218,14 +219,14 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
             self._try(run, change)
 
     def _try(self, run: Run, change: Mapping[str, Any]) -> None:
-        """Show the job of a run with a change in the form, and start it."""
+        """Start the job of a run with a change, and show it in the form."""
         from shardscope.runtime import launch
 
         job = run.job.replace(**change, name=None)
-        self.fill(job)
         started = launch(job, root=self._book.root, group=run.group)
         started.baseline = run.id
         self.watch(started)
+        self.fill(job)
 
     def _press_check(self) -> None:
         if self.check.is_running:

@@ -10,10 +10,11 @@ from shardscope.measure.compare_runs.view import ADVICE, DIVERGED
 from shardscope.runlog.figures import FIGURES, figure_text
 from shardscope.spec import Job, Strategy, registry
 from shardscope.spec.models import MODELS
+from shardscope.spec.settings import differing, heading_of, settings_of, value_text
 from shardscope_widgets.kit.guard import problem_html
 from shardscope_widgets.trace import Trace
 from shardscope_widgets.training_lab._runbook import RunEntry
-from shardscope_widgets.words import count_text, plural, rate_text, safe, seconds_text
+from shardscope_widgets.words import count_text, duration_text, listed, plural, rate_text, safe
 
 LEAST_STEPS = 6
 """Number of finished steps from which a run is explained, and its step time compared with the predicted one."""
@@ -97,7 +98,9 @@ def _slow_text(entry: RunEntry, predicted_s: float | None) -> str:
     measured_s = entry.trace.step_time_s if len(entry.trace.steps) >= LEAST_STEPS else None
     if not predicted_s or measured_s is None or measured_s < _SLOW * predicted_s:
         return ""
-    told = f" Slower than predicted: {seconds_text(measured_s)} a step instead of {seconds_text(predicted_s)}"
+    told = (
+        f" Slower than predicted: {duration_text(measured_s)} a step instead of {duration_text(predicted_s)}"
+    )
     load, num_ranks = psutil.getloadavg()[0], entry.trace.world_size
     if not entry.is_alive or load < num_ranks + 1:
         return f"{told}."
@@ -114,6 +117,15 @@ def _rate(trace: Trace) -> str:
     if step.tokens_per_s is not None:
         return f", {rate_text(step.tokens_per_s, 'tokens')}"
     return f", {rate_text(step.samples_per_s, 'samples')}"
+
+
+def without_control_html(job: Job, described: Job) -> str:
+    """Return a box that names the settings of `job` that the form cannot show; empty if it describes the same job."""
+    wanted = settings_of(job)
+    names = differing([wanted, settings_of(described)])
+    told = listed(f"{heading_of(name)} ({value_text(name, wanted.get(name))})" for name in names)
+    text = f"The form cannot show these settings of the job, and Start would leave them out: {told}."
+    return problem_html(safe(text)) if names else ""
 
 
 def failure_html(entry: RunEntry, error: RunFailed) -> str:

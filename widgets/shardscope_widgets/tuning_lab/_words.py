@@ -11,7 +11,7 @@ from shardscope.tuning.definition import Definition
 from shardscope.tuning.measured import TrialMetrics
 from shardscope_widgets.figures._trials import TrialInfo, objective_text, short_name, title_of, value_text
 from shardscope_widgets.kit.markup import heading_html, words_html
-from shardscope_widgets.words import bytes_text, listed, plural, safe, seconds_text, three_digits
+from shardscope_widgets.words import bytes_text, duration_text, listed, plural, safe, three_digits
 
 _SHOWN = 6
 
@@ -114,11 +114,11 @@ def figures_html(job: Job, measured: TrialMetrics | None, formula: float | None,
     """
     if measured is None or measured.step_s is None:
         return ""
-    parts = [("step time", seconds_text(measured.step_s))]
+    parts = [("step time", duration_text(measured.step_s))]
     if measured.compute_s is not None:
-        parts.append(("of which computation", seconds_text(measured.compute_s)))
+        parts.append(("of which computation", duration_text(measured.compute_s)))
     if job.compression.is_on:
-        parts.append(("packing and unpacking", seconds_text(measured.codec_s)))
+        parts.append(("packing and unpacking", duration_text(measured.codec_s)))
     if projected:
         parts.append(("on the chosen link, predicted", projected))
     parts.append((FIGURES["bytes_per_step"].label, bytes_text(measured.bytes / max(1, measured.steps))))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from shardscope.measure.explain import words
 from shardscope.measure.explain.losses import losses
 from shardscope.measure.explain.of_run import measured_step
+from shardscope.runlog.steps import WARM_UP_STEPS, StepKinds
 from shardscope.runtime import Run
 from shardscope.runtime.preflight import preflight
 
@@ -23,9 +24,18 @@ def verdict(run: Run, before: Run) -> str:
     predicted = None
     if then is not None and now is not None and then.step_time_s and now.step_time_s:
         predicted = then.samples_per_s / now.samples_per_s
-    text = words.verdict_text(words.changed_text(run.job, before.job), rate / rate_before, predicted)
+    what, spreads = words.changed_text(run.job, before.job), (_middle_half(before), _middle_half(run))
+    text = words.verdict_text(what, rate / rate_before, predicted, spreads)
     first = measured_step(before.tail().poll(), before.job, now)  # `events` would keep them in memory
     second = measured_step(run.tail().poll(), run.job, then)
     if first is None or second is None:
         return text
     return f"{text} {words.loss_change_text(losses(first)[0], first, second)}".strip()
+
+
+def _middle_half(run: Run) -> tuple[float, float] | None:
+    """Return the quartiles of the step times in seconds, without warm-up; None if the job has unlike steps."""
+    times = run.metrics()["step_time_s"].iloc[WARM_UP_STEPS:]
+    if StepKinds.of(run.job).period > 1 or times.empty:
+        return None
+    return float(times.quantile(0.25)), float(times.quantile(0.75))

@@ -10,6 +10,9 @@ from shardscope.measure.explain.changes import Remedy
 from shardscope.measure.explain.losses import Cause, Loss, MeasuredStep, losses
 from shardscope.measure.pipeline_waits import PipelineWaits, schedule_bubble
 from shardscope.spec import Job
+from shardscope.spec.units import duration_text
+
+Spread = tuple[float, float]
 
 _LOSSES = {
     "communication": "Communication takes {share}: {sent} per rank over {link}.",
@@ -120,17 +123,32 @@ def remedy_text(loss: Loss, remedy: Remedy | None, job: Job) -> str:
     return f"Predicted with {what[0].lower()}{what[1:]}: {faster}{caveat}."
 
 
-def verdict_text(what: str, speed_up: float, predicted: float | None) -> str:
+def verdict_text(
+    what: str,
+    speed_up: float,
+    predicted: float | None,
+    spreads: tuple[Spread | None, Spread | None] = (None, None),
+) -> str:
     """Return the sentence on a change that was tried.
 
     Args:
         what: The change in words.
         speed_up: Measured samples per second after the change, relative to those before.
         predicted: The same as predicted; None if unknown.
+        spreads: First and third quartile of the step times in seconds, before and after the change. If they overlap,
+            the sentence says that the measurement does not tell. None if unknown.
     """
-    helped = "helped" if speed_up >= 1 + _LEAST_SPEED_UP else "did not help"
     note = "" if predicted is None else f"; predicted: {_faster(predicted)}"
-    return f"{what} {helped}: {_faster(speed_up)} than before (samples per second{note})."
+    found = f"{_faster(speed_up)} than before (samples per second{note})"
+    before, after = spreads
+    if before and after and max(before[0], after[0]) <= min(before[1], after[1]):
+        then, now = (f"{duration_text(low)} to {duration_text(high)}" for low, high in (before, after))
+        return (
+            f"{what}: these runs do not show whether it helped. They measure {found}, but half of the steps took "
+            f"{then} before and {now} now. Repeat both runs with nothing else running."
+        )
+    helped = "helped" if speed_up >= 1 + _LEAST_SPEED_UP else "did not help"
+    return f"{what} {helped}: {found}."
 
 
 def _faster(speed_up: float) -> str:
