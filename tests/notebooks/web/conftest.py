@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from browser.conftest import CHROMIUM, CHROMIUM_ARGS
+from browser.notebook_page import MODULES_MAY_TAKE_LONG
 
 REPOSITORY = Path(__file__).parents[3]
 BUILD, NOTEBOOK = REPOSITORY / "notebooks/web/build.py", REPOSITORY / "notebooks/03-memory.ipynb"
@@ -54,6 +55,7 @@ def chromium(playwright_api, tmp_path_factory):
         args=CHROMIUM_ARGS,
         viewport={"width": 1400, "height": 1000},
     )
+    context.add_init_script(MODULES_MAY_TAKE_LONG)
     yield context
     context.close()
 
