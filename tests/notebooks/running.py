@@ -43,7 +43,7 @@ def run(path: Path, folder: Path, *, as_it_is: bool) -> nbformat.NotebookNode:
     if any("TrainingLab(" in cell.source for cell in notebook.cells if cell.cell_type == "code"):
         notebook.cells.append(nbformat.v4.new_code_cell(NO_PROBLEM))
     resources = {"metadata": {"path": str(folder)}}
-    NotebookClient(notebook, timeout=180, store_widget_state=False, resources=resources).execute()
+    NotebookClient(notebook, timeout=600, store_widget_state=False, resources=resources).execute()
     return notebook
 
 
