@@ -44,7 +44,7 @@ def lab(notebook, tmp_path):
     return notebook.open(file)
 
 
-def wait_for(lab, condition, timeout_ms=60_000):
+def wait_for(lab, condition, timeout_ms=120_000):
     lab.page.wait_for_function(condition, timeout=timeout_ms)
 
 
@@ -59,13 +59,15 @@ def forget_missing_models(lab):
 def test_the_first_curve_moves_after_two_clicks_and_start_stays_in_view(lab):
     lab.run_all()
     wait_for(lab, IS_LIVE)
-    lab.page.locator(f"{LAB} .ss-what", has_text="What will happen").wait_for(timeout=60_000)
+    lab.page.locator(f"{LAB} .ss-what", has_text="What will happen").wait_for(timeout=120_000)
     lab.page.locator(f"{LAB} .ss-presets button", has_text="Watch a ring").click()
-    lab.page.locator(f"{LAB} .ss-presets + div", has_text="each rank passes a piece").wait_for(timeout=60_000)
+    lab.page.locator(f"{LAB} .ss-presets + div", has_text="each rank passes a piece").wait_for(
+        timeout=120_000
+    )
     press(lab, "Start")
     lab.page.locator(LAB).get_by_role("tab", name="Live").click()
     wait_for(lab, MOVING)
-    lab.page.locator(f"{LAB} .ss-advice", has_text="of the step").wait_for(timeout=60_000)
+    lab.page.locator(f"{LAB} .ss-advice", has_text="of the step").wait_for(timeout=120_000)
     lab.page.locator(f"{LAB} .js-plotly-plot").nth(2).scroll_into_view_if_needed()
     button = lab.page.locator(f"{LAB} .ss-buttons button", has_text="Start").bounding_box()
     assert 0 < button["y"] < lab.page.viewport_size["height"]

@@ -16,7 +16,7 @@ POINTS = f"""(label) => {{
 LABEL = "lab._book.entries[{!r}].trace.label"
 
 
-def wait_for_points(notebook, label, count, timeout_ms=60_000):
+def wait_for_points(notebook, label, count, timeout_ms=120_000):
     notebook.page.wait_for_function(
         f"([label, count]) => ({POINTS})(label) > count", arg=[label, count], timeout=timeout_ms
     )
@@ -56,7 +56,7 @@ def test_start_watch_stop_start_again_and_reload(notebook):
     choose(notebook, "Strategy", "ring")
     first = started(notebook)
     label = notebook.kernel("lab._focus_trace().label")
-    wait_for_points(notebook, label, 5, 60_000)
+    wait_for_points(notebook, label, 5)
     wait_for_points(notebook, label, notebook.page.evaluate(POINTS, label) + 3)  # the curve moves
     press(notebook, "Stop")
     status(notebook, "was stopped")
@@ -78,7 +78,7 @@ def test_start_watch_stop_start_again_and_reload(notebook):
     wait_for_points(notebook, other, 5)
     for run, state in ((label, "stopped"), (other, "running")):
         row = notebook.page.locator(f"{LAB} .ss-run", has_text=run).filter(has_text=state)
-        row.first.wait_for(timeout=60_000)
+        row.first.wait_for(timeout=120_000)
     assert first != second
     press(notebook, "Stop")
     status(notebook, "was stopped")
@@ -99,9 +99,9 @@ def test_it_can_be_read_in_both_themes_and_plays_one_step(notebook):
     player = notebook.page.locator(f"{LAB} .ss-step")
     player.get_by_role("button", name="Next event").click()
     player.get_by_role("button", name="Play").click()
-    player.get_by_role("button", name="Pause").wait_for(timeout=60_000)
+    player.get_by_role("button", name="Pause").wait_for(timeout=120_000)
     player.press("End")
-    player.locator(".now", has_text="The step is over.").wait_for(timeout=60_000)
+    player.locator(".now", has_text="The step is over.").wait_for(timeout=120_000)
     notebook.until("lab.screen.player.position", 1.0)
 
 
@@ -112,4 +112,4 @@ def test_an_error_shows_in_place_and_names_the_rank(notebook):
     notebook.kernel("[setattr(lab, 'model', broken), setattr(lab, 'data', 'digits')][0]")
     press(notebook, "Start")
     problem = notebook.page.locator(f"{LAB} .ss-problem", has_text="no such layer").filter(has_text="failed")
-    problem.wait_for(timeout=60_000)
+    problem.wait_for(timeout=120_000)

@@ -40,7 +40,7 @@ SHOWN = f"""(name) => ({FRONT}?.data ?? []).filter(each => each.name?.startsWith
 
 def complete(notebook, count):
     shown = f"() => [...({SHOWN})('on the front'), ...({SHOWN})('dominated')].length >= {count}"
-    notebook.page.wait_for_function(shown, timeout=60_000)
+    notebook.page.wait_for_function(shown, timeout=180_000)
 
 
 def press(notebook, name):
@@ -48,7 +48,7 @@ def press(notebook, name):
 
 
 def status(notebook, text):
-    notebook.page.locator(f"{LAB} .ss-status", has_text=text).wait_for(timeout=60_000)
+    notebook.page.locator(f"{LAB} .ss-status", has_text=text).wait_for(timeout=120_000)
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def opened(notebook, tmp_path):
     written.metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     nbformat.write(written, tmp_path / "tune.ipynb")
     notebook.open(tmp_path / "tune.ipynb").run_all()
-    notebook.page.wait_for_selector(f"{LAB} .ss-space-row select", timeout=60_000, state="attached")
+    notebook.page.wait_for_selector(f"{LAB} .ss-space-row select", timeout=120_000, state="attached")
     return notebook
 
 
@@ -80,7 +80,7 @@ def prune_by_click(notebook):
     """Prune a running trial; one that ends first makes way for the next. Returns its number."""
     page = notebook.page
     for _ in range(8):
-        page.wait_for_function(f"() => ({SHOWN})('running').length > 0", timeout=60_000)
+        page.wait_for_function(f"() => ({SHOWN})('running').length > 0", timeout=120_000)
         number = page.evaluate(f"() => ({SHOWN})('running')[0]")
         prune = page.locator(f"{LAB} .ss-chosen button:not([disabled])", has_text="Prune")
         if number is not None and click(notebook, ["running"], number):
@@ -112,12 +112,12 @@ def test_start_watch_prune_open_stop_reload_and_go_on(opened):
     press(opened, "Start")
     complete(opened, 2)  # the front grows
     running = prune_by_click(opened)
-    page.wait_for_function(f"(n) => ({SHOWN})('pruned').includes(n)", arg=running, timeout=60_000)
+    page.wait_for_function(f"(n) => ({SHOWN})('pruned').includes(n)", arg=running, timeout=120_000)
 
     assert click(opened, ["on the front", "dominated"], 0)
     a_row_stays_where_it_is(page)
     press(opened, "Open run")
-    page.locator(f"{LAB} .ss-words", has_text="Each row has computation above").wait_for(timeout=60_000)
+    page.locator(f"{LAB} .ss-words", has_text="Each row has computation above").wait_for(timeout=120_000)
     press(opened, "Stop")
     status(opened, "is stopped")
     opened.until("[lab.problem, lab.is_running]", ["", False])
@@ -127,7 +127,7 @@ def test_start_watch_prune_open_stop_reload_and_go_on(opened):
 
     opened.reload()
     complete(opened, 2)
-    page.wait_for_function(f"(n) => ({SHOWN})('pruned').includes(n)", arg=running, timeout=60_000)
+    page.wait_for_function(f"(n) => ({SHOWN})('pruned').includes(n)", arg=running, timeout=120_000)
     has_rows(page, len(left))
     before = left.count("complete")
     press(opened, "Continue")
@@ -138,7 +138,7 @@ def test_start_watch_prune_open_stop_reload_and_go_on(opened):
     opened.run_all()
     status(opened, "is stopped")
     complete(opened, before + 1)
-    page.locator(".jp-OutputArea-output .ss-table", has_text="on the front").wait_for(timeout=60_000)
+    page.locator(".jp-OutputArea-output .ss-table", has_text="on the front").wait_for(timeout=120_000)
     pruned = opened.kernel("sorted(r.number for r in lab.session.records() if r.state == 'pruned')")
     assert running in pruned  # and whatever the pruner has stopped meanwhile
     has_rows(page, opened.kernel("len(lab.session.records())"))
@@ -174,7 +174,7 @@ def filtered(notebook, query, numbers):
     notebook.page.wait_for_function(
         f'(n) => [...document.querySelectorAll("{LAB} .ss-trial-table tbody tr")]'
         ".map(row => Number(row.dataset.number)).sort((a, b) => a - b).join() === n.join()",
-        arg=numbers, timeout=60_000,
+        arg=numbers, timeout=120_000,
     )  # fmt: skip
     notebook.until("lab.screen.table.query", query)
     box.fill("")

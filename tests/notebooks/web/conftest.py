@@ -60,13 +60,18 @@ def chromium(playwright_api, tmp_path_factory):
     context.close()
 
 
+def _failed(request):
+    """What failed, unless the page was left while it was still loading that."""
+    return [] if request.failure == "net::ERR_ABORTED" else [f"failed: {request.url}: {request.failure}"]
+
+
 @pytest.fixture(scope="module")
 def page(site, chromium):
     """A browser page; a request that leaves loopback fails the test, and so does an error in the console."""
     opened, wrong = chromium.new_page(), []
     opened.set_default_timeout(PATIENCE_MS)
     opened.route(lambda url: not url.startswith((site, "data:", "blob:")), lambda route: route.abort())
-    opened.on("requestfailed", lambda request: wrong.append(f"failed: {request.url}"))
+    opened.on("requestfailed", lambda request: wrong.extend(_failed(request)))
     opened.on("pageerror", lambda error: wrong.append(error.stack or str(error)))
     opened.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
     yield opened
