@@ -64,6 +64,7 @@ def test_the_first_curve_moves_after_two_clicks_and_start_stays_in_view(lab):
     lab.page.locator(f"{LAB} .ss-presets + div", has_text="each rank passes a piece").wait_for(
         timeout=120_000
     )
+    lab.kernel("setattr(lab, 'steps', 100_000)")  # not over before it is stopped
     press(lab, "Start")
     lab.page.locator(LAB).get_by_role("tab", name="Live").click()
     wait_for(lab, MOVING)

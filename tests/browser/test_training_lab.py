@@ -88,7 +88,7 @@ def test_start_watch_stop_start_again_and_reload(notebook):
 def test_it_can_be_read_in_both_themes_and_plays_one_step(notebook):
     notebook.open(TOUR).run_until("TrainingLab(")
     notebook.page.wait_for_selector(f"{LAB} .js-plotly-plot .main-svg", timeout=60_000)
-    notebook.kernel("lab.run.wait(60).id")
+    notebook.kernel("lab.run.wait(200).id")
     notebook.page.wait_for_function(
         f"() => document.querySelectorAll('{LAB} .js-plotly-plot')[1].data[1].x?.length > 0"
     )
