@@ -7,6 +7,7 @@ leave room for what a busy machine with two cores adds to it; a pattern that is 
 from __future__ import annotations
 
 import math
+import tempfile
 import time
 from collections.abc import Callable, Collection
 from datetime import timedelta
@@ -235,11 +236,21 @@ def test_ranks_on_another_machine_are_refused() -> None:
 
 
 def test_nothing_is_left_behind(pool: RankPool, tmp_path: Path) -> None:
-    def use(context: RankContext) -> list[str]:
-        before = {path.name for path in Path("/dev/shm").glob("shardscope-link-*")}
-        group = paced(context, Link(bandwidth="1 Gbit/s", latency="0 s"), "files")
-        after = {path.name for path in Path("/dev/shm").glob("shardscope-link-*")}
-        group.pacer.close()
-        return sorted(after - before)
+    def use(context: RankContext) -> list[bool]:
+        made, mkstemp = [], tempfile.mkstemp
 
-    assert pool.run(use, tmp_path)[0] == []
+        def noted(**options: Any) -> tuple[int, str]:
+            made.append(mkstemp(**options))
+            return made[-1]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tempfile, "mkstemp", noted)
+            group = paced(context, Link(bandwidth="1 Gbit/s", latency="0 s"), "files")
+        left = [Path(path).exists() for _, path in made]
+        group.pacer.close()
+        return left
+
+    first, *others = pool.run(use, tmp_path)
+    assert first, "rank 0 makes the files"
+    assert not any(first)
+    assert not any(others)
