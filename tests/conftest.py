@@ -11,15 +11,17 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from conformance.ranks import RankPool
 from conformance.runs import end_all
 from conformance.thinning import thin
 from shardscope.prediction.this_machine import CoreSpeed
 
-# No deadlines for examples: they would be by the clock of a machine that others use too.
-settings.register_profile("unhurried", settings(), deadline=None)
+# No deadlines for examples, nor for drawing them: they would be by the clock of a machine that others use too.
+settings.register_profile(
+    "unhurried", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("unhurried")
 
 MARK = "SHARDSCOPE_TEST_SESSION"
