@@ -57,7 +57,7 @@ def panels(shared_notebook, tmp_path_factory):
     shared_notebook.page.wait_for_function(
         f"() => document.querySelectorAll('{PANELS}').length === 6"
         f" && document.querySelectorAll('.js-plotly-plot .main-svg').length > 16",
-        timeout=90_000,
+        timeout=240_000,
     )
     return shared_notebook
 
