@@ -24,7 +24,7 @@
 # end compared with real processes.
 #
 # Is a pipeline of your own slow? In the Training Lab (`TrainingLab()`, as in [the tour](01-tour.ipynb)), the preset
-# *Break the pipeline's bubble* measures why ranks wait, suggests a change, and says afterwards whether it helped.
+# *Speed up a pipeline* measures why ranks wait, suggests a change, and says afterwards whether it helped.
 
 # %%
 from statistics import median

@@ -67,7 +67,7 @@ class TestPresets:
         assert {button.button_style for button in lab.screen.presets.buttons} == {""}
 
     def test_the_pipeline_preset_has_a_bubble_that_more_micro_batches_reduce(self, lab):
-        press(lab, "Break the pipeline's bubble")
+        press(lab, "Speed up a pipeline")
         job = lab.job()
         more = best_change("pipeline bubble", job, lambda job: preflight(job).prediction, cores=2).job
         bubble, less = (preflight(each).prediction.time["pipeline bubble"].value for each in (job, more))
@@ -155,6 +155,20 @@ class TestAdvice:
         assert runtime.known[-1].job.compression.name == "int8"
         assert advised.run is runtime.known[-1]
         assert advised.screen.advice.found is None  # the new run has not finished a step
+
+    @pytest.mark.parametrize(("title", "is_kept"), [("Speed up a pipeline", True), ("Watch a ring", False)])
+    def test_the_hint_of_a_preset_stays_while_its_own_job_is_changed(self, advised, runtime, title, is_kept):
+        press(advised, "Speed up a pipeline")
+        advised.run.job = advised.job()
+        press(advised, title)
+        panel = advised.screen.advice
+        panel.found = replace(panel.found, change={"seed": 7})
+        panel.try_it()
+        assert (advised.problem, advised.seed) == ("", 7)
+        assert ("micro-batches" in advised.screen.presets.words.value) is is_kept
+        assert [each.button_style for each in advised.screen.presets.buttons].count("info") == is_kept
+        advised.steps += 1  # this change is not the lab's
+        assert advised.screen.presets.words.value == ""
 
     def test_the_run_that_it_starts_is_judged_against_the_one_before(self, advised, runtime, monkeypatch):
         told = lambda run, before: f"{run.id} beside {before.id}: it helped."

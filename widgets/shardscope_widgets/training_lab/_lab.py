@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -14,6 +15,7 @@ import traitlets as t
 from IPython.display import HTML, display, update_display
 
 from shardscope.errors import ShardscopeError
+from shardscope.spec.settings import settings_of
 from shardscope_widgets.figures._overview import MOST_RUNS
 from shardscope_widgets.html import summary_html
 from shardscope_widgets.job_form.choices import JobChoices
@@ -225,8 +227,17 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         job = run.job.replace(**change, name=None)
         started = launch(job, root=self._book.root, group=run.group)
         started.baseline = run.id
+        follows = self._describes(run.job)
         self.watch(started)
-        self.fill(job)
+        with self.screen.presets.kept() if follows else nullcontext():
+            self.fill(job)
+
+    def _describes(self, job: Job) -> bool:
+        """Return whether the form shows this job."""
+        try:
+            return settings_of(self.job()) == settings_of(job)
+        except ShardscopeError:
+            return False
 
     def _press_check(self) -> None:
         if self.check.is_running:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import ipywidgets as widgets
@@ -53,9 +54,9 @@ PRESETS = (
         _SLOW | {"compression": "topk"},
     ),
     Preset(
-        "Break the pipeline's bubble",
+        "Speed up a pipeline",
         "Press Start, and scroll to Pipeline under Live: with few micro-batches, stages wait for each other. The line "
-        "above the tabs says how many would help; once the run has ended, Run it tries them.",
+        "above the tabs says how many would help; Run it tries them, and the line then says what they changed.",
         {
             "strategy": "pipeline",
             "strategy_options": {"schedule": "gpipe"},
@@ -80,6 +81,7 @@ class PresetBar(widgets.VBox):  # type: ignore[misc]
     def __init__(self, choices: JobChoices, on_choice: Callable[[Preset], None]) -> None:
         self._choices, self._on_choice = choices, on_choice
         self.chosen: Preset | None = None
+        self._is_kept = False
         self.buttons = [self._button(preset) for preset in PRESETS]
         self.words = widgets.HTML()
         super().__init__([classed(widgets.HBox(self.buttons), "ss-presets"), self.words])
@@ -98,10 +100,19 @@ class PresetBar(widgets.VBox):  # type: ignore[misc]
         self._on_choice(preset)
 
     def forget(self) -> None:
-        """Mark no preset any more, because the form has changed since."""
-        if self.chosen is not None:
+        """Mark no preset any more, because the form has changed since, unless within `kept`."""
+        if self.chosen is not None and not self._is_kept:
             self.chosen = None
             self._mark()
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keep the preset marked, and its hint in view, while the form is set to a variant of its job."""
+        self._is_kept = True
+        try:
+            yield
+        finally:
+            self._is_kept = False
 
     def _mark(self) -> None:
         for button, preset in zip(self.buttons, PRESETS, strict=True):
