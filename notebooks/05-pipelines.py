@@ -23,8 +23,7 @@
 # price in memory? Every schedule here is a table of operations. Time and memory are computed from the table, and at the
 # end compared with real processes.
 #
-# Is a pipeline of your own slow? In the Training Lab (`TrainingLab()`, as in [the tour](01-tour.ipynb)), the preset
-# *Speed up a pipeline* measures why ranks wait, suggests a change, and says afterwards whether it helped.
+# Is a pipeline of your own slow? Run the first cell, and go to [the lab below it](#A-slow-pipeline-of-your-own).
 
 # %%
 from statistics import median
@@ -33,7 +32,7 @@ import pandas as pd
 
 import shardscope as ss
 from shardscope.analytic.schedules import build
-from shardscope_widgets import PipelineExplorer, StepPlayer, Trace, figures, say
+from shardscope_widgets import PipelineExplorer, StepPlayer, Trace, TrainingLab, figures, say
 
 STAGES, MICRO_BATCHES = 4, 8
 
@@ -68,6 +67,17 @@ pd.DataFrame(
         for schedule in schedules
     }
 ).T
+
+# %% [markdown]
+# ## A slow pipeline of your own
+#
+# Press Start: real ranks train with too few micro-batches, and the lab measures why they wait and suggests a change.
+# *Run it* tries that change, and the lab says what became of the waiting and of the speed. For a job of your own,
+# change the form first.
+
+# %%
+lab = TrainingLab(preset="Speed up a pipeline")
+lab
 
 # %% [markdown]
 # ## Explore all schedules

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 import shardscope as ss
+from shardscope.errors import SpecError
 from shardscope.measure.explain.changes import best_change
 from shardscope.measure.explain.of_run import Explanation
 from shardscope.runtime.preflight import Preflight, preflight
@@ -16,7 +17,7 @@ from shardscope_widgets.job_form.from_job import choices_of
 from shardscope_widgets.job_form.topics import FIRST, OPTIONS, all_names, default_of, reset, topics
 from shardscope_widgets.kit.form import names_in
 from shardscope_widgets.training_lab._forecast_words import forecast_text
-from shardscope_widgets.training_lab._presets import PRESETS
+from shardscope_widgets.training_lab._presets import PRESETS, preset_named
 from widgets.fake_runs import fake_run, step_events
 
 
@@ -58,6 +59,15 @@ class TestPresets:
         wanted = {name: preset.choices.get(name, default_of(name)) for name in all_names()}
         assert {name: getattr(lab, name) for name in all_names()} == wanted
         assert preset.look.replace("'", "&#x27;") in lab.screen.presets.words.value
+
+    def test_a_lab_can_open_with_one_of_them_and_with_changes_of_it(self, make_lab):
+        lab, plain = make_lab(preset="speed up a pipeline", steps=7), JobChoices()
+        reset(plain, preset_named("Speed up a pipeline").choices | {"steps": 7})
+        assert lab.job() == plain.job()
+        assert "stages wait for each other" in lab.screen.presets.words.value
+        assert not lab.screen.start.disabled
+        with pytest.raises(SpecError, match="did you mean 'Speed up a pipeline'"):
+            make_lab(preset="Speed up")
 
     def test_the_tab_to_look_at_opens_and_a_change_of_the_form_unmarks_the_preset(self, lab):
         press(lab, "Watch a ring")

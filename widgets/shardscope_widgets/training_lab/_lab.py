@@ -29,6 +29,7 @@ from shardscope_widgets.training_lab import _words
 from shardscope_widgets.training_lab._advice import AdvicePanel
 from shardscope_widgets.training_lab._check import CheckPanel
 from shardscope_widgets.training_lab._ghosts import Ghosts
+from shardscope_widgets.training_lab._presets import preset_named
 from shardscope_widgets.training_lab._runbook import RunBook, RunEntry
 from shardscope_widgets.training_lab._screen import Screen
 from shardscope_widgets.training_lab._table import RunsTable
@@ -52,7 +53,9 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
 
     Args:
         root: Folder of the runs; None uses ``$SHARDSCOPE_RUNS`` or ``./runs``.
-        choices: Initial values of `JobChoices` traits, for example ``model=make_model, strategy="ring:2"``.
+        preset: Title of a preset that sets the form initially, such as ``"Speed up a pipeline"``; None for none.
+        choices: Initial values of `JobChoices` traits, for example ``model=make_model, strategy="ring:2"``. They take
+            precedence over the preset.
 
     Example:
         >>> lab = TrainingLab(model="gpt-nano", strategy="ring", world_size=2)  # doctest: +SKIP
@@ -67,7 +70,8 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
     group = t.Unicode("", help="Group of the runs that are listed and shown; see `Run.group`.")
     problem = t.Unicode("", help="The last error, as HTML; empty if there is none.")
 
-    def __init__(self, *, root: Path | str | None = None, **choices: Any) -> None:
+    def __init__(self, *, root: Path | str | None = None, preset: str | None = None, **choices: Any) -> None:
+        chosen = None if preset is None else preset_named(preset)
         self._guard = Guard(lambda problem: setattr(self, "problem", problem))
         self._book = RunBook(Path(root) if root is not None else None)
         self._seen_at = self._detailed_at = 0.0
@@ -76,6 +80,8 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         self._display_id: str | None = None
         JobChoices.__init__(self)
         super().__init__()
+        if chosen is not None:
+            reset(self, chosen.choices)
         self._choose(choices)
         self.check = CheckPanel(self._guard.callback(self._replan))
         table = RunsTable(self._guard, self._redraw, self._forget)
@@ -84,6 +90,8 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         self.children = self.screen.children
         self.add_class("ss-lab")
         self._wire()
+        if chosen is not None:
+            self.screen.presets.mark(chosen)
         self._clock = Clock(self._beat)
         self.refresh()
         self._clock.start()

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import ipywidgets as widgets
 
+from shardscope.errors import unknown_name
 from shardscope.machine import usable_cores
 from shardscope_widgets.job_form.choices import JobChoices
 from shardscope_widgets.job_form.topics import reset
@@ -70,6 +71,18 @@ PRESETS = (
 )
 
 
+def preset_named(title: str) -> Preset:
+    """Return the preset with this title; upper and lower case are the same.
+
+    Raises:
+        SpecError: There is no such preset; the message suggests the closest title.
+    """
+    known = {preset.title.casefold(): preset for preset in PRESETS}
+    if (found := known.get(title.casefold())) is None:
+        raise unknown_name("preset", title, [preset.title for preset in PRESETS])
+    return found
+
+
 class PresetBar(widgets.VBox):  # type: ignore[misc]
     """A button for each preset, and what to look at for the one that was chosen last.
 
@@ -95,6 +108,10 @@ class PresetBar(widgets.VBox):  # type: ignore[misc]
         """Set the whole form to a preset."""
         self.chosen = None
         reset(self._choices, preset.choices)
+        self.mark(preset)
+
+    def mark(self, preset: Preset) -> None:
+        """Show a preset as chosen, with its hint and the tab to look at, without setting the form."""
         self.chosen = preset
         self._mark()
         self._on_choice(preset)
