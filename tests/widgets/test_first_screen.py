@@ -11,6 +11,7 @@ import shardscope as ss
 from shardscope.errors import SpecError
 from shardscope.measure.explain.changes import best_change
 from shardscope.measure.explain.of_run import Explanation
+from shardscope.measure.explain.verdict import Verdict
 from shardscope.runtime.preflight import Preflight, preflight
 from shardscope_widgets.job_form.choices import AS_IT_IS, JobChoices
 from shardscope_widgets.job_form.from_job import choices_of
@@ -181,7 +182,7 @@ class TestAdvice:
         assert advised.screen.presets.words.value == ""
 
     def test_the_run_that_it_starts_is_judged_against_the_one_before(self, advised, runtime, monkeypatch):
-        told = lambda run, before: f"{run.id} beside {before.id}: it helped."
+        told = lambda run, before: Verdict("Ranks wait less.", f"{run.id} beside {before.id}: faster.")
         monkeypatch.setattr("shardscope.measure.explain.verdict.verdict", told)
         advised.screen.advice.button.click()
         run = advised.run
@@ -192,7 +193,8 @@ class TestAdvice:
             if line := advised.screen.advice.line.value:
                 break
             threading.Event().wait(0.05)
-        assert f"<b>So far: {run.id} beside mine: it helped.</b><br>Communication takes 60%." in line
+        told = f"<b>So far: Ranks wait less.</b> {run.id} beside mine: faster.<br>Communication takes 60%."
+        assert told in line
 
 
 def test_filling_the_form_names_the_settings_that_have_no_control(lab):

@@ -19,6 +19,7 @@ from shardscope_widgets.words import safe
 
 if TYPE_CHECKING:
     from shardscope.measure.explain.of_run import Explanation
+    from shardscope.measure.explain.verdict import Verdict
     from shardscope.runlog.tail import Event
     from shardscope.runtime import Run
 
@@ -98,17 +99,17 @@ class AdvicePanel:
         from shardscope.measure.explain.verdict import verdict
 
         started = time.monotonic()
-        found, told = None, ""
+        found, told, problem = None, None, ""
         try:
             found = explain_events(run, self._newest_events(run))
-            told = "" if baseline is None else verdict(run, baseline)
+            told = None if baseline is None else verdict(run, baseline)
         except ShardscopeError:  # no step with spans yet, or a run that can no longer be read
             pass
         except Exception as error:  # noqa: BLE001 - nobody sees an error of a thread
-            told = f"The run cannot be explained: {type(error).__name__}: {error}"
+            problem = f"The run cannot be explained: {type(error).__name__}: {error}"
         if self._run is not None and run.id == self._run.id:
             self._due_at = time.monotonic() + max(AGAIN_AFTER_S, _PATIENCE * (time.monotonic() - started))
-            self._show(found, f"So far: {told}" if told and is_alive else told, is_alive=is_alive)
+            self._show(found, told, problem, is_alive=is_alive)
 
     def _newest_events(self, run: Run) -> list[Event]:
         """Return the events of the newest steps: a long run has too many to keep all."""
@@ -121,12 +122,22 @@ class AdvicePanel:
         ]
         return self._events
 
-    def _show(self, found: Explanation | None, verdict: str = "", *, is_alive: bool = False) -> None:
+    def _show(
+        self,
+        found: Explanation | None,
+        verdict: Verdict | None = None,
+        problem: str = "",
+        *,
+        is_alive: bool = False,
+    ) -> None:
         """Show an explanation; its change can be run once the run has ended, because two runs slow each other down."""
         self.found = found
-        sentence = "" if found is None else safe(found.sentence)
-        first = f"<b>{safe(verdict)}</b><br>" if verdict else ""
-        self.line.value = f'<div role="status">{first}{sentence}</div>' if first or sentence else ""
+        lines = [safe(problem), "" if found is None else safe(found.sentence)]
+        if verdict is not None:
+            so_far = "So far: " if is_alive else ""
+            lines.insert(0, f"<b>{so_far}{safe(verdict.finding)}</b> {safe(verdict.more)}")
+        told = "<br>".join(filter(None, lines))
+        self.line.value = f'<div role="status">{told}</div>' if told else ""
         self.button.disabled = is_alive
         self.button.layout.display = None if found is not None and found.change is not None else "none"
         self.box.layout.display = None if self.line.value else "none"
