@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 import shardscope as ss
+from shardscope.analytic.terms import Term
 from shardscope.errors import SpecError
 from shardscope.measure.explain.changes import best_change
 from shardscope.measure.explain.of_run import Explanation
@@ -17,7 +18,7 @@ from shardscope_widgets.job_form.choices import AS_IT_IS, JobChoices
 from shardscope_widgets.job_form.from_job import choices_of
 from shardscope_widgets.job_form.topics import FIRST, OPTIONS, all_names, default_of, reset, topics
 from shardscope_widgets.kit.form import names_in
-from shardscope_widgets.training_lab._forecast_words import forecast_text
+from shardscope_widgets.training_lab._forecast_words import dominant_text, forecast_text
 from shardscope_widgets.training_lab._presets import PRESETS, preset_named
 from widgets.fake_runs import fake_run, step_events
 
@@ -111,6 +112,14 @@ class TestWhatWillHappen:
         text = forecast_text(preflight(ss.Job(model="mlp", data="digits", strategy="single")))
         assert "sends" not in text
         assert "The process holds up to " in text
+
+    def test_a_bubble_that_takes_as_long_as_computing_is_named(self):
+        idle = Term.total("idle", (Term("pipeline bubble", 4.0, "s"), Term("fixed cost", 0.0, "s")))
+        told = lambda seconds: dominant_text(Term.total("step", (Term("forward", seconds, "s"), idle)))
+        near = "Computing takes most of a step: 56%, and ranks wait 44% of it in the pipeline's bubble."
+        assert told(5.0) == near
+        assert told(3.0) == "The pipeline's bubble takes most of a step: 57%."
+        assert told(16.0) == "Computing takes most of a step: 80%."
 
     def test_a_job_that_cannot_be_predicted_is_said_to_be_so(self):
         assert "cannot be predicted" in forecast_text(Preflight(None))
