@@ -141,13 +141,66 @@ class TestAdvice:
     def test_the_run_in_focus_is_explained_while_it_runs(self, advised):
         assert "Communication takes 60%." in advised.screen.advice.line.value
         assert advised.screen.advice.button.layout.display is None
-        assert advised.screen.advice.button.disabled  # two runs at once would slow each other down
+        assert advised.screen.advice.button.description == "Run it"
+
+    def test_a_change_chosen_during_a_run_starts_when_the_run_has_ended_and_not_before(
+        self, advised, runtime
+    ):
+        button = advised.screen.advice.button
+        advised.fill(advised.run.job)
+        button.click()
+        assert button.description == "Will run when this run has ended"
+        advised.refresh()
+        assert len(runtime.known) == 1  # two runs at a time would slow each other down
         advised.run.state = "completed"
-        for _ in range(100):
-            if not advised.screen.advice.button.disabled:
-                break
-            threading.Event().wait(0.05)
-        assert not advised.screen.advice.button.disabled
+        advised.refresh()
+        assert [run.state for run in runtime.known] == ["completed", "running"]
+        assert (advised.run.baseline, advised.compression) == ("mine", "int8")
+        advised.refresh()
+        assert len(runtime.known) == 2
+        assert button.description == "Run it"
+
+    def test_pressing_again_cancels_it(self, advised, runtime):
+        button = advised.screen.advice.button
+        button.click()
+        button.click()
+        assert button.description == "Run it"
+        advised.run.state = "completed"
+        advised.refresh()
+        assert len(runtime.known) == 1
+
+    @pytest.mark.parametrize(("state", "told"), [("stopped", "was stopped"), ("failed", "has failed")])
+    def test_a_run_that_does_not_complete_cancels_it_and_says_so(self, advised, runtime, state, told):
+        advised.screen.advice.button.click()
+        advised.run.state = state
+        advised.refresh()
+        advised.refresh()
+        assert len(runtime.known) == 1
+        assert f"The change was not run, because ring-gpt-nano {told}." in advised.screen.advice.line.value
+        advised.screen.advice.button.click()  # now it is wanted although the run did not complete
+        assert len(runtime.known) == 2
+        assert "was not run" not in advised.screen.advice.line.value
+
+    def test_it_waits_for_every_other_run_too(self, advised, runtime):
+        other = replace(advised.run, id="other", title="other")
+        runtime.known.append(other)
+        advised.screen.advice.button.click()
+        advised.run.state = "completed"
+        advised.refresh()
+        assert len(runtime.known) == 2
+        assert advised.screen.advice.button.description == "Will run when no run is in progress"
+        other.state = "stopped"
+        advised.refresh()
+        assert runtime.known[-1].baseline == "mine"
+
+    def test_a_form_that_was_changed_during_the_wait_stays_as_it_is(self, advised, runtime):
+        advised.fill(advised.run.job)
+        advised.screen.advice.button.click()
+        advised.seed = 99
+        advised.run.state = "completed"
+        advised.refresh()
+        assert runtime.known[-1].job.compression.name == "int8"
+        assert (advised.seed, advised.compression) == (99, "none")
 
     def test_a_run_that_ends_while_it_is_explained_is_explained_again(self, advised, monkeypatch):
         panel, found, may_go = advised.screen.advice, advised.screen.advice.found, threading.Event()
@@ -161,13 +214,44 @@ class TestAdvice:
         may_go.set()
         panel.wait(10)
         for _ in range(100):
-            if not panel.button.disabled:
+            if panel._known == (9, False):
                 break
             threading.Event().wait(0.05)
-        assert not panel.button.disabled
+        assert panel._known == (9, False)
+
+    def test_it_says_which_run_it_explains_once_the_form_shows_another_job(self, advised, runtime):
+        advised.fill(advised.run.job)
+        advised.refresh()
+        assert "ring-gpt-nano: " not in advised.screen.advice.line.value
+        advised.seed = 99
+        advised.refresh()
+        assert "</svg>ring-gpt-nano: Communication takes 60%." in advised.screen.advice.line.value
+        advised.fill(advised.run.job)
+        runtime.known.insert(0, fake_run("all-reduce", 2, steps=3, run_id="other"))
+        advised.refresh()
+        advised.shown = ["other", "mine"]
+        assert f"{runtime.known[-1].id} " not in advised.screen.advice.line.value
+        assert ": Communication takes 60%." in advised.screen.advice.line.value
+
+    def test_until_a_run_is_explained_a_line_keeps_the_place_of_the_text_before(self, advised):
+        panel = advised.screen.advice
+        advised.run.state = "completed"
+        advised.refresh()
+        panel.wait(10)
+        panel._told = panel._told._replace(found=replace(panel.found, change={"seed": 7}))
+        panel.try_it()
+        assert " has started; the explanation follows after 6 steps.</div>" in panel.line.value
+        kept = panel.line.value.partition('<div class="ss-kept" aria-hidden="true">')[2]
+        assert "Communication takes 60%." in kept
+        assert panel.box.layout.display is None
+        assert (panel.button.layout.display, panel.button.layout.visibility) == (None, "hidden")
+        advised.run.state = "failed"  # it will not be explained
+        advised.refresh()
+        assert panel.box.layout.display == "none"
 
     def test_the_button_fills_the_form_with_the_changed_job_and_starts_it(self, advised, runtime):
-        advised.run.group = "my experiment"
+        advised.run.group, advised.run.state = "my experiment", "completed"
+        advised.refresh()
         advised.screen.advice.button.click()
         assert advised.problem == ""
         assert advised.run.group == "my experiment"
@@ -182,7 +266,10 @@ class TestAdvice:
         advised.run.job = advised.job()
         press(advised, title)
         panel = advised.screen.advice
-        panel.found = replace(panel.found, change={"seed": 7})
+        advised.run.state = "completed"
+        advised.refresh()
+        panel.wait(10)
+        panel._told = panel._told._replace(found=replace(panel.found, change={"seed": 7}))
         panel.try_it()
         assert (advised.problem, advised.seed) == ("", 7)
         assert ("micro-batches" in advised.screen.presets.words.value) is is_kept
@@ -193,16 +280,18 @@ class TestAdvice:
     def test_the_run_that_it_starts_is_judged_against_the_one_before(self, advised, runtime, monkeypatch):
         told = lambda run, before: Verdict("Ranks wait less.", f"{run.id} beside {before.id}: faster.")
         monkeypatch.setattr("shardscope.measure.explain.verdict.verdict", told)
+        advised.run.state = "completed"
+        advised.refresh()
         advised.screen.advice.button.click()
         run = advised.run
         assert run.baseline == "mine"  # it is on disk, so that a lab that opens later finds it
         for step in range(1, 8):
             run.write(step_events("ring", 2, step))
         for _ in range(100):
-            if line := advised.screen.advice.line.value:
+            if "Communication" in (line := advised.screen.advice.line.value).partition("ss-kept")[0]:
                 break
             threading.Event().wait(0.05)
-        told = f"<b>So far: Ranks wait less.</b> {run.id} beside mine: faster.<br>Communication takes 60%."
+        told = f"<b>So far: Ranks wait less.</b> {run.id} beside mine: faster.</div><div>Communication takes 60%."
         assert told in line
 
 

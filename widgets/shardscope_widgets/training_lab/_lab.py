@@ -26,10 +26,11 @@ from shardscope_widgets.kit.form import check_options
 from shardscope_widgets.kit.frame import fallback_html
 from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.training_lab import _words
-from shardscope_widgets.training_lab._advice import AdvicePanel
+from shardscope_widgets.training_lab._advice import AdvicePanel, Subject
 from shardscope_widgets.training_lab._check import CheckPanel
 from shardscope_widgets.training_lab._ghosts import Ghosts
 from shardscope_widgets.training_lab._presets import preset_named
+from shardscope_widgets.training_lab._queue import ChangeQueue
 from shardscope_widgets.training_lab._runbook import RunBook, RunEntry
 from shardscope_widgets.training_lab._screen import Screen
 from shardscope_widgets.training_lab._table import RunsTable
@@ -75,6 +76,7 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         self._guard = Guard(lambda problem: setattr(self, "problem", problem))
         self._book = RunBook(Path(root) if root is not None else None)
         self._seen_at = self._detailed_at = 0.0
+        self._planned: Job | None = None
         self._due = self._stale = self._has_chosen = False
         self._published = ""
         self._display_id: str | None = None
@@ -86,6 +88,7 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         self.check = CheckPanel(self._guard.callback(self._replan))
         table = RunsTable(self._guard, self._redraw, self._forget)
         advice, ghosts = AdvicePanel(self._press_try), Ghosts(self._redraw)
+        self._queue = advice.queue = ChangeQueue(self._book, self._try)
         self.screen = Screen(self, self.check.box, advice, ghosts, table)
         self.children = self.screen.children
         self.add_class("ss-lab")
@@ -212,8 +215,9 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         """Show what the Start button would do, or why the job is invalid."""
         self.screen.controls["world_size"].disabled = self.num_ranks == 1
         self.screen.say_checking(is_checking=self.check.is_running)
+        self._planned = None
         try:
-            job = self.job()
+            self._planned = job = self.job()
         except ShardscopeError as error:
             self.screen.say_plan(str(error), is_possible=False)
             self.screen.forecast.want(None)
@@ -226,10 +230,11 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
 
     def _press_try(self, run: Run, change: Mapping[str, Any]) -> None:
         with self._guard.run():
-            self._try(run, change)
+            self._queue.press(run, change, is_busy=self.check.is_running)
+            self._want_advice()
 
-    def _try(self, run: Run, change: Mapping[str, Any]) -> None:
-        """Start the job of a run with a change, and show it in the form."""
+    def _try(self, run: Run, change: Mapping[str, Any], has_waited: bool) -> None:
+        """Start the job of a run with a change, and show it in the form, unless that was changed during the wait."""
         from shardscope.runtime import launch
 
         job = run.job.replace(**change, name=None)
@@ -237,15 +242,13 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         started.baseline = run.id
         follows = self._describes(run.job)
         self.watch(started)
-        with self.screen.presets.kept() if follows else nullcontext():
-            self.fill(job)
+        if follows or not has_waited:
+            with self.screen.presets.kept() if follows else nullcontext():
+                self.fill(job)
 
     def _describes(self, job: Job) -> bool:
         """Return whether the form shows this job."""
-        try:
-            return settings_of(self.job()) == settings_of(job)
-        except ShardscopeError:
-            return False
+        return self._planned is not None and settings_of(self._planned) == settings_of(job)
 
     def _press_check(self) -> None:
         if self.check.is_running:
@@ -329,6 +332,7 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
             self._detailed_at, self._due = now, False
             self._draw_details()
             self.screen.draw_summary(self._shown_entries())
+        self._queue.update(is_busy=self.check.is_running)
         self._want_advice()
 
     def _redraw(self) -> None:
@@ -367,11 +371,16 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         """Request the explanation of the run in focus, at every tick, because an earlier one may still be computed."""
         entry = self._book.entries.get(self.focus)
         if entry is None:
-            self.screen.advice.want(None, 0, is_alive=False)
+            self.screen.advice.want(None)
             return
         before = self._book.entries.get(entry.run.baseline or "")
-        baseline = None if before is None else before.run
-        self.screen.advice.want(entry.run, len(entry.trace.steps), is_alive=entry.is_alive, baseline=baseline)
+        trace, is_named = entry.trace, len(self._shown_entries()) > 1 or not self._describes(entry.run.job)
+        self.screen.advice.want(
+            Subject(
+                entry.run, trace.label, self.screen.looks.get(self.focus), len(trace.steps), entry.is_alive, is_named,
+                baseline=None if before is None else before.run,
+            )
+        )  # fmt: skip
 
     def _ended(self, entry: RunEntry) -> None:
         """If the run has ended, show the error if it failed, and update the results stored in the notebook."""
