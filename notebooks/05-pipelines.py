@@ -23,7 +23,7 @@
 # price in memory? Every schedule here is a table of operations. Time and memory are computed from the table, and at the
 # end compared with real processes.
 #
-# Is a pipeline of your own slow? Run the first cell, and go to [the lab below it](#A-slow-pipeline-of-your-own).
+# Is a pipeline of your own slow? Go straight to [the lab below](#A-slow-pipeline-of-your-own): its cell needs no other.
 
 # %%
 from statistics import median
@@ -32,7 +32,7 @@ import pandas as pd
 
 import shardscope as ss
 from shardscope.analytic.schedules import build
-from shardscope_widgets import PipelineExplorer, StepPlayer, Trace, TrainingLab, figures, say
+from shardscope_widgets import PipelineExplorer, StepPlayer, Trace, figures, say
 
 STAGES, MICRO_BATCHES = 4, 8
 
@@ -76,6 +76,8 @@ pd.DataFrame(
 # change the form first.
 
 # %%
+from shardscope_widgets import TrainingLab
+
 lab = TrainingLab(preset="Speed up a pipeline")
 lab
 

@@ -47,6 +47,7 @@ def test_the_notebook_on_pipelines_opens_a_lab_for_a_slow_one_on_which_only_star
     intro, _first, text, lab = cells[:4]
     assert "slow?" in intro.source
     assert "Press Start" in text.source
+    assert lab.source.startswith("from shardscope_widgets import TrainingLab\n")  # it needs no other cell
     assert 'TrainingLab(preset="Speed up a pipeline")' in lab.source
 
 
