@@ -23,8 +23,7 @@
 # price in memory? Every schedule here is a table of operations. Time and memory are computed from the table, and at the
 # end compared with real processes.
 #
-# Is a pipeline of your own slow? In the Training Lab (`TrainingLab()`, as in [the tour](01-tour.ipynb)), the preset
-# *Break the pipeline's bubble* measures why ranks wait, suggests a change, and says afterwards whether it helped.
+# Is a pipeline of your own slow? Go straight to [the lab below](#A-slow-pipeline-of-your-own): its cell needs no other.
 
 # %%
 from statistics import median
@@ -68,6 +67,19 @@ pd.DataFrame(
         for schedule in schedules
     }
 ).T
+
+# %% [markdown]
+# ## A slow pipeline of your own
+#
+# Press Start: real ranks train with too few micro-batches, and the lab measures why they wait and suggests a change.
+# *Run it* tries that change, and the lab says what became of the waiting and of the speed. For a job of your own,
+# change the form first.
+
+# %%
+from shardscope_widgets import TrainingLab
+
+lab = TrainingLab(preset="Speed up a pipeline")
+lab
 
 # %% [markdown]
 # ## Explore all schedules

@@ -76,6 +76,27 @@ def test_the_first_curve_moves_after_two_clicks_and_start_stays_in_view(lab):
     status(lab, "was stopped")
 
 
+def test_a_change_chosen_during_a_run_follows_it_while_the_advice_keeps_its_place(lab):
+    lab.run_all()
+    wait_for(lab, IS_LIVE)
+    lab.page.locator(f"{LAB} .ss-presets button", has_text="Speed up a pipeline").click()
+    lab.page.locator(f"{LAB} .ss-presets + div", has_text="stages wait for each other").wait_for()
+    press(lab, "Start")
+    advice = lab.page.locator(f"{LAB} .ss-advice")
+    advice.locator("button", has_text="Run it").click()
+    advice.locator("button", has_text="Will run when this run has ended").wait_for()
+    height = advice.bounding_box()["height"]
+    advice.get_by_text("has started; the explanation follows").wait_for()
+    assert advice.bounding_box()["height"] >= height
+    assert lab.kernel("[[run.state for run in lab.runs][1:], lab.run.baseline == lab.runs[1].id]") == [
+        ["completed"],
+        True,
+    ]
+    lab.page.locator(f"{LAB} .ss-advice b", has_text="before").wait_for()
+    assert "stages wait" in lab.page.locator(f"{LAB} .ss-presets + div").inner_text()
+    status(lab, "has finished")
+
+
 def test_nothing_overlaps_in_a_narrow_window(lab):
     lab.run_all()
     wait_for(lab, IS_LIVE)

@@ -5,18 +5,21 @@ from __future__ import annotations
 import sys
 from functools import partial
 from subprocess import run as run_process
+from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 import pytest
 
 import shardscope as ss
 from shardscope.measure.explain.changes import Predictor, best_change
 from shardscope.measure.explain.losses import MeasuredStep, losses
 from shardscope.measure.explain.of_run import explanation, measured_step
-from shardscope.measure.explain.words import changed_text, loss_change_text, verdict_text
+from shardscope.measure.explain.verdict import verdict
+from shardscope.measure.explain.words import changed_text, loss_change_text, speed_text
 from shardscope.measure.pipeline_waits import PipelineWaits, pipeline_waits, schedule_bubble
 from shardscope.prediction.job import JobPrediction, predict_job
-from shardscope.runtime.preflight import preflight
+from shardscope.runtime.preflight import Preflight, preflight
 from widgets.fake_runs import schedule_events
 
 pytestmark = pytest.mark.usefixtures("two_known_cores")
@@ -220,24 +223,61 @@ def test_there_is_no_step_before_all_ranks_have_recorded_one() -> None:
     assert measured_step(events, job, None) is None
 
 
-def test_a_change_that_was_tried_is_said_to_have_helped_or_not() -> None:
+def test_the_speed_after_a_change_is_told_beside_the_predicted_one() -> None:
     what = changed_text(PIPELINE.replace(batch=ss.Batch(64, micro_batch=8)), PIPELINE)
-    assert verdict_text(what, 1.28, 1.23) == (
-        "8 micro-batches instead of 2 helped: 28% faster than before (samples per second; predicted: 23% faster)."
+    assert speed_text(what, 1.28, 1.23) == (
+        "Speed: 28% faster with 8 micro-batches instead of 2 (samples per second; predicted: 23% faster)."
     )
-    assert "helped: 2.5 times faster than before (samples per second)." in verdict_text(what, 2.54, None)
-    assert "did not help: 2% faster than before" in verdict_text(what, 1.02, 1.2)
-    assert "did not help: 10% slower than before" in verdict_text(what, 0.9, None)
+    assert speed_text(what, 2.54, None).startswith("Speed: 2.5 times faster with ")
+    assert speed_text(what, 0.9, None).startswith("Speed: 10% slower with ")
 
 
-def test_there_is_no_verdict_while_the_step_times_of_both_runs_overlap() -> None:
+def test_a_difference_is_called_noise_while_the_step_times_of_both_runs_overlap() -> None:
     apart, overlapping = ((10e-3, 12e-3), (8e-3, 9e-3)), ((10e-3, 12e-3), (9e-3, 11e-3))
-    assert verdict_text("A batch of 64", 1.2, None, apart).startswith("A batch of 64 helped: 20% faster")
-    assert verdict_text("A batch of 64", 1.1, None, overlapping) == (
-        "A batch of 64: these runs do not show whether it helped. They measure 10% faster than before (samples per "
-        "second), but half of the steps took 10 ms to 12 ms before and 9 ms to 11 ms now. Repeat both runs "
-        "with nothing else running."
+    assert "noise" not in speed_text("Strategy ring", 1.2, None, apart)
+    assert speed_text("Strategy ring", 1.1, 1.2, overlapping) == (
+        "Speed: 10% faster with strategy ring, within the noise (the middle half of the steps took 10 ms to 12 ms "
+        "before and 9 ms to 11 ms now; predicted: 20% faster); repeat both runs with nothing else running."
     )
+
+
+def test_step_times_are_compared_for_equally_many_samples() -> None:
+    alike, twice = ((10e-3, 12e-3), (10e-3, 12e-3)), ((10e-3, 12e-3), (20e-3, 23e-3))
+    assert "noise" not in speed_text("A global batch of 64 instead of 32", 2.0, None, alike, 2.0)
+    text = speed_text("A global batch of 64 instead of 32", 1.02, None, twice, 2.0)
+    assert text.startswith("Speed: 2% faster with a global batch of 64 instead of 32, within the noise (")
+    assert "20 ms to 23 ms now, with 2 times the samples)" in text
+
+
+def timed_run(job: ss.Job, step_s: float) -> Any:
+    """Return what a verdict asks of a run all of whose steps take equally long."""
+    return SimpleNamespace(
+        job=job,
+        summary=lambda: SimpleNamespace(samples_per_s=job.batch.global_batch / step_s),
+        metrics=lambda: pd.DataFrame({"step_time_s": [step_s] * 20}),
+        tail=lambda: SimpleNamespace(poll=list),
+    )
+
+
+@pytest.mark.parametrize("has_spans", [True, False])
+def test_a_verdict_begins_with_what_became_of_the_loss_if_that_was_measured(
+    monkeypatch: pytest.MonkeyPatch, has_spans: bool
+) -> None:
+    steps = [in_pipeline(*[0.35] * 4, waiting=0.65), in_pipeline(*[0.48] * 4, waiting=0.52)]
+    measured = iter(steps if has_spans else [None, None])
+    monkeypatch.setattr("shardscope.measure.explain.verdict.measured_step", lambda *_: next(measured))
+    monkeypatch.setattr(
+        "shardscope.measure.explain.verdict.preflight", lambda job: Preflight(on_slow_devices(job))
+    )
+    changed = PIPELINE.replace(batch=ss.Batch(64, micro_batch=8))
+    told = verdict(timed_run(changed, 0.3), timed_run(PIPELINE, 0.4))
+    assert told is not None
+    speed = told.more if has_spans else told.finding
+    assert speed.startswith(
+        "Speed: 33% faster with 8 micro-batches instead of 2 (samples per second; predicted: "
+    )
+    assert told.finding.startswith("Ranks wait 52% of the time, 65% before; ") is has_spans
+    assert bool(told.more) is has_spans
 
 
 def test_what_became_of_the_largest_loss_is_told_in_its_own_terms() -> None:

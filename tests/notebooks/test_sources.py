@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import nbformat
 import pytest
 
@@ -32,6 +34,21 @@ def test_its_cells_have_ids_that_mean_something(path):
     ids = [cell["id"] for cell in nbformat.read(path, as_version=4).cells]
     assert len(set(ids)) == len(ids)
     assert not any(len(cell_id) == 8 and all(c in "0123456789abcdef" for c in cell_id) for cell_id in ids)
+
+
+def test_its_links_within_the_page_lead_to_a_heading(path):
+    text = "\n".join(prose(path))
+    headings = {found.replace(" ", "-") for found in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}
+    assert [link for link in re.findall(r"\]\(#([^)]*)\)", text) if link not in headings] == []
+
+
+def test_the_notebook_on_pipelines_opens_a_lab_for_a_slow_one_on_which_only_start_is_left_to_press():
+    cells = nbformat.read(FOLDER / "05-pipelines.ipynb", as_version=4).cells
+    intro, _first, text, lab = cells[:4]
+    assert "slow?" in intro.source
+    assert "Press Start" in text.source
+    assert lab.source.startswith("from shardscope_widgets import TrainingLab\n")  # it needs no other cell
+    assert 'TrainingLab(preset="Speed up a pipeline")' in lab.source
 
 
 def test_it_is_paired_with_its_text(path):

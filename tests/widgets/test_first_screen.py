@@ -9,15 +9,18 @@ import pytest
 
 import shardscope as ss
 from conformance.runs import wait_for
+from shardscope.analytic.terms import Term
+from shardscope.errors import SpecError
 from shardscope.measure.explain.changes import best_change
 from shardscope.measure.explain.of_run import Explanation
+from shardscope.measure.explain.verdict import Verdict
 from shardscope.runtime.preflight import Preflight, preflight
 from shardscope_widgets.job_form.choices import AS_IT_IS, JobChoices
 from shardscope_widgets.job_form.from_job import choices_of
 from shardscope_widgets.job_form.topics import FIRST, OPTIONS, all_names, default_of, reset, topics
 from shardscope_widgets.kit.form import names_in
-from shardscope_widgets.training_lab._forecast_words import forecast_text
-from shardscope_widgets.training_lab._presets import PRESETS
+from shardscope_widgets.training_lab._forecast_words import dominant_text, forecast_text
+from shardscope_widgets.training_lab._presets import PRESETS, preset_named
 from widgets.fake_runs import fake_run, step_events
 
 
@@ -60,6 +63,15 @@ class TestPresets:
         assert {name: getattr(lab, name) for name in all_names()} == wanted
         assert preset.look.replace("'", "&#x27;") in lab.screen.presets.words.value
 
+    def test_a_lab_can_open_with_one_of_them_and_with_changes_of_it(self, make_lab):
+        lab, plain = make_lab(preset="speed up a pipeline", steps=7), JobChoices()
+        reset(plain, preset_named("Speed up a pipeline").choices | {"steps": 7})
+        assert lab.job() == plain.job()
+        assert "stages wait for each other" in lab.screen.presets.words.value
+        assert not lab.screen.start.disabled
+        with pytest.raises(SpecError, match="did you mean 'Speed up a pipeline'"):
+            make_lab(preset="Speed up")
+
     def test_the_tab_to_look_at_opens_and_a_change_of_the_form_unmarks_the_preset(self, lab):
         press(lab, "Watch a ring")
         assert lab.screen.tabs.titles[lab.screen.tabs.selected_index] == "One step"
@@ -69,7 +81,7 @@ class TestPresets:
 
     @pytest.mark.usefixtures("two_known_cores")
     def test_the_pipeline_preset_has_a_bubble_that_more_micro_batches_reduce(self, lab):
-        press(lab, "Break the pipeline's bubble")
+        press(lab, "Speed up a pipeline")
         job = lab.job()
         more = best_change("pipeline bubble", job, lambda job: preflight(job).prediction, cores=2).job
         bubble, less = (preflight(each).prediction.time["pipeline bubble"].value for each in (job, more))
@@ -103,6 +115,14 @@ class TestWhatWillHappen:
         assert "sends" not in text
         assert "The process holds up to " in text
 
+    def test_a_bubble_that_takes_as_long_as_computing_is_named(self):
+        idle = Term.total("idle", (Term("pipeline bubble", 4.0, "s"), Term("fixed cost", 0.0, "s")))
+        told = lambda seconds: dominant_text(Term.total("step", (Term("forward", seconds, "s"), idle)))
+        near = "Computing takes most of a step: 56%, and ranks wait 44% of it in the pipeline's bubble."
+        assert told(5.0) == near
+        assert told(3.0) == "The pipeline's bubble takes most of a step: 57%."
+        assert told(16.0) == "Computing takes most of a step: 80%."
+
     def test_a_job_that_cannot_be_predicted_is_said_to_be_so(self):
         assert "cannot be predicted" in forecast_text(Preflight(None))
 
@@ -123,9 +143,66 @@ class TestAdvice:
     def test_the_run_in_focus_is_explained_while_it_runs(self, advised):
         assert "Communication takes 60%." in advised.screen.advice.line.value
         assert advised.screen.advice.button.layout.display is None
-        assert advised.screen.advice.button.disabled  # two runs at once would slow each other down
+        assert advised.screen.advice.button.description == "Run it"
+
+    def test_a_change_chosen_during_a_run_starts_when_the_run_has_ended_and_not_before(
+        self, advised, runtime
+    ):
+        button = advised.screen.advice.button
+        advised.fill(advised.run.job)
+        button.click()
+        assert button.description == "Will run when this run has ended"
+        advised.refresh()
+        assert len(runtime.known) == 1  # two runs at a time would slow each other down
         advised.run.state = "completed"
-        wait_for(lambda: not advised.screen.advice.button.disabled)
+        advised.refresh()
+        assert [run.state for run in runtime.known] == ["completed", "running"]
+        assert (advised.run.baseline, advised.compression) == ("mine", "int8")
+        advised.refresh()
+        assert len(runtime.known) == 2
+        assert button.description == "Run it"
+
+    def test_pressing_again_cancels_it(self, advised, runtime):
+        button = advised.screen.advice.button
+        button.click()
+        button.click()
+        assert button.description == "Run it"
+        advised.run.state = "completed"
+        advised.refresh()
+        assert len(runtime.known) == 1
+
+    @pytest.mark.parametrize(("state", "told"), [("stopped", "was stopped"), ("failed", "has failed")])
+    def test_a_run_that_does_not_complete_cancels_it_and_says_so(self, advised, runtime, state, told):
+        advised.screen.advice.button.click()
+        advised.run.state = state
+        advised.refresh()
+        advised.refresh()
+        assert len(runtime.known) == 1
+        assert f"The change was not run, because ring-gpt-nano {told}." in advised.screen.advice.line.value
+        advised.screen.advice.button.click()  # now it is wanted although the run did not complete
+        assert len(runtime.known) == 2
+        assert "was not run" not in advised.screen.advice.line.value
+
+    def test_it_waits_for_every_other_run_too(self, advised, runtime):
+        other = replace(advised.run, id="other", title="other")
+        runtime.known.append(other)
+        advised.screen.advice.button.click()
+        advised.run.state = "completed"
+        advised.refresh()
+        assert len(runtime.known) == 2
+        assert advised.screen.advice.button.description == "Will run when no run is in progress"
+        other.state = "stopped"
+        advised.refresh()
+        assert runtime.known[-1].baseline == "mine"
+
+    def test_a_form_that_was_changed_during_the_wait_stays_as_it_is(self, advised, runtime):
+        advised.fill(advised.run.job)
+        advised.screen.advice.button.click()
+        advised.seed = 99
+        advised.run.state = "completed"
+        advised.refresh()
+        assert runtime.known[-1].job.compression.name == "int8"
+        assert (advised.seed, advised.compression) == (99, "none")
 
     def test_a_run_that_ends_while_it_is_explained_is_explained_again(self, advised, monkeypatch):
         panel, found, may_go = advised.screen.advice, advised.screen.advice.found, threading.Event()
@@ -138,10 +215,41 @@ class TestAdvice:
         advised.refresh()
         may_go.set()
         panel.wait(60)
-        wait_for(lambda: not panel.button.disabled)
+        wait_for(lambda: panel._known == (9, False))
+
+    def test_it_says_which_run_it_explains_once_the_form_shows_another_job(self, advised, runtime):
+        advised.fill(advised.run.job)
+        advised.refresh()
+        assert "ring-gpt-nano: " not in advised.screen.advice.line.value
+        advised.seed = 99
+        advised.refresh()
+        assert "</svg>ring-gpt-nano: Communication takes 60%." in advised.screen.advice.line.value
+        advised.fill(advised.run.job)
+        runtime.known.insert(0, fake_run("all-reduce", 2, steps=3, run_id="other"))
+        advised.refresh()
+        advised.shown = ["other", "mine"]
+        assert f"{runtime.known[-1].id} " not in advised.screen.advice.line.value
+        assert ": Communication takes 60%." in advised.screen.advice.line.value
+
+    def test_until_a_run_is_explained_a_line_keeps_the_place_of_the_text_before(self, advised):
+        panel = advised.screen.advice
+        advised.run.state = "completed"
+        advised.refresh()
+        panel.wait(10)
+        panel._told = panel._told._replace(found=replace(panel.found, change={"seed": 7}))
+        panel.try_it()
+        assert " has started; the explanation follows after 6 steps.</div>" in panel.line.value
+        kept = panel.line.value.partition('<div class="ss-kept" aria-hidden="true">')[2]
+        assert "Communication takes 60%." in kept
+        assert panel.box.layout.display is None
+        assert (panel.button.layout.display, panel.button.layout.visibility) == (None, "hidden")
+        advised.run.state = "failed"  # it will not be explained
+        advised.refresh()
+        assert panel.box.layout.display == "none"
 
     def test_the_button_fills_the_form_with_the_changed_job_and_starts_it(self, advised, runtime):
-        advised.run.group = "my experiment"
+        advised.run.group, advised.run.state = "my experiment", "completed"
+        advised.refresh()
         advised.screen.advice.button.click()
         assert advised.problem == ""
         assert advised.run.group == "my experiment"
@@ -150,16 +258,39 @@ class TestAdvice:
         assert advised.run is runtime.known[-1]
         assert advised.screen.advice.found is None  # the new run has not finished a step
 
+    @pytest.mark.parametrize(("title", "is_kept"), [("Speed up a pipeline", True), ("Watch a ring", False)])
+    def test_the_hint_of_a_preset_stays_while_its_own_job_is_changed(self, advised, runtime, title, is_kept):
+        press(advised, "Speed up a pipeline")
+        advised.run.job = advised.job()
+        press(advised, title)
+        panel = advised.screen.advice
+        advised.run.state = "completed"
+        advised.refresh()
+        panel.wait(10)
+        panel._told = panel._told._replace(found=replace(panel.found, change={"seed": 7}))
+        panel.try_it()
+        assert (advised.problem, advised.seed) == ("", 7)
+        assert ("micro-batches" in advised.screen.presets.words.value) is is_kept
+        assert [each.button_style for each in advised.screen.presets.buttons].count("info") == is_kept
+        advised.steps += 1  # this change is not the lab's
+        assert advised.screen.presets.words.value == ""
+
     def test_the_run_that_it_starts_is_judged_against_the_one_before(self, advised, runtime, monkeypatch):
-        told = lambda run, before: f"{run.id} beside {before.id}: it helped."
+        told = lambda run, before: Verdict("Ranks wait less.", f"{run.id} beside {before.id}: faster.")
         monkeypatch.setattr("shardscope.measure.explain.verdict.verdict", told)
+        advised.run.state = "completed"
+        advised.refresh()
         advised.screen.advice.button.click()
         run = advised.run
         assert run.baseline == "mine"  # it is on disk, so that a lab that opens later finds it
         for step in range(1, 8):
             run.write(step_events("ring", 2, step))
-        told = f"<b>So far: {run.id} beside mine: it helped.</b><br>Communication takes 60%."
-        wait_for(lambda: told in advised.screen.advice.line.value)
+        for _ in range(100):
+            if "Communication" in (line := advised.screen.advice.line.value).partition("ss-kept")[0]:
+                break
+            threading.Event().wait(0.05)
+        told = f"<b>So far: Ranks wait less.</b> {run.id} beside mine: faster.</div><div>Communication takes 60%."
+        assert told in line
 
 
 def test_filling_the_form_names_the_settings_that_have_no_control(lab):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -141,6 +142,12 @@ class TestRunning:
         assert "other programs keep the machine busy (load 13 on " in text
         monkeypatch.setattr("psutil.getloadavg", lambda: (2.0, 9.0, 5.0))
         assert "busy" not in status_text(entry, entry.trace.step_time_s / 2.1)
+        finish_steps(lab, lab.run, 8)
+        lab.run.state = "completed"
+        lab.refresh()
+        text = status_text(entry, entry.trace.step_time_s / 2.1)
+        assert "other programs kept the machine busy (load 13 on " in text  # as last seen during the run
+        assert "busy" not in status_text(replace(entry, busy_load=0.0), entry.trace.step_time_s / 2.1)
 
     def test_stop_returns_at_once_and_says_so_when_it_is_done(self, lab):
         run = lab.start()

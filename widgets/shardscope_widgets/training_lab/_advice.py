@@ -1,6 +1,6 @@
-"""The live explanation of the run in focus: its largest loss of time, and a button that starts the changed job.
+"""The live explanation of the run in focus: its largest loss of time, and a button that runs the changed job.
 
-For a run that was started by that button, a verdict comes first: whether the change helped.
+For a run that was started by that button, a verdict comes first: what became of the loss, and of the speed.
 """
 
 from __future__ import annotations
@@ -8,45 +8,84 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ipywidgets as widgets
 
 from shardscope.errors import ShardscopeError
 from shardscope_widgets.kit.markup import classed
+from shardscope_widgets.kit.swatch import swatch
 from shardscope_widgets.training_lab._words import LEAST_STEPS
 from shardscope_widgets.words import safe
 
 if TYPE_CHECKING:
     from shardscope.measure.explain.of_run import Explanation
+    from shardscope.measure.explain.verdict import Verdict
     from shardscope.runlog.tail import Event
     from shardscope.runtime import Run
+    from shardscope_widgets.figures.theme import RunStyle
+    from shardscope_widgets.training_lab._queue import ChangeQueue
 
 AGAIN_AFTER_S = 3.0
 """Seconds after which the explanation of a running run is computed again; longer if it takes long."""
 _PATIENCE = 10
 _KEPT_STEPS = 400
 """Number of newest steps from whose events a run is explained."""
+_PRESS = "Fill the form with this change, and run it. While another run is in progress, the change waits for its end"
+_QUEUED = "Will run when this run has ended"
+_QUEUED_LATER = "Will run when no run is in progress"
+
+
+class Subject(NamedTuple):
+    """The run in focus.
+
+    Attributes:
+        run: The run.
+        label: Its name in the lab.
+        look: Its line style in the plots.
+        num_steps: Number of its finished steps.
+        is_alive: Whether it is still running.
+        is_named: Whether the panel says which run it explains: another run, or another job, is in view as well.
+        baseline: The run whose suggested change this run tries; None if there is none.
+    """
+
+    run: Run
+    label: str
+    look: RunStyle | None
+    num_steps: int
+    is_alive: bool
+    is_named: bool = False
+    baseline: Run | None = None
+
+
+class _Told(NamedTuple):
+    """What was found out about a run; `so_far` if it was still running then."""
+
+    found: Explanation | None
+    verdict: Verdict | None
+    problem: str
+    so_far: bool
 
 
 class AdvicePanel:
     """Sentences on the run in focus, and a button to run the change that they suggest.
 
     Explanations are computed in a separate thread, and not before `begin` is called, because the lab is not displayed
-    before that.
+    before that. Until a run is explained, a line says so in place of the text of the run before, whose height it keeps.
 
     Args:
-        on_try: Called with the changes to the job when the button is pressed.
+        on_try: Called with the run and the changes to its job when the button is pressed.
     """
 
     def __init__(self, on_try: Callable[[Run, Mapping[str, Any]], None]) -> None:
         self.line = widgets.HTML()
         self.button = widgets.Button(description="Run it", icon="play")
-        self.button.tooltip = "Fill the form with this change, and start a run of it, once this run has ended"
         self.box = classed(widgets.HBox([self.line, self.button]), "ss-advice")
-        self.found: Explanation | None = None
+        self.queue: ChangeQueue | None = None
         self._on_try = on_try
-        self._run: Run | None = None
+        self._subject: Subject | None = None
+        self._told: _Told | None = None
+        self._last = ""
         self._known = (0, False)
         self._due_at = 0.0
         self._begun = False
@@ -55,33 +94,34 @@ class AdvicePanel:
         self._tail_of: Run | None = None
         self._events: list[Event] = []
         self.button.on_click(lambda _button: self.try_it())
-        self._show(None)
+        self._draw()
+
+    @property
+    def found(self) -> Explanation | None:
+        """The explanation of the run in focus; None before it is known."""
+        return None if self._told is None else self._told.found
 
     def begin(self) -> None:
         """Start explaining; call this when the lab is displayed."""
         self._begun = True
 
-    def want(self, run: Run | None, num_steps: int, *, is_alive: bool, baseline: Run | None = None) -> None:
-        """Request an explanation of `run` and return at once; None clears the last one.
-
-        Args:
-            run: The run in focus.
-            num_steps: Number of its finished steps.
-            is_alive: Whether it is still running.
-            baseline: The run whose suggested change `run` tries; None if there is none.
-        """
-        if (run and run.id) != (self._run and self._run.id):
-            self._run, self._known, self._due_at = run, (0, False), 0.0
-            self._show(None)
-        is_busy = self._thread is not None and self._thread.is_alive()
-        is_new = self._known != (num_steps, is_alive) and (time.monotonic() >= self._due_at or not is_alive)
-        if run is None or not self._begun or is_busy or not is_new or num_steps < LEAST_STEPS:
+    def want(self, subject: Subject | None) -> None:
+        """Request an explanation of a run and return at once; None clears the last one."""
+        if (subject and subject.run.id) != (self._subject and self._subject.run.id):
+            self._known, self._due_at, self._told = (0, False), 0.0, None
+        self._subject = subject
+        self._draw()
+        if subject is None or not self._begun or self._is_fixed() or subject.num_steps < LEAST_STEPS:
             return
-        self._known = (num_steps, is_alive)
-        self._thread = threading.Thread(
-            target=self._work, args=(run, baseline, is_alive), name="shardscope-advice", daemon=True
-        )
-        self._thread.start()
+        now = (subject.num_steps, subject.is_alive)
+        is_busy = self._thread is not None and self._thread.is_alive()
+        is_new = self._known != now and (time.monotonic() >= self._due_at or not subject.is_alive)
+        if is_new and not is_busy:
+            self._known = now
+            self._thread = threading.Thread(
+                target=self._work, args=(subject,), name="shardscope-advice", daemon=True
+            )
+            self._thread.start()
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait up to `timeout` seconds for the explanation that is being computed; None waits without limit."""
@@ -90,25 +130,31 @@ class AdvicePanel:
 
     def try_it(self) -> None:
         """Pass on the suggested change, as the button does."""
-        if self._run is not None and self.found is not None and self.found.change is not None:
-            self._on_try(self._run, self.found.change)
+        if self._subject is not None and self.found is not None and self.found.change is not None:
+            self._on_try(self._subject.run, self.found.change)
 
-    def _work(self, run: Run, baseline: Run | None, is_alive: bool) -> None:
+    def _is_fixed(self) -> bool:
+        """Return whether the text stays as it is, because the change that it suggests is waiting."""
+        subject, queue = self._subject, self.queue
+        return subject is not None and subject.is_alive and queue is not None and queue.holds(subject.run)
+
+    def _work(self, subject: Subject) -> None:
         from shardscope.measure.explain.of_run import explain_events
         from shardscope.measure.explain.verdict import verdict
 
-        started = time.monotonic()
-        found, told = None, ""
+        started, run = time.monotonic(), subject.run
+        found, told, problem = None, None, ""
         try:
             found = explain_events(run, self._newest_events(run))
-            told = "" if baseline is None else verdict(run, baseline)
+            told = None if subject.baseline is None else verdict(run, subject.baseline)
         except ShardscopeError:  # no step with spans yet, or a run that can no longer be read
             pass
         except Exception as error:  # noqa: BLE001 - nobody sees an error of a thread
-            told = f"The run cannot be explained: {type(error).__name__}: {error}"
-        if self._run is not None and run.id == self._run.id:
+            problem = f"The run cannot be explained: {type(error).__name__}: {error}"
+        if self._subject is not None and run.id == self._subject.run.id and not self._is_fixed():
             self._due_at = time.monotonic() + max(AGAIN_AFTER_S, _PATIENCE * (time.monotonic() - started))
-            self._show(found, f"So far: {told}" if told and is_alive else told, is_alive=is_alive)
+            self._told = _Told(found, told, problem, subject.is_alive)
+            self._draw()
 
     def _newest_events(self, run: Run) -> list[Event]:
         """Return the events of the newest steps: a long run has too many to keep all."""
@@ -121,12 +167,50 @@ class AdvicePanel:
         ]
         return self._events
 
-    def _show(self, found: Explanation | None, verdict: str = "", *, is_alive: bool = False) -> None:
-        """Show an explanation; its change can be run once the run has ended, because two runs slow each other down."""
-        self.found = found
-        sentence = "" if found is None else safe(found.sentence)
-        first = f"<b>{safe(verdict)}</b><br>" if verdict else ""
-        self.line.value = f'<div role="status">{first}{sentence}</div>' if first or sentence else ""
-        self.button.disabled = is_alive
-        self.button.layout.display = None if found is not None and found.change is not None else "none"
-        self.box.layout.display = None if self.line.value else "none"
+    def _draw(self) -> None:
+        """Show what is known of the run in focus, the button, and what became of a change that waited."""
+        subject, told = self._subject, self._told
+        lines = [] if subject is None or told is None else _lines(subject, told)
+        waiting = "" if lines or subject is None or not self._begun else _placeholder(subject, told)
+        note = "" if self.queue is None else self.queue.note
+        self._last = "".join(f"<div>{line}</div>" for line in lines) or (self._last if waiting else "")
+        text = safe(waiting) if waiting else self._last
+        text += f'<div class="ss-note">{safe(note)}</div>' if note else ""
+        kept = f'<div class="ss-kept" aria-hidden="true">{self._last}</div>' if waiting else ""
+        self.line.value = f'<div class="ss-stack"><div role="status">{text}</div>{kept}</div>' if text else ""
+        self.box.layout.display = None if text else "none"
+        self._draw_button(is_waiting=bool(waiting))
+
+    def _draw_button(self, *, is_waiting: bool) -> None:
+        """Show the button for a change; while a run is not explained yet, keep the place of the button before."""
+        subject, found = self._subject, self.found
+        is_queued = subject is not None and self.queue is not None and self.queue.holds(subject.run)
+        later = _QUEUED if subject is not None and subject.is_alive else _QUEUED_LATER
+        has_change = found is not None and found.change is not None
+        self.button.description, self.button.icon = (later, "") if is_queued else ("Run it", "play")
+        self.button.button_style = "info" if is_queued else ""
+        self.button.tooltip = "Press again to cancel" if is_queued else _PRESS
+        if not is_waiting:
+            self.button.layout.display = None if has_change else "none"
+        self.button.layout.visibility = None if has_change else "hidden"
+
+
+def _placeholder(subject: Subject, told: _Told | None) -> str:
+    """Return the line for a run that is not explained yet; empty if it will not be."""
+    if subject.num_steps >= LEAST_STEPS and (told is None or subject.is_alive):
+        return f"{subject.label} is being explained."
+    if subject.is_alive:
+        return f"{subject.label} has started; the explanation follows after {LEAST_STEPS} steps."
+    return ""
+
+
+def _lines(subject: Subject, told: _Told) -> list[str]:
+    """Return what was found out about a run as lines of HTML, the verdict first."""
+    lines = [told.problem and safe(told.problem), told.found and safe(told.found.sentence)]
+    if told.verdict is not None:
+        so_far = "So far: " if told.so_far else ""
+        lines.insert(0, f"<b>{so_far}{safe(told.verdict.finding)}</b> {safe(told.verdict.more)}".strip())
+    kept = [line for line in lines if line]
+    if kept and subject.is_named:
+        kept[0] = f"{swatch(subject.look)}{safe(subject.label)}: {kept[0]}"
+    return kept

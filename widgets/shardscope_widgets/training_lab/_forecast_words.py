@@ -13,14 +13,18 @@ if TYPE_CHECKING:
     from shardscope.prediction.job import JobPrediction
     from shardscope.runtime.preflight import Preflight
 
+_BUBBLE = "the pipeline's bubble"
 _PARTS = {
     "computing": ("data", "forward", "backward", "optimizer"),
     "packing gradients": ("codec",),
     "communication": ("communication",),
-    "waiting in the pipeline": ("idle",),
+    _BUBBLE: ("pipeline bubble",),
+    "the fixed cost of a step": ("fixed cost",),
 }
 """Terms of a predicted step by what a reader calls them."""
 _MOST = 0.5
+_COMPARABLE = 0.5
+"""Bubble, relative to the part that takes longest, from which it is named beside that part."""
 
 
 def forecast_text(found: Preflight) -> str:
@@ -33,7 +37,7 @@ def forecast_text(found: Preflight) -> str:
     prediction = found.prediction
     if prediction is None:
         return "This job cannot be predicted before it runs, for example because its model or loss is your own code."
-    sentences = (_time(found, prediction), _bytes(prediction), _memory(found), _dominant(prediction.time))
+    sentences = (_time(found, prediction), _bytes(prediction), _memory(found), dominant_text(prediction.time))
     return " ".join(filter(None, sentences))
 
 
@@ -63,14 +67,17 @@ def _memory(found: Preflight) -> str:
     return f"All processes take {total} of the {room} available: it fits."
 
 
-def _dominant(time: Term | None) -> str:
-    """Return the sentence on the part that takes most of a step; empty without a prediction of the time."""
+def dominant_text(time: Term | None) -> str:
+    """Return the sentence on what takes most of a step, and on a bubble of that order; empty without a prediction."""
     if time is None:
         return ""
+    found = [each for part in time.parts for each in (part.parts if part.name == "idle" else (part,))]
     shares = {
-        name: sum(part.value for part in time.parts if part.name in terms) / time.value
+        name: sum(part.value for part in found if part.name in terms) / time.value
         for name, terms in _PARTS.items()
     }
     name = max(shares, key=lambda name: shares[name])
     verb = "takes most of a step" if shares[name] >= _MOST else "takes the largest part of a step"
-    return f"{name.capitalize()} {verb}: {shares[name]:.0%}."
+    is_near = name != _BUBBLE and shares[_BUBBLE] >= _COMPARABLE * shares[name]
+    bubble = f", and ranks wait {shares[_BUBBLE]:.0%} of it in {_BUBBLE}" if is_near else ""
+    return f"{name[0].upper()}{name[1:]} {verb}: {shares[name]:.0%}{bubble}."

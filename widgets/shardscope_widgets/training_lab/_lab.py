@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -14,6 +15,7 @@ import traitlets as t
 from IPython.display import HTML, display, update_display
 
 from shardscope.errors import ShardscopeError
+from shardscope.spec.settings import settings_of
 from shardscope_widgets.figures._overview import MOST_RUNS
 from shardscope_widgets.html import summary_html
 from shardscope_widgets.job_form.choices import JobChoices
@@ -24,9 +26,11 @@ from shardscope_widgets.kit.form import check_options
 from shardscope_widgets.kit.frame import fallback_html
 from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.training_lab import _words
-from shardscope_widgets.training_lab._advice import AdvicePanel
+from shardscope_widgets.training_lab._advice import AdvicePanel, Subject
 from shardscope_widgets.training_lab._check import CheckPanel
 from shardscope_widgets.training_lab._ghosts import Ghosts
+from shardscope_widgets.training_lab._presets import preset_named
+from shardscope_widgets.training_lab._queue import ChangeQueue
 from shardscope_widgets.training_lab._runbook import RunBook, RunEntry
 from shardscope_widgets.training_lab._screen import Screen
 from shardscope_widgets.training_lab._table import RunsTable
@@ -50,7 +54,9 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
 
     Args:
         root: Folder of the runs; None uses ``$SHARDSCOPE_RUNS`` or ``./runs``.
-        choices: Initial values of `JobChoices` traits, for example ``model=make_model, strategy="ring:2"``.
+        preset: Title of a preset that sets the form initially, such as ``"Speed up a pipeline"``; None for none.
+        choices: Initial values of `JobChoices` traits, for example ``model=make_model, strategy="ring:2"``. They take
+            precedence over the preset.
 
     Example:
         >>> lab = TrainingLab(model="gpt-nano", strategy="ring", world_size=2)  # doctest: +SKIP
@@ -65,23 +71,30 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
     group = t.Unicode("", help="Group of the runs that are listed and shown; see `Run.group`.")
     problem = t.Unicode("", help="The last error, as HTML; empty if there is none.")
 
-    def __init__(self, *, root: Path | str | None = None, **choices: Any) -> None:
+    def __init__(self, *, root: Path | str | None = None, preset: str | None = None, **choices: Any) -> None:
+        chosen = None if preset is None else preset_named(preset)
         self._guard = Guard(lambda problem: setattr(self, "problem", problem))
         self._book = RunBook(Path(root) if root is not None else None)
         self._seen_at = self._detailed_at = 0.0
+        self._planned: Job | None = None
         self._due = self._stale = self._has_chosen = False
         self._published = ""
         self._display_id: str | None = None
         JobChoices.__init__(self)
         super().__init__()
+        if chosen is not None:
+            reset(self, chosen.choices)
         self._choose(choices)
         self.check = CheckPanel(self._guard.callback(self._replan))
         table = RunsTable(self._guard, self._redraw, self._forget)
         advice, ghosts = AdvicePanel(self._press_try), Ghosts(self._redraw)
+        self._queue = advice.queue = ChangeQueue(self._book, self._try)
         self.screen = Screen(self, self.check.box, advice, ghosts, table)
         self.children = self.screen.children
         self.add_class("ss-lab")
         self._wire()
+        if chosen is not None:
+            self.screen.presets.mark(chosen)
         self._clock = Clock(self._beat)
         self.refresh()
         self._clock.start()
@@ -202,8 +215,9 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         """Show what the Start button would do, or why the job is invalid."""
         self.screen.controls["world_size"].disabled = self.num_ranks == 1
         self.screen.say_checking(is_checking=self.check.is_running)
+        self._planned = None
         try:
-            job = self.job()
+            self._planned = job = self.job()
         except ShardscopeError as error:
             self.screen.say_plan(str(error), is_possible=False)
             self.screen.forecast.want(None)
@@ -216,17 +230,25 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
 
     def _press_try(self, run: Run, change: Mapping[str, Any]) -> None:
         with self._guard.run():
-            self._try(run, change)
+            self._queue.press(run, change, is_busy=self.check.is_running)
+            self._want_advice()
 
-    def _try(self, run: Run, change: Mapping[str, Any]) -> None:
-        """Start the job of a run with a change, and show it in the form."""
+    def _try(self, run: Run, change: Mapping[str, Any], has_waited: bool) -> None:
+        """Start the job of a run with a change, and show it in the form, unless that was changed during the wait."""
         from shardscope.runtime import launch
 
         job = run.job.replace(**change, name=None)
         started = launch(job, root=self._book.root, group=run.group)
         started.baseline = run.id
+        follows = self._describes(run.job)
         self.watch(started)
-        self.fill(job)
+        if follows or not has_waited:
+            with self.screen.presets.kept() if follows else nullcontext():
+                self.fill(job)
+
+    def _describes(self, job: Job) -> bool:
+        """Return whether the form shows this job."""
+        return self._planned is not None and settings_of(self._planned) == settings_of(job)
 
     def _press_check(self) -> None:
         if self.check.is_running:
@@ -310,6 +332,7 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
             self._detailed_at, self._due = now, False
             self._draw_details()
             self.screen.draw_summary(self._shown_entries())
+        self._queue.update(is_busy=self.check.is_running)
         self._want_advice()
 
     def _redraw(self) -> None:
@@ -348,11 +371,16 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         """Request the explanation of the run in focus, at every tick, because an earlier one may still be computed."""
         entry = self._book.entries.get(self.focus)
         if entry is None:
-            self.screen.advice.want(None, 0, is_alive=False)
+            self.screen.advice.want(None)
             return
         before = self._book.entries.get(entry.run.baseline or "")
-        baseline = None if before is None else before.run
-        self.screen.advice.want(entry.run, len(entry.trace.steps), is_alive=entry.is_alive, baseline=baseline)
+        trace, is_named = entry.trace, len(self._shown_entries()) > 1 or not self._describes(entry.run.job)
+        self.screen.advice.want(
+            Subject(
+                entry.run, trace.label, self.screen.looks.get(self.focus), len(trace.steps), entry.is_alive, is_named,
+                baseline=None if before is None else before.run,
+            )
+        )  # fmt: skip
 
     def _ended(self, entry: RunEntry) -> None:
         """If the run has ended, show the error if it failed, and update the results stored in the notebook."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import ipywidgets as widgets
 
+from shardscope.errors import unknown_name
 from shardscope.machine import usable_cores
 from shardscope_widgets.job_form.choices import JobChoices
 from shardscope_widgets.job_form.topics import reset
@@ -53,9 +55,9 @@ PRESETS = (
         _SLOW | {"compression": "topk"},
     ),
     Preset(
-        "Break the pipeline's bubble",
+        "Speed up a pipeline",
         "Press Start, and scroll to Pipeline under Live: with few micro-batches, stages wait for each other. The line "
-        "above the tabs says how many would help; once the run has ended, Run it tries them.",
+        "above the tabs says how many would help; Run it tries them, and the line then says what they changed.",
         {
             "strategy": "pipeline",
             "strategy_options": {"schedule": "gpipe"},
@@ -69,6 +71,18 @@ PRESETS = (
 )
 
 
+def preset_named(title: str) -> Preset:
+    """Return the preset with this title; upper and lower case are the same.
+
+    Raises:
+        SpecError: There is no such preset; the message suggests the closest title.
+    """
+    known = {preset.title.casefold(): preset for preset in PRESETS}
+    if (found := known.get(title.casefold())) is None:
+        raise unknown_name("preset", title, [preset.title for preset in PRESETS])
+    return found
+
+
 class PresetBar(widgets.VBox):  # type: ignore[misc]
     """A button for each preset, and what to look at for the one that was chosen last.
 
@@ -80,6 +94,7 @@ class PresetBar(widgets.VBox):  # type: ignore[misc]
     def __init__(self, choices: JobChoices, on_choice: Callable[[Preset], None]) -> None:
         self._choices, self._on_choice = choices, on_choice
         self.chosen: Preset | None = None
+        self._is_kept = False
         self.buttons = [self._button(preset) for preset in PRESETS]
         self.words = widgets.HTML()
         super().__init__([classed(widgets.HBox(self.buttons), "ss-presets"), self.words])
@@ -93,15 +108,28 @@ class PresetBar(widgets.VBox):  # type: ignore[misc]
         """Set the whole form to a preset."""
         self.chosen = None
         reset(self._choices, preset.choices)
+        self.mark(preset)
+
+    def mark(self, preset: Preset) -> None:
+        """Show a preset as chosen, with its hint and the tab to look at, without setting the form."""
         self.chosen = preset
         self._mark()
         self._on_choice(preset)
 
     def forget(self) -> None:
-        """Mark no preset any more, because the form has changed since."""
-        if self.chosen is not None:
+        """Mark no preset any more, because the form has changed since, unless within `kept`."""
+        if self.chosen is not None and not self._is_kept:
             self.chosen = None
             self._mark()
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keep the preset marked, and its hint in view, while the form is set to a variant of its job."""
+        self._is_kept = True
+        try:
+            yield
+        finally:
+            self._is_kept = False
 
     def _mark(self) -> None:
         for button, preset in zip(self.buttons, PRESETS, strict=True):

@@ -12,6 +12,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from shardscope.spec.run_names import run_looks, run_names
 from shardscope_widgets.trace import Trace
 
@@ -19,6 +21,12 @@ if TYPE_CHECKING:
     from shardscope.runlog.summary import Summary
     from shardscope.runtime import Run
     from shardscope.runtime.listing import Skipped
+
+
+def busy_load(num_ranks: int) -> float:
+    """Return the machine's load if it is larger than that of one run with `num_ranks` ranks; else 0."""
+    load = psutil.getloadavg()[0]
+    return 0.0 if load < num_ranks + 1 else load
 
 
 @dataclass
@@ -29,6 +37,8 @@ class RunEntry:
     trace: Trace
     state: str = ""
     tail: Any = None
+    busy_load: float = 0.0
+    """Load of the machine when other programs were last seen to keep it busy during the run; 0 if never."""
     problem: Skipped | None = None
     """Why the run can no longer be read; None if it can be read."""
 
@@ -70,6 +80,8 @@ class RunEntry:
             self.state,
             self.run.state,
         )  # read the state first, so that no event before the end is missed
+        if self.is_alive:
+            self.busy_load = busy_load(self.trace.world_size) or self.busy_load
         if self.tail is None:
             self.tail = self.run.tail()
         elif before == self.state and not self.is_alive:

@@ -66,6 +66,8 @@ class Screen:
             [widgets.VBox([self.live.box, self.panels.box]), self.table.box, self.outcome.box, self.player],
             titles=("Live", "Side by side", "Predicted", "One step"),
         )
+        self.looks: dict[str, RunStyle] = {}
+        """Line styles of the shown runs, by run id."""
         self._played = ""
         self.say_checking(is_checking=False)
         self.children = self._arrange(check_box)
@@ -104,7 +106,7 @@ class Screen:
         """Draw the list of runs with a note below it, the legend and the four plots."""
         traces = [entry.trace for entry in shown]
         looks = run_looks(traces)
-        by_id: dict[str, RunStyle] = {entry.run.id: look for entry, look in zip(shown, looks, strict=True)}
+        self.looks = by_id = {entry.run.id: look for entry, look in zip(shown, looks, strict=True)}
         self.history.shown = list(by_id)
         self.history.update(entries, by_id, note)
         self.live.offer_runs({entry.run.id: entry.trace.label for entry in shown}, focus)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import psutil
-
 from shardscope.errors import RunFailed, ShardscopeError
 from shardscope.machine import usable_cores
 from shardscope.measure.compare_runs.view import ADVICE, DIVERGED
@@ -13,7 +11,7 @@ from shardscope.spec.models import MODELS
 from shardscope.spec.settings import differing, heading_of, settings_of, value_text
 from shardscope_widgets.kit.guard import problem_html
 from shardscope_widgets.trace import Trace
-from shardscope_widgets.training_lab._runbook import RunEntry
+from shardscope_widgets.training_lab._runbook import RunEntry, busy_load
 from shardscope_widgets.words import count_text, duration_text, listed, plural, rate_text, safe
 
 LEAST_STEPS = 6
@@ -101,11 +99,13 @@ def _slow_text(entry: RunEntry, predicted_s: float | None) -> str:
     told = (
         f" Slower than predicted: {duration_text(measured_s)} a step instead of {duration_text(predicted_s)}"
     )
-    load, num_ranks = psutil.getloadavg()[0], entry.trace.world_size
-    if not entry.is_alive or load < num_ranks + 1:
+    num_ranks, is_alive = entry.trace.world_size, entry.is_alive
+    load = busy_load(num_ranks) if is_alive else entry.busy_load
+    if not load:
         return f"{told}."
+    keep = "keep" if is_alive else "kept"
     return (
-        f"{told}; other programs keep the machine busy (load {load:.0f} on {usable_cores():g} cores, with "
+        f"{told}; other programs {keep} the machine busy (load {load:.0f} on {usable_cores():g} cores, with "
         f"{plural(num_ranks, 'rank')} of this run)."
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from shardscope.measure.explain import words
 from shardscope.measure.explain.losses import losses
 from shardscope.measure.explain.of_run import measured_step
@@ -10,8 +12,21 @@ from shardscope.runtime import Run
 from shardscope.runtime.preflight import preflight
 
 
-def verdict(run: Run, before: Run) -> str:
-    """Return how a change turned out in sentences, measured and predicted; empty until both runs have finished steps.
+class Verdict(NamedTuple):
+    """How a change turned out.
+
+    Attributes:
+        finding: Sentence on the largest loss before the change: its share of the time now and before. The sentence on
+            the speed if the loss cannot be compared.
+        more: Sentence on the speed, measured and predicted; empty if it is the finding.
+    """
+
+    finding: str
+    more: str = ""
+
+
+def verdict(run: Run, before: Run) -> Verdict | None:
+    """Return how a change turned out, measured and predicted; None until both runs have finished steps.
 
     Args:
         run: The run with the change; it may still be running.
@@ -19,18 +34,20 @@ def verdict(run: Run, before: Run) -> str:
     """
     rate, rate_before = run.summary().samples_per_s, before.summary().samples_per_s
     if not rate or not rate_before:
-        return ""
+        return None
     then, now = preflight(run.job).prediction, preflight(before.job).prediction
     predicted = None
     if then is not None and now is not None and then.step_time_s and now.step_time_s:
         predicted = then.samples_per_s / now.samples_per_s
     what, spreads = words.changed_text(run.job, before.job), (_middle_half(before), _middle_half(run))
-    text = words.verdict_text(what, rate / rate_before, predicted, spreads)
+    more_samples = run.job.batch.global_batch / before.job.batch.global_batch
+    speed = words.speed_text(what, rate / rate_before, predicted, spreads, more_samples)
     first = measured_step(before.tail().poll(), before.job, now)  # `events` would keep them in memory
     second = measured_step(run.tail().poll(), run.job, then)
     if first is None or second is None:
-        return text
-    return f"{text} {words.loss_change_text(losses(first)[0], first, second)}".strip()
+        return Verdict(speed)
+    loss = words.loss_change_text(losses(first)[0], first, second)
+    return Verdict(loss, speed) if loss else Verdict(speed)
 
 
 def _middle_half(run: Run) -> tuple[float, float] | None:

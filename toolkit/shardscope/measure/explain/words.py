@@ -43,8 +43,6 @@ _SUBJECTS: dict[Cause, str] = {
 }
 _MOSTLY = 0.7
 """Fraction of a step spent on computation from which there is little to gain."""
-_LEAST_SPEED_UP = 0.03
-"""Gain, as a fraction, from which a change is said to have helped; steps vary by as much."""
 _STANDS_OUT = 1.3
 """Ratio of a rank's time to that of each other rank from which the rank is named."""
 _NO_REMEDY = {
@@ -123,32 +121,37 @@ def remedy_text(loss: Loss, remedy: Remedy | None, job: Job) -> str:
     return f"Predicted with {what[0].lower()}{what[1:]}: {faster}{caveat}."
 
 
-def verdict_text(
+def speed_text(
     what: str,
     speed_up: float,
     predicted: float | None,
     spreads: tuple[Spread | None, Spread | None] = (None, None),
+    more_samples: float = 1.0,
 ) -> str:
-    """Return the sentence on a change that was tried.
+    """Return the sentence on how much faster or slower a change has made a run.
 
     Args:
         what: The change in words.
         speed_up: Measured samples per second after the change, relative to those before.
         predicted: The same as predicted; None if unknown.
-        spreads: First and third quartile of the step times in seconds, before and after the change. If they overlap,
-            the sentence says that the measurement does not tell. None if unknown.
+        spreads: First and third quartile of the step times in seconds, before and after the change. If they overlap
+            for equally many samples, the sentence calls the difference noise. None if unknown.
+        more_samples: Samples of a step after the change, relative to those before.
     """
-    note = "" if predicted is None else f"; predicted: {_faster(predicted)}"
-    found = f"{_faster(speed_up)} than before (samples per second{note})"
+    found = f"Speed: {_faster(speed_up)} with {what[0].lower()}{what[1:]}"
+    told = [] if predicted is None else [f"predicted: {_faster(predicted)}"]
     before, after = spreads
-    if before and after and max(before[0], after[0]) <= min(before[1], after[1]):
+    is_noise = (
+        before
+        and after
+        and max(before[0] * more_samples, after[0]) <= min(before[1] * more_samples, after[1])
+    )
+    if before and after and is_noise:
         then, now = (f"{duration_text(low)} to {duration_text(high)}" for low, high in (before, after))
-        return (
-            f"{what}: these runs do not show whether it helped. They measure {found}, but half of the steps took "
-            f"{then} before and {now} now. Repeat both runs with nothing else running."
-        )
-    helped = "helped" if speed_up >= 1 + _LEAST_SPEED_UP else "did not help"
-    return f"{what} {helped}: {found}."
+        samples = "" if more_samples == 1 else f", with {more_samples:.2g} times the samples"
+        noise = f"the middle half of the steps took {then} before and {now} now{samples}"
+        return f"{found}, within the noise ({'; '.join([noise, *told])}); repeat both runs with nothing else running."
+    return f"{found} (samples per second{''.join(f'; {each}' for each in told)})."
 
 
 def _faster(speed_up: float) -> str:
