@@ -92,7 +92,7 @@ pd.DataFrame(
             "measured step": duration_text(step_s),
             "predicted speed-up": f"{frame['speed'][name]:.2f}",
             "measured speed-up": f"{measured['none'] / step_s:.2f}",
-            "loss": losses[name],
+            "loss": loss_text(ss.Compression(name), job.optimizer.name).removeprefix("loss "),
         }
         for name, step_s in measured.items()
     }

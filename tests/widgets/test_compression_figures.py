@@ -253,7 +253,7 @@ def test_what_always_pays_is_said_in_words_and_drawn_at_the_top() -> None:
     assert figure.layout.yaxis.ticktext == ticks
     assert figure.data[0].y[1] == figure.layout.yaxis.tickvals[-1]
     assert figure.data[0].error_y.arrayminus[0] == pytest.approx(3.6e8)
-    assert "250 k parameters" in figure.layout.annotations[0].text
+    assert "250 k parameters" in figure.layout.annotations[1].text
 
 
 def test_a_loss_curve_can_have_the_colour_of_its_method() -> None:

@@ -173,11 +173,11 @@ def draw(info: BreakEvenInfo) -> go.Figure:
         ),
         shapes=[theme.rule(theme.AXIS, y=bits, width=1, dash="dot") for bits in decades],
         annotations=[
+            theme.note("<b>Exchange only: faster below the line</b>", x=0, y=1) | {"yshift": 6},
             theme.note(
-                f"<b>Exchange only: faster compressed below the line</b>  <span style='font-size:11px'>{info.model}, "
-                f"{count_text(info.num_params)} parameters</span>", x=0, y=1,
-            ) | {"yshift": 6},
-            theme.note(f"<span style='font-size:11px'>{ONLY_EXCHANGE}</span>", x=0, y=0)
+                f"<span style='font-size:11px'>{info.model}, {count_text(info.num_params)} parameters; "
+                "whole steps gain less</span>", x=0, y=0,
+            )
             | {"yanchor": "top", "yshift": -40},
         ],
         showlegend=True,
