@@ -234,9 +234,7 @@ def test_lines_that_always_pay_are_drawn_beside_one_another() -> None:
 
 def test_each_line_of_the_residuals_is_in_the_legend() -> None:
     figure = figures.draw_compression(figures.compression_info([trace("none", 400), trace("int8", 100)]))
-    assert [line.name for line in figure.data if line.type == "scatter" and line.showlegend] == [
-        "residual of int8"
-    ]
+    assert [line.name for line in figure.data if line.type == "scatter" and line.showlegend] == ["int8"]
 
 
 def test_where_packing_times_vary_the_text_says_so() -> None:

@@ -212,6 +212,7 @@ def draw_compression(info: CompressionInfo) -> go.Figure:
         ]
         + ([] if is_owed else [_nothing_owed()]),
         showlegend=True,
+        legend2={"x": _RIGHT[0], "y": 0.5, "yanchor": "middle", "bgcolor": "rgba(0,0,0,0)", "font": {"size": 11}},
     )  # fmt: skip
     return theme.style(
         figure,
@@ -294,9 +295,9 @@ def _gap(info: CompressionInfo) -> str:
 def _owed(info: CompressionInfo) -> list[dict[str, Any]]:
     return [
         {
-            "type": "scatter", "mode": "lines", "xaxis": "x3", "yaxis": "y3", "showlegend": True,
+            "type": "scatter", "mode": "lines", "xaxis": "x3", "yaxis": "y3", "showlegend": True, "legend": "legend2",
             "x": [step for step, _ in run.residuals], "y": [value for _, value in run.residuals],
-            "name": f"residual of {label}", "line": {"color": method_look(run.method).colour,
+            "name": label, "line": {"color": method_look(run.method).colour,
                                                       "dash": method_look(run.method).dash, "width": 2},
             "hovertemplate": f"{run.label}<br>step %{{x}}: %{{y:.3g}}<extra></extra>",
         }
