@@ -28,80 +28,116 @@ import pandas as pd
 
 import shardscope as ss
 from shardscope.analytic import communication as comm
-from shardscope.measure.loss_increase import MEASURED_ON, is_within_tolerance, loss_increase, loss_text
+from shardscope.measure.loss_increase import MEASURED_ON, loss_increase, loss_text
 from shardscope.spec.models import MODELS
-from shardscope.spec.units import bit_rate_text, seconds_text
+from shardscope.spec.units import bit_rate_text, bytes_text, duration_text
 from shardscope_widgets import Trace, TrainingLab, figures, say
 
-BANDWIDTHS = ("100 Mbit/s", "1 Gbit/s", "10 Gbit/s")
-LATENCY = "1 ms"
+MODEL = "gpt-nano"
+LINK = ss.Link(bandwidth="100 Mbit/s", latency="1 ms")  # the link between your own machines
 METHODS = ("bf16", "int8", "int4", "topk", "powersgd")
-SLOW = ss.Link(bandwidth=BANDWIDTHS[0], latency=LATENCY)
-job = ss.Job(model="gpt-nano", data="python-source", batch=16, world_size=2, link=SLOW)
-plain_bytes = comm.ring_all_reduce_bytes(MODELS["gpt-nano"].num_params, 4, job.world_size).max()
-times = [
-    f"{seconds_text(plain_bytes / ss.Link(bandwidth=bandwidth, latency=0).bandwidth)} at {bandwidth}"
-    for bandwidth in BANDWIDTHS
-]
+rates = [LINK.bandwidth * factor for factor in (1, 10, 100)]
+job = ss.Job(model=MODEL, data="python-source", batch=16, world_size=2, link=LINK)
+plain_bytes = comm.ring_all_reduce_bytes(MODELS[MODEL].num_params, 4, job.world_size).max()
+times = [f"{duration_text(plain_bytes / rate)} at {bit_rate_text(rate)}" for rate in rates]
 say(
-    f"Uncompressed, each of {job.world_size} workers sends {plain_bytes / 1e3:,.0f} kB of gradients per step of "
-    f"gpt-nano: {', '.join(times)}."
+    f"Uncompressed, each of {job.world_size} workers sends {bytes_text(plain_bytes)} of gradients per step of "
+    f"{MODEL}: {', '.join(times)}."
 )
 
 # %% [markdown]
-# ## Below which bandwidth does it pay off, and with which method?
+# ## On which link does compression pay off, and with which method?
 #
-# `break_even` packs gradients of the model's shapes on this machine and computes the rest by formula. Below a method's
-# line, exchanging gradients is faster compressed; above it, plain gradients are. Whiskers show how much the packing
-# times varied. The cross is the link of the runs below.
+# `compression_speedup` predicts the whole step with each method, from a short probe of this machine. Then real
+# processes run on the link: uncompressed, with the method that is recommended, and with others. Only methods whose loss
+# stays within their tolerance are recommended.
 
 # %%
-found = ss.break_even(job, methods=METHODS, workers=(2, 4, 8, 16, 32), latency_s=LATENCY)
-here = (job.world_size, BANDWIDTHS[0])
-say(figures.break_even_text(figures.break_even_info(found, here=here)))
-figures.break_even(found, here=here)
-
-# %% [markdown]
-# The exchange is one part of a step. `compression_speedup` predicts the whole step: a short probe measures how long it
-# computes on this machine.
-
-# %%
+from shardscope.measure.compression_limit import compression_limit
 from shardscope.measure.compression_speedup import MARGIN
 
+
+def train(compression="none", **changes):
+    """One run of the common job, to its end."""
+    fields = {"strategy": "ring", "steps": 20, **changes}
+    return ss.launch(job.replace(compression=compression, **fields)).wait(timeout=120)
+
+
 probe = ss.launch(job.replace(link=None, steps=8, name="probe")).wait(timeout=120)
-expected = {}
-for bandwidth in BANDWIDTHS:
-    link = ss.Link(bandwidth=bandwidth, latency=LATENCY)
-    whole = expected[bandwidth] = ss.compression_speedup(job, methods=METHODS, link=link, probe=probe)
-    steps = {step.compression: step.step_s for step in whole.steps}
-    best, plain = found.best(job.world_size, bandwidth), whole.plain.step_s
-    if not best.compression.is_on:
-        say(f"- **{bandwidth}: no compression**")
-        continue
-    allowed = {method: s for method, s in steps.items() if is_within_tolerance(method, job.optimizer.name)}
-    harmless = min(allowed, key=allowed.get)
-    gain = plain / steps[harmless]
-    answer = harmless.label if gain >= MARGIN else "not worth it"
-    say(
-        f"- **{bandwidth}: {answer}**. The best method whose loss stays within the tolerance is {harmless.label}: a "
-        f"whole step takes {seconds_text(steps[harmless])} instead of {seconds_text(plain)}, {gain:.2f} times faster"
-        f"{'' if gain >= MARGIN else ', which is within the prediction error'}. The shortest exchange is that of "
-        f"{best.compression.label}, {best.speedup:.3g} times faster; a step with it is "
-        f"{plain / steps[best.compression]:.2f} times faster; {best.loss}."
+whole = ss.compression_speedup(job, methods=METHODS, probe=probe)
+best = min((step for step in whole.harmless if step.compression.is_on), key=lambda step: step.step_s)
+runs = [
+    train(method) for method in dict.fromkeys(("none", best.compression.label, "int8", "topk", "powersgd"))
+]
+traces = [Trace.read(run) for run in runs]
+info = figures.compression_info(traces)
+measured = {run.method_label: run.step_s for run in info.runs}
+answer = compression_limit(whole, measured)
+say(answer.sentence)
+frame = whole.to_frame().set_index("method")
+losses = {
+    step.compression.label: loss_text(step.compression, job.optimizer.name, with_tolerance=True)
+    for step in whole.steps
+}
+harmless = {step.compression.label for step in whole.harmless}
+out = [f"{name} ({text})" for name, text in losses.items() if name not in harmless]
+say(
+    f"Not recommended because of its loss: {'; '.join(out) or 'no method'}. Losses: {MEASURED_ON}. "
+    f"Whole steps at {LINK.label}, among {job.world_size} workers:"
+)
+pd.DataFrame(
+    {
+        name: {
+            "predicted step": duration_text(frame["step_s"][name]),
+            "measured step": duration_text(step_s),
+            "predicted speed-up": f"{frame['speed'][name]:.2f}",
+            "measured speed-up": f"{measured['none'] / step_s:.2f}",
+            "loss": loss_text(ss.Compression(name), job.optimizer.name).removeprefix("loss "),
+        }
+        for name, step_s in measured.items()
+    }
+).T
+
+# %% [markdown]
+# ### On faster links
+#
+# The same prediction for other bandwidths. Nothing is measured again.
+
+# %%
+faster = {bit_rate_text(rate): whole.at(rate) for rate in rates}
+chosen = {name: at.recommended for name, at in faster.items()}
+below = {step.compression.label: whole.pays_below(step) for step in whole.harmless if step.compression.is_on}
+say(
+    "Fastest method within its tolerance: "
+    + ", ".join(f"**{step.compression.label}** at {name}" for name, step in chosen.items())
+    + f". A whole step is {MARGIN - 1:.0%} faster below "
+    + ", ".join(
+        f"{bit_rate_text(below[name])} with {name}" for name in sorted(below, key=below.get, reverse=True)
     )
-whole, rate = expected[BANDWIDTHS[0]], ss.Link(bandwidth=BANDWIDTHS[0], latency=0).bandwidth
-for one in (step for step in whole.steps if is_within_tolerance(step.compression, job.optimizer.name)):
-    fixed, plain_fixed = (step.step_s - step.sent_bytes / rate for step in (one, whole.plain))
-    saved, lost = whole.plain.sent_bytes - MARGIN * one.sent_bytes, MARGIN * fixed - plain_fixed
-    if one.compression.is_on and saved > 0 and lost > 0:
-        below = bit_rate_text(saved / lost)
-        say(
-            f"- A whole step with **{one.compression.label}** is at least {MARGIN - 1:.0%} faster below **{below}**."
-        )
-say(f"Losses: {MEASURED_ON}. Predicted speed-up of a whole step among {job.world_size} workers:")
-speeds = {bandwidth: each.to_frame().set_index("method")["speed"] for bandwidth, each in expected.items()}
-losses = {name: loss_text(ss.Compression(name), job.optimizer.name) for name in ("none", *METHODS)}
+    + ". Predicted speed-ups:"
+)
+speeds = {name: at.to_frame().set_index("method")["speed"] for name, at in faster.items()}
 pd.DataFrame(speeds).map("{:.2f}".format).assign(loss=pd.Series(losses)).loc[list(losses)]
+
+# %% [markdown]
+# ## Exchange only
+#
+# `break_even` leaves computing aside, and shows how the number of workers matters. It packs gradients of the model's
+# shapes on this machine and computes the rest by formula. Below a method's line, exchanging gradients is faster
+# compressed. Whiskers show how much the packing times varied. The cross is `LINK`.
+
+# %%
+found = ss.break_even(job, methods=METHODS, workers=(2, 4, 8, 16, 32), latency_s=LINK.latency_s)
+here = (job.world_size, LINK.bandwidth)
+say(figures.break_even_text(figures.break_even_info(found, here=here)))
+plain, packed = (frame.loc[name] for name in ("none", best.compression.label))
+say(
+    "A whole step also includes what this machine's processes need to hand over and copy messages: "
+    f"{duration_text(plain['software_s'])} uncompressed, {duration_text(packed['software_s'])} with {packed.name}. "
+    "The exchange leaves it out: hence a method that sends fewer bytes may gain in whole steps above its break-even "
+    "bandwidth."
+)
+figures.break_even(found, here=here)
 
 # %% [markdown]
 # ## What does it cost in loss?
@@ -111,21 +147,22 @@ pd.DataFrame(speeds).map("{:.2f}".format).assign(loss=pd.Series(losses)).loc[lis
 # method does not support the optimizer, or that the pair was not run.
 
 # %%
-measured = loss_increase()
-tolerance, increase = measured["tolerance"], measured.drop(columns="tolerance")
+costs = loss_increase()
+tolerance, increase = costs["tolerance"], costs.drop(columns="tolerance")
 over = increase.gt(tolerance, axis=0)
 everywhere = increase.index[~over.any(axis=1) & increase.notna().all(axis=1)]
 nowhere = increase.index[(over | increase.isna()).all(axis=1)]
+limits = pd.Series({name: f"{name} ({percent:g}%)" for name, percent in tolerance.items()})
 say(
-    f"**Within the tolerance under every optimizer:** {'; '.join(everywhere)}. "
-    f"**Under none:** {'; '.join(nowhere)}. "
+    f"**Within its tolerance under every optimizer:** {'; '.join(limits[everywhere])}. "
+    f"**Under none:** {'; '.join(limits[nowhere])}. "
     f"Methods within it, of {len(increase)}: "
     + ", ".join(f"{name} {(~over[name] & increase[name].notna()).sum()}" for name in increase)
     + ". Percent that the loss is higher than without compression (**bold** above the tolerance, which was fixed "
     "before the first run):"
 )
 bold = over.map(lambda above: "font-weight: bold" if above else "").assign(tolerance="")
-measured.style.format(precision=1, na_rep="").apply(lambda _: bold, axis=None)
+costs.style.format(precision=1, na_rep="").apply(lambda _: bold, axis=None)
 
 # %% [markdown]
 # Optimizers that divide by the size of gradients suffer most: to them, the values that error feedback adds later look
@@ -135,30 +172,18 @@ measured.style.format(precision=1, na_rep="").apply(lambda _: bold, axis=None)
 #
 # ## Is the prediction right?
 #
-# The predicted step on the slow link, before any compressed run:
+# The predicted step, before any compressed run:
 
 # %%
-frame = expected[BANDWIDTHS[0]].to_frame().set_index("method")
-say(f"{expected[BANDWIDTHS[0]]}")
+say(f"{whole}")
 sent = frame["sent_bytes"] * job.world_size / 1e3  # by all ranks, as the runs below count it
 milliseconds = frame.filter(like="_s").mul(1e3).rename(columns=lambda name: name.removesuffix("_s"))
-milliseconds.map("{:.1f} ms".format).assign(sent=sent.map("{:,.0f} kB".format))
+milliseconds.map("{:.1f} ms".format).assign(**{"sent (all ranks)": sent.map("{:,.0f} kB".format)})
 
 # %% [markdown]
-# Then the runs, in which real processes pack and send every byte. Hover over the bars for the times of computing,
-# packing, and waiting for the network.
-
+# And the runs. Hover over the bars for the times of computing, packing, and waiting for the network.
 
 # %%
-def train(compression="none", **changes):
-    """One run of the common job, to its end."""
-    fields = {"strategy": "ring", "steps": 20, **changes}
-    return ss.launch(job.replace(compression=compression, **fields)).wait(timeout=120)
-
-
-runs = [train(method) for method in ("none", "int8", "topk", "powersgd")]
-traces = [Trace.read(run) for run in runs]
-info = figures.compression_info(traces)
 for sentence in figures.compression_text(info).splitlines():
     say(f"- {sentence}")
 figures.compression(traces)
@@ -190,8 +215,8 @@ miss = gaps.loc[worst]
 is_slower = bool(miss["measured"] > miss["predicted"])
 part = (miss[[*REASONS]] * (1 if is_slower else -1)).idxmax()
 say(
-    f"At {BANDWIDTHS[0]}, measured steps differ from predicted ones by {off.abs().min():.0%} to {off.abs().max():.0%}. "
-    f"The largest miss is {worst}: {seconds_text(miss['predicted'])} predicted, {seconds_text(miss['measured'])} "
+    f"At {LINK.label}, measured steps differ from predicted ones by {off.abs().min():.0%} to {off.abs().max():.0%}. "
+    f"The largest miss is {worst}: {duration_text(miss['predicted'])} predicted, {duration_text(miss['measured'])} "
     f"measured. The largest part of it is {part} ({1e3 * miss[part]:+.1f} ms): {REASONS[part][is_slower]}. "
     "Measured minus predicted:"
 )
@@ -270,8 +295,8 @@ correct = pd.Series(
     {
         "none": accuracy("none"),
         "int4": accuracy("int4"),
-        "randomk, 1 %": accuracy(ss.Compression("randomk", ratio=0.01)),
-        "randomk, 1 %, without feedback": accuracy(ss.Compression("randomk", ratio=0.01, feedback=False)),
+        "randomk, 1%": accuracy(ss.Compression("randomk", ratio=0.01)),
+        "randomk, 1%, without feedback": accuracy(ss.Compression("randomk", ratio=0.01, feedback=False)),
         "sign-vote": accuracy("sign-vote"),
     }
 ).sort_values(ascending=False)
@@ -306,14 +331,15 @@ pd.DataFrame(
 # Choose a compression and a link, start a run, and compare it with the runs above.
 
 # %%
-lab = TrainingLab(model="gpt-nano", strategy="ring", world_size=2, steps=30, compression="int8")
-lab.bandwidth = "100 Mbit/s"
+lab = TrainingLab(model=MODEL, strategy="ring", world_size=2, steps=30, compression="int8")
+lab.bandwidth = bit_rate_text(LINK.bandwidth)
 lab
 
 # %% [markdown]
 # ## Try next
 #
-# - Set `SLOW` to the link between your own machines, and run again.
+# - Set `LINK` in the first cell to the link between your own machines, or `MODEL` to another model of text, and run
+#   all cells again.
 # - Search compression and learning rate together: [Tuning](08-tuning.ipynb).
 # - Write a compressor in a cell: [Bring your own](10-bring-your-own.ipynb).
 #

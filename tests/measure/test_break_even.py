@@ -121,8 +121,12 @@ def test_jobs_take_turns_and_the_fastest_step_counts(monkeypatch: pytest.MonkeyP
 
 
 def test_the_best_method_names_its_effect_on_the_loss() -> None:
-    assert loss_text(ss.Compression("topk"), "adamw") == "loss 19 % higher with AdamW"
-    assert loss_text(ss.Compression("int4"), "adamw") == "loss 2.9 % lower with AdamW"
+    assert loss_text(ss.Compression("topk"), "adamw") == "loss 19% higher with AdamW"
+    assert loss_text(ss.Compression("int4"), "adamw") == "loss 2.9% lower with AdamW"
+    assert loss_text(ss.Compression("int8"), "adamw") == "loss unchanged with AdamW"
+    assert loss_text(ss.Compression("topk"), "adamw", with_tolerance=True).endswith(
+        "with AdamW, tolerance 3%"
+    )
     assert loss_text(ss.Compression("randomk"), "nesterov") == "diverges with Nesterov"
     assert loss_text(ss.Compression("topk", ratio=0.3), "sgd") == "loss not measured with SGD"
     assert loss_text(ss.Compression("int8"), "adafactor") == "loss not measured with adafactor"
@@ -403,5 +407,5 @@ def test_a_gain_within_the_error_of_predictions_is_no_reason_to_compress() -> No
     found = Worth("a link", (plain, packed))
     assert not found.pays
     assert found.verdict == (
-        "On a link, compression does not pay off: int4 would be 5 % faster, less than the prediction error."
+        "On a link, compression does not pay off: int4 would be 5% faster, less than the prediction error."
     )

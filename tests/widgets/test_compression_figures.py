@@ -81,7 +81,10 @@ def test_compressed_runs_stand_after_the_uncompressed_one_and_are_held_against_i
     )
     assert info.is_telling
     text = figures.compression_text(info)
-    assert "ring-int8-mlp run sends 200 B per step, 4 times less than uncompressed, packs for 36 ms" in text
+    assert (
+        "ring-int8-mlp run sends 200 B per step (all ranks), 4 times less than uncompressed, packs for 36 ms"
+        in text
+    )
     assert "takes 186 ms instead of 300 ms per step" in text
 
 
@@ -107,7 +110,7 @@ def test_steps_that_talk_now_and_then_are_averaged_over_their_periods() -> None:
     assert info.runs[1].ratio == 4
     assert info.runs[1].parts == pytest.approx((0.1, 0.0, 0.05))
     text = figures.compression_text(info)
-    assert "sends 200 B per step, 4 times less than uncompressed, packs nothing" in text
+    assert "sends 200 B per step (all ranks), 4 times less than uncompressed, packs nothing" in text
     assert "takes 150 ms instead of 300 ms per step" in text
     (row,) = comparison_info([seldom])
     assert (row.bytes_per_step, row.step_time_s) == (200, pytest.approx(0.15))
@@ -186,16 +189,52 @@ def test_a_line_a_method_in_bits_a_second_and_none_where_it_never_pays() -> None
     assert info.lines[0].low_bits_per_s == (pytest.approx(3.6e8), None)
     assert info.here == (2, 1e8)
     assert (
-        "below 720 Mbit/s; sends 100 kB, 10 times less; packing and unpacking take 10 ms"
+        "below 720 Mbit/s; each worker sends 100 kB, 10 times less; packing and unpacking take 10 ms"
         in info.lines[0].hover[0]
     )
 
 
 def test_the_text_begins_with_the_jobs_own_workers_and_compares_exchanges_only() -> None:
     assert figures.break_even_text(figures.break_even_info(found((9e7, 0.0)))) == (
-        "Among **2 workers**, compressing mlp's gradients pays off below 720 Mbit/s with topk. Among 4: never with "
-        "topk. Only exchanges are compared: a whole step also computes, and gains less."
+        "Among **2 workers**, exchanging mlp's gradients is faster compressed below 720 Mbit/s with topk. Among 4: "
+        "never with topk. Exchange only: a whole step also computes, and gains less."
     )
+
+
+def test_on_a_marked_link_the_largest_gain_comes_first() -> None:
+    small, large = (Exchange(sent, 2, codec_s) for sent, codec_s in ((1e5, 0.02), (5e5, 0.001)))
+    methods = [
+        MethodWorth(ss.Compression(name), (packed,), (level,), (level,))
+        for name, packed, level in (("bf16", large, 5e8), ("int4", small, 4.5e7), ("qsgd", large, 0.0))
+    ]
+    both = BreakEven("mlp", 250_000, (2,), 0.0, (Exchange(1e6, 2),), tuple(methods), 2, "adamw")
+    info = figures.break_even_info(both, here=(2, "8 Mbit/s"))
+    assert [line.label for line in info.lines] == ["int4", "bf16", "qsgd"]
+    text = figures.break_even_text(info)
+    assert (
+        "at 8 Mbit/s, largest gain first: 8.33 times with int4 (below 360 Mbit/s) and 2 times with bf16"
+        in text
+    )
+    assert "; never with qsgd." in text
+    assert [line.label for line in figures.break_even_info(both).lines] == ["bf16", "int4", "qsgd"]
+
+
+def test_lines_that_always_pay_are_drawn_beside_one_another() -> None:
+    worths = [
+        MethodWorth(
+            ss.Compression(name), (Exchange(1e5, 2), Exchange(1e5, 2)), (1e7, math.inf), (1e7, math.inf)
+        )
+        for name in ("int4", "int8", "topk")
+    ]
+    plain = (Exchange(1e6, 2), Exchange(1.5e6, 6))
+    figure = figures.break_even(BreakEven("mlp", 250_000, (2, 4), 0.0, plain, tuple(worths), 2, "adamw"))
+    assert len({trace.y[1] for trace in figure.data}) == 3
+    assert max(trace.y[1] for trace in figure.data) < 10 ** figure.layout.yaxis.range[1]
+
+
+def test_each_line_of_the_residuals_is_in_the_legend() -> None:
+    figure = figures.draw_compression(figures.compression_info([trace("none", 400), trace("int8", 100)]))
+    assert [line.name for line in figure.data if line.type == "scatter" and line.showlegend] == ["int8"]
 
 
 def test_where_packing_times_vary_the_text_says_so() -> None:
@@ -212,7 +251,7 @@ def test_what_always_pays_is_said_in_words_and_drawn_at_the_top() -> None:
     assert figure.layout.yaxis.ticktext == ticks
     assert figure.data[0].y[1] == figure.layout.yaxis.tickvals[-1]
     assert figure.data[0].error_y.arrayminus[0] == pytest.approx(3.6e8)
-    assert "250 k parameters" in figure.layout.annotations[0].text
+    assert "250 k parameters" in figure.layout.annotations[1].text
 
 
 def test_a_loss_curve_can_have_the_colour_of_its_method() -> None:

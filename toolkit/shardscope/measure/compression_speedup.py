@@ -17,21 +17,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from shardscope.analytic.communication.exchange import exchange_time
+from shardscope.analytic.communication.exchange import exchange_time, level_rate
 from shardscope.errors import SpecError
-from shardscope.measure.arguments import link_of, methods_of
+from shardscope.measure.arguments import bandwidth_of, link_of, methods_of
 from shardscope.measure.break_even import USUAL, exchange, gradient_buckets, refuse_unsteady
 from shardscope.measure.codecs import codec_seconds
+from shardscope.measure.loss_increase import MEASURED_ON, is_within_tolerance, loss_text
 from shardscope.measure.messages import message_seconds
 from shardscope.measure.probe import Probed, probe_of, probed
 from shardscope.methods.strategies.bucketed import BucketedStrategy
 from shardscope.runtime import Run
 from shardscope.spec import Compression, Job, Link
 from shardscope.spec.strategy import Strategy, strategies_where
-from shardscope.spec.units import seconds_text
+from shardscope.spec.units import duration_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,10 +69,14 @@ class Worth:
     Attributes:
         link: Description of the link, such as ``a link of 100 Mbit/s, 1 ms``.
         steps: One entry per method, the uncompressed step first.
+        emulated: The link; None for the machine's own.
+        optimizer: Name of the job's optimizer.
     """
 
     link: str
     steps: tuple[PredictedStep, ...]
+    emulated: Link | None = None
+    optimizer: str = "adamw"
 
     @property
     def plain(self) -> PredictedStep:
@@ -84,6 +89,59 @@ class Worth:
         return min(self.steps, key=lambda step: step.step_s)
 
     @property
+    def harmless(self) -> tuple[PredictedStep, ...]:
+        """The steps whose method's loss increase is within its tolerance, and the uncompressed step."""
+        return tuple(step for step in self.steps if is_within_tolerance(step.compression, self.optimizer))
+
+    @property
+    def recommended(self) -> PredictedStep:
+        """The fastest step whose method's loss increase is within its tolerance."""
+        return min(self.harmless, key=lambda step: step.step_s)
+
+    def speedup(self, step: PredictedStep) -> float:
+        """Return how many times faster a step is than the uncompressed step."""
+        return self.plain.step_s / step.step_s
+
+    def at(self, bandwidth: float | str) -> Worth:
+        """Return the prediction for a link with another bandwidth and the same latency; nothing is measured again.
+
+        Args:
+            bandwidth: In bytes per second or as text with a unit, such as ``"1 Gbit/s"``.
+
+        Raises:
+            SpecError: The bandwidth is not valid, or the prediction is for the machine's own link.
+        """
+        rate, link = bandwidth_of(bandwidth), self._emulated()
+        longer = 1 / rate - 1 / link.bandwidth
+        steps = tuple(replace(step, wire_s=step.wire_s + step.sent_bytes * longer) for step in self.steps)
+        other = Link(bandwidth=rate, latency_s=link.latency_s)
+        return Worth(f"a link of {other.label}", steps, other, self.optimizer)
+
+    def pays_below(self, step: PredictedStep, *, margin: float = MARGIN) -> float:
+        """Return the bandwidth in bytes per second below which a whole step is `margin` times faster than plain.
+
+        It is 0 if that is so on no link, and infinite if it is so on any.
+
+        Args:
+            step: One of `steps`.
+            margin: The speed-up that counts as a gain.
+
+        Raises:
+            SpecError: The prediction is for the machine's own link.
+        """
+        rate = self._emulated().bandwidth
+        rest, plain_rest = (one.step_s - one.sent_bytes / rate for one in (step, self.plain))
+        return float(level_rate(self.plain.sent_bytes - margin * step.sent_bytes, margin * rest - plain_rest))
+
+    def _emulated(self) -> Link:
+        if self.emulated is None:
+            raise SpecError(
+                "a prediction for the machine's own link does not depend on a bandwidth; pass "
+                "link=Link(bandwidth='1 Gbit/s', latency='1 ms') to compression_speedup"
+            )
+        return self.emulated
+
+    @property
     def pays(self) -> bool:
         """Whether the fastest step is faster than the uncompressed step by more than the prediction error."""
         return self.plain.step_s >= MARGIN * self.best.step_s
@@ -91,19 +149,31 @@ class Worth:
     @property
     def verdict(self) -> str:
         """Sentence that says whether compression saves time on the link."""
-        best, plain = self.best, self.plain
+        best, plain, chosen = self.best, self.plain, self.recommended
         if not best.compression.is_on:
-            step = f"the uncompressed step of {seconds_text(plain.step_s)} is the fastest"
+            step = f"the uncompressed step of {duration_text(plain.step_s)} is the fastest"
             return f"On {self.link}, compression does not pay off: {step}."
-        times = plain.step_s / best.step_s
         if not self.pays:
-            gain = f"{best.compression.label} would be {100 * (times - 1):.0f} % faster, less than the prediction error"
-            return f"On {self.link}, compression does not pay off: {gain}."
-        return (
-            f"On {self.link}, compression pays off: with {best.compression.label} a step takes "
-            f"{seconds_text(best.step_s)} instead of {seconds_text(plain.step_s)} (a speed-up of {times:.3g}); the "
-            "effect on the loss is not considered."
+            gain = f"{best.compression.label} would be {self.speedup(best) - 1:.0%} faster"
+            return f"On {self.link}, compression does not pay off: {gain}, less than the prediction error."
+        if self.speedup(chosen) < MARGIN:
+            return f"On {self.link}, compression pays off only at a cost: {self._takes(best)}. Losses: {MEASURED_ON}."
+        faster = (
+            ""
+            if chosen is best
+            else f" {best.compression.label} would be faster (a speed-up of {self.speedup(best):.3g}), but "
+            f"{self._loss(best)}."
         )
+        return f"On {self.link}, compression pays off: {self._takes(chosen)}.{faster} Losses: {MEASURED_ON}."
+
+    def _takes(self, step: PredictedStep) -> str:
+        return (
+            f"with {step.compression.label} a step takes {duration_text(step.step_s)} instead of "
+            f"{duration_text(self.plain.step_s)} (a speed-up of {self.speedup(step):.3g}; {self._loss(step)})"
+        )
+
+    def _loss(self, step: PredictedStep) -> str:
+        return loss_text(step.compression, self.optimizer, with_tolerance=True)
 
     def to_frame(self) -> pd.DataFrame:
         """Return a data frame with one row per method, fastest first.
@@ -187,6 +257,8 @@ def compression_speedup(
     return Worth(
         f"the machine's own link ({own / 1e9:.3g} Gbit/s)" if link is None else f"a link of {link.label}",
         tuple(rows),
+        link,
+        job.optimizer.name,
     )
 
 

@@ -35,15 +35,15 @@ powersgd,"PowerSGD, rank 4",0.1,-0.1,-0.1,2.8,2.2,2
 ,"PowerSGD, rank 4, warm-up",,,,1.1,2.2,2
 adaptive-rank,adaptive rank,-0.2,-0.1,-0.1,7.2,4.9,2
 ,"adaptive rank, warm-up",,,,1.0,,2
-topk ratio=0.1,"top-k, 10 %",-0.2,0.0,-0.5,8.4,6.2,3
-topk,"top-k, 1 %",0.2,3.3,-0.3,19,18,3
-,"DGC, 1 %",11,,1.7,,,3
+topk ratio=0.1,"top-k, 10%",-0.2,0.0,-0.5,8.4,6.2,3
+topk,"top-k, 1%",0.2,3.3,-0.3,19,18,3
+,"DGC, 1%",11,,1.7,,,3
 sign-vote,majority vote of signs,0.1,67,-2.5,-3.4,-1.7,3
 sign feedback=False,"signs, without feedback",7.2,6.6,-13,7.1,8.0,3
 sign,"signs, with feedback",6.0,127,21,16,70,3
-randomk ratio=0.1,"random-k, 10 %",5.7,inf,3.9,17,32,3
-randomk,"random-k, 1 %",14,inf,67,39,46,3
-randomblock,"random blocks, 1 %",74,inf,61,50,84,3
+randomk ratio=0.1,"random-k, 10%",5.7,inf,3.9,17,32,3
+randomk,"random-k, 1%",14,inf,67,39,46,3
+randomblock,"random blocks, 1%",74,inf,61,50,84,3
 """
 """Percent. An empty cell: the method does not support the optimizer, or the pair was not run; inf: it diverged."""
 
@@ -59,22 +59,26 @@ def loss_increase() -> pd.DataFrame:
     return pd.read_csv(StringIO(_TABLE), index_col="method").drop(columns="labels")
 
 
-def loss_text(compression: Compression, optimizer: str) -> str:
-    """Return how much the loss increased with a method and an optimizer, such as ``loss 19 % higher with AdamW``.
+def loss_text(compression: Compression, optimizer: str, *, with_tolerance: bool = False) -> str:
+    """Return how much the loss increased with a method and an optimizer, such as ``loss 19% higher with AdamW``.
 
     Args:
         compression: The method.
         optimizer: Name of the optimizer.
+        with_tolerance: Whether to add the method's tolerance, as ``loss 19% higher with AdamW, tolerance 3%``.
     """
     if not compression.is_on:
         return "loss unchanged"
     column = _OPTIMIZERS.get(optimizer, optimizer)
-    percent, _ = _percent(compression, optimizer)
+    percent, tolerance = _percent(compression, optimizer)
     if math.isnan(percent):
         return f"loss not measured with {column}"
+    limit = f", tolerance {tolerance:g}%" if with_tolerance else ""
     if math.isinf(percent):
-        return f"diverges with {column}"
-    return f"loss {abs(percent):g} % {'lower' if percent < 0 else 'higher'} with {column}"
+        return f"diverges with {column}{limit}"
+    if percent == 0:
+        return f"loss unchanged with {column}{limit}"
+    return f"loss {abs(percent):g}% {'lower' if percent < 0 else 'higher'} with {column}{limit}"
 
 
 def is_within_tolerance(compression: Compression, optimizer: str) -> bool:

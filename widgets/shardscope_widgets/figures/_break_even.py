@@ -13,22 +13,27 @@ from typing import NamedTuple
 import numpy as np
 import plotly.graph_objects as go
 
+from shardscope.analytic.communication.exchange import exchange_time
 from shardscope.measure.arguments import bandwidth_of
 from shardscope.measure.break_even import BUSY, BreakEven
+from shardscope.spec.look import DASHES
 from shardscope.spec.units import bit_rate_text
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures._compression_look import method_look
 from shardscope_widgets.words import bytes_text, count_text, duration_text, listed, plural
 
 ANY_LINK = "any link"
-ONLY_EXCHANGE = "Only exchanges are compared: a whole step also computes, and gains less."
+_APART = 0.1
+"""Distance between lines that pay off on any link, in decades."""
+ONLY_EXCHANGE = "Exchange only: a whole step also computes, and gains less."
 
 
 class LevelLine(NamedTuple):
     """One method: break-even bandwidth (bit/s) by number of workers.
 
     The bandwidth is None where compression never pays off, and infinite where it always does. `low_bits_per_s` is the
-    same with the median packing time instead of the fastest.
+    same with the median packing time instead of the fastest. `gain` is the speed-up of the exchange on the marked link;
+    None if no link is marked.
     """
 
     label: str
@@ -37,10 +42,11 @@ class LevelLine(NamedTuple):
     bits_per_s: tuple[float | None, ...]
     low_bits_per_s: tuple[float | None, ...]
     hover: tuple[str, ...]
+    gain: float | None = None
 
 
 class BreakEvenInfo(NamedTuple):
-    """All lines, sorted by bandwidth at the job's own number of workers, highest first.
+    """All lines, sorted by the gain on the marked link, else by bandwidth among the job's own workers; highest first.
 
     `here` is the (workers, bit/s) of a link to mark, or None. `own_workers` is the number of workers that the text
     begins with. `variation` is the largest variation of packing times, median over fastest.
@@ -62,10 +68,26 @@ def break_even_info(found: BreakEven, *, here: tuple[int, float | str] | None = 
         here: Number of workers and bandwidth of a link to mark, in bytes per second or as text with a unit.
     """
     own = found.own_workers if here is None or here[0] not in found.workers else here[0]
-    lines = [_line(found, index) for index in range(len(found.methods))]
-    lines.sort(key=lambda line: -(line.bits_per_s[line.workers.index(own)] or 0.0))
     bits = None if here is None else (here[0], 8 * bandwidth_of(here[1]))
+    column = found.workers.index(own)
+    rate = None if bits is None else bits[1] / 8
+    lines = [
+        _line(found, index)._replace(gain=_gain(found, index, column, rate))
+        for index in range(len(found.methods))
+    ]
+    lines.sort(key=lambda line: -(line.bits_per_s[column] or 0.0) if line.gain is None else -line.gain)
     return BreakEvenInfo(found.label, found.num_params, tuple(lines), bits, own, found.variation)
+
+
+def _gain(found: BreakEven, index: int, column: int, rate: float | None) -> float | None:
+    """Return the speed-up of one method's exchange on a link of so many bytes per second."""
+    if rate is None:
+        return None
+    plain, packed = (
+        float(exchange_time(one[column], rate, found.latency_s))
+        for one in (found.plain, found.methods[index].exchanges)
+    )
+    return plain / packed
 
 
 def _line(found: BreakEven, index: int) -> LevelLine:
@@ -79,7 +101,7 @@ def _line(found: BreakEven, index: int) -> LevelLine:
         level = "never" if bits is None else f"below {bit_rate_text(bits / 8)}" if bits < np.inf else ANY_LINK
         times = plain.sent_bytes / exchange.sent_bytes if exchange.sent_bytes else np.inf
         hover.append(
-            f"{level}; sends {bytes_text(exchange.sent_bytes)}, {times:.3g} times less; "
+            f"{level}; each worker sends {bytes_text(exchange.sent_bytes)}, {times:.3g} times less; "
             f"packing and unpacking take {duration_text(exchange.codec_s)}"
         )
     return LevelLine(
@@ -92,14 +114,27 @@ def break_even_text(info: BreakEvenInfo) -> str:
     if not info.lines:
         return "No method was measured."
     own, most = info.own_workers, info.lines[0].workers[-1]
-    told = [
-        f"Among **{plural(own, 'worker')}**, compressing {info.model}'s gradients pays off {_levels(info, own)}."
-    ]
+    levels = _levels(info, own) if info.here is None else _gains(info, info.here[1] / 8)
+    who = f"Among **{plural(own, 'worker')}**"
+    told = [f"{who}, exchanging {info.model}'s gradients is faster compressed {levels}."]
     if most != own:
         told.append(f"Among {most}: {_levels(info, most)}.")
     if info.variation > BUSY:
         told.append(f"Packing times varied by {info.variation:.2g} times: the machine is busy, run again.")
     return " ".join([*told, ONLY_EXCHANGE])
+
+
+def _gains(info: BreakEvenInfo, rate: float) -> str:
+    """Return the gain of each method on the marked link of so many bytes per second, and where it ends."""
+    parts = []
+    for line in info.lines:
+        bits = line.bits_per_s[line.workers.index(info.own_workers)]
+        if bits and line.gain is not None:
+            where = ANY_LINK if bits == np.inf else f"below {bit_rate_text(bits / 8)}"
+            parts.append(f"{line.gain:.3g} times with {line.label} ({where})")
+    never = [line.label for line in info.lines if not line.bits_per_s[line.workers.index(info.own_workers)]]
+    gains = [f"at {bit_rate_text(rate)}, largest gain first: {listed(parts)}"] if parts else []
+    return "; ".join([*gains, *([f"never with {listed(never)}"] if never else [])])
 
 
 def _levels(info: BreakEvenInfo, workers: int) -> str:
@@ -123,7 +158,8 @@ def draw(info: BreakEvenInfo) -> go.Figure:
     low = np.log10(min([*levels, 1e8])) - 0.2
     high = np.ceil(np.log10(max([bits for bits in levels if bits < np.inf] + [1e10])))
     top = float(10 ** (high + 0.4))  # half a decade above the highest tick with a bandwidth
-    figure = go.Figure([_trace(line, top) for line in info.lines])
+    always = [line.label for line in info.lines if np.inf in line.bits_per_s]
+    figure = go.Figure([_trace(line, _level(line, top, always)) for line in info.lines])
     if info.here is not None:
         figure.add_trace(_here(*info.here))
     decades = [10.0**power for power in range(int(np.ceil(low)), int(high) + 1)]
@@ -132,15 +168,16 @@ def draw(info: BreakEvenInfo) -> go.Figure:
     figure.update_layout(
         xaxis=theme.axis("workers", type="log", tickvals=list(workers), ticktext=[str(w) for w in workers]),
         yaxis=theme.axis(
-            "", type="log", range=[low, high + 0.6], tickvals=[*decades, top], ticktext=rates, showgrid=False
+            "", type="log", range=[low, high + 0.6 + _APART * len(always)], tickvals=[*decades, top], ticktext=rates,
+            showgrid=False,
         ),
         shapes=[theme.rule(theme.AXIS, y=bits, width=1, dash="dot") for bits in decades],
         annotations=[
+            theme.note("<b>Exchange only: faster below the line</b>", x=0, y=1) | {"yshift": 6},
             theme.note(
-                f"<b>Compression pays off below the line</b>  <span style='font-size:11px'>{info.model}, "
-                f"{count_text(info.num_params)} parameters</span>", x=0, y=1,
-            ) | {"yshift": 6},
-            theme.note(f"<span style='font-size:11px'>{ONLY_EXCHANGE}</span>", x=0, y=0)
+                f"<span style='font-size:11px'>{info.model}, {count_text(info.num_params)} parameters; "
+                "whole steps gain less</span>", x=0, y=0,
+            )
             | {"yanchor": "top", "yshift": -40},
         ],
         showlegend=True,
@@ -148,6 +185,11 @@ def draw(info: BreakEvenInfo) -> go.Figure:
     return theme.style(
         figure, height=430, legend=theme.LEGEND_ABOVE, margin={"l": 8, "r": 12, "t": 78, "b": 62}
     )
+
+
+def _level(line: LevelLine, top: float, always: Sequence[str]) -> float:
+    """Return where a line is drawn that pays off on any link: one beside the other, since they would coincide."""
+    return float(top * 10 ** (_APART * always.index(line.label))) if line.label in always else top
 
 
 def _trace(line: LevelLine, top: float) -> go.Scatter:
@@ -161,6 +203,7 @@ def _trace(line: LevelLine, top: float) -> go.Scatter:
         x=line.workers, y=high, name=line.label, mode="lines+markers", connectgaps=False,
         line={"color": look.colour, "dash": look.dash, "width": 2.2},
         marker={"symbol": look.symbol, "size": 8, "color": look.colour}, customdata=line.hover,
+        zorder=DASHES.index(look.dash),  # dashed lines above solid ones, so that both can be seen
         error_y={
             "type": "data", "symmetric": False, "array": [0.0] * len(down), "arrayminus": down,
             "thickness": 1.2, "width": 4,

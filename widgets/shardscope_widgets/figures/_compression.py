@@ -177,7 +177,7 @@ def _sentence(run: CompressedRun) -> str:
 def _bytes_words(run: CompressedRun) -> str:
     if run.bytes_per_step is None:
         return "has not finished its first local-SGD period"
-    words = f"sends {bytes_text(run.bytes_per_step)} per step"
+    words = f"sends {bytes_text(run.bytes_per_step)} per step (all ranks)"
     return words if run.ratio is None else f"{words}, {run.ratio:.3g} times less than uncompressed"
 
 
@@ -212,6 +212,7 @@ def draw_compression(info: CompressionInfo) -> go.Figure:
         ]
         + ([] if is_owed else [_nothing_owed()]),
         showlegend=True,
+        legend2={"x": _RIGHT[0], "y": 0.5, "yanchor": "middle", "bgcolor": "rgba(0,0,0,0)", "font": {"size": 11}},
     )  # fmt: skip
     return theme.style(
         figure,
@@ -294,15 +295,20 @@ def _gap(info: CompressionInfo) -> str:
 def _owed(info: CompressionInfo) -> list[dict[str, Any]]:
     return [
         {
-            "type": "scatter", "mode": "lines", "xaxis": "x3", "yaxis": "y3", "showlegend": False,
+            "type": "scatter", "mode": "lines", "xaxis": "x3", "yaxis": "y3", "showlegend": True, "legend": "legend2",
             "x": [step for step, _ in run.residuals], "y": [value for _, value in run.residuals],
-            "name": f"{number} {run.label}", "line": {"color": method_look(run.method).colour,
+            "name": label, "line": {"color": method_look(run.method).colour,
                                                       "dash": method_look(run.method).dash, "width": 2},
             "hovertemplate": f"{run.label}<br>step %{{x}}: %{{y:.3g}}<extra></extra>",
         }
-        for number, run in enumerate(info.runs, 1)
+        for label, run in zip(_legend_names(info), info.runs, strict=True)
         if run.residuals
     ]  # fmt: skip
+
+
+def _legend_names(info: CompressionInfo) -> list[str]:
+    """Return one name per run on one line: its bar's label."""
+    return [name.replace("<br>", " ") for name in _names(info)]
 
 
 def _nothing_owed() -> dict[str, Any]:
