@@ -159,7 +159,8 @@ pd.DataFrame(
 # %%
 clamped = ss.Optimizer("lamb", variant="pytorch-optimizer")
 layered = ss.launch(job.replace(optimizer=clamped, compression="topk")).wait(timeout=60)
-say(figures.layers_text(figures.layers_info(layered.layers())))
+for sentence in figures.layers_text(figures.layers_info(layered.layers())).splitlines():
+    say(f"- {sentence}")
 figures.layers(layered)
 
 # %% [markdown]

@@ -194,7 +194,7 @@ def draw_layers(info: LayersInfo) -> go.Figure:
             else ""
         )
         layout["annotations"] += [
-            _head("Residual", f"relative to one step's gradient{shares}", right),
+            _head("Residual", f"÷ gradient{shares}", right),
             _late_note(info),
         ]
         layout["shapes"].append(theme.rule(ALARM, y=LATE, axis="2", along="x2 domain", width=1.4))
@@ -329,7 +329,8 @@ def _late_note(info: LayersInfo) -> dict[str, Any]:
     place = {"xref": "x2 domain", "yref": "y2", "xanchor": "left", "font": {"size": 11, "color": theme.GREY}}
     is_partial = not all(debt.is_checked for debt in info.debts)
     return (
-        theme.note("alarm threshold" + " (coloured lines)" * is_partial, x=0.01, y=math.log10(LATE)) | place
+        theme.note("alarm (coloured)" if is_partial else "alarm threshold", x=0.01, y=math.log10(LATE))
+        | place
     )
 
 
