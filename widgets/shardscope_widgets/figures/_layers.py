@@ -160,12 +160,12 @@ def _debt_words(info: LayersInfo) -> str:
     small = [debt for debt in info.debts if not debt.is_checked and debt.last > LATE]
     if small:
         said += (
-            f"; {plural(len(small), 'layer')} above the threshold of {LATE:g} raise no alarm, because a gradient below "
-            f"{CARRIES:.0%} of the whole can be sent late with little harm"
+            f"; no alarm is raised for {plural(len(small), 'layer')} above the threshold of {LATE:g}, because a "
+            f"gradient below {CARRIES:.0%} of the whole can be sent late with little harm"
         )
     brief = [debt.layer for debt in info.debts if debt.is_checked and debt.last > LATE and not info.is_late]
     if brief:
-        said += f"; {listed(brief)} only ends above it, and alarms compare the median of the last quarter of the run"
+        said += f"; {listed(brief)} only ends above {LATE:g}, and alarms compare the median of the last quarter of the run"
     return said
 
 
