@@ -165,7 +165,9 @@ def _debt_words(info: LayersInfo) -> str:
         )
     brief = [debt.layer for debt in info.debts if debt.is_checked and debt.last > LATE and not info.is_late]
     if brief:
-        said += f"; {listed(brief)} only ends above {LATE:g}, and alarms compare the median of the last quarter of the run"
+        said += (
+            f"; {listed(brief)} only ends above {LATE:g}, and alarms compare the median of the last quarter"
+        )
     return said
 
 
