@@ -45,7 +45,9 @@ def main() -> None:
                 flush=True,
             )
 
-        sweep = ss.batch_sweep(job, batches=batches, rates=rates, name=f"batches-{name}", on_cell=said)
+        sweep = ss.batch_sweep(
+            job, batches=batches, rates=rates, name=f"batches-{name}", on_cell=said, thorough=True
+        )
         print(table(sweep))
     shut_down()
 

@@ -10,7 +10,7 @@ import pytest
 
 import shardscope as ss
 from shardscope.errors import SpecError, StudyError
-from shardscope.tuning.batch_sweep import MOST_ADDED
+from shardscope.tuning.batch_sweep import MOST_ADDED, _Grid, _next_place
 from shardscope.tuning.progress import SweepProgress
 from shardscope.tuning.sweep_result import BatchSweep, Cell, SweepPoint
 from shardscope_widgets import figures
@@ -31,6 +31,7 @@ SWEEP = BatchSweep(
         point("lamb", 32, 0.45, 0.2, 0.9), point("lamb", 64, 0.4, 0.4), point("lamb", 128, 0.1),
         point("lars", 32),
     ),
+    batches=(32, 64, 128, 256),
 )  # fmt: skip
 
 
@@ -55,16 +56,18 @@ def test_the_chart_and_its_words() -> None:
     assert [line.largest for line in info.lines] == [32, 64, None]
     assert info.lines[1].medians == (0.45, 0.4, None)
     assert figures.batch_sweep_text(info) == (
-        "The largest batch size that reaches the target is 64, with lamb; the next larger one, 128, misses it. lamb "
-        "reached it at a larger batch size than the others.\n"
-        "Within the same number of epochs, a validation loss of 0.5 is reached by sgd up to 32 and lamb up to 64; "
-        "not by lars.\n"
-        "The fastest to the target is lamb at 64, in 16 ms of training (8 steps of 2 ms); "
-        "at 32 it takes 32 ms (16 steps of 2 ms). Up to there, a larger batch saves time, so the loss of quality sets "
-        "the limit.\n"
-        "Narrowly missed, because one seed or more reach it: sgd at 64 (0.6).\n"
-        "At batch size 64, a run has only 8 steps, so its validation loss says little.\n"
-        "At batch size 128, a run has only 4 steps, so its validation loss says little."
+        "**The batch can grow to 64 before the target is missed. lamb reaches 64, sgd 32, lars misses it at every size "
+        "tried: lamb helps here.**\n\n"
+        "- The target: a validation loss of 0.5 or less, after 512 samples at every batch size.\n"
+        "- It is reached by sgd up to 32 and lamb up to 64; not by lars.\n"
+        "- Between 64 and 128, no size was tested, so the limit lies somewhere between the two. An optimizer stops "
+        "after the first size that it misses, so 256 was not run.\n"
+        "- Too close to call, because the seeds lie on both sides of the target: narrowly reached by lamb at 32 and "
+        "lamb at 64; narrowly missed by sgd at 64 and lamb at 128.\n"
+        "- The fastest to the target is lamb at 64, in 16 ms of training (8 steps of 2 ms); "
+        "at 32 it takes 32 ms (16 steps of 2 ms).\n"
+        "- At batch size 64, a run has only 8 steps, so its validation loss says little.\n"
+        "- At batch size 128, a run has only 4 steps, so its validation loss says little."
     )
     quality, time = figures.batch_sweep(SWEEP, critical_batch=71.0).data[2:4]
     assert quality.name == time.name == "lamb"
@@ -81,11 +84,11 @@ def test_words_connect_the_limit_with_the_target_the_rates_and_the_critical_batc
     )  # fmt: skip
     info = figures.batch_sweep_info(BatchSweep(JOB, "loss", 0.5, points, points[0]), critical_batch=20.4)
     text = figures.batch_sweep_text(info)
-    assert "This target is 1.25 times 0.4, the highest validation loss at batch size 16 (that of sgd)" in text
-    assert "lars does not reach it at a larger batch size than the best of the others." in text
+    assert "It is 1.25 times 0.4, the highest validation loss at batch size 16 (that of sgd)" in text
+    assert "lars ties sgd at 16: it does not help here.**" in text
     assert "At batch size 32, the best rate of sgd is the lowest tried, so its limit may be higher." in text
-    assert "The critical batch size, 20, is a different limit" in text
-    assert "16 is the largest batch size at which these epochs still have enough steps for the target" in text
+    assert "The critical batch size, 20, says up to where a larger batch saves steps" in text
+    assert "that reached the target, 16, says up to where 512 samples still make enough steps" in text
     figure = figures.draw_batch_sweep(info)
     assert "one seed" in figure.layout.annotations[0].text
     assert "critical batch size, 20" in [note.text for note in figure.layout.annotations]
@@ -100,15 +103,66 @@ def test_the_frame_has_seconds_and_says_where_a_rate_is_at_an_end() -> None:
     assert frame["seconds_to_target"].isna().all()
 
 
+def test_the_answer_states_the_accuracy_before_and_after_the_limit() -> None:
+    points = [
+        SweepPoint("adamw", batch, 512 // batch, 0.1, (loss,), 1, (0.1,), 0.002, (accuracy,))
+        for batch, loss, accuracy in ((16, 0.3, 0.975), (32, 0.4, 0.97), (64, 0.9, 0.9))
+    ]
+    info = figures.batch_sweep_info(BatchSweep(JOB, "loss", 0.5, tuple(points)))
+    assert figures.batch_sweep_text(info).startswith(
+        "**The batch can grow to 32 before the target is missed, with adamw. Validation accuracy of adamw: 97.5% at "
+        "16, 97.0% at 32 and 90.0% at 64.**"
+    )
+    assert "accuracy 97.5%<br>" in figures.draw_batch_sweep(info).data[0].customdata[0][0]
+
+
+def test_the_table_says_in_words_what_was_reached_and_what_was_not_run() -> None:
+    table = SWEEP.table
+    assert table.loc[("lamb", "64")].tolist() == ["yes, narrowly", "0.4", "unknown", "0.1", "8", "16 ms"]
+    assert table.loc[("lars", "32"), "validation loss"] == "diverged"
+    assert table.loc[("lars", "64, 128, 256"), "reaches the target"] == "not run, because 32 missed it"
+    assert not table.isna().any().any()
+    assert SWEEP.point("lamb", 64).values == (0.4, 0.4)
+    with pytest.raises(StudyError, match="did not run lars at batch size 64; it ran sgd at 32"):
+        SWEEP.point("lars", 64)
+
+
+def cells(*values: float | None) -> dict[int, Cell]:
+    return {place: Cell("lamb", 32, 0.1, 0, value, 16) for place, value in enumerate(values)}
+
+
+def test_the_search_for_a_rate_moves_towards_lower_losses_until_the_best_lies_inside() -> None:
+    start = {1: cells(0.5)[0]}
+    assert _next_place(start, 3, is_upwards=True) == 2
+    assert _next_place(start, 3, is_upwards=False) == 0
+    assert _next_place(cells(0.5), 1, is_upwards=True) is None  # a single rate is not searched
+    assert _next_place(cells(0.5, 0.3, 0.4), 3, is_upwards=True) is None
+    assert _next_place(cells(0.5, 0.4, 0.3), 3, is_upwards=True) == 3
+    assert _next_place(cells(0.3, 0.4, 0.5), 3, is_upwards=True) == -1
+    assert _next_place(cells(None, None, None), 3, is_upwards=True) == -1  # higher rates diverge too
+    assert _next_place(cells(*[1 / n for n in range(1, 4 + MOST_ADDED)]), 3, is_upwards=True) is None
+    assert [_Grid([1.0, 2.0, 4.0], 1).rate(place) for place in (-2, -1, 0, 2, 3)] == [
+        0.25,
+        0.5,
+        1.0,
+        4.0,
+        8.0,
+    ]
+
+
 def test_progress_counts_runs_and_tells_the_time_left() -> None:
     progress = SweepProgress(shown=False)
     progress.expect(80)
-    assert progress.line(0.0).endswith(" run 1 of about 80")
+    assert progress.line(0.0).endswith(" run 1 of about 80 or fewer")
     for _ in range(20):
         progress.count()
-    assert progress.line(40.0).endswith(" run 21 of about 80, about 2 min left")
+    assert progress.line(40.0).endswith(" run 21 of about 80 or fewer, up to 2 min left")
     progress.expect(2)
-    assert progress.line(40.0).endswith(" run 21 of about 22, about 4 s left")
+    assert progress.line(40.0).endswith(" run 21 of about 22 or fewer, up to 4 s left")
+    assert progress.last_line(40.0) == (
+        "20 runs in 40 s; 60 fewer than planned, because they could not change the result"
+    )
+    assert progress.last_line(40.0, is_complete=False) == "20 runs in 40 s"
 
 
 @pytest.mark.slow
@@ -122,7 +176,7 @@ def test_a_sweep_runs_every_optimizer_alike_and_goes_on_where_it_was(
         "factors": [1.0, 4.0],
         "seeds": [0, 1],
     }
-    first = ss.batch_sweep(JOB, name="sweep", on_cell=cells.append, **asked)  # type: ignore[arg-type]
+    first = ss.batch_sweep(JOB, name="sweep", thorough=True, on_cell=cells.append, **asked)  # type: ignore[arg-type]
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"{len(cells)} runs in ")
     assert {(c.optimizer, c.batch): c.steps for c in cells} == {
@@ -145,7 +199,7 @@ def test_a_sweep_runs_every_optimizer_alike_and_goes_on_where_it_was(
     lines = [line for line in journal.read_text().splitlines() if line]
     journal.write_text("\n".join(lines[:-1]) + "\n" + lines[-1][:20])  # killed while it wrote the last
     again: list[Cell] = []
-    second = ss.batch_sweep(JOB, name="sweep", on_cell=again.append, **asked)  # type: ignore[arg-type]
+    second = ss.batch_sweep(JOB, name="sweep", thorough=True, on_cell=again.append, **asked)  # type: ignore[arg-type]
     assert again == [Cell(**json.loads(lines[-1]))]
     assert second == first
     with pytest.raises(StudyError, match="belongs to a sweep with a different job"):
@@ -175,6 +229,18 @@ def test_a_run_of_a_sweep_that_is_stopped_or_interrupted_is_no_result(
         ss.batch_sweep(JOB.replace(steps=4000), name="stopped", **asked)  # type: ignore[arg-type]
     assert [run.state for run in runs] == ["stopped", "stopped"]
     assert not (runs_root / "studies/stopped/cells.jsonl").exists()
+
+
+def test_the_search_for_a_rate_ends_with_one_that_reaches_the_target(runs_root: Path) -> None:
+    cells: list[Cell] = []
+    asked = {"batches": ss.PowersOfTwo(32, 32), "optimizers": ["adamw"], "seeds": [0, 1]}
+    job = JOB.replace(steps=2)
+    easy = ss.batch_sweep(job, name="easy", target=9.0, on_cell=cells.append, **asked)  # type: ignore[arg-type]
+    assert [(cell.rate, cell.seed) for cell in cells] == [(easy.points[0].rate, 0), (easy.points[0].rate, 1)]
+    assert easy.points[0].accuracies == (cells[1].accuracy,)
+    cells.clear()
+    hard = ss.batch_sweep(job, name="hard", target=1e-9, on_cell=cells.append, **asked)  # type: ignore[arg-type]
+    assert len({cell.rate for cell in cells}) == len(hard.points[0].rates) >= 3
 
 
 def test_a_single_rate_is_not_chosen_so_all_seeds_count(runs_root: Path) -> None:

@@ -193,3 +193,9 @@ class TestLook:
             assert draw(traces).data
         assert figures.timeline(traces[2]).data
         assert figures.overview([]).layout.height
+
+
+def test_every_figure_keeps_the_column_of_buttons_clear() -> None:
+    assert theme.look(height=100)["margin"]["r"] == theme.MODEBAR_WIDTH
+    assert theme.look(height=100, margin={"l": 8})["margin"] == {"l": 8, "r": theme.MODEBAR_WIDTH}
+    assert theme.look(height=100, margin={"r": 92})["margin"]["r"] == 92

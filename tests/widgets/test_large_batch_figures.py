@@ -108,3 +108,14 @@ class TestLrRange:
             "steepest fall, 0.0032", "lowest loss, 0.01", "a tenth of that rate, 0.001",
         ]  # fmt: skip
         assert tuple(figure.data[2].x) == pytest.approx((10**-2.5, 10**-2.5))
+
+
+def test_the_cost_of_a_target_marks_the_critical_batch_size_and_the_tested_ones() -> None:
+    info = figures.TargetCostInfo(100, 64.0, (32, 64))
+    assert info.cost([32, 64]) == ([9600.0, 12800.0], [300.0, 200.0])
+    assert "it takes 200 steps at the critical batch size of 64 samples" in figures.target_cost_text(info)
+    curve, tested, critical = figures.target_cost(min_steps=100, critical_batch=64.0, batches=(32, 64)).data
+    assert tested.text == ("32", "64")
+    assert (tested.x, tested.y) == ((9600.0, 12800.0), (300.0, 200.0))
+    assert (critical.text, critical.y) == (("64",), (200.0,))
+    assert min(curve.x) < 9600 < max(curve.x)

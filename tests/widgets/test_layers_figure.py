@@ -137,3 +137,19 @@ def test_what_is_owed_is_drawn_to_the_last_step():
     events = [event(step, owed=[["residual", "a.weight", 1.0 * step, 1.0]]) for step in range(1, 132)]
     info = figures.layers_info(layers_of(events, LAMB))
     assert info.debts[0].last == 131.0
+
+
+def test_a_residual_that_no_alarm_checks_is_grey_and_the_text_says_why() -> None:
+    small = ResidualSeries("a.bias", "residual", STEPS, (1.0, 1.5, 1.5, 1.5), (0.05,) * 4)
+    brief = residuals([5.0, 6.0, 7.0, 8.0], layer="a.weight")
+    info = figures.layers_info(Layers(LAMB, (), (brief, small)))
+    assert [(debt.layer, debt.is_checked) for debt in info.debts] == [("a.bias", False), ("a.weight", True)]
+    grey, coloured = figures.draw_layers(info).data
+    assert (grey.name, grey.line.color, grey.showlegend) == ("a.bias", figures.theme.AXIS, False)
+    assert (coloured.name, coloured.showlegend) == ("a.weight", True)
+    assert "no alarm is raised for 1 layer above the threshold of 10, because" in figures.layers_text(info)
+    assert "only ends above 10" not in figures.layers_text(info)
+    steps = tuple(range(1, 9))
+    ends = ResidualSeries("a.weight", "residual", steps, (*(5.0,) * 7, 11.0), (1.0,) * 8)
+    text = figures.layers_text(figures.layers_info(Layers(LAMB, (), (ends,))))
+    assert "a.weight only ends above 10, and alarms compare the median of the last quarter" in text

@@ -226,7 +226,7 @@ def late(residuals: Sequence[ResidualSeries]) -> Alarm | None:
     """Return an alarm if the residual of a layer with a large gradient is too large (see `LATE`)."""
     found = [
         (_quarters(relative)[-1], series.layer, series.kind)
-        for series in _carrying(residuals)
+        for series in carrying(residuals)
         if len(relative := [value for value in series.relative if value is not None]) >= FEWEST_LOOKS
     ]
     worst, layers = _beyond(found, LATE)
@@ -244,7 +244,7 @@ def late(residuals: Sequence[ResidualSeries]) -> Alarm | None:
 def piling_up(residuals: Sequence[ResidualSeries]) -> Alarm | None:
     """Return an alarm if the residual of a layer with a large gradient keeps growing (see `PILES_UP`)."""
     found = []
-    for series in _carrying(residuals):
+    for series in carrying(residuals):
         relative = [value for value in series.relative if value is not None]
         if len(relative) >= FEWEST_QUARTERS and _quarters(relative)[-1] > 1:
             _, second, third, last = _quarters(series.norm)
@@ -261,7 +261,7 @@ def piling_up(residuals: Sequence[ResidualSeries]) -> Alarm | None:
     )  # fmt: skip
 
 
-def _carrying(residuals: Sequence[ResidualSeries]) -> list[ResidualSeries]:
+def carrying(residuals: Sequence[ResidualSeries]) -> list[ResidualSeries]:
     """Return the residuals of layers whose gradient norm is at least `CARRIES` times the norm over all layers.
 
     The norm over all layers is computed separately for each kind of residual.

@@ -1,15 +1,17 @@
-"""Batch-size sweep: the largest batch at which each optimizer still reaches a target in the same number of epochs.
+"""Batch-size sweep: the largest batch at which each optimizer still reaches a target with the same number of samples.
 
     sweep = batch_sweep(job, batches=PowersOfTwo(32, 1024), target=0.1)
     sweep.largest("lamb")
 
-All runs train on the same number of samples, so larger batches take fewer steps. At each batch size, a few learning
-rates are run with the first seed and compared on the validation split: those around the best rate at the next smaller
-batch size, scaled by the optimizer's rule (linear for SGD and LARS, Goyal et al. 2017; square root for AdamW and LAMB,
-You et al. 2020). While the best is the lowest or the highest, the next one in that direction is run too, up to
-`MOST_ADDED`. Then the best rate is run with the other seeds, and the median of those runs is the result. The first seed
-is excluded because its value is the minimum over several rates, which is biased low. An optimizer that misses the
-target is not run at larger batch sizes. A sweep that was stopped can be resumed: completed runs are not repeated.
+All runs train on the same number of samples, so larger batches take fewer steps. At each batch size, the first seed
+looks for a learning rate, and runs are compared on the validation split. The search starts at the rate chosen at the
+next smaller batch size, scaled by the optimizer's rule (linear for SGD and LARS, Goyal et al. 2017; square root for
+AdamW and LAMB, You et al. 2020), and moves towards lower losses until the best rate lies between two others, at most
+`MOST_ADDED` beyond the rates given. It ends earlier with a rate that reaches the target, because that decides the
+question; at the smallest batch size there is no target yet. Then the rate is run with the other seeds, and the median
+of those runs is the result; if it misses the target, the search continues. The first seed is excluded because its value
+is the minimum over several rates, which is biased low. An optimizer that misses the target is not run at larger batch
+sizes. A sweep that was stopped can be resumed: completed runs are not repeated.
 """
 
 from __future__ import annotations
@@ -19,11 +21,11 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from statistics import median
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from shardscope.analytic.large_batch import scaled_lr
 from shardscope.errors import RunFailed, SpecError, StudyError
@@ -42,7 +44,7 @@ OPTIMIZERS = ("sgd", "adamw", "lars", "lamb")
 FACTORS = (0.5, 1.0, 2.0)
 """Learning rates to try, as multiples of the best rate at the next smaller batch size, scaled by the rule."""
 MOST_ADDED = 3
-"""Maximum number of learning rates that are added to those given, while the best one is the lowest or the highest."""
+"""Maximum number of learning rates beyond those given, while the best one is the lowest or the highest."""
 _WARMUP = 0.1
 _MOMENTUM = 0.9
 """Momentum for optimizers whose default momentum is 0, as is usual for SGD with large batches."""
@@ -63,9 +65,10 @@ def batch_sweep(
     name: str | None = None,
     root: str | Path | None = None,
     on_cell: Callable[[Cell], None] | None = None,
+    thorough: bool = False,
     progress: bool | None = None,
 ) -> BatchSweep:
-    """Find the largest batch at which each optimizer still reaches a target in the same number of epochs.
+    """Find the largest batch at which each optimizer still reaches a target with the same number of samples.
 
     Args:
         job: What to train. Every run trains on as many samples as this job.
@@ -76,15 +79,17 @@ def batch_sweep(
         quality: ``loss``, or ``error`` (the fraction of wrong answers).
         optimizers: Names of the optimizers to compare.
         rates: Learning rates by optimizer name, for the job's batch size; None takes each optimizer's default rate.
-        factors: Learning rates to try at each batch size, as multiples of the best one at the next smaller
-            batch size, scaled by the optimizer's rule. While the best of several is the lowest or the highest, the next
-            one in that direction is tried too, up to three.
+        factors: Learning rates to try at each batch size, as multiples of the one chosen at the next smaller
+            batch size, scaled by the optimizer's rule. The search starts at the factor nearest to 1 and moves towards
+            lower losses; if there are several factors, it may go up to three rates beyond them.
         seeds: Seeds of the runs. The runs with the first seed select the learning rate, and the median is over the
             other seeds. If `factors` has only one entry, the median is over all seeds.
         name: Name of the sweep. Another call with the same name and arguments reuses the completed runs. Derived from
             the arguments by default.
         root: Folder of the runs; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
         on_cell: Called with the `Cell` of each run after it ends.
+        thorough: Whether to look for the best learning rate at every batch size. By default, the search ends with the
+            first rate that reaches the target; this takes fewer runs and finds the same limits.
         progress: Whether to show a line with the number of runs and the time left. None rewrites it in a terminal or a
             notebook, and otherwise prints one line to standard error at the end.
 
@@ -101,10 +106,26 @@ def batch_sweep(
     folder = folder_of(name or f"batches-{asked}", root)
     _claim(folder / "asked", asked, name)
     known = _load(folder / "cells.jsonl")
-    plan = _Plan(job, usual, quality, folder, known, on_cell, SweepProgress(progress))
+    plan = _Plan(job, usual, quality, folder, known, on_cell, SweepProgress(progress), thorough)
     sizes = [2**e for e in range(batches.exponents[0], batches.exponents[1] + 1)]
     with plan.progress:
         return plan.sweep(optimizers, sizes, sorted(factors), seeds, target)
+
+
+class _Grid(NamedTuple):
+    """Ascending learning rates for one optimizer and batch size, and the index of the one to start with."""
+
+    rates: Sequence[float]
+    start: int
+
+    def rate(self, place: int) -> float:
+        """Return the rate at an index, which may lie beyond either end."""
+        rates = self.rates
+        if place < 0:
+            return rates[0] * (rates[0] / rates[1]) ** -place
+        if place >= len(rates):
+            return rates[-1] * (rates[-1] / rates[-2]) ** (place - len(rates) + 1)
+        return rates[place]
 
 
 @dataclass(frozen=True)
@@ -118,6 +139,9 @@ class _Plan:
     known: dict[tuple[str, int, float, int], Cell]
     on_cell: Callable[[Cell], None] | None
     progress: SweepProgress
+    thorough: bool
+    counted: set[tuple[str, int, float, int]] = field(default_factory=set)
+    """Runs that the progress display has counted; a search that continues comes by them again."""
 
     def sweep(
         self, optimizers: Sequence[str], batches: Sequence[int], factors: Sequence[float], seeds: Sequence[int],
@@ -125,6 +149,7 @@ class _Plan:
     ) -> BatchSweep:  # fmt: skip
         """Run all optimizers at the smallest batch size, then those that reached the target at the next, and so on."""
         runs_per_point = len(seeds) if len(factors) == 1 else len(factors) + len(seeds) - 1
+        start = min(range(len(factors)), key=lambda n: abs(factors[n] - 1))
         points: list[SweepPoint] = []
         target_from, remaining = None, list(optimizers)
         best = {name: (self.job.batch.global_batch, rate) for name, rate in self.usual.items()}
@@ -134,7 +159,8 @@ class _Plan:
                 points_left = len(remaining) * (len(batches) - place) - number
                 self.progress.expect(points_left * runs_per_point)
                 middle = _by_rule(optimizer, *best[optimizer], batch)
-                found.append(self._point(optimizer, batch, [middle * factor for factor in factors], seeds))
+                grid = _Grid([middle * factor for factor in factors], start)
+                found.append(self._point(optimizer, batch, grid, seeds, target))
                 best[optimizer] = batch, found[-1].rate
             if target is None:
                 target_from = worst_of(found)
@@ -143,47 +169,56 @@ class _Plan:
             remaining = [point.optimizer for point in found if point.reaches(target)]
         assert target is not None
         points.sort(key=lambda point: list(optimizers).index(point.optimizer))
-        return BatchSweep(self.job, self.quality, target, tuple(points), target_from)
+        return BatchSweep(self.job, self.quality, target, tuple(points), target_from, tuple(batches))
 
-    def _point(self, optimizer: str, batch: int, rates: Sequence[float], seeds: Sequence[int]) -> SweepPoint:
-        """Find the best learning rate with the first seed, and run it with the others."""
-        tried = self._tried(optimizer, batch, rates, seeds[0])
+    def _point(
+        self, optimizer: str, batch: int, grid: _Grid, seeds: Sequence[int], target: float | None
+    ) -> SweepPoint:
+        """Find a learning rate with the first seed, and run it with the others."""
+        others = seeds[1:] if len(grid.rates) > 1 else seeds
+        enough = None if self.thorough else target
+        point = self._measured(self._tried(optimizer, batch, grid, seeds[0], enough), others)
+        if enough is None or point.reaches(enough):
+            return point
+        return self._measured(self._tried(optimizer, batch, grid, seeds[0], None), others)
+
+    def _measured(self, tried: Sequence[Cell], seeds: Sequence[int]) -> SweepPoint:
+        """Run the best of the rates tried with these seeds."""
         best = tried[_best(tried)]
-        others = seeds[1:] if len(rates) > 1 else seeds
-        cells = [self._cell(optimizer, batch, best.rate, seed) for seed in others]
+        cells = [self._cell(best.optimizer, best.batch, best.rate, seed) for seed in seeds]
         values = tuple(cell.value for cell in cells if cell.value is not None)
+        accuracies = tuple(c.accuracy for c in cells if c.value is not None and c.accuracy is not None)
         times = [cell.step_s for cell in (*tried, *cells) if cell.step_s is not None]
         return SweepPoint(
-            optimizer, batch, best.steps, best.rate, values, len(cells), tuple(cell.rate for cell in tried),
-            median(times) if times else None,
+            best.optimizer, best.batch, best.steps, best.rate, values, len(cells), tuple(cell.rate for cell in tried),
+            median(times) if times else None, accuracies,
         )  # fmt: skip
 
-    def _tried(self, optimizer: str, batch: int, rates: Sequence[float], seed: int) -> list[Cell]:
-        """Run ascending learning rates, and more while the best is the lowest or the highest; return them ascending."""
-        tried: list[Cell] = []
-        for rate in rates:
-            tried.append(self._cell(optimizer, batch, rate, seed))
-            if tried[-1].value is None:  # diverged, and so would higher rates
+    def _tried(self, optimizer: str, batch: int, grid: _Grid, seed: int, enough: float | None) -> list[Cell]:
+        """Run rates until the best lies between two others, or until one reaches `enough`; return them ascending."""
+        is_upwards = _by_rule(optimizer, 1, 1.0, 2) < 2  # the rule grows more slowly than the batch size
+        tried: dict[int, Cell] = {}
+        place: int | None = grid.start
+        while place is not None:
+            tried[place] = self._cell(optimizer, batch, grid.rate(place), seed)
+            value = tried[place].value
+            if enough is not None and value is not None and value <= enough:
                 break
-        for _ in range(MOST_ADDED if len(rates) > 1 else 0):
-            best = _best(tried)
-            if best == 0:
-                lower = tried[0].rate * rates[0] / rates[1]
-                tried.insert(0, self._cell(optimizer, batch, lower, seed))
-            elif best == len(tried) - 1:
-                higher = tried[-1].rate * rates[-1] / rates[-2]
-                tried.append(self._cell(optimizer, batch, higher, seed))
-        return tried
+            place = _next_place(tried, len(grid.rates), is_upwards=is_upwards)
+        return [tried[place] for place in sorted(tried)]
 
     def _cell(self, optimizer: str, batch: int, rate: float, seed: int) -> Cell:
-        self.progress.draw()
         key = (optimizer, batch, rate, seed)
+        if key not in self.counted:
+            self.progress.draw()
         if key not in self.known:
             self.known[key] = self._run(*key)
             _append(self.folder / "cells.jsonl", self.known[key])
             if self.on_cell is not None:
                 self.on_cell(self.known[key])
-        self.progress.count()
+        if key not in self.counted:
+            self.counted.add(key)
+            self.progress.count()
         return self.known[key]
 
     def _run(self, optimizer: str, batch: int, rate: float, seed: int) -> Cell:
@@ -195,14 +230,36 @@ class _Plan:
         measured = TrialReader(run).poll()
         value = measured.objective(self.quality, job.steps)
         finite = value is not None and math.isfinite(value)
+        error = measured.objective("error", job.steps)
         return Cell(
-            optimizer, batch, rate, seed, value if finite else None, job.steps, step_s=measured.step_s
-        )
+            optimizer, batch, rate, seed, value if finite else None, job.steps, step_s=measured.step_s,
+            accuracy=None if error is None else 1 - error,
+        )  # fmt: skip
 
 
 def _by_rule(optimizer: str, base_batch: int, rate: float, batch: int) -> float:
     """Return the learning rate at another batch size, by the optimizer's scaling rule."""
     return float(scaled_lr(batch, lr=rate, base_batch=base_batch, rule=Optimizer(optimizer).scaling))
+
+
+def _next_place(tried: Mapping[int, Cell], num_rates: int, *, is_upwards: bool) -> int | None:
+    """Return the index of the rate to try next, a neighbour of the best; None if there is none left to try.
+
+    Args:
+        tried: Runs by the index of their rate; an index outside ``range(num_rates)`` is an added rate.
+        num_rates: Number of rates given.
+        is_upwards: Whether to try the higher neighbour first. For optimizers with the square-root rule, the best rate
+            grows faster than the rule at these batch sizes; for those with the linear rule, more slowly.
+    """
+    lowest = min(tried)
+    cells = [tried[place] for place in sorted(tried)]
+    best = lowest + _best(cells)
+    # a rate above one that diverged would diverge too
+    higher = [best + 1] if tried[best].value is not None else []
+    neighbours = [*higher, best - 1] if is_upwards else [best - 1, *higher]
+    added = sum(not 0 <= place < num_rates for place in tried)
+    may_add = num_rates > 1 and added < MOST_ADDED
+    return next((n for n in neighbours if n not in tried and (0 <= n < num_rates or may_add)), None)
 
 
 def _best(cells: Sequence[Cell]) -> int:

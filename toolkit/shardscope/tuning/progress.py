@@ -132,18 +132,23 @@ class SweepProgress:
         self._quiet = shown is False
         self._stream = sys.stdout if self._rewrite else sys.stderr
         self._began = time.monotonic()
-        self._done = self._total = 0
+        self._done = self._total = self._planned = 0
+        self._warm = (
+            0,
+            0.0,
+        )  # runs done, and seconds until then: the first run also starts the server of all runs
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
         if not self._quiet:
-            self._write(f"{self._done} runs in {duration_text(time.monotonic() - self._began)}", end="\n")
+            self._write(self.last_line(time.monotonic() - self._began, is_complete=kind is None), end="\n")
 
     def expect(self, num_runs: int) -> None:
-        """Set how many runs are probably left."""
+        """Set how many runs are left if no search for a rate ends early and no optimizer stops before the last size."""
         self._total = self._done + num_runs
+        self._planned = self._planned or self._total
 
     def count(self) -> None:
         """Count one more run as done."""
@@ -151,17 +156,31 @@ class SweepProgress:
 
     def draw(self) -> None:
         """Show the number of the run that starts, and the time left if earlier runs tell it."""
+        elapsed_s = time.monotonic() - self._began
+        if self._done == 1:
+            self._warm = (1, elapsed_s)
         if self._rewrite:
-            self._write(self.line(time.monotonic() - self._began))
+            self._write(self.line(elapsed_s))
 
     def line(self, elapsed_s: float) -> str:
         """Return the line with the number of runs and the time left, after so many seconds."""
         total = max(self._total, self._done + 1)
-        text = f"{bar(self._done / total)} run {self._done + 1} of about {total}"
-        if not self._done:
+        text = f"{bar(self._done / total)} run {self._done + 1} of about {total} or fewer"
+        skipped, skipped_s = self._warm
+        if self._done == skipped:
             return text
-        left_s = elapsed_s / self._done * (total - self._done)
-        return f"{text}, about {f'{left_s / 60:.0f} min' if left_s >= 90 else f'{left_s:.0f} s'} left"
+        left_s = (elapsed_s - skipped_s) / (self._done - skipped) * (total - self._done)
+        return f"{text}, up to {f'{left_s / 60:.0f} min' if left_s >= 90 else f'{left_s:.0f} s'} left"
+
+    def last_line(self, elapsed_s: float, *, is_complete: bool = True) -> str:
+        """Return the number of runs and the time that they took, and why a complete sweep took fewer than planned."""
+        took = f"{self._done} runs in {duration_text(elapsed_s)}"
+        saved = self._planned - self._done if is_complete else 0
+        return (
+            f"{took}; {saved} fewer than planned, because they could not change the result"
+            if saved > 0
+            else took
+        )
 
     def _write(self, text: str, end: str = "") -> None:
         self._stream.write(f"\r{text:<{_LINE_WIDTH}}{end}" if self._rewrite else f"{text}{end}")

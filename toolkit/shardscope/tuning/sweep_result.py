@@ -8,12 +8,17 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Literal
 
+from shardscope.errors import StudyError
 from shardscope.spec import Job
+from shardscope.spec.units import duration_text
 
 if TYPE_CHECKING:
     import pandas as pd
 
 TARGET_MARGIN = 1.25
+_COLUMNS = (
+    "reaches the target", "validation {quality}", "validation accuracy", "learning rate", "steps", "training time",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,8 @@ class Cell:
         steps: Number of steps of the run.
         reason: First line of the run's error; None if there is none.
         step_s: Median time of a step on the slowest rank, in seconds; None if the run failed.
+        accuracy: Fraction of right answers on the validation split; None if the run failed, or was recorded by an
+            earlier version.
     """
 
     optimizer: str
@@ -37,22 +44,24 @@ class Cell:
     steps: int
     reason: str | None = None
     step_s: float | None = field(default=None, compare=False)
+    accuracy: float | None = None
 
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """Result of one optimizer at one batch size: the best learning rate, and the quality of each completed run with it.
+    """Result of one optimizer at one batch size: the learning rate, and the quality of each completed run with it.
 
     The run of the seed that selected the rate is excluded, unless there was only one rate.
 
     Attributes:
         batch: Global batch size, in samples.
         steps: Number of steps of each run.
-        rate: Best learning rate.
+        rate: Best learning rate of those tried.
         values: Quality of each completed run on the validation split.
         num_seeds: Number of runs at the best rate, including failed ones.
         rates: Learning rates tried, in ascending order.
         step_s: Median time of a step, in seconds; None if it was not measured.
+        accuracies: Fraction of right answers of each completed run on the validation split; empty if not recorded.
     """
 
     optimizer: str
@@ -63,12 +72,18 @@ class SweepPoint:
     num_seeds: int
     rates: tuple[float, ...] = ()
     step_s: float | None = field(default=None, compare=False)
+    accuracies: tuple[float, ...] = ()
 
     @property
     def median(self) -> float:
         """Median quality over all seeds, where a failed run counts as infinite."""
         failed = self.num_seeds - len(self.values)
         return median([*self.values, *[math.inf] * failed])
+
+    @property
+    def accuracy(self) -> float | None:
+        """Median fraction of right answers of the completed runs; None if there are none, or it was not recorded."""
+        return median(self.accuracies) if self.accuracies else None
 
     @property
     def edge(self) -> Literal["lowest", "highest"] | None:
@@ -81,6 +96,11 @@ class SweepPoint:
     def seconds(self) -> float | None:
         """Training time of a run, in seconds, without evaluation; None if it was not measured."""
         return None if self.step_s is None else self.steps * self.step_s
+
+    def straddles(self, target: float) -> bool:
+        """Return whether some runs reach the target and others do not."""
+        reached = sum(value <= target for value in self.values)
+        return 0 < reached < self.num_seeds
 
     def reaches(self, target: float) -> bool:
         """Return whether the median over seeds is finite and at most the target."""
@@ -95,6 +115,7 @@ class BatchSweep:
 
     Attributes:
         target_from: The point whose median, times 1.25, is the target; None if the target was given.
+        batches: All batch sizes that were asked for, in ascending order.
     """
 
     job: Job
@@ -102,6 +123,24 @@ class BatchSweep:
     target: float
     points: tuple[SweepPoint, ...]
     target_from: SweepPoint | None = None
+    batches: tuple[int, ...] = ()
+
+    @property
+    def num_samples(self) -> int:
+        """Number of samples that every run trains on, each counted as often as it is used."""
+        return self.job.steps * self.job.batch.global_batch
+
+    def point(self, optimizer: str, batch: int) -> SweepPoint:
+        """Return the result of an optimizer at a batch size.
+
+        Raises:
+            StudyError: The sweep did not run this optimizer at this batch size.
+        """
+        for point in self.points:
+            if (point.optimizer, point.batch) == (optimizer, batch):
+                return point
+        known = ", ".join(f"{point.optimizer} at {point.batch}" for point in self.points)
+        raise StudyError(f"the sweep did not run {optimizer} at batch size {batch}; it ran {known}")
 
     def largest(self, optimizer: str) -> int | None:
         """Return the largest batch size such that it and all smaller ones reach the target; None if there is none."""
@@ -114,27 +153,58 @@ class BatchSweep:
 
     @property
     def frame(self) -> pd.DataFrame:
-        """Frame with one row per point.
+        """Frame with one row per point, for computing; `table` is for reading.
 
         Columns: optimizer, batch, steps, rate (the best), edge (``lowest`` or ``highest`` if it is at an end of the
-        rates tried), the median quality, num_seeds, reached, seconds_per_step and seconds_to_target (the training time
-        of a run that reaches the target; missing if it is not reached).
+        rates tried), the median quality, accuracy (the median), num_seeds, reached, seconds_per_step and
+        seconds_to_target (the training time of a run that reaches the target; missing if it is not reached).
         """
         import pandas as pd
 
         return pd.DataFrame(
             {
                 "optimizer": point.optimizer, "batch": point.batch, "steps": point.steps, "rate": point.rate,
-                "edge": point.edge or "", self.quality: point.median, "num_seeds": point.num_seeds,
+                "edge": point.edge or "", self.quality: point.median,
+                "accuracy": point.accuracy, "num_seeds": point.num_seeds,
                 "reached": point.reaches(self.target), "seconds_per_step": point.step_s,
                 "seconds_to_target": point.seconds if point.reaches(self.target) else None,
             }
             for point in self.points
         )  # fmt: skip
 
+    @property
+    def table(self) -> pd.DataFrame:
+        """Table of texts with one row per optimizer and batch size, which says why larger sizes were not run."""
+        import pandas as pd
+
+        rows: dict[tuple[str, str], list[str]] = {}
+        for name in dict.fromkeys(point.optimizer for point in self.points):
+            points = [point for point in self.points if point.optimizer == name]
+            rows |= {(name, str(point.batch)): self._row(point) for point in points}
+            missing = [str(batch) for batch in self.batches if batch > points[-1].batch]
+            if missing:
+                why = f"not run, because {points[-1].batch} missed it"
+                rows[name, ", ".join(missing)] = [why, *[""] * (len(_COLUMNS) - 1)]
+        index = pd.MultiIndex.from_tuples(rows, names=["optimizer", "batch size"])
+        columns = [column.format(quality=self.quality) for column in _COLUMNS]
+        return pd.DataFrame(list(rows.values()), index=index, columns=columns)
+
+    def _row(self, point: SweepPoint) -> list[str]:
+        """Return the texts of a point, in the order of `_COLUMNS`."""
+        reached = "yes" if point.reaches(self.target) else "no"
+        is_narrow = point.straddles(self.target)
+        return [
+            f"{reached}, narrowly" if is_narrow else reached,
+            f"{point.median:.3g}" if math.isfinite(point.median) else "diverged",
+            "unknown" if point.accuracy is None else f"{point.accuracy:.1%}",
+            f"{point.rate:.2g}",
+            str(point.steps),
+            "unknown" if point.seconds is None else duration_text(point.seconds),
+        ]
+
     def __str__(self) -> str:
         lines = [
-            f"Largest batch size that reaches {self.quality} {self.target:.4g} in the same number of epochs:"
+            f"Largest batch size that reaches {self.quality} {self.target:.4g} on {self.num_samples:,} samples:"
         ]
         for name in dict.fromkeys(point.optimizer for point in self.points):
             found = self.largest(name)

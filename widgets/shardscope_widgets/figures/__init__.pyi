@@ -3,6 +3,7 @@ from shardscope_widgets.figures._batch_sweep import SweepInfo as SweepInfo
 from shardscope_widgets.figures._batch_sweep import batch_sweep as batch_sweep
 from shardscope_widgets.figures._batch_sweep import batch_sweep_info as batch_sweep_info
 from shardscope_widgets.figures._batch_sweep import draw_batch_sweep as draw_batch_sweep
+from shardscope_widgets.figures._batch_sweep_text import batch_limits_text as batch_limits_text
 from shardscope_widgets.figures._batch_sweep_text import batch_sweep_text as batch_sweep_text
 from shardscope_widgets.figures._break_even import BreakEvenInfo as BreakEvenInfo
 from shardscope_widgets.figures._break_even import break_even as break_even
@@ -136,6 +137,10 @@ from shardscope_widgets.figures._staleness import draw_staleness as draw_stalene
 from shardscope_widgets.figures._staleness import staleness as staleness
 from shardscope_widgets.figures._staleness import staleness_info as staleness_info
 from shardscope_widgets.figures._staleness import staleness_text as staleness_text
+from shardscope_widgets.figures._target_cost import TargetCostInfo as TargetCostInfo
+from shardscope_widgets.figures._target_cost import draw_target_cost as draw_target_cost
+from shardscope_widgets.figures._target_cost import target_cost as target_cost
+from shardscope_widgets.figures._target_cost import target_cost_text as target_cost_text
 from shardscope_widgets.figures._timeline import Shares as Shares
 from shardscope_widgets.figures._timeline import SpanBar as SpanBar
 from shardscope_widgets.figures._timeline import TimelineInfo as TimelineInfo

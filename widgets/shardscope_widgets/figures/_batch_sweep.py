@@ -1,4 +1,4 @@
-"""Large-batch sweep: quality after the same number of epochs, and training time, of each optimizer by batch size."""
+"""Large-batch sweep: quality after the same number of samples, and training time, of each optimizer by batch size."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ class SweepLine(NamedTuple):
     `medians` is None where most seeds failed; `lows` and `highs` are None where all seeds failed. `seconds` is the
     training time of a run, None if it was not measured. `largest` is the largest batch size that reaches the target;
     None if there is none. `edge` says whether the best rate at the first batch size that misses the target is the
-    ``lowest`` or ``highest`` tried. `is_layerwise` is true of optimizers such as LAMB and LARS.
+    ``lowest`` or ``highest`` tried. `accuracies` are median fractions of right answers on the validation split, None
+    where they are unknown; `straddles` is true where some seeds reach the target and others do not. `is_layerwise` is
+    true of optimizers such as LAMB and LARS.
     """
 
     optimizer: str
@@ -42,6 +44,8 @@ class SweepLine(NamedTuple):
     largest: int | None
     edge: str | None
     is_layerwise: bool
+    accuracies: tuple[float | None, ...]
+    straddles: tuple[bool, ...]
 
     @property
     def num_reached(self) -> int:
@@ -50,7 +54,10 @@ class SweepLine(NamedTuple):
 
 
 class SweepInfo(NamedTuple):
-    """The lines of all optimizers, the target quality and its origin, and the critical batch size if it is known."""
+    """The lines of all optimizers, the target quality and its origin, and the critical batch size if it is known.
+
+    `num_samples` is the number of samples that every run trains on; `batches` are all sizes that were asked for.
+    """
 
     quality: str
     target: float
@@ -58,6 +65,8 @@ class SweepInfo(NamedTuple):
     num_seeds: int
     target_from: SweepPoint | None
     critical_batch: float | None
+    num_samples: int
+    batches: tuple[int, ...]
 
 
 def batch_sweep_info(sweep: BatchSweep, *, critical_batch: float | None = None) -> SweepInfo:
@@ -71,6 +80,7 @@ def batch_sweep_info(sweep: BatchSweep, *, critical_batch: float | None = None) 
     return SweepInfo(
         sweep.quality, sweep.target, tuple(_line(sweep, name) for name in names),
         max(point.num_seeds for point in sweep.points), sweep.target_from, critical_batch,
+        sweep.num_samples, sweep.batches,
     )  # fmt: skip
 
 
@@ -89,6 +99,8 @@ def _line(sweep: BatchSweep, name: str) -> SweepLine:
         sweep.largest(name),
         next((p.edge for p in points if not p.reaches(sweep.target)), None),
         optimizer is not None and optimizer.without_ratios is not None,
+        tuple(p.accuracy for p in points),
+        tuple(p.straddles(sweep.target) for p in points),
     )
 
 
@@ -96,9 +108,10 @@ def _hover(point: SweepPoint) -> str:
     failed = point.num_seeds - len(point.values)
     seeds = ", ".join(f"{value:.4g}" for value in point.values) or "none"
     time = "" if point.step_s is None else f" of {duration_text(point.step_s)}"
+    accuracy = "" if point.accuracy is None else f"accuracy {point.accuracy:.1%}<br>"
     tried = f", {point.edge or 'inside'} of {len(point.rates)} tried" if len(point.rates) > 1 else ""
     return (
-        f"{point.steps} steps{time}<br>rate {point.rate:.3g}{tried}<br>seeds: {seeds}"
+        f"{accuracy}{point.steps} steps{time}<br>rate {point.rate:.3g}{tried}<br>seeds: {seeds}"
         f"{f'; {failed} failed' if failed else ''}"
     )
 
@@ -215,7 +228,7 @@ def _target_name(value: float, *, is_log: bool) -> dict[str, Any]:
 
 
 def batch_sweep(sweep: BatchSweep, *, critical_batch: float | None = None) -> go.Figure:
-    """Draw the quality that each optimizer reaches at each batch size after the same number of epochs, and its time.
+    """Draw the quality that each optimizer reaches at each batch size after the same number of samples, and its time.
 
     Args:
         sweep: Result of ``shardscope.batch_sweep``.

@@ -1,9 +1,9 @@
-"""Sentences on a large-batch sweep: the limit of each optimizer, the target, and the time that larger batches save."""
+"""Sentences on a large-batch sweep: the answer, the target, and what limits each optimizer, in this order."""
 
 from __future__ import annotations
 
 from shardscope.tuning.sweep_result import TARGET_MARGIN
-from shardscope_widgets.figures._batch_sweep import QUALITY_WORDS, SweepInfo
+from shardscope_widgets.figures._batch_sweep import QUALITY_WORDS, SweepInfo, SweepLine
 from shardscope_widgets.words import duration_text, listed
 
 _FEW_STEPS = 10
@@ -11,67 +11,124 @@ _FEW_STEPS = 10
 
 
 def batch_sweep_text(info: SweepInfo) -> str:
-    """Return a line for each finding: the largest batch size and the time it saves first, then what limits it."""
-    answer = " ".join(filter(None, (_largest(info), _layerwise(info))))
-    lines = (
-        answer, _reached(info), _time(info), _critical(info), _target_rule(info), _narrow(info), *_open_limits(info),
-        *_few_steps(info),
+    """Return Markdown: the answer in bold, then a list with a line for each finding."""
+    reasons = (
+        _target(info), _reached(info), _untested(info), _narrow(info), _time(info), batch_limits_text(info),
+        *_open_limits(info), *_few_steps(info),
     )  # fmt: skip
-    return "\n".join(line for line in lines if line)
+    return "\n".join([f"**{_answer(info)}**\n", *(f"- {reason}" for reason in reasons if reason)])
 
 
-def _largest(info: SweepInfo) -> str:
-    """Return which batch size is the largest that reaches the target, and with which optimizers."""
-    most = max((line.largest for line in info.lines if line.largest is not None), default=None)
-    if most is None:
+def batch_limits_text(info: SweepInfo) -> str:
+    """Return a sentence on each of the two limits of the batch size; empty if one of them is unknown."""
+    most = _most(info)
+    if info.critical_batch is None or most is None:
         return ""
-    names = listed(line.optimizer for line in info.lines if line.largest == most)
-    tried = max(batch for line in info.lines for batch in line.batches)
-    end = f"the next larger one, {tried}, misses it" if tried > most else "no larger one was tried"
-    return f"The largest batch size that reaches the target is {most}, with {names}; {end}."
+    return (
+        f"The critical batch size, {info.critical_batch:.0f}, says up to where a larger batch saves steps almost in "
+        f"proportion. The largest batch size that reached the target, {most}, says up to where {info.num_samples:,} "
+        "samples still make enough steps to get there."
+    )
+
+
+def _most(info: SweepInfo) -> int | None:
+    return max((line.largest for line in info.lines if line.largest is not None), default=None)
+
+
+def _answer(info: SweepInfo) -> str:
+    """Return up to which batch size the target is reached, and whether layer-wise optimizers reach it further."""
+    most = _most(info)
+    if most is None:
+        return "None of the optimizers reaches the target at any of the batch sizes tried."
+    said = f"The batch can grow to {most} before the target is missed"
+    lines = [line for line in info.lines if line.largest == most]
+    accuracy = _accuracy(lines[0])
+    layerwise = sorted((e for e in info.lines if e.is_layerwise), key=lambda e: -(e.largest or 0))
+    others = [line for line in info.lines if not line.is_layerwise]
+    best = max((line.largest or 0 for line in others), default=0)
+    if not layerwise or not best:
+        return f"{said}, with {listed(line.optimizer for line in lines)}.{accuracy}"
+    rival = listed(line.optimizer for line in others if line.largest == best)
+    parts = ", ".join(f"{line.optimizer} {_beside(line, rival, best)}" for line in layerwise)
+    return f"{said}.{accuracy} {parts}: {_verdict(layerwise, best)}."
+
+
+def _accuracy(line: SweepLine) -> str:
+    """Return an optimizer's accuracy at its smallest, largest and first missed batch size; empty if unknown."""
+    places = dict.fromkeys([0, line.num_reached - 1, min(line.num_reached, len(line.batches) - 1)])
+    known = [(line.batches[n], line.accuracies[n]) for n in places]
+    told = [f"{accuracy:.1%} at {batch}" for batch, accuracy in known if accuracy is not None]
+    return f" Validation accuracy of {line.optimizer}: {listed(told)}." if told else ""
+
+
+def _beside(line: SweepLine, rival: str, best: int) -> str:
+    """Return how a layer-wise optimizer compares with the best of the others, as a predicate."""
+    if line.largest is None:
+        return "misses it at every size tried"
+    if line.largest == best:
+        return f"ties {rival} at {best}"
+    return f"reaches {line.largest}, {rival} {best}" if line.largest > best else f"stops at {line.largest}"
+
+
+def _verdict(layerwise: list[SweepLine], best: int) -> str:
+    better = [line.optimizer for line in layerwise if (line.largest or 0) > best]
+    if better:
+        return f"{listed(better)} {'helps' if len(better) == 1 else 'help'} here"
+    return {1: "it does not help here", 2: "neither helps here"}.get(
+        len(layerwise), "none of them helps here"
+    )
+
+
+def _target(info: SweepInfo) -> str:
+    source, word = info.target_from, QUALITY_WORDS[info.quality]
+    said = f"The target: a {word} of {info.target:.3g} or less, after {info.num_samples:,} samples at every batch size"
+    if source is None:
+        return f"{said}."
+    return (
+        f"{said}. It is {TARGET_MARGIN:g} times {source.median:.3g}, the highest {word} at batch size {source.batch} "
+        f"(that of {source.optimizer}), so that every optimizer starts from a size that reaches it."
+    )
 
 
 def _reached(info: SweepInfo) -> str:
     reached = [f"{line.optimizer} up to {line.largest}" for line in info.lines if line.largest is not None]
     never = [line.optimizer for line in info.lines if line.largest is None]
-    said = f"Within the same number of epochs, a {QUALITY_WORDS[info.quality]} of {info.target:.3g} is reached by "
-    said += listed(reached) if reached else "none of the optimizers at any of these batch sizes"
-    return f"{said}{f'; not by {listed(never)}' if reached and never else ''}."
+    said = f"It is reached by {listed(reached)}" if reached else ""
+    return f"{said}{f'; not by {listed(never)}' if reached and never else ''}." if said else ""
 
 
-def _target_rule(info: SweepInfo) -> str:
-    source = info.target_from
-    if source is None:
+def _untested(info: SweepInfo) -> str:
+    """Return what lies between the last size reached and the first missed, and why larger ones were not run."""
+    most = _most(info)
+    tried = max(batch for line in info.lines for batch in line.batches)
+    if most is None:
         return ""
-    return (
-        f"This target is {TARGET_MARGIN:g} times {source.median:.3g}, the highest {QUALITY_WORDS[info.quality]} at "
-        f"batch size {source.batch} (that of {source.optimizer}), so that each of them can reach it there, and "
-        "differences between seeds matter little."
+    if most == tried:
+        return f"Batch sizes above {tried} were not tested, so the limit may be higher."
+    missed = min(b for line in info.lines for b in line.batches if b > most)
+    said = (
+        f"Between {most} and {missed}, no size was tested, so the limit lies somewhere between the two. An optimizer "
+        "stops after the first size that it misses"
     )
+    beyond = [str(batch) for batch in info.batches if batch > tried]
+    if not beyond:
+        return f"{said}."
+    return f"{said}, so {listed(beyond)} {'was' if len(beyond) == 1 else 'were'} not run."
 
 
 def _narrow(info: SweepInfo) -> str:
-    """Name the limits where the median misses the target, but at least one seed reaches it."""
-    first_missed = [(line, line.num_reached) for line in info.lines if line.num_reached < len(line.batches)]
-    narrow = [
-        f"{line.optimizer} at {line.batches[place]} ({line.medians[place]:.3g})"
-        for line, place in first_missed
-        if (low := line.lows[place]) is not None and low <= info.target and line.medians[place] is not None
-    ]
-    return f"Narrowly missed, because one seed or more reach it: {listed(narrow)}." if narrow else ""
-
-
-def _layerwise(info: SweepInfo) -> str:
-    layerwise = [line for line in info.lines if line.is_layerwise]
-    others = [line.largest or 0 for line in info.lines if not line.is_layerwise]
-    if not layerwise or not others:
-        return ""
-    better = [line.optimizer for line in layerwise if (line.largest or 0) > max(others)]
-    if better:
-        return f"{listed(better)} reached it at a larger batch size than the others."
-    names = listed(line.optimizer for line in layerwise)
-    do_not = "does not" if len(layerwise) == 1 else "do not"
-    return f"{names} {do_not} reach it at a larger batch size than the best of the others."
+    """Name the points where some seeds reach the target and others miss it."""
+    parts = []
+    for word in ("reached", "missed"):
+        names = [
+            f"{line.optimizer} at {line.batches[n]}"
+            for line in info.lines
+            for n, straddles in enumerate(line.straddles)
+            if straddles and (n < line.num_reached) is (word == "reached")
+        ]
+        parts += [f"narrowly {word} by {listed(names)}"] if names else []
+    told = "; ".join(parts)
+    return f"Too close to call, because the seeds lie on both sides of the target: {told}." if parts else ""
 
 
 def _open_limits(info: SweepInfo) -> list[str]:
@@ -104,21 +161,7 @@ def _time(info: SweepInfo) -> str:
             f"; at {line.batches[0]} it takes {duration_text(first)} ({line.steps[0]} steps of "
             f"{duration_text(first / line.steps[0])})"
         )
-    if place + 1 < line.num_reached:
-        return f"{said}. Larger batches save no more time."
-    return f"{said}. Up to there, a larger batch saves time, so the loss of quality sets the limit."
-
-
-def _critical(info: SweepInfo) -> str:
-    most = max((line.largest for line in info.lines if line.largest is not None), default=None)
-    if info.critical_batch is None or most is None:
-        return ""
-    critical = f"{info.critical_batch:.0f}"
-    return (
-        f"The critical batch size, {critical}, is a different limit: from about {critical} on, more samples per step "
-        f"save fewer and fewer steps; {most} is the largest batch size at which these epochs still have enough steps "
-        "for the target."
-    )
+    return f"{said}. Larger batches save no more time." if place + 1 < line.num_reached else f"{said}."
 
 
 def _few_steps(info: SweepInfo) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import plotly.graph_objects as go
 
-from shardscope.runlog.alarms import LATE
+from shardscope.runlog.alarms import CARRIES, LATE, carrying
 from shardscope.runlog.layers import Layers, RatioSeries, ResidualSeries
 from shardscope_widgets.figures import theme
 from shardscope_widgets.trace import Trace
@@ -17,7 +17,8 @@ from shardscope_widgets.words import listed, plural, three_digits
 MOST_SAMPLES = 120
 """Maximum number of steps drawn; for longer runs, every second, third, ... sampled step and the last are drawn."""
 MOST_NAMED = 5
-"""Number of layers drawn in colour: those with the largest residuals; the others are grey."""
+"""Number of layers drawn in colour: those with the largest residuals among those that alarms check. The others are
+grey."""
 COLOURS = ("#e06c2c", "#2a86d1", "#11997a", "#b866a6", "#c49a0c")
 KIND_DASHES = {"residual": "solid", "unsent": "solid", "share": "dot"}
 SCALE = ((0.0, "#46327e"), (0.25, "#365c8d"), (0.5, "#277f8e"), (0.75, "#4ac16d"), (1.0, "#f1e51d"))
@@ -47,6 +48,8 @@ class Debt(NamedTuple):
     steps: tuple[int, ...]
     relative: tuple[float | None, ...]
     residuals: tuple[float, ...]
+    is_checked: bool = True
+    """Whether alarms check this residual: not if the layer's gradient is small (see `shardscope.runlog.alarms`)."""
 
     @property
     def last(self) -> float:
@@ -63,6 +66,9 @@ class LayersInfo(NamedTuple):
     debts: tuple[Debt, ...]
     alarms: tuple[str, ...]
 
+    is_late: bool = False
+    """Whether one of the alarms is about a residual above the threshold."""
+
     @property
     def is_telling(self) -> bool:
         """Whether any layer has a trust ratio or a residual to draw."""
@@ -72,9 +78,16 @@ class LayersInfo(NamedTuple):
 def layers_info(layers: Layers, *, label: str = "") -> LayersInfo:
     """Return the data of the figure from a run's layers (``run.layers()``); `label` is the run's name."""
     steps = _thinned(sorted({step for series in layers.ratios for step in series.steps}))
-    debts = sorted((_debt(series) for series in layers.residuals), key=lambda debt: -debt.last)
+    checked = {(series.layer, series.kind) for series in carrying(layers.residuals)}
+    debts = sorted(
+        (_debt(series, is_checked=(series.layer, series.kind) in checked) for series in layers.residuals),
+        key=lambda debt: -debt.last,
+    )
     rows = tuple(_row(series, steps) for series in layers.ratios)
-    return LayersInfo(label, tuple(steps), rows, tuple(debts), tuple(map(str, layers.alarms)))
+    return LayersInfo(
+        label, tuple(steps), rows, tuple(debts), tuple(map(str, layers.alarms)),
+        any(alarm.kind == "late" for alarm in layers.alarms),
+    )  # fmt: skip
 
 
 def layers_info_of(trace: Trace) -> LayersInfo:
@@ -100,12 +113,12 @@ def _row(series: RatioSeries, steps: Sequence[int]) -> RatioRow:
     return RatioRow(series.layer, ratio, weights, updates, bound)
 
 
-def _debt(series: ResidualSeries) -> Debt:
+def _debt(series: ResidualSeries, *, is_checked: bool) -> Debt:
     kept = set(_thinned(series.steps))
     chosen = [i for i, step in enumerate(series.steps) if step in kept]
     relative = tuple(_finite(series.relative[i]) for i in chosen)
     steps, residuals = tuple(series.steps[i] for i in chosen), tuple(series.norm[i] for i in chosen)
-    return Debt(series.layer, series.kind, steps, relative, residuals)
+    return Debt(series.layer, series.kind, steps, relative, residuals, is_checked)
 
 
 def _finite(value: float | None) -> float | None:
@@ -143,7 +156,19 @@ def _debt_words(info: LayersInfo) -> str:
     if not info.debts:
         return ""
     most = info.debts[0]
-    return f"the largest residual is in {most.layer}, {_number(most.last)} times the gradient of a step"
+    said = f"the largest residual is in {most.layer}, {_number(most.last)} times the gradient of a step"
+    small = [debt for debt in info.debts if not debt.is_checked and debt.last > LATE]
+    if small:
+        said += (
+            f"; no alarm is raised for {plural(len(small), 'layer')} above the threshold of {LATE:g}, because a "
+            f"gradient below {CARRIES:.0%} of the whole can be sent late with little harm"
+        )
+    brief = [debt.layer for debt in info.debts if debt.is_checked and debt.last > LATE and not info.is_late]
+    if brief:
+        said += (
+            f"; {listed(brief)} only ends above {LATE:g}, and alarms compare the median of the last quarter"
+        )
+    return said
 
 
 def _number(value: float | None) -> str:
@@ -171,8 +196,8 @@ def draw_layers(info: LayersInfo) -> go.Figure:
             else ""
         )
         layout["annotations"] += [
-            _head("Residual", f"relative to one step's gradient{shares}", right),
-            _late_note(),
+            _head("Residual", f"÷ gradient{shares}", right),
+            _late_note(info),
         ]
         layout["shapes"].append(theme.rule(ALARM, y=LATE, axis="2", along="x2 domain", width=1.4))
     figure.update_layout(layout, showlegend=bool(info.debts))
@@ -268,22 +293,24 @@ def _map_axes(info: LayersInfo, place: list[float], height: int) -> dict[str, An
 
 def _debts(info: LayersInfo) -> list[Any]:
     """Return the residual lines, grey ones first so that coloured ones are on top."""
-    named = list(dict.fromkeys(debt.layer for debt in info.debts))[:MOST_NAMED]
+    named = list(dict.fromkeys(debt.layer for debt in info.debts if debt.is_checked))[:MOST_NAMED]
     lines = [_line(debt, named) for debt in reversed(info.debts)]
     return sorted(lines, key=lambda line: bool(line["line"]["color"] != theme.AXIS))
 
 
 def _line(debt: Debt, named: Sequence[str]) -> dict[str, Any]:
-    is_named = debt.layer in named
+    checked = "" if debt.is_checked else "; small gradient, not checked"
+    is_named = debt.is_checked and debt.layer in named
     colour = COLOURS[named.index(debt.layer)] if is_named else theme.AXIS
     return {
         "type": "scatter", "mode": "lines", "xaxis": "x2", "yaxis": "y2", "x": debt.steps, "y": debt.relative,
         "name": debt.layer, "showlegend": is_named and debt.kind != "share",
         "legendrank": named.index(debt.layer) + 1 if is_named else 1000,
         "line": {"color": colour, "width": 2.1 if is_named else 1.1, "dash": KIND_DASHES.get(debt.kind, "dash")},
+        "opacity": 1.0 if debt.is_checked else 0.6,
         "customdata": debt.residuals,
-        "hovertemplate": f"{debt.layer} ({debt.kind})<br>step %{{x}}: %{{y:.3g}} gradients, norm %{{customdata:.3g}}"
-        "<extra></extra>",
+        "hovertemplate": f"{debt.layer} ({debt.kind}{checked})<br>step %{{x}}: %{{y:.3g}} gradients, norm "
+        "%{customdata:.3g}<extra></extra>",
     }  # fmt: skip
 
 
@@ -300,9 +327,13 @@ def _debt_axes(info: LayersInfo, place: list[float]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _late_note() -> dict[str, Any]:
+def _late_note(info: LayersInfo) -> dict[str, Any]:
     place = {"xref": "x2 domain", "yref": "y2", "xanchor": "left", "font": {"size": 11, "color": theme.GREY}}
-    return theme.note("alarm threshold", x=0.01, y=math.log10(LATE)) | place
+    is_partial = not all(debt.is_checked for debt in info.debts)
+    return (
+        theme.note("alarm (coloured)" if is_partial else "alarm threshold", x=0.01, y=math.log10(LATE))
+        | place
+    )
 
 
 def layers(run: Any) -> go.Figure:

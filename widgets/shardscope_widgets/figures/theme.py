@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from shardscope_widgets.trace import Trace
 
 __all__ = [
-    "AXIS", "DASHES", "FONT", "GREY", "GRID", "HOVER", "IDLE", "LEGEND_ABOVE", "MEMORY_LOOKS", "MODEBAR", "OP_LOOKS",
-    "PATTERNS", "RunStyle", "SPAN_LOOKS", "axis", "blank", "empty", "ink_on", "look", "note", "rule", "run_looks",
-    "span_look", "strategy_colour", "striped", "style", "tint",
+    "AXIS", "DASHES", "FONT", "GREY", "GRID", "HOVER", "IDLE", "LEGEND_ABOVE", "MEMORY_LOOKS", "MODEBAR",
+    "MODEBAR_WIDTH", "OP_LOOKS", "PATTERNS", "RunStyle", "SPAN_LOOKS", "axis", "blank", "empty", "ink_on", "look",
+    "note", "rule", "run_looks", "span_look", "strategy_colour", "striped", "style", "tint",
 ]  # fmt: skip
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
 GREY = "#757a83"
@@ -44,6 +44,10 @@ MODEBAR = {
 }  # fmt: skip
 """Buttons that no figure has, above all the upload to Plotly's cloud; dragging zooms and a double click zooms out. The
 others stand in a column at the right, beside the legend. Every renderer obeys a figure's own layout."""
+
+
+MODEBAR_WIDTH = 34
+"""Width in pixels of the column of buttons. Every figure leaves this margin at its right, to keep its plots clear."""
 
 
 class RunStyle(NamedTuple):
@@ -170,7 +174,9 @@ def look(*, height: int, **layout: Any) -> dict[str, Any]:
         "modebar": MODEBAR,
         "annotationdefaults": {"arrowcolor": GREY},
     }
-    return common | layout
+    settings = common | layout
+    margin = settings["margin"]
+    return settings | {"margin": margin | {"r": max(margin.get("r", 0), MODEBAR_WIDTH)}}
 
 
 def style(figure: go.Figure, *, height: int, **layout: Any) -> go.Figure:
