@@ -93,15 +93,25 @@ class RankPool:
 
     def run(self, function: Callable[[RankContext], Any], folder: Path) -> list[Any]:
         """The results of `function` on every rank, by rank. Events go to `folder`."""
-        message = cloudpickle.dumps((function, str(folder)))
-        for pipe in self._pipes:
-            pipe.send_bytes(message)
+        self.start(function, folder)
         replies = [self._reply(rank) for rank in range(self.world_size)]
         failed = [text for done, text in replies if not done]
         if failed:
             self.close()
             raise AssertionError("a rank failed:\n" + failed[0])
         return [result for _, result in replies]
+
+    def start(self, function: Callable[[RankContext], Any], folder: Path) -> None:
+        """Call `function` on every rank, without waiting for it."""
+        message = cloudpickle.dumps((function, str(folder)))
+        for pipe in self._pipes:
+            pipe.send_bytes(message)
+
+    def result(self, rank: int) -> Any:
+        """The result of the started function on a rank, if others may have died."""
+        done, result = self._reply(rank)
+        assert done, result
+        return result
 
     def _reply(self, rank: int) -> tuple[bool, Any]:
         if not self._pipes[rank].poll(TIMEOUT_S):
