@@ -84,7 +84,9 @@ class RankPool:
         for rank in range(self.world_size):
             ours, theirs = processes.Pipe()
             process = processes.Process(
-                target=_serve, args=(rank, self.world_size, port, self.timeout_s, self.transport, theirs), daemon=True
+                target=_serve,
+                args=(rank, self.world_size, port, self.timeout_s, self.transport, theirs),
+                daemon=True,
             )
             process.start()
             theirs.close()

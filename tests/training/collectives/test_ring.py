@@ -124,7 +124,9 @@ def test_the_kernel_saw_the_same_bytes(tcp_pool: RankPool, tmp_path: Path, n: in
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="reads sockets as Linux shows them")
 @pytest.mark.parametrize("n", [1001, 500_009, 4_000_001])
-def test_the_backends_all_reduce_sends_what_its_formula_says(tcp_pool: RankPool, tmp_path: Path, n: int) -> None:
+def test_the_backends_all_reduce_sends_what_its_formula_says(
+    tcp_pool: RankPool, tmp_path: Path, n: int
+) -> None:
     def measure(context: RankContext) -> tuple[int, int]:
         tensor = filled(n, context.rank, torch.float32)
         before = quiet_wire()

@@ -17,7 +17,19 @@ from shardscope.training.transports.shm.collectives import SMALL_BYTES
 from shardscope.training.transports.shm.layout import Layout
 
 SLOT = Layout(4).slot_bytes
-SIZES = [0, 1, 2, 3, 7, 1001, SMALL_BYTES // 4, SMALL_BYTES // 4 + 1, SLOT // 4, SLOT // 4 + 1, 3 * SLOT // 4 - 5]
+SIZES = [
+    0,
+    1,
+    2,
+    3,
+    7,
+    1001,
+    SMALL_BYTES // 4,
+    SMALL_BYTES // 4 + 1,
+    SLOT // 4,
+    SLOT // 4 + 1,
+    3 * SLOT // 4 - 5,
+]
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.uint8]
 
 
@@ -25,7 +37,9 @@ def values(rank: int, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Numbers of very different size, so that the order of additions shows in the last bits."""
     generator = torch.Generator().manual_seed(100 * count + rank)
     if dtype.is_floating_point:
-        return (torch.randn(count, generator=generator) * torch.randn(count, generator=generator).exp()).to(dtype)
+        return (torch.randn(count, generator=generator) * torch.randn(count, generator=generator).exp()).to(
+            dtype
+        )
     return torch.randint(0, 50, (count,), generator=generator).to(dtype)
 
 
@@ -39,7 +53,9 @@ def test_the_pool_uses_shared_memory(pool: RankPool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_all_reduce_adds_in_the_order_of_the_ranks(pool: RankPool, tmp_path: Path, dtype: torch.dtype) -> None:
+def test_all_reduce_adds_in_the_order_of_the_ranks(
+    pool: RankPool, tmp_path: Path, dtype: torch.dtype
+) -> None:
     def check(context: RankContext) -> None:
         for count in SIZES:
             tensor = values(context.rank, count, dtype)
@@ -55,7 +71,10 @@ def test_reduce_scatter_gives_each_rank_its_chunk_of_the_sum(
 ) -> None:
     def check(context: RankContext) -> None:
         for count in SIZES:
-            whole, output = values(context.rank, count * context.world_size, dtype), torch.empty(count, dtype=dtype)
+            whole, output = (
+                values(context.rank, count * context.world_size, dtype),
+                torch.empty(count, dtype=dtype),
+            )
             dist.reduce_scatter_tensor(output, whole)
             expected = total(context.world_size, count * context.world_size, dtype)
             assert torch.equal(output, expected.view(context.world_size, count)[context.rank]), count
@@ -122,7 +141,9 @@ def test_tensors_that_are_not_contiguous(pool: RankPool, tmp_path: Path) -> None
     pool.run(check, tmp_path)
 
 
-def test_asynchronous_collectives_run_in_their_order_and_resolve_futures(pool: RankPool, tmp_path: Path) -> None:
+def test_asynchronous_collectives_run_in_their_order_and_resolve_futures(
+    pool: RankPool, tmp_path: Path
+) -> None:
     def check(context: RankContext) -> None:
         world_size = context.world_size
         tensors = [values(context.rank, count) for count in (5, 70_001, 3, 400_003)]

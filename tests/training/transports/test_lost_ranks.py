@@ -51,9 +51,19 @@ def reduce_scatter(context: RankContext) -> None:
 
 @pytest.mark.parametrize(
     "wait",
-    [receive, send_more_than_fits, all_reduce, all_reduce_async, future_of_all_reduce, barrier, reduce_scatter],
+    [
+        receive,
+        send_more_than_fits,
+        all_reduce,
+        all_reduce_async,
+        future_of_all_reduce,
+        barrier,
+        reduce_scatter,
+    ],
 )
-def test_a_killed_rank_wakes_its_peers_with_its_name(tmp_path: Path, wait: Callable[[RankContext], None]) -> None:
+def test_a_killed_rank_wakes_its_peers_with_its_name(
+    tmp_path: Path, wait: Callable[[RankContext], None]
+) -> None:
     def body(context: RankContext) -> tuple[str, str]:
         dist.barrier()
         if context.rank == VICTIM:
@@ -123,7 +133,7 @@ def test_groups_leave_no_descriptor_no_thread_and_no_memory(pool: RankPool, tmp_
 
     def open_files() -> list[str]:
         folder = "/proc/self/fd"
-        return [f"{folder}/{name}" for name in os.listdir(folder) if os.path.islink(f"{folder}/{name}")]
+        return [path for name in os.listdir(folder) if Path(path := f"{folder}/{name}").is_symlink()]
 
     def body(context: RankContext) -> None:
         dist.barrier()
@@ -151,6 +161,8 @@ def test_nothing_has_a_name_in_dev_shm(pool: RankPool, tmp_path: Path) -> None:
     def names(context: RankContext) -> list[str]:
         dist.barrier()
         mapped = [line.split(maxsplit=5)[5:] for line in Path("/proc/self/maps").read_text().splitlines()]
-        return [path[0].strip() for path in mapped if path and "shardscope" in path[0] and "/dev/shm" in path[0]]
+        return [
+            path[0].strip() for path in mapped if path and "shardscope" in path[0] and "/dev/shm" in path[0]
+        ]
 
     assert pool.run(names, tmp_path) == [[]] * pool.world_size

@@ -71,7 +71,9 @@ def test_tags_match_in_any_order(pool: RankPool, tmp_path: Path) -> None:
     pool.run(check, tmp_path)
 
 
-def test_messages_of_one_tag_arrive_in_the_order_in_which_they_were_sent(pool: RankPool, tmp_path: Path) -> None:
+def test_messages_of_one_tag_arrive_in_the_order_in_which_they_were_sent(
+    pool: RankPool, tmp_path: Path
+) -> None:
     def check(context: RankContext) -> None:
         following, previous = neighbours(context)
         sends = [dist.isend(torch.tensor([number]), following, tag=5) for number in range(50)]
@@ -157,12 +159,17 @@ def test_batches_of_messages(pool: RankPool, tmp_path: Path) -> None:
     pool.run(check, tmp_path)
 
 
-def test_tensors_that_are_not_contiguous_and_buffers_that_are_too_large(pool: RankPool, tmp_path: Path) -> None:
+def test_tensors_that_are_not_contiguous_and_buffers_that_are_too_large(
+    pool: RankPool, tmp_path: Path
+) -> None:
     def check(context: RankContext) -> None:
         transport = context.group.transport(CPU)
         following, previous = neighbours(context)
         table = torch.arange(12.0).view(3, 4) + context.rank
-        sends = [transport.send([table.t()], following, 1), transport.send([table.view(-1)[:5]], following, 2)]
+        sends = [
+            transport.send([table.t()], following, 1),
+            transport.send([table.view(-1)[:5]], following, 2),
+        ]
         transposed, large = torch.empty(3, 4).t(), torch.full((8,), -1.0)
         transport.recv([transposed], previous, 1).wait()
         transport.recv([large], previous, 2).wait()
@@ -179,7 +186,9 @@ def test_a_message_that_does_not_fit_is_refused_with_both_sizes(pool: RankPool, 
         transport = context.group.transport(CPU)
         following, previous = neighbours(context)
         transport.send([torch.ones(5)], following, 1)
-        with pytest.raises(dist.DistBackendError, match=rf"20 bytes from rank {previous} does not fit into .* 8 bytes"):
+        with pytest.raises(
+            dist.DistBackendError, match=rf"20 bytes from rank {previous} does not fit into .* 8 bytes"
+        ):
             transport.recv([torch.ones(2)], previous, 1).wait()
         transport.send([torch.ones(2)], following, 1).wait()
         transport.recv([torch.ones(2)], previous, 1).wait()

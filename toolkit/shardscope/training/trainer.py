@@ -182,7 +182,9 @@ class Trainer:
     def _transport(self) -> dict[str, Any]:
         """Return the transport and why it is used, for the ``start`` event."""
         group = self.context.group
-        return {} if group is None else {"transport": group.route.name, "transport_reason": group.route.reason}
+        return (
+            {} if group is None else {"transport": group.route.name, "transport_reason": group.route.reason}
+        )
 
     def _link(self) -> dict[str, Any]:
         """Return the emulated link's settings and whether its emulation is accurate, for the ``start`` event."""

@@ -91,7 +91,8 @@ class MeteredProcessGroup(dist.ProcessGroup):
 
     def __init__(self, route: Route, meter: Meter, backend: str) -> None:
         super().__init__(route.group.rank(), route.group.size())  # type: ignore[call-arg]
-        self.route, self.inner = route, route.group
+        self.route = route
+        self.inner: Any = route.group
         self.meter = meter
         self.backend = backend
         self._name = "shardscope"
@@ -159,7 +160,8 @@ class MeteredProcessGroup(dist.ProcessGroup):
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int) -> dist.Work:
         size = num_bytes(tensors)
         self.meter.count("recv", Traffic(size, received_bytes=size, calls=1))
-        return self.inner.recv_anysource(tensors, tag)
+        work: dist.Work = self.inner.recv_anysource(tensors, tag)
+        return work
 
     def give_up(self) -> None:
         """Stop delaying messages, if any are delayed; called when this rank has closed its connections."""
@@ -176,7 +178,7 @@ class MeteredProcessGroup(dist.ProcessGroup):
 
     def _set_group_name(self, name: str) -> None:
         self._name = name
-        self.inner._set_group_name(name)  # type: ignore[arg-type]
+        self.inner._set_group_name(name)
 
     def _set_group_desc(self, desc: str) -> None:
         self.inner._set_group_desc(desc)
@@ -194,13 +196,14 @@ class MeteredProcessGroup(dist.ProcessGroup):
         self.inner.abort()
 
     def get_group_store(self) -> dist.Store:
-        return self.inner.get_group_store()
+        store: dist.Store = self.inner.get_group_store()
+        return store
 
     def _set_sequence_number_for_group(self) -> None:
         self.inner._set_sequence_number_for_group()
 
     def _get_sequence_number_for_group(self) -> int:
-        return int(self.inner._get_sequence_number_for_group())  # type: ignore[attr-defined]
+        return int(self.inner._get_sequence_number_for_group())
 
 
 def _pass_on(method: str, name: str, payload_of: int) -> Callable[..., dist.Work]:
@@ -292,7 +295,9 @@ def init(
     paced = _paced_groups(link) if link is not None else None
 
     def create(prefix: dist.Store, rank: int, size: int, timeout: timedelta) -> MeteredProcessGroup:
-        route = open_route(transport, backend, prefix, rank, size, timeout, on_gpu=on_gpu)
+        route = open_route(
+            transport, prefix, rank=rank, world_size=size, backend=backend, timeout=timeout, on_gpu=on_gpu
+        )
         if paced is None:
             return MeteredProcessGroup(route, meter, backend)
         return paced.make(route, meter, backend, prefix)

@@ -1,7 +1,7 @@
 """Collectives through slots in shared memory.
 
-A tensor is cut into pieces of the size of a slot, which fit into the processor's caches. The time of a group is
-divided into phases by its meetings. In each phase, a rank writes to one of two sets of slots and results, by turns; what
+A tensor is cut into pieces of the size of a slot, which fit into the processor's caches. The time of a group is divided
+into phases by its meetings. In each phase, a rank writes to one of two sets of slots and results, by turns; what
 has been written in a phase is read in the next, and written again in the one after that. So one meeting per phase is
 enough for any sequence of collectives.
 
@@ -49,7 +49,10 @@ class Slots:
         self._meeting, self._slot_bytes = Meeting(peers), layout.slot_bytes
         sets = range(2)
         self._bytes = [
-            [peers.memory.tensor(layout.slot_start(parity, r), layout.slot_bytes) for r in range(self.world_size + 1)]
+            [
+                peers.memory.tensor(layout.slot_start(parity, r), layout.slot_bytes)
+                for r in range(self.world_size + 1)
+            ]
             for parity in sets
         ]
         self._typed: dict[torch.dtype, list[list[Tensor]]] = {torch.uint8: self._bytes}

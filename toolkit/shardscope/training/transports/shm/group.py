@@ -37,7 +37,16 @@ _REDUCTIONS: dict[Any, Reduce] = {
     dist.ReduceOp.MAX: torch.maximum,
 }
 _COUNTABLE = frozenset(
-    {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8, torch.int8, torch.int32, torch.int64}
+    {
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+        torch.uint8,
+        torch.int8,
+        torch.int32,
+        torch.int64,
+    }
 )
 """The dtypes that gloo reduces; it refuses the others, with an error that says so."""
 
@@ -69,6 +78,19 @@ class SharedMemoryGroup:
 
     def _get_backend(self, device: torch.device) -> Any:
         return self if device.type == "cpu" else self._tcp._get_backend(device)
+
+    def rank(self) -> int:
+        """Return this rank within the group."""
+        return self._peers.rank
+
+    def size(self) -> int:
+        """Return the number of ranks in the group."""
+        return self._peers.world_size
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Set the time after which a rank that waits for another fails."""
+        self._mailbox.timeout_s = self._slots.timeout_s = timeout.total_seconds()
+        self._tcp.set_timeout(timeout)
 
     # Messages.
 
@@ -140,7 +162,9 @@ class SharedMemoryGroup:
         for row in flats:
             row.copy_back()
 
-    def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> dist.Work:
+    def reduce_scatter(
+        self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None
+    ) -> dist.Work:
         opts = opts or dist.ReduceScatterOptions()
         reduce = _reduction(opts.reduceOp, outputs)
         if reduce is None:

@@ -30,7 +30,7 @@ from shardscope.training.transports.shm import futex
 
 PAGE = mmap.PAGESIZE
 _TOKEN_BYTES = 16  # at the start of the memory: shows that a rank has opened the right file
-_LOCK = struct.Struct("hhqqi")  # the kernel's `struct flock` on 64-bit Linux: type, whence, start, length, pid
+_LOCK = struct.Struct("hhqqi")  # `struct flock` of 64-bit Linux: type, whence, start, length, pid
 
 
 class CannotShare(Exception):
@@ -42,9 +42,11 @@ def this_host() -> str:
 
     Ranks in different network namespaces count as different hosts, because their network may be slowed down on purpose.
     """
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    network = "/proc/self/ns/net"
-    return " ".join([socket.gethostname(), boot.read_text().strip(), os.readlink(network)])
+    boot = network = ""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        network = os.readlink("/proc/self/ns/net")
+    return f"{socket.gethostname()} {boot} {network}"
 
 
 @dataclass(frozen=True)
@@ -63,14 +65,32 @@ def _anonymous(size: int) -> _Created:
 
 
 def _temporary(size: int) -> _Created:
-    for folder in ("/dev/shm", tempfile.gettempdir()):  # noqa: S108 - the file is private to the user
-        file, path = tempfile.mkstemp(prefix="shardscope-", dir=folder)
+    folders = [folder for folder in ("/dev/shm", tempfile.gettempdir()) if Path(folder).is_dir()]  # noqa: S108
+    for folder in folders:  # the file is private to the user
+        file, name = tempfile.mkstemp(prefix="shardscope-", dir=folder)
+        forget = Path(name).unlink
         with suppress(OSError):
-            os.posix_fallocate(file, 0, size)  # without space for all of it, a later write would kill the process
-            return _Created(file, path, lambda path=path: os.unlink(path))  # type: ignore[misc]
-        os.unlink(path)
+            os.posix_fallocate(file, 0, size)  # a write to a page without space would kill the process
+            return _Created(file, name, forget)
+        forget()
         os.close(file)
-    raise OSError(errno.ENOSPC, f"no space for {size} bytes in /dev/shm or {tempfile.gettempdir()}")
+    raise OSError(errno.ENOSPC, f"no space for {size} bytes in {' or '.join(folders)}")
+
+
+def why_no_memory() -> str:
+    """Return why processes on this machine cannot share memory; empty if this process can open its own by its path."""
+    reason = ""
+    for create in (_anonymous, _temporary):
+        try:
+            created = create(PAGE)
+            os.close(os.open(created.path, os.O_RDWR))
+        except OSError as error:
+            reason = reason or str(error)
+            continue
+        created.forget()
+        os.close(created.file)
+        return ""
+    return f"processes cannot open memory that they share ({reason})"
 
 
 class SharedMemory:
@@ -106,7 +126,9 @@ class SharedMemory:
             part = dist.PrefixStore(create.__name__, store)
             file, refusal, forget = self._open(part, create) if rank else self._create(part, create)
             refusals = [
-                f"rank {r}: {said}" for r, said in enumerate(exchange(part, rank, world_size, refusal)) if said
+                f"rank {r}: {said}"
+                for r, said in enumerate(exchange(part, rank, world_size, refusal))
+                if said
             ]
             forget()
             if not refusals:
@@ -130,7 +152,9 @@ class SharedMemory:
         return created.file, "", created.forget
 
     def _open(
-        self, store: dist.Store, create: Callable[[int], _Created]  # noqa: ARG002 - as `_create`
+        self,
+        store: dist.Store,
+        create: Callable[[int], _Created],  # noqa: ARG002 - as `_create`
     ) -> tuple[int | None, str, Callable[[], None]]:
         path, token = json.loads(store.get("place"))
         file = None

@@ -1,10 +1,10 @@
 """Messages between the ranks of a group, matched by their sender and tag.
 
-There is a pipe from each rank to each other rank. A send writes its message to the pipe, and has finished when all of it
-is there; a receive has finished when its message has been copied from the pipe. A message for which no receive has been
-posted stays in the pipe. Only if a receive from the same rank waits for a later message, it is copied to memory of this
-rank's own, and kept there until its receive is posted. So, as with gloo, a large message flows once its receive has
-been posted, and a small one has left its sender at once.
+There is a pipe from each rank to each other rank. A send writes its message to the pipe, and has finished when all of
+it is there; a receive has finished when its message has been copied from the pipe. A message for which no receive has
+been posted stays in the pipe. If a receive from the same rank waits for a later message, the message before it is
+copied to memory of this rank's own, and kept there until its receive is posted. So, as with gloo, a large message flows
+once its receive has been posted; a small one leaves its sender at once.
 
 Nothing moves by itself: a thread that waits for one message moves all messages of its rank, so ranks that send to each
 other do not deadlock. When no thread waits, but sends or receives are unfinished, a thread of the mailbox takes over:
@@ -56,7 +56,7 @@ class Message(dist.Work):
         """Wait until it has finished.
 
         Raises:
-            DistBackendError: The peer is gone, or the time is up. This rank then leaves the group, as it does with gloo.
+            DistBackendError: The peer is gone, or the time is up. As with gloo, this rank then leaves the group.
         """
         if not self.is_done:
             self._mailbox.complete(self, timeout)
@@ -92,7 +92,9 @@ class Receive(Message):
     """A message that is being received."""
 
     def __str__(self) -> str:
-        return "a message from " + ("any rank" if self.peer == ANY else f"rank {self._mailbox.name(self.peer)}")
+        return "a message from " + (
+            "any rank" if self.peer == ANY else f"rank {self._mailbox.name(self.peer)}"
+        )
 
     def refuse(self, source: int, size: int) -> None:
         """Fail because the message that arrived is too large."""
@@ -168,7 +170,7 @@ class Mailbox:
             raise ValueError(f"rank {self.name(target)} cannot send a message to itself")
         message = Send(self, tensor, target, tag)
         with self._lock:
-            self._add(message)
+            self._count()
             self._outgoing[target].queue.append(message)
             self._outgoing[target].push()
         return message
@@ -177,7 +179,7 @@ class Mailbox:
         """Post the receive of a message from rank `source`, or `ANY`, that is at most as large as `tensor`."""
         message = Receive(self, tensor, source, tag)
         with self._lock:
-            self._add(message)
+            self._count()
             kept = self._take_kept(source, tag)
             if kept is not None:
                 kept.deliver_to(message)
@@ -186,7 +188,7 @@ class Mailbox:
                 self._num_posted[source] += 1
         return message
 
-    def _add(self, message: Message) -> None:
+    def _count(self) -> None:
         self.num_unfinished += 1
         if not self._num_waiting:
             self._courier.call()

@@ -53,7 +53,9 @@ class Collective(dist.Work):
             DistBackendError: A rank is gone, or the time is up.
         """
         if not self._is_over.wait(timeout.total_seconds() if timeout else None):
-            raise dist.DistBackendError(f"Timed out after {timeout} while this rank was waiting for a collective")
+            raise dist.DistBackendError(
+                f"Timed out after {timeout} while this rank was waiting for a collective"
+            )
         if self._error is not None:
             raise self._error
         return True
