@@ -61,8 +61,9 @@ def test_a_single_rank_has_none() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_losses_and_counts_do_not_depend_on_it(strategy: str) -> None:
-    """Losses are equal to the bit, as Shardscope's own collectives add in an order of their own. The backend's all-reduce,
-    which averages the parameters of gossip's ranks for the evaluation, adds in another order than gloo's.
+    """Losses are equal to the bit, as Shardscope's own collectives add in an order of their own.
+
+    The all-reduce that averages the parameters of gossip's ranks for the evaluation is the transport's.
     """
     summaries: dict[str, Summary] = {}
     losses: dict[str, list[float]] = {}

@@ -162,6 +162,22 @@ def test_asynchronous_collectives_run_in_their_order_and_resolve_futures(
     pool.run(check, tmp_path)
 
 
+def test_a_callback_may_call_a_collective_and_wait_for_it(pool: RankPool, tmp_path: Path) -> None:
+    def check(context: RankContext) -> None:
+        first, second = (values(context.rank, count) for count in (400_003, 5))
+
+        def then(future: torch.futures.Future[list[Tensor]]) -> Tensor:
+            future.wait()
+            (result,) = dist.all_reduce(second, async_op=True).get_future().wait()
+            return result
+
+        chained = dist.all_reduce(first, async_op=True).get_future().then(then)
+        assert torch.equal(chained.wait(), total(context.world_size, 5))
+        assert torch.equal(first, total(context.world_size, 400_003))
+
+    pool.run(check, tmp_path)
+
+
 def test_a_rank_may_send_while_its_asynchronous_collective_waits_for_the_receiver(
     pool: RankPool, tmp_path: Path
 ) -> None:

@@ -80,7 +80,9 @@ class Collective(dist.Work):
 class CollectiveThread:
     """Runs the collectives of a group one after the other, in the order in which they are called.
 
-    A synchronous collective runs on the thread that calls it, unless earlier ones are still running.
+    A synchronous collective runs on the thread that calls it, unless earlier ones are still running. A callback of a
+    future runs on the thread of the collectives, and may call a collective and wait for it, as PyTorch's PowerSGD hook
+    does; the thread then runs that collective, and those before it, within the callback.
     """
 
     def __init__(self) -> None:
@@ -98,11 +100,20 @@ class CollectiveThread:
             self._thread.start()
         self._last = work
         self._queue.put(work)
+        if threading.current_thread() is self._thread:
+            self._run_until(work)
         return work
 
     def _serve(self) -> None:
+        self._run_until(None)
+
+    def _run_until(self, last: Collective | None) -> None:
+        """Run collectives in their order, up to and including `last`; with None, until the group is closed."""
         while (work := self._queue.get()) is not None:
             work.carry_out()
+            if work is last:
+                return
+        self._queue.put(None)  # for the caller of this function, if that is a callback
 
     def close(self) -> None:
         """Stop the thread when it has run all collectives."""
