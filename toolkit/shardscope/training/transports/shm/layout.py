@@ -17,11 +17,12 @@ from shardscope.training.transports.shm.memory import PAGE
 _LINE = 64
 _MAX_PIPE, _ALL_PIPES = 1 << 20, 16 << 20
 _MAX_SLOT, _ALL_SLOTS = 1 << 20, 12 << 20
+_LEAST = 16 * PAGE  # of a pipe or a slot, whatever the number of ranks
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Positions for a group of `world_size` ranks, with at most 28 MiB of data for 2 to 8 ranks.
+    """Positions for a group of `world_size` ranks: 8 MiB for 2 ranks, 22 MiB for 4, and 28 MiB for 8 to 16.
 
     Indices of 32-bit words are named after what they hold; `*_counter` are indices of 64-bit words; `*_start` are
     positions in bytes.
@@ -33,12 +34,12 @@ class Layout:
     def pipe_bytes(self) -> int:
         """Capacity of each pipe, in bytes."""
         pairs = self.world_size * (self.world_size - 1)
-        return max(16 * PAGE, min(_MAX_PIPE, _ALL_PIPES // max(pairs, 1) // PAGE * PAGE))
+        return max(_LEAST, min(_MAX_PIPE, _ALL_PIPES // max(pairs, 1) // PAGE * PAGE))
 
     @property
     def slot_bytes(self) -> int:
         """Size of each slot, and of each buffer for results, in bytes."""
-        return max(PAGE, min(_MAX_SLOT, _ALL_SLOTS // (2 * (self.world_size + 1)) // PAGE * PAGE))
+        return max(_LEAST, min(_MAX_SLOT, _ALL_SLOTS // (2 * (self.world_size + 1)) // PAGE * PAGE))
 
     # Lines.
 

@@ -72,26 +72,31 @@ class Peers:
     @property
     def is_closed(self) -> bool:
         """Whether this rank has closed its side."""
-        return self.memory.words[self.layout.state(self.rank)] != State.OPEN
+        return self._has_left(self.rank)
 
     def gone(self, ranks: Iterable[int], *, may_leave: bool = False) -> str:
         """Return why one of `ranks` no longer takes part, in words; empty if all do.
 
+        If a rank has ended without leaving first, it is named even if it is not one of `ranks`: it is why others leave.
+
         Args:
             ranks: Ranks of the group.
-            may_leave: Whether only a rank counts that has ended without leaving the group first.
+            may_leave: Whether to wait even for ranks that have left the group.
         """
         if self.is_closed:
             return "Connection closed by this rank"
-        for rank in ranks:
-            if rank == self.rank:
-                continue
-            if self.memory.words[self.layout.state(rank)] != State.OPEN:
-                if not may_leave:
-                    return f"Connection closed by peer: rank {self.global_ranks[rank]} has left the group"
-            elif not self.memory.is_present(rank):
+        left = [] if may_leave else [rank for rank in ranks if self._has_left(rank)]
+        if not left and all(self._has_left(rank) or self.memory.is_present(rank) for rank in ranks):
+            return ""
+        for rank in range(self.world_size):
+            if rank != self.rank and not self._has_left(rank) and not self.memory.is_present(rank):
                 return f"Connection closed by peer: the process of rank {self.global_ranks[rank]} has ended"
-        return ""
+        return (
+            f"Connection closed by peer: rank {self.global_ranks[left[0]]} has left the group" if left else ""
+        )
+
+    def _has_left(self, rank: int) -> bool:
+        return self.memory.words[self.layout.state(rank)] != State.OPEN
 
 
 class Patience:

@@ -118,5 +118,5 @@ class CollectiveThread:
     def close(self) -> None:
         """Stop the thread when it has run all collectives."""
         self._queue.put(None)
-        if self._thread is not None:
+        if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
