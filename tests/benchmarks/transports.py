@@ -14,6 +14,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ SIZES = {"10 kB": 10_000, "100 kB": 100_000, "1 MB": 1_000_000, "16 MB": 16_000_
 ROUNDS = 9
 SECONDS_IN_A_ROW = 0.05
 STEPS_IN_A_ROW = 20
+ALONE = "one process"
 STRATEGIES = ("ring", "all-reduce", "zero-2", "zero-3", "pipeline")
 _kept: dict[str, Any] = {}
 """What a rank keeps between two of its turns."""
@@ -67,7 +69,8 @@ def collective(context: RankContext, name: str, size: int) -> Sample:
 
 
 def steps(context: RankContext, strategy: str) -> Sample:
-    """One turn of training steps; the first turn of a job sets it up and warms it up."""
+    """One turn of training steps, on a single rank without a strategy; the first turn of a job warms it up."""
+    strategy = strategy if context.world_size > 1 else "single"
     if _kept.get("strategy") != strategy:
         job = ss.Job(
             model="mlp", data="digits", batch=64, strategy=strategy, world_size=context.world_size, steps=10**6
@@ -98,43 +101,28 @@ def by_turns(pools: Mapping[str, RankPool], turn: Callable[[RankContext], Sample
 def report(title: str, samples: Mapping[str, list[Sample]], baseline: str) -> None:
     """Print medians, and the medians of the ratios to the baseline in the same round."""
     for name, taken in samples.items():
-        wall, cpu = (statistics.median(getattr(sample, kind) for sample in taken) for kind in ("wall", "cpu"))
-        ratios = [
-            statistics.median(
-                getattr(a, kind) / getattr(b, kind) for a, b in zip(taken, samples[baseline], strict=True)
-            )
-            for kind in ("wall", "cpu")
-        ]
-        print(
-            f"{title:<20} {name:<12} {1e3 * wall:9.3f} ms {ratios[0]:6.2f} x {baseline}"
-            f"   cpu {1e3 * cpu:9.3f} ms {ratios[1]:6.2f} x",
-            flush=True,
-        )
-
-
-def one_process(turns: str) -> RankPool:
-    """A pool of one rank, for a job on one process."""
-    return RankPool(1, transport=turns)
+        cells = []
+        for kind, label in (("wall", "time"), ("cpu", "cpu")):
+            times, base = ([getattr(sample, kind) for sample in each] for each in (taken, samples[baseline]))
+            ratio = statistics.median(time / other for time, other in zip(times, base, strict=True))
+            cells.append(f"{label:>6} {1e3 * statistics.median(times):9.3f} ms {ratio:6.2f} x {baseline}")
+        print(f"{title:<18} {name:<12}{'  '.join(cells)}", flush=True)
 
 
 def main() -> None:
     world_size = int(sys.argv[1]) if len(sys.argv) > 1 else 4
-    pools = {"tcp": RankPool(world_size, transport="tcp"), "shm": RankPool(world_size, transport="shm")}
-    alone = RankPool(1)
+    pools = {name: RankPool(world_size, transport=name) for name in ("tcp", "shm")}
+    alone = {ALONE: RankPool(1)}
     print(f"{world_size} ranks")
     try:
         for name in ("all-reduce", "ring"):
             for label, size in SIZES.items():
-                report(
-                    f"{name} {label}", by_turns(pools, lambda c, n=name, s=size: collective(c, n, s)), "tcp"
-                )
-        single = {"one process": alone}
+                turn = partial(collective, name=name, size=size)
+                report(f"{name} {label}", by_turns(pools, turn), "tcp")
         for strategy in STRATEGIES:
-            samples = by_turns(pools, lambda c, s=strategy: steps(c, s))
-            report(strategy, samples, "tcp")
-        report("single", by_turns(single, lambda c: steps(c, "single")), "one process")
+            report(strategy, by_turns({**pools, **alone}, partial(steps, strategy=strategy)), ALONE)
     finally:
-        for pool in [*pools.values(), alone]:
+        for pool in [*pools.values(), *alone.values()]:
             pool.close()
 
 
