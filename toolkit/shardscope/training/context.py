@@ -50,6 +50,12 @@ class RankContext:
         """What carries messages between the ranks: ``"shm"``, ``"tcp"``, or ``"none"`` for a single rank."""
         return "none" if self.group is None else self.group.route.name
 
+    def described_transport(self) -> dict[str, str]:
+        """Return the transport and why it is used, for the ``start`` event; empty for a single rank."""
+        if self.group is None:
+            return {}
+        return {"transport": self.transport, "transport_reason": self.group.route.reason}
+
     @property
     def staged(self) -> bool:
         """Whether Shardscope's own collectives copy messages through the CPU; true for all jobs on GPUs.

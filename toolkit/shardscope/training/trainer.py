@@ -170,21 +170,13 @@ class Trainer:
         compiled = compressor is not None and compressor.is_compiled
         context.events.emit(
             "start", world_size=context.world_size, device=str(context.device), backend=context.backend,
-            **self._transport(),
             strategy=job.strategy.label,
             role=job.strategy.role(context.rank, context.world_size),
             model=label_of(job.model), optimizer=job.optimizer.name, num_params=self.num_params,
-            gradient_bytes=self.gradient_bytes, compression=job.compression.label,
+            gradient_bytes=self.gradient_bytes, **context.described_transport(), compression=job.compression.label,
             codecs=None if compressor is None else "numba" if compiled else "torch", **self._link(),
             pid=os.getpid(), host=socket.gethostname(),
         )  # fmt: skip
-
-    def _transport(self) -> dict[str, Any]:
-        """Return the transport and why it is used, for the ``start`` event."""
-        group = self.context.group
-        return (
-            {} if group is None else {"transport": group.route.name, "transport_reason": group.route.reason}
-        )
 
     def _link(self) -> dict[str, Any]:
         """Return the emulated link's settings and whether its emulation is accurate, for the ``start`` event."""
