@@ -6,7 +6,7 @@
     Slots               collectives, through slots and meetings
     CollectiveThread    runs asynchronous collectives in their order
 
-Memory of a group: 8 MiB at 2 ranks, 22 MiB at 4, and 28 MiB at 8 to 16, of which only what has been used takes up
+Memory of a group: 14 MiB at 2 ranks, 32 MiB at 4, and 36 MiB at 8 to 16, of which only what has been used takes up
 space. Each sub-group has its own.
 
 What has no implementation here (gather, scatter, all-to-all, reduce, and reductions such as bitwise ones) goes through
