@@ -7,6 +7,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -48,7 +49,11 @@ def check_shared(first: SharedMemory, second: SharedMemory) -> None:
 
 def names() -> set[str]:
     """Files of ours in the folders for shared memory and temporary files."""
-    return {str(path) for folder in ("/dev/shm", tempfile.gettempdir()) for path in Path(folder).glob("shardscope-*")}
+    return {
+        str(path)
+        for folder in ("/dev/shm", tempfile.gettempdir())
+        for path in Path(folder).glob("shardscope-*")
+    }
 
 
 def test_it_has_no_name() -> None:
@@ -102,7 +107,9 @@ def test_without_any_way_all_ranks_say_why(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(os, "posix_fallocate", refused)
     first, second = failures()
     assert first == second
-    assert first.startswith("the ranks cannot open memory that they share (rank 0: [Errno 28] no space for 12288 bytes")
+    assert first.startswith(
+        "the ranks cannot open memory that they share (rank 0: [Errno 28] no space for 12288 bytes"
+    )
     assert "Operation not permitted" in why_no_memory()
     assert names() == before
 
@@ -133,7 +140,9 @@ def test_shared_memory_that_is_asked_for_and_impossible_is_an_error(pool: RankPo
         store = dist.PrefixStore("impossible", context.group.get_group_store())
         how = {"rank": context.rank, "world_size": context.world_size, "backend": "gloo"}
         with pytest.raises(LaunchError) as refusal:
-            on_different_hosts(context, lambda: open_route("shm", store, **how, timeout=dist.default_pg_timeout))
+            on_different_hosts(
+                context, lambda: open_route("shm", store, **how, timeout=dist.default_pg_timeout)
+            )
         return str(refusal.value)
 
     assert set(pool.run(check, tmp_path)) == {
@@ -158,7 +167,7 @@ def test_nothing_in_the_memory_overlaps(world_size: int) -> None:
     ]
     spans.sort()
     assert spans[0][0] >= 4 * max(words) + 8
-    assert all(start + size <= after for (start, size), (after, _) in zip(spans, spans[1:], strict=False))
+    assert all(start + size <= after for (start, size), (after, _) in pairwise(spans))
     assert spans[-1][0] + spans[-1][1] <= layout.size
 
 

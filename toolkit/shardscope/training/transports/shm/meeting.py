@@ -59,6 +59,6 @@ class Meeting:
             if not missing:
                 return
             if (problem := patience.problem(missing)) and self._missing():
-                self._peers.close()
+                self._peers.close(problem)
                 raise dist.DistBackendError(f"{problem}, while this rank was waiting for {purpose}")
             self._memory.wait(self._gate, seen, patience.next_s())

@@ -259,7 +259,7 @@ class Mailbox:
         any_rank = message.peer == ANY
         problem = patience.problem(self._others if any_rank else [message.peer], may_leave=any_rank)
         if problem and not self._try(message):
-            self._peers.close()
+            self._peers.close(problem)
             raise dist.DistBackendError(f"{problem}, while this rank was waiting for {message}")
 
     def move_unattended(self) -> bool:

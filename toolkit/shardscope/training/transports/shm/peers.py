@@ -45,6 +45,7 @@ class Peers:
         names = exchange(dist.PrefixStore("present", store), rank, self.world_size, f"{global_rank}")
         self.global_ranks = [int(name) for name in names]
         self._rings = itertools.count(1)
+        self._why_closed = ""
 
     def ring(self, rank: int) -> None:
         """Wake the threads of a rank that wait for messages; all that was written before is visible to them."""
@@ -60,8 +61,14 @@ class Peers:
         """Sleep until this rank's bell differs from `bell`, for at most `seconds`."""
         self.memory.wait(self.layout.bell(self.rank), bell, seconds)
 
-    def close(self) -> None:
-        """Announce that this rank no longer takes part, and wake everyone who waits for it."""
+    def close(self, reason: str = "Connection closed by this rank") -> None:
+        """Announce that this rank no longer takes part, and wake everyone who waits for it.
+
+        Args:
+            reason: Why, for the errors of this rank's other threads.
+        """
+        if not self.is_closed:
+            self._why_closed = reason
         self.memory.words[self.layout.state(self.rank)] = State.CLOSED
         for rank in range(self.world_size):
             self.ring(rank)
@@ -84,7 +91,7 @@ class Peers:
             may_leave: Whether to wait even for ranks that have left the group.
         """
         if self.is_closed:
-            return "Connection closed by this rank"
+            return self._why_closed
         left = [] if may_leave else [rank for rank in ranks if self._has_left(rank)]
         if not left and all(self._has_left(rank) or self.memory.is_present(rank) for rank in ranks):
             return ""
