@@ -144,6 +144,23 @@ def test_a_receive_from_any_rank_reports_the_sender(pool: RankPool, tmp_path: Pa
     pool.run(check, tmp_path)
 
 
+def test_tags_that_occurred_once_take_no_memory(pool: RankPool, tmp_path: Path) -> None:
+    def check(context: RankContext) -> None:
+        transport = context.group.transport(CPU)
+        following, previous = neighbours(context)
+        received = torch.empty(3)
+        for tag in range(0, 200, 2):
+            sends = [transport.send([torch.ones(3)], following, tag + i) for i in (0, 1)]
+            for i in (1, 0):
+                transport.recv([received], previous, tag + i).wait()
+            for send in sends:
+                send.wait()
+        mailbox = transport._mailbox
+        assert (mailbox._posted, mailbox._kept, mailbox.num_unfinished) == ({}, {}, 0)
+
+    pool.run(check, tmp_path)
+
+
 def test_batches_of_messages(pool: RankPool, tmp_path: Path) -> None:
     def check(context: RankContext) -> None:
         following, previous = neighbours(context)

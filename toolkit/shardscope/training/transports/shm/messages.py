@@ -153,9 +153,11 @@ class Mailbox:
         self._others = [rank for rank in range(peers.world_size) if rank != peers.rank]
         self._outgoing = {rank: Outgoing(peers, rank) for rank in self._others}
         self._incoming = [Incoming(peers, rank, self._accept) for rank in self._others]
-        self._posted: defaultdict[tuple[int, int], deque[Receive]] = defaultdict(deque)
+        self._posted: dict[
+            tuple[int, int], deque[Receive]
+        ] = {}  # by sender and tag; most tags occur only once
         self._num_posted: defaultdict[int, int] = defaultdict(int)  # by sender
-        self._kept: defaultdict[int, deque[tuple[int, _Kept]]] = defaultdict(deque)  # by tag, with the sender
+        self._kept: dict[int, list[_Kept]] = {}  # by tag
         self._lock = threading.Lock()
         self._num_waiting = 0
         self._courier = _Courier(self)
@@ -184,7 +186,7 @@ class Mailbox:
             if kept is not None:
                 kept.deliver_to(message)
             else:
-                self._posted[source, tag].append(message)
+                self._posted.setdefault((source, tag), deque()).append(message)
                 self._num_posted[source] += 1
         return message
 
@@ -194,29 +196,37 @@ class Mailbox:
             self._courier.call()
 
     def _take_kept(self, source: int, tag: int) -> _Kept | None:
-        kept = self._kept.get(tag)
-        for i, (sender, message) in enumerate(kept or ()):
-            if source in (sender, ANY):
-                assert kept is not None
-                del kept[i]
-                return message
-        return None
+        kept = self._kept.get(tag, [])
+        message = next((message for message in kept if source in (message.source, ANY)), None)
+        if message is not None:
+            kept.remove(message)
+            if not kept:
+                del self._kept[tag]
+        return message
 
     def _accept(self, source: int, tag: int, size: int) -> Target | None:
-        for sender in (source, ANY):
-            if posted := self._posted.get((sender, tag)):
-                receive = posted.popleft()
-                self._num_posted[sender] -= 1
-                if size <= receive.size:
-                    receive.peer = source
-                    return receive
-                receive.refuse(source, size)
-                return _Kept(source, size)
+        receive = self._take_posted(source, tag)
+        if receive is not None:
+            if size <= receive.size:
+                receive.peer = source
+                return receive
+            receive.refuse(source, size)
+            return _Kept(source, size)
         if not self._num_posted[source] and not self._num_posted[ANY]:
             return None
         kept = _Kept(source, size)
-        self._kept[tag].append((source, kept))
+        self._kept.setdefault(tag, []).append(kept)
         return kept
+
+    def _take_posted(self, source: int, tag: int) -> Receive | None:
+        key = next((key for key in ((source, tag), (ANY, tag)) if key in self._posted), None)
+        if key is None:
+            return None
+        receive = self._posted[key].popleft()
+        self._num_posted[key[0]] -= 1
+        if not self._posted[key]:
+            del self._posted[key]
+        return receive
 
     def _move(self, num_watching: int) -> bool:
         """Move all messages as far as possible; return whether anything moved.
