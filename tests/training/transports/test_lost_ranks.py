@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,29 @@ def test_a_killed_rank_wakes_its_peers_with_its_name(
             kind, message = pool.result(rank)
             assert message.startswith(f"Connection closed by peer: the process of rank {VICTIM} has ended")
             assert is_secondary_failure({"type": kind, "message": message})
+    finally:
+        pool.close()
+
+
+def test_all_threads_of_a_rank_name_the_rank_that_ended(tmp_path: Path) -> None:
+    def body(context: RankContext) -> list[str]:
+        dist.barrier()
+        if context.rank == VICTIM:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        def message_of(wait: Callable[[RankContext], None]) -> str:
+            with pytest.raises(RuntimeError) as caught:
+                wait(context)
+            return str(caught.value)
+
+        with ThreadPoolExecutor(3) as threads:
+            return list(threads.map(message_of, [receive, send_more_than_fits, all_reduce]))
+
+    pool = RankPool(2)
+    try:
+        pool.start(body, tmp_path)
+        for message in pool.result(0):
+            assert message.startswith(f"Connection closed by peer: the process of rank {VICTIM} has ended")
     finally:
         pool.close()
 
