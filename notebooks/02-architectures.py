@@ -29,7 +29,7 @@ import shardscope as ss
 from shardscope.analytic.schedules import build
 from shardscope.machine import usable_cores
 from shardscope_widgets import StepPlayer, Trace, figures, say, summary
-from shardscope_widgets.words import bytes_text, seconds_text
+from shardscope_widgets.words import bytes_text, duration_text
 
 RANKS = 4
 # "model" may also be your own nn.Module class; see notebook 10.
@@ -40,7 +40,7 @@ def train(strategy, **changes):
     """One run of the common job, to its end; prints a line."""
     job = ss.Job(strategy=strategy, **{"world_size": RANKS, **COMMON, **changes})
     run = ss.launch(job).wait(timeout=120)
-    print(f"{run.name}: {job.steps} steps of {seconds_text(run.summary().step_time_s)}")
+    print(f"{run.name}: {job.steps} steps of {duration_text(run.summary().step_time_s)}")
     return run
 
 

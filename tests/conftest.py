@@ -6,22 +6,27 @@ import os
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from conformance.ranks import RankPool, RankPools
+from conformance.runs import end_all
 from conformance.thinning import thin
+from shardscope.prediction.this_machine import CoreSpeed
 
-# No deadlines for examples: they would be by the clock of a machine that others use too.
-settings.register_profile("unhurried", settings(), deadline=None)
+# No deadlines for examples, nor for drawing them: they would be by the clock of a machine that others use too.
+settings.register_profile(
+    "unhurried", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("unhurried")
 
 MARK = "SHARDSCOPE_TEST_SESSION"
 """Set for this session and inherited by every process it starts, however detached."""
+FAILED = pytest.StashKey[bool]()
 GRACE_S = 60.0
 BOOKKEEPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")  # end with pytest itself
 
@@ -77,12 +82,35 @@ def _session_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
     assert not leftover, "processes outlived the tests:\n" + "\n".join(leftover)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    item.stash[FAILED] = item.stash.get(FAILED, False) or report.failed
+    return report
+
+
 @pytest.fixture(autouse=True)
-def runs_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of this test's runs; nothing of another test is in it."""
+def runs_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Iterator[Path]:
+    """The folder of this test's runs; nothing of another test is in it.
+
+    A test that passes has ended its runs. What one that fails has left running would slow the next ones down.
+    """
     root = tmp_path / "runs"
     monkeypatch.setenv("SHARDSCOPE_RUNS", str(root))
-    return root
+    yield root
+    if request.node.stash.get(FAILED, False):
+        end_all(root)
+
+
+@pytest.fixture
+def two_known_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Predict for a machine of two cores of known speed, whatever this one is and is busy with."""
+    monkeypatch.setattr("shardscope.prediction.rates.core_speed", lambda: CoreSpeed(2e10, 5e9))
+    monkeypatch.setattr("shardscope.prediction.rates.usable_cores", lambda: 2.0)
 
 
 def _wait_for_no_survivors(mark: str) -> list[str]:

@@ -304,7 +304,7 @@ def test_a_second_interrupt_kills() -> None:
 class TestRealRuns:
     def test_run_trains_and_prints_a_table(self, runs_root: Path) -> None:
         process = start(*TINY)
-        out, err = process.communicate(timeout=90)
+        out, err = process.communicate(timeout=240)
         assert process.returncode == 0, err
         assert out.splitlines()[0].split()[:3] == ["strategy", "ranks", "steps"]
         assert out.splitlines()[1].split()[:3] == ["ring", "2", "5"]
@@ -331,7 +331,7 @@ class TestRealRuns:
         process = start(*TINY[:-1], "100000")
         self.wait_for_steps(runs_root)
         os.kill(process.pid, sent)
-        _, err = process.communicate(timeout=90)
+        _, err = process.communicate(timeout=240)
         assert process.returncode == status, err
         assert "stopped; the run's records are in" in err
         (directory,) = runs_root.iterdir()
@@ -346,7 +346,7 @@ class TestRealRuns:
         (directory,) = runs_root.iterdir()
         assert cli.main(["stop", directory.name]) == 0
         assert capsys.readouterr().out == f"{directory.name}: stopped\n"
-        process.communicate(timeout=90)
+        process.communicate(timeout=240)
 
     def wait_for_steps(self, runs_root: Path) -> None:
         deadline = time.monotonic() + 60

@@ -31,6 +31,7 @@ def test_every_python_block_is_valid_and_every_command_can_be_parsed() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_the_python_blocks_run_in_order_and_the_first_job_learns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

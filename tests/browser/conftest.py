@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import time
 
 import pytest
 
 from browser.lab_server import jupyter_server
-from browser.notebook_page import NotebookPage
+from browser.notebook_page import MODULES_MAY_TAKE_LONG, NotebookPage
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 CHROMIUM_ARGS = [
@@ -50,6 +51,7 @@ def browser_context(playwright_api, tmp_path_factory):
         str(tmp_path_factory.mktemp("profile")), executable_path=CHROMIUM, headless=True, args=CHROMIUM_ARGS,
         viewport=VIEWPORT,
     )  # fmt: skip
+    context.add_init_script(MODULES_MAY_TAKE_LONG)
     yield context
     context.close()
 
@@ -64,8 +66,14 @@ def _page(server, browser_context, picture):
     finally:
         opened.page.screenshot(path=str(picture))
         opened.shut_down()
-    assert _left_behind(server) == []
-    shutil.rmtree(server.runs, ignore_errors=True)  # a lab shows the newest runs: those of its own test only
+        left = _left_behind(server)
+        for pid in left:  # of a test that failed, too: it would disturb the next one
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(
+            server.runs, ignore_errors=True
+        )  # a lab shows the newest runs: those of its own test only
+    assert left == {}
 
 
 @pytest.fixture
@@ -81,8 +89,8 @@ def shared_notebook(server, browser_context, tmp_path_factory):
         yield opened
 
 
-def _left_behind(server, timeout_s=20):
-    """Names of processes that still work on the runs of this session, once they have had time to end."""
+def _left_behind(server, timeout_s=60):
+    """Processes that still work on the runs of this session, once they have had time to end."""
     end = time.monotonic() + timeout_s
     while (left := server.working_on_runs()) and time.monotonic() < end:
         time.sleep(0.2)

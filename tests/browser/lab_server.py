@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import secrets
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import psutil
 
+from conformance.ports import free_port
 from shardscope.commands.lab import EXTENSION
 
 SETTINGS = {"@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False}}
@@ -39,15 +39,17 @@ class Server:
     runs: Path
     process: subprocess.Popen[bytes]
 
-    def working_on_runs(self) -> list[str]:
-        """Kernels, agents and ranks of this session that are still there, wherever their parents are."""
-        return [text for pid in psutil.pids() if pid != self.process.pid and (text := self._belongs(pid))]
+    def working_on_runs(self) -> dict[int, str]:
+        """Kernels, agents and ranks of this session that are still there, wherever their parents are, by pid."""
+        return {
+            pid: text for pid in psutil.pids() if pid != self.process.pid and (text := self._belongs(pid))
+        }
 
     def _belongs(self, pid: int) -> str:
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(pid)
             if process.environ().get("SHARDSCOPE_RUNS") == str(self.runs):
-                return f"{pid}: {' '.join(process.cmdline())}"
+                return " ".join(process.cmdline())
         return ""
 
 
@@ -56,7 +58,7 @@ def jupyter_server(folder: Path) -> Iterator[Server]:
     root, log = folder / "root", folder / "server.log"
     root.mkdir(parents=True)
     _write_settings(folder / "settings")
-    port, token = _free_port(), secrets.token_hex(16)
+    port, token = free_port(), secrets.token_hex(16)
     env = os.environ | {name: str(folder / sub) for name, sub in FOLDERS.items()} | {"OMP_NUM_THREADS": "1"}
     with log.open("wb") as out:
         process = subprocess.Popen(_command(port, token, root), stdout=out, stderr=subprocess.STDOUT, env=env)
@@ -77,12 +79,6 @@ def _write_settings(folder: Path) -> None:
         target = folder / f"{plugin}.jupyterlab-settings"
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(json.dumps(value))
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _command(port: int, token: str, root: Path) -> list[str]:

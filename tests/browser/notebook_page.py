@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import secrets
 import shutil
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,43 @@ SHUT_DOWN = (
 )
 
 
+CONTRAST = """(selector) => {
+    const light = (colour) => {
+        const [r, g, b] = colour.match(/[\\d.]+/g).map(Number)
+            .map(v => (v / 255 <= 0.03928 ? v / 255 / 12.92 : ((v / 255 + 0.055) / 1.055) ** 2.4));
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+    };
+    const ground = light(getComputedStyle(document.body).getPropertyValue('--jp-layout-color0').trim()
+        .replace(/^#(.)(.)(.)$/, '#$1$1$2$2$3$3').replace(/^#(..)(..)(..)$/, (_, ...c) =>
+            'rgb(' + c.slice(0, 3).map(x => parseInt(x, 16)).join(',') + ')').replace(/^white$/,
+            'rgb(255,255,255)'));
+    return [...document.querySelectorAll(selector)].map(node => {
+        const style = getComputedStyle(node);
+        const ink = light(node instanceof SVGElement ? style.fill : style.color);
+        return (Math.max(ink, ground) + 0.05) / (Math.min(ink, ground) + 0.05);
+    });
+}"""
+MODULES_MAY_TAKE_LONG = """(() => {
+    const timeout = AbortSignal.timeout.bind(AbortSignal);
+    AbortSignal.timeout = ms => timeout(30 * ms);
+})()"""
+"""Run before a page's own scripts: anywidget gives up a model whose module has not loaded within 2 seconds."""
+
+
+def eventually(page: Any, check: Callable[[], None], *, timeout_s: float = 60.0) -> None:
+    """Repeat `check` until it raises no AssertionError: what is asked of a page is answered a little later."""
+    end = time.monotonic() + timeout_s
+    while True:
+        try:
+            check()
+        except AssertionError:
+            if time.monotonic() > end:
+                raise
+            page.wait_for_timeout(100)
+        else:
+            return
+
+
 class NotebookPage:
     def __init__(self, page: Any, server: Server) -> None:
         self.page, self._server = page, server
@@ -65,7 +104,7 @@ class NotebookPage:
         self.left_loopback.append(route.request.url)
         route.abort()
 
-    def open(self, notebook: Path, *, timeout_ms: int = 60_000) -> NotebookPage:
+    def open(self, notebook: Path, *, timeout_ms: int = 120_000) -> NotebookPage:
         name = f"{notebook.stem}-{secrets.token_hex(4)}.ipynb"
         shutil.copy(notebook, self._server.root / name)
         self.page.goto(f"{self._server.base}/lab/tree/{name}?token={self._server.token}&reset")
@@ -77,13 +116,13 @@ class NotebookPage:
         self.page.wait_for_selector(".jp-Notebook", timeout=timeout_ms)
         self.page.wait_for_function(KERNEL_IDLE, timeout=timeout_ms)
 
-    def reload(self, *, timeout_ms: int = 60_000) -> None:
+    def reload(self, *, timeout_ms: int = 120_000) -> None:
         self.page.evaluate("() => jupyterapp.commands.execute('docmanager:save')")
         self.page.wait_for_function("() => !jupyterapp.shell.currentWidget.context.model.dirty")
         self.page.reload()
         self._wait_for_kernel(timeout_ms)
 
-    def restart_kernel(self, *, timeout_ms: int = 60_000) -> None:
+    def restart_kernel(self, *, timeout_ms: int = 120_000) -> None:
         """As the button with the arrow does; nothing is run again."""
         self.page.evaluate(RESTART)
         self.page.wait_for_function(KERNEL_IDLE, timeout=timeout_ms)
@@ -115,6 +154,24 @@ class NotebookPage:
         """Evaluate a Python expression in the notebook's kernel and return it, by way of JSON."""
         text = self.page.evaluate(EVALUATE, f"import json as _json; print(_json.dumps({expression}))")
         return json.loads(text.strip().splitlines()[-1])
+
+    def until(self, expression: str, expected: Any) -> None:
+        """Wait until a Python expression has this value in the kernel, which answers the page in another thread."""
+
+        def has_it() -> None:
+            assert self.kernel(expression) == expected
+
+        eventually(self.page, has_it)
+
+    def can_be_read(self, selector: str) -> None:
+        """Wait until all that matches has a contrast of 4.5 to the ground, as it has once it is drawn anew."""
+
+        def has_contrast() -> None:
+            ratios = self.page.evaluate(CONTRAST, selector)
+            assert ratios
+            assert min(ratios) >= 4.5
+
+        eventually(self.page, has_contrast)
 
     def shut_down(self) -> None:
         self.page.evaluate(SHUT_DOWN)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import nbformat
 import pytest
 
+from browser.notebook_page import eventually
+
 PANELS = ".jp-OutputArea-output .ss-lab"
 CELLS = (
     "import shardscope as ss\nimport shardscope_widgets as sw\nfrom shardscope_widgets import figures",
@@ -55,7 +57,7 @@ def panels(shared_notebook, tmp_path_factory):
     shared_notebook.page.wait_for_function(
         f"() => document.querySelectorAll('{PANELS}').length === 6"
         f" && document.querySelectorAll('.js-plotly-plot .main-svg').length > 16",
-        timeout=90_000,
+        timeout=240_000,
     )
     return shared_notebook
 
@@ -74,21 +76,27 @@ def violations(page):
 
 
 def test_no_figure_can_be_uploaded(panels):
-    bars = panels.page.evaluate(BUTTONS)
-    assert len(bars) >= 8
-    assert all(bars)  # each figure has its other buttons
-    assert not [
-        title for bar in bars for title in bar if "share" in title.lower() or "cloud" in title.lower()
-    ]
+    def has_buttons_but_none_to_upload():
+        bars = panels.page.evaluate(BUTTONS)
+        assert len(bars) >= 8
+        assert all(bars)  # each figure has its other buttons
+        assert not [
+            title for bar in bars for title in bar if "share" in title.lower() or "cloud" in title.lower()
+        ]
+
+    eventually(panels.page, has_buttons_but_none_to_upload)
 
 
 def test_each_slider_is_named_and_tells_its_value_as_it_is_shown(panels):
-    sliders = panels.page.evaluate(SLIDERS)
-    assert len(sliders) > 20
-    names = [slider["name"] for slider in sliders]
-    assert {"Data ranks", "Message", "Overlap", "Memory left"} <= set(names)
-    assert all(names)
-    assert [s["value"] for s in sliders if s["shown"]] == [s["shown"] for s in sliders if s["shown"]]
+    def all_are_named():
+        sliders = panels.page.evaluate(SLIDERS)
+        assert len(sliders) > 20
+        names = [slider["name"] for slider in sliders]
+        assert {"Data ranks", "Message", "Overlap", "Memory left"} <= set(names)
+        assert all(names)
+        assert [s["value"] for s in sliders if s["shown"]] == [s["shown"] for s in sliders if s["shown"]]
+
+    eventually(panels.page, all_are_named)
 
 
 @pytest.mark.parametrize(("panel", "slider"), [("ss-memory", "Data ranks"), ("ss-comm", "Message")])
@@ -97,10 +105,23 @@ def test_a_figure_that_is_moved_equals_one_that_is_drawn_anew(panels, panel, sli
     before = panels.page.evaluate(PICTURE, panel)
     handle.press("ArrowRight")
     panels.page.wait_for_function(f"args => ({PICTURE})(args[0]) !== args[1]", arg=[panel, before])
-    panels.page.wait_for_timeout(1000)
-    moved = panels.page.evaluate(PICTURE, panel)
+    moved = at_rest(panels, panel)
     panels.page.evaluate(REDRAW, panel)
     assert panels.page.evaluate(PICTURE, panel) == moved
+
+
+def at_rest(panels, panel):
+    """The picture of a panel once the kernel has sent, and the page has drawn, all that a change brings about."""
+    pictures = [""]
+
+    def stays():
+        panels.kernel("1")  # answered after all that the kernel had sent before
+        panels.page.wait_for_timeout(1000)
+        pictures.append(panels.page.evaluate(PICTURE, panel))
+        assert pictures[-1] == pictures[-2]
+
+    eventually(panels.page, stays)
+    return pictures[-1]
 
 
 PICTURE = """panel => [...document.querySelectorAll(`.${panel} .js-plotly-plot`)].filter(plot => plot.clientWidth)
@@ -115,7 +136,11 @@ REDRAW = """async panel => {
 @pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])
 def test_axe_finds_no_serious_violation(panels, theme):
     panels.use_theme(theme)
-    assert violations(panels.page) == []
+
+    def has_none():
+        assert violations(panels.page) == []
+
+    eventually(panels.page, has_none)
 
 
 @pytest.mark.parametrize("width", [1400, 900, 600])
@@ -159,5 +184,8 @@ CUT_OFF = f"""scrolling => {{
 def test_text_can_be_read_on_a_page_without_jupyterlabs_colours(panels, ground):
     panels.page.evaluate(BARE, [ground, COLOURS])
     panels.page.wait_for_function("() => document.querySelector('.ss-lab.ss-bare')")
-    panels.page.wait_for_timeout(800)
-    assert [found for found in violations(panels.page) if found.startswith("color-contrast")] == []
+
+    def has_contrast():
+        assert [found for found in violations(panels.page) if found.startswith("color-contrast")] == []
+
+    eventually(panels.page, has_contrast)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import time
+from functools import partial
 
 import pytest
 
-from browser.notebook_page import KERNEL_IDLE
+from browser.notebook_page import KERNEL_IDLE, eventually
 from browser.test_training_lab import LAB, press, status
 
 START_DETACHED = """[setattr(lab, 'steps', 100_000), lab.watch(__import__('shardscope').launch(
@@ -43,7 +44,7 @@ def lab(notebook, tmp_path):
     return notebook.open(file)
 
 
-def wait_for(lab, condition, timeout_ms=60_000):
+def wait_for(lab, condition, timeout_ms=120_000):
     lab.page.wait_for_function(condition, timeout=timeout_ms)
 
 
@@ -58,13 +59,16 @@ def forget_missing_models(lab):
 def test_the_first_curve_moves_after_two_clicks_and_start_stays_in_view(lab):
     lab.run_all()
     wait_for(lab, IS_LIVE)
-    lab.page.locator(f"{LAB} .ss-what", has_text="What will happen").wait_for(timeout=60_000)
+    lab.page.locator(f"{LAB} .ss-what", has_text="What will happen").wait_for(timeout=120_000)
     lab.page.locator(f"{LAB} .ss-presets button", has_text="Watch a ring").click()
-    lab.page.locator(f"{LAB} .ss-presets + div", has_text="each rank passes a piece").wait_for(timeout=60_000)
+    lab.page.locator(f"{LAB} .ss-presets + div", has_text="each rank passes a piece").wait_for(
+        timeout=120_000
+    )
+    lab.kernel("setattr(lab, 'steps', 100_000)")  # not over before it is stopped
     press(lab, "Start")
     lab.page.locator(LAB).get_by_role("tab", name="Live").click()
     wait_for(lab, MOVING)
-    lab.page.locator(f"{LAB} .ss-advice", has_text="of the step").wait_for(timeout=60_000)
+    lab.page.locator(f"{LAB} .ss-advice", has_text="of the step").wait_for(timeout=120_000)
     lab.page.locator(f"{LAB} .js-plotly-plot").nth(2).scroll_into_view_if_needed()
     button = lab.page.locator(f"{LAB} .ss-buttons button", has_text="Start").bounding_box()
     assert 0 < button["y"] < lab.page.viewport_size["height"]
@@ -77,16 +81,21 @@ def test_nothing_overlaps_in_a_narrow_window(lab):
     wait_for(lab, IS_LIVE)
     for width in (1400, 900, 600):
         lab.page.set_viewport_size({"width": width, "height": 1100})
-        lab.page.wait_for_timeout(700)
-        sides = lab.page.evaluate(
-            f"() => ['.ss-left', '.ss-right', '.ss-first'].map(side => document.querySelector('{LAB} ' + side))"
-            ".map(node => node.getBoundingClientRect()).map(box => [box.left, box.right, box.top, box.bottom])"
-        )
-        (left, right, first), page = sides, lab.page.viewport_size["width"]
-        assert all(box[1] <= page for box in sides), width
-        assert first[3] <= left[2], width
-        beside, below = right[0] >= left[1], right[2] >= left[3]
-        assert beside if width == 1400 else below, width
+        eventually(lab.page, partial(nothing_overlaps, lab.page))
+        lab.page.wait_for_timeout(700)  # figures follow the width
+        eventually(lab.page, partial(nothing_overlaps, lab.page))
+
+
+def nothing_overlaps(page):
+    sides = page.evaluate(
+        f"() => ['.ss-left', '.ss-right', '.ss-first'].map(side => document.querySelector('{LAB} ' + side))"
+        ".map(node => node.getBoundingClientRect()).map(box => [box.left, box.right, box.top, box.bottom])"
+    )
+    (left, right, first), width = sides, page.viewport_size["width"]
+    assert all(box[1] <= width for box in sides), width
+    assert first[3] <= left[2], width
+    beside, below = right[0] >= left[1], right[2] >= left[3]
+    assert beside if width == 1400 else below, width
 
 
 def test_a_restarted_kernel_leaves_one_banner_and_the_cell_attaches_to_the_run_again(lab):
@@ -101,7 +110,12 @@ def test_a_restarted_kernel_leaves_one_banner_and_the_cell_attaches_to_the_run_a
     assert lab.page.evaluate(STATE)["banners"] == [BANNER]
     lab.reload()
     wait_for(lab, IS_GONE)
-    assert lab.page.evaluate(STATE) == {"lab": False, "banners": [BANNER], "broken": 0, "canStart": False}
+
+    def is_gone():
+        gone = {"lab": False, "banners": [BANNER], "broken": 0, "canStart": False}
+        assert lab.page.evaluate(STATE) == gone
+
+    eventually(lab.page, is_gone)
     lab.run_all()
     wait_for(lab, IS_LIVE)
     status(lab, "is running")

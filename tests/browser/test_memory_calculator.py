@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import nbformat
 import pytest
 
-from browser.test_training_lab import CONTRAST
+from browser.notebook_page import eventually
 
 LAB = ".jp-OutputArea-output .ss-memory"
 INKS = "selector => [...document.querySelectorAll(selector)].map(node => getComputedStyle(node).fill)"
@@ -27,8 +29,8 @@ def calculator(notebook, tmp_path):
 
 
 def test_dragging_a_slider_turns_the_verdict(calculator):
-    page, status = calculator.page, calculator.page.locator(f"{LAB} .ss-status")
-    assert "Does not fit" in status.inner_text()
+    page = calculator.page
+    page.locator(f"{LAB} .ss-status", has_text="Does not fit").wait_for()
     slider = page.locator(f"{LAB} .widget-slider", has=page.locator("text=ZeRO stage")).locator(
         ".noUi-handle"
     )
@@ -39,20 +41,20 @@ def test_dragging_a_slider_turns_the_verdict(calculator):
     )
     assert calculator.kernel("calculator.zero") == 1
     calculator.kernel("calculator.set_trait('global_batch', 1537)")
-    problem = page.locator(f"{LAB} .ss-problem")
+    problem = page.locator(f"{LAB} .ss-problem", has_text="global_batch=1537 is not a multiple")
     problem.wait_for(timeout=60_000)
-    assert "global_batch=1537 is not a multiple" in problem.inner_text()
     page.locator(f"{LAB} .js-plotly-plot").wait_for(state="hidden", timeout=60_000)
     calculator.kernel("calculator.set_trait('global_batch', 1536)")
     page.locator(f"{LAB} .js-plotly-plot").wait_for(timeout=60_000)
     for theme in ("JupyterLab Dark", "JupyterLab Light"):
         calculator.use_theme(theme)
-        ratios = page.evaluate(
-            CONTRAST, f"{LAB} .js-plotly-plot .ytick text, {LAB} .js-plotly-plot .legendtext"
-        )
-        assert min(ratios) >= 4.5, f"{theme}: {min(ratios):.2f}"
-        page.mouse.move(0, 0)
-        page.locator(f"{LAB} .js-plotly-plot .bars path").first.hover(force=True)
-        page.locator(f"{LAB} .hoverlayer .hovertext text").first.wait_for(timeout=60_000)
-        inks = page.evaluate(INKS, f"{LAB} .hoverlayer .hovertext text")
-        assert set(inks) == {"rgb(244, 245, 247)"}, theme
+        calculator.can_be_read(f"{LAB} .js-plotly-plot .ytick text, {LAB} .js-plotly-plot .legendtext")
+        eventually(page, partial(a_label_is_light, page))
+
+
+def a_label_is_light(page):
+    """Point at a bar; Plotly forgets where the pointer is when it draws the figure anew."""
+    page.mouse.move(0, 0)
+    page.locator(f"{LAB} .js-plotly-plot .bars path").first.hover(force=True)
+    page.wait_for_timeout(500)
+    assert set(page.evaluate(INKS, f"{LAB} .hoverlayer .hovertext text")) == {"rgb(244, 245, 247)"}

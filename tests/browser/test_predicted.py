@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import nbformat
 
+from browser.notebook_page import eventually
+
 LAB = ".jp-OutputArea-output .ss-lab"
 CELL = """
 from shardscope_widgets import TrainingLab
@@ -28,7 +30,7 @@ def test_the_run_stands_beside_its_prediction_once_it_has_ended(notebook, tmp_pa
 
     page.locator(f"{LAB} .ss-buttons button", has_text="Start").click()
     table = page.locator(f"{LAB} .ss-outcome table")
-    table.wait_for(timeout=90_000)
+    table.wait_for(timeout=180_000)
     told = table.inner_text()
     for term in ("ring_reduce_scatter", "parameters", "activations", "backward", "step"):
         assert term in told
@@ -39,5 +41,9 @@ def test_the_run_stands_beside_its_prediction_once_it_has_ended(notebook, tmp_pa
         "sum(len(bar['x']) for bar in lab.screen.outcome.figure.traces) if lab.screen.outcome.found else 0"
     )
     page.wait_for_function(f"n => document.querySelectorAll('{bars}').length >= n", arg=num_bars)
-    assert page.evaluate(WIDER_THAN_ITS_PANEL) == []
+
+    def nothing_is_wider_than_its_panel():
+        assert page.evaluate(WIDER_THAN_ITS_PANEL) == []
+
+    eventually(page, nothing_is_wider_than_its_panel)
     assert notebook.kernel("[lab.problem, lab.screen.outcome.found.disagreeing]") == ["", []]

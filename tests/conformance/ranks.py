@@ -30,7 +30,7 @@ from shardscope.training.collectives import process_group
 from shardscope.training.context import RankContext
 from shardscope.training.meter import OBSERVING, Meter
 
-TIMEOUT_S = 100.0
+TIMEOUT_S = 120.0
 
 
 def _serve(
@@ -38,7 +38,7 @@ def _serve(
 ) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=30))
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=90))
     meter = Meter()
     group = process_group.init(
         meter, backend="gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_s),
@@ -67,7 +67,7 @@ class RankPool:
     """`world_size` processes in one group; a message that waits for `timeout_s` raises."""
 
     world_size: int
-    timeout_s: float = 30.0
+    timeout_s: float = 90.0
     transport: str = "auto"
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -38,7 +39,7 @@ def rank_pids(run: ss.Run, at_least: int | None = None) -> dict[int, int]:
     return {event["rank"]: event["pid"] for event in run.events("start")}
 
 
-def wait_for(condition: Callable[[], Any], run: ss.Run | None = None, timeout: float = 60.0) -> None:
+def wait_for(condition: Callable[[], Any], run: ss.Run | None = None, timeout: float = 120.0) -> None:
     """Wait until `condition` holds; fail with the run's own words if it does not."""
     deadline = time.monotonic() + timeout
     while not condition():
@@ -54,7 +55,7 @@ def agent_pid(run: ss.Run) -> int:
     return status.pid
 
 
-def all_gone(pids: list[int], timeout: float = 60.0) -> bool:
+def all_gone(pids: list[int], timeout: float = 120.0) -> bool:
     """Whether none of these processes runs any more."""
     deadline = time.monotonic() + timeout
     while any(_runs(pid) for pid in pids):
@@ -69,6 +70,18 @@ def freeze(pids: Sequence[int]) -> None:
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
     wait_for(lambda: all(psutil.Process(pid).status() == psutil.STATUS_STOPPED for pid in pids))
+
+
+def end_all(root: Path) -> None:
+    """End the runs in a folder, and the programs that this process has started and that launch theirs there."""
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            is_program = "multiprocessing" not in " ".join(child.cmdline())  # the ranks of a pool go on
+            if is_program and child.environ().get("SHARDSCOPE_RUNS") == str(root):
+                child.kill()
+    for run in ss.runs(root, all=True):
+        with contextlib.suppress(ss.ShardscopeError):
+            run.stop(grace_s=0.0)
 
 
 def _runs(pid: int) -> bool:
@@ -87,7 +100,15 @@ def family(run: ss.Run) -> list[int]:
 def semaphores(pid: int) -> set[Path]:
     """The named semaphores that a process holds, as files; they outlive it unless somebody removes them."""
     mapped = {line.split()[4] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()}
-    return {path for path in Path("/dev/shm").glob("sem.*") if str(path.stat().st_ino) in mapped}
+    return {path for path in Path("/dev/shm").glob("sem.*") if _inode(path) in mapped}
+
+
+def _inode(path: Path) -> str | None:
+    """Number of a file as a process's maps name it; None if its owner, perhaps of another test, has removed it."""
+    try:
+        return str(path.stat().st_ino)
+    except FileNotFoundError:
+        return None
 
 
 def open_files(pid: int | None = None) -> int:

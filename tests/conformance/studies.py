@@ -120,7 +120,7 @@ def drive(root: Path, recorded: Path, write: int | None) -> None:
         kill_at(write)
     session = StudySession.open(JOB, SPACE, trials=TRIALS, name="killed", root=root, sampler="random")
     session.driver.feasibility = None  # would import torch, in each of them
-    deadline = time.monotonic() + 30.0
+    deadline = time.monotonic() + 120.0
     while session.driver.tick():
         time.sleep(0.001)
         if time.monotonic() > deadline:

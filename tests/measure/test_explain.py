@@ -19,6 +19,8 @@ from shardscope.prediction.job import JobPrediction, predict_job
 from shardscope.runtime.preflight import preflight
 from widgets.fake_runs import schedule_events
 
+pytestmark = pytest.mark.usefixtures("two_known_cores")
+
 GPT: dict[str, Any] = {"model": "gpt-nano", "data": "python-source"}
 MLP: dict[str, Any] = {"model": "mlp", "data": "digits"}
 SLOW = ss.Link(bandwidth="50 Mbit/s", latency="1 ms")

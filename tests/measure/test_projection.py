@@ -17,7 +17,7 @@ from shardscope.measure.wire import Wire
 from shardscope.training.meter import Span
 
 LINK = ss.Link(bandwidth="100 Mbit/s", latency="2 ms")
-SLOW = ss.Link(bandwidth="40 Mbit/s", latency="2 ms")
+SLOW = ss.Link(bandwidth="20 Mbit/s", latency="2 ms")
 """The wire decides, however busy the machine is."""
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
+from traitlets.config import Config
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
@@ -43,8 +45,18 @@ def run(path: Path, folder: Path, *, as_it_is: bool) -> nbformat.NotebookNode:
     if any("TrainingLab(" in cell.source for cell in notebook.cells if cell.cell_type == "code"):
         notebook.cells.append(nbformat.v4.new_code_cell(NO_PROBLEM))
     resources = {"metadata": {"path": str(folder)}}
-    NotebookClient(notebook, timeout=180, store_widget_state=False, resources=resources).execute()
+    with tempfile.TemporaryDirectory(
+        prefix="kernel-"
+    ) as short:  # the path of a socket has at most 107 characters
+        NotebookClient(
+            notebook, timeout=600, store_widget_state=False, resources=resources, config=_sockets_in(short)
+        ).execute()
     return notebook
+
+
+def _sockets_in(folder: str) -> Config:
+    """Have a kernel listen on files. Jupyter chooses TCP ports before it starts one, and others may take them."""
+    return Config(AsyncKernelManager={"transport": "ipc", "connection_file": f"{folder}/kernel.json"})
 
 
 def outputs(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:

@@ -8,7 +8,7 @@ import pytest
 
 from notebooks.running import PLOTLY, RUN, outputs, words
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # whoever comes first runs the notebook
 RAW = re.compile(r"\d\.\d{3,}e[+-]?\d|\d\.\d{7,}")
 """A number as a computer prints it: 7.616444e+10, 0.30000000000000004."""
 

@@ -114,7 +114,7 @@ def main(how: str, folder: Path) -> None:
         others: list[subprocess.Popen[bytes]] = []
         command, env = [sys.executable, *sys.argv], {**os.environ, "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
         train(0, folder, how, nn.Linear(5, 2), lambda: others.append(subprocess.Popen(command, env=env)))
-        os._exit(others[0].wait(60))
+        os._exit(others[0].wait(200))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ def run_script(how: str, folder: Path) -> None:
     env |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [sys.executable, str(SCRIPT), how, str(folder)],
-        capture_output=True, text=True, timeout=120, env=env,
+        capture_output=True, text=True, timeout=280, env=env,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
 

@@ -40,7 +40,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(SCRIPT.parents[1]),
     }
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150, env=env)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=env)
     assert done.returncode == 0, done.stderr[-4000:]
     results = [json.loads((folder / f"results-{rank}.json").read_text()) for rank in (0, 1)]
     return Trained(results, {run.job.name: run for run in ss.runs(folder)})

@@ -29,8 +29,8 @@ def test_the_first_line_states_the_schema_whichever_thread_writes_it(
     with writer.EventWriter(tmp_path / "rank-0.jsonl", 0) as events:
         thread = threading.Thread(target=events.emit, args=("first",))
         thread.start()
-        has_begun.wait(10)
+        assert has_begun.wait(60)
         events.emit("second")
-        thread.join(10)
+        thread.join(60)
     lines = [json.loads(line) for line in (tmp_path / "rank-0.jsonl").read_text().splitlines()]
     assert [line.get("schema") for line in lines] == [SCHEMA, None]

@@ -114,7 +114,7 @@ def test_another_users_private_run_is_skipped_and_counted() -> None:
             cwd="/",
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=200,
         )
         private.chmod(0o700)
         told = f"1 1 run could not be read: {private.name} (private to user "
@@ -164,7 +164,7 @@ def test_a_job_file_that_is_a_pipe_is_refused_and_one_of_the_shell_is_read(bad: 
     assert cli.main(["run", "--job", str(tmp_path / "pipe")]) == 2
     with (bad / "job.json").open() as job:
         asked = [sys.executable, "-m", "shardscope.cli", "run", "--job", "/dev/stdin", "--steps", "0"]
-        done = subprocess.run(asked, stdin=job, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(asked, stdin=job, capture_output=True, text=True, timeout=200)
     assert "steps" in done.stderr, "the job was read, and refused for its steps"
 
 

@@ -186,7 +186,7 @@ def test_a_full_disk_is_one_clear_error(tmp_path: Path) -> None:
         f'mount -t tmpfs -o size=600k none {tmp_path} && exec {sys.executable} -c "$CODE" {tmp_path}/runs'
     )
     done = subprocess.run(
-        ["unshare", "-Urm", "bash", "-c", script], capture_output=True, text=True, timeout=90,
+        ["unshare", "-Urm", "bash", "-c", script], capture_output=True, text=True, timeout=240,
         env={**os.environ, "CODE": textwrap.dedent(FULL_DISK)},
     )  # fmt: skip
     if "Operation not permitted" in done.stderr or "permission denied" in done.stderr:

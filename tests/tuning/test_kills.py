@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -51,7 +52,7 @@ def test_a_driver_killed_at_any_of_its_writes_loses_and_doubles_nothing(
 ) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "conformance.studies", str(tmp_path), str(recorded)], capture_output=True, text=True,
-        timeout=200, check=False, cwd=Path(__file__).parents[1], env={**os.environ, recovery.SILENCE_VARIABLE: "0.5"},
+        timeout=280, check=False, cwd=Path(__file__).parents[1], env={**os.environ, recovery.SILENCE_VARIABLE: "0.5"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     kills = sorted(map(json.loads, done.stdout.splitlines()), key=lambda kill: kill["write"])
@@ -72,7 +73,7 @@ def test_a_kernel_is_interrupted_goes_on_and_is_killed(monkeypatch: pytest.Monke
     asked = time.monotonic()
     os.killpg(driver.pid, signal.SIGINT)  # as Jupyter interrupts a cell
     assert said(driver) == "interrupted"
-    assert time.monotonic() - asked < 10.0  # the grace is one second; the rest is for a busy machine
+    assert time.monotonic() - asked < 60.0  # the grace is one second; the rest is for a busy machine
     assert all_gone(processes)
     number, run = running(driver)  # the same kernel has gone on: the trial is run again, first
     assert number == 1
@@ -339,11 +340,11 @@ def test_stop_answers_while_the_storage_does_not(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = StudySession.open(LONG, SPACE, trials=1, name="away", baselines=False)
-    run = until_it_runs(session)
+    run, is_back = until_it_runs(session), threading.Event()
 
     def away(*_: Any, **__: Any) -> Any:
         if how == "hangs":
-            time.sleep(20)
+            is_back.wait(200)
         raise ConnectionError("refused")
 
     with monkeypatch.context() as patch:
@@ -351,7 +352,8 @@ def test_stop_answers_while_the_storage_does_not(
         patch.setattr(session.driver.writer, "end", away)
         asked = time.monotonic()
         session.driver.stop()
-        assert time.monotonic() - asked < 10.0
+        assert time.monotonic() - asked < 60.0
+    is_back.set()
     assert not run.is_alive
     assert [r.state for r in session.records()] == ["running"]  # nobody could be told
     again = StudySession.open(name="away", trials=1, baselines=False)  # in the same kernel

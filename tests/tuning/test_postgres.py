@@ -6,7 +6,6 @@ import math
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 import threading
@@ -19,6 +18,7 @@ import psutil
 import pytest
 
 import shardscope as ss
+from conformance.ports import free_port
 from conformance.runs import all_gone, family, wait_for
 from conformance.studies import JOB, LONG, SPACE, faults_of, instant, running, start_driver
 from shardscope.errors import StudyError
@@ -47,7 +47,7 @@ class Server:
     def start(self) -> None:
         options = f"-p {self.port} -h 127.0.0.1 -k '' -c fsync=off -c shared_buffers=16MB"
         log = str(self.folder / "log")
-        self.call("pg_ctl", "-D", str(self.folder), "-l", log, "-w", "-t", "60", "-o", options, "start")
+        self.call("pg_ctl", "-D", str(self.folder), "-l", log, "-w", "-t", "200", "-o", options, "start")
 
     def kill(self) -> None:
         """The postmaster at once, which asks nobody; its children end when they notice."""
@@ -58,7 +58,8 @@ class Server:
             return  # it does not run
         for process in family:
             process.kill()
-        psutil.wait_procs(family, timeout=10)
+        _, left = psutil.wait_procs(family, timeout=60)
+        assert not left
 
     def call(self, program: str, *arguments: str) -> None:
         command = [str(self.programs / program), *arguments]
@@ -72,7 +73,7 @@ class Server:
                 *command,
             ]
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=90, cwd="/", stdin=subprocess.DEVNULL, check=False,
+            command, capture_output=True, text=True, timeout=240, cwd="/", stdin=subprocess.DEVNULL, check=False,
             env={**os.environ, "LC_ALL": "C"},
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
@@ -90,9 +91,7 @@ def server() -> Iterator[Server]:
     if programs is None:
         pytest.skip("PostgreSQL is not installed (Debian: postgresql)")
     pytest.importorskip("psycopg", reason="psycopg is not installed (shardscope[postgres])")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     # Not below pytest's own folders, which are for this user alone.
     folder = Path(tempfile.gettempdir(), f"shardscope-postgres-{os.getpid()}-{port}")
     folder.mkdir(mode=0o700)

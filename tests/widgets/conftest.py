@@ -69,4 +69,4 @@ def make_tuning_lab():
     yield make
     for lab in labs:
         lab.close()
-        assert lab._engine.wait(20)
+        assert lab._engine.wait(120)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import math
 import random
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,7 @@ from shardscope.runlog.summary import Summary, summarise
 from shardscope.spec import Job
 
 START = 1_800_000_000.0
+_writing = threading.Lock()  # a lab reads in threads of its own
 
 
 @dataclass
@@ -22,7 +24,8 @@ class FakeTail:
     pending: list[dict[str, Any]]
 
     def poll(self) -> list[dict[str, Any]]:
-        events, self.pending = self.pending, []
+        with _writing:
+            events, self.pending = self.pending, []
         return events
 
 
@@ -57,13 +60,15 @@ class FakeRun:
         return [event for event in self.all_events if keep(event)]
 
     def tail(self) -> FakeTail:
-        self.tails.append(FakeTail(list(self.all_events)))
-        return self.tails[-1]
+        with _writing:
+            self.tails.append(FakeTail(list(self.all_events)))
+            return self.tails[-1]
 
     def write(self, events: list[dict[str, Any]]) -> None:
-        self.all_events.extend(events)
-        for tail in self.tails:
-            tail.pending.extend(events)
+        with _writing:
+            self.all_events.extend(events)
+            for tail in self.tails:
+                tail.pending.extend(events)
 
     @property
     def stored_summary(self) -> Summary | None:

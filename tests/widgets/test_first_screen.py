@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 import shardscope as ss
+from conformance.runs import wait_for
 from shardscope.measure.explain.changes import best_change
 from shardscope.measure.explain.of_run import Explanation
 from shardscope.runtime.preflight import Preflight, preflight
@@ -66,6 +67,7 @@ class TestPresets:
         assert lab.screen.presets.words.value == ""
         assert {button.button_style for button in lab.screen.presets.buttons} == {""}
 
+    @pytest.mark.usefixtures("two_known_cores")
     def test_the_pipeline_preset_has_a_bubble_that_more_micro_batches_reduce(self, lab):
         press(lab, "Break the pipeline's bubble")
         job = lab.job()
@@ -115,7 +117,7 @@ class TestAdvice:
         lab.screen.advice.begin()
         runtime.known.append(run)
         lab.watch(run)
-        lab.screen.advice.wait(10)
+        lab.screen.advice.wait(60)
         return lab
 
     def test_the_run_in_focus_is_explained_while_it_runs(self, advised):
@@ -123,15 +125,11 @@ class TestAdvice:
         assert advised.screen.advice.button.layout.display is None
         assert advised.screen.advice.button.disabled  # two runs at once would slow each other down
         advised.run.state = "completed"
-        for _ in range(100):
-            if not advised.screen.advice.button.disabled:
-                break
-            threading.Event().wait(0.05)
-        assert not advised.screen.advice.button.disabled
+        wait_for(lambda: not advised.screen.advice.button.disabled)
 
     def test_a_run_that_ends_while_it_is_explained_is_explained_again(self, advised, monkeypatch):
         panel, found, may_go = advised.screen.advice, advised.screen.advice.found, threading.Event()
-        slow = lambda _run, _events: (may_go.wait(10), found)[1]
+        slow = lambda _run, _events: (may_go.wait(60), found)[1]
         monkeypatch.setattr("shardscope.measure.explain.of_run.explain_events", slow)
         advised.run.write(step_events("ring", 2, 9))
         panel._due_at = 0.0
@@ -139,12 +137,8 @@ class TestAdvice:
         advised.run.state = "completed"
         advised.refresh()
         may_go.set()
-        panel.wait(10)
-        for _ in range(100):
-            if not panel.button.disabled:
-                break
-            threading.Event().wait(0.05)
-        assert not panel.button.disabled
+        panel.wait(60)
+        wait_for(lambda: not panel.button.disabled)
 
     def test_the_button_fills_the_form_with_the_changed_job_and_starts_it(self, advised, runtime):
         advised.run.group = "my experiment"
@@ -164,11 +158,8 @@ class TestAdvice:
         assert run.baseline == "mine"  # it is on disk, so that a lab that opens later finds it
         for step in range(1, 8):
             run.write(step_events("ring", 2, step))
-        for _ in range(100):
-            if line := advised.screen.advice.line.value:
-                break
-            threading.Event().wait(0.05)
-        assert f"<b>So far: {run.id} beside mine: it helped.</b><br>Communication takes 60%." in line
+        told = f"<b>So far: {run.id} beside mine: it helped.</b><br>Communication takes 60%."
+        wait_for(lambda: told in advised.screen.advice.line.value)
 
 
 def test_filling_the_form_names_the_settings_that_have_no_control(lab):

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 import shardscope as ss
+from conformance.runs import wait_for
 from shardscope.errors import RunFailed, SpecError
 from shardscope.runtime.check_report import compare
 from shardscope.spec import registry
@@ -201,7 +202,7 @@ class TestCheck:
         wait_for(lambda: "ring on 2 ranks, step 1 of 8" in lab.check.box.value)
         assert lab.screen.check.description == "Cancel"
         gate.set()
-        report = lab.check.wait(10)
+        report = lab.check.wait(60)
         assert report.passed
         assert "ring on 2 ranks agrees with one process" in lab.check.box.value
         assert "&lt;w&gt;" in lab.check.box.value
@@ -210,7 +211,7 @@ class TestCheck:
     def test_a_second_press_gives_it_up(self, lab, gate):
         lab.screen.check.click()
         lab.screen.check.click()
-        assert lab.check.wait(10) is None
+        assert lab.check.wait(60) is None
         assert "cancelled" in lab.check.box.value
 
     def test_a_failed_rank_shows_in_place(self, lab, gate):
@@ -219,7 +220,7 @@ class TestCheck:
         )
         gate.set()
         lab.screen.check.click()
-        assert lab.check.wait(10) is None
+        assert lab.check.wait(60) is None
         assert "rank 1 failed: &lt;boom&gt;" in lab.check.box.value
         assert "line 3" in lab.check.box.value
 
@@ -232,7 +233,7 @@ class TestCheck:
     def test_the_next_run_takes_the_verdict_away(self, lab, gate):
         gate.set()
         lab.start_check()
-        lab.check.wait(10)
+        lab.check.wait(60)
         lab.start()
         assert lab.check.box.value == ""
 
@@ -241,12 +242,3 @@ class TestCheck:
         assert lab.screen.check.disabled
         with pytest.raises(SpecError):
             lab.start_check()
-
-
-def wait_for(condition, timeout=10):
-    end = threading.Event()
-    for _ in range(int(timeout / 0.02)):
-        if condition():
-            return
-        end.wait(0.02)
-    pytest.fail("waited in vain")

@@ -80,7 +80,7 @@ class TestOutcome:
         outcome.want(run_of("a"))
         assert outcome._thread is None
         outcome.begin()
-        outcome.wait(10)
+        outcome.wait(60)
         assert asked == ["a"]
         assert outcome.found is not None
         assert "a compared with its prediction" in outcome.table.value
@@ -92,7 +92,7 @@ class TestOutcome:
         outcome.begin()
         for _ in range(3):
             outcome.want(run_of("a"))
-            outcome.wait(10)
+            outcome.wait(60)
         assert asked == ["a"]
         outcome.want(None)
         assert "once it has ended" in outcome.table.value
@@ -102,7 +102,7 @@ class TestOutcome:
         outcome = OutcomePanel()
         outcome.begin()
         outcome.want(run_of("bad"))
-        outcome.wait(10)
+        outcome.wait(60)
         assert "it has no &lt;prediction&gt;" in outcome.table.value
         assert (outcome.found, outcome.figure.layout.display, asked) == (None, "none", ["bad"])
 
@@ -116,7 +116,7 @@ class TestOutcome:
         outcome = OutcomePanel()
         outcome.begin()
         outcome.want(run_of("<broken>"))
-        outcome.wait(10)
+        outcome.wait(60)
         assert (
             "cannot be compared with its prediction: KeyError: &#x27;&lt;broken&gt;&#x27;"
             in outcome.table.value
@@ -129,18 +129,18 @@ class TestOutcome:
         def compare(run: Any) -> Comparison:
             names.append(run.id)
             begun.set()
-            assert go.wait(10)
+            assert go.wait(60)
             return made_comparison(run.id)
 
         monkeypatch.setattr(_outcome, "comparison_or_reason", compare)
         outcome = OutcomePanel()
         outcome.begin()
         outcome.want(run_of("a"))
-        assert begun.wait(10)
+        assert begun.wait(60)
         outcome.want(run_of("b"))
         outcome.want(run_of("c"))
         go.set()
-        outcome.wait(10)
+        outcome.wait(60)
         assert outcome.found is not None
         assert outcome.found.label == "c"
         assert (names[0], names[-1]) == ("a", "c")
@@ -154,13 +154,13 @@ class TestOutcome:
         assert asked == []
         first.state = "completed"
         lab.refresh()
-        outcome.wait(10)
+        outcome.wait(60)
         assert outcome.found.label == first.id
         lab.start()
         assert outcome.found is None
         assert "once it has ended" in outcome.table.value
         lab.focus = first.id
-        outcome.wait(10)
+        outcome.wait(60)
         assert asked == [first.id, first.id]
 
 

@@ -45,7 +45,7 @@ def test_a_study_opened_by_name_shows_its_own_definition_and_asks_for_its_functi
     found = again.definition()
     assert (found.space, found.equal, found.own) == (SPACE, "steps", ("mine",))
     again.start()
-    assert again.wait(60)
+    assert again.wait(200)
     assert (again.problem, again.session.definition.space) == ("", SPACE)
     assert [record.state for record in again.session.records()] == ["complete", "complete"]
 
@@ -100,7 +100,7 @@ def test_a_name_that_no_study_can_have_is_said_beside_the_button(make_tuning_lab
 def test_a_storage_that_is_gone_is_one_sentence_for_every_act(make_tuning_lab):
     lab = make_tuning_lab(JOB, SPACE, name="gone", trials=1)
     lab.start()
-    assert lab.wait(60)
+    assert lab.wait(200)
     lab.chosen = 0
     shutil.rmtree(lab.session.folder)
     for act in (lab.pin, lab.apply, lab.open_run, lab.again):

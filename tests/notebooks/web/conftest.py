@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from browser.conftest import CHROMIUM, CHROMIUM_ARGS
+from browser.notebook_page import MODULES_MAY_TAKE_LONG
 
 REPOSITORY = Path(__file__).parents[3]
 BUILD, NOTEBOOK = REPOSITORY / "notebooks/web/build.py", REPOSITORY / "notebooks/03-memory.ipynb"
@@ -54,8 +55,14 @@ def chromium(playwright_api, tmp_path_factory):
         args=CHROMIUM_ARGS,
         viewport={"width": 1400, "height": 1000},
     )
+    context.add_init_script(MODULES_MAY_TAKE_LONG)
     yield context
     context.close()
+
+
+def _failed(request):
+    """What failed, unless the page was left while it was still loading that."""
+    return [] if request.failure == "net::ERR_ABORTED" else [f"failed: {request.url}: {request.failure}"]
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +71,7 @@ def page(site, chromium):
     opened, wrong = chromium.new_page(), []
     opened.set_default_timeout(PATIENCE_MS)
     opened.route(lambda url: not url.startswith((site, "data:", "blob:")), lambda route: route.abort())
-    opened.on("requestfailed", lambda request: wrong.append(f"failed: {request.url}"))
+    opened.on("requestfailed", lambda request: wrong.extend(_failed(request)))
     opened.on("pageerror", lambda error: wrong.append(error.stack or str(error)))
     opened.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
     yield opened

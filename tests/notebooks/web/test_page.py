@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-import time
 
 import ipywidgets as widgets
 import pytest
 
 import shardscope_widgets
+from browser.notebook_page import eventually
 from shardscope_widgets.kit.live_figure import LiveFigure
 
 pytestmark = [pytest.mark.slow, pytest.mark.browser, pytest.mark.timeout(600)]
@@ -81,9 +81,12 @@ def pairs(control):
 def same_numbers(shown, expected):
     """Compare a figure of the page with one of Python: all that Python sent, floats to the last digits but three."""
     if isinstance(expected, dict):
+        assert isinstance(shown, dict)
+        assert set(shown) >= set(expected)
         for key, value in expected.items():
             same_numbers(shown[key], value)
     elif isinstance(expected, (list, tuple)):
+        assert shown is not None
         assert len(shown) == len(expected)
         for one, other in zip(shown, expected, strict=True):
             same_numbers(one, other)
@@ -98,20 +101,15 @@ def agree(page, panel, widget):
     texts = timeless(page.evaluate(AS_TEXT, [each.value for each in all_of(widget, widgets.HTML)]))
     figures = [each.figure["data"] for each in all_of(widget, LiveFigure) if each.figure["data"]]
     assert figures
-    end = time.monotonic() + 60
-    while True:  # a panel writes its texts before it draws its figures
+
+    def is_shown():  # a panel writes its texts before it draws its figures
         shown = page.evaluate(SHOWN, panel)
-        try:
-            assert timeless(shown["texts"]) == texts
-            assert len(shown["figures"]) == len(figures)
-            for one, other in zip(shown["figures"], figures, strict=True):
-                same_numbers(one, other)
-        except (AssertionError, LookupError):
-            if time.monotonic() > end:
-                raise
-            page.wait_for_timeout(100)
-        else:
-            return
+        assert timeless(shown["texts"]) == texts
+        assert len(shown["figures"]) == len(figures)
+        for one, other in zip(shown["figures"], figures, strict=True):
+            same_numbers(one, other)
+
+    eventually(page, is_shown)
 
 
 def timeless(texts):
@@ -142,7 +140,7 @@ def test_nothing_is_wider_than_a_phone(page, site):
     page.set_viewport_size({"width": 600, "height": 900})
     for panel in ASKED:
         open_panel(page, site, panel)
-        assert page.evaluate("() => document.documentElement.scrollWidth") <= 600, panel
+        page.wait_for_function("() => document.documentElement.scrollWidth <= 600")
 
 
 def test_a_rendered_notebook_draws_its_figures_and_links_to_the_panel(page, site):

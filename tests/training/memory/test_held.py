@@ -32,7 +32,9 @@ def measured(job: ss.Job, step: int = 3) -> Callable[[RankContext], tuple[dict[s
             trainer.take_step(number)
         rows = trainer._micro_batches(step)
         watch = trainer.strategy.memory
-        with watch.measure(lambda: trainer.strategy.held(trainer.optimizer), rows[0]) as memory:
+        with watch.measure(
+            lambda: trainer.strategy.held(trainer.optimizer), rows[0], trainer.model
+        ) as memory:
             trainer.strategy.step(rows, trainer.loss_function, trainer.optimizer)
         trainer.strategy.close()
         return memory.peaks, trainer.num_params, len(list(trainer.model.parameters()))
@@ -145,7 +147,7 @@ def test_fully_sharded_parameters_count_as_shards_and_as_gathered(
         optimizer = torch.optim.AdamW(model.parameters())
         step(model, optimizer, rows)
         watch = MemoryWatch(torch.device("cpu"))
-        with watch.measure(lambda: held_by_default(model, optimizer), rows) as memory:
+        with watch.measure(lambda: held_by_default(model, optimizer), rows, model) as memory:
             step(model, optimizer, rows)
         return memory.peaks, shapes
 

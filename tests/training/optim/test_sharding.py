@@ -29,7 +29,7 @@ class ThreadedSum:
         self.calls = 0
         self._parts = []
         self._lock = threading.Lock()
-        self._barrier = threading.Barrier(world_size, timeout=30)
+        self._barrier = threading.Barrier(world_size, timeout=120)
 
     def __call__(self, squares):
         with self._lock:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import shardscope as ss
+from conformance.ports import free_port
 from conformance.ranks import RankPool
 from conformance.runs import small_job
 from conformance.strategy import StrategyConformance
@@ -77,12 +77,9 @@ def test_two_machines_of_torchrun_are_two_nodes(tmp_path: Path) -> None:
     """Both play on this machine, each started by a torchrun of its own, as on a real cluster."""
     job = small_job(strategy="hierarchical", world_size=4, steps=3)
     (tmp_path / "job.json").write_text(job.to_json())
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2",
-        "--rdzv-backend=static", "--master-addr=127.0.0.1", f"--master-port={port}",
+        "--rdzv-backend=static", "--master-addr=127.0.0.1", f"--master-port={free_port()}",
     ]  # fmt: skip
     worker = [
         "-m", "shardscope.runtime.worker", "--job", str(tmp_path / "job.json"), "--run-dir", str(tmp_path / "run"),

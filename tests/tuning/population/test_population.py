@@ -19,6 +19,7 @@ import shardscope as ss
 from conformance.runs import small_job, wait_for
 from shardscope.runlog.writer import encode
 from shardscope.tuning.population import driver as driver_module
+from shardscope.tuning.population import members as members_module
 from shardscope.tuning.population.journal import Journal
 from shardscope.tuning.population.record import Outcome
 
@@ -62,7 +63,7 @@ def test_killed_in_its_midst_it_ends_as_if_it_never_had_been(tmp_path: Path) -> 
     """A driver is killed by SIGKILL while a run is under way; nothing is lost, and nothing counted twice."""
     whole, folder = short(tmp_path / "whole"), tmp_path / "killed"
     code = DRIVER.format(tests=str(Path(__file__).parents[2]), folder=str(folder))
-    done = subprocess.run([sys.executable, "-c", code], start_new_session=True, timeout=100, check=False)
+    done = subprocess.run([sys.executable, "-c", code], start_new_session=True, timeout=240, check=False)
     assert done.returncode == -signal.SIGKILL
     assert ss.Population(folder).state == "interrupted"
     assert len(lines_of(folder, "outcome")) < 6, "it was killed in its midst"
@@ -291,9 +292,17 @@ def test_if_all_fail_it_says_so_and_ends(tmp_path: Path) -> None:
     assert ss.Population(tmp_path / "p").state == "failed"
 
 
-def test_stops_when_asked_and_goes_on_later(tmp_path: Path) -> None:
+def test_stops_when_asked_and_goes_on_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "p"
     trained: list[ss.Population] = []
+    launch, is_asked = members_module.launch, threading.Event()
+
+    def launch_in_time(*arguments: Any, **options: Any) -> ss.Run:
+        if lines_of(folder, "outcome"):
+            is_asked.wait(120)  # else all could have ended before
+        return launch(*arguments, **options)
+
+    monkeypatch.setattr(members_module, "launch", launch_in_time)
     driver = threading.Thread(target=lambda: trained.append(short(folder, members=2, intervals=2)))
     driver.start()
     wait_for(lambda: lines_of(folder, "outcome"))
@@ -301,7 +310,8 @@ def test_stops_when_asked_and_goes_on_later(tmp_path: Path) -> None:
         short(folder, members=2, intervals=2)
     assert ss.Population(folder).state == "running"
     ss.Population(folder).stop()
-    driver.join(timeout=30)
+    is_asked.set()
+    driver.join(timeout=120)
     assert not driver.is_alive()
     assert trained[0].state == "stopped"
     assert not any(run.is_alive for home in folder.glob("runs/*/*") for run in ss.runs(home))

@@ -218,7 +218,7 @@ session.run(on_tick=look)
 @pytest.mark.slow
 def test_what_a_killed_driver_had_paused_goes_on_from_its_checkpoints(tmp_path: Path) -> None:
     (tmp_path / "job.json").write_text(JOB.to_json())
-    killed = subprocess.run([sys.executable, "-c", _KILLED, tmp_path / "job.json"], timeout=120, check=False)
+    killed = subprocess.run([sys.executable, "-c", _KILLED, tmp_path / "job.json"], timeout=280, check=False)
     assert killed.returncode == -signal.SIGKILL
     before = StudySession.open(name="killed")
     paused = {

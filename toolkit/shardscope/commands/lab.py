@@ -80,6 +80,8 @@ def lab_command(folder: Path, *, port: int | None, browser: bool) -> list[str]:
         "--ServerApp.ip=127.0.0.1",
         f"--ServerApp.root_dir={folder}",
         f"--ServerApp.jpserver_extensions={EXTENSION}=True",
+        "--LabApp.news_url=None",  # no request leaves this machine, and no question covers the lab
+        "--LabApp.check_for_updates_class=jupyterlab.handlers.announcements.NeverCheckForUpdate",
     ]
     command += [f"--LabApp.default_url=/lab/tree/{TOUR}"]
     if port is not None:

@@ -157,7 +157,7 @@ _KINDS: Mapping[str, Check] = {
     "resume": _fields({**_STEP, "samples": is_whole, "notes": _list_of(_is_text)}),
     "memory": _fields(
         {**_STEP, **dict.fromkeys(MEMORY_KINDS, is_whole)},
-        {"curve": _list_of(_row(is_time, *[is_whole] * len(MEMORY_KINDS)))},
+        {"peak": is_whole, "curve": _list_of(_row(is_time, *[is_whole] * len(MEMORY_KINDS)))},
     ),
     "messages": _fields({**_STEP, "rows": _list_of(_is_message)}),
     "layers": _fields(

@@ -79,12 +79,17 @@ def offsets_of(tensor: Tensor) -> tuple[int, ...]:
 
 def fsdp_params(model: nn.Module) -> list[Any]:
     """Return FSDP2's internal record of each parameter that it shards in `model`; empty if it shards none."""
-    ask = [getattr(module, "_get_fsdp_state", None) for module in model.modules()]
-    groups = [group for state in ask if state is not None for group in _fsdp_groups(state())]
+    groups = [group for unit in fsdp_modules(model) for group in _fsdp_groups(unit)]
     return [param for group in groups for param in group.fsdp_params]
 
 
-def _fsdp_groups(state: Any) -> list[Any]:
+def fsdp_modules(model: nn.Module) -> list[Any]:
+    """Return the modules in `model` whose parameters FSDP2 gathers together; empty if FSDP2 shards nothing."""
+    return [module for module in model.modules() if hasattr(module, "_get_fsdp_state")]
+
+
+def _fsdp_groups(module: Any) -> list[Any]:
+    state = module._get_fsdp_state()  # noqa: SLF001
     several = getattr(state, "_fsdp_param_groups", None)
     if several is None:  # torch 2.11 has one group per module
         return [group for group in [getattr(state, "_fsdp_param_group", None)] if group is not None]
@@ -115,14 +120,8 @@ class FsdpUnit(NamedTuple):
 
 def fsdp_units(model: nn.Module) -> list[FsdpUnit]:
     """Return the FSDP2 parameter groups in `model`, in the order of its modules; empty if FSDP2 shards nothing."""
-    ask = [getattr(module, "_get_fsdp_state", None) for module in model.modules()]
-    return [
-        _unit_of(group)
-        for state in ask
-        if state is not None
-        for group in _fsdp_groups(state())
-        if group.fsdp_params
-    ]
+    groups = [group for module in fsdp_modules(model) for group in _fsdp_groups(module)]
+    return [_unit_of(group) for group in groups if group.fsdp_params]
 
 
 def _unit_of(group: Any) -> FsdpUnit:
@@ -191,12 +190,12 @@ def first_left_out(ddp: nn.parallel.DistributedDataParallel) -> str | None:
 
 def holds_parameters(unit: Any) -> bool:
     """Return whether this FSDP2 unit shards any parameters; the root unit may not, if all belong to its blocks."""
-    return bool(_fsdp_groups(unit._get_fsdp_state()))  # noqa: SLF001
+    return bool(_fsdp_groups(unit))
 
 
 def stock_collectives(unit: Any) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Return the all-gather and the reduce-scatter that FSDP2 uses for a unit by default."""
-    group = _fsdp_groups(unit._get_fsdp_state())[0]  # noqa: SLF001
+    group = _fsdp_groups(unit)[0]
     return group._all_gather_comm, group._reduce_scatter_comm  # noqa: SLF001
 
 
@@ -208,7 +207,7 @@ def report_gradients(unit: Any, names: Mapping[int, str], report: Callable[[tupl
         names: Names of all parameters in the model, by `id`.
         report: Function that is called with the names of the parameters that have a gradient.
     """
-    for group in _fsdp_groups(unit._get_fsdp_state()):  # noqa: SLF001
+    for group in _fsdp_groups(unit):
         named = [(names[id(param.sharded_param)], param) for param in group.fsdp_params]
         group.post_backward = _reporting(named, group.post_backward, report)
 

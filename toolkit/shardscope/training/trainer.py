@@ -278,7 +278,7 @@ class Trainer:
             lr = self.optimizer.param_groups[0]["lr"]
             self.layers.write(step, self.optimizer, lr=lr, skipped=result.skipped)
         if memory is not None:
-            self.context.events.emit("memory", step=step, **memory.peaks, curve=memory.curve)
+            self.context.events.emit("memory", step=step, **memory.fields())
         if failed:
             assert result.loss is not None
             raise TrainingError(self._not_finite(result.loss, step, micro_batches))
@@ -291,7 +291,7 @@ class Trainer:
         if not self.job.record.measures_memory(step, self.first_step, self.job.last_step):
             return nullcontext()
         inputs = [tensor for batch in micro_batches for tensor in tensors_of(batch)]
-        return self.strategy.memory.measure(lambda: self.strategy.held(self.optimizer), inputs)
+        return self.strategy.memory.measure(lambda: self.strategy.held(self.optimizer), inputs, self.model)
 
     def _not_finite(self, loss: float, step: int, micro_batches: list[MicroBatch]) -> str:
         bad = self._bad_row(step, micro_batches)

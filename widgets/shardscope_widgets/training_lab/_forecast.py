@@ -35,6 +35,8 @@ class Forecast:
         self._asked: Job | None = None
         self._begun = False
         self._changed = threading.Event()
+        self._lock = threading.Lock()
+        self._is_working = False
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
@@ -46,30 +48,45 @@ class Forecast:
         """Request a prediction for `job` and return at once; None clears the last prediction."""
         if self._begun and job == self._asked and (job is None or self.found is not None):
             return
-        self._asked, self.found = job, None
+        with self._lock:
+            self._asked, self.found = job, None
+            self._changed.set()
+            if self._begun and job is not None:
+                self._start()
         self.anyway.value = False
-        self._changed.set()
         if job is None:
             self.line.value, self.anyway.layout.display = "", "none"
-        elif self._begun and (self._thread is None or not self._thread.is_alive()):
-            self._thread = threading.Thread(target=self._work, name="shardscope-forecast", daemon=True)
-            self._thread.start()
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait up to `timeout` seconds for the prediction of the newest job; None waits without limit."""
         if self._thread is not None:
             self._thread.join(timeout)
 
+    def _start(self) -> None:
+        """Start the thread, unless it is working: one that is about to end would not see the newest job."""
+        if not (self._is_working and self._thread is not None and self._thread.is_alive()):
+            self._is_working = True
+            self._thread = threading.Thread(target=self._work, name="shardscope-forecast", daemon=True)
+            self._thread.start()
+
     def _work(self) -> None:
         from shardscope.runtime.preflight import preflight
 
-        while (job := self._asked) is not None and self.found is None:
+        while (job := self._next()) is not None:
             self._changed.clear()
             if job is not self._asked or self._changed.wait(PAUSE_S):
                 continue
             found = preflight(job)
-            if job is self._asked:
-                self._show(found)
+            with self._lock:
+                if job is self._asked:
+                    self._show(found)
+
+    def _next(self) -> Job | None:
+        """Return the job to predict; None if the thread is to end, after which `want` starts another one."""
+        with self._lock:
+            job = self._asked if self.found is None else None
+            self._is_working = job is not None
+            return job
 
     def _show(self, found: Preflight) -> None:
         self.found = found

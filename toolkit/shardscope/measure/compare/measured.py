@@ -68,7 +68,10 @@ def counted(steps: Iterable[Sequence[Event]], world_size: int) -> dict[str, Coun
 
 
 def held_by_kind(events: Iterable[Event], world_size: int) -> tuple[int, dict[str, Ints]] | None:
-    """Return the newest step in which all ranks measured memory, and its bytes by type and rank; None if none did."""
+    """Return the newest step in which all ranks measured memory, and its bytes by type and rank; None if none did.
+
+    The type ``peak`` is the peak of all types together; it is missing if not all ranks recorded it.
+    """
     rows: dict[int, dict[int, Event]] = {}
     for event in events:
         if event["event"] == "memory":
@@ -77,9 +80,8 @@ def held_by_kind(events: Iterable[Event], world_size: int) -> tuple[int, dict[st
     if not whole:
         return None
     ranks = rows[max(whole)]
-    return max(whole), {
-        kind: np.array([ranks[rank][kind] for rank in sorted(ranks)]) for kind in MEMORY_KINDS
-    }
+    kinds = [kind for kind in (*MEMORY_KINDS, "peak") if all(kind in event for event in ranks.values())]
+    return max(whole), {kind: np.array([ranks[rank][kind] for rank in sorted(ranks)]) for kind in kinds}
 
 
 def step_time(steps: Steps, period: int = 1) -> StepTime | None:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardscope.measure.compare.comparison import ComparedTerm
-from shardscope.measure.compare.measured import Ints, Steps, held_by_kind
+from shardscope.measure.compare.measured import Ints, held_by_kind
 from shardscope.prediction.job import JobPrediction
 from shardscope.prediction.observed import ObservedPrediction
 from shardscope.runlog.schema import MEMORY_KINDS, Event
@@ -18,7 +18,7 @@ _EXACT_KINDS = frozenset({"parameters", "gradients", "optimizer", "buffers"})
 
 
 def memory_rows(
-    prediction: JobPrediction | ObservedPrediction, events: Sequence[Event], steps: Steps, notes: list[str]
+    prediction: JobPrediction | ObservedPrediction, events: Sequence[Event], notes: list[str]
 ) -> Iterator[ComparedTerm]:
     """Yield one row for each type of memory, on the rank with the most memory of this type, and one for the peak.
 
@@ -26,24 +26,24 @@ def memory_rows(
     """
     newest = held_by_kind(events, prediction.job.world_size)
     if newest is None:
-        notes.append("Memory by type is left out: no step has measured it (see Record.memory_first).")
-    else:
-        number, held = newest
-        notes.append(f"Memory by type is from step {number}, each type at its own peak.")
-        prediction = prediction.at_step(number)
-        yield from _kinds(prediction, held, notes)
+        notes.append("Memory is left out: no step has measured it (see Record.memory_first).")
+        return
+    number, held = newest
+    notes.append(
+        f"Memory is from step {number}: each type at its own peak, and the peak of all types together."
+    )
+    prediction = prediction.at_step(number)
+    yield from _kinds(prediction, held, notes)
     if isinstance(prediction, ObservedPrediction):
         notes.append("peak is left out: only model states are predicted for an observed training loop.")
         return
     if prediction.by_rank is None:
         notes.append("peak is left out: the loss was not traced, or the strategy has no formula.")
         return
-    peaks = np.array([[event["peak_memory_bytes"] for event in row] for row in steps.values()]).max(axis=0)
-    yield _row("peak", np.array([term.value for term in prediction.by_rank]), peaks, is_judged=False)
-    if not prediction.step.is_on_gpus:
-        notes.append(
-            "peak is predicted for tensors only; the measured peak is how much the whole process has grown."
-        )
+    if "peak" not in held:
+        notes.append("peak is left out: this run was recorded before it was measured.")
+        return
+    yield _row("peak", np.array([term.value for term in prediction.by_rank]), held["peak"], is_judged=False)
 
 
 def _kinds(

@@ -84,7 +84,7 @@ def compare(
     notes: list[str] = []
     rows = [
         *traffic_rows(prediction, steps, notes),
-        *memory_rows(prediction, events, steps, notes),
+        *memory_rows(prediction, events, notes),
     ]
     where = "this machine"
     if isinstance(prediction, JobPrediction):

@@ -181,9 +181,14 @@ def table_html(comparison: RunsComparison, marks: tuple[str, ...] = ()) -> str:
     first, *rest = (
         "".join(_cell_html(cell, row, at) for at, cell in enumerate(c)) for row, c in enumerate(lines)
     )
+    return _table_of(first, f"<tr>{'</tr><tr>'.join(rest)}</tr>")
+
+
+def _table_of(head: str, body: str) -> str:
+    """Return a table that scrolls if it is too wide, from the cells of its header and the rows below it as HTML."""
     return (
         '<div style="overflow-x:auto"><table style="border-collapse:collapse;font-variant-numeric:tabular-nums;'
-        f'font-size:13px"><thead><tr>{first}</tr></thead><tbody><tr>{"</tr><tr>".join(rest)}</tr></tbody></table></div>'
+        f'font-size:13px"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
     )
 
 
@@ -245,7 +250,4 @@ def grouped_html(comparison: RunsComparison, by: str) -> str:
         rows.append(
             f'<tr><th scope="row" style="{_CELL};{_RULE}">{escape(value_text(by, value))}</th>{cells}</tr>'
         )
-    return (
-        '<div style="overflow-x:auto"><table style="border-collapse:collapse;font-variant-numeric:tabular-nums;'
-        f'font-size:13px"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
-    )
+    return _table_of(head, "".join(rows))

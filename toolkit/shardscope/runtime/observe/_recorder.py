@@ -202,7 +202,7 @@ class StepRecorder:
     def _begun(self) -> _ObservedStep:
         number = self._meter.step = self.steps + 1
         if self._record.measures_memory(number, 1, LARGEST_COUNT) and not _is_compiled(self._model):
-            self._measuring.enter_context(self._memory.measure(self._held, ()))
+            self._measuring.enter_context(self._memory.measure(self._held, (), self._model))
         return _ObservedStep(number, self._marks.now())
 
     def _held(self) -> Any:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shardscope.training import clock
+from shardscope.training._compat import fsdp_modules
 from shardscope.training.memory.activations import Activations
 from shardscope.training.memory.process import anonymous_bytes
 from shardscope.training.memory.storages import KINDS, Held, Storages
@@ -29,6 +31,7 @@ class StepMemory:
 
     Attributes:
         peaks: Maximum so far for each type of memory, in bytes.
+        peak: Maximum so far of all types together, in bytes.
         curve: Changes of memory over time: Unix time, and the bytes of each type of memory in the order of `KINDS`.
         activations: Counter of the activations.
     """
@@ -38,6 +41,8 @@ class StepMemory:
         self._storages = Storages()
         self._storages.add("inputs", inputs)
         self.peaks = dict.fromkeys(KINDS, 0)
+        self.peak = 0
+        self._without_activations = 0
         self.curve: list[list[float]] = []
         self.activations = Activations(self._storages, self._at_parameter, self._activations_changed)
 
@@ -53,6 +58,10 @@ class StepMemory:
         self._storages.add(kind, tensors)
         self._note()
 
+    def fields(self) -> dict[str, Any]:
+        """Return the fields of the `memory` event: the peak of each type, the peak of all together, and the curve."""
+        return {**self.peaks, "peak": self.peak, "curve": self.curve}
+
     def _at_parameter(self, tensor: Tensor) -> None:
         """Update the peaks when a parameter is used: at that time, all parameters of its sharding unit are gathered."""
         kinds = self._storages.kinds(tensor)
@@ -65,10 +74,13 @@ class StepMemory:
         now = {**self._storages.sizes(), "activations": self.activations.peak}
         self.peaks = {kind: max(peak, now.get(kind, 0)) for kind, peak in self.peaks.items()}
         held = [self.activations.bytes if kind == "activations" else now.get(kind, 0) for kind in KINDS]
+        self._without_activations = sum(held) - self.activations.bytes
+        self.peak = max(self.peak, sum(held))
         self._trace(held)
 
     def _activations_changed(self, now: int) -> None:
-        """Add a point to the curve if activations have changed by a noticeable part of their peak."""
+        """Update the peak; add a point to the curve if activations have changed by a noticeable part of their peak."""
+        self.peak = max(self.peak, self._without_activations + now)
         before = self.curve[-1][1:] if self.curve else [0] * len(KINDS)
         if abs(now - before[_ACTIVATIONS]) * _NOTICEABLE >= max(self.activations.peak, 1):
             self._trace([*before[:_ACTIVATIONS], now, *before[_ACTIVATIONS + 1 :]])
@@ -121,9 +133,20 @@ class MemoryWatch:
             self.step.hold(kind, tensors)
 
     @contextmanager
-    def measure(self, held: Callable[[], Held], inputs: Iterable[Tensor]) -> Iterator[StepMemory]:
-        """Return a context manager within which memory is counted by type; takes the arguments of `StepMemory`."""
-        self.step = StepMemory(held, inputs)
+    def measure(
+        self, held: Callable[[], Held], inputs: Iterable[Tensor], model: nn.Module
+    ) -> Iterator[StepMemory]:
+        """Return a context manager within which memory is counted by type.
+
+        Args:
+            held: As for `StepMemory`.
+            inputs: As for `StepMemory`.
+            model: The model. Where FSDP2 shards it, memory is also counted when a module has gathered its parameters
+                for the forward pass, because autograd does not save the weights of a layer whose input needs no
+                gradient.
+        """
+        step = self.step = StepMemory(held, inputs)
+        hooks = [module.register_forward_pre_hook(lambda *_: step.sample()) for module in fsdp_modules(model)]
         try:
             self.step.sample()
             with self.step.activations.active():
@@ -131,3 +154,5 @@ class MemoryWatch:
             self.step.sample()
         finally:
             self.step = None
+            for hook in hooks:
+                hook.remove()
