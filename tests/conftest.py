@@ -13,7 +13,7 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
-from conformance.ranks import RankPool
+from conformance.ranks import RankPool, RankPools
 from conformance.runs import end_all
 from conformance.thinning import thin
 from shardscope.prediction.this_machine import CoreSpeed
@@ -138,17 +138,20 @@ def _survivors(mark: str) -> list[str]:
 
 
 @pytest.fixture(scope="session", params=[2, 3, 4], ids="{0} ranks".format)
-def pools(request: pytest.FixtureRequest) -> Iterator[dict[str, RankPool]]:
-    """Holds the pool of this world size; a pool that a failing test has ended is made anew."""
-    made: dict[str, RankPool] = {"size": request.param}
-    yield made
-    if "pool" in made:
-        made["pool"].close()
+def pools(request: pytest.FixtureRequest) -> Iterator[RankPools]:
+    """Holds the pools of this world size."""
+    pools = RankPools(request.param)
+    yield pools
+    pools.close()
 
 
 @pytest.fixture
-def pool(pools: dict[str, RankPool]) -> RankPool:
-    """Two, three and four real ranks in one group."""
-    if "pool" not in pools or pools["pool"].closed:
-        pools["pool"] = RankPool(pools["size"])
-    return pools["pool"]
+def pool(pools: RankPools) -> RankPool:
+    """Two, three and four real ranks in one group, over the transport that a job gets by default."""
+    return pools.over("auto")
+
+
+@pytest.fixture
+def tcp_pool(pools: RankPools) -> RankPool:
+    """Like `pool`, over TCP."""
+    return pools.over("tcp")

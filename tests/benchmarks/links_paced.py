@@ -40,7 +40,7 @@ def measure(pool: RankPool, link: ss.Link, seconds: float, only: str | None = No
         store = dist.PrefixStore(
             f"{link.label} {seconds} {time.time() // 60}", context.group.get_group_store()
         )
-        group = PacedGroups(link).make(context.group.inner, context.meter, "gloo", store)
+        group = PacedGroups(link).make(context.group.route, context.meter, "gloo", store)
         count = int(link.bandwidth * seconds) // 96 * 24
         formulas = patterns.formulas(link, 4 * count, context.world_size)
         patterns.REPEATS = ROUNDS + 1

@@ -93,7 +93,7 @@ def jobs() -> list[ss.Job]:
             "compression": method,
         }
         try:
-            found.append(ss.Job(world_size=3, batch=384, optimizer="adamw", **fields))
+            found.append(ss.Job(transport="tcp", world_size=3, batch=384, optimizer="adamw", **fields))
         except SpecError:
             continue
     return found

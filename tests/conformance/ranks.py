@@ -3,7 +3,8 @@
     pool = RankPool(4)
     pool.run(lambda rank: ...)        one result a rank
 
-The ranks are joined by a metered gloo group over loopback, on a port that the system picks. A function that takes too
+The ranks are joined by a metered group, over shared memory where the machine has it, with its store on a port that the
+system picks. A function that takes too
 long, or raises, ends the pool: no test hangs, and no process is left.
 """
 
@@ -32,14 +33,16 @@ from shardscope.training.meter import OBSERVING, Meter
 TIMEOUT_S = 120.0
 
 
-def _serve(rank: int, world_size: int, port: int, timeout_s: float, requests: Connection) -> None:
+def _serve(
+    rank: int, world_size: int, port: int, timeout_s: float, transport: Any, requests: Connection
+) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=90))
     meter = Meter()
     group = process_group.init(
         meter, backend="gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_s),
-        store=store,
+        store=store, transport=transport,
     )  # fmt: skip
     while True:
         try:
@@ -65,6 +68,7 @@ class RankPool:
 
     world_size: int
     timeout_s: float = 90.0
+    transport: str = "auto"
 
     def __post_init__(self) -> None:
         processes = multiprocessing.get_context("forkserver")
@@ -80,7 +84,9 @@ class RankPool:
         for rank in range(self.world_size):
             ours, theirs = processes.Pipe()
             process = processes.Process(
-                target=_serve, args=(rank, self.world_size, port, self.timeout_s, theirs), daemon=True
+                target=_serve,
+                args=(rank, self.world_size, port, self.timeout_s, self.transport, theirs),
+                daemon=True,
             )
             process.start()
             theirs.close()
@@ -89,15 +95,25 @@ class RankPool:
 
     def run(self, function: Callable[[RankContext], Any], folder: Path) -> list[Any]:
         """The results of `function` on every rank, by rank. Events go to `folder`."""
-        message = cloudpickle.dumps((function, str(folder)))
-        for pipe in self._pipes:
-            pipe.send_bytes(message)
+        self.start(function, folder)
         replies = [self._reply(rank) for rank in range(self.world_size)]
         failed = [text for done, text in replies if not done]
         if failed:
             self.close()
             raise AssertionError("a rank failed:\n" + failed[0])
         return [result for _, result in replies]
+
+    def start(self, function: Callable[[RankContext], Any], folder: Path) -> None:
+        """Call `function` on every rank, without waiting for it."""
+        message = cloudpickle.dumps((function, str(folder)))
+        for pipe in self._pipes:
+            pipe.send_bytes(message)
+
+    def result(self, rank: int) -> Any:
+        """The result of the started function on a rank, if others may have died."""
+        done, result = self._reply(rank)
+        assert done, result
+        return result
 
     def _reply(self, rank: int) -> tuple[bool, Any]:
         if not self._pipes[rank].poll(TIMEOUT_S):
@@ -115,3 +131,22 @@ class RankPool:
             process.kill()
             process.join(10)
         self._processes, self._pipes = [], []
+
+
+class RankPools:
+    """The pools of one world size, by transport; a pool that a failing test has ended is made anew."""
+
+    def __init__(self, world_size: int) -> None:
+        self._world_size = world_size
+        self._pools: dict[str, RankPool] = {}
+
+    def over(self, transport: str) -> RankPool:
+        """The pool whose ranks communicate over a transport."""
+        if transport not in self._pools or self._pools[transport].closed:
+            self._pools[transport] = RankPool(self._world_size, transport=transport)
+        return self._pools[transport]
+
+    def close(self) -> None:
+        """End all processes."""
+        for pool in self._pools.values():
+            pool.close()

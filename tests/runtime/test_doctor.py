@@ -38,6 +38,7 @@ def test_it_looks_for_all_that_a_run_depends_on(report: DoctorReport) -> None:
         "NCCL",
         "loopback",
         "gloo",
+        "transport",
         "namespaces",
         "Chromium",
     }

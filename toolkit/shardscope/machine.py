@@ -174,7 +174,12 @@ def codecs():
     except ValueError as error:
         return str(error)
 
-found = {"version": torch.__version__, "gloo": gloo(), "nccl": nccl(), "gpus": gpus(), "codecs": codecs()}
+def transport():
+    from shardscope.training.transports.choice import why_not_shm
+    return why_not_shm()
+
+found = {"version": torch.__version__, "gloo": gloo(), "nccl": nccl(), "gpus": gpus(), "codecs": codecs(),
+         "no_shm": transport()}
 print(json.dumps(found))
 """
 

@@ -41,7 +41,7 @@ def paced(context: RankContext, link: Link, name: str) -> PacedProcessGroup:
     """All ranks of the pool, on a link."""
     assert context.group is not None
     store = dist.PrefixStore(name, context.group.get_group_store())
-    return PacedGroups(link).make(context.group.inner, context.meter, "gloo", store)
+    return PacedGroups(link).make(context.group.route, context.meter, "gloo", store)
 
 
 def timed(context: RankContext, call: Callable[[], Any]) -> list[tuple[float, float]]:

@@ -101,7 +101,7 @@ def all_done(context: RankContext, folder: Path) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="reads sockets as Linux shows them")
 @pytest.mark.parametrize("n", [1001, 500_009])
-def test_the_kernel_saw_the_same_bytes(pool: RankPool, tmp_path: Path, n: int) -> None:
+def test_the_kernel_saw_the_same_bytes(tcp_pool: RankPool, tmp_path: Path, n: int) -> None:
     """Counted by us = sent over TCP, less the headers that gloo adds to each message."""
 
     def measure(context: RankContext) -> tuple[dict[str, int], int]:
@@ -116,7 +116,7 @@ def test_the_kernel_saw_the_same_bytes(pool: RankPool, tmp_path: Path, n: int) -
         dist.barrier()
         return traffic, on_wire.sent
 
-    rows = pool.run(measure, tmp_path)
+    rows = tcp_pool.run(measure, tmp_path)
     on_wire = sum(sent for _, sent in rows)
     messages = sum(traffic["messages"] for traffic, _ in rows)
     assert on_wire - messages * GLOO_HEADER_BYTES == sum(traffic["sent_bytes"] for traffic, _ in rows)
@@ -124,7 +124,9 @@ def test_the_kernel_saw_the_same_bytes(pool: RankPool, tmp_path: Path, n: int) -
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="reads sockets as Linux shows them")
 @pytest.mark.parametrize("n", [1001, 500_009, 4_000_001])
-def test_the_backends_all_reduce_sends_what_its_formula_says(pool: RankPool, tmp_path: Path, n: int) -> None:
+def test_the_backends_all_reduce_sends_what_its_formula_says(
+    tcp_pool: RankPool, tmp_path: Path, n: int
+) -> None:
     def measure(context: RankContext) -> tuple[int, int]:
         tensor = filled(n, context.rank, torch.float32)
         before = quiet_wire()
@@ -137,9 +139,9 @@ def test_the_backends_all_reduce_sends_what_its_formula_says(pool: RankPool, tmp
         dist.barrier()
         return counted, on_wire.sent
 
-    rows = pool.run(measure, tmp_path)
+    rows = tcp_pool.run(measure, tmp_path)
     counted, on_wire = sum(c for c, _ in rows), sum(w for _, w in rows)
-    assert counted == comm.all_reduce_bytes(4 * n, pool.world_size)
+    assert counted == comm.all_reduce_bytes(4 * n, tcp_pool.world_size)
     headers = on_wire - counted
     assert 0 < headers < 0.05 * counted + 20_000
     assert headers % (GLOO_HEADER_BYTES // 3) == 0

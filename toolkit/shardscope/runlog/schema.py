@@ -130,7 +130,8 @@ _KINDS: Mapping[str, Check] = {
         {"strategy": _is_name},
         {
             "link": _or_none(_fields({"label": _is_name, "is_accurate": lambda value: isinstance(value, bool)})),
-            "backend": _is_name, "role": _or_none(_is_name), "num_params": _or_none(is_whole),
+            "backend": _is_name, "transport": _is_name, "transport_reason": _is_name, "role": _or_none(_is_name),
+            "num_params": _or_none(is_whole),
             "gradient_bytes": is_whole, "pid": is_whole,
         },
     ),

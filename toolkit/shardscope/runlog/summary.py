@@ -49,6 +49,9 @@ class Summary:
         process_bytes: How much the memory of the fullest rank's process, as the operating system counts it, has grown
             at its peak since before the model was built; on a GPU, the peak of the memory that PyTorch has allocated.
         wall_s: Time from the start of the first rank to the last event, in seconds.
+        transport: What carried messages between the ranks, ``"shm"`` or ``"tcp"``; None for a single rank, and for
+            runs of earlier versions.
+        transport_reason: Why that transport was used, in words.
         link: Emulated link between the ranks; None without emulation.
         link_note: Why measurements on this link are unreliable, as a sentence; None if they are reliable.
         compression: Compression of the gradients; this field and the next two are None without compression.
@@ -74,6 +77,8 @@ class Summary:
     test_accuracy: float | None = None
     validation_loss: float | None = None
     validation_accuracy: float | None = None
+    transport: str | None = None
+    transport_reason: str | None = None
     link: str | None = None
     link_note: str | None = None
     compression: str | None = None
@@ -124,6 +129,8 @@ def summarise(log: RunLog, state: str, job: Job | None = None) -> Summary:
         observing_bytes=log.observing.total(),
         **_quality(log, "test"),
         **_quality(log, "validation"),
+        transport=start.get("transport"),
+        transport_reason=start.get("transport_reason"),
         **_link(start),
         **(_compression(log, start, job) if job is not None and job.compression.is_on and starts else {}),
     )
@@ -145,7 +152,7 @@ def summary_from(stored: Any) -> Summary | None:
 
 
 _COUNTS = ("world_size", "steps", "last_step", "observing_bytes")
-_TEXTS = ("strategy", "link", "link_note", "compression")
+_TEXTS = ("strategy", "transport", "transport_reason", "link", "link_note", "compression")
 
 
 def _quality(log: RunLog, split: str) -> dict[str, Any]:

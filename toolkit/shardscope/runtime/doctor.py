@@ -247,6 +247,21 @@ def _network(torch: dict[str, Any]) -> Iterator[Finding]:
     loopback, gloo = machine.loopback_works(), bool(torch.get("gloo"))
     yield _needed("loopback", ok=loopback, remedy="Bring up lo and allow connections to 127.0.0.1.")
     yield _needed("gloo", ok=gloo, remedy="Install a build of torch with torch.distributed and gloo.")
+    if "no_shm" in torch:
+        yield _transport(torch["no_shm"])
+
+
+def _transport(why_not_shm: str) -> Finding:
+    """Return a finding on what carries messages between CPU ranks of this machine."""
+    return _judge(
+        "Network",
+        "transport",
+        f"TCP: {why_not_shm}" if why_not_shm else "shared memory between CPU ranks, TCP between hosts",
+        ok=not why_not_shm,
+        value="tcp" if why_not_shm else "shm",
+        cost="CPU ranks communicate through gloo's connections, which takes several times as long.",
+        remedy="In a container: allow memfd_create, and processes to open each other's files in /proc.",
+    )
 
 
 def _needed(name: str, *, ok: bool, remedy: str) -> Finding:

@@ -32,7 +32,7 @@ class RankContext:
         meter: Meter that records this rank's traffic and time spans.
         events: Writer for this rank's event log.
         group: The metered process group; None for a single-process job.
-        transport: Backend for collectives: ``"gloo"``, ``"nccl"``, ``"gloo (shared GPU, staged)"``, or ``"none"``.
+        backend: Backend for collectives: ``"gloo"``, ``"nccl"``, ``"gloo (shared GPU, staged)"``, or ``"none"``.
         local_world_size: Number of ranks on this machine; None if unknown.
     """
 
@@ -42,8 +42,19 @@ class RankContext:
     meter: Meter
     events: EventWriter
     group: MeteredProcessGroup | None = None
-    transport: str = "none"
+    backend: str = "none"
     local_world_size: int | None = None
+
+    @property
+    def transport(self) -> str:
+        """What carries messages between the ranks: ``"shm"``, ``"tcp"``, or ``"none"`` for a single rank."""
+        return "none" if self.group is None else self.group.route.name
+
+    def described_transport(self) -> dict[str, str]:
+        """Return the transport and why it is used, for the ``start`` event; empty for a single rank."""
+        if self.group is None:
+            return {}
+        return {"transport": self.transport, "transport_reason": self.group.route.reason}
 
     @property
     def staged(self) -> bool:
@@ -101,10 +112,17 @@ def open_rank(job: Job, events: EventWriter, env: dict[str, str] | None = None) 
         return
     timeout = timedelta(seconds=job.timeout_s)
     group = process_group.init(
-        meter, backend=backend, rank=rank, world_size=world_size, timeout=timeout, link=job.link
+        meter,
+        backend=backend,
+        rank=rank,
+        world_size=world_size,
+        timeout=timeout,
+        link=job.link,
+        transport=job.transport,
+        on_gpu=device.type == "cuda",
     )
     clock.align(group.get_group_store(), rank)
     shared = device.type == "cuda" and backend == "gloo"
-    transport = "gloo (shared GPU, staged)" if shared else backend
-    yield RankContext(rank, world_size, device, meter, events, group, transport, local_size)
+    label = "gloo (shared GPU, staged)" if shared else backend
+    yield RankContext(rank, world_size, device, meter, events, group, label, local_size)
     dist.destroy_process_group()  # not after an error: it could block if another rank is stuck

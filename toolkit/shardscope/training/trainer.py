@@ -169,11 +169,11 @@ class Trainer:
         job, context, compressor = self.job, self.context, self.strategy.compressor
         compiled = compressor is not None and compressor.is_compiled
         context.events.emit(
-            "start", world_size=context.world_size, device=str(context.device), backend=context.transport,
+            "start", world_size=context.world_size, device=str(context.device), backend=context.backend,
             strategy=job.strategy.label,
             role=job.strategy.role(context.rank, context.world_size),
             model=label_of(job.model), optimizer=job.optimizer.name, num_params=self.num_params,
-            gradient_bytes=self.gradient_bytes, compression=job.compression.label,
+            gradient_bytes=self.gradient_bytes, **context.described_transport(), compression=job.compression.label,
             codecs=None if compressor is None else "numba" if compiled else "torch", **self._link(),
             pid=os.getpid(), host=socket.gethostname(),
         )  # fmt: skip

@@ -40,7 +40,7 @@ AS_IT_IS = "as it is"
 NO_LATENCY = "0"
 BANDWIDTHS = (AS_IT_IS, "10 Mbit/s", "50 Mbit/s", "100 Mbit/s", "500 Mbit/s", "1 Gbit/s", "5 Gbit/s")
 LATENCIES = (NO_LATENCY, "0.1 ms", "1 ms", "5 ms", "20 ms", "100 ms")
-LEFT_TO_CODE = ("name", "device", "threads", "timeout_s", "until", "eval_every", "clip_norm")
+LEFT_TO_CODE = ("name", "device", "transport", "threads", "timeout_s", "until", "eval_every", "clip_norm")
 """Fields of a job without a control, which can only be set in code; all others have one, if a form can show them."""
 KINDS: dict[str, type[Method]] = {"strategy": Strategy, "compression": Compression, "lr_schedule": LRSchedule}
 """Traits whose value is the name of a method, with the base class of the method.

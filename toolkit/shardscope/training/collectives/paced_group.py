@@ -34,6 +34,7 @@ from shardscope.training.collectives.pacing import PacedTransport, Pacer
 from shardscope.training.collectives.process_group import MeteredProcessGroup, num_bytes
 from shardscope.training.collectives.switch import CollectiveArrivals, Switch
 from shardscope.training.meter import Meter
+from shardscope.training.transports import Route
 
 _BY_MESSAGE = ("send", "recv")
 
@@ -132,7 +133,7 @@ class PacedProcessGroup(MeteredProcessGroup):
     """Metered process group that emulates a slower link on each rank.
 
     Args:
-        inner: The process group to which collectives are forwarded.
+        route: The transport, to whose group collectives are forwarded.
         meter: Meter that records bytes and time spans.
         backend: ``"gloo"`` or ``"nccl"``.
         pacer: This rank's pacer; all groups in a process share one.
@@ -142,7 +143,7 @@ class PacedProcessGroup(MeteredProcessGroup):
 
     def __init__(
         self,
-        inner: dist.ProcessGroup,
+        route: Route,
         meter: Meter,
         backend: str,
         *,
@@ -150,7 +151,7 @@ class PacedProcessGroup(MeteredProcessGroup):
         arrivals: CollectiveArrivals,
         has_all: bool,
     ) -> None:
-        super().__init__(inner, meter, backend)
+        super().__init__(route, meter, backend)
         self.pacer, self._arrivals, self._has_all = pacer, arrivals, has_all
         self._numbers = itertools.count()
 
@@ -214,15 +215,13 @@ class PacedGroups:
         self.link = link
         self._pacer: Pacer | None = None
 
-    def make(
-        self, inner: dist.ProcessGroup, meter: Meter, backend: str, store: dist.Store
-    ) -> PacedProcessGroup:
-        """Create a paced group that forwards to `inner`; the first group of a process must contain all ranks."""
-        rank, world_size = inner.rank(), inner.size()
+    def make(self, route: Route, meter: Meter, backend: str, store: dist.Store) -> PacedProcessGroup:
+        """Create a paced group that forwards to that of `route`; a process's first group must contain all ranks."""
+        rank, world_size = route.group.rank(), route.group.size()
         is_first = self._pacer is None
         if self._pacer is None:
             self._pacer = Pacer(self.link, Switch(store, rank, world_size))
         arrivals = CollectiveArrivals(store, rank, world_size)
         return PacedProcessGroup(
-            inner, meter, backend, pacer=self._pacer, arrivals=arrivals, has_all=is_first
+            route, meter, backend, pacer=self._pacer, arrivals=arrivals, has_all=is_first
         )

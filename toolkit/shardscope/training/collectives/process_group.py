@@ -1,11 +1,13 @@
-"""Process group for all communication: it forwards each collective to gloo or NCCL, and records bytes and time.
+"""Process group for all communication: it forwards each collective to a transport, and records bytes and time.
 
 `MeteredProcessGroup` is a `torch.distributed.ProcessGroup`, so `DistributedDataParallel`, FSDP2, pipelines and the
 user's own calls to `dist.all_reduce` all use it. `init` registers it as a backend and makes it the default group.
 
 For the backend's collectives (such as all-reduce), the number of bytes sent is computed from the backend's algorithm.
 `_TOTAL_SENT` determines the total over all ranks, and each rank records an equal share of it. A test compares these
-totals with the kernel's TCP counters.
+totals with the kernel's TCP counters. The recorded bytes are those of the algorithm, whatever carries them: over shared
+memory, too, a collective counts as the backend's, so that a job's traffic, its predictions and its times on an emulated
+link do not depend on the transport.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import torch.distributed as dist
 from shardscope.spec import Link
 from shardscope.training import clock
 from shardscope.training.meter import Meter, Span, Traffic
+from shardscope.training.transports import Name, Route, open_route
 
 if TYPE_CHECKING:
     from shardscope.training.collectives.paced_group import PacedGroups
@@ -81,14 +84,15 @@ class MeteredProcessGroup(dist.ProcessGroup):
     """Process group that records the bytes and the time of all its collectives and messages.
 
     Args:
-        inner: The process group to which collectives are forwarded.
+        route: The transport, to whose group collectives are forwarded.
         meter: Meter that records bytes and time spans.
-        backend: ``"gloo"`` or ``"nccl"``; determines how many bytes a collective sends.
+        backend: ``"gloo"`` or ``"nccl"``; determines how many bytes a collective sends, on every transport.
     """
 
-    def __init__(self, inner: dist.ProcessGroup, meter: Meter, backend: str) -> None:
-        super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
-        self.inner = inner
+    def __init__(self, route: Route, meter: Meter, backend: str) -> None:
+        super().__init__(route.group.rank(), route.group.size())  # type: ignore[call-arg]
+        self.route = route
+        self.inner: Any = route.group
         self.meter = meter
         self.backend = backend
         self._name = "shardscope"
@@ -147,7 +151,7 @@ class MeteredProcessGroup(dist.ProcessGroup):
         return tensor
 
     def transport(self, device: torch.device) -> Any:
-        """Return the backend for sending messages without recording them.
+        """Return what sends messages without recording them.
 
         Shardscope's own collectives use it, because they record their traffic themselves.
         """
@@ -156,7 +160,8 @@ class MeteredProcessGroup(dist.ProcessGroup):
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int) -> dist.Work:
         size = num_bytes(tensors)
         self.meter.count("recv", Traffic(size, received_bytes=size, calls=1))
-        return self.inner.recv_anysource(tensors, tag)
+        work: dist.Work = self.inner.recv_anysource(tensors, tag)
+        return work
 
     def give_up(self) -> None:
         """Stop delaying messages, if any are delayed; called when this rank has closed its connections."""
@@ -173,7 +178,7 @@ class MeteredProcessGroup(dist.ProcessGroup):
 
     def _set_group_name(self, name: str) -> None:
         self._name = name
-        self.inner._set_group_name(name)  # type: ignore[arg-type]
+        self.inner._set_group_name(name)
 
     def _set_group_desc(self, desc: str) -> None:
         self.inner._set_group_desc(desc)
@@ -191,13 +196,14 @@ class MeteredProcessGroup(dist.ProcessGroup):
         self.inner.abort()
 
     def get_group_store(self) -> dist.Store:
-        return self.inner.get_group_store()
+        store: dist.Store = self.inner.get_group_store()
+        return store
 
     def _set_sequence_number_for_group(self) -> None:
         self.inner._set_sequence_number_for_group()
 
     def _get_sequence_number_for_group(self) -> int:
-        return int(self.inner._get_sequence_number_for_group())  # type: ignore[attr-defined]
+        return int(self.inner._get_sequence_number_for_group())
 
 
 def _pass_on(method: str, name: str, payload_of: int) -> Callable[..., dist.Work]:
@@ -252,30 +258,6 @@ setattr(MeteredProcessGroup, "gather", _gather)  # noqa: B010 - torch's stubs ov
 setattr(MeteredProcessGroup, "scatter", _scatter)  # noqa: B010
 
 
-def make_inner(
-    backend: str, store: dist.Store, rank: int, world_size: int, timeout: timedelta
-) -> dist.ProcessGroup:
-    """Create the process group to which collectives are forwarded; it supports CPU and CUDA tensors.
-
-    With the backend ``"nccl"``, CUDA tensors use NCCL and CPU tensors gloo; with ``"gloo"``, both use gloo.
-    """
-    inner = dist.ProcessGroup(store, rank, world_size)
-    gloo = dist.ProcessGroupGloo(dist.PrefixStore("gloo", store), rank, world_size, timeout=timeout)
-    gloo._set_sequence_number_for_group()
-    kinds = dist.ProcessGroup.BackendType
-    inner._register_backend(torch.device("cpu"), kinds.GLOO, gloo)
-    if backend == "nccl":
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timeout
-        nccl = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", store), rank, world_size, options)
-        inner._register_backend(torch.device("cuda"), kinds.NCCL, nccl)
-        inner._set_default_backend(kinds.NCCL)
-    else:
-        inner._register_backend(torch.device("cuda"), kinds.GLOO, gloo)
-        inner._set_default_backend(kinds.GLOO)
-    return inner
-
-
 def _paced_groups(link: Link) -> PacedGroups:
     from shardscope.training.collectives.paced_group import PacedGroups  # builds on this module
 
@@ -291,6 +273,8 @@ def init(
     timeout: timedelta,
     store: dist.Store | None = None,
     link: Link | None = None,
+    transport: Name = "auto",
+    on_gpu: bool = False,
 ) -> MeteredProcessGroup:
     """Create a metered process group and make it the default group of this process.
 
@@ -302,14 +286,21 @@ def init(
         timeout: Time after which a collective that waits for an unresponsive rank raises an error.
         store: Rendezvous store; None to use `MASTER_ADDR` and `MASTER_PORT` from the environment, as set by `torchrun`.
         link: The link to emulate on each rank while its `Pacer` is on; None to run at full speed.
+        transport: What carries the communication; see `transports.open_route`.
+        on_gpu: Whether the ranks compute on GPUs.
+
+    Raises:
+        LaunchError: The ranks cannot use the transport.
     """
     paced = _paced_groups(link) if link is not None else None
 
     def create(prefix: dist.Store, rank: int, size: int, timeout: timedelta) -> MeteredProcessGroup:
-        inner = make_inner(backend, prefix, rank, size, timeout)
+        route = open_route(
+            transport, prefix, rank=rank, world_size=size, backend=backend, timeout=timeout, on_gpu=on_gpu
+        )
         if paced is None:
-            return MeteredProcessGroup(inner, meter, backend)
-        return paced.make(inner, meter, backend, prefix)
+            return MeteredProcessGroup(route, meter, backend)
+        return paced.make(route, meter, backend, prefix)
 
     dist.Backend._plugins.pop(BACKEND.upper(), None)
     if hasattr(dist.Backend, BACKEND.upper()):

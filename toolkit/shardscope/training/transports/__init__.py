@@ -1,0 +1,13 @@
+"""Transports: what carries the communication of a process group between its ranks.
+
+    tcp     gloo's connections, or NCCL between GPUs; between any ranks, on any hosts
+    shm     shared memory, between CPU ranks of one Linux host
+
+The collectives, the parameter server, pipelines, compression and FSDP2 use a `MeteredProcessGroup`, and know none of
+them.
+"""
+
+from shardscope.training.transports.choice import Name, Route, open_route
+from shardscope.training.transports.protocol import Transport
+
+__all__ = ["Name", "Route", "Transport", "open_route"]

@@ -1,0 +1,82 @@
+"""Choice of the transport of a process group."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Literal, NamedTuple
+
+import torch.distributed as dist
+
+from shardscope.errors import LaunchError
+from shardscope.training.transports.protocol import Transport
+from shardscope.training.transports.shm import CannotShare, SharedMemoryGroup, futex, why_no_memory
+from shardscope.training.transports.tcp import open_tcp
+
+Name = Literal["auto", "shm", "tcp"]
+_GPU_REASON = "shared memory is only for ranks on the CPU"
+
+
+class Route(NamedTuple):
+    """The transport of a process group.
+
+    Attributes:
+        group: The process group that carries the communication.
+        name: ``"shm"`` or ``"tcp"``.
+        reason: Why it is used, in words.
+    """
+
+    group: Transport
+    name: str
+    reason: str
+
+
+def why_not_shm() -> str:
+    """Return why CPU ranks on this machine cannot use shared memory, as far as one process can tell; empty if they can.
+
+    `shardscope doctor` reports it.
+    """
+    if not futex.is_supported():
+        return "shared memory needs 64-bit Linux, on a processor whose system calls Shardscope knows"
+    return why_no_memory()
+
+
+def open_route(
+    name: Name,
+    store: dist.Store,
+    *,
+    rank: int,
+    world_size: int,
+    backend: str,
+    timeout: timedelta,
+    on_gpu: bool = False,
+) -> Route:
+    """Connect the ranks of a process group.
+
+    Args:
+        name: The transport; ``"auto"`` takes shared memory if all ranks can use it, and TCP otherwise.
+        store: The group's store.
+        rank: This rank within the group.
+        world_size: Number of ranks in the group.
+        backend: ``"gloo"`` or ``"nccl"``; what TCP uses for tensors on GPUs.
+        timeout: Time after which a rank that waits for another fails.
+        on_gpu: Whether the ranks compute on GPUs.
+
+    Raises:
+        LaunchError: The transport is ``"shm"``, and the ranks cannot use it.
+    """
+    tcp = open_tcp(backend, store, rank, world_size, timeout)
+    if name == "tcp":
+        return Route(tcp, "tcp", "the job asks for it")
+    if world_size == 1:
+        return Route(tcp, "tcp", "a single rank sends nothing")
+    reason = _GPU_REASON if on_gpu else why_not_shm()
+    if not reason:
+        try:
+            group = SharedMemoryGroup(tcp, dist.PrefixStore("shm", store), timeout)
+        except CannotShare as error:
+            reason = str(error)
+        else:
+            return Route(group, "shm", "all ranks are CPU ranks of one host")
+    if name == "shm":
+        raise LaunchError(f"transport='shm' cannot be used: {reason}; use transport='auto' or 'tcp'")
+    return Route(tcp, "tcp", reason)

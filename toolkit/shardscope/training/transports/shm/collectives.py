@@ -1,0 +1,206 @@
+"""Collectives through slots in shared memory.
+
+A tensor is cut into pieces of the size of a slot, which fit into the processor's caches. The time of a group is divided
+into phases by its meetings. In each phase, a rank writes to one of two sets of slots and results, by turns; what
+has been written in a phase is read in the next, and written again in the one after that. So one meeting per phase is
+enough for any sequence of collectives.
+
+    all-reduce          phase k: write piece k to the own slot; add up the own share of piece k-1 from all slots
+                        into the results; copy piece k-2 from the results; the own share needs no copies
+    small all-reduce    write the tensor to the own slot; after one meeting, each rank adds up all of it
+    reduce-scatter      write a piece of every rank's chunk to the own slot; add up the own chunk from all slots
+    all-gather          write a piece to the own slot; copy those of all others from theirs
+    broadcast           the root writes a piece to its slot; the others copy it
+
+All sums are in the order of the ranks: ((x0 + x1) + x2) + x3, so every rank gets the same bits, which do not depend
+on the size of pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from shardscope.training.transports.shm.layout import Layout
+from shardscope.training.transports.shm.meeting import Meeting
+from shardscope.training.transports.shm.peers import Peers
+
+SMALL_BYTES = 64 << 10
+"""Size up to which each rank adds up the whole tensor, in bytes: one meeting costs more than the additions."""
+Reduce = Callable[..., Tensor]
+"""An element-wise operation of two tensors with `out`, such as `torch.add`."""
+
+
+class Slots:
+    """The collectives of one group; all ranks must call the same ones in the same order, with tensors of equal size.
+
+    Tensors are flat, contiguous and in CPU memory.
+
+    Args:
+        peers: The ranks of the group.
+        layout: Positions within the memory.
+        timeout_s: Time after which a rank that waits for another fails, in seconds.
+    """
+
+    def __init__(self, peers: Peers, layout: Layout, timeout_s: float) -> None:
+        self.rank, self.world_size, self.timeout_s = peers.rank, peers.world_size, timeout_s
+        self._meeting, self._slot_bytes = Meeting(peers), layout.slot_bytes
+        sets = range(2)
+        self._bytes = [
+            [
+                peers.memory.tensor(layout.slot_start(parity, r), layout.slot_bytes)
+                for r in range(self.world_size + 1)
+            ]
+            for parity in sets
+        ]
+        self._typed: dict[torch.dtype, list[list[Tensor]]] = {torch.uint8: self._bytes}
+
+    def _slots(self, dtype: torch.dtype, phase: int) -> list[Tensor]:
+        """Return the slots of all ranks in a phase, and behind them the results, as tensors of a dtype."""
+        typed = self._typed.get(dtype)
+        if typed is None:
+            typed = [[slot.view(dtype) for slot in slots] for slots in self._bytes]
+            self._typed[dtype] = typed
+        return typed[phase % 2]
+
+    @property
+    def _phase(self) -> int:
+        return self._meeting.number
+
+    def _meet(self, purpose: str) -> None:
+        self._meeting.meet(self.timeout_s, purpose)
+
+    def barrier(self) -> None:
+        """Wait until all ranks have called this."""
+        self._meet("a barrier")
+
+    # Sums.
+
+    def all_reduce_(self, flat: Tensor, reduce: Reduce = torch.add) -> None:
+        """Replace `flat` with the sum over all ranks, or with another reduction."""
+        size = flat.numel() * flat.element_size()
+        if not size:
+            return
+        if size <= min(SMALL_BYTES, self._slot_bytes):
+            self._reduce_small(flat, reduce)
+            return
+        pieces = flat.split(self._slot_bytes // flat.element_size())
+        for k in range(len(pieces) + 2):
+            if k:
+                self._meet("an all-reduce")
+            if k < len(pieces):
+                self._write_others(pieces[k])
+            if 1 <= k <= len(pieces):
+                self._add_share(pieces[k - 1], reduce)
+            if k >= 2:
+                self._copy_others(pieces[k - 2])
+
+    def _reduce_small(self, flat: Tensor, reduce: Reduce) -> None:
+        count = flat.numel()
+        slots = self._slots(flat.dtype, self._phase)
+        slots[self.rank][:count].copy_(flat)
+        self._meet("an all-reduce")
+        self._add([slot[:count] for slot in slots[:-1]], flat, reduce)
+
+    def _share(self, piece: Tensor) -> slice:
+        """Return the part of a piece that this rank adds up."""
+        each = -(-piece.numel() // self.world_size)
+        return slice(min(piece.numel(), each * self.rank), min(piece.numel(), each * (self.rank + 1)))
+
+    def _others(self, piece: Tensor) -> Iterator[slice]:
+        """Yield the parts of a piece that other ranks add up."""
+        own = self._share(piece)
+        for part in (slice(0, own.start), slice(own.stop, piece.numel())):
+            if part.start < part.stop:
+                yield part
+
+    def _write_others(self, piece: Tensor) -> None:
+        slot = self._slots(piece.dtype, self._phase)[self.rank]
+        for part in self._others(piece):
+            slot[part].copy_(piece[part])
+
+    def _add_share(self, piece: Tensor, reduce: Reduce) -> None:
+        """Add up this rank's share of a piece that was written in the phase before, into the results of this one."""
+        share = self._share(piece)
+        if share.start == share.stop:
+            return
+        own, total = piece[share], self._slots(piece.dtype, self._phase)[-1][share]
+        parts = [slot[share] for slot in self._slots(piece.dtype, self._phase - 1)[:-1]]
+        parts[self.rank] = own
+        self._add(parts, total, reduce)
+        own.copy_(total)
+
+    def _copy_others(self, piece: Tensor) -> None:
+        results = self._slots(piece.dtype, self._phase - 1)[-1]
+        for part in self._others(piece):
+            piece[part].copy_(results[part])
+
+    def _add(self, parts: Sequence[Tensor], into: Tensor, reduce: Reduce) -> None:
+        """Reduce `parts` in their order; `into` may be none of them but the first."""
+        reduce(parts[0], parts[1], out=into)
+        for part in parts[2:]:
+            reduce(into, part, out=into)
+
+    def reduce_scatter(self, output: Tensor, inputs: Sequence[Tensor], reduce: Reduce = torch.add) -> None:
+        """Write the sum of this rank's chunk over all ranks to `output`.
+
+        Args:
+            output: This rank's chunk of the sum.
+            inputs: This rank's chunks, one for each rank, each of the size of `output`.
+            reduce: The reduction.
+        """
+        width = self._slot_bytes // output.element_size() // self.world_size
+        pieces = output.split(width) if output.numel() else ()
+        columns = list(zip(*(chunk.split(width) for chunk in inputs), strict=True)) if output.numel() else []
+        for k in range(len(pieces) + 1):
+            if k:
+                self._meet("a reduce-scatter")
+            if k < len(pieces):
+                self._write_row(columns[k], width)
+            if k:
+                self._add_row(pieces[k - 1], columns[k - 1][self.rank], width, reduce)
+
+    def _write_row(self, chunks: Sequence[Tensor], width: int) -> None:
+        slot = self._slots(chunks[0].dtype, self._phase)[self.rank]
+        for r, chunk in enumerate(chunks):
+            if r != self.rank:
+                slot[r * width : r * width + chunk.numel()].copy_(chunk)
+
+    def _add_row(self, output: Tensor, own: Tensor, width: int, reduce: Reduce) -> None:
+        place = slice(self.rank * width, self.rank * width + output.numel())
+        parts = [slot[place] for slot in self._slots(output.dtype, self._phase - 1)[:-1]]
+        parts[self.rank] = own
+        total = self._slots(output.dtype, self._phase)[-1][place]  # `output` may be a view of an input
+        self._add(parts, total, reduce)
+        output.copy_(total)
+
+    # Copies.
+
+    def all_gather(self, outputs: Sequence[Tensor], own: Tensor) -> None:
+        """Copy each rank's tensor to the entry of `outputs` for that rank; all have the same size."""
+        width = self._slot_bytes // own.element_size()
+        pieces = own.split(width) if own.numel() else ()
+        rows = [output.split(width) for output in outputs]
+        for k in range(len(pieces) + 1):
+            if k:
+                self._meet("an all-gather")
+            if k < len(pieces):
+                self._slots(own.dtype, self._phase)[self.rank][: pieces[k].numel()].copy_(pieces[k])
+            if k:
+                slots = self._slots(own.dtype, self._phase - 1)
+                for r, row in enumerate(rows):
+                    source = pieces[k - 1] if r == self.rank else slots[r]
+                    row[k - 1].copy_(source[: row[k - 1].numel()])
+
+    def broadcast_(self, flat: Tensor, root: int) -> None:
+        """Replace `flat` with the tensor of rank `root`."""
+        pieces = flat.split(self._slot_bytes // flat.element_size()) if flat.numel() else ()
+        for k in range(len(pieces) + 1):
+            if k:
+                self._meet("a broadcast")
+            if k < len(pieces) and self.rank == root:
+                self._slots(flat.dtype, self._phase)[root][: pieces[k].numel()].copy_(pieces[k])
+            if k and self.rank != root:
+                pieces[k - 1].copy_(self._slots(flat.dtype, self._phase - 1)[root][: pieces[k - 1].numel()])

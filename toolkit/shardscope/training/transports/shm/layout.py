@@ -1,0 +1,108 @@
+"""Positions of everything in the shared memory of a group.
+
+    lines of 64 bytes           a token; the gate; of each rank its bell and its counters; of each pipe its two ends
+    pipes                       one for each ordered pair of ranks
+    slots, results              two sets: a slot for each rank, and one buffer for results
+
+A word is written by one rank only, except for bells and the gate (see `Peers` and `Meeting`). Words written by
+different ranks are in different cache lines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardscope.training.transports.shm.memory import PAGE
+
+_LINE = 64
+_MAX_PIPE, _ALL_PIPES = 1 << 20, 16 << 20
+_MAX_SLOT, _ALL_SLOTS = 2 << 20, 20 << 20
+_LEAST = 16 * PAGE  # of a pipe or a slot, whatever the number of ranks
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Positions for a group of `world_size` ranks: 14 MiB for 2 ranks, 32 MiB for 4, and 36 MiB for 8 to 16.
+
+    Indices of 32-bit words are named after what they hold; `*_counter` are indices of 64-bit words; `*_start` are
+    positions in bytes.
+    """
+
+    world_size: int
+
+    @property
+    def pipe_bytes(self) -> int:
+        """Capacity of each pipe, in bytes."""
+        pairs = self.world_size * (self.world_size - 1)
+        return max(_LEAST, min(_MAX_PIPE, _ALL_PIPES // max(pairs, 1) // PAGE * PAGE))
+
+    @property
+    def slot_bytes(self) -> int:
+        """Size of each slot, and of each buffer for results, in bytes."""
+        return max(_LEAST, min(_MAX_SLOT, _ALL_SLOTS // (2 * (self.world_size + 1)) // PAGE * PAGE))
+
+    # Lines.
+
+    @property
+    def gate(self) -> int:
+        """Word on which ranks sleep while they meet."""
+        return _LINE // 4
+
+    def _rank_line(self, rank: int, which: int) -> int:
+        return 2 + 2 * rank + which
+
+    def bell(self, rank: int) -> int:
+        """Word on which the threads of a rank sleep while they wait for messages."""
+        return self._rank_line(rank, 0) * _LINE // 4
+
+    def state(self, rank: int) -> int:
+        """Word with a rank's `State`."""
+        return self._rank_line(rank, 1) * _LINE // 4
+
+    def arrivals_counter(self, rank: int) -> int:
+        """Number of meetings at which a rank has arrived."""
+        return self._rank_line(rank, 1) * _LINE // 8 + 1
+
+    def _pipe_line(self, source: int, target: int, which: int) -> int:
+        return 2 + 2 * self.world_size + 2 * (source * self.world_size + target) + which
+
+    def written_counter(self, source: int, target: int) -> int:
+        """Number of bytes that have been written to a pipe."""
+        return self._pipe_line(source, target, 0) * _LINE // 8
+
+    def wants_room(self, source: int, target: int) -> int:
+        """Word that is 1 while the source of a pipe waits for room in it."""
+        return self._pipe_line(source, target, 0) * _LINE // 4 + 2
+
+    def read_counter(self, source: int, target: int) -> int:
+        """Number of bytes that have been read from a pipe."""
+        return self._pipe_line(source, target, 1) * _LINE // 8
+
+    # Data.
+
+    @property
+    def _data(self) -> int:
+        lines = self._pipe_line(self.world_size, 0, 0)
+        return -(-lines * _LINE // PAGE) * PAGE
+
+    def pipe_start(self, source: int, target: int) -> int:
+        """Position of a pipe's data."""
+        number = source * (self.world_size - 1) + target - (target > source)
+        return self._data + number * self.pipe_bytes
+
+    @property
+    def _sets(self) -> int:
+        return self._data + self.world_size * (self.world_size - 1) * self.pipe_bytes
+
+    def slot_start(self, parity: int, rank: int) -> int:
+        """Position of a rank's slot in one of the two sets; behind those of all ranks is the buffer for results."""
+        return self._sets + (parity * (self.world_size + 1) + rank) * self.slot_bytes
+
+    def result_start(self, parity: int) -> int:
+        """Position of the buffer for results in one of the two sets."""
+        return self.slot_start(parity, self.world_size)
+
+    @property
+    def size(self) -> int:
+        """Size of the whole memory, in bytes."""
+        return self.slot_start(2, 0)

@@ -1,0 +1,122 @@
+"""Handles of collectives through shared memory, and the thread that runs the asynchronous ones."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+class Collective(dist.Work):
+    """A collective that has finished, is running, or is waiting for its turn.
+
+    Args:
+        run: Function that carries it out.
+        result: The tensors that its future holds.
+    """
+
+    def __init__(self, run: Callable[[], None], result: Any) -> None:
+        super().__init__()
+        self._run, self._result = run, result
+        self._error: Exception | None = None
+        self._is_over = threading.Event()
+        self._future: torch.futures.Future[Any] | None = None
+        self._lock = threading.Lock()
+
+    def carry_out(self) -> None:
+        """Run it, and keep its error for `wait`."""
+        try:
+            self._run()
+        except Exception as error:  # noqa: BLE001 - raised in `wait`
+            self._error = error
+        with self._lock:
+            self._is_over.set()
+            future = self._future
+        if future is not None:
+            self._resolve(future)
+
+    def _resolve(self, future: torch.futures.Future[Any]) -> None:
+        if self._error is None:
+            future.set_result(self._result)
+        else:
+            future.set_exception(self._error)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait until it has finished.
+
+        Raises:
+            DistBackendError: A rank is gone, or the time is up.
+        """
+        if not self._is_over.wait(timeout.total_seconds() if timeout else None):
+            raise dist.DistBackendError(
+                f"Timed out after {timeout} while this rank was waiting for a collective"
+            )
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def is_completed(self) -> bool:
+        return self._is_over.is_set()
+
+    def is_success(self) -> bool:
+        return self._is_over.is_set() and self._error is None
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        with self._lock:
+            if self._future is not None:
+                return self._future
+            self._future = torch.futures.Future()
+            is_over = self._is_over.is_set()
+        if is_over:
+            self._resolve(self._future)
+        return self._future
+
+
+class CollectiveThread:
+    """Runs the collectives of a group one after the other, in the order in which they are called.
+
+    A synchronous collective runs on the thread that calls it, unless earlier ones are still running. A callback of a
+    future runs on the thread of the collectives, and may call a collective and wait for it, as PyTorch's PowerSGD hook
+    does; the thread then runs that collective, and those before it, within the callback.
+    """
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Collective | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._last: Collective | None = None
+
+    def submit(self, work: Collective, *, is_async: bool) -> Collective:
+        """Run a collective in its turn; a synchronous one has finished on return."""
+        if not is_async and (self._last is None or self._last.is_completed()):
+            work.carry_out()
+            return work
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._serve, name="collectives", daemon=True)
+            self._thread.start()
+        self._last = work
+        self._queue.put(work)
+        if threading.current_thread() is self._thread:
+            self._run_until(work)
+        return work
+
+    def _serve(self) -> None:
+        self._run_until(None)
+
+    def _run_until(self, last: Collective | None) -> None:
+        """Run collectives in their order, up to and including `last`; with None, until the group is closed."""
+        while (work := self._queue.get()) is not None:
+            work.carry_out()
+            if work is last:
+                return
+        self._queue.put(None)  # for the caller of this function, if that is a callback
+
+    def close(self) -> None:
+        """Stop the thread when it has run all collectives."""
+        self._queue.put(None)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
