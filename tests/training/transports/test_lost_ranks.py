@@ -152,7 +152,11 @@ def test_groups_leave_no_descriptor_no_thread_and_no_memory(pool: RankPool, tmp_
     def resources() -> tuple[int, int, int]:
         maps = sum("memfd:shardscope" in line for line in Path("/proc/self/maps").read_text().splitlines())
         files = sum("memfd:shardscope" in os.readlink(path) for path in open_files())
-        return maps, files, sum(thread.name in ("courier", "collectives") for thread in threading.enumerate())
+        return (
+            maps,
+            files,
+            sum(thread.name in ("progress", "collectives") for thread in threading.enumerate()),
+        )
 
     def open_files() -> list[str]:
         folder = "/proc/self/fd"

@@ -1,13 +1,13 @@
 """Collectives through slots in shared memory.
 
 A tensor is cut into pieces of the size of a slot, which fit into the processor's caches. The time of a group is divided
-into phases by its meetings. In each phase, a rank writes to one of two sets of slots and results, by turns; what
-has been written in a phase is read in the next, and written again in the one after that. So one meeting per phase is
+into phases by barriers. In each phase, a rank writes to one of two sets of slots and results, by turns; what
+has been written in a phase is read in the next, and written again in the one after that. So one barrier per phase is
 enough for any sequence of collectives.
 
     all-reduce          phase k: write piece k to the own slot; add up the own share of piece k-1 from all slots
                         into the results; copy piece k-2 from the results; the own share needs no copies
-    small all-reduce    write the tensor to the own slot; after one meeting, each rank adds up all of it
+    small all-reduce    write the tensor to the own slot; after one barrier, each rank adds up all of it
     reduce-scatter      write a piece of every rank's chunk to the own slot; add up the own chunk from all slots
     all-gather          write a piece to the own slot; copy those of all others from theirs
     broadcast           the root writes a piece to its slot; the others copy it
@@ -23,12 +23,12 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from shardscope.training.transports.shm.barriers import Barrier
 from shardscope.training.transports.shm.layout import Layout
-from shardscope.training.transports.shm.meeting import Meeting
 from shardscope.training.transports.shm.peers import Peers
 
 SMALL_BYTES = 64 << 10
-"""Size up to which each rank adds up the whole tensor, in bytes: one meeting costs more than the additions."""
+"""Size up to which each rank adds up the whole tensor, in bytes: one barrier costs more than the additions."""
 Reduce = Callable[..., Tensor]
 """An element-wise operation of two tensors with `out`, such as `torch.add`."""
 
@@ -46,7 +46,7 @@ class Slots:
 
     def __init__(self, peers: Peers, layout: Layout, timeout_s: float) -> None:
         self.rank, self.world_size, self.timeout_s = peers.rank, peers.world_size, timeout_s
-        self._meeting, self._slot_bytes = Meeting(peers), layout.slot_bytes
+        self._barrier, self._slot_bytes = Barrier(peers), layout.slot_bytes
         sets = range(2)
         self._bytes = [
             [
@@ -67,14 +67,14 @@ class Slots:
 
     @property
     def _phase(self) -> int:
-        return self._meeting.number
+        return self._barrier.number
 
-    def _meet(self, purpose: str) -> None:
-        self._meeting.meet(self.timeout_s, purpose)
+    def _wait_for_all(self, purpose: str) -> None:
+        self._barrier.wait(self.timeout_s, purpose)
 
     def barrier(self) -> None:
         """Wait until all ranks have called this."""
-        self._meet("a barrier")
+        self._wait_for_all("a barrier")
 
     # Sums.
 
@@ -89,7 +89,7 @@ class Slots:
         pieces = flat.split(self._slot_bytes // flat.element_size())
         for k in range(len(pieces) + 2):
             if k:
-                self._meet("an all-reduce")
+                self._wait_for_all("an all-reduce")
             if k < len(pieces):
                 self._write_others(pieces[k])
             if 1 <= k <= len(pieces):
@@ -101,7 +101,7 @@ class Slots:
         count = flat.numel()
         slots = self._slots(flat.dtype, self._phase)
         slots[self.rank][:count].copy_(flat)
-        self._meet("an all-reduce")
+        self._wait_for_all("an all-reduce")
         self._add([slot[:count] for slot in slots[:-1]], flat, reduce)
 
     def _share(self, piece: Tensor) -> slice:
@@ -156,7 +156,7 @@ class Slots:
         columns = list(zip(*(chunk.split(width) for chunk in inputs), strict=True)) if output.numel() else []
         for k in range(len(pieces) + 1):
             if k:
-                self._meet("a reduce-scatter")
+                self._wait_for_all("a reduce-scatter")
             if k < len(pieces):
                 self._write_row(columns[k], width)
             if k:
@@ -185,7 +185,7 @@ class Slots:
         rows = [output.split(width) for output in outputs]
         for k in range(len(pieces) + 1):
             if k:
-                self._meet("an all-gather")
+                self._wait_for_all("an all-gather")
             if k < len(pieces):
                 self._slots(own.dtype, self._phase)[self.rank][: pieces[k].numel()].copy_(pieces[k])
             if k:
@@ -199,7 +199,7 @@ class Slots:
         pieces = flat.split(self._slot_bytes // flat.element_size()) if flat.numel() else ()
         for k in range(len(pieces) + 1):
             if k:
-                self._meet("a broadcast")
+                self._wait_for_all("a broadcast")
             if k < len(pieces) and self.rank == root:
                 self._slots(flat.dtype, self._phase)[root][: pieces[k].numel()].copy_(pieces[k])
             if k and self.rank != root:

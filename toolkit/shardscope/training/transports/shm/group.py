@@ -3,7 +3,7 @@
     SharedMemory        memory that all ranks have opened; `Layout` says what is where
     Peers               who still takes part; bells that wake a rank
     Mailbox             messages, through one pipe for each pair of ranks
-    Slots               collectives, through slots and meetings
+    Slots               collectives, through slots and barriers
     CollectiveThread    runs asynchronous collectives in their order
 
 Memory of a group: 14 MiB at 2 ranks, 32 MiB at 4, and 36 MiB at 8 to 16, of which only what has been used takes up

@@ -4,7 +4,7 @@
     pipes                       one for each ordered pair of ranks
     slots, results              two sets: a slot for each rank, and one buffer for results
 
-A word is written by one rank only, except for bells and the gate (see `Peers` and `Meeting`). Words written by
+A word is written by one rank only, except for bells and the gate (see `Peers` and `Barrier`). Words written by
 different ranks are in different cache lines.
 """
 
@@ -45,7 +45,7 @@ class Layout:
 
     @property
     def gate(self) -> int:
-        """Word on which ranks sleep while they meet."""
+        """Word on which ranks sleep while they wait at a barrier."""
         return _LINE // 4
 
     def _rank_line(self, rank: int, which: int) -> int:
@@ -60,7 +60,7 @@ class Layout:
         return self._rank_line(rank, 1) * _LINE // 4
 
     def arrivals_counter(self, rank: int) -> int:
-        """Number of meetings at which a rank has arrived."""
+        """Number of barriers at which a rank has arrived."""
         return self._rank_line(rank, 1) * _LINE // 8 + 1
 
     def _pipe_line(self, source: int, target: int, which: int) -> int:

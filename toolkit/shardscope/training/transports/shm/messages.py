@@ -8,7 +8,7 @@ once its receive has been posted; a small one leaves its sender at once.
 
 Nothing moves by itself: a thread that waits for one message moves all messages of its rank, so ranks that send to each
 other do not deadlock. When no thread waits, but sends or receives are unfinished, a thread of the mailbox takes over:
-the courier.
+its progress thread.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from shardscope.training.transports.shm.pipe import Incoming, Outgoing, Target
 
 ANY = -1
 """Stands for the sender of a receive that takes a message from any rank."""
-_GRACE_S = 0.001  # the courier leaves the first move to a thread that is about to wait
+_GRACE_S = 0.001  # the progress thread leaves the first move to a thread that is about to wait
 
 
 class Message(dist.Work):
@@ -160,7 +160,7 @@ class Mailbox:
         self._kept: dict[int, list[_Kept]] = {}  # by tag
         self._lock = threading.Lock()
         self._num_waiting = 0
-        self._courier = _Courier(self)
+        self._progress = _ProgressThread(self)
 
     def name(self, rank: int) -> int:
         """Return the rank in the whole job, for error messages."""
@@ -193,7 +193,7 @@ class Mailbox:
     def _count(self) -> None:
         self.num_unfinished += 1
         if not self._num_waiting:
-            self._courier.call()
+            self._progress.call()
 
     def _take_kept(self, source: int, tag: int) -> _Kept | None:
         kept = self._kept.get(tag, [])
@@ -259,7 +259,7 @@ class Mailbox:
             with self._lock:
                 self._num_waiting -= 1
                 if self.num_unfinished and not self._num_waiting:
-                    self._courier.call()
+                    self._progress.call()
 
     def _try(self, message: Message) -> bool:
         with self._lock:
@@ -277,7 +277,7 @@ class Mailbox:
         bell = self._peers.bell()
         with self._lock:
             if self._num_waiting or not self.num_unfinished or self._peers.is_closed:
-                self._courier.dismiss()
+                self._progress.dismiss()
                 return False
             moved = self._move(0)
         if not moved:
@@ -285,11 +285,11 @@ class Mailbox:
         return True
 
     def close(self) -> None:
-        """Stop the courier; the peers must have been closed before."""
-        self._courier.close()
+        """Stop the progress thread; the peers must have been closed before."""
+        self._progress.close()
 
 
-class _Courier:
+class _ProgressThread:
     """The thread that moves the messages of a mailbox while no thread waits for one."""
 
     def __init__(self, mailbox: Mailbox) -> None:
@@ -301,7 +301,7 @@ class _Courier:
     def call(self) -> None:
         """Let it start; the caller holds the mailbox's lock."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="courier", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
             self._thread.start()
         if not self._is_needed.is_set():
             self._is_needed.set()

@@ -1,7 +1,7 @@
-"""Meetings: a rank continues when all ranks of the group have arrived.
+"""Barriers: a rank continues when all ranks of the group have arrived.
 
 Each rank counts its arrivals in a word of its own, and sleeps on a common word, the gate. A rank that arrives and sees
-that all others have arrived changes the gate and wakes them, so each rank is woken once per meeting. If two ranks
+that all others have arrived changes the gate and wakes them, so each rank is woken once per barrier. If two ranks
 arrive last at the same time, a full barrier between writing the own count and reading the others' makes sure that
 at least one of them sees that all have arrived.
 """
@@ -14,8 +14,8 @@ from shardscope.training.transports.shm import futex
 from shardscope.training.transports.shm.peers import Patience, Peers
 
 
-class Meeting:
-    """Meetings of all ranks of a group, numbered from 1; the same thread order on all ranks is the caller's duty."""
+class Barrier:
+    """Barriers of all ranks of a group, numbered from 1. All ranks must call them in the same order."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers, self._memory = peers, peers.memory
@@ -23,13 +23,13 @@ class Meeting:
         self._arrivals = [peers.layout.arrivals_counter(rank) for rank in ranks]
         self._own, self._gate = self._arrivals[peers.rank], peers.layout.gate
         self.number = 0
-        """Number of meetings so far."""
+        """Number of barriers so far."""
 
     def _missing(self) -> list[int]:
         counters, number = self._memory.counters, self.number
         return [rank for rank, counter in enumerate(self._arrivals) if counters[counter] < number]
 
-    def meet(self, timeout_s: float, purpose: str) -> None:
+    def wait(self, timeout_s: float, purpose: str) -> None:
         """Wait until all ranks have arrived; what they have written before is visible afterwards.
 
         Args:
