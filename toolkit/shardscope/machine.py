@@ -11,6 +11,7 @@ import ctypes
 import json
 import math
 import os
+import platform
 import shutil
 import socket
 import subprocess
@@ -83,6 +84,15 @@ def loopback_works() -> bool:
 def namespaces_work() -> bool:
     """Return whether an unprivileged process may create its own network and mount namespaces (Linux only)."""
     return sys.platform == "linux" and _succeeds(["unshare", "-Urnm", "true"])
+
+
+FUTEX_CALLS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
+"""Number of Linux's system call `futex`, by processor."""
+
+
+def can_share_memory() -> bool:
+    """Return whether this kind of machine has what ranks need to communicate through shared memory: Linux futexes."""
+    return sys.platform == "linux" and platform.machine() in FUTEX_CALLS and sys.maxsize > 1 << 32
 
 
 def num_gpus() -> int:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardscope.machine import usable_cores
+from shardscope.machine import can_share_memory, usable_cores
 from shardscope.prediction.step.machine import Machine
 from shardscope.prediction.this_machine import core_speed
 from shardscope.spec import Job
@@ -21,11 +21,12 @@ PRODUCTS, ELEMENTWISE = 0.82, 0.11
 that NumPy reaches on one core."""
 OPERATION_S = 68e-6
 """Fixed time per operation, in seconds, independent of its size; includes the trainer's overhead."""
-LOOPBACK, MESSAGE_S = 7.3e8, 3.1e-3
-"""Bandwidth from one rank to another on the same machine over gloo, in bytes per second, and time per message, in
+MESSAGES = {"tcp": (7.3e8, 3.1e-3), "shm": (2.1e9, 1.4e-3)}
+"""By transport: bandwidth from one rank to another on the same machine, in bytes per second, and time per message, in
 seconds. Both include the time that ranks wait for each other because they share cores."""
-# Fitted to 40 jobs on 2 cores (8 models, 5 strategies, 1 and 2 ranks; torch 2.13), whose predicted step times are
-# 0.72 to 1.31 times the measured ones; tests/benchmarks/job_time.py compares 16 other jobs (MAPE 24 %).
+# Over TCP: fitted to 40 jobs on 2 cores (8 models, 5 strategies, 1 and 2 ranks; torch 2.13), whose predicted step times
+# are 0.72 to 1.31 times the measured ones; tests/benchmarks/job_time.py compares 16 other jobs (MAPE 24 %). Through
+# shared memory: these, times the ratios of fits to 24 jobs that ran over both (4 models, 6 strategies, 2 ranks).
 
 
 class RankRates(NamedTuple):
@@ -64,13 +65,14 @@ class RankRates(NamedTuple):
         share = min(job.threads, cores)
         waits = max(1.0, 1.0 / cores)
         bandwidth, latency = (np.inf, 0.0) if job.link is None else (job.link.bandwidth, job.link.latency_s)
+        loopback, message_s = MESSAGES["shm" if job.transport != "tcp" and can_share_memory() else "tcp"]
         return cls(
             flops=PRODUCTS * speed.flops * share,
             bandwidth=ELEMENTWISE * speed.bandwidth * share,
             operation_s=OPERATION_S * waits,
             step_s=0.0,
-            link=min(LOOPBACK / waits, bandwidth),
-            message_s=MESSAGE_S + latency,
+            link=min(loopback / waits, bandwidth),
+            message_s=message_s + latency,
             source="this machine: NumPy's kernels, timed",
         )
 

@@ -8,8 +8,9 @@ from typing import Literal, NamedTuple
 import torch.distributed as dist
 
 from shardscope.errors import LaunchError
+from shardscope.machine import can_share_memory
 from shardscope.training.transports.protocol import Transport
-from shardscope.training.transports.shm import CannotShare, SharedMemoryGroup, futex, why_no_memory
+from shardscope.training.transports.shm import CannotShare, SharedMemoryGroup, why_no_memory
 from shardscope.training.transports.tcp import open_tcp
 
 Name = Literal["auto", "shm", "tcp"]
@@ -35,7 +36,7 @@ def why_not_shm() -> str:
 
     `shardscope doctor` reports it.
     """
-    if not futex.is_supported():
+    if not can_share_memory():
         return "shared memory needs 64-bit Linux, on a processor whose system calls Shardscope knows"
     return why_no_memory()
 

@@ -13,23 +13,18 @@ import ctypes
 import errno
 import os
 import platform
-import sys
+
+from shardscope.machine import FUTEX_CALLS
 
 _WAIT, _WAKE, _PRIVATE = 0, 1, 128
 _EVERY_WAITER = 0x7FFFFFFF
-_CALL_NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
 
 
 class _Timespec(ctypes.Structure):
     _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
 
 
-def is_supported() -> bool:
-    """Return whether this machine has futexes that this module can call: 64-bit Linux on a known processor."""
-    return sys.platform == "linux" and platform.machine() in _CALL_NUMBERS and sys.maxsize > 1 << 32
-
-
-_NUMBER = ctypes.c_long(_CALL_NUMBERS.get(platform.machine(), 0))
+_NUMBER = ctypes.c_long(FUTEX_CALLS.get(platform.machine(), 0))
 _call = ctypes.CDLL(None, use_errno=True).syscall
 _call.restype = ctypes.c_long
 _call.argtypes = (
