@@ -4,6 +4,7 @@ Recomputation goes through its ways from case to case; `tests/benchmarks/module_
 `MemTracker` is told before the step of what is there: it knows nothing of what C++ (DistributedDataParallel's buckets)
 or another thread (the ring's buffers) has made. It is not told of a parameter's gradient under FSDP2, which the step
 frees at once. Its own "Optstate" and "Gradient" are not asked for: pieces and buckets count as other tensors there.
+The ranks use TCP, because over shared memory it would count the transport's slots.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ CASES = [
 
 @pytest.mark.parametrize(("model", "strategy", "optimizer"), CASES)
 def test_states_are_predicted_to_the_byte_and_peaks_closely(
-    pool: RankPool, tmp_path: Path, model: str, strategy: str, optimizer: str
+    tcp_pool: RankPool, tmp_path: Path, model: str, strategy: str, optimizer: str
 ) -> None:
     place = CASES.index((model, strategy, optimizer))
-    if not _runs(place, pool.world_size):
+    if not _runs(place, tcp_pool.world_size):
         pytest.skip(
             "every model and stage with one optimizer at 4 ranks, and a few at 3, where cuts are uneven"
         )
-    recompute = RECOMPUTE_MODES[(place + pool.world_size) % len(RECOMPUTE_MODES)]
-    job = job_of(model, strategy, pool.world_size, optimizer, recompute)
-    for rank, measured in enumerate(pool.run(tracked(job), tmp_path)):
+    recompute = RECOMPUTE_MODES[(place + tcp_pool.world_size) % len(RECOMPUTE_MODES)]
+    job = job_of(model, strategy, tcp_pool.world_size, optimizer, recompute)
+    for rank, measured in enumerate(tcp_pool.run(tracked(job), tmp_path)):
         expected = predicted(job, rank)
         states = expected.parameters, expected.gradients, expected.optimizer, expected.work
         assert measured[:-1] == states
@@ -53,30 +54,30 @@ def _runs(place: int, world_size: int) -> bool:
 
 @pytest.mark.parametrize(("model", "batch"), [("gpt-nano", 1), ("resnet", 1)])
 def test_where_parameters_make_the_peak_it_is_as_close(
-    pool: RankPool, tmp_path: Path, model: str, batch: int
+    tcp_pool: RankPool, tmp_path: Path, model: str, batch: int
 ) -> None:
     """One sample a rank: gathered units, their buffers and what is being reduced then decide."""
-    if pool.world_size != 2:
+    if tcp_pool.world_size != 2:
         pytest.skip("most of a unit lies on one rank where there are two")
     job = job_of(model, "zero-3", 2, "adamw", "full", batch)
-    for rank, measured in enumerate(pool.run(tracked(job), tmp_path)):
+    for rank, measured in enumerate(tcp_pool.run(tracked(job), tmp_path)):
         assert predicted(job, rank).peak == pytest.approx(measured.peak, rel=TOLERANCE)
 
 
 @pytest.mark.parametrize("model", ["gpt-nano", "resnet"])
-def test_replicas_keep_their_gradients_in_buckets(pool: RankPool, tmp_path: Path, model: str) -> None:
-    if pool.world_size != 2:
+def test_replicas_keep_their_gradients_in_buckets(tcp_pool: RankPool, tmp_path: Path, model: str) -> None:
+    if tcp_pool.world_size != 2:
         pytest.skip("replicas hold the same at any number of them")
     job = job_of(model, "all-reduce", 2, "adamw", "full")
-    for measured in pool.run(tracked(job), tmp_path):
+    for measured in tcp_pool.run(tracked(job), tmp_path):
         assert predicted(job).peak == pytest.approx(measured.peak, rel=TOLERANCE)
 
 
-def test_small_buckets_cut_shares_and_messages_of_their_own(pool: RankPool, tmp_path: Path) -> None:
-    if pool.world_size != 3:
+def test_small_buckets_cut_shares_and_messages_of_their_own(tcp_pool: RankPool, tmp_path: Path) -> None:
+    if tcp_pool.world_size != 3:
         pytest.skip("cuts are uneven at 3 ranks")
-    job = job_of("resnet", ss.Zero1(bucket_mb=0.05), pool.world_size, "lamb")
-    for rank, measured in enumerate(pool.run(tracked(job), tmp_path)):
+    job = job_of("resnet", ss.Zero1(bucket_mb=0.05), tcp_pool.world_size, "lamb")
+    for rank, measured in enumerate(tcp_pool.run(tracked(job), tmp_path)):
         expected = predicted(job, rank)
         assert (measured.optimizer, measured.work) == (expected.optimizer, expected.work)
         assert expected.peak == pytest.approx(measured.peak, rel=TOLERANCE)
