@@ -80,7 +80,7 @@ def break_even_info(found: BreakEven, *, here: tuple[int, float | str] | None = 
 
 
 def _gain(found: BreakEven, index: int, column: int, rate: float | None) -> float | None:
-    """Return the speed-up of one method's exchange on a link of so many bytes per second."""
+    """Return the speed-up of one method's exchange on a link with this bandwidth, in bytes per second."""
     if rate is None:
         return None
     plain, packed = (
@@ -125,7 +125,7 @@ def break_even_text(info: BreakEvenInfo) -> str:
 
 
 def _gains(info: BreakEvenInfo, rate: float) -> str:
-    """Return the gain of each method on the marked link of so many bytes per second, and where it ends."""
+    """Return the gain of each method on the marked link, with its bandwidth in bytes per second, and where it ends."""
     parts = []
     for line in info.lines:
         bits = line.bits_per_s[line.workers.index(info.own_workers)]
