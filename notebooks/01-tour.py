@@ -23,6 +23,9 @@
 
 # %%
 import shardscope as ss
+
+ss.warm_up()  # imports torch in a separate process meanwhile, so that the first run starts sooner
+
 from shardscope_widgets import StepPlayer, Trace, TrainingLab, figures, say, summary
 
 job = ss.Job(
@@ -31,7 +34,7 @@ job = ss.Job(
     strategy="ring",  # sum gradients with a ring all-reduce
     world_size=4,
     batch=16,
-    steps=40,
+    steps=80,
 )
 say(
     f"**{job.world_size} ranks** will train `{job.model}` on `{job.data}`. In each of {job.steps} steps, a rank takes "
@@ -41,17 +44,20 @@ say(
 # %% [markdown]
 # ## Watch it
 #
-# `launch` starts the ranks as separate processes and returns at once; the lab finds the run by itself. Choose another
-# job and press **Start**, tick runs to overlay them, and drag in the timeline to zoom. Everything that you click is
-# also an attribute: `lab.strategy = "all-reduce"; lab.start()`.
-#
-# A run is recorded in a directory, so nothing is lost when you reload the page or restart the kernel; `ss.runs()` lists
-# all runs.
+# This is the Training Lab. Choose a job and press **Start**, tick runs to overlay them, and drag in the timeline to
+# zoom. Everything that you click is also an attribute: `lab.strategy = "all-reduce"; lab.start()`.
+
+# %%
+lab = TrainingLab(world_size=4, global_batch=16, steps=80)  # its form starts with the same job
+lab
+
+# %% [markdown]
+# `launch` starts the ranks as separate processes and returns at once; the lab above finds the run by itself. A run is
+# recorded in a directory, so nothing is lost when you reload the page or restart the kernel; `ss.runs()` lists all
+# runs.
 
 # %%
 run = ss.launch(job)
-lab = TrainingLab(world_size=4, global_batch=16, steps=40)  # its form starts with the same job
-lab
 
 # %% [markdown]
 # ## Could we have known before it ran?

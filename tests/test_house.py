@@ -23,7 +23,7 @@ import shardscope_widgets.figures
 from shardscope.cli import build_parser
 
 ROOT = Path(__file__).parents[1]
-GROUND = {"errors", "_compat", "_lazy", "_version", "machine"}
+GROUND = {"errors", "_compat", "_lazy", "_version", "disk_cache", "machine"}
 FIRST = GROUND | {"spec", "runlog"}
 ENGINES = FIRST | {"training", "analytic"}
 SECOND = ENGINES | {"methods", "export"}
@@ -34,6 +34,7 @@ MAY_IMPORT = {
     "errors": {"aliases"},
     "_compat": set(),
     "_version": set(),
+    "disk_cache": {"errors"},
     "machine": set(),
     "spec": GROUND,
     "runlog": GROUND | {"spec"},
@@ -56,6 +57,7 @@ WITHOUT_TORCH = (
     "errors",
     "_compat",
     "_version",
+    "disk_cache",
     "spec",
     "runlog",
     "analytic",

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 import shardscope as ss
 from shardscope.cli import main
+from shardscope.prediction import _torch_trace
 from shardscope.prediction.traced import traced
 from shardscope.runtime import preflight as home
 from shardscope.runtime.driver_server import driver, trace_on_server
@@ -136,6 +137,29 @@ def test_the_server_says_so_when_the_child_that_traces_is_killed() -> None:
     assert isinstance(error, ss.SpecError)
     assert "was killed" in str(error)
     assert trace_on_server(asked).startswith("{")
+
+
+def test_a_trace_is_made_once_per_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new process, here one that has forgotten its traces, reads it from disk, unless the file is damaged."""
+    monkeypatch.setenv("SHARDSCOPE_CACHE", str(tmp_path))
+    found = []
+    for damage in (False, False, True):
+        monkeypatch.setattr("shardscope.prediction.traced._KNOWN", {})
+        for file in tmp_path.iterdir() if damage else ():
+            file.write_text(file.read_text()[:100])
+        asked: list[ss.Job] = []
+        real = _torch_trace.trace
+        monkeypatch.setattr(
+            _torch_trace,
+            "trace",
+            lambda job, *, builds, real=real, asked=asked: asked.append(job) or real(job),
+        )
+        found.append((traced(JOB), len(asked)))
+        monkeypatch.setattr(_torch_trace, "trace", real)
+    assert [count for _, count in found] == [1, 0, 1]
+    assert found[0][0] == found[1][0] == found[2][0]
+    (file,) = tmp_path.iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
 
 
 def test_data_that_were_written_anew_are_traced_anew(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ from shardscope.runtime import runs as runs
 from shardscope.runtime.check import check as check
 from shardscope.runtime.check_report import CheckReport as CheckReport
 from shardscope.runtime.doctor import doctor as doctor
+from shardscope.runtime.driver_server import warm_up as warm_up
 from shardscope.runtime.load_job import load_job as load_job
 from shardscope.runtime.observe import observe as observe
 from shardscope.runtime.reproduce import first_difference as first_difference

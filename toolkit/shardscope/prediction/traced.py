@@ -13,9 +13,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
+from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from shardscope._version import __version__
+from shardscope.disk_cache import cached
 from shardscope.errors import StudyError
 from shardscope.spec import Job
 from shardscope.spec._base import Spec
@@ -41,7 +46,8 @@ class Traced(Spec):
 def traced(job: Job, elsewhere: Elsewhere | None = None, *, builds: bool = True) -> Traced:
     """Return the trace of one training step of a job's model, with the job's data and precision.
 
-    Traces of jobs without user code are cached. With user code, the cache is used only if `builds` is false.
+    Traces of jobs without user code are cached, in this process and on disk. With user code, the cache of this process
+    is used if `builds` is false.
 
     Args:
         job: The job whose model is traced.
@@ -75,8 +81,7 @@ def traced(job: Job, elsewhere: Elsewhere | None = None, *, builds: bool = True)
     key = (text, stamp, *(code.function for code in codes))
     found = _KNOWN.get(key)
     if found is None or (codes and builds):
-        is_here = codes or "torch" in sys.modules
-        found = _traced_here(asked, builds=builds) if is_here else _read(elsewhere or _traced_elsewhere, text)
+        found = _traced_here(asked, builds=builds) if codes else _traced_once(asked, (text, stamp), elsewhere)
         while len(_KNOWN) >= _MOST_KNOWN:
             _KNOWN.pop(next(iter(_KNOWN)), None)
         _KNOWN[key] = found
@@ -95,8 +100,30 @@ def _file(data: object) -> tuple[Any, object]:
     return str(path), (status.st_mtime_ns, status.st_size)
 
 
-def _read(elsewhere: Elsewhere, asked: str) -> Traced:
-    return Traced.from_json(elsewhere(asked))
+def _traced_once(asked: Job, key: tuple[Any, ...], elsewhere: Elsewhere | None) -> Traced:
+    """Return the trace of a job without user code from the cache on disk, or trace the job and store the result."""
+
+    def make() -> Traced:
+        if "torch" in sys.modules:
+            return _traced_here(asked)
+        return Traced.from_json((elsewhere or _traced_elsewhere)(asked.to_json()))
+
+    return cached(
+        f"trace-{sha256(repr((key, _versions())).encode()).hexdigest()[:32]}.json",
+        make,
+        read=lambda path: Traced.from_json(path.read_text()),
+        write=lambda file, found: file.write(found.to_json().encode()),
+    )
+
+
+@cache
+def _versions() -> tuple[object, ...]:
+    """Return what a trace depends on besides the job: versions of torch and Shardscope, and the state of its source."""
+    package = Path(__file__).parents[1]
+    sources = [
+        path for folder in ("training", "prediction") for path in package.joinpath(folder).rglob("*.py")
+    ]
+    return version("torch"), __version__, max(path.stat().st_mtime_ns for path in sources)
 
 
 def _traced_here(asked: Job, *, builds: bool = True) -> Traced:

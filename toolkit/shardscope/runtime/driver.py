@@ -24,11 +24,6 @@ _CODECS = "shardscope.training.compression.ready"
 """Module that only compressed runs need; the server imports it before it forks the agent of the first such run."""
 
 
-def warm_up() -> None:
-    """Start the launch server now, so that the first launch is as fast as later ones."""
-    driver.server()
-
-
 def shut_down() -> None:
     """End the launch server, and all runs of this process except those launched with `detach`."""
     driver.close()

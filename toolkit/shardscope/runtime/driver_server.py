@@ -82,6 +82,18 @@ driver = LaunchServer()
 atexit.register(driver.close)
 
 
+def warm_up() -> None:
+    """Start the launch server, which imports torch in a separate process, so that the first launch waits less.
+
+    Returns at once.
+
+    Example:
+        >>> import shardscope as ss
+        >>> ss.warm_up()  # doctest: +SKIP
+    """
+    driver.server()
+
+
 def trace_on_server(asked: str) -> str:
     """Trace a job, given as JSON, in a child of the launch server, which has imported torch. Return the result as JSON.
 

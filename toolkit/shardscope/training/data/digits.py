@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from shardscope.disk_cache import cached_array
 from shardscope.errors import DataError
-from shardscope.training.data._cache import cached
 from shardscope.training.data.sources import Array, ArraySource, Dataset
 
 _MAX_PIXEL = 16
@@ -22,7 +22,7 @@ def read_digits() -> Dataset:
     Raises:
         DataError: scikit-learn is not installed.
     """
-    table = cached("digits", _read_table)
+    table = cached_array("digits", _read_table)
     pixels, classes = table[:, :-1], table[:, -1]
     images = pixels.reshape(-1, 1, 8, 8).astype(np.float32) / _MAX_PIXEL
     is_test = _every_nth_of_each_class(classes)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from shardscope.disk_cache import cached_array
 from shardscope.errors import DataError
-from shardscope.training.data._cache import cached
 from shardscope.training.data.sources import Array, Dataset, WindowSource
 
 _TEST_SHARE = 0.05
@@ -29,7 +29,7 @@ def read_python_source(*, seq: int, vocab: int | None = None) -> Dataset:
     stdlib = Path(sysconfig.get_path("stdlib"))
     place = hashlib.sha256(bytes(stdlib)).hexdigest()[:8]
     version = f"{sys.implementation.name}-{platform.python_version()}"
-    tokens = cached(f"python-source-{version}-{place}", lambda: _read_bytes(stdlib))
+    tokens = cached_array(f"python-source-{version}-{place}", lambda: _read_bytes(stdlib))
     return split_windows(tokens, seq=seq, vocab=vocab)
 
 

@@ -10,9 +10,9 @@ import time
 import numpy as np
 import pytest
 
+from shardscope.disk_cache import cache_dir, cached_array
 from shardscope.errors import DataError
 from shardscope.training.data import load_data
-from shardscope.training.data._cache import cache_dir, cached
 
 
 @pytest.fixture(autouse=True)
@@ -31,15 +31,15 @@ def fail():
 
 
 def test_an_array_is_made_once_and_memory_mapped():
-    made = cached("a", lambda: np.arange(5))
-    again = cached("a", fail)
+    made = cached_array("a", lambda: np.arange(5))
+    again = cached_array("a", fail)
     assert isinstance(again, np.memmap)
     assert not again.flags.writeable
     assert made.tolist() == again.tolist() == [0, 1, 2, 3, 4]
 
 
 def test_only_the_user_can_look_inside(folder):
-    cached("a", lambda: np.arange(5))
+    cached_array("a", lambda: np.arange(5))
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE((folder / "a.npy").stat().st_mode) == 0o600
     assert names(folder) == ["a.npy"]
@@ -53,29 +53,29 @@ def test_without_a_setting_the_home_folder_is_used(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("damage", [b"", b"\x93NUMPY\x01\x00", b"not numpy at all"])
 def test_a_damaged_file_is_made_again(folder, damage):
-    cached("a", lambda: np.arange(5))
+    cached_array("a", lambda: np.arange(5))
     (folder / "a.npy").write_bytes(damage)
-    assert cached("a", lambda: np.arange(3)).tolist() == [0, 1, 2]
-    assert cached("a", fail).tolist() == [0, 1, 2]
+    assert cached_array("a", lambda: np.arange(3)).tolist() == [0, 1, 2]
+    assert cached_array("a", fail).tolist() == [0, 1, 2]
 
 
 def test_a_pickle_in_the_cache_is_not_read(folder):
-    cached("a", lambda: np.arange(5))
+    cached_array("a", lambda: np.arange(5))
     np.save(folder / "a.npy", np.array([{}], dtype=object), allow_pickle=True)
-    assert cached("a", lambda: np.arange(3)).tolist() == [0, 1, 2]
+    assert cached_array("a", lambda: np.arange(3)).tolist() == [0, 1, 2]
 
 
 def test_a_cache_that_cannot_be_written_does_not_stop_the_run(folder):
     folder.parent.mkdir()
     folder.write_text("a file where the folder should be")
-    assert cached("a", lambda: np.arange(3)).tolist() == [0, 1, 2]
+    assert cached_array("a", lambda: np.arange(3)).tolist() == [0, 1, 2]
 
 
 def test_a_cache_of_another_user_is_not_trusted(folder, monkeypatch):
     folder.mkdir(parents=True)
     monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
     with pytest.raises(DataError, match="can be written by other users; set SHARDSCOPE_CACHE"):
-        cached("a", lambda: np.arange(3))
+        cached_array("a", lambda: np.arange(3))
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o707])
@@ -83,7 +83,7 @@ def test_a_cache_that_others_may_write_is_not_trusted(folder, mode):
     folder.mkdir(parents=True)
     folder.chmod(mode)
     with pytest.raises(DataError, match="can be written by other users; set SHARDSCOPE_CACHE"):
-        cached("a", lambda: np.arange(3))
+        cached_array("a", lambda: np.arange(3))
 
 
 def test_a_failed_write_leaves_nothing_behind(folder, monkeypatch):
@@ -91,13 +91,13 @@ def test_a_failed_write_leaves_nothing_behind(folder, monkeypatch):
         raise OSError("no space left")
 
     monkeypatch.setattr(np, "save", full)
-    assert cached("a", lambda: np.arange(3)).tolist() == [0, 1, 2]
+    assert cached_array("a", lambda: np.arange(3)).tolist() == [0, 1, 2]
     assert names(folder) == []
 
 
 def _one_rank(barrier, results):
     barrier.wait()
-    results.put(cached("shared", lambda: np.arange(200_000)).sum().item())
+    results.put(cached_array("shared", lambda: np.arange(200_000)).sum().item())
 
 
 def test_several_ranks_may_fill_it_at_once(folder):

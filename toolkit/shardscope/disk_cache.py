@@ -1,0 +1,96 @@
+"""On-disk cache of parsed data sets and of traces: each is created once per machine and user, then read.
+
+A file is written under a temporary name in the same folder, then renamed. So several ranks may write it at the same
+time, and no reader sees an incomplete file. Reading never unpickles.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from shardscope.errors import DataError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+T = TypeVar("T")
+
+
+def cached_array(name: str, make: Callable[[], np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    """Return the array `name` from the cache, memory-mapped and read-only; if there is none, call `make` and store it.
+
+    Raises:
+        DataError: Other users can write to the cache directory, so its contents cannot be trusted.
+    """
+    import numpy as np
+
+    return cached(
+        f"{name}.npy",
+        make,
+        read=lambda path: np.load(path, mmap_mode="r", allow_pickle=False),
+        write=lambda file, array: np.save(file, array, allow_pickle=False),
+    )
+
+
+def cached(
+    name: str, make: Callable[[], T], *, read: Callable[[Path], T], write: Callable[[Any, T], object]
+) -> T:
+    """Return what a file of the cache contains; if the file is missing or damaged, call `make` and store its result.
+
+    If the cache cannot be written, the result of `make` is returned without being stored.
+
+    Args:
+        name: Name of the file.
+        make: Function that creates the value.
+        read: Function that reads the value from a path, and raises `ValueError` if the file is damaged.
+        write: Function that writes the value to an open binary file.
+
+    Raises:
+        DataError: Other users can write to the cache directory, so its contents cannot be trusted.
+    """
+    path = cache_dir() / name
+    with suppress(OSError, ValueError, EOFError):
+        return read(path)
+    made = make()
+    try:
+        _store(path, lambda file: write(file, made))
+        return read(path)
+    except OSError:
+        return made
+
+
+def cache_dir() -> Path:
+    """Return the cache directory: ``$SHARDSCOPE_CACHE`` or else ``~/.cache/shardscope``; it may not exist yet.
+
+    Raises:
+        DataError: Another user owns the directory or can write to it.
+    """
+    path = Path(os.environ.get("SHARDSCOPE_CACHE") or Path.home() / ".cache" / "shardscope").expanduser()
+    if path.exists() and not _is_private(path.stat()):
+        raise DataError(
+            f"the cache directory {str(path)!r} can be written by other users; "
+            "set SHARDSCOPE_CACHE to a directory that only you can write"
+        )
+    return path
+
+
+def _is_private(status: os.stat_result) -> bool:
+    return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+def _store(path: Path, write: Callable[[Any], object]) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.stem}-", delete=False) as file:
+        try:
+            write(file)
+            file.flush()
+            Path(file.name).replace(path)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise
