@@ -30,7 +30,7 @@
 # | 4 | [Communication](04-communication.ipynb) | Which all-reduce is the fastest on my network? | arithmetic only |
 # | 5 | [Pipelines](05-pipelines.ipynb) | Where does a pipeline lose time, and which schedule gets it back? | both |
 # | 6 | [Compression](06-compression.ipynb) | When do compressed gradients pay off? | real ranks |
-# | 7 | [Large batches](07-large-batch.ipynb) | How large can the batch be? | real ranks |
+# | 7 | [Large batches](07-large-batch.ipynb) | How large can the batch be, and do LAMB and LARS help? | real ranks |
 # | 8 | [Tuning](08-tuning.ipynb) | Which settings are the best trade-off of loss, time and bytes? | real ranks |
 # | 9 | [Planner](09-planner.ipynb) | Which layout trains a very large model on a given cluster? | arithmetic only |
 # | 10 | [Bring your own](10-bring-your-own.ipynb) | How do I train my own `nn.Module`, or add a method? | real ranks |

@@ -180,3 +180,12 @@ def test_an_error_inside_a_model_is_not_blamed_on_its_inputs() -> None:
 
     with pytest.raises(RuntimeError, match="expected m1 and m2 to have the same dtype"):
         call(model, torch.ones(2, 2))
+
+
+def test_an_error_about_shapes_tells_the_shape_of_the_inputs():
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as caught:
+        call(nn.Linear(10, 2), torch.zeros(4, 8))
+    assert caught.value.__notes__ == ["the model's inputs have the shape (4, 8)"]
+    with pytest.raises(ZeroDivisionError) as other:
+        call(lambda _: 1 / 0, torch.zeros(4, 8))
+    assert not hasattr(other.value, "__notes__")

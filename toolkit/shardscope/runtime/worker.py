@@ -131,7 +131,7 @@ def _describe(error: BaseException, trainer: Trainer | None, run: RunDir) -> dic
         "step": trainer.context.meter.step if trainer else 0,
         "strategy": trainer.job.strategy.label if trainer else None,
         "type": type(error).__name__,
-        "message": f"{error}{'; ' * bool(advice)}{advice}",
+        "message": "; ".join(filter(None, [str(error), *getattr(error, "__notes__", []), advice])),
         "traceback": "" if own else "".join(traceback.format_exception(error)),
     }
 

@@ -93,7 +93,7 @@ def describe(
                     loss=None if loss is None else lambda output: loss(output, shapes), recompute=recompute,
                 )  # fmt: skip
     except (RuntimeError, TypeError, ValueError) as error:
-        reason = str(error).splitlines()[0]
+        reason = "; ".join([str(error).splitlines()[0], *getattr(error, "__notes__", [])])
         raise SpecError(
             f"module of type {type(module).__name__} does not run on shapes alone: {reason}; give an example that its "
             "forward accepts, or describe only a submodule whose forward does not depend on tensor values"

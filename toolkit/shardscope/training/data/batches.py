@@ -43,6 +43,8 @@ class _Reads(Protocol):
 def call(model: Callable[..., Any], inputs: Any) -> Any:
     """Call the model on inputs of any structure (see the module docstring) and return its output.
 
+    An error of the model that is about shapes gets a note with the shapes of the inputs.
+
     Raises:
         DataError: A layer of the model does not support the dtype of the inputs.
     """
@@ -53,11 +55,18 @@ def call(model: Callable[..., Any], inputs: Any) -> Any:
     except (RuntimeError, ValueError) as error:
         dtype = _unsupported_dtype(str(error), inputs)
         if dtype is None:
+            if re.search("shape|size|dim|channel", str(error)):
+                error.add_note(f"the model's inputs have the shape {_shapes_text(inputs)}")
             raise
         reason = str(error).rstrip(".")
         raise DataError(
             f"the model does not accept inputs of {dtype}: {reason}; convert the inputs to a dtype that it accepts"
         ) from error
+
+
+def _shapes_text(inputs: Any) -> str:
+    """Return the shapes of the tensors in a model's inputs, such as ``(64, 1, 8, 8)``."""
+    return ", ".join(str(tuple(tensor.shape)) for _, tensor in named_tensors(inputs, "inputs"))
 
 
 def _unsupported_dtype(reason: str, inputs: Any) -> torch.dtype | None:
