@@ -114,10 +114,11 @@ class Job(Spec):
     """CPU threads per rank, independent of the world size so that runs of different sizes are comparable."""
     timeout_s: float = Field(default=60.0, gt=0, le=86400)
     """How long a rank waits for an unresponsive peer before it gives up, in seconds. 0 < value <= 86400."""
-    transport: Literal["auto", "shm", "tcp"] = "auto"
-    """What carries messages between ranks: ``shm`` is shared memory, between CPU ranks of one Linux host; ``tcp`` is
-    gloo's connections, or NCCL between GPUs. ``auto`` takes shared memory where all ranks can use it. The results are
-    the same wherever numbers are added in the same order, as in Shardscope's own collectives."""
+    transport: Literal["auto", "shm", "cuda-ipc", "tcp"] = "auto"
+    """What carries messages between ranks: ``shm`` is shared memory, between CPU ranks of one Linux host; ``cuda-ipc``
+    lets ranks on the GPUs of one Linux host read each other's GPU memory; ``tcp`` is gloo's connections, with NCCL for
+    collectives between GPUs. ``auto`` takes shared memory where all ranks can use it, and TCP otherwise. The results
+    are the same wherever numbers are added in the same order, as in Shardscope's own collectives."""
     link: LinkOrName | None = None
     """Emulated link of each rank: a `Link`, or its name in the catalogue. All ranks are on one machine; each sends and
     receives at most `bandwidth` while it trains, and every message arrives `latency_s` later. None uses the machine's

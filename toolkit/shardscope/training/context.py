@@ -34,6 +34,7 @@ class RankContext:
         group: The metered process group; None for a single-process job.
         backend: Backend for collectives: ``"gloo"``, ``"nccl"``, ``"gloo (shared GPU, staged)"``, or ``"none"``.
         local_world_size: Number of ranks on this machine; None if unknown.
+        compresses: Whether the job compresses gradients.
     """
 
     rank: int
@@ -44,10 +45,11 @@ class RankContext:
     group: MeteredProcessGroup | None = None
     backend: str = "none"
     local_world_size: int | None = None
+    compresses: bool = False
 
     @property
     def transport(self) -> str:
-        """What carries messages between the ranks: ``"shm"``, ``"tcp"``, or ``"none"`` for a single rank."""
+        """What carries messages between ranks: ``"shm"``, ``"cuda-ipc"``, ``"tcp"``, or ``"none"`` for one rank."""
         return "none" if self.group is None else self.group.route.name
 
     def described_transport(self) -> dict[str, str]:
@@ -58,12 +60,13 @@ class RankContext:
 
     @property
     def staged(self) -> bool:
-        """Whether Shardscope's own collectives copy messages through the CPU; true for all jobs on GPUs.
+        """Whether Shardscope's own collectives copy messages of GPU tensors through the CPU.
 
         gloo cannot send GPU tensors. NCCL matches point-to-point messages by order instead of by tag, so Shardscope's
-        ring, which posts receives in advance, would deadlock.
+        ring, which posts receives in advance, would deadlock. CUDA IPC has neither limit, but gradients are compressed
+        in CPU memory.
         """
-        return self.device.type == "cuda"
+        return self.device.type == "cuda" and (self.transport != "cuda-ipc" or self.compresses)
 
     def paced(self, is_on: bool = True) -> AbstractContextManager[None]:
         """Return a context manager that turns the emulation of the job's link on or off, if the job has a `link`."""
@@ -124,5 +127,6 @@ def open_rank(job: Job, events: EventWriter, env: dict[str, str] | None = None) 
     clock.align(group.get_group_store(), rank)
     shared = device.type == "cuda" and backend == "gloo"
     label = "gloo (shared GPU, staged)" if shared else backend
-    yield RankContext(rank, world_size, device, meter, events, group, label, local_size)
+    compresses = job.compression.is_on
+    yield RankContext(rank, world_size, device, meter, events, group, label, local_size, compresses)
     dist.destroy_process_group()  # not after an error: it could block if another rank is stuck

@@ -152,7 +152,8 @@ class FullySharded(Partitioned):
             )
         ring = ShardRing(
             around, self.context.world_size, agreement=self.agreement, sender=self.sender,
-            staged=self.context.staged, scatter_mean=compress, packets=packets,
+            staged=self.context.device.type == "cuda",  # FSDP2 communicates on streams of its own
+            scatter_mean=compress, packets=packets,
         )  # fmt: skip
         ring.crosses = self.settings.replicas > 1
         return ring

@@ -5,16 +5,23 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Literal, NamedTuple
 
+import torch
 import torch.distributed as dist
 
 from shardscope.errors import LaunchError
 from shardscope.machine import can_share_memory
+from shardscope.training.transports.cuda_ipc import CudaIpcGroup, CudaMemory
 from shardscope.training.transports.protocol import Transport
 from shardscope.training.transports.shm import CannotShare, SharedMemoryGroup, why_no_memory
 from shardscope.training.transports.tcp import open_tcp
 
-Name = Literal["auto", "shm", "tcp"]
-_GPU_REASON = "shared memory is only for ranks on the CPU"
+Name = Literal["auto", "shm", "cuda-ipc", "tcp"]
+_UNSUITED = {
+    ("shm", True): "shared memory is only for ranks on the CPU",
+    ("auto", True): "the ranks are on GPUs, and the job does not ask for transport='cuda-ipc'",
+    ("cuda-ipc", False): "the ranks are not on GPUs",
+}
+"""Why a transport is not taken, by its name and whether the ranks are on GPUs."""
 
 
 class Route(NamedTuple):
@@ -22,7 +29,7 @@ class Route(NamedTuple):
 
     Attributes:
         group: The process group that carries the communication.
-        name: ``"shm"`` or ``"tcp"``.
+        name: ``"shm"``, ``"cuda-ipc"`` or ``"tcp"``.
         reason: Why it is used, in words.
     """
 
@@ -63,21 +70,26 @@ def open_route(
         on_gpu: Whether the ranks compute on GPUs.
 
     Raises:
-        LaunchError: The transport is ``"shm"``, and the ranks cannot use it.
+        LaunchError: The transport is ``"shm"`` or ``"cuda-ipc"``, and the ranks cannot use it.
     """
     tcp = open_tcp(backend, store, rank, world_size, timeout)
     if name == "tcp":
         return Route(tcp, "tcp", "the job asks for it")
     if world_size == 1:
         return Route(tcp, "tcp", "a single rank sends nothing")
-    reason = _GPU_REASON if on_gpu else why_not_shm()
+    reason = _UNSUITED.get((name, on_gpu)) or why_not_shm()
     if not reason:
         try:
-            group = SharedMemoryGroup(tcp, dist.PrefixStore("shm", store), timeout)
+            return _on_one_host(tcp, dist.PrefixStore("shm", store), timeout, on_gpu=on_gpu)
         except CannotShare as error:
             reason = str(error)
-        else:
-            return Route(group, "shm", "all ranks are CPU ranks of one host")
-    if name == "shm":
-        raise LaunchError(f"transport='shm' cannot be used: {reason}; use transport='auto' or 'tcp'")
+    if name != "auto":
+        raise LaunchError(f"transport={name!r} cannot be used: {reason}; use transport='auto' or 'tcp'")
     return Route(tcp, "tcp", reason)
+
+
+def _on_one_host(tcp: dist.ProcessGroup, store: dist.Store, timeout: timedelta, *, on_gpu: bool) -> Route:
+    if not on_gpu:
+        return Route(SharedMemoryGroup(tcp, store, timeout), "shm", "all ranks are CPU ranks of one host")
+    memory = CudaMemory(torch.device("cuda", torch.cuda.current_device()))
+    return Route(CudaIpcGroup(tcp, store, timeout, memory), "cuda-ipc", "all ranks are GPU ranks of one host")

@@ -1,0 +1,290 @@
+"""The CUDA IPC transport: ranks on GPUs of one host read each other's GPU memory, also if they share a GPU.
+
+    DeviceMemory      allocates memory that other processes can open, and opens theirs
+    Arena             one rank's outgoing messages, in such memory
+    DeviceMailbox     messages of tensors on a device: their data are in the sender's arena, and where they are there is
+                      told by a message through shared memory
+    CudaIpcGroup      the process group
+
+A send copies its tensor to the arena of its rank, so it has finished when it returns. The receiver copies from there
+and acknowledges, and the sender then reuses the space. Both wait on the host until the device has copied, so a message
+needs no common stream. Messages have tags, which NCCL's have not, and NCCL refuses two ranks on one GPU.
+
+Collectives of tensors on GPUs are those of the TCP group: NCCL's with one GPU per rank, and gloo's otherwise.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from bisect import insort
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shardscope.training.transports.shm import SharedMemoryGroup
+from shardscope.training.transports.shm.messages import ANY, Mailbox, Message
+
+_SEGMENT_BYTES = 64 << 20
+_ALIGNMENT = 512
+_ANNOUNCEMENTS, _ACKNOWLEDGEMENTS = 1 << 40, 1 << 41  # first tags; those of tensors in CPU memory are smaller
+
+
+class DeviceMemory(Protocol):
+    """Memory of a device that the processes of one host can share."""
+
+    def allocate(self, num_bytes: int) -> Tensor:
+        """Return a new uint8 tensor that can be shared."""
+
+    def export(self, segment: Tensor) -> str:
+        """Return text with which one other process can open a tensor from `allocate`."""
+
+    def open(self, exported: str) -> Tensor:
+        """Open the memory that another process has exported."""
+
+    def synchronize(self) -> None:
+        """Wait until all copies that this thread has started are done."""
+
+
+class CudaMemory:
+    """Memory of a GPU, shared by CUDA IPC."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def allocate(self, num_bytes: int) -> Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+
+    def export(self, segment: Tensor) -> str:
+        shared = segment.untyped_storage()._share_cuda_()
+        return json.dumps([part.hex() if isinstance(part, bytes) else part for part in shared])
+
+    def open(self, exported: str) -> Tensor:
+        parts = [bytes.fromhex(part) if isinstance(part, str) else part for part in json.loads(exported)]
+        storage = torch.UntypedStorage._new_shared_cuda(*parts)  # noqa: SLF001 - as torch.multiprocessing does
+        return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+    def synchronize(self) -> None:
+        torch.cuda.current_stream(self._device).synchronize()
+
+
+class Arena:
+    """The memory for a rank's outgoing messages; it grows by segments if it is full.
+
+    Args:
+        memory: The device's memory.
+        segment_bytes: Least size of a segment, in bytes.
+    """
+
+    def __init__(self, memory: DeviceMemory, segment_bytes: int = _SEGMENT_BYTES) -> None:
+        self._memory, self._segment_bytes = memory, segment_bytes
+        self.segments: list[Tensor] = []
+        self._free: list[
+            tuple[int, int, int]
+        ] = []  # segment, start and size of each free range, in their order
+
+    def take(self, num_bytes: int) -> tuple[int, int, int]:
+        """Return the segment, the start and the size of a range of at least `num_bytes` bytes."""
+        size = max(1, -(-num_bytes // _ALIGNMENT)) * _ALIGNMENT
+        for at, (segment, start, room) in enumerate(self._free):
+            if room >= size:
+                self._free[at : at + 1] = [(segment, start + size, room - size)] if room > size else []
+                return segment, start, size
+        self.segments.append(self._memory.allocate(max(size, self._segment_bytes)))
+        insort(self._free, (len(self.segments) - 1, 0, self.segments[-1].numel()))
+        return self.take(num_bytes)
+
+    def give_back(self, taken: tuple[int, int, int]) -> None:
+        """Free a range, and merge it with the free ranges beside it."""
+        insort(self._free, taken)
+        merged: list[tuple[int, int, int]] = []
+        for segment, start, size in self._free:
+            if merged and merged[-1][0] == segment and sum(merged[-1][1:]) == start:
+                merged[-1] = (segment, merged[-1][1], merged[-1][2] + size)
+            else:
+                merged.append((segment, start, size))
+        self._free = merged
+
+
+class DeviceReceive(dist.Work):
+    """A receive into a tensor on a device."""
+
+    def __init__(
+        self, mailbox: DeviceMailbox, tensor: Tensor, announced: Message, announcement: Tensor
+    ) -> None:
+        super().__init__()
+        self._mailbox, self._tensor = mailbox, tensor
+        self._announced, self._announcement = announced, announcement
+        self._lock = threading.Lock()
+        self._is_done = False
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for the message, and copy it.
+
+        Raises:
+            DistBackendError: The sender is gone, the time is up, or the message does not fit into the tensor.
+        """
+        with self._lock:
+            if not self._is_done:
+                self._announced.wait(timeout)
+                self._mailbox.fetch(self._tensor, self._announced.source_rank(), self._announcement)
+                self._is_done = True
+        return True
+
+    def is_completed(self) -> bool:
+        return self._is_done or (self._announced.is_completed() and self.wait())
+
+    def source_rank(self) -> int:
+        return self._announced.source_rank()
+
+    _source_rank = source_rank
+
+
+class DeviceMailbox:
+    """Sends and receives messages of tensors on a device.
+
+    Args:
+        mailbox: The mailbox in shared memory, which carries announcements and acknowledgements.
+        memory: The device's memory.
+        store: The group's store, through which ranks exchange what they need to open each other's memory.
+        rank: This rank within the group.
+        segment_bytes: Least size of a segment of this rank's arena, in bytes.
+    """
+
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        memory: DeviceMemory,
+        store: dist.Store,
+        rank: int,
+        segment_bytes: int = _SEGMENT_BYTES,
+    ) -> None:
+        self._mailbox, self._memory, self._store, self._rank = mailbox, memory, store, rank
+        self.arena = Arena(memory, segment_bytes)
+        self._exported: set[tuple[int, int]] = set()  # segment and rank
+        self._opened: dict[tuple[int, int], Tensor] = {}  # by rank and segment
+        self._in_flight: list[tuple[Message, tuple[int, int, int]]] = []
+        self._serial = 0
+        self._lock = threading.Lock()
+
+    def send(self, tensor: Tensor, target: int, tag: int) -> dist.Work:
+        """Send a tensor, which may be changed afterwards."""
+        flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+        with self._lock:
+            self._reclaim()
+            segment, start, size = self.arena.take(flat.numel())
+            self.arena.segments[segment][start : start + flat.numel()].copy_(flat)
+            self._memory.synchronize()
+            self._export(segment, target)
+            self._serial += 1
+            announcement = torch.tensor([segment, start, flat.numel(), self._serial])
+            acknowledged = self._mailbox.receive(
+                torch.empty(0, dtype=torch.uint8), target, _ACKNOWLEDGEMENTS + self._serial
+            )
+            self._in_flight.append((acknowledged, (segment, start, size)))
+        return self._mailbox.send(announcement, target, _ANNOUNCEMENTS + tag)
+
+    def receive(self, tensor: Tensor, source: int, tag: int) -> DeviceReceive:
+        """Post the receive of a message from rank `source`, or any rank, that is at most as large as `tensor`."""
+        announcement = torch.zeros(4, dtype=torch.int64)
+        announced = self._mailbox.receive(announcement, source, _ANNOUNCEMENTS + tag)
+        return DeviceReceive(self, tensor, announced, announcement)
+
+    def fetch(self, tensor: Tensor, source: int, announcement: Tensor) -> None:
+        """Copy an announced message from the arena of rank `source`, and acknowledge it."""
+        segment, start, num_bytes, serial = announcement.tolist()
+        room = tensor.numel() * tensor.element_size()
+        if num_bytes > room:
+            raise dist.DistBackendError(
+                f"a message of {num_bytes} bytes from rank {self._mailbox.name(source)} does not fit into a tensor of "
+                f"{room} bytes; give both sides tensors of the same size"
+            )
+        data = self._open(source, segment)[start : start + num_bytes]
+        fits = tensor.is_contiguous()
+        into = tensor.detach().view(-1) if fits else tensor.new_empty(tensor.numel())
+        into.view(torch.uint8)[:num_bytes].copy_(data)
+        if not fits:
+            tensor.detach().copy_(into.view(tensor.shape))
+        self._memory.synchronize()
+        self._mailbox.send(torch.empty(0, dtype=torch.uint8), source, _ACKNOWLEDGEMENTS + serial)
+
+    def _reclaim(self) -> None:
+        waiting = []
+        for acknowledged, taken in self._in_flight:
+            if acknowledged.is_completed():
+                self.arena.give_back(taken)
+            else:
+                waiting.append((acknowledged, taken))
+        self._in_flight = waiting
+
+    def _export(self, segment: int, target: int) -> None:
+        if (segment, target) not in self._exported:
+            self._store.set(
+                f"{self._rank}/{segment}/{target}", self._memory.export(self.arena.segments[segment])
+            )
+            self._exported.add((segment, target))
+
+    def _open(self, source: int, segment: int) -> Tensor:
+        with self._lock:
+            if (source, segment) not in self._opened:
+                exported = self._store.get(f"{source}/{segment}/{self._rank}").decode()
+                self._opened[source, segment] = self._memory.open(exported)
+            return self._opened[source, segment]
+
+    def drain(self) -> None:
+        """Wait until the other ranks have fetched all messages of this rank; those of ranks that are gone are lost."""
+        for acknowledged, _ in self._in_flight:
+            try:
+                acknowledged.wait()
+            except dist.DistBackendError:
+                return
+        self._opened.clear()
+
+
+class CudaIpcGroup(SharedMemoryGroup):
+    """Process group of ranks on the GPUs of one host; tensors in CPU memory go through shared memory.
+
+    Args:
+        tcp: The TCP group, whose collectives GPU tensors use.
+        store: The group's store.
+        timeout: Time after which a rank that waits for another fails.
+        memory: Memory of this rank's GPU.
+
+    Raises:
+        CannotShare: The ranks are not on one host, or cannot open the same memory; all ranks raise it.
+    """
+
+    def __init__(
+        self, tcp: dist.ProcessGroup, store: dist.Store, timeout: timedelta, memory: DeviceMemory
+    ) -> None:
+        super().__init__(tcp, store, timeout)
+        self._device = DeviceMailbox(self._mailbox, memory, dist.PrefixStore("device", store), self.rank())
+
+    def _get_backend(self, device: torch.device) -> Any:  # noqa: ARG002 - the same for both kinds of memory
+        return self
+
+    def send(self, tensors: list[Tensor], dst: int, tag: int) -> dist.Work:
+        (tensor,) = tensors
+        return super().send(tensors, dst, tag) if _in_ram(tensor) else self._device.send(tensor, dst, tag)
+
+    def recv(self, tensors: list[Tensor], src: int, tag: int) -> dist.Work:
+        (tensor,) = tensors
+        return super().recv(tensors, src, tag) if _in_ram(tensor) else self._device.receive(tensor, src, tag)
+
+    def recv_anysource(self, tensors: list[Tensor], tag: int) -> dist.Work:
+        (tensor,) = tensors
+        if _in_ram(tensor):
+            return super().recv_anysource(tensors, tag)
+        return self._device.receive(tensor, ANY, tag)
+
+    def shutdown(self) -> None:
+        """Leave the group once the other ranks have fetched the messages of this one, and release everything."""
+        self._device.drain()
+        super().shutdown()
+
+
+def _in_ram(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu"
