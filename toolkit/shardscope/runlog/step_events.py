@@ -1,8 +1,8 @@
 """One training step as a list of events: what each rank computes, which messages travel, and how memory changes.
 
-The same structure has two producers: `shardscope.runlog.recorded_step` builds it from the log of a run, and
-`shardscope.simulate.step_events` from a prediction. The step player and its pictures read only this structure. All
-times are in seconds from the start of the step.
+The same structure has three producers: `shardscope.runlog.recorded_step` builds it from the log of a run,
+`shardscope.simulate.step_events` from a prediction, and `shardscope.simulate` from a simulation. The step player and
+its pictures read only this structure. All times are in seconds from the start of the step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from shardscope.spec.look import Arrangement
 
 MESSAGE = "message"
 """Lane of the events that are messages from one rank to another."""
-Origin = Literal["measured", "predicted"]
+Origin = Literal["measured", "predicted", "simulated"]
 
 
 class StepEvent(NamedTuple):
@@ -56,7 +56,7 @@ class StepEvents:
 
     Attributes:
         label: Name of the run or the job.
-        origin: Whether the events were measured or predicted.
+        origin: Whether the events were measured, predicted or simulated.
         arrangement: How the ranks are connected.
         world_size: Number of ranks.
         step: Number of the step, from 1.

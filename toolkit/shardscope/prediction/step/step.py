@@ -107,7 +107,7 @@ def even_time(
         pace: Stage time of each layout relative to a stage of the even split; see `cut`.
         computing: Arrays with one number per layout, to fill with the parts of `compute`; None to skip them.
     """
-    work = _work(model, layouts, cluster, calibration, drive_share)
+    work = step_work(model, layouts, cluster, calibration, drive_share)
     work = work._replace(pace=np.broadcast_to(np.asarray(pace, float), len(layouts)))
     parts = StepParts(*np.empty((len(StepParts._fields), len(layouts))))
     for rows in _in_cache(layouts):
@@ -120,7 +120,7 @@ def stage_time(model: Transformer, layouts: Layouts, cluster: Cluster, calibrati
 
     Waits for collectives and for host traffic are included.
     """
-    work = _work(model, layouts, cluster, calibration, None)
+    work = step_work(model, layouts, cluster, calibration, None)
     passes = (_passes(work, rows) for rows in _in_cache(layouts))
     return np.concatenate([each.forward + each.backward for each in passes])
 
@@ -130,17 +130,14 @@ def _in_cache(layouts: Layouts) -> Iterator[slice]:
     return (slice(start, start + CHUNK) for start in range(0, len(layouts), CHUNK))
 
 
-def _work(
-    model: Transformer,
-    layouts: Layouts,
-    cluster: Cluster,
-    calibration: Calibration,
-    drive_share: Floats | None,
-) -> _Work:
+def step_work(
+    model: Transformer, layouts: Layouts, cluster: Cluster, calibration: Calibration, drive_share: Floats | None
+) -> StepWork:
+    """Return the lookup tables of the layouts; the arguments are those of `even_time`."""
     machine = Machine.of(cluster, calibration, layouts.precision)
     if drive_share is None:
         drive_share = _drive_share(model, layouts, cluster)
-    return _Work(
+    return StepWork(
         layouts=layouts,
         micro=micro_table(model, machine, layouts),
         states=state_table(model, machine, layouts),
@@ -158,7 +155,9 @@ def _drive_share(model: Transformer, layouts: Layouts, cluster: Cluster) -> Floa
     return device_memory(model, layouts, host_capacity=host_bytes_per_device(cluster)).drive_share
 
 
-class _Work(NamedTuple):
+class StepWork(NamedTuple):
+    """Layouts, with all times that a step consists of."""
+
     layouts: Layouts
     micro: LookupTable
     states: LookupTable
@@ -180,7 +179,7 @@ class _Passes(NamedTuple):
     backward: Floats
 
 
-def _passes(work: _Work, rows: slice) -> _Passes:
+def _passes(work: StepWork, rows: slice) -> _Passes:
     layouts, micro, states = work.layouts, work.micro.take(rows), work.states.take(rows)
     found = StepRows(
         layouts.zero[rows], layouts.offload[rows], layouts.recompute[rows], micro, states, work.drag[rows]
@@ -190,7 +189,7 @@ def _passes(work: _Work, rows: slice) -> _Passes:
     return _Passes(found, late, micro["forward"] + late.forward.total, backward)
 
 
-def _fill(parts: StepParts, rows: slice, work: _Work, computing: Computing | None) -> None:
+def _fill(parts: StepParts, rows: slice, work: StepWork, computing: Computing | None) -> None:
     layouts, cal = work.layouts, work.calibration
     found, late, forward, backward = _passes(work, rows)
     one, held, pace = found.micro, found.states, work.pace[rows]
@@ -309,7 +308,7 @@ def windows(rows: StepRows, overlap: float) -> Windows:
     gathered = np.where(rows.zero == 3, rows.states["gather_s"], 0.0)
     reduced = np.where(rows.zero >= 2, rows.states["reduce_s"], 0.0)
     packed = np.where(rows.zero >= 2, rows.states["codec_s"], 0.0)
-    out, home = _host_seconds(rows)
+    out, home = host_seconds(rows)
     forward = _late(there, gathered, overlap, 0.0, out)
     backward = _late(back, gathered + reduced, overlap, packed, home)
     return Windows(forward, backward, np.maximum(back + backward.total - gathered - reduced, 0.0))
@@ -322,7 +321,7 @@ def _late(
     return Late(shown, np.maximum(host - busy - shown, 0.0))
 
 
-def _host_seconds(rows: StepRows) -> tuple[Floats | float, Floats | float]:
+def host_seconds(rows: StepRows) -> tuple[Floats | float, Floats | float]:
     """Return the times of host traffic in a forward and in a backward pass, in seconds.
 
     The host link is full duplex; NVMe drives handle reads and writes in turn.

@@ -1,0 +1,199 @@
+"""A step as a graph of operations, each with a time, bytes to send and dependencies; and its run through the event loop.
+
+Every operation belongs to a lane: the activity of one rank, or of several ranks that do the same at the same time.
+`Graph.run` returns when each operation starts and ends, and which dependency it waited for last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from shardscope.errors import SpecError
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+JOIN = ""
+"""Kind of operations that take no time and only join or order others."""
+
+
+@dataclass
+class Graph:
+    """Operations, added one by one; `add` returns the index of the new one.
+
+    Attributes:
+        lanes: Names of the lanes.
+        link_names: Names of the links.
+        capacity: Bytes per second of each link.
+        op_lane: Lane of each operation.
+        kinds: Name of the term to which each operation's time belongs; `JOIN` for none.
+        fixed: Fixed seconds of each operation.
+        size: Bytes per second of the link times the seconds for which it is occupied; 0 for no message.
+        payload: Bytes that each operation sends.
+        links: Its links, two for each operation; -1 for none.
+        is_serial: Whether the operation occupies its lane, which runs one such operation at a time.
+        labels: Text of each operation, such as ``micro-batch 3``.
+        peers: Lane that receives each operation's message; -1 for none.
+        edges: Pairs of operations: the second starts after the first.
+    """
+
+    lanes: list[str]
+    link_names: list[str] = field(default_factory=list)
+    capacity: list[float] = field(default_factory=list)
+    op_lane: list[int] = field(default_factory=list)
+    kinds: list[str] = field(default_factory=list)
+    fixed: list[float] = field(default_factory=list)
+    size: list[float] = field(default_factory=list)
+    payload: list[float] = field(default_factory=list)
+    links: list[int] = field(default_factory=list)
+    is_serial: list[bool] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    peers: list[int] = field(default_factory=list)
+    edges: list[int] = field(default_factory=list)
+
+    @property
+    def num_ops(self) -> int:
+        """Number of operations."""
+        return len(self.fixed)
+
+    def link(self, name: str, capacity: float) -> int:
+        """Add a link with a capacity in bytes per second, and return its index.
+
+        Raises:
+            SpecError: The capacity is not a positive, finite number.
+        """
+        if not 0 < capacity < np.inf:
+            raise SpecError(f"link {name!r} has bandwidth={capacity}; give a positive, finite number of bytes/s")
+        self.link_names.append(name)
+        self.capacity.append(capacity)
+        return len(self.capacity) - 1
+
+    def add(
+        self,
+        lane: int,
+        kind: str = JOIN,
+        seconds: float = 0.0,
+        *,
+        size: float = 0.0,
+        links: Sequence[int] = (),
+        payload: float | None = None,
+        after: Iterable[int] = (),
+        serial: bool = True,
+        label: str = "",
+        peer: int = -1,
+    ) -> int:
+        """Add an operation and return its index.
+
+        Args:
+            lane: Lane to which it belongs.
+            kind: Term to which its time belongs.
+            seconds: Fixed time, or latency of a message.
+            size: Bytes that occupy its links.
+            links: One or two links.
+            payload: Bytes that are sent, if they differ from `size`.
+            after: Operations that must end before; -1 is ignored.
+            serial: Whether it occupies its lane.
+            label: Text for the timeline.
+            peer: Lane that receives the message; -1 for none.
+        """
+        op = len(self.fixed)
+        self.op_lane.append(lane)
+        self.kinds.append(kind)
+        self.fixed.append(seconds)
+        self.size.append(size if links else 0.0)
+        self.payload.append((size if payload is None else payload) if links else 0.0)
+        self.links += (*links, -1, -1)[:2]
+        self.is_serial.append(serial)
+        self.labels.append(label)
+        self.peers.append(peer)
+        for other in after:
+            if other >= 0:
+                self.edges += (other, op)
+        return op
+
+    def order(self, before: int, after: int) -> None:
+        """Let an operation start after another has ended."""
+        self.edges += (before, after)
+
+    def run(self) -> Times:
+        """Run all operations and return their times.
+
+        Raises:
+            SpecError: Some operations wait for each other, so that none of them can start.
+        """
+        edges = np.asarray(self.edges, np.int64).reshape(-1, 2)
+        return run(
+            np.asarray(self.fixed, float), np.asarray(self.size, float), np.asarray(self.links, np.int64),
+            np.asarray(self.capacity, float), edges,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Times:
+    """Times of all operations, in seconds.
+
+    Attributes:
+        start: Start of each operation.
+        end: End of each operation.
+        cause: The dependency that ended last, and so determined the start; -1 for none.
+        num_events: Number of events that the loop processed.
+    """
+
+    start: Floats
+    end: Floats
+    cause: Ints
+    num_events: int
+
+    @property
+    def total(self) -> float:
+        """End of the last operation, in seconds."""
+        return float(self.end.max()) if len(self.end) else 0.0
+
+
+def run(fixed: Floats, size: Floats, links: Ints, capacity: Floats, edges: Ints) -> Times:
+    """Run the operations of a graph given as arrays; see `Graph` for their meaning.
+
+    Args:
+        fixed: Fixed seconds; shape `(n,)`.
+        size: Bytes to send; shape `(n,)`.
+        links: Links; shape `(2n,)`.
+        capacity: Bytes per second of each link.
+        edges: Dependencies; shape `(m, 2)`.
+
+    Raises:
+        SpecError: Some operations wait for each other.
+    """
+    from shardscope.prediction.simulate import _loop
+
+    count, num_links = len(fixed), max(1, len(capacity))
+    order = np.argsort(edges[:, 0], kind="stable")
+    first = np.zeros(count + 1, np.int64)
+    np.cumsum(np.bincount(edges[:, 0], minlength=count), out=first[1:])
+    missing = np.bincount(edges[:, 1], minlength=count).astype(np.int64)
+    start, end, cause = np.full(count, -1.0), np.full(count, -1.0), np.full(count, -1, np.int64)
+    given = [fixed, size, links, capacity, first, edges[order, 1], missing, start, end, cause]
+    columns = given + _work_space(count, num_links)
+    if not _loop.COMPILED:
+        columns = [column.tolist() for column in columns]
+    events = int(_loop.run_loop(*columns))
+    start, end, cause = (np.asarray(column) for column in columns[7:10])
+    if count and end.min() < 0:
+        raise SpecError(f"{int((end < 0).sum())} operations wait for each other; order them without a cycle")
+    return Times(start, end, cause, events)
+
+
+def _work_space(count: int, num_links: int) -> list[npt.NDArray[Any]]:
+    """Return the work space of the event loop, in the order of its arguments."""
+
+    def whole(length: int, value: int = 0) -> Ints:
+        return np.full(length, value, np.int64)
+
+    ops = [whole(count), np.empty(count), whole(count), whole(count, -1)]
+    ops += [np.zeros(count), np.zeros(count), np.zeros(count), np.zeros(count)]
+    ops += [whole(count), whole(count), whole(count), whole(2 * count, -1), whole(2 * count, -1)]
+    of_links = [whole(num_links, -1), whole(num_links), np.zeros(num_links), whole(num_links)]
+    return ops + of_links + [whole(num_links), whole(num_links), whole(num_links), whole(num_links)]

@@ -1,0 +1,255 @@
+"""One training step of a job as a graph: passes of each rank, and the messages of its strategy, one by one.
+
+Computing times, the rates of links and the time of a message are those of the prediction. Messages of a strategy come
+from its `plan`; with more ranks, or without a plan, each rank's bytes in a collective are one message.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shardscope.analytic.communication.plan import Exchange, Flow, StepPlan, When
+from shardscope.analytic.schedules import DURATIONS, ScheduledOp
+from shardscope.errors import SpecError
+from shardscope.prediction.job import JobPrediction
+from shardscope.prediction.rates import RankRates
+from shardscope.prediction.simulate.graph import Graph
+from shardscope.prediction.simulate.parts import StepTimes
+from shardscope.prediction.simulate.pipeline import add_schedule, micro_batch_label
+from shardscope.prediction.simulate.rounds import Wire, add_rounds
+from shardscope.prediction.step.machine import Machine
+from shardscope.spec.job import IN_LAYOUTS
+
+MOST_LISTED = 64
+"""Largest number of ranks whose messages are simulated one by one."""
+SEND = "send"
+"""Name of the messages between stages in a strategy's traffic."""
+_UNLIMITED = 1e15
+"""Bytes per second of a link that does not limit messages."""
+
+
+@dataclass
+class JobStep:
+    """Builds the graph of one step of a predicted job, with one lane for each rank.
+
+    Attributes:
+        prediction: The job's prediction.
+        overlap: Whether ranks compute while they exchange gradients and gather parameters.
+        graph: Result: the graph.
+        merged: Result: sentences that say what was simulated as one.
+    """
+
+    prediction: JobPrediction
+    overlap: bool = False
+    merged: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        found, job = self.prediction, self.prediction.job
+        if found.time is None:
+            raise SpecError(f"this job has no step time: {found.note}")
+        if found.traffic is None:
+            raise SpecError(
+                f"strategy={job.strategy.name!r} does not say what its ranks send; define its `traffic`, or use "
+                "another strategy, such as 'ring'"
+            )
+        self.times, self.ranks = StepTimes.of(found.time), job.world_size
+        self.graph = Graph([f"rank {rank}" for rank in range(self.ranks)])
+        self.rates = _rates(found)
+        self._add_links()
+        work = [each.computing for each in job.strategy.work(found.step)]
+        self.work = [each / max(work) for each in work]
+        self.label, self.cargo = "", job.strategy.cargo
+        plan: StepPlan | None = job.strategy.plan(found.step) if self.ranks <= MOST_LISTED else None
+        if plan is None:
+            self.merged.append("All messages of a rank in a collective are one message.")
+            plan = _without_rounds(found)
+        self.slices = _slices(found, plan)
+        self.calls = Counter(each.collective for each in plan.exchanges)
+        now = [self._compute(rank, "data", self.times.data, []) for rank in range(self.ranks)]
+        now = self._piped(plan, plan.flow, now) if plan.flow else self._passes(plan, now)
+        for rank in range(self.ranks):
+            self._compute(rank, "fixed cost", self.times.rest, [now[rank]])
+
+    def _add_links(self) -> None:
+        found = self.prediction
+        ranks, link = range(self.ranks), min(self.rates.link, _UNLIMITED)
+        self.out = [self.graph.link(f"rank {rank}, out", link) for rank in ranks]
+        self.into = [self.graph.link(f"rank {rank}, in", link) for rank in ranks]
+        self.nodes: dict[int, tuple[int, int]] = {}
+        cluster = found.cluster
+        if cluster is None or found.calibration is None or cluster.nodes == 1:
+            return
+        machine = Machine.of(cluster, found.calibration, IN_LAYOUTS.get(found.job.precision, "fp32"))
+        inside, _ = machine.link(cluster.per_node, 1)
+        for rank in ranks:
+            self.graph.capacity[self.out[rank]] = self.graph.capacity[self.into[rank]] = float(inside)
+        whole = cluster.per_node * cluster.inter.bandwidth * found.calibration.inter_efficiency
+        for node in range(cluster.nodes):
+            self.nodes[node] = (
+                self.graph.link(f"node {node}, out", whole),
+                self.graph.link(f"node {node}, in", whole),
+            )
+
+    def _wire(self, source: int, target: int) -> Wire:
+        cluster = self.prediction.cluster
+        if self.nodes and cluster is not None and source // cluster.per_node != target // cluster.per_node:
+            out, into = self.nodes[source // cluster.per_node][0], self.nodes[target // cluster.per_node][1]
+            is_narrow = self.graph.capacity[self.out[source]] < self.graph.capacity[out]
+            return Wire(self.rates.message_s, (self.out[source] if is_narrow else out, into))
+        return Wire(self.rates.message_s, (self.out[source], self.into[target]))
+
+    def _compute(
+        self, rank: int, kind: str, seconds: float, after: Sequence[int], *, label: str = ""
+    ) -> int:
+        if seconds <= 0:
+            return after[0] if len(after) == 1 else self.graph.add(rank, after=after)
+        return self.graph.add(rank, kind, seconds, after=after, label=label)
+
+    # Steps in which all ranks compute at the same time
+
+    def _passes(self, plan: StepPlan, now: list[int]) -> list[int]:
+        micro_batches = self.prediction.step.micro_batches
+        self.open: list[list[int]] = [[] for _ in range(self.ranks)]
+        for k in range(micro_batches):
+            for phase, seconds in (("forward", self.times.forward), ("backward", self.times.backward)):
+                mine = [e for e in plan.exchanges if e.when.phase == phase and e.when.micro_batch == k]
+                label = f"micro-batch {k}" if micro_batches > 1 else ""
+                now = self._pass(phase, seconds / micro_batches, mine, now, label)
+        now = [self.graph.add(rank, after=[op, *self.open[rank]]) for rank, op in enumerate(now)]
+        now = [self._compute(rank, "codec", self.times.codec, [op]) for rank, op in enumerate(now)]
+        updating = set(range(self.ranks) if plan.updating is None else plan.updating)
+        exchanges = [e for e in plan.exchanges if e.when.phase == "optimizer"]
+        early = [e for e in exchanges if e.when.part < 1]
+        for each in early:
+            now = self._exchange(each, now)
+        now = [
+            self._compute(rank, "optimizer", self.times.optimizer * (rank in updating), [op])
+            for rank, op in enumerate(now)
+        ]
+        for each in exchanges[len(early) :]:
+            now = self._exchange(each, now)
+        return now
+
+    def _pass(
+        self, phase: str, seconds: float, exchanges: Sequence[Exchange], now: list[int], label: str
+    ) -> list[int]:
+        """Add a pass that starts exchanges on its way; without overlap, it pauses meanwhile."""
+        done, previous = 0.0, now
+        for each in sorted(exchanges, key=lambda exchange: exchange.when.part):
+            part = max(done, each.when.part)
+            at = [
+                self._compute(rank, phase, (part - done) * seconds * self.work[rank], [op], label=label)
+                for rank, op in enumerate(now)
+            ]
+            if not self.overlap:
+                now = self._exchange(each, at)
+            elif each.gathers:  # parameters are gathered one unit ahead, and awaited before they are used
+                ends = self._exchange(each, self._after_open(previous), serial=False)
+                now = [self.graph.add(rank, after=pair) for rank, pair in enumerate(zip(at, ends, strict=True))]
+                self.open = [[end] for end in ends]
+                previous = at
+            else:
+                ends = self._exchange(each, self._after_open(at), serial=False)
+                self.open, now = [[end] for end in ends], at
+            done = part
+        return [
+            self._compute(rank, phase, (1.0 - done) * seconds * self.work[rank], [op], label=label)
+            for rank, op in enumerate(now)
+        ]
+
+    def _after_open(self, now: Sequence[int]) -> list[int]:
+        """Return operations after which each rank can communicate: collectives run one after another."""
+        return [self.graph.add(rank, after=[op, *self.open[rank]]) for rank, op in enumerate(now)]
+
+    def _exchange(self, each: Exchange, entry: Sequence[int], *, serial: bool = True) -> list[int]:
+        """Add a collective, and return the operation with which it ends on each rank."""
+        cargo = self.cargo(each.collective)
+        if each.whole is None:
+            return add_rounds(
+                self.graph, each.rounds, entry, self._wire, each.collective,
+                slices=self.slices.get(each.collective, 1), cargo=cargo, serial=serial,
+            )  # fmt: skip
+        meeting = self.graph.add(0, after=entry)
+        latency = self.rates.message_s * self.messages(each.collective)
+        sent = [
+            self.graph.add(
+                rank, each.collective, latency, size=float(each.whole[rank]), links=(self.out[rank],), after=[meeting],
+                serial=serial, label=cargo,
+            )
+            for rank in range(self.ranks)
+        ]  # fmt: skip
+        end = self.graph.add(0, after=sent)
+        return [end] * self.ranks
+
+    def messages(self, collective: str) -> float:
+        """Return the messages of the busiest rank in one call of a collective whose messages are not listed."""
+        sent = (self.prediction.traffic or {})[collective]
+        count = float(np.max(sent.messages)) or float(self.ranks - 1) * bool(np.max(sent.bytes) > 0)
+        return count / self.calls[collective]
+
+    # Pipelines
+
+    def _piped(self, plan: StepPlan, flow: Flow, now: list[int]) -> list[int]:
+        """Add the passes of a pipeline's schedule, then the exchanges of tied gradients and norms, and the update."""
+        table, times = flow.table, self.times
+        forwards = sum(op.op == "F" for op in table.ops) * flow.passes
+        backwards = sum(op.op in "BI" for op in table.ops) * flow.passes
+        unit = times.backward * self.ranks / backwards / DURATIONS["B"]
+        seconds = {op: unit * DURATIONS[op] for op in "BIW"} | {"F": times.forward * self.ranks / forwards}
+
+        def add_pass(op: ScheduledOp, after: list[int], is_last: bool) -> int:
+            rank = table.stage_ranks[op.stage]
+            kind = "forward" if op.op == "F" else "backward"
+            return self.graph.add(rank, kind, seconds[op.op], after=after, label=micro_batch_label(op, table))
+
+        def add_message(op: ScheduledOp, end: int, target: int) -> int:
+            message, rank = flow.crossing(op.op, op.stage), table.stage_ranks[op.stage]
+            assert message is not None
+            wire = self._wire(rank, target)
+            return self.graph.add(
+                rank, SEND, wire.latency, size=float(message[1]), links=wire.links, after=[end], serial=False,
+                label=self.cargo(SEND) if op.op == "F" else "gradients", peer=target,
+            )  # fmt: skip
+
+        for _ in range(flow.passes):
+            now = add_schedule(self.graph, table, now, add_pass, add_message).ranks
+        for each in plan.exchanges:
+            now = self._exchange(each, now)
+        now = [self._compute(rank, "codec", times.codec, [op]) for rank, op in enumerate(now)]
+        return [self._compute(rank, "optimizer", times.optimizer, [op]) for rank, op in enumerate(now)]
+
+
+def _rates(found: JobPrediction) -> RankRates:
+    """Return the rates that the job's prediction uses."""
+    if found.cluster is None or found.calibration is None:
+        return RankRates.of_this_machine(found.job, found.job.strategy.work(found.step))
+    return RankRates.of_cluster(found.job, found.cluster, found.calibration)
+
+
+def _without_rounds(found: JobPrediction) -> StepPlan:
+    """Return a plan with one exchange for each collective of a step, after the backward pass."""
+    when = When("backward", 1.0, found.step.micro_batches - 1)
+    exchanges = tuple(
+        Exchange(name, when, whole=np.broadcast_to(sent.bytes, found.job.world_size))
+        for name, sent in (found.traffic or {}).items()
+    )
+    return StepPlan(exchanges)
+
+
+def _slices(found: JobPrediction, plan: StepPlan) -> dict[str, int]:
+    """Return the number of slices of each message of a collective, from the number of messages that ranks send."""
+    moves: dict[str, np.ndarray[tuple[int], np.dtype[np.int64]]] = {}
+    for each in plan.exchanges:
+        count = moves.setdefault(each.collective, np.zeros(found.job.world_size, np.int64))
+        for move in (move for rounds in each.rounds for move in rounds.moves):
+            count[move.source] += 1
+    slices = {}
+    for name, count in moves.items():
+        sent = (found.traffic or {}).get(name)
+        if sent is not None and count.max() > 0:
+            slices[name] = max(1, round(float(np.max(sent.messages)) / float(count.max())))
+    return slices

@@ -1,0 +1,221 @@
+"""One training step of a layout as a graph: passes of micro-batches, messages between stages, gradients, update.
+
+A lane is one pipeline rank of one replica; the ranks of its tensor and context parallel groups do the same at the same
+time. Collectives occupy the lane's link inside its node or its link to other nodes, whichever limits them. As in the
+prediction, computation can hide the fraction of ZeRO's collectives that the calibration says; a collective that
+overlaps with others on the same link slows them down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from shardscope.analytic.schedules import ScheduledOp, ScheduleTable, build
+from shardscope.prediction.simulate.costs import EDGE, LayoutCosts, Piece
+from shardscope.prediction.simulate.graph import JOIN, Graph
+from shardscope.prediction.simulate.pipeline import add_schedule, micro_batch_label
+from shardscope.prediction.step.term import NAMES
+from shardscope.spec.calibration import Calibration
+from shardscope.spec.cluster import Cluster
+from shardscope.spec.layout import Layout
+from shardscope.spec.model import Transformer
+
+FORWARD_OF_EDGE = 1 / 3
+"""Part of the time of embedding and output projection in the forward pass: one of three matrix products."""
+
+
+@dataclass
+class LayoutStep:
+    """Builds the graph of one replica's step.
+
+    Attributes:
+        model: The model.
+        layout: The layout.
+        cluster: The cluster.
+        calibration: The cluster's constants.
+        in_layers: Whether each layer is a sequence of operations of its own; otherwise those of a pass on one stage are
+            merged.
+        graph: Result: the graph, with one lane for each rank of the pipeline.
+        meetings: Result: operations that the ranks of all replicas must have reached before any of them goes on.
+    """
+
+    model: Transformer
+    layout: Layout
+    cluster: Cluster
+    calibration: Calibration
+    in_layers: bool = True
+    meetings: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        layout, cal, cluster = self.layout, self.calibration, self.cluster
+        self.costs = LayoutCosts.of(self.model, layout, cluster, cal)
+        self.table = schedule_of(layout)
+        self.stages_each = self.table.num_stages // layout.pipeline
+        self.layers = max(1, -(-self.model.layers // self.table.num_stages))
+        self.graph = Graph([f"stage {rank}" for rank in range(layout.pipeline)])
+        self.links = [
+            {
+                "intra": self.graph.link(f"{lane}, inside the node", cluster.intra.bandwidth * cal.intra_efficiency),
+                "inter": self.graph.link(f"{lane}, to other nodes", cluster.inter.bandwidth * cal.inter_efficiency),
+            }
+            for lane in self.graph.lanes
+        ]  # fmt: skip
+        self._build()
+
+    def _build(self) -> None:
+        ranks = range(self.layout.pipeline)
+        prefetched = [self._prefetched(rank) for rank in ranks]
+        entry = [self.graph.add(rank) for rank in ranks]
+        self.reducing = [-1] * len(self.graph.lanes)
+        exits = add_schedule(self.graph, self.table, entry, self._pass, self._message)
+        ends = [self._reduced(rank, exits.ranks[rank], prefetched[rank]) for rank in ranks]
+        if self.costs.once.tied.fixed + self.costs.once.tied.wire > 0 and not self._is_v_shaped:
+            both = self.graph.add(0, JOIN, after=(ends[0], ends[-1]))
+            for rank in (0, len(ends) - 1):
+                ends[rank] = self._piece(rank, self.costs.once.tied, [both], label="tied embedding")
+        for rank in ranks:
+            self._updated(rank, ends[rank])
+
+    @property
+    def _is_v_shaped(self) -> bool:
+        return self.table.stage_ranks[0] == self.table.stage_ranks[-1] and self.layout.pipeline > 1
+
+    def _piece(
+        self, rank: int, piece: Piece, after: Iterable[int], *, label: str = "", serial: bool = True, share: float = 1.0
+    ) -> int:  # fmt: skip
+        link = self.links[rank].get(piece.link)
+        size = 0.0 if link is None else piece.wire * share * self.graph.capacity[link]
+        return self.graph.add(
+            rank, piece.kind, piece.fixed * share, size=size, links=() if link is None else (link,), after=after,
+            serial=serial, label=label,
+        )  # fmt: skip
+
+    def _chain(
+        self, rank: int, pieces: Sequence[Piece], after: list[int], label: str, *, share: float, layers: int
+    ) -> list[int]:
+        """Add the pieces of all layers one after another, and return the last operation of each layer."""
+        ends = []
+        for _ in range(layers):
+            for piece in pieces:
+                after = [self._piece(rank, piece, after, label=label, share=share / layers)]
+            ends.append(after[-1] if len(after) == 1 else self.graph.add(rank, after=after))
+            after = [ends[-1]]
+        return ends
+
+    def _pass(self, op: ScheduledOp, after: list[int], is_last: bool) -> int:
+        rank, graph = self.table.stage_ranks[op.stage], self.graph
+        label = micro_batch_label(op, self.table)
+        begin = after[0] if len(after) == 1 else graph.add(rank, after=after)
+        share = self._share(rank)
+        hidden = self._collectives(op)
+        overlap = self.calibration.shard_overlap
+        after = [begin]
+        for piece in hidden:
+            after = [self._piece(rank, piece, after, share=(1 - overlap) * share, label=label)]
+        others = [
+            self._piece(rank, piece, after, share=overlap * share, label=label, serial=False) for piece in hidden if overlap
+        ]  # fmt: skip
+        is_reducing = is_last and self.layout.zero < 2 and self.calibration.gradient_overlap > 0
+        layers = self.layers if self.in_layers or is_reducing else 1
+        ends = self._chain(rank, self._pieces(op), after, label, share=share, layers=layers)
+        if op.stage == self.table.num_stages - 1 and op.op != "W":
+            part = FORWARD_OF_EDGE if op.op == "F" else 1 - FORWARD_OF_EDGE
+            for piece in self.costs.edge:
+                ends.append(self._piece(rank, piece, [ends[-1]], label=EDGE, share=part))
+        if is_reducing:
+            self._buckets(rank, ends[: layers])
+        host = self.costs.host_forward_s if op.op == "F" else self.costs.host_backward_s * (op.op != "W")
+        if host:
+            others.append(
+                graph.add(rank, NAMES["offload"], host / self.stages_each, after=[begin], serial=False, label=label)
+            )
+        return graph.add(rank, after=[ends[-1], *others]) if others else ends[-1]
+
+    def _share(self, rank: int) -> float:
+        """Return the fraction of the fullest rank's work on all stages that one stage of this rank has."""
+        spare = self.costs.spare if rank == self.layout.pipeline - 1 else 0.0
+        return (1.0 - spare) / self.stages_each
+
+    def _pieces(self, op: ScheduledOp) -> list[Piece]:
+        """Return the pieces of a pass on all stages of a rank."""
+        costs = self.costs
+        if op.op == "F":
+            return list(costs.forward)
+        first, *rest = costs.backward
+        weight = first._replace(fixed=costs.weight_s)
+        if op.op == "W":
+            return [weight]
+        inputs = first._replace(fixed=first.fixed - (costs.weight_s if op.op == "I" else 0.0))
+        return [*costs.recompute, inputs, *rest]
+
+    def _collectives(self, op: ScheduledOp) -> list[Piece]:
+        """Return ZeRO's collectives during a pass on all stages of a rank, which computation can partly hide."""
+        once, zero = self.costs.once, self.layout.zero
+        found = [once.gather] * (zero == 3 and op.op != "W") + [once.reduce] * (zero >= 2 and op.op in "BW")
+        return [piece for piece in found if piece.fixed + piece.wire > 0]
+
+    def _message(self, op: ScheduledOp, end: int, target: int) -> int:
+        rank, hop = self.table.stage_ranks[op.stage], self.costs.hop
+        link = self.links[rank][hop.link]
+        size = hop.wire * self.graph.capacity[link]
+        return self.graph.add(
+            rank, hop.kind, hop.fixed, size=size, links=(link,), payload=size * self.costs.hop_efficiency, after=[end],
+            serial=False, peer=target, label=micro_batch_label(op, self.table),
+        )  # fmt: skip
+
+    def _meet(self, rank: int, after: Iterable[int]) -> int:
+        meeting = self.graph.add(rank, JOIN, after=after)
+        self.meetings.append(meeting)
+        return meeting
+
+    def _prefetched(self, rank: int) -> int:
+        """Add the part of last step's gathering of parameters that this step's computation hides; -1 for none."""
+        if self.layout.zero not in (1, 2) or not self.calibration.gradient_overlap:
+            return -1
+        share = self.calibration.gradient_overlap
+        return self._piece(rank, self.costs.once.gather, [], share=share, serial=False, label="parameters")
+
+    def _buckets(self, rank: int, ends: Sequence[int]) -> None:
+        """Add the part of the gradient reduction that the last backward pass hides, layer by layer."""
+        share = self.calibration.gradient_overlap / len(ends) / self.stages_each
+        for end in ends:
+            ready = self._meet(rank, [end, self.reducing[rank]])
+            piece = self.costs.once.reduce
+            self.reducing[rank] = self._piece(rank, piece, [ready], share=share, serial=False, label="gradients")
+
+    def _reduced(self, rank: int, end: int, prefetched: int) -> int:
+        """Add the rest of the gradient reduction, and return its end."""
+        if self.layout.zero >= 2:
+            return self._meet(rank, [end, prefetched])
+        once = self.costs.once
+        packed = self._piece(rank, once.packing, [end], label="gradients") if once.packing.fixed else end
+        ready = self._meet(rank, [packed, self.reducing[rank], prefetched])
+        share = 1.0 - self.calibration.gradient_overlap
+        if not share or once.reduce.fixed + once.reduce.wire == 0:
+            return ready
+        return self._piece(rank, once.reduce, [ready], share=share, label="gradients")
+
+    def _updated(self, rank: int, end: int) -> None:
+        """Add the update, the rest of the gathering of parameters, and the fixed cost of a step."""
+        once, share = self.costs.once, 1.0 - self.calibration.gradient_overlap
+        for piece in (once.update, once.on_host):
+            if piece.fixed:
+                end = self._piece(rank, piece, [end], label="update")
+        if self.layout.zero in (1, 2) and share and once.gather.fixed + once.gather.wire > 0:
+            end = self._piece(rank, once.gather, [self._meet(rank, [end])], share=share, label="parameters")
+        self._piece(rank, once.fixed, [end])
+
+
+def schedule_of(layout: Layout) -> ScheduleTable:
+    """Return the table of a layout's schedule; without a pipeline, forward and backward passes alternate."""
+    if layout.pipeline == 1:
+        return build("1f1b", 1, layout.num_micro_batches, 1)
+    return build(layout.schedule, layout.pipeline, layout.num_micro_batches, _stages_each(layout))
+
+
+def _stages_each(layout: Layout) -> int:
+    from shardscope.spec.pipeline_schedule import PipelineSchedule
+
+    held: int = PipelineSchedule.resolve(layout.schedule).stages_of(layout.virtual_stages)
+    return held

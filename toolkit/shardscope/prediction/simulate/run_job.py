@@ -1,0 +1,44 @@
+"""Simulation of one step of a job: through its layout where the prediction uses one, else message by message."""
+
+from __future__ import annotations
+
+from shardscope.prediction.job import JobPrediction
+from shardscope.prediction.simulate.breakdown import busy_seconds, lane_seconds, term_tree
+from shardscope.prediction.simulate.of_job import JobStep
+from shardscope.prediction.simulate.replicas import Variation, replicate
+from shardscope.prediction.simulate.result import Simulation
+
+_ORDER = ("data", "forward", "backward", "optimizer", "codec", "communication", "idle")
+_IDLE = {"pipeline bubble": "idle", "fixed cost": "idle", "waiting for other ranks": "idle"}
+
+
+def simulate_job(prediction: JobPrediction, variation: Variation, *, overlap: bool) -> Simulation:
+    """Simulate one step of a predicted job; see `shardscope.simulate`.
+
+    Raises:
+        SpecError: The job has no step time, its strategy does not say what ranks send, or the variation names ranks
+            that do not exist.
+    """
+    job = prediction.job
+    variation.check(job.world_size)
+    step = JobStep(prediction, overlap=overlap)
+    graph = step.graph
+    ranks = [[rank] for rank in range(job.world_size)]
+    done = replicate(graph, [0], [], ranks, variation)
+    lane = int(busy_seconds(done).argmax())
+    is_pipeline = job.strategy.arrangement(job.world_size).shape == "row"
+    seconds = lane_seconds(done, lane, "pipeline bubble" if is_pipeline else "waiting for other ranks")
+    parents = _IDLE | dict.fromkeys(prediction.traffic or {}, "communication")
+    merged = list(step.merged)
+    if not overlap:
+        merged.append("No overlap of computation and communication is assumed.")
+    return Simulation(
+        label=job.label,
+        num_devices=job.world_size,
+        time=term_tree(seconds, parents, _ORDER, done.times.total),
+        merged=tuple(merged),
+        lane_ranks=tuple(map(tuple, ranks)),
+        done=done,
+        arrangement=job.strategy.arrangement(job.world_size),
+        roles=tuple(job.strategy.role(rank, job.world_size) for rank in range(job.world_size)),
+    )
