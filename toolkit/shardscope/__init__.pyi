@@ -31,12 +31,14 @@ from shardscope.methods.strategies.tree import Tree as Tree
 from shardscope.methods.strategies.zero_1 import Zero1 as Zero1
 from shardscope.methods.strategies.zero_2 import Zero2 as Zero2
 from shardscope.methods.strategies.zero_3 import Zero3 as Zero3
-from shardscope.prediction import simulate as simulate
 from shardscope.prediction.job import JobPrediction as JobPrediction
 from shardscope.prediction.layout import Prediction as Prediction
 from shardscope.prediction.planner import Plans as Plans
 from shardscope.prediction.planner import plan as plan
 from shardscope.prediction.predict import predict as predict
+from shardscope.prediction.simulate import AsyncSimulation as AsyncSimulation
+from shardscope.prediction.simulate import Simulation as Simulation
+from shardscope.prediction.simulate import simulate as simulate
 from shardscope.runtime import Run as Run
 from shardscope.runtime import launch as launch
 from shardscope.runtime import runs as runs

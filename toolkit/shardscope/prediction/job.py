@@ -29,6 +29,8 @@ from shardscope.spec import Job
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.job_parts import label_of
+from shardscope.spec.layout import Layout
+from shardscope.spec.model import Transformer
 from shardscope.spec.models import GPTConfig, model_config
 from shardscope.spec.units import bytes_text
 
@@ -120,18 +122,24 @@ class JobPrediction(Budgeted):
         if self.cluster is None or self.calibration is None:
             rates = RankRates.of_this_machine(self.job, self.job.strategy.work(self.step))
             return job_time_term(self.step, self.found, self.traffic, rates)
-        config = _config(self.job)
-        if isinstance(config, GPTConfig):
-            model = config.transformer(label_of(self.job.model))
-            try:
-                layout = self.job.layout()
-                layout.check(model, self.cluster)
-            except SpecError:
-                pass  # no valid layout corresponds to this strategy and batch
-            else:
-                return time_term(model, layout, self.cluster, self.calibration)
+        if self.as_layout is not None:
+            return time_term(*self.as_layout, self.cluster, self.calibration)
         rates = RankRates.of_cluster(self.job, self.cluster, self.calibration)
         return job_time_term(self.step, self.found, self.traffic, rates)
+
+    @cached_property
+    def as_layout(self) -> tuple[Transformer, Layout] | None:
+        """The transformer and the layout whose step time is `time`; None if it is the sum over the operations."""
+        config = _config(self.job)
+        if self.cluster is None or not isinstance(config, GPTConfig):
+            return None
+        model = config.transformer(label_of(self.job.model))
+        try:
+            layout = self.job.layout()
+            layout.check(model, self.cluster)
+        except SpecError:
+            return None  # no valid layout corresponds to this strategy and batch
+        return model, layout
 
     @property
     def step_time_s(self) -> float | None:

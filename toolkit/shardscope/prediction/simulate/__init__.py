@@ -1,9 +1,23 @@
-"""Simulation of a job from its prediction alone, without running it.
+"""Event-level simulation of training steps: computations and messages one by one, on links that they share.
 
-`step_events` lists the events of one training step: computations, messages and memory of every rank. It assumes that
-links are free of contention.
+`simulate` runs a step of a job or of a layout: operations form a graph (`graph`), which an event loop (`_loop`) runs.
+`of_job` and `of_layout` build the graphs, with times from the prediction; `breakdown` divides the step time into the
+prediction's terms. `step_events` lists the events of a step whose times are exactly the predicted ones, without
+contention.
 """
 
+from shardscope.prediction.simulate.asynchronous import AsyncSimulation
+from shardscope.prediction.simulate.entry import Failure, Simulator, simulate
+from shardscope.prediction.simulate.result import Simulation
 from shardscope.prediction.simulate.step import MOST_RANKS, step_events, step_events_of
 
-__all__ = ["MOST_RANKS", "step_events", "step_events_of"]
+__all__ = [
+    "MOST_RANKS",
+    "AsyncSimulation",
+    "Failure",
+    "Simulation",
+    "Simulator",
+    "simulate",
+    "step_events",
+    "step_events_of",
+]

@@ -15,20 +15,16 @@ a binary heap with at most one entry per operation, so a changed rate moves an e
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from collections.abc import Callable
 from typing import Any
 
-VARIABLE = "SHARDSCOPE_SIMULATOR"
-"""Environment variable; set it to ``python`` to interpret the event loop even if numba is installed."""
-COMPILED = os.environ.get(VARIABLE) != "python" and importlib.util.find_spec("numba") is not None
-"""Whether numba compiles the event loop."""
+IS_COMPILED = __name__.endswith("_compiled")
+"""Whether this copy of the module is compiled; `engine` loads it a second time under another name."""
 
 
 def _compiled(loop: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function compiled by numba, cached on disk if possible; without numba, the function itself."""
-    if not COMPILED:
+    """Return a function compiled by numba, cached on disk if possible; in the interpreted copy, the function itself."""
+    if not IS_COMPILED:
         return loop
     import numba
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -25,66 +26,102 @@ def busy_seconds(done: Replicated) -> Floats:
     return np.concatenate(rows)
 
 
+def lane_spans(done: Replicated) -> Floats:
+    """Return the time from the start of each lane's first operation to the end of its last, in seconds."""
+    graph, count = done.graph, done.graph.num_ops
+    lanes, num = np.asarray(graph.op_lane, np.int64), len(graph.lanes)
+    counted = np.array([kind != JOIN for kind in graph.kinds]) & np.asarray(graph.is_serial, bool)
+    spans = []
+    for copy in range(len(done.copies)):
+        part = slice(copy * count, (copy + 1) * count)
+        first, last = np.full(num, np.inf), np.zeros(num)
+        np.minimum.at(first, lanes[counted], done.times.start[part][counted])
+        np.maximum.at(last, lanes[counted], done.times.end[part][counted])
+        spans.append(np.maximum(last - first, 0.0))
+    return np.concatenate(spans)
+
+
 def lane_seconds(done: Replicated, lane: int, idle: str) -> dict[str, float]:
-    """Return the seconds of each term on one lane.
+    """Return the seconds of each term on one lane; they add up to the step time, the longest span of a lane.
 
     The lane's own operations count first. While it waits, the time belongs to what the next operation waits for, step
-    by step backwards: to a message or collective if that was under way. Otherwise another lane computed: one of the same
-    replica, which counts as `idle`, or one of another replica.
+    by step backwards: to a message or collective if that was under way. Otherwise another lane computed: one of the
+    same replica, which counts as `idle`, or one of another replica. The time by which the lane's span is shorter than
+    the longest one counts as `idle` too.
 
     Args:
         done: The simulated step.
         lane: Index of the lane, over all copies.
         idle: Term of idle time.
     """
-    graph, times, count = done.graph, done.times, done.graph.num_ops
-    copy, own = divmod(lane, len(graph.lanes))
-    base, limit = copy * count, count * len(done.copies)
+    seconds: dict[str, float] = {}
+    waits = _Waits(done, lane, idle, seconds)
+    graph, times, base = done.graph, done.times, waits.base
     mine = [
         base + i
-        for i in range(count)
-        if graph.op_lane[i] == own and graph.is_serial[i] and graph.kinds[i] != JOIN
+        for i in range(graph.num_ops)
+        if graph.op_lane[i] == waits.own and graph.is_serial[i] and graph.kinds[i] != JOIN
     ]
     mine.sort(key=lambda op: (times.start[op], times.end[op]))
-    seconds: dict[str, float] = {}
-
-    def spend(kind: str, amount: float) -> None:
-        if amount > 0:
-            seconds[kind] = seconds.get(kind, 0.0) + amount
-
-    def wait(op: int, low: float, high: float) -> None:
-        """Divide the time between `low` and `high`, in which the lane waited for `op` to end."""
-        while op >= 0 and high > low:
-            begun = max(low, float(times.start[op])) if times.start[op] < high else high
-            place = op % count if op < limit else -1
-            if place >= 0 and begun < high:
-                is_own = graph.links[2 * place] >= 0 or (op - base == place and graph.op_lane[place] == own)
-                other = idle if op - base == place else SLOWER
-                spend(graph.kinds[place] if is_own and graph.kinds[place] != JOIN else other, high - begun)
-            high, op = begun, int(times.cause[op])
-        spend(idle, high - low)
-
-    now = 0.0
+    now = float(times.start[mine[0]]) if mine else 0.0
     for op in mine:
         start, end = float(times.start[op]), float(times.end[op])
         if start > now:
-            wait(int(times.cause[op]), now, start)
+            waits.add(int(times.cause[op]), now, start)
             now = start
-        spend(graph.kinds[op - base], end - now)
+        waits.spend(graph.kinds[op - base], end - now)
         now = max(now, end)
-    if times.total > now:
-        wait(int(times.end.argmax()), now, times.total)
+    waits.spend(idle, float(lane_spans(done).max()) - sum(seconds.values()))
     return seconds
 
 
-def term_tree(seconds: Mapping[str, float], parents: Mapping[str, str], order: tuple[str, ...], total: float) -> Term:
+@dataclass
+class _Waits:
+    """Divides the waiting time of one lane into terms."""
+
+    done: Replicated
+    lane: int
+    idle: str
+    seconds: dict[str, float]
+
+    def __post_init__(self) -> None:
+        copy, self.own = divmod(self.lane, len(self.done.graph.lanes))
+        self.base = copy * self.done.graph.num_ops
+
+    def spend(self, kind: str, amount: float) -> None:
+        """Add seconds to a term."""
+        if amount > 0:
+            self.seconds[kind] = self.seconds.get(kind, 0.0) + amount
+
+    def add(self, op: int, low: float, high: float) -> None:
+        """Divide the time between `low` and `high`, in which the lane waited for operation `op` to end."""
+        times, limit = self.done.times, self.done.graph.num_ops * len(self.done.copies)
+        while op >= 0 and high > low:
+            begun = min(high, max(low, float(times.start[op])))
+            if op < limit:
+                self.spend(self._kind(op), high - begun)
+            high, op = begun, int(times.cause[op])
+        self.spend(self.idle, high - low)
+
+    def _kind(self, op: int) -> str:
+        """Return the term to which waiting for an operation belongs."""
+        graph = self.done.graph
+        copy, place = divmod(op, graph.num_ops)
+        is_here = copy * graph.num_ops == self.base
+        if graph.kinds[place] != JOIN and (
+            graph.links[2 * place] >= 0 or (is_here and graph.op_lane[place] == self.own)
+        ):
+            return graph.kinds[place]
+        return self.idle if is_here else SLOWER
+
+
+def term_tree(seconds: Mapping[str, float], parents: Mapping[str, str], order: tuple[str, ...]) -> Term:
     """Return the terms of a step as a tree, in the order of `order`; other terms follow.
 
     Args:
         seconds: Seconds of each term.
         parents: The term that includes a term, for those that are parts of another.
         order: Names of the terms at the top, in their order.
-        total: Step time in seconds, to which the terms add up.
     """
     tops: dict[str, list[Term]] = {}
     for name, value in seconds.items():
@@ -94,4 +131,4 @@ def term_tree(seconds: Mapping[str, float], parents: Mapping[str, str], order: t
         tops[name][0] if len(tops[name]) == 1 and tops[name][0].name == name else Term.total(name, tuple(tops[name]))
         for name in names
     )
-    return Term("step", total, "s", parts=parts)
+    return Term.total("step", parts)

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardscope.errors import SpecError
+from shardscope.prediction.simulate.engine import form, run_loop
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -167,8 +168,6 @@ def run(fixed: Floats, size: Floats, links: Ints, capacity: Floats, edges: Ints)
     Raises:
         SpecError: Some operations wait for each other.
     """
-    from shardscope.prediction.simulate import _loop
-
     count, num_links = len(fixed), max(1, len(capacity))
     order = np.argsort(edges[:, 0], kind="stable")
     first = np.zeros(count + 1, np.int64)
@@ -177,9 +176,7 @@ def run(fixed: Floats, size: Floats, links: Ints, capacity: Floats, edges: Ints)
     start, end, cause = np.full(count, -1.0), np.full(count, -1.0), np.full(count, -1, np.int64)
     given = [fixed, size, links, capacity, first, edges[order, 1], missing, start, end, cause]
     columns = given + _work_space(count, num_links)
-    if not _loop.COMPILED:
-        columns = [column.tolist() for column in columns]
-    events = int(_loop.run_loop(*columns))
+    events, columns = run_loop(form(count), columns)
     start, end, cause = (np.asarray(column) for column in columns[7:10])
     if count and end.min() < 0:
         raise SpecError(f"{int((end < 0).sum())} operations wait for each other; order them without a cycle")

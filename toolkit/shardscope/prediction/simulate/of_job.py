@@ -94,13 +94,18 @@ class JobStep:
                 self.graph.link(f"node {node}, in", whole),
             )
 
-    def _wire(self, source: int, target: int) -> Wire:
+    def wire(self, source: int, target: int) -> Wire:
+        """Return the wire of a message between two ranks."""
         cluster = self.prediction.cluster
         if self.nodes and cluster is not None and source // cluster.per_node != target // cluster.per_node:
             out, into = self.nodes[source // cluster.per_node][0], self.nodes[target // cluster.per_node][1]
             is_narrow = self.graph.capacity[self.out[source]] < self.graph.capacity[out]
             return Wire(self.rates.message_s, (self.out[source] if is_narrow else out, into))
         return Wire(self.rates.message_s, (self.out[source], self.into[target]))
+
+    def emptied(self) -> Graph:
+        """Return a graph with the same lanes and links, without operations."""
+        return Graph(self.graph.lanes, list(self.graph.link_names), list(self.graph.capacity))
 
     def _compute(
         self, rank: int, kind: str, seconds: float, after: Sequence[int], *, label: str = ""
@@ -170,8 +175,8 @@ class JobStep:
         cargo = self.cargo(each.collective)
         if each.whole is None:
             return add_rounds(
-                self.graph, each.rounds, entry, self._wire, each.collective,
-                slices=self.slices.get(each.collective, 1), cargo=cargo, serial=serial,
+                self.graph, each.rounds, entry, self.wire, each.collective,
+                slices=self.slices.get(each.collective, 1), cargo=cargo, serial=serial, one_by_one=True,
             )  # fmt: skip
         meeting = self.graph.add(0, after=entry)
         latency = self.rates.message_s * self.messages(each.collective)
@@ -209,7 +214,7 @@ class JobStep:
         def add_message(op: ScheduledOp, end: int, target: int) -> int:
             message, rank = flow.crossing(op.op, op.stage), table.stage_ranks[op.stage]
             assert message is not None
-            wire = self._wire(rank, target)
+            wire = self.wire(rank, target)
             return self.graph.add(
                 rank, SEND, wire.latency, size=float(message[1]), links=wire.links, after=[end], serial=False,
                 label=self.cargo(SEND) if op.op == "F" else "gradients", peer=target,

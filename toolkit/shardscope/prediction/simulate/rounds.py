@@ -29,6 +29,7 @@ def add_rounds(
     slices: int = 1,
     cargo: str = "",
     serial: bool = True,
+    one_by_one: bool = False,
 ) -> list[int]:
     """Add the messages of a collective, and return for each rank the operation that ends it.
 
@@ -44,12 +45,16 @@ def add_rounds(
         slices: Number of slices of each message.
         cargo: What the messages carry.
         serial: Whether ranks compute nothing meanwhile.
+        one_by_one: Whether a rank sends the messages of a round one after another, so that their latencies add up, as
+            they do if the latency is mostly the sender's own work. Otherwise it sends them at the same time.
     """
     last: list[list[int]] = [[op] * slices for op in entry]
     for each in rounds:
         found: dict[int, list[list[int]]] = {}
+        sent: dict[int, int] = {}
         for move in each.moves:
-            wire, before = wires(move.source, move.target), -1
+            wire = wires(move.source, move.target)
+            before = sent.get(move.source, -1) if one_by_one else -1
             item = f"{move.item} of the {cargo}" if move.item else cargo
             for k in range(slices):
                 before = graph.add(
@@ -59,6 +64,7 @@ def add_rounds(
                 )  # fmt: skip
                 for rank in (move.source, move.target):
                     found.setdefault(rank, [[] for _ in range(slices)])[k].append(before)
+            sent[move.source] = before
         for rank, ops in found.items():
             last[rank] = [_joined(graph, rank, same) for same in ops]
     return [_joined(graph, rank, [*dict.fromkeys(ops)]) for rank, ops in enumerate(last)]

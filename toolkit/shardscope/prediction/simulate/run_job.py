@@ -35,7 +35,7 @@ def simulate_job(prediction: JobPrediction, variation: Variation, *, overlap: bo
     return Simulation(
         label=job.label,
         num_devices=job.world_size,
-        time=term_tree(seconds, parents, _ORDER, done.times.total),
+        time=term_tree(seconds, parents, _ORDER),
         merged=tuple(merged),
         lane_ranks=tuple(map(tuple, ranks)),
         done=done,

@@ -53,7 +53,7 @@ def simulate_layout(
     return Simulation(
         label=f"{model.name or 'transformer'}, {_degrees(layout)}",
         num_devices=layout.num_devices,
-        time=term_tree(seconds, _PARENTS, _ORDER, done.times.total),
+        time=term_tree(seconds, _PARENTS, _ORDER),
         merged=tuple(_merged(step, copies, in_layers, cluster, variation)),
         lane_ranks=tuple(map(tuple, every)),
         done=done,
