@@ -19,6 +19,7 @@ ALGORITHMS = {"parameter-server", "ring", "tree", "hierarchical"}
 """Strategies that have the name of the algorithm of their collective."""
 EXCEPTED = {
     "toolkit/shardscope/analytic/communication/algorithms/__init__.py": ALGORITHMS,
+    "toolkit/shardscope/prediction/simulate/collective.py": ALGORITHMS,
     "toolkit/shardscope/analytic/large_batch/scaling.py": {"linear", "sqrt"},  # rules by which the rate is scaled
     "toolkit/shardscope/training/strategies/fully_sharded.py": {"ring"},  # a setting: whose collectives
     "toolkit/shardscope/measure/loss_increase.py": {"sgd", "nesterov", "lars", "adamw", "lamb"},  # a measured table

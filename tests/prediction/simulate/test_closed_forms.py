@@ -22,7 +22,9 @@ COLLECTIVES = [
     *(("parameter-server", "all_reduce", workers, {}) for workers in (2, 8, 64)),
     *(("parameter-server", "all_reduce", 16, {"servers": 4, "dedicated": own}) for own in (False, True)),
 ]  # fmt: skip
-UNTIED = ss.Model.transformer(layers=48, hidden=4096, heads=32, kv_heads=32, ffn=16384, vocab=64, seq=2048, tied=False)
+UNTIED = ss.Model.transformer(
+    layers=48, hidden=4096, heads=32, kv_heads=32, ffn=16384, vocab=64, seq=2048, tied=False
+)
 """Embedding and output projection take almost no time, so that all stages are alike, as the closed forms assume."""
 INSTANT = ss.Link(bandwidth=1e15, latency=0.0)
 
@@ -66,7 +68,7 @@ def test_every_schedule_has_the_timeline_of_its_table(schedule: str, send: float
         return graph.add(target, "send", send, after=[end], serial=False)
 
     add_schedule(
-        graph, table, entry,
+        table, entry,
         lambda op, after, _: graph.add(table.stage_ranks[op.stage], op.op, seconds[op.op], after=after), message,
     )  # fmt: skip
     assert graph.run().total == pytest.approx(table.timeline(seconds, send=send).end, rel=1e-12)
@@ -116,7 +118,9 @@ def test_a_step_of_a_job_is_the_predicted_one(strategy: str) -> None:
 
 
 @pytest.mark.parametrize("stragglers", [{}, {3: 4.0}])
-@pytest.mark.parametrize("strategy", [ss.ParameterServer(mode="async"), ss.ParameterServer(mode="async", servers=2)])
+@pytest.mark.parametrize(
+    "strategy", [ss.ParameterServer(mode="async"), ss.ParameterServer(mode="async", servers=2)]
+)
 def test_the_mean_staleness_is_the_number_of_other_workers(
     strategy: ss.ParameterServer, stragglers: dict[int, float]
 ) -> None:
@@ -127,11 +131,17 @@ def test_the_mean_staleness_is_the_number_of_other_workers(
     assert found.staleness.sum() == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize(("bandwidth", "least", "most"), [("100 GB/s", 0.95, 1.0), ("100 Mbit/s", 0.49, 0.51)])
+@pytest.mark.parametrize(
+    ("bandwidth", "least", "most"), [("100 GB/s", 0.95, 1.0), ("100 Mbit/s", 0.49, 0.51)]
+)
 def test_the_rate_of_updates_follows_its_bound(bandwidth: str, least: float, most: float) -> None:
     """Workers that keep in step push, then pull: over a slow link they reach half of the bound."""
     job = ss.Job(
-        model="mlp", data="digits", strategy=ss.ParameterServer(mode="async", dedicated=True), world_size=9, batch=64
+        model="mlp",
+        data="digits",
+        strategy=ss.ParameterServer(mode="async", dedicated=True),
+        world_size=9,
+        batch=64,
     )
     cluster = ss.Cluster.of("a100-80gb", per_node=9, intra=ss.Link.of(bandwidth, latency_s=0.0))
     calibration = ss.Calibration.of("a100-megatron").replace(collective_s=0.0, intra_efficiency=1.0)

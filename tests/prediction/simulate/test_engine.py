@@ -68,7 +68,9 @@ def _random_graph(seed: int) -> Graph:
     for op in range(300):
         used = draw.choice(links, size=draw.integers(0, 3), replace=False).tolist()
         before = draw.integers(0, op, size=min(op, 2)).tolist() if op else []
-        graph.add(op % 6, "x", float(draw.integers(0, 3)), size=float(draw.integers(1, 9)), links=used, after=before)
+        graph.add(
+            op % 6, "x", float(draw.integers(0, 3)), size=float(draw.integers(1, 9)), links=used, after=before
+        )
     return graph
 
 

@@ -17,7 +17,8 @@ LAYOUT = ss.Layout(data=2, tensor=2, pipeline=4, global_batch=16, zero=1)
 
 
 def job_of(**settings: object) -> ss.Job:
-    return ss.Job(**{"model": "gpt-nano", "data": "python-source", "strategy": "ring", "world_size": 4, "batch": 16, **settings})  # fmt: skip
+    usual = {"model": "gpt-nano", "data": "python-source", "strategy": "ring", "world_size": 4, "batch": 16}
+    return ss.Job(**usual | settings)
 
 
 def test_terms_add_up_to_the_step_on_every_kind_of_step() -> None:
@@ -39,7 +40,9 @@ def test_terms_have_the_names_of_the_prediction() -> None:
     assert {part.name for part in simulated.time.parts} <= {part.name for part in predicted.time.parts}
     job = job_of(strategy="zero-2")
     simulated_job, predicted_job = ss.simulate(job), ss.predict(job)
-    assert {part.name for part in simulated_job.time.parts} == {part.name for part in predicted_job.time.parts}
+    assert {part.name for part in simulated_job.time.parts} - {"idle"} == {
+        part.name for part in predicted_job.time.parts
+    }
 
 
 def test_links_carry_the_predicted_bytes_of_a_job() -> None:
@@ -53,7 +56,9 @@ def test_links_carry_the_predicted_bytes_of_a_job() -> None:
 def test_a_slow_rank_slows_all_ranks_that_wait_for_it() -> None:
     plain, slow = ss.simulate(job_of()), ss.simulate(job_of(), stragglers={2: 2.0})
     computing = plain.time["forward"].value + plain.time["backward"].value + plain.time["optimizer"].value
-    assert slow.step_time_s == pytest.approx(plain.step_time_s + computing + plain.time["data"].value, rel=1e-9)
+    assert slow.step_time_s == pytest.approx(
+        plain.step_time_s + computing + plain.time["data"].value, rel=1e-9
+    )
     lanes = slow.lanes().set_index("lane")
     assert lanes["idle_s"].idxmin() == "rank 2"
     assert lanes.loc["rank 0", "idle_s"] > lanes.loc["rank 2", "idle_s"] + 0.9 * computing
@@ -77,7 +82,7 @@ def test_jitter_is_seeded_and_costs_time() -> None:
 
 def test_a_failure_costs_the_lost_part_and_the_recovery() -> None:
     plain = ss.simulate(job_of())
-    failed = ss.simulate(job_of(), failures=[(plain.step_time_s / 2, 3.0), ss.simulate.Failure(0.0)])
+    failed = ss.simulate(job_of(), failures=[(plain.step_time_s / 2, 3.0), (0.0, 0.0)])
     assert failed.lost_s == pytest.approx(3.0 + plain.step_time_s / 2, rel=0.2)
     assert failed.time["failures"].value == failed.lost_s
     assert failed.step_time_s == pytest.approx(failed.lost_s + plain.step_time_s, rel=0.2)
@@ -96,7 +101,9 @@ def test_collectives_on_one_link_slow_each_other_down() -> None:
     layout = ss.Layout(data=4, tensor=2, zero=3, global_batch=32)
     cluster = ss.Cluster.of("a100-80gb", per_node=8, intra=ss.Link.of("20 GB/s", latency_s=0.0))
     predicted = ss.predict(GPT, cluster, layout, calibration=calibration)
-    assert ss.simulate(GPT, cluster, layout, calibration=calibration).step_time_s > 1.02 * predicted.step_time_s
+    assert (
+        ss.simulate(GPT, cluster, layout, calibration=calibration).step_time_s > 1.02 * predicted.step_time_s
+    )
 
 
 def test_the_timeline_has_the_events_of_every_rank() -> None:
@@ -118,7 +125,8 @@ def test_sixteen_thousand_devices_are_simulated_and_what_was_merged_is_said() ->
     assert found.num_devices == 16384
     assert "All 64 replicas are one." in found.merged
     assert found.step_time_s == pytest.approx(
-        ss.predict(model, cluster, layout, calibration=ss.Calibration.of("a100-megatron")).step_time_s, rel=0.1
+        ss.predict(model, cluster, layout, calibration=ss.Calibration.of("a100-megatron")).step_time_s,
+        rel=0.1,
     )
     assert sum(len(ranks) for ranks in found.lane_ranks) == 16384
     with pytest.raises(ss.SpecError, match="too many to draw"):

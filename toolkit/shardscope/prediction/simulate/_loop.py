@@ -11,7 +11,7 @@ a binary heap with at most one entry per operation, so a changed rate moves an e
 """
 
 # Helpers take many columns one by one, because numba compiles arrays fastest as plain arguments.
-# ruff: noqa: PLR0913, PLR0917, PLR0912, PLR0915, C901
+# ruff: noqa: PLR0912, PLR0915, PLR0917, C901
 
 from __future__ import annotations
 
@@ -116,7 +116,15 @@ def _leave(slot: int, link: int, heads: Any, after: Any, before: Any, sharing: A
 
 @_compiled
 def _component(
-    link: int, stamp: int, links: Any, heads: Any, after: Any, seen_link: Any, seen: Any, comp: Any, flows: Any
+    link: int,
+    stamp: int,
+    links: Any,
+    heads: Any,
+    after: Any,
+    seen_link: Any,
+    seen: Any,
+    comp: Any,
+    flows: Any,
 ) -> tuple[int, int]:
     """Collect the links and messages connected to a link, and return how many of each there are."""
     comp[0] = link
@@ -143,8 +151,18 @@ def _component(
 
 @_compiled
 def _fill(
-    num_links: int, num_flows: int, links: Any, capacity: Any, heads: Any, after: Any, sharing: Any, comp: Any,
-    left: Any, waiting: Any, fresh: Any, flows: Any,
+    num_links: int,
+    num_flows: int,
+    links: Any,
+    capacity: Any,
+    heads: Any,
+    after: Any,
+    sharing: Any,
+    comp: Any,
+    left: Any,
+    waiting: Any,
+    fresh: Any,
+    flows: Any,
 ) -> None:
     """Compute the max-min fair rates of the messages of one component, by filling its links step by step."""
     for k in range(num_links):
@@ -183,10 +201,37 @@ def _fill(
 
 @_compiled
 def run_loop(
-    fixed: Any, size: Any, links: Any, capacity: Any, first: Any, following: Any, missing: Any,
-    start: Any, end: Any, cause: Any, state: Any, keys: Any, ops: Any, place: Any, rate: Any, rest: Any, since: Any,
-    fresh: Any, seen: Any, flows: Any, ready: Any, after: Any, before: Any, heads: Any, sharing: Any, left: Any,
-    waiting: Any, seen_link: Any, comp: Any, dirty: Any, is_dirty: Any,
+    fixed: Any,
+    size: Any,
+    links: Any,
+    capacity: Any,
+    first: Any,
+    following: Any,
+    missing: Any,
+    start: Any,
+    end: Any,
+    cause: Any,
+    state: Any,
+    keys: Any,
+    ops: Any,
+    place: Any,
+    rate: Any,
+    rest: Any,
+    since: Any,
+    fresh: Any,
+    seen: Any,
+    flows: Any,
+    ready: Any,
+    after: Any,
+    before: Any,
+    heads: Any,
+    sharing: Any,
+    left: Any,
+    waiting: Any,
+    seen_link: Any,
+    comp: Any,
+    dirty: Any,
+    is_dirty: Any,
 ) -> int:
     """Run all operations; fill in `start`, `end` and `cause`, and return the number of events.
 
@@ -286,11 +331,20 @@ def run_loop(
             is_dirty[link] = 0
             if seen_link[link] == stamp or sharing[link] == 0:
                 continue
-            num_links, num_flows = _component(
-                link, stamp, links, heads, after, seen_link, seen, comp, flows
-            )
+            num_links, num_flows = _component(link, stamp, links, heads, after, seen_link, seen, comp, flows)
             _fill(
-                num_links, num_flows, links, capacity, heads, after, sharing, comp, left, waiting, fresh, flows
+                num_links,
+                num_flows,
+                links,
+                capacity,
+                heads,
+                after,
+                sharing,
+                comp,
+                left,
+                waiting,
+                fresh,
+                flows,
             )
             for j in range(num_flows):
                 op = flows[j]

@@ -112,7 +112,9 @@ def _build(prediction: JobPrediction, workers: list[int], servers: int, steps: i
     last = [graph.add(worker) for worker in workers]
     for number in range(steps):
         for place, worker in enumerate(workers):
-            ready = graph.add(worker, "gradient", times.forward + times.backward + times.data, after=[last[place]])
+            ready = graph.add(
+                worker, "gradient", times.forward + times.backward + times.data, after=[last[place]]
+            )
             pulled = []
             for server in range(servers):
                 pushed = message(worker, server, "server_push", ready)

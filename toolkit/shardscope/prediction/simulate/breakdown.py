@@ -125,10 +125,14 @@ def term_tree(seconds: Mapping[str, float], parents: Mapping[str, str], order: t
     """
     tops: dict[str, list[Term]] = {}
     for name, value in seconds.items():
-        tops.setdefault(parents.get(name, name), []).append(Term(name, value, "s", "simulated", source=SOURCE))
+        tops.setdefault(parents.get(name, name), []).append(
+            Term(name, value, "s", "simulated", source=SOURCE)
+        )
     names = [*(name for name in order if name in tops), *(name for name in tops if name not in order)]
     parts = tuple(
-        tops[name][0] if len(tops[name]) == 1 and tops[name][0].name == name else Term.total(name, tuple(tops[name]))
+        tops[name][0]
+        if len(tops[name]) == 1 and tops[name][0].name == name
+        else Term.total(name, tuple(tops[name]))
         for name in names
     )
     return Term.total("step", parts)

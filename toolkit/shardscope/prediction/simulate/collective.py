@@ -82,9 +82,7 @@ def collective(
     entry = [graph.add(rank) for rank in range(ranks)]
     add_rounds(graph, rounds, entry, wires, op, slices=segments)
     times = graph.run()
-    return CollectiveRun(
-        times.total, sum(peer >= 0 for peer in graph.peers), times.num_events, graph, times
-    )
+    return CollectiveRun(times.total, sum(peer >= 0 for peer in graph.peers), times.num_events, graph, times)
 
 
 def _wires(graph: Graph, ranks: int, bandwidth: float, latency: float, options: dict[str, Any]) -> Wires:
@@ -106,13 +104,15 @@ def _wires(graph: Graph, ranks: int, bandwidth: float, latency: float, options: 
     return wire
 
 
-def _ring(op: str, num_bytes: int, workers: int, options: dict[str, Any]) -> Rounds:
+def _ring(op: str, num_bytes: int, workers: int, _options: dict[str, Any]) -> Rounds:
     return ring_rounds(op, num_bytes, 1, workers)
 
 
 def _hierarchical(op: str, num_bytes: int, workers: int, options: dict[str, Any]) -> Rounds:
     if "per_node" not in options:
-        raise SpecError("algorithm='hierarchical' needs the number of workers per node; give per_node=8, for example")
+        raise SpecError(
+            "algorithm='hierarchical' needs the number of workers per node; give per_node=8, for example"
+        )
     per_node = int(options["per_node"])
     if workers % per_node:
         raise SpecError(f"per_node={per_node} does not divide workers={workers}; use a divisor")
@@ -126,7 +126,7 @@ def _hierarchical(op: str, num_bytes: int, workers: int, options: dict[str, Any]
     )
 
 
-def _tree(op: str, num_bytes: int, workers: int, options: dict[str, Any]) -> Rounds:
+def _tree(_op: str, num_bytes: int, workers: int, _options: dict[str, Any]) -> Rounds:
     """Return the rounds of an all-reduce over a binomial tree: whole tensors up to rank 0, and back down."""
     distances = [1 << k for k in range((workers - 1).bit_length())]
     up = [
@@ -140,7 +140,7 @@ def _tree(op: str, num_bytes: int, workers: int, options: dict[str, Any]) -> Rou
     return (*up, *down)
 
 
-def _server(op: str, num_bytes: int, workers: int, options: dict[str, Any]) -> Rounds:
+def _server(_op: str, num_bytes: int, workers: int, options: dict[str, Any]) -> Rounds:
     servers = int(options.get("servers", 1))
     first = workers if options.get("dedicated") else 0
     share = num_bytes // servers

@@ -76,7 +76,9 @@ class LayoutCosts(NamedTuple):
     once: Once
 
     @classmethod
-    def of(cls, model: Transformer, layout: Layout, cluster: Cluster, calibration: Calibration) -> LayoutCosts:
+    def of(
+        cls, model: Transformer, layout: Layout, cluster: Cluster, calibration: Calibration
+    ) -> LayoutCosts:
         """Return the times of a layout; all but latencies come from the same formulas as its prediction."""
         free = cluster.replace(
             intra=cluster.intra.replace(latency_s=0.0), inter=cluster.inter.replace(latency_s=0.0)
@@ -91,7 +93,9 @@ class LayoutCosts(NamedTuple):
             return _pieces(getattr(whole.stage, name), getattr(wire.stage, name), kind, links, pace)
 
         far = "inter" if cluster.nodes > 1 and layout.num_devices > cluster.per_node else "intra"
-        hops = [float(each.rows.micro["far hop" if far == "inter" else "near hop"][0]) for each in (whole, wire)]
+        hops = [
+            float(each.rows.micro["far hop" if far == "inter" else "near hop"][0]) for each in (whole, wire)
+        ]
         link = cluster.inter if far == "inter" else cluster.intra
         share = calibration.inter_efficiency if far == "inter" else calibration.intra_efficiency
         there, back = (float(np.max(each)) * whole.pace for each in host_seconds(whole.rows))
@@ -103,7 +107,7 @@ class LayoutCosts(NamedTuple):
             spare=float(whole.stage.spare[0]),
             hop=Piece(NAMES["pipeline_comm"], hops[0] - hops[1], hops[1], far),
             hop_efficiency=calibration.pipeline_efficiency / share,
-            host_forward_s=there, host_backward_s=back, once=_once(layout, whole, wire, links["data"], calibration),
+            host_forward_s=there, host_backward_s=back, once=_once(whole, wire, links["data"], calibration),
         )  # fmt: skip
 
 
@@ -137,11 +141,12 @@ class _Found(NamedTuple):
         return cls(machine, times, rows, pace)
 
 
-def _pieces(
-    whole: Pass, wire: Pass, kind: str, links: dict[str, str], pace: float
-) -> tuple[Piece, ...]:
+def _pieces(whole: Pass, wire: Pass, kind: str, links: dict[str, str], pace: float) -> tuple[Piece, ...]:
     """Return the pieces of one pass that take any time: computation, waits for launches, and collectives."""
-    found = [Piece(kind, float(whole.compute[0])), Piece(NAMES["overhead"], float(np.ravel(whole.waiting)[0]))]
+    found = [
+        Piece(kind, float(whole.compute[0])),
+        Piece(NAMES["overhead"], float(np.ravel(whole.waiting)[0])),
+    ]
     for name in COLLECTIVES:
         total, alone = (float(np.ravel(getattr(each, name))[0]) for each in (whole, wire))
         found.append(Piece(NAMES[f"{name}_comm"], total - alone, alone, links[name]))
@@ -163,12 +168,14 @@ def _links(layout: Layout, cluster: Cluster, machine: Machine) -> dict[str, str]
     }
 
 
-def _once(layout: Layout, whole: _Found, wire: _Found, link: str, calibration: Calibration) -> Once:
+def _once(whole: _Found, wire: _Found, link: str, calibration: Calibration) -> Once:
     def message(name: str) -> Piece:
         total, alone = (float(np.ravel(each.rows.states[name])[0]) for each in (whole, wire))
         return Piece(GRADIENTS, total - alone, alone, link)
 
-    states = {name: float(np.ravel(whole.rows.states[name])[0]) for name in ("codec_s", "update_s", "products_s")}
+    states = {
+        name: float(np.ravel(whole.rows.states[name])[0]) for name in ("codec_s", "update_s", "products_s")
+    }
     on_host = bool(OFFLOADS_OPTIMIZER[whole.rows.offload][0])
     return Once(
         reduce=message("reduce_s"),

@@ -42,7 +42,6 @@ class Simulator:
 
     step_events = staticmethod(step_events)
     collective = staticmethod(collective)
-    Failure = Failure
 
     def __call__(
         self,
@@ -97,7 +96,12 @@ class Simulator:
                 )
             found = self.predicted(predict_job(model, cluster, calibration), variation, overlap=overlap)
         else:
-            require(model, Transformer, by="simulate", write="ss.simulate(ss.Job(...)), or a Transformer and a layout")
+            require(
+                model,
+                Transformer,
+                by="simulate",
+                write="ss.simulate(ss.Job(...)), or a Transformer and a layout",
+            )
             require(cluster, Cluster, by="simulate", write="ss.Cluster.of('a100-80gb', nodes=...)")
             require(layout, Layout, by="simulate", write="ss.Layout(...)")
             assert isinstance(model, Transformer)
@@ -171,7 +175,9 @@ def _with_failures(found: Simulation, failures: list[Failure]) -> Simulation:
                 "within the step, and seconds of recovery"
             )
     lost = sum(at_s + recovery_s for at_s, recovery_s in failures)
-    term = Term("failures", lost, "s", "lost part of each attempt + recovery", {"failures": len(failures)}, SOURCE)
+    term = Term(
+        "failures", lost, "s", "lost part of each attempt + recovery", {"failures": len(failures)}, SOURCE
+    )
     time = Term("step", found.time.value + lost, "s", parts=(*found.time.parts, term))
     again = "After a failure, all ranks repeat the step; events and idle time are those of the last attempt."
     return replace(found, time=time, merged=(*found.merged, again), lost_s=lost)

@@ -1,4 +1,4 @@
-"""A step as a graph of operations, each with a time, bytes to send and dependencies; and its run through the event loop.
+"""A step as a graph of operations, each with a time, bytes to send and dependencies, and its run by the event loop.
 
 Every operation belongs to a lane: the activity of one rank, or of several ranks that do the same at the same time.
 `Graph.run` returns when each operation starts and ends, and which dependency it waited for last.
@@ -68,7 +68,9 @@ class Graph:
             SpecError: The capacity is not a positive, finite number.
         """
         if not 0 < capacity < np.inf:
-            raise SpecError(f"link {name!r} has bandwidth={capacity}; give a positive, finite number of bytes/s")
+            raise SpecError(
+                f"link {name!r} has bandwidth={capacity}; give a positive, finite number of bytes/s"
+            )
         self.link_names.append(name)
         self.capacity.append(capacity)
         return len(self.capacity) - 1

@@ -107,9 +107,7 @@ class JobStep:
         """Return a graph with the same lanes and links, without operations."""
         return Graph(self.graph.lanes, list(self.graph.link_names), list(self.graph.capacity))
 
-    def _compute(
-        self, rank: int, kind: str, seconds: float, after: Sequence[int], *, label: str = ""
-    ) -> int:
+    def _compute(self, rank: int, kind: str, seconds: float, after: Sequence[int], *, label: str = "") -> int:
         if seconds <= 0:
             return after[0] if len(after) == 1 else self.graph.add(rank, after=after)
         return self.graph.add(rank, kind, seconds, after=after, label=label)
@@ -154,7 +152,9 @@ class JobStep:
                 now = self._exchange(each, at)
             elif each.gathers:  # parameters are gathered one unit ahead, and awaited before they are used
                 ends = self._exchange(each, self._after_open(previous), serial=False)
-                now = [self.graph.add(rank, after=pair) for rank, pair in enumerate(zip(at, ends, strict=True))]
+                now = [
+                    self.graph.add(rank, after=pair) for rank, pair in enumerate(zip(at, ends, strict=True))
+                ]
                 self.open = [[end] for end in ends]
                 previous = at
             else:
@@ -206,7 +206,7 @@ class JobStep:
         unit = times.backward * self.ranks / backwards / DURATIONS["B"]
         seconds = {op: unit * DURATIONS[op] for op in "BIW"} | {"F": times.forward * self.ranks / forwards}
 
-        def add_pass(op: ScheduledOp, after: list[int], is_last: bool) -> int:
+        def add_pass(op: ScheduledOp, after: list[int], _is_last: bool) -> int:
             rank = table.stage_ranks[op.stage]
             kind = "forward" if op.op == "F" else "backward"
             return self.graph.add(rank, kind, seconds[op.op], after=after, label=micro_batch_label(op, table))
@@ -221,7 +221,7 @@ class JobStep:
             )  # fmt: skip
 
         for _ in range(flow.passes):
-            now = add_schedule(self.graph, table, now, add_pass, add_message).ranks
+            now = add_schedule(table, now, add_pass, add_message).ranks
         for each in plan.exchanges:
             now = self._exchange(each, now)
         now = [self._compute(rank, "codec", times.codec, [op]) for rank, op in enumerate(now)]

@@ -68,7 +68,7 @@ class LayoutStep:
         prefetched = [self._prefetched(rank) for rank in ranks]
         entry = [self.graph.add(rank) for rank in ranks]
         self.reducing = [-1] * len(self.graph.lanes)
-        exits = add_schedule(self.graph, self.table, entry, self._pass, self._message)
+        exits = add_schedule(self.table, entry, self._pass, self._message)
         ends = [self._reduced(rank, exits.ranks[rank], prefetched[rank]) for rank in ranks]
         if self.costs.once.tied.fixed + self.costs.once.tied.wire > 0 and not self._is_v_shaped:
             both = self.graph.add(0, JOIN, after=(ends[0], ends[-1]))
@@ -114,8 +114,10 @@ class LayoutStep:
         for piece in hidden:
             after = [self._piece(rank, piece, after, share=(1 - overlap) * share, label=label)]
         others = [
-            self._piece(rank, piece, after, share=overlap * share, label=label, serial=False) for piece in hidden if overlap
-        ]  # fmt: skip
+            self._piece(rank, piece, after, share=overlap * share, label=label, serial=False)
+            for piece in hidden
+            if overlap
+        ]
         is_reducing = is_last and self.layout.zero < 2 and self.calibration.gradient_overlap > 0
         layers = self.layers if self.in_layers or is_reducing else 1
         ends = self._chain(rank, self._pieces(op), after, label, share=share, layers=layers)
@@ -124,11 +126,13 @@ class LayoutStep:
             for piece in self.costs.edge:
                 ends.append(self._piece(rank, piece, [ends[-1]], label=EDGE, share=part))
         if is_reducing:
-            self._buckets(rank, ends[: layers])
+            self._buckets(rank, ends[:layers])
         host = self.costs.host_forward_s if op.op == "F" else self.costs.host_backward_s * (op.op != "W")
         if host:
             others.append(
-                graph.add(rank, NAMES["offload"], host / self.stages_each, after=[begin], serial=False, label=label)
+                graph.add(
+                    rank, NAMES["offload"], host / self.stages_each, after=[begin], serial=False, label=label
+                )
             )
         return graph.add(rank, after=[ends[-1], *others]) if others else ends[-1]
 
@@ -182,7 +186,9 @@ class LayoutStep:
         for end in ends:
             ready = self._meet(rank, [end, self.reducing[rank]])
             piece = self.costs.once.reduce
-            self.reducing[rank] = self._piece(rank, piece, [ready], share=share, serial=False, label="gradients")
+            self.reducing[rank] = self._piece(
+                rank, piece, [ready], share=share, serial=False, label="gradients"
+            )
 
     def _reduced(self, rank: int, end: int, prefetched: int) -> int:
         """Add the rest of the gradient reduction, and return its end."""

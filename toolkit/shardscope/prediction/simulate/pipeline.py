@@ -1,4 +1,4 @@
-"""The passes of a pipeline schedule as operations of a graph, with a message for each result that another rank needs."""
+"""The passes of a pipeline schedule as operations of a graph, with the messages between its ranks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from shardscope.analytic.schedules import ScheduledOp, ScheduleTable
-from shardscope.prediction.simulate.graph import Graph
 
 AddPass = Callable[[ScheduledOp, list[int], bool], int]
 """Adds the operations of a pass on one stage after some others, and returns the last one; the flag says whether it is
@@ -26,12 +25,11 @@ class Exits(NamedTuple):
 
 
 def add_schedule(
-    graph: Graph, table: ScheduleTable, entry: Sequence[int], add_pass: AddPass, add_message: AddMessage
+    table: ScheduleTable, entry: Sequence[int], add_pass: AddPass, add_message: AddMessage
 ) -> Exits:
     """Add all passes of a schedule, in the order of the table.
 
     Args:
-        graph: The graph, with one lane for each rank of the pipeline.
         table: The schedule.
         entry: For each rank, the operation after which it starts.
         add_pass: Adds the operations of one pass.

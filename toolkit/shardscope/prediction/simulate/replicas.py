@@ -42,7 +42,9 @@ class Variation:
             if not 0 <= rank < num_ranks:
                 raise SpecError(f"stragglers has rank {rank}, but ranks are numbered 0 to {num_ranks - 1}")
             if not 0 < factor < np.inf:
-                raise SpecError(f"stragglers[{rank}]={factor} is not valid; give a positive number, such as 1.5")
+                raise SpecError(
+                    f"stragglers[{rank}]={factor} is not valid; give a positive number, such as 1.5"
+                )
 
     @property
     def is_none(self) -> bool:
@@ -73,8 +75,12 @@ class Replicated:
 
 
 def replicate(
-    graph: Graph, copies: Sequence[int], meetings: Sequence[int], lane_ranks: Sequence[Sequence[int]], variation: Variation
-) -> Replicated:  # fmt: skip
+    graph: Graph,
+    copies: Sequence[int],
+    meetings: Sequence[int],
+    lane_ranks: Sequence[Sequence[int]],
+    variation: Variation,
+) -> Replicated:
     """Run copies of a graph at the same time, with variations of their computations.
 
     Args:
@@ -101,7 +107,11 @@ def replicate(
     capacity = np.asarray(graph.capacity, float)
     if several > 1:
         edges = _copied_edges(edges, count, several, np.asarray(meetings, np.int64))
-        size, capacity, links = np.tile(size, several), np.tile(capacity, several), _copied_links(links, graph, several)
+        size, capacity, links = (
+            np.tile(size, several),
+            np.tile(capacity, several),
+            _copied_links(links, graph, several),
+        )
         extra = len(meetings)
         size = np.concatenate([size, np.zeros(extra)])
         links = np.concatenate([links, np.full(2 * extra, -1)])
@@ -115,10 +125,8 @@ def _computes(graph: Graph) -> Flags:
     """Return whether each operation computes, rather than sends or joins."""
     sends = np.asarray(graph.links[::2], np.int64) >= 0
     joins = np.array([kind == JOIN for kind in graph.kinds])
-    return ~sends & ~joins
-
-
-
+    found: Flags = ~sends & ~joins
+    return found
 
 
 def _factors(count: int, width: int, variation: Variation) -> Floats:

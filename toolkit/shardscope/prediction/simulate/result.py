@@ -168,8 +168,10 @@ class Simulation:
         busiest = self.links()
         sent = "no link carries bytes"
         if len(busiest):
-            row = busiest.loc[busiest["busy"].idxmax()]
-            sent = f"busiest link: {row['link']}, {bytes_text(int(row['bytes']))}, {row['busy']:.0%} of the step"
+            row = busiest.sort_values("busy").iloc[-1]
+            sent = (
+                f"busiest link: {row['link']}, {bytes_text(int(row['bytes']))}, {row['busy']:.0%} of the step"
+            )
         return [
             f"{self.label}, simulated on {self.num_devices:,} devices",
             f"step {duration_text(self.step_time_s)}, {self.idle_fraction:.1%} of it not computing; {sent}",
@@ -185,4 +187,3 @@ class Simulation:
         title, *rest = map(escape, self._headline())
         lines = "".join(f"<p style='margin:.2em 0'>{line}</p>" for line in rest)
         return f"<div><strong>{title}</strong>{lines}{term_html(self.time)}</div>"
-

@@ -26,7 +26,11 @@ _ORDER = tuple(NAMES.values())
 
 
 def simulate_layout(
-    model: Transformer, cluster: Cluster, layout: Layout, calibration: Calibration | None, variation: Variation
+    model: Transformer,
+    cluster: Cluster,
+    layout: Layout,
+    calibration: Calibration | None,
+    variation: Variation,
 ) -> Simulation:
     """Simulate one step of a layout; see `shardscope.simulate`.
 
@@ -108,7 +112,11 @@ def _merged(
         found.append(f"The {width} ranks of a tensor and context parallel group are one lane.")
     if layout.data > len(copies):
         what = "Of" if len(copies) > 1 else "All"
-        same = f"{len(copies)} are simulated; the others are like the last of them" if len(copies) > 1 else "are one"
+        same = (
+            f"{len(copies)} are simulated; the others are like the last of them"
+            if len(copies) > 1
+            else "are one"
+        )
         found.append(f"{what} {layout.data} replicas{',' if len(copies) > 1 else ''} {same}.")
     if not in_layers:
         found.append("The layers of a stage are one operation per pass, except in the last backward pass.")

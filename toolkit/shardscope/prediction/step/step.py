@@ -131,21 +131,21 @@ def _in_cache(layouts: Layouts) -> Iterator[slice]:
 
 
 def step_work(
-    model: Transformer, layouts: Layouts, cluster: Cluster, calibration: Calibration, drive_share: Floats | None
+    model: Transformer,
+    layouts: Layouts,
+    cluster: Cluster,
+    calibration: Calibration,
+    drive_share: Floats | None,
 ) -> StepWork:
     """Return the lookup tables of the layouts; the arguments are those of `even_time`."""
     machine = Machine.of(cluster, calibration, layouts.precision)
     if drive_share is None:
         drive_share = _drive_share(model, layouts, cluster)
     return StepWork(
-        layouts=layouts,
-        micro=micro_table(model, machine, layouts),
-        states=state_table(model, machine, layouts),
-        calibration=calibration,
+        layouts, micro_table(model, machine, layouts), state_table(model, machine, layouts), calibration,
         per_node=cluster.per_node if cluster.nodes > 1 else 1 << 62,
-        drag=np.broadcast_to(drag_of(cluster, drive_share), len(layouts)),
-        pace=np.ones(1),
-    )
+        drag=np.broadcast_to(drag_of(cluster, drive_share), len(layouts)), pace=np.ones(1),
+    )  # fmt: skip
 
 
 def _drive_share(model: Transformer, layouts: Layouts, cluster: Cluster) -> Floats:
