@@ -14,6 +14,7 @@ from shardscope.errors import RunUnreadable, ShardscopeError, SpecError
 from shardscope.measure.compare.comparison import Comparison
 from shardscope.measure.compare.memory import memory_rows
 from shardscope.measure.compare.parts import time_rows
+from shardscope.measure.compare.simulated import with_simulation
 from shardscope.measure.compare.traffic import kind_of_step, traffic_rows
 from shardscope.prediction.job import JobPrediction
 from shardscope.prediction.observed import ObservedPrediction
@@ -44,7 +45,7 @@ def compare(
     separately. Memory is from the newest step that measured memory by type. Times are medians. If the first steps were
     uncompressed, bytes, messages and times cover compressed steps only, and are labelled so (`Comparison.per`). A run
     that has not ended is compared up to its newest step. For a training loop that `ss.observe` recorded, only bytes and
-    model states are compared.
+    model states are compared. Times are also simulated, where `ss.simulate` can simulate the job.
 
     Args:
         run: A run with at least one finished step, or its name or path.
@@ -87,12 +88,13 @@ def compare(
         *memory_rows(prediction, events, notes),
     ]
     where = "this machine"
+    per = kind_of_step(prediction, steps)
     if isinstance(prediction, JobPrediction):
-        rows += time_rows(prediction, steps, notes)
+        settled = prediction.at_step(max(steps))
+        rows += with_simulation(time_rows(prediction, steps, notes), settled, notes, per=per)
         where = where if prediction.cluster is None else prediction.cluster.name
     else:
         notes.append("Step time is left out: it is not predicted for an observed training loop.")
-    per = kind_of_step(prediction, steps)
     return Comparison(run.id, run.name, where, tuple(rows), tuple(notes), per)
 
 
