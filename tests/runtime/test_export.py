@@ -71,7 +71,7 @@ def test_slices_of_a_thread_never_overlap(run: ss.Run, tmp_path: Path) -> None:
 def test_spans_that_overlap_in_a_lane_get_threads_of_their_own() -> None:
     import pandas as pd
 
-    from shardscope.runtime.export.chrome_trace import trace_events
+    from shardscope.runlog.chrome_trace import trace_events
 
     rows = [
         (0, 1, "comm", "a", 0.0, 2.0, 8),
@@ -91,7 +91,7 @@ def test_spans_that_overlap_in_a_lane_get_threads_of_their_own() -> None:
 def test_a_step_ends_before_the_next_one_begins() -> None:
     import pandas as pd
 
-    from shardscope.runtime.export.chrome_trace import trace_events
+    from shardscope.runlog.chrome_trace import trace_events
 
     rows = [(0, 1, "comm", "a", 0.0, 2.5, 8), (0, 2, "compute", "b", 2.0, 3.0, 0)]
     spans = pd.DataFrame(rows, columns=["rank", "step", "lane", "name", "start_s", "end_s", "bytes"])

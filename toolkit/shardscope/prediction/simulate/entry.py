@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 from shardscope.analytic.terms import Term
@@ -21,6 +22,7 @@ from shardscope.spec import Job
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
+from shardscope.spec.link import Link
 from shardscope.spec.model import Model, Transformer
 
 
@@ -155,6 +157,34 @@ class Simulator:
         """
         variation = Variation(dict(stragglers or {}), jitter, seed)
         return simulate_asynchronous(predict_job(job, cluster, calibration), variation, steps=steps)
+
+    def chakra(
+        self,
+        paths: Sequence[str | Path],
+        link: Link,
+        *,
+        stragglers: Mapping[int, float] | None = None,
+        jitter: float = 0.0,
+        seed: int = 0,
+    ) -> Simulation:
+        """Simulate MLCommons Chakra execution traces, such as those of other tools or of `Simulation.export`.
+
+        Computations take the durations of the trace; messages and collectives take the time that the links give.
+
+        Args:
+            paths: The trace of each rank, in the order of ranks.
+            link: The link of each rank, such as ``ss.Link.of("25GbE")``.
+            stragglers: Factor of the computing time of slow ranks, by rank.
+            jitter: Standard deviation of each computation's time, relative to its mean.
+            seed: Seed of the jitter.
+
+        Raises:
+            SpecError: A file is not a Chakra trace, a trace lacks a node or a message that another needs, or the
+                library ``protobuf`` is not installed.
+        """
+        from shardscope.prediction.simulate.traces import simulate_traces
+
+        return simulate_traces(paths, link, Variation(dict(stragglers or {}), jitter, seed))
 
 
 simulate = Simulator()

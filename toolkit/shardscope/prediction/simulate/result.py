@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shardscope.analytic.show import term_html, term_text
 from shardscope.analytic.terms import Term
-from shardscope.errors import SpecError
+from shardscope.errors import SpecError, unknown_name
 from shardscope.prediction.simulate.breakdown import busy_seconds
 from shardscope.prediction.simulate.graph import JOIN
 from shardscope.prediction.simulate.replicas import Replicated
@@ -154,6 +155,23 @@ class Simulation:
             ]
         lane = "communication" if graph.links[2 * place] >= 0 else _CODEC if kind == _CODEC else "compute"
         return [StepEvent(rank, lane, kind, start, end, None, size, item) for rank in ranks]
+
+    def export(self, path: str | Path, *, format: str = "chrome-trace") -> str:  # noqa: A002 - as in `Run.export`
+        """Write the step for other tools, and return the path.
+
+        Args:
+            path: The file, or for ``chakra`` the start of the name of each rank's file.
+            format: ``chrome-trace``, for ui.perfetto.dev and chrome://tracing, or ``chakra``, MLCommons Chakra
+                execution traces.
+
+        Raises:
+            SpecError: There is no such format, its library is not installed, or the step is too large.
+        """
+        from shardscope.prediction.simulate.traces import FORMATS
+
+        if format not in FORMATS:
+            raise unknown_name("format", format, FORMATS)
+        return FORMATS[format](self, path)
 
     def to_dict(self) -> dict[str, Any]:
         """Return all values in a JSON-compatible form, without the events."""

@@ -1,0 +1,133 @@
+"""MLCommons Chakra execution traces: the messages of the file format, and reading and writing one rank's file.
+
+A file holds messages in protocol buffers' wire format, each after its length: one with the version, then one for each
+node. Names and numbers of the fields are those of Chakra's public schema (Sridharan et al. 2023, arXiv 2305.14516;
+https://github.com/mlcommons/chakra); only fields that the simulator needs are described here, and others are skipped.
+The library ``protobuf`` encodes and decodes them; it is imported when a trace is read or written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from shardscope.errors import SpecError
+
+COMPUTE, SEND, RECEIVE, COLLECTIVE = 4, 5, 6, 7
+"""Types of nodes: ``COMP_NODE``, ``COMM_SEND_NODE``, ``COMM_RECV_NODE`` and ``COMM_COLL_NODE``."""
+COLLECTIVES = {0: "all_reduce", 2: "all_gather", 6: "all_to_all", 7: "reduce_scatter"}
+"""Values of the attribute ``comm_type`` that the simulator knows."""
+_PACKAGE = "ShardscopeChakra"
+_TYPES = {"uint64": 4, "int32": 5, "bool": 8, "string": 9, "message": 11, "int64": 3}
+_MESSAGES: dict[str, dict[str, tuple[int, str, bool]]] = {
+    "AttributeProto": {
+        "name": (1, "string", False), "int32_val": (7, "int32", False), "int64_val": (9, "int64", False),
+        "uint64_val": (13, "uint64", False), "bool_val": (27, "bool", False), "string_val": (29, "string", False),
+    },
+    "GlobalMetadata": {"version": (1, "string", False), "attr": (2, "AttributeProto", True)},
+    "Node": {
+        "id": (1, "uint64", False), "name": (2, "string", False), "type": (3, "int32", False),
+        "ctrl_deps": (4, "uint64", True), "data_deps": (5, "uint64", True), "start_time_micros": (6, "uint64", False),
+        "duration_micros": (7, "uint64", False), "attr": (10, "AttributeProto", True),
+    },
+}  # fmt: skip
+"""By message and field: its number, its type, and whether it is repeated."""
+_ONE_OF = "value"
+_VALUES = ("int32_val", "int64_val", "uint64_val", "bool_val", "string_val")
+
+
+class TraceNode(NamedTuple):
+    """One node of a rank's trace."""
+
+    id: int
+    name: str
+    type: int
+    """`COMPUTE`, `SEND`, `RECEIVE`, `COLLECTIVE`, or another of Chakra's types."""
+    after: tuple[int, ...] = ()
+    """Nodes that must end before."""
+    start_us: int = 0
+    duration_us: int = 0
+    attributes: Mapping[str, Any] = MappingProxyType({})
+    """Values by name, such as ``comm_size`` (bytes), ``comm_type``, ``comm_src``, ``comm_dst`` and ``comm_tag``."""
+
+
+def write_nodes(path: Path, nodes: Iterable[TraceNode]) -> None:
+    """Write the trace of one rank.
+
+    Raises:
+        SpecError: The library ``protobuf`` is not installed.
+    """
+    classes, proto = _classes(), _library("google.protobuf.proto")
+    with path.open("wb") as file:
+        proto.serialize_length_prefixed(classes["GlobalMetadata"](version="0.0.4"), file)
+        for node in nodes:
+            made = classes["Node"](
+                id=node.id, name=node.name, type=node.type, data_deps=node.after,
+                start_time_micros=node.start_us, duration_micros=node.duration_us,
+            )  # fmt: skip
+            for name, value in node.attributes.items():
+                kind = {bool: "bool_val", str: "string_val"}.get(type(value), "int64_val")
+                made.attr.add(name=name, **{kind: value})
+            proto.serialize_length_prefixed(made, file)
+
+
+def read_nodes(path: Path) -> Iterator[TraceNode]:
+    """Yield the nodes of one rank's trace.
+
+    Raises:
+        SpecError: The file is not a Chakra trace, or the library ``protobuf`` is not installed.
+    """
+    classes, proto = _classes(), _library("google.protobuf.proto")
+    error = _library("google.protobuf.message").DecodeError
+    try:
+        with path.open("rb") as file:
+            proto.parse_length_prefixed(classes["GlobalMetadata"], file)
+            while (node := proto.parse_length_prefixed(classes["Node"], file)) is not None:
+                yield TraceNode(
+                    node.id, node.name, node.type, (*node.ctrl_deps, *node.data_deps), node.start_time_micros,
+                    node.duration_micros, {each.name: _value(each) for each in node.attr},
+                )  # fmt: skip
+    except (error, ValueError) as reason:
+        raise SpecError(f"{path} is not a Chakra trace ({reason}); give a file such as step.0.et") from reason
+
+
+def _value(attribute: Any) -> Any:
+    """Return the value of an attribute; 0 if it has a type that the simulator does not need."""
+    name = attribute.WhichOneof(_ONE_OF)
+    return 0 if name is None else getattr(attribute, name)
+
+
+def _library(name: str) -> Any:
+    from importlib import import_module
+
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise SpecError(
+            f"format='chakra' needs protobuf 5.29 or newer ({error}); pip install protobuf"
+        ) from error
+
+
+@cache
+def _classes() -> dict[str, Any]:
+    """Return the classes of the messages, made from their description."""
+    descriptor = _library("google.protobuf.descriptor_pb2")
+    file = descriptor.FileDescriptorProto(name="shardscope_chakra.proto", package=_PACKAGE, syntax="proto3")
+    for message, fields in _MESSAGES.items():
+        made = file.message_type.add(name=message)
+        if message == "AttributeProto":
+            made.oneof_decl.add(name=_ONE_OF)
+        for name, (number, kind, is_repeated) in fields.items():
+            label = 3 if is_repeated else 1
+            field = made.field.add(name=name, number=number, type=_TYPES.get(kind, 11), label=label)
+            if name in _VALUES:
+                field.oneof_index = 0
+            if kind in _MESSAGES:
+                field.type_name = f".{_PACKAGE}.{kind}"
+    pool = _library("google.protobuf.descriptor_pool").DescriptorPool()
+    pool.Add(file)
+    made_class = _library("google.protobuf.message_factory").GetMessageClass
+    return {name: made_class(pool.FindMessageTypeByName(f"{_PACKAGE}.{name}")) for name in _MESSAGES}
