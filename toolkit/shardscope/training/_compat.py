@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
@@ -153,16 +155,20 @@ def gather_for_views(unit: Any) -> None:
     def after_forward(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if not torch.is_grad_enabled():
             return
+        views = [tensor for tensor in _tensors(output) if tensor._base is not None]  # noqa: SLF001
+        if not views:
+            return
         given = {id(_viewed(tensor)) for tensor in _tensors((args, kwargs))}
-        for tensor in _tensors(output):
-            whole = _viewed(tensor)
-            if whole is not tensor and whole.grad_fn is not None and id(whole) not in given:
+        for whole in map(_viewed, views):
+            if whole.grad_fn is not None and id(whole) not in given:
                 whole.grad_fn.register_prehook(again)
 
     unit.register_forward_hook(after_forward, with_kwargs=True)
 
 
 def _tensors(tree: Any) -> list[Tensor]:
+    if isinstance(tree, Tensor):
+        return [tree]
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
@@ -197,6 +203,62 @@ def stock_collectives(unit: Any) -> tuple[Callable[..., Any], Callable[..., Any]
     """Return the all-gather and the reduce-scatter that FSDP2 uses for a unit by default."""
     group = _fsdp_groups(unit)[0]
     return group._all_gather_comm, group._reduce_scatter_comm  # noqa: SLF001
+
+
+def skip_prefetch(unit: Any) -> None:
+    """Make FSDP2 gather a unit's parameters only when the unit needs them, not during the unit before it."""
+    for group in _fsdp_groups(unit):
+        group._backward_prefetch = lambda: None  # noqa: SLF001
+
+
+def reuse_compile_guards(unit: Any) -> None:
+    """Make FSDP2 create the guards of a unit's hooks against `torch.compile` once, instead of in each call.
+
+    The guards are closures that refer to themselves, so each one is also work for the garbage collector.
+    """
+    state = unit._get_fsdp_state()  # noqa: SLF001
+    for name in ("_pre_backward", "_root_post_backward_final_callback"):
+        _guard_once(state, name)
+    for group in _fsdp_groups(unit):
+        _guard_once(group, "pre_backward")
+        _guard_once(group, "post_backward")
+    for hooks, name in (
+        (unit._forward_pre_hooks, "_pre_forward"),  # noqa: SLF001
+        (unit._forward_hooks, "_post_forward"),  # noqa: SLF001
+    ):
+        handle = getattr(state, f"{name}_hook_handle", None)
+        if handle is not None and handle.id in hooks and hooks[handle.id] == getattr(state, name):
+            _guard_once(state, name)
+            hooks[handle.id] = getattr(state, name)
+
+
+def _guard_once(owner: Any, name: str) -> None:
+    raw = getattr(getattr(type(owner), name), "__wrapped__", None)
+    if raw is not None:  # otherwise this release of PyTorch does not guard it
+        bound = MethodType(raw, owner)
+        setattr(owner, name, torch.compiler.disable(bound, recursive=True, reason="skipping FSDP hooks"))
+
+
+def label_while_profiling() -> None:
+    """Make FSDP2 label its work only while a profiler runs; it enters about ten labels for each unit and step."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_param_group
+
+    label = _fsdp_param_group.record_function
+    if label is not _Label:
+        _Label.real = label
+        _fsdp_param_group.record_function = _Label  # type: ignore[misc]
+
+
+class _Label:
+    """Stands for `torch.profiler.record_function` in FSDP2's module."""
+
+    real: Any
+
+    def __new__(cls, name: str, args: str | None = None) -> Any:
+        return cls.real(name, args) if torch.autograd._profiler_enabled() else _NO_LABEL  # noqa: SLF001
+
+
+_NO_LABEL = nullcontext()
 
 
 def report_gradients(unit: Any, names: Mapping[int, str], report: Callable[[tuple[str, ...]], None]) -> None:

@@ -15,7 +15,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
@@ -65,6 +65,7 @@ class Traffic:
             self.sent_to[peer] = self.sent_to.get(peer, 0) + num_bytes
 
 
+_COUNTS = [count.name for count in fields(Traffic) if count.name != "sent_to"]
 Label = Callable[[], tuple[str, str]]
 """Function that returns what a message carries and the part of the collective, such as ``chunk 1`` and ``round 2``."""
 
@@ -244,4 +245,10 @@ class Meter:
 
 
 def _rows(traffic: dict[str, Traffic]) -> Rows:
-    return {name: asdict(row) for name, row in traffic.items()}
+    return {name: _row(row) for name, row in traffic.items()}
+
+
+def _row(traffic: Traffic) -> dict[str, Any]:
+    counts: dict[str, Any] = {key: getattr(traffic, key) for key in _COUNTS}
+    counts["sent_to"] = dict(traffic.sent_to)
+    return counts

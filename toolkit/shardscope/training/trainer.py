@@ -173,7 +173,8 @@ class Trainer:
             strategy=job.strategy.label,
             role=job.strategy.role(context.rank, context.world_size),
             model=label_of(job.model), optimizer=job.optimizer.name, num_params=self.num_params,
-            gradient_bytes=self.gradient_bytes, **context.described_transport(), compression=job.compression.label,
+            gradient_bytes=self.gradient_bytes, **self.strategy.described_transport(),
+            compression=job.compression.label,
             codecs=None if compressor is None else "numba" if compiled else "torch", **self._link(),
             pid=os.getpid(), host=socket.gethostname(),
         )  # fmt: skip

@@ -23,8 +23,9 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from hashlib import blake2b
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -65,18 +66,24 @@ class Purpose:
     names: tuple[str, ...] = ()
 
 
+@lru_cache(_MAX_RECORDED)
+def _encoded(purpose: Purpose) -> bytes:
+    """Return a purpose as bytes; kept, because each step repeats those of the step before."""
+    return repr(purpose).encode()
+
+
 class _PathEntry(NamedTuple):
     """One collective on a rank's path.
 
     Attributes:
         number: Number of the collective, counted from 1.
-        digest: Digest of the path up to and including this collective, in hexadecimal.
+        digest: Digest of the path up to and including this collective.
         place: The point in training, such as ``step 3``.
         purpose: The purpose of the collective.
     """
 
     number: int
-    digest: str
+    digest: bytes
     place: str
     purpose: Purpose
 
@@ -103,19 +110,31 @@ class Agreement:
         self._packets = Packets(group)
         series = torch.tensor([next(_made)], device="cpu")
         dist.broadcast(series, src=0)
-        self._store = dist.PrefixStore(f"agreement/{int(series)}", group.get_group_store())
+        self.store = dist.PrefixStore(f"agreement/{int(series)}", group.get_group_store())
+        """A store for this model's ranks alone."""
         self._digest, self._number = int(series).to_bytes(8, "little"), 0
         self._path: deque[_PathEntry] = deque(maxlen=_MAX_RECORDED)
         self.refused = False
         """Whether ranks have called different collectives; if so, the sending thread may be waiting forever."""
 
-    def tag(self, purpose: Purpose) -> int:
-        """Add a collective to this rank's path, and return the tag of its first message."""
+    def note(self, purpose: Purpose) -> int:
+        """Add a collective to this rank's path, and return the digest of the path, of 64 bits."""
         place = self._place()
         self._number += 1
-        self._digest = blake2b(self._digest + repr((place, purpose)).encode(), digest_size=8).digest()
-        self._path.append(_PathEntry(self._number, self._digest.hex(), place, purpose))
-        return _FIRST_TAG + int.from_bytes(self._digest, "little") % _NUM_TAGS
+        self._digest = blake2b(
+            b"\0".join((self._digest, place.encode(), _encoded(purpose))), digest_size=8
+        ).digest()
+        self._path.append(_PathEntry(self._number, self._digest, place, purpose))
+        return self.digest
+
+    @property
+    def digest(self) -> int:
+        """Digest of this rank's path, of 64 bits."""
+        return int.from_bytes(self._digest, "little")
+
+    def tag(self, purpose: Purpose) -> int:
+        """Add a collective to this rank's path, and return the tag of its first message."""
+        return _FIRST_TAG + self.note(purpose) % _NUM_TAGS
 
     def require(self, purpose: Purpose) -> None:
         """Wait until all ranks have called this after the same collectives, then start a new path.
@@ -131,9 +150,22 @@ class Agreement:
             return self._packets.all_gather(own, name="agreement")
 
         digests = self.wait(self._sender.submit(exchange))
-        while not torch.equal(digests, own.expand_as(digests)):  # different paths, but equal tags by chance
-            self._compare_paths()
+        if not torch.equal(digests, own.expand_as(digests)):  # different paths, but equal tags by chance
+            self.raise_difference()
+        self.start_path()
+
+    def start_path(self) -> None:
+        """Start a new path; called when all ranks are known to have called the same collectives so far."""
         self._path.clear()
+
+    def raise_difference(self) -> NoReturn:
+        """Raise the error that names the first difference; called on all ranks once their digests differ.
+
+        Raises:
+            SpecError: The ranks have called different collectives.
+        """
+        while True:  # until the other ranks have written their paths to the store
+            self._compare_paths()
 
     def wait(self, future: Future[T]) -> T:
         """Wait for a task of the sending thread and return its result.
@@ -153,23 +185,24 @@ class Agreement:
 
     def _compare_paths(self) -> None:
         """Write this rank's path to the store, and raise `SpecError` if the path of another rank differs."""
-        self._store.set(f"{self._rank}", json.dumps({row.number: row.digest for row in self._path}))
+        self.store.set(f"{self._rank}", json.dumps({row.number: row.digest.hex() for row in self._path}))
         self._raise_verdict()
         paths = [json.loads(text) for rank in range(self._world_size) if (text := self._read(f"{rank}"))]
         own = {str(row.number): row for row in self._path}
-        differing = [n for n in own if any(path.get(n, own[n].digest) != own[n].digest for path in paths)]
+        digests = {n: row.digest.hex() for n, row in own.items()}
+        differing = [n for n in own if any(path.get(n, digests[n]) != digests[n] for path in paths)]
         if differing:
             self._raise_difference(own[differing[0]])
 
     def _raise_difference(self, noted: _PathEntry) -> None:
         """Raise the error for the first difference; all ranks raise the message that was written to the store first."""
-        self._store.set(f"{self._rank}/{noted.number}", json.dumps([noted.place, asdict(noted.purpose)]))
+        self.store.set(f"{self._rank}/{noted.number}", json.dumps([noted.place, asdict(noted.purpose)]))
         deadline = time.monotonic() + _REPORT_TIMEOUT_S
         while len(reports := self._reports(noted.number)) < self._world_size and time.monotonic() < deadline:
             time.sleep(PATIENCE_S / 10)
         other = next((row for row in reports if row[1:] != reports[0][1:]), None)
         if other is not None:
-            self._store.compare_set(_VERDICT, "", _sentence(self._strategy, reports[0], other))
+            self.store.compare_set(_VERDICT, "", _sentence(self._strategy, reports[0], other))
             self._raise_verdict()
 
     def _reports(self, number: int) -> list[_RankReport]:
@@ -178,7 +211,7 @@ class Agreement:
         return [(rank, place, Purpose(**purpose)) for rank, place, purpose in parsed]
 
     def _read(self, key: str) -> str:
-        return self._store.get(key).decode() if self._store.check([key]) else ""
+        return self.store.get(key).decode() if self.store.check([key]) else ""
 
     def _raise_verdict(self) -> None:
         if sentence := self._read(_VERDICT):

@@ -88,10 +88,10 @@ class UnitBoundary:
     def _attribute_results(self) -> list[Tensor]:
         """Return the results in attributes of the unit's modules; they can differ from pass to pass."""
         kept = [
-            value
+            vars(module)[key]
             for module, others in self.modules
-            for key, value in vars(module).items()
-            if key not in others and not key.startswith("__")  # FSDP2 keeps the state of a nested unit there
+            for key in vars(module).keys() - others
+            if not key.startswith("__")  # FSDP2 keeps the state of a nested unit there
         ]
         return [tensor for tensor in tensors_in(kept) if tensor.grad_fn is not None]
 

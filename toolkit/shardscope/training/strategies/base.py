@@ -158,6 +158,10 @@ class RankStrategy(ABC):
             return []
         return optimizer.layer_signals()
 
+    def described_transport(self) -> dict[str, str]:
+        """Return what carries messages between the ranks, and why, for the ``start`` event; empty for a single rank."""
+        return self.context.described_transport()
+
     def stops_before(self, step: int, *, asked: bool) -> bool:  # noqa: ARG002
         """Return whether this rank stops before `step`; `asked` is whether it has received a request to stop."""
         return asked

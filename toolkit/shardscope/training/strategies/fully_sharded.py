@@ -10,6 +10,7 @@ the end of the step.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -22,9 +23,14 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from shardscope.training._compat import (
+    FsdpUnit,
+    fsdp_units,
     gather_for_views,
     holds_parameters,
+    label_while_profiling,
     report_gradients,
+    reuse_compile_guards,
+    skip_prefetch,
     stock_collectives,
 )
 from shardscope.training.collectives.agreement import Agreement, Purpose
@@ -38,6 +44,11 @@ from shardscope.training.collectives.sharded import (
     ShardRing,
     StockAllGather,
     StockReduceScatter,
+)
+from shardscope.training.collectives.shared_shards import (
+    SharedAllGather,
+    SharedReduceScatter,
+    SharedShards,
 )
 from shardscope.training.compression import Bucket, Carrier
 from shardscope.training.data import call
@@ -59,11 +70,13 @@ from shardscope.training.strategies._stray_parameters import refusing_strays
 from shardscope.training.strategies._unit_boundary import UnitBoundary
 from shardscope.training.strategies.base import LossFunction, MicroBatch, Predict, StepResult
 from shardscope.training.strategies.partitioned import ParameterShare, Partitioned
+from shardscope.training.transports.shm import ShardBuffers
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
 
 _SEED_STRIDE = 7919
+_SHARED = "shards go through shared buffers, and are counted as the messages of a ring"
 
 
 class FullySharded(Partitioned):
@@ -91,6 +104,7 @@ class FullySharded(Partitioned):
         self.sender = Sender("shards")
         self.agreement = Agreement(group, self.sender, self.name, self._place)
         self.ring = self._make_ring(group) if self.settings.collectives == "ring" else None
+        self.shared = None if self.ring is None else self._make_shared(self.ring)
         self._replace_collectives()
         self.pieces = [
             ParameterShare(name, parameter, nn.Parameter(local(parameter.detach())))
@@ -158,6 +172,24 @@ class FullySharded(Partitioned):
         ring.crosses = self.settings.replicas > 1
         return ring
 
+    def _make_shared(self, ring: ShardRing) -> SharedShards | None:
+        """Return what carries shards through shared memory; None if the job needs the ring's messages."""
+        by_message = self.job.link is not None or self.compressor is not None or self.settings.replicas > 1
+        if self.context.transport != "shm" or by_message:
+            return None
+        buffers = ShardBuffers(
+            dist.PrefixStore("shards", self.agreement.store), self.context.rank, self.context.world_size,
+            unit_bytes=max(map(_gathered_bytes, fsdp_units(self.model)), default=0),
+            timeout_s=self.job.timeout_s, disagreed=self.agreement.raise_difference,
+        )  # fmt: skip
+        return SharedShards(ring, buffers)
+
+    def described_transport(self) -> dict[str, str]:
+        described = super().described_transport()
+        if self.shared is not None:
+            described["transport_reason"] += f"; {_SHARED}"
+        return described
+
     def _replace_collectives(self) -> None:
         """Replace FSDP2's collectives with ones that also check that all ranks run the same operation."""
         names = {id(parameter): name for name, parameter in self.model.named_parameters()}
@@ -167,19 +199,27 @@ class FullySharded(Partitioned):
             gather, reduce = self._collectives(name, unit)
             unit.set_custom_all_gather(gather)  # type: ignore[arg-type]  # of its shape
             unit.set_custom_reduce_scatter(reduce)  # type: ignore[arg-type]
+            reuse_compile_guards(unit)
             report_gradients(unit, names, reduce.set_names)
             gather_for_views(unit)
+        label_while_profiling()
         if self.ring is None:
             return
         for unit in self.units:  # the ring computes the mean itself, so FSDP2 must only sum
             unit.set_gradient_divide_factor(1.0)
             unit.set_force_sum_reduction_for_comms(True)
+        if self.shared is not None:  # its collectives do not overlap with computation
+            for unit in self.units:
+                skip_prefetch(unit)
+            return
         for unit, following in pairwise(self.units):  # gathered while this unit computes
             unit.set_modules_to_forward_prefetch([following])
 
     def _collectives(
         self, name: str, unit: FSDPModule
     ) -> tuple[RingAllGather, RingReduceScatter] | tuple[StockAllGather, StockReduceScatter]:
+        if self.shared is not None:
+            return SharedAllGather(name, self.shared), SharedReduceScatter(name, self.shared)
         if self.ring is not None:
             return RingAllGather(name, self.ring), RingReduceScatter(name, self.ring)
         gather, reduce = stock_collectives(unit)
@@ -208,9 +248,12 @@ class FullySharded(Partitioned):
     def held(self, optimizer: torch.optim.Optimizer) -> Held:
         held = super().held(optimizer)
         rings = [] if self.ring is None else self.ring.ring.work_space
+        rings += [] if self.shared is None else self.shared.buffers.own
         return {**held, "buffers": [*held["buffers"], *rings]}
 
     def close(self) -> None:
+        if self.shared is not None:
+            self.shared.buffers.close()
         if not self.agreement.refused:  # otherwise the thread waits for a rank that never arrives
             self.sender.close()
 
@@ -261,6 +304,9 @@ class FullySharded(Partitioned):
             self.ring is not None
         ):  # a reduce-scatter cannot be deferred if its result is accumulated or summed over replicas
             self.ring.deferred = len(micro_batches) == 1 and self.settings.replicas == 1
+        if self.shared is not None:  # only a ring's messages can be shown one by one
+            meter = self.context.meter
+            self.shared.is_on = not meter.logged_step or meter.step != meter.logged_step
         return super().step(micro_batches, loss_function, optimizer)
 
     def _place(self) -> str:
@@ -269,17 +315,25 @@ class FullySharded(Partitioned):
             return f"the evaluation after step {self.context.meter.step}"
         return f"micro-batch {self.exchanged + 1} of step {self.context.meter.step}"
 
+    @torch.no_grad()  # reading the shard of a DTensor is cheaper without autograd
     def finish_exchange(self) -> None:
-        if self.ring is not None:
-            self.ring.finish()
         uncut = [piece for piece in self.uncut if piece.whole.grad is not None]
-        self.agreement.require(
-            Purpose("exchanges no more layers", names=tuple(piece.name for piece in uncut))
-        )
+        self._settle(Purpose("exchanges no more layers", names=tuple(piece.name for piece in uncut)))
         _average([piece.whole.grad for piece in uncut if piece.whole.grad is not None])
         for piece in self.pieces:
-            piece.parameter.data = local(piece.whole.detach())  # FSDP2's offloading may have moved the shard
+            shard = local(piece.whole)
+            if shard.data_ptr() != piece.parameter.data_ptr():  # FSDP2's offloading may have moved the shard
+                piece.parameter.data = shard.detach()
             piece.parameter.grad = None if piece.whole.grad is None else local(piece.whole.grad)
+
+    def _settle(self, purpose: Purpose) -> None:
+        """Wait until all gradients are reduced, and check that all ranks have used the same layers."""
+        if self.shared is not None and self.shared.is_on:
+            self.shared.settle(purpose)
+            return
+        if self.ring is not None:
+            self.ring.finish()
+        self.agreement.require(purpose)
 
     @contextmanager
     def evaluating(self) -> Iterator[Predict]:
@@ -302,6 +356,13 @@ class FullySharded(Partitioned):
 
     def part(self, piece: ParameterShare, whole: Tensor) -> Tensor:  # noqa: ARG002 - the DTensor holds its own shard
         return local(whole)
+
+
+def _gathered_bytes(unit: FsdpUnit) -> int:
+    """Return the size of a unit's gathered parameters, with FSDP2's padding, in bytes."""
+    ranks = unit.num_shards
+    padded = (-(-shape[0] // ranks) * ranks * math.prod(shape[1:]) for shape in unit.shapes)
+    return sum(padded) * max(unit.gathered_element_bytes, unit.reduced_element_bytes)
 
 
 def _like(whole: nn.Parameter, part: Tensor) -> Tensor:

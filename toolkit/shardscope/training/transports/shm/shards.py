@@ -1,0 +1,239 @@
+"""Buffers in shared memory for the shards of one model: all-gathers and reduce-scatters without a copy of their own.
+
+The caller writes what it sends directly into shared memory, and reads what it receives from there. A barrier separates
+the two. Each rank passes the barrier a digest of all collectives that it has called, so ranks that have called
+different ones learn it there.
+
+    all-gather        all ranks share a buffer for the whole tensor; each writes its own chunk; barrier; each reads all
+    reduce-scatter    each rank writes its whole tensor to its own buffer; barrier; each adds up its own chunk of all
+
+Several reduce-scatters can share one barrier: their tensors stay in the buffers until `reduce` adds them all up. Larger
+tensors than a buffer are exchanged in pieces, which takes a copy and a barrier for each.
+
+There are two of every buffer, by turns. A buffer is read before its rank arrives at the next barrier, and written again
+only after that barrier, so no rank overwrites what another still reads.
+
+Chunk r is added up in the order of a ring, ((x[r+1] + x[r+2]) + ...) + x[r], so the result has the same bits as that of
+`RingAllReduce`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shardscope.training.transports.shm.barriers import Barrier
+from shardscope.training.transports.shm.layout import Layout
+from shardscope.training.transports.shm.memory import PAGE, SharedMemory
+from shardscope.training.transports.shm.peers import Peers
+
+_MAX_GATHERED, _ALL_REDUCED = 32 << 20, 64 << 20
+_LEAST_REDUCED = 1 << 20
+_LINE = 64
+
+
+def _pages(size: int) -> int:
+    return -(-size // PAGE) * PAGE
+
+
+@dataclass(frozen=True)
+class ShardLayout(Layout):
+    """Positions of two buffers for gathered tensors, and of two for each rank's tensors to reduce.
+
+    Attributes:
+        unit_bytes: Size of the largest tensor, in bytes.
+    """
+
+    unit_bytes: int
+
+    @property
+    def gathered_bytes(self) -> int:
+        """Size of a buffer for gathered tensors, in bytes."""
+        return max(_LINE * self.world_size, min(_pages(self.unit_bytes), _MAX_GATHERED))
+
+    @property
+    def reduced_bytes(self) -> int:
+        """Size of a rank's buffer for tensors to reduce, in bytes; small tensors share one."""
+        most = _ALL_REDUCED // (2 * self.world_size) // PAGE * PAGE
+        return max(_LINE * self.world_size, min(max(_pages(self.unit_bytes), _LEAST_REDUCED), most))
+
+    def digest_counter(self, rank: int, parity: int) -> int:
+        """Digest of the collectives that a rank has called, for the barriers of one parity."""
+        return self.arrivals_counter(rank) + 1 + parity
+
+    def gathered_start(self, parity: int) -> int:
+        """Position of a buffer for gathered tensors."""
+        return self._data + parity * _pages(self.gathered_bytes)
+
+    def reduced_start(self, parity: int, rank: int) -> int:
+        """Position of a rank's buffer for tensors to reduce."""
+        return self.gathered_start(2) + (parity * self.world_size + rank) * _pages(self.reduced_bytes)
+
+    @property
+    def size(self) -> int:
+        return self.reduced_start(2, 0)
+
+
+Disagreed = Callable[[], None]
+"""Function that raises an error because ranks have called different collectives."""
+
+
+class ShardBuffers:
+    """The shared buffers of one model; all ranks must create them, and call the same methods in the same order.
+
+    Args:
+        store: A store for these buffers alone.
+        rank: This rank.
+        world_size: Number of ranks.
+        unit_bytes: Size of the largest tensor that is gathered or reduced, in bytes; larger ones work too.
+        timeout_s: Time after which a rank that waits for another fails, in seconds.
+        disagreed: Called when the digests of the ranks differ.
+
+    Raises:
+        CannotShare: A rank cannot open the memory; all ranks raise it.
+    """
+
+    def __init__(
+        self, store: dist.Store, rank: int, world_size: int, *, unit_bytes: int, timeout_s: float,
+        disagreed: Disagreed,
+    ) -> None:  # fmt: skip
+        self.rank, self.world_size, self._timeout_s = rank, world_size, timeout_s
+        self._layout = layout = ShardLayout(world_size, unit_bytes)
+        self._memory = SharedMemory(store, rank, world_size, layout.size)
+        self._peers = Peers(self._memory, layout, store, rank, rank)
+        self._barrier, self._disagreed = Barrier(self._peers), disagreed
+        sets, ranks = range(2), range(world_size)
+        self._digests = [[layout.digest_counter(r, parity) for r in ranks] for parity in sets]
+        self._gathered = [
+            self._memory.tensor(layout.gathered_start(parity), layout.gathered_bytes) for parity in sets
+        ]
+        self._reduced = [
+            [self._memory.tensor(layout.reduced_start(parity, r), layout.reduced_bytes) for r in ranks]
+            for parity in sets
+        ]
+        self._gather = self._reduce = self._used = 0
+        self._parts: list[Tensor] = []
+        self._pending: list[tuple[Tensor, list[Tensor]]] = []
+        self._views: dict[tuple[int, int, int, torch.dtype], list[Tensor]] = {}
+        self._wholes: dict[tuple[int, int, torch.dtype], Tensor] = {}
+
+    @property
+    def own(self) -> list[Tensor]:
+        """This rank's own buffers."""
+        return [buffers[self.rank] for buffers in self._reduced]
+
+    def meet(self, digest: int, purpose: str) -> None:
+        """Wait until all ranks have called this; what they have written before is visible afterwards.
+
+        Args:
+            digest: Digest of the collectives that this rank has called, of 64 bits.
+            purpose: What this rank is waiting for, for the error message.
+
+        Raises:
+            DistBackendError: A rank is gone, or the time is up.
+        """
+        counters, barrier = self._memory.counters, self._barrier
+        digests = self._digests[(barrier.number + 1) % 2]
+        counters[digests[self.rank]] = digest
+        barrier.wait(self._timeout_s, purpose)
+        if any(counters[other] != digest for other in digests):
+            self._disagreed()
+
+    # All-gather.
+
+    def gathered(self, num_elements: int, dtype: torch.dtype) -> Tensor | None:
+        """Return the buffer for the next all-gather, into which this rank writes its chunk; None if it is too small."""
+        if num_elements * dtype.itemsize > self._layout.gathered_bytes:
+            return None
+        self._gather += 1
+        parity = self._gather % 2
+        key = (parity, num_elements, dtype)
+        if key not in self._wholes:
+            self._wholes[key] = self._gathered[parity][: num_elements * dtype.itemsize].view(dtype)
+        return self._wholes[key]
+
+    def gather_pieces(self, output: Tensor, digest: int) -> None:
+        """Fill `output`, which contains this rank's own chunk, with the chunks of all ranks, piece by piece."""
+        rows = output.view(self.world_size, -1)
+        width = self._layout.gathered_bytes // self.world_size // output.element_size()
+        for first in range(0, rows.shape[1], width):
+            part = rows[:, first : first + width]
+            shared = self.gathered(part.numel(), output.dtype)
+            assert shared is not None
+            shared = shared.view(part.shape)
+            shared[self.rank].copy_(part[self.rank])
+            self.meet(digest, "an all-gather")
+            for other in range(self.world_size):
+                if other != self.rank:
+                    part[other].copy_(shared[other])
+
+    # Reduce-scatter.
+
+    def fits(self, num_bytes: int) -> bool:
+        """Return whether there is room for a tensor beside those that wait to be reduced."""
+        return self._used + num_bytes <= self._layout.reduced_bytes
+
+    def to_reduce(self, num_elements: int, dtype: torch.dtype) -> Tensor | None:
+        """Return a buffer for a tensor to reduce; None if it does not fit beside those that wait to be reduced."""
+        size = num_elements * dtype.itemsize
+        if not self.fits(size):
+            return None
+        start, self._used = self._used, self._used + -(-size // _LINE) * _LINE
+        self._parts = self._views_of(self._reduce % 2, start, num_elements, dtype)
+        return self._parts[self.rank]
+
+    def _views_of(self, parity: int, start: int, num_elements: int, dtype: torch.dtype) -> list[Tensor]:
+        """Return the tensors of all ranks at one place of their buffers; steps repeat, so they are kept."""
+        key = (parity, start, num_elements, dtype)
+        if key not in self._views:
+            stop = start + num_elements * dtype.itemsize
+            self._views[key] = [buffer[start:stop].view(dtype) for buffer in self._reduced[parity]]
+        return self._views[key]
+
+    def add(self, output: Tensor) -> None:
+        """Note that `output` is for this rank's chunk of the tensor that was written to the last `to_reduce`."""
+        each = output.numel()
+        chunks = [part[self.rank * each : (self.rank + 1) * each] for part in self._parts]
+        self._pending.append((output, chunks))
+
+    @property
+    def num_pending(self) -> int:
+        """Number of tensors that wait to be reduced."""
+        return len(self._pending)
+
+    def reduce(self, divisor: int) -> None:
+        """Write the sums of all pending tensors, divided by `divisor`, to their outputs; call `meet` first."""
+        pending, self._pending = self._pending, []
+        if pending:
+            self._add_up([output for output, _ in pending], [chunks for _, chunks in pending], divisor)
+        self._reduce, self._used = self._reduce + 1, 0
+
+    def _add_up(self, outputs: Sequence[Tensor], chunks: Sequence[Sequence[Tensor]], divisor: int) -> None:
+        first = (self.rank + 1) % self.world_size
+        torch._foreach_copy_(list(outputs), [each[first] for each in chunks])
+        for step in range(1, self.world_size):
+            torch._foreach_add_(list(outputs), [each[(first + step) % self.world_size] for each in chunks])
+        torch._foreach_div_(list(outputs), divisor)
+
+    def reduce_pieces(self, output: Tensor, tensor: Tensor, divisor: int, digest: int) -> None:
+        """Write this rank's chunk of the sum of `tensor`, divided by `divisor`, to `output`, piece by piece."""
+        rows = tensor.view(self.world_size, -1)
+        width = self._layout.reduced_bytes // self.world_size // tensor.element_size()
+        for first in range(0, rows.shape[1], width):
+            part = rows[:, first : first + width]
+            shared = self.to_reduce(part.numel(), tensor.dtype)
+            assert shared is not None
+            shared.view(part.shape).copy_(part)
+            self.add(output[first : first + width])
+            self.meet(digest, "a reduce-scatter")
+            self.reduce(divisor)
+
+    def close(self) -> None:
+        """Leave; ranks that still wait for this one get an error."""
+        if not self._peers.is_closed:
+            self._peers.close()
+            self._memory.close()
