@@ -1,9 +1,10 @@
-"""A step of ZeRO with our ring against stock FSDP2, and of LAMB against torch's fused AdamW on FSDP2's shards.
+"""A step of ZeRO against stock FSDP2 on gloo, and of LAMB against torch's fused AdamW on FSDP2's shards.
 
     python tests/benchmarks/zero.py [world_size]
 
-Everything runs in one group of ranks, interleaved. "stock" is the same strategy with ``collectives="backend"``: plain
-`fully_shard` on gloo. The collectives of an optimizer's step are counted by the meter.
+"stock" is plain `fully_shard` with its own collectives on gloo, trained by a bare loop. Ranks over TCP and ranks over
+shared memory take turns. Beside the time is the processor time of all ranks, which depends less on what else the
+machine does. The collectives of an optimizer's step are counted by the meter.
 """
 
 from __future__ import annotations
@@ -13,22 +14,26 @@ import io
 import sys
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import shardscope as ss
 from benchmarks._report import compare
+from benchmarks.transports import Sample, report, timed
 from conformance.ranks import RankPool
 from shardscope.training.context import RankContext
 from shardscope.training.trainer import Trainer
 
 HIDDEN, LAYERS, ROWS = 1024, 12, 8
-ROUNDS = 15
-BARS = {"zero-3": 0.6, "zero-2": 0.7}
+ROUNDS, STEPS_IN_A_ROW = 9, 5
+BARS = {"zero-3": 0.45, "zero-2": 0.5}
 
 
 def make_model() -> nn.Module:
@@ -51,10 +56,45 @@ def trainer(context: RankContext, strategy: str, **changes: object) -> Trainer:
     return Trainer(job, context, context.events.path.parent)
 
 
+def stock_step(context: RankContext, strategy: str) -> Callable[[], object]:
+    """One step of plain `fully_shard` on every layer and on the model, on gloo."""
+    from torch.distributed.fsdp import fully_shard
+
+    gloo, ranks = dist.new_group(backend="gloo"), range(context.world_size)
+    mesh = DeviceMesh.from_group(gloo, "cpu", mesh=torch.tensor(ranks))
+    torch.manual_seed(0)
+    model = make_model()
+    for unit in [*model, model]:
+        fully_shard(unit, mesh=mesh, reshard_after_forward=strategy == "zero-3")
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    rows = torch.randn(ROWS, HIDDEN)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        nn.functional.mse_loss(model(rows), rows).backward()
+        optimizer.step()
+
+    return step
+
+
 def step_of(context: RankContext, strategy: str) -> Callable[[], object]:
     """One training step."""
     one = trainer(context, strategy, optimizer=ss.Optimizer("sgd", momentum=0.0))
     return lambda: one.take_step(1)
+
+
+_kept: dict[str, Callable[[], object]] = {}
+"""The step that each rank takes in its turns, by name."""
+
+
+def turn(context: RankContext, name: str, stage: str) -> Sample:
+    """One turn of steps of one stage; the first one also builds the model and warms up."""
+    key = f"{name} {stage}"
+    if key not in _kept:
+        _kept.clear()
+        _kept[key] = {"stock": stock_step, "ours": step_of}[name.split(maxsplit=1)[0]](context, stage)
+        timed(_kept[key], 3)
+    return timed(_kept[key], STEPS_IN_A_ROW)
 
 
 def update_of(
@@ -72,42 +112,43 @@ def update_of(
     return one.optimizer.step, count
 
 
-def measure(context: RankContext, stage: str | None) -> str:
-    """One table, as text."""
+def optimizers(context: RankContext) -> str:
+    """The table of the optimizers, as text."""
     table = io.StringIO()
     with contextlib.redirect_stdout(table):
-        if stage:
-            calls = {
-                f"{stage} stock": step_of(context, f"{stage}:backend"),
-                f"{stage} ring": step_of(context, stage),
-                "all-reduce": step_of(context, "all-reduce"),
-            }
-            compare(calls, rounds=ROUNDS, baseline=f"{stage} stock")
-        else:
-            updates = {
-                "AdamW fused": update_of(context, ss.Optimizer("adamw")),
-                "Lamb": update_of(context, ss.Optimizer("lamb")),
-                "Lamb, clipped": update_of(context, ss.Optimizer("lamb", max_grad_norm=1.0)),
-            }
-            compare(
-                {name: step for name, (step, _) in updates.items()}, rounds=ROUNDS, baseline="AdamW fused"
-            )
-            for name, (_, count) in updates.items():
-                print(f"{name}: {count()} collectives")
+        updates = {
+            "AdamW fused": update_of(context, ss.Optimizer("adamw")),
+            "Lamb": update_of(context, ss.Optimizer("lamb")),
+            "Lamb, clipped": update_of(context, ss.Optimizer("lamb", max_grad_norm=1.0)),
+        }
+        compare({name: step for name, (step, _) in updates.items()}, rounds=ROUNDS, baseline="AdamW fused")
+        for name, (_, count) in updates.items():
+            print(f"{name}: {count()} collectives")
     return table.getvalue()
 
 
 def main() -> None:
     world_size = int(sys.argv[1]) if len(sys.argv) > 1 else 4
-    pool = RankPool(world_size)
+    pools = {
+        "stock on gloo": RankPool(world_size, transport="tcp"),
+        "ours over tcp": RankPool(world_size, transport="tcp"),
+        "ours over shm": RankPool(world_size, transport="shm"),
+    }
     try:
         with tempfile.TemporaryDirectory() as folder:
-            for stage in [*BARS, None]:
-                tables = pool.run(lambda context, stage=stage: measure(context, stage), Path(folder))
-                bar = f", bar {BARS[stage]:g}" if stage else ", bars 3 and at most 2 collectives"
-                print(f"\n{stage or 'optimizers'}, {world_size} ranks{bar}\n{tables[0]}", end="", flush=True)
+            for stage, bar in BARS.items():
+                samples: dict[str, list[Sample]] = {name: [] for name in pools}
+                for _ in range(ROUNDS):
+                    for name, pool in pools.items():
+                        ranks = pool.run(partial(turn, name=name, stage=stage), Path(folder))
+                        samples[name].append(Sample(max(r.wall for r in ranks), sum(r.cpu for r in ranks)))
+                print(f"\n{stage}, {world_size} ranks, bar {bar:g} over shared memory")
+                report(stage, samples, "stock on gloo")
+            table = pools["ours over shm"].run(optimizers, Path(folder))[0]
+            print(f"\noptimizers, {world_size} ranks, bars 3 and at most 2 collectives\n{table}", end="")
     finally:
-        pool.close()
+        for pool in pools.values():
+            pool.close()
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def with_small_buffers(context: RankContext, ours: ss.Job, most: int) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shards, "_MAX_GATHERED", most)
         patch.setattr(shards, "_ALL_REDUCED", 2 * context.world_size * most)
-        patch.setattr(shards, "_LEAST_REDUCED", most)
+        patch.setattr(shards, "_TOGETHER", most)
         return trained(context, ours)
 
 

@@ -32,7 +32,8 @@ def buffers_of(context: RankContext, name: str, timeout_s: float = 60.0) -> Shar
 
     store = dist.PrefixStore(f"test_shards/{name}", context.group.get_group_store())
     return ShardBuffers(
-        store, context.rank, context.world_size, unit_bytes=UNIT_BYTES, timeout_s=timeout_s, disagreed=disagreed
+        store, context.rank, context.world_size, unit_bytes=UNIT_BYTES, total_bytes=20 * UNIT_BYTES,
+        timeout_s=timeout_s, disagreed=disagreed,
     )  # fmt: skip
 
 

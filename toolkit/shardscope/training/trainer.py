@@ -170,8 +170,7 @@ class Trainer:
         compiled = compressor is not None and compressor.is_compiled
         context.events.emit(
             "start", world_size=context.world_size, device=str(context.device), backend=context.backend,
-            strategy=job.strategy.label,
-            role=job.strategy.role(context.rank, context.world_size),
+            strategy=job.strategy.label, role=job.strategy.role(context.rank, context.world_size),
             model=label_of(job.model), optimizer=job.optimizer.name, num_params=self.num_params,
             gradient_bytes=self.gradient_bytes, **self.strategy.described_transport(),
             compression=job.compression.label,

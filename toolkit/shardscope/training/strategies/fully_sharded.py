@@ -71,6 +71,7 @@ from shardscope.training.strategies._unit_boundary import UnitBoundary
 from shardscope.training.strategies.base import LossFunction, MicroBatch, Predict, StepResult
 from shardscope.training.strategies.partitioned import ParameterShare, Partitioned
 from shardscope.training.transports.shm import ShardBuffers
+from shardscope.training.transports.shm.shards import LINE
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -177,9 +178,10 @@ class FullySharded(Partitioned):
         by_message = self.job.link is not None or self.compressor is not None or self.settings.replicas > 1
         if self.context.transport != "shm" or by_message:
             return None
+        sizes = [_gathered_bytes(unit) for unit in fsdp_units(self.model)]
         buffers = ShardBuffers(
             dist.PrefixStore("shards", self.agreement.store), self.context.rank, self.context.world_size,
-            unit_bytes=max(map(_gathered_bytes, fsdp_units(self.model)), default=0),
+            unit_bytes=max(sizes, default=0), total_bytes=sum(sizes) + LINE * len(sizes),
             timeout_s=self.job.timeout_s, disagreed=self.agreement.raise_difference,
         )  # fmt: skip
         return SharedShards(ring, buffers)

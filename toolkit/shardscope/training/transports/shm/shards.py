@@ -32,8 +32,10 @@ from shardscope.training.transports.shm.memory import PAGE, SharedMemory
 from shardscope.training.transports.shm.peers import Peers
 
 _MAX_GATHERED, _ALL_REDUCED = 32 << 20, 64 << 20
-_LEAST_REDUCED = 1 << 20
-_LINE = 64
+_TOGETHER = 1 << 20
+"""Size up to which tensors wait for each other in a buffer, in bytes."""
+LINE = 64
+"""Alignment of tensors in a buffer, in bytes."""
 
 
 def _pages(size: int) -> int:
@@ -46,20 +48,23 @@ class ShardLayout(Layout):
 
     Attributes:
         unit_bytes: Size of the largest tensor, in bytes.
+        total_bytes: Size of all tensors that are reduced in a step, in bytes.
     """
 
     unit_bytes: int
+    total_bytes: int
 
     @property
     def gathered_bytes(self) -> int:
         """Size of a buffer for gathered tensors, in bytes."""
-        return max(_LINE * self.world_size, min(_pages(self.unit_bytes), _MAX_GATHERED))
+        return max(LINE * self.world_size, min(_pages(self.unit_bytes), _MAX_GATHERED))
 
     @property
     def reduced_bytes(self) -> int:
         """Size of a rank's buffer for tensors to reduce, in bytes; small tensors share one."""
         most = _ALL_REDUCED // (2 * self.world_size) // PAGE * PAGE
-        return max(_LINE * self.world_size, min(max(_pages(self.unit_bytes), _LEAST_REDUCED), most))
+        wanted = max(self.unit_bytes, min(self.total_bytes, _TOGETHER))
+        return max(LINE * self.world_size, min(_pages(wanted), most))
 
     def digest_counter(self, rank: int, parity: int) -> int:
         """Digest of the collectives that a rank has called, for the barriers of one parity."""
@@ -90,6 +95,7 @@ class ShardBuffers:
         rank: This rank.
         world_size: Number of ranks.
         unit_bytes: Size of the largest tensor that is gathered or reduced, in bytes; larger ones work too.
+        total_bytes: Size of all tensors that are reduced in a step, in bytes.
         timeout_s: Time after which a rank that waits for another fails, in seconds.
         disagreed: Called when the digests of the ranks differ.
 
@@ -98,11 +104,11 @@ class ShardBuffers:
     """
 
     def __init__(
-        self, store: dist.Store, rank: int, world_size: int, *, unit_bytes: int, timeout_s: float,
-        disagreed: Disagreed,
+        self, store: dist.Store, rank: int, world_size: int, *, unit_bytes: int, total_bytes: int,
+        timeout_s: float,        disagreed: Disagreed,
     ) -> None:  # fmt: skip
         self.rank, self.world_size, self._timeout_s = rank, world_size, timeout_s
-        self._layout = layout = ShardLayout(world_size, unit_bytes)
+        self._layout = layout = ShardLayout(world_size, unit_bytes, total_bytes)
         self._memory = SharedMemory(store, rank, world_size, layout.size)
         self._peers = Peers(self._memory, layout, store, rank, rank)
         self._barrier, self._disagreed = Barrier(self._peers), disagreed
@@ -182,7 +188,7 @@ class ShardBuffers:
         size = num_elements * dtype.itemsize
         if not self.fits(size):
             return None
-        start, self._used = self._used, self._used + -(-size // _LINE) * _LINE
+        start, self._used = self._used, self._used + -(-size // LINE) * LINE
         self._parts = self._views_of(self._reduce % 2, start, num_elements, dtype)
         return self._parts[self.rank]
 
