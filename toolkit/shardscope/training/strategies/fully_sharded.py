@@ -176,7 +176,7 @@ class FullySharded(Partitioned):
     def _make_shared(self, ring: ShardRing) -> SharedShards | None:
         """Return what carries shards through shared memory; None if the job needs the ring's messages."""
         by_message = self.job.link is not None or self.compressor is not None or self.settings.replicas > 1
-        if self.context.transport != "shm" or by_message:
+        if self.context.transport != "shm" or self.context.staged or by_message:
             return None
         sizes = [_gathered_bytes(unit) for unit in fsdp_units(self.model)]
         buffers = ShardBuffers(
