@@ -2,10 +2,12 @@
 
 Each block of the model is a sharding unit. The root unit has all other parameters: embeddings, norms, heads, and
 parameters that several blocks share. Parameters become DTensors that are split along their first dimension, padded to a
-multiple of the number of ranks. Where ranks share memory, `SharedShards` takes the place of the ring, unless the job
-needs its messages: for a link, compression or replicas. The optimizer updates the shards, and norms are summed over the ranks that have the
+multiple of the number of ranks. The optimizer updates the shards, and norms are summed over the ranks that have the
 other shards. A scalar or empty parameter cannot be split; it stays whole on every rank, and its gradient is averaged at
 the end of the step.
+
+Where ranks share memory, `SharedShards` takes the place of the ring, unless the job needs its messages: for a link, for
+compression or for replicas.
 """
 
 from __future__ import annotations
