@@ -73,7 +73,7 @@ from shardscope.training.strategies._stray_parameters import refusing_strays
 from shardscope.training.strategies._unit_boundary import UnitBoundary
 from shardscope.training.strategies.base import LossFunction, MicroBatch, Predict, StepResult
 from shardscope.training.strategies.partitioned import ParameterShare, Partitioned
-from shardscope.training.transports.shm import ShardBuffers
+from shardscope.training.transports.shm import CannotShare, ShardBuffers
 from shardscope.training.transports.shm.shards import LINE
 
 if TYPE_CHECKING:
@@ -177,16 +177,19 @@ class FullySharded(Partitioned):
         return ring
 
     def _make_shared(self, ring: ShardRing) -> SharedShards | None:
-        """Return what carries shards through shared memory; None if the job needs the ring's messages."""
+        """Return what carries shards through shared memory; None if the job needs messages, or there is no memory."""
         by_message = self.job.link is not None or self.compressor is not None or self.settings.replicas > 1
         if self.context.transport != "shm" or self.context.staged or by_message:
             return None
         sizes = [_gathered_bytes(unit) for unit in fsdp_units(self.model)]
-        buffers = ShardBuffers(
-            dist.PrefixStore("shards", self.agreement.store), self.context.rank, self.context.world_size,
-            unit_bytes=max(sizes, default=0), total_bytes=sum(sizes) + LINE * len(sizes),
-            timeout_s=self.job.timeout_s, disagreed=self.agreement.raise_difference,
-        )  # fmt: skip
+        try:
+            buffers = ShardBuffers(
+                dist.PrefixStore("shards", self.agreement.store), self.context.rank, self.context.world_size,
+                unit_bytes=max(sizes, default=0), total_bytes=sum(sizes) + LINE * len(sizes),
+                timeout_s=self.job.timeout_s, disagreed=self.agreement.raise_difference,
+            )  # fmt: skip
+        except CannotShare:  # on all ranks: too little memory is left for these buffers
+            return None
         return SharedShards(ring, buffers)
 
     def described_transport(self) -> dict[str, str]:
