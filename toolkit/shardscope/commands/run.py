@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardscope.commands._cluster import add_cluster_options, build_cluster
+from shardscope.commands._emulated import add_emulation_option, build_emulated
 from shardscope.commands._job import add_job_options, build_job
 from shardscope.commands._json import as_json
 from shardscope.commands._progress import Progress, table
@@ -20,6 +21,7 @@ from shardscope.errors import SpecError
 if TYPE_CHECKING:
     from shardscope.runtime import Run
     from shardscope.spec import Job
+    from shardscope.spec.cluster import EmulatedCluster
 
 POLL_S = 0.1
 
@@ -51,6 +53,7 @@ def add_to(commands: Any) -> None:
         help="predict the bytes that ranks send, their memory and the step time, instead of training",
     )
     add_cluster_options(parser, only_with="with --predict: ")
+    add_emulation_option(parser)
     parser.add_argument(
         "--tokens", type=float, help="with --predict: also hours and dollars to train on this many tokens"
     )
@@ -65,21 +68,23 @@ def add_to(commands: Any) -> None:
 
 def carry_out(arguments: argparse.Namespace) -> int:
     """Launch the job, show its progress, and print its summary; with ``--predict``, only print the prediction."""
+    cluster = build_emulated(arguments)
     job = build_job(arguments)  # reports errors before the slow imports
     if arguments.predict:
-        return _predict(job, arguments)
+        return _predict(job, arguments, cluster)
     _refuse_options_of_predict(arguments)
 
     from shardscope.runtime import launch
     from shardscope.runtime.preflight import preflight
 
-    found = preflight(job)
+    found = preflight(job, cluster)
     if not arguments.json:
         print(found, file=sys.stderr)
     if found.memory is not None and not arguments.anyway:
         found.memory.require_fits("train anyway with --anyway")
     run = launch(
         job,
+        cluster,
         root=arguments.root,
         resume=arguments.resume,
         allow_pickle=arguments.allow_pickle,
@@ -114,12 +119,15 @@ def follow(run: Run, *, quiet: bool) -> int | None:
     return None
 
 
-def _predict(job: Job, arguments: argparse.Namespace) -> int:
+def _predict(job: Job, arguments: argparse.Namespace, emulated: EmulatedCluster | None) -> int:
     """Print the prediction for the job; return 1 if the job does not fit in memory."""
     from shardscope.commands.predict import for_tokens
     from shardscope.prediction.job import predict_job
 
-    found = predict_job(job, build_cluster(arguments))
+    cluster = build_cluster(arguments)
+    if emulated is not None and cluster is not None:
+        raise SpecError("--cluster and --emulate both say where the job runs; give one of them")
+    found = predict_job(job, cluster or emulated)
     if arguments.json:
         print(as_json({**found.to_dict(), **for_tokens(found, arguments.tokens)}))
     else:

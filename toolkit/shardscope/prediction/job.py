@@ -27,7 +27,7 @@ from shardscope.prediction.step.term import time_term
 from shardscope.prediction.traced import Traced, traced
 from shardscope.spec import Job
 from shardscope.spec.calibration import Calibration
-from shardscope.spec.cluster import Cluster
+from shardscope.spec.cluster import Cluster, EmulatedCluster
 from shardscope.spec.job_parts import label_of
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
@@ -59,6 +59,7 @@ class JobPrediction(Budgeted):
         step: The training step that `traffic` and `states` describe; `predict_job` chooses one after all warm-ups.
         found: Trace of the job's model in one training step.
         calibration: The cluster's constants; None on this machine.
+        emulated: The emulated cluster that the ranks run on, on this machine's cores; None otherwise.
     """
 
     job: Job
@@ -66,6 +67,13 @@ class JobPrediction(Budgeted):
     step: JobStep
     found: Traced
     calibration: Calibration | None = None
+    emulated: EmulatedCluster | None = None
+
+    @property
+    def where(self) -> str:
+        """Name of the cluster, or ``this machine``."""
+        at = self.cluster or self.emulated
+        return "this machine" if at is None else at.name
 
     @property
     def has_rates(self) -> bool:
@@ -120,7 +128,8 @@ class JobPrediction(Budgeted):
         if not self.has_rates:
             return None
         if self.cluster is None or self.calibration is None:
-            rates = RankRates.of_this_machine(self.job, self.job.strategy.work(self.step))
+            work = self.job.strategy.work(self.step)
+            rates = RankRates.of_this_machine(self.job, work, emulated=self.emulated)
             return job_time_term(self.step, self.found, self.traffic, rates)
         if self.as_layout is not None:
             return time_term(*self.as_layout, self.cluster, self.calibration)
@@ -258,7 +267,7 @@ class JobPrediction(Budgeted):
         }
         return {
             "job": self.job.model_dump(mode="json"),
-            "cluster": None if self.cluster is None else self.cluster.name,
+            "cluster": None if (self.cluster or self.emulated) is None else self.where,
             "calibration": self.calibration and self.calibration.name,
             "note": self.note,
             "step_time_s": self.step_time_s,
@@ -273,7 +282,6 @@ class JobPrediction(Budgeted):
 
     @cached_property
     def _headline(self) -> tuple[str, ...]:
-        where = "this machine" if self.cluster is None else self.cluster.name
         count = f"{self.job.world_size} rank{'s' * (self.job.world_size > 1)}"
         about = "no step time" if self.calibration is None else f"calibration {self.calibration.name}"
         took, held = "step time: unknown", "memory per rank: unknown"
@@ -285,7 +293,7 @@ class JobPrediction(Budgeted):
         if self.sent_bytes is not None:
             sent = f"the busiest rank sends {figure(float(self.sent_bytes.max()), 'bytes')} a step"
         return (
-            f"{self.job.label} on {count}, {where}",
+            f"{self.job.label} on {count}, {self.where}",
             f"{took}; {held}" + (": it does not fit" if self.fits is False else ""),
             sent,
             *([] if self.note is None else [f"{about}: {self.note}"]),
@@ -330,7 +338,7 @@ def _exactness(sent: Sent) -> str:
 
 def predict_job(
     job: Job,
-    cluster: Cluster | None = None,
+    cluster: Cluster | EmulatedCluster | None = None,
     calibration: Calibration | None = None,
     *,
     trace: Tracer = traced,
@@ -339,7 +347,8 @@ def predict_job(
 
     Args:
         job: The job.
-        cluster: The cluster that it runs on, with one device per rank; None for this machine.
+        cluster: The cluster that it runs on, with one device per rank; None for this machine. On an emulated cluster,
+            the ranks compute on this machine's cores, and send at the rate and latency of its slowest link.
         calibration: The cluster's constants; None for `Calibration.of` the cluster's device.
         trace: Function that traces the job's model.
 
@@ -352,15 +361,18 @@ def predict_job(
             f"{cluster.name!r}; use world_size={cluster.num_devices}, "
             f"or a cluster of {job.world_size} devices (nodes, per_node)"
         )
+    emulated = cluster if isinstance(cluster, EmulatedCluster) else None
+    if isinstance(cluster, EmulatedCluster):
+        job, cluster = job.replace(device="cpu"), None
     if cluster is None and calibration is not None:
-        raise SpecError("calibration has no effect without a cluster; omit it, or give a cluster")
+        raise SpecError("calibration has no effect without a cluster to run on; omit it, or give a cluster")
     found = trace(job)
     assert found.table.step is not None
     is_on_gpus, backend = _place(job, cluster)
     step = JobStep(job, found.table.step, _settled(job), backend, is_on_gpus)
     if cluster is not None and calibration is None:
         calibration = Calibration.of(cluster.device)
-    return JobPrediction(job, cluster, step, found, calibration)
+    return JobPrediction(job, cluster, step, found, calibration, emulated)
 
 
 def _place(job: Job, cluster: Cluster | None) -> tuple[bool, Backend]:

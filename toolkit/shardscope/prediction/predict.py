@@ -10,7 +10,7 @@ from shardscope.prediction.layout import Prediction, predict_layout
 from shardscope.prediction.observed import ObservedPrediction
 from shardscope.spec import Job
 from shardscope.spec.calibration import Calibration
-from shardscope.spec.cluster import Cluster
+from shardscope.spec.cluster import Cluster, EmulatedCluster
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Model, Transformer
 from shardscope.spec.observed import ObservedJob
@@ -20,7 +20,7 @@ from shardscope.spec.observed import ObservedJob
 def predict(job: ObservedJob) -> ObservedPrediction: ...  # type: ignore[overload-overlap]
 @overload
 def predict(
-    job: Job, cluster: Cluster | None = None, *, calibration: Calibration | None = None
+    job: Job, cluster: Cluster | EmulatedCluster | None = None, *, calibration: Calibration | None = None
 ) -> JobPrediction: ...
 @overload
 def predict(
@@ -28,7 +28,7 @@ def predict(
 ) -> Prediction: ...
 def predict(
     job: Job | Transformer | str,
-    cluster: Cluster | None = None,
+    cluster: Cluster | EmulatedCluster | None = None,
     layout: Layout | None = None,
     calibration: Calibration | None = None,
 ) -> JobPrediction | Prediction | ObservedPrediction:
@@ -38,7 +38,7 @@ def predict(
         job: A job; a transformer or the name of one, if `layout` is given; or the ``run.job`` of a training loop
             recorded by `ss.observe`, for which bytes sent and model states are predicted.
         cluster: The cluster to train on; the layout, or the job's ranks, must use all of its devices. For a job, None
-            means this machine.
+            means this machine, and an emulated cluster (`ss.Cluster.emulated`) this machine's cores with its links.
         layout: The layout of the model; omit it for a job.
         calibration: The cluster's constants; None for `Calibration.of` its device. For a device that was never
             measured, that calibration is transferred from a similar device: `Calibration.note` says so, and the
@@ -64,7 +64,8 @@ def predict(
                 "and calibration"
             )
         return ObservedPrediction(known)
-    if cluster is not None or not isinstance(known, Job):
+    is_emulated = isinstance(known, Job) and isinstance(cluster, EmulatedCluster)
+    if not is_emulated and (cluster is not None or not isinstance(known, Job)):
         require(cluster, Cluster, by="predict", write="ss.Cluster.of('a100-80gb', nodes=...)")
     if isinstance(known, Job):
         if layout is not None:
@@ -74,6 +75,6 @@ def predict(
         return predict_job(known, cluster, calibration)
     require(layout, Layout, by="predict", write="ss.Layout(...)")
     assert isinstance(known, Transformer)
-    assert cluster is not None
+    assert isinstance(cluster, Cluster)
     assert layout is not None
     return predict_layout(known, cluster, layout, calibration)

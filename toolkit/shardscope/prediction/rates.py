@@ -12,7 +12,7 @@ from shardscope.prediction.step.machine import Machine
 from shardscope.prediction.this_machine import core_speed
 from shardscope.spec import Job
 from shardscope.spec.calibration import Calibration
-from shardscope.spec.cluster import Cluster
+from shardscope.spec.cluster import Cluster, EmulatedCluster
 from shardscope.spec.job import IN_LAYOUTS
 from shardscope.spec.strategy import Work
 
@@ -47,7 +47,9 @@ class RankRates(NamedTuple):
     source: str
 
     @classmethod
-    def of_this_machine(cls, job: Job, work: Sequence[Work]) -> RankRates:
+    def of_this_machine(
+        cls, job: Job, work: Sequence[Work], *, emulated: EmulatedCluster | None = None
+    ) -> RankRates:
         """Return the rates of one rank of `job` on this machine, whose cores the ranks share.
 
         Ranks that wait in a schedule leave their core to others: a pipeline that mostly waits is not slowed down by few
@@ -58,18 +60,24 @@ class RankRates(NamedTuple):
         Args:
             job: The job.
             work: Work of each rank.
+            emulated: The emulated cluster that the ranks run on: its slowest link carries TCP, and its largest slowdown
+                includes the time that ranks wait for a core.
         """
         speed = core_speed()
         computing = sum(each.computing for each in work) / max(each.computing + each.waiting for each in work)
         cores = usable_cores() / max(1.0, computing)
         share = min(job.threads, cores)
         waits = max(1.0, 1.0 / cores)
-        bandwidth, latency = (np.inf, 0.0) if job.link is None else (job.link.bandwidth, job.link.latency_s)
-        loopback, message_s = MESSAGES["shm" if job.transport != "tcp" and can_share_memory() else "tcp"]
+        if emulated is not None:
+            share = min(share, job.threads / emulated.slowdown)
+        limit = job.link if emulated is None else emulated.link
+        bandwidth, latency = (np.inf, 0.0) if limit is None else (limit.bandwidth, limit.latency_s)
+        on_tcp = job.transport == "tcp" or emulated is not None or not can_share_memory()
+        loopback, message_s = MESSAGES["tcp" if on_tcp else "shm"]
         return cls(
             flops=PRODUCTS * speed.flops * share,
             bandwidth=ELEMENTWISE * speed.bandwidth * share,
-            operation_s=OPERATION_S * waits,
+            operation_s=OPERATION_S * max(waits, 1.0 if emulated is None else emulated.slowdown),
             step_s=0.0,
             link=min(loopback / waits, bandwidth),
             message_s=message_s + latency,

@@ -53,7 +53,8 @@ class Summary:
             rank, and for runs of earlier versions.
         transport_reason: Why that transport was used, in words.
         link: Emulated link between the ranks; None without emulation.
-        link_note: Why measurements on this link are unreliable, as a sentence; None if they are reliable.
+        link_note: Why measurements on this link are unreliable, or what else is emulated, as a sentence; None if the
+            link is emulated precisely and nothing else is.
         compression: Compression of the gradients; this field and the next two are None without compression.
         uncompressed_bytes_per_step: Bytes that all ranks together would send per step without compression, by formula.
         codec_s_per_step: Mean time spent packing and unpacking on the slowest rank, in seconds per step. This time
@@ -168,7 +169,8 @@ def _link(start: Event) -> dict[str, Any]:
     link = start.get("link")
     if link is None:
         return {}
-    return {"link": link["label"], "link_note": None if link["is_accurate"] else _TOO_FAST_NOTE}
+    notes = [link.get("note"), None if link["is_accurate"] else _TOO_FAST_NOTE]
+    return {"link": link["label"], "link_note": "; ".join(filter(None, notes)) or None}
 
 
 def _compression(log: RunLog, start: Event, job: Job) -> dict[str, Any]:

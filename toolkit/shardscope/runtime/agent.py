@@ -44,11 +44,16 @@ _PATIENCE_S = 3.0  # maximum time that elastic may take to return after the rank
 def main(request: dict[str, Any], lifeline: int) -> int:
     """Run one job to its end and return the exit code: 0 unless the run failed."""
     run = RunDir(Path(request["run"]))
-    _move_in(run, request)
+    move_in(run, request)
+    if request["emulated"]:
+        from shardscope.runtime.emulated.coordinator import start_nodes  # builds on this module
+
+        return start_nodes(run, lifeline, request).run_job()
+    fork_forkserver(run.path / "control")
     return Agent(run, lifeline, request).run_job()
 
 
-def _move_in(run: RunDir, request: dict[str, Any]) -> None:
+def move_in(run: RunDir, request: dict[str, Any]) -> None:
     """Adopt the driver's working directory, environment and module search path; redirect output to the agent's log."""
     os.setsid()
     os.chdir(request["cwd"])
@@ -64,7 +69,6 @@ def _move_in(run: RunDir, request: dict[str, Any]) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-    fork_forkserver(run.path / "control")
 
 
 @dataclass

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from shardscope import machine
+from shardscope.runtime.emulated import why_not_emulated
 from shardscope.spec import registry
 
 GIB = 2**30
@@ -249,6 +250,7 @@ def _network(torch: dict[str, Any]) -> Iterator[Finding]:
     yield _needed("gloo", ok=gloo, remedy="Install a build of torch with torch.distributed and gloo.")
     if "no_shm" in torch:
         yield _transport(torch["no_shm"])
+    yield _emulation(why_not_emulated())
 
 
 def _transport(why_not_shm: str) -> Finding:
@@ -261,6 +263,19 @@ def _transport(why_not_shm: str) -> Finding:
         value="tcp" if why_not_shm else "shm",
         cost="CPU ranks communicate through gloo's connections, which takes several times as long.",
         remedy="In a container: allow memfd_create, and processes to open each other's files in /proc.",
+    )
+
+
+def _emulation(why_not: str) -> Finding:
+    """Return a finding on whether clusters can be emulated on this machine."""
+    return _judge(
+        "Network",
+        "emulated clusters",
+        why_not or "one network namespace per node, with links of limited rate",
+        ok=not why_not,
+        value=not why_not,
+        cost="ss.Cluster.emulated describes a cluster that ss.launch cannot start here; everything else works.",
+        remedy="Install iproute2, and allow user namespaces.",
     )
 
 

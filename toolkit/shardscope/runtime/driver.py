@@ -16,6 +16,7 @@ from shardscope.runtime.rundir import RunDir, find_resumable, runs_root
 from shardscope.runtime.status import Cause
 from shardscope.runtime.user_modules import beyond_current_folder, of_current_folder
 from shardscope.spec import Job, registry
+from shardscope.spec.cluster import EmulatedCluster
 from shardscope.spec.method import Method
 
 _SERVERS = 2
@@ -31,6 +32,7 @@ def shut_down() -> None:
 
 def launch(
     job: Job,
+    cluster: EmulatedCluster | None = None,
     *,
     root: str | Path | None = None,
     resume: Run | str | Path | None = None,
@@ -45,6 +47,9 @@ def launch(
 
     Args:
         job: The job to train.
+        cluster: An emulated cluster to train on (`ss.Cluster.emulated`), with one rank per device; None for this
+            machine itself. Each node has its own agent, and ranks of different nodes send real TCP over rate-limited
+            links. Ranks compute on CPU cores.
         root: Folder for the run directory; None uses ``$SHARDSCOPE_RUNS`` or ``./runs``.
         resume: A run, or its name or path, to resume from its newest undamaged checkpoint; or the path of one
             checkpoint (``.../checkpoints/step-20``). With the same job and number of ranks, a resumed run is
@@ -66,10 +71,11 @@ def launch(
             such runs. None for a run that a person wants to see.
 
     Raises:
-        LaunchError: The job does not fit in memory, the run directory cannot be written, or the user's code cannot be
-            sent to the ranks.
+        LaunchError: The cluster is not emulated, or cannot be emulated here. The job does not fit in memory, the
+            run directory cannot be written, or the user's code cannot be sent to the ranks.
         RunNotFound: The run to resume does not exist.
-        SpecError: `gated` is set for a job without evaluations, or the job names a method that is not installed.
+        SpecError: `gated` is set for a job without evaluations, the job names a method that is not installed, or it
+            does not suit the cluster: another number of ranks, a link of its own, a GPU.
 
     Example:
         >>> import shardscope as ss
@@ -78,6 +84,10 @@ def launch(
     """
     if not isinstance(job, Job):
         raise LaunchError(f"launch takes a Job, got {type(job).__name__}; write ss.launch(ss.Job(...))")
+    if cluster is not None:
+        from shardscope.runtime.emulated.launching import on_cluster
+
+        job = on_cluster(job, cluster)
     for name, value in (("detach", detach), ("gated", gated), ("preflight", preflight)):
         if not isinstance(value, bool):
             raise SpecError(f"{name}={quoted(value)} is not a Boolean; give True or False")
@@ -99,7 +109,7 @@ def launch(
     earlier = None if resume is None else _source(resume, root)
     said = {name: text for name, text in (("group", group), ("made_by", made_by)) if text is not None}
     about = About.checked(**said).fields() if said else {}
-    run = RunDir.create(job, runs_root(root), gated=gated, about=about)
+    run = RunDir.create(job, runs_root(root), gated=gated, about=about, cluster=cluster)
     try:
         _hand_over(run, _request(run, job, earlier, detach=detach, allow_pickle=allow_pickle))
     except BaseException as error:  # interrupts too, so that no run stays in state "starting" forever
@@ -146,6 +156,7 @@ def _request(
         "allow_pickle": allow_pickle,
         "code": run.code,
         "detach": detach,
+        "emulated": run.read_cluster() is not None,
         "imports": _imports(job),
         "cwd": str(Path.cwd()),
         "command": sys.orig_argv,

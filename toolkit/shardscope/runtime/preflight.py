@@ -13,6 +13,7 @@ from shardscope.prediction.job import JobPrediction, predict_job
 from shardscope.prediction.traced import Traced, traced
 from shardscope.runtime.driver_server import trace_on_server
 from shardscope.spec import Job
+from shardscope.spec.cluster import EmulatedCluster
 from shardscope.spec.data import DATA
 
 
@@ -92,12 +93,17 @@ class Preflight:
         return f"Predicted: {about(self.run_time_s)} of training once started{held}"
 
 
-def preflight(job: Job) -> Preflight:
-    """Predict a job before it starts. Rejects nothing; a job that cannot be predicted gets an empty `Preflight`."""
+def preflight(job: Job, cluster: EmulatedCluster | None = None) -> Preflight:
+    """Predict a job before it starts. Rejects nothing; a job that cannot be predicted gets an empty `Preflight`.
+
+    Args:
+        job: The job.
+        cluster: The emulated cluster that it runs on; None for this machine itself.
+    """
     if job.user_functions:  # may do anything, and run on ranks only
         return Preflight(None)
     try:
-        found = predict_job(job, trace=_trace)
+        found = predict_job(job, cluster, trace=_trace)
         _ = found.by_rank  # computed inside the try block, since a user's method may fail
         return Preflight(found, found.run_time_s)
     except Exception:  # noqa: BLE001 - any error in the user's code; its ranks will report it

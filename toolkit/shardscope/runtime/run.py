@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from shardscope.runlog.layers import Layers
     from shardscope.runlog.step_events import StepEvents
     from shardscope.runtime.provenance import Provenance
+    from shardscope.spec.cluster import EmulatedCluster
 
 _POLL_S = 0.02
 _START_S = 120.0  # time that `stop` waits for a run that is still starting, in seconds
@@ -105,6 +106,11 @@ class Run(Described):
         if self._job is None:
             self._job = self._dir.read_job()
         return self._job
+
+    @property
+    def cluster(self) -> EmulatedCluster | None:
+        """The emulated cluster that the run was launched on; None if it ran on this machine itself."""
+        return self._dir.read_cluster()
 
     @property
     def provenance(self) -> Provenance | None:
@@ -473,11 +479,7 @@ class Run(Described):
 
     def logs(self, rank: int | None = None) -> str:
         """Return the stdout and stderr of a rank; if `rank` is None, those of the agent."""
-        if rank is None:
-            files = [self.path / "logs" / "agent.log"]
-        else:
-            files = sorted((self.path / "logs").glob(f"*/attempt_*/{rank}/std*.log"))
-        return "".join(map(read_tail, files))
+        return "".join(map(read_tail, self._dir.log_files(rank)))
 
     def __repr__(self) -> str:
         return f"<Run {self.id} {self.state}>"

@@ -3,6 +3,7 @@
     job.json        the job, with the version of its schema; `Job.from_json` reads it
     user_code.pkl   the user's own functions, if the job has any (see `code_file` for who may load it)
     provenance.json versions, machine, git state and command line at the launch; see `provenance`
+    cluster.json    the emulated cluster that the run is on; missing if it is on this machine itself
     about.json      group, note, baseline, and the tool that launched the run; see `about`
     status.json     state, pid of the agent, error; replaced atomically
     rank-N.jsonl    events, appended by rank N
@@ -37,8 +38,10 @@ from shardscope.runtime.code_file import CODE_FILE, digest_of, load_for_ranks, p
 from shardscope.runtime.processes import ProcessStart, process_started
 from shardscope.runtime.status import Status, printable
 from shardscope.spec import Job
+from shardscope.spec.cluster import EmulatedCluster
 
 ROOT_VARIABLE = "SHARDSCOPE_RUNS"
+CLUSTER_FILE = "cluster.json"
 _RESERVE_BYTES = 64 * 1024
 _LONGEST_NAME = 100
 """Maximum length of a run's name in the name of its directory; file systems allow 255 bytes with the time."""
@@ -68,7 +71,13 @@ class RunDir:
 
     @classmethod
     def create(
-        cls, job: Job, root: Path, *, gated: bool = False, about: Mapping[str, str] | None = None
+        cls,
+        job: Job,
+        root: Path,
+        *,
+        gated: bool = False,
+        about: Mapping[str, str] | None = None,
+        cluster: EmulatedCluster | None = None,
     ) -> Self:
         """Create the directory of a new run and write its job; if `gated`, also create the file that `approval` names.
 
@@ -77,6 +86,7 @@ class RunDir:
             root: Folder of the runs.
             gated: Whether the run waits for approval after each evaluation.
             about: Content of `about.json`; the file is not written if this is empty.
+            cluster: The emulated cluster that the run is on; None for this machine itself.
 
         Raises:
             LaunchError: The directory cannot be written, or the user's code cannot be pickled.
@@ -90,6 +100,8 @@ class RunDir:
                 run.write_status("starting", pid=os.getpid(), process_started=process_started())
                 if about:
                     run.write_json("about.json", about)
+                if cluster is not None:
+                    run.write_whole(run.path / CLUSTER_FILE, cluster.to_json().encode())
                 run = replace(run, code=run.write_job(job))
                 if gated:
                     run.approve(0)
@@ -113,6 +125,20 @@ class RunDir:
         self.write_whole(self.path / "job.json", job.to_json().encode())
         return None if code is None else digest_of(code)
 
+    def read_cluster(self) -> EmulatedCluster | None:
+        """Return the emulated cluster that the run is on; None for this machine itself.
+
+        Raises:
+            RunUnreadable: The file is damaged.
+        """
+        fields = self.read_json(CLUSTER_FILE)
+        try:
+            return None if fields is None else EmulatedCluster.from_fields(fields)
+        except SpecError as error:
+            raise RunUnreadable(
+                f"{CLUSTER_FILE} of run {printable(self.path.name)} is damaged: {error}"
+            ) from None
+
     def read_job(self, *, with_code: bool = False) -> Job:
         """Return the job of this run. `with_code` also loads the user's own functions, if their digest is known.
 
@@ -129,6 +155,16 @@ class RunDir:
         if with_code and job.user_code and self.code is not None:
             return load_for_ranks(job, self.path / CODE_FILE, self.code)
         return job
+
+    def log_files(self, rank: int | None) -> list[Path]:
+        """Return the files with the stdout and stderr of a rank, or of the agent if `rank` is None."""
+        folder = self.path / "logs"
+        if rank is None:
+            return [folder / "agent.log"]
+        cluster = self.read_cluster()
+        node, local_rank = (None, rank) if cluster is None else divmod(rank, cluster.per_node)
+        of_node = "" if node is None else f"node-{node}/"
+        return sorted(folder.glob(f"{of_node}*/attempt_*/{local_rank}/std*.log"))
 
     # Small files that are replaced atomically.
 

@@ -7,17 +7,19 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from shardscope.errors import LaunchError
 from shardscope.runlog.writer import EventWriter
-from shardscope.spec import Job
+from shardscope.spec import Job, Link
 from shardscope.training import clock
 from shardscope.training.collectives import process_group
 from shardscope.training.collectives.paced_group import PacedProcessGroup
 from shardscope.training.collectives.process_group import MeteredProcessGroup
+from shardscope.training.emulation import ComputePace, Emulation
 from shardscope.training.meter import Meter
 
 
@@ -35,6 +37,7 @@ class RankContext:
         backend: Backend for collectives: ``"gloo"``, ``"nccl"``, ``"gloo (shared GPU, staged)"``, or ``"none"``.
         local_world_size: Number of ranks on this machine; None if unknown.
         compresses: Whether the job compresses gradients.
+        emulation: What the rank emulates on a node of an emulated cluster; None on real machines.
     """
 
     rank: int
@@ -46,6 +49,7 @@ class RankContext:
     backend: str = "none"
     local_world_size: int | None = None
     compresses: bool = False
+    emulation: Emulation | None = None
 
     @property
     def transport(self) -> str:
@@ -57,6 +61,18 @@ class RankContext:
         if self.group is None:
             return {}
         return {"transport": self.transport, "transport_reason": self.group.route.reason}
+
+    def described_link(self, link: Link | None) -> dict[str, Any]:
+        """Return the settings of the emulated link, the job's or the cluster's, for the ``start`` event.
+
+        They include whether its emulation is accurate. Empty if no link is emulated.
+        """
+        if self.emulation is not None:
+            return {"link": self.emulation.described()}
+        if link is None or self.group is None:
+            return {}
+        figures = {"bandwidth": link.bandwidth, "latency_s": link.latency_s, "label": link.label}
+        return {"link": {**figures, "is_accurate": link.can_be_paced}}
 
     @property
     def staged(self) -> bool:
@@ -109,9 +125,11 @@ def open_rank(job: Job, events: EventWriter, env: dict[str, str] | None = None) 
     device, backend = choose_device(job, local_rank, local_size)
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    meter = Meter()
+    meter, emulation = Meter(), Emulation.from_env(place)
+    if emulation is not None and emulation.slowdown > 1:
+        meter.pace = ComputePace(emulation.slowdown)
     if world_size == 1:
-        yield RankContext(rank, 1, device, meter, events)
+        yield RankContext(rank, 1, device, meter, events, emulation=emulation)
         return
     timeout = timedelta(seconds=job.timeout_s)
     group = process_group.init(
@@ -120,7 +138,8 @@ def open_rank(job: Job, events: EventWriter, env: dict[str, str] | None = None) 
         rank=rank,
         world_size=world_size,
         timeout=timeout,
-        link=job.link,
+        link=job.link if emulation is None else emulation.paced_link,
+        limits_rate=emulation is None,
         transport=job.transport,
         on_gpu=device.type == "cuda",
     )
@@ -128,5 +147,5 @@ def open_rank(job: Job, events: EventWriter, env: dict[str, str] | None = None) 
     shared = device.type == "cuda" and backend == "gloo"
     label = "gloo (shared GPU, staged)" if shared else backend
     compresses = job.compression.is_on
-    yield RankContext(rank, world_size, device, meter, events, group, label, local_size, compresses)
+    yield RankContext(rank, world_size, device, meter, events, group, label, local_size, compresses, emulation)
     dist.destroy_process_group()  # not after an error: it could block if another rank is stuck

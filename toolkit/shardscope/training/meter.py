@@ -17,10 +17,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardscope.training import clock
 
+if TYPE_CHECKING:
+    from shardscope.training.emulation import ComputePace
+
+_PACED = ("forward", "backward", "optimizer", "server_update")
+"""Names of the spans whose computation an emulated slow node slows down."""
 OBSERVING = 0
 """Step number for traffic that belongs to no step; steps count from 1."""
 
@@ -124,11 +129,13 @@ class Meter:
         step: The current step; also read by components that write their own events.
         logged_step: The step whose messages are logged one by one; `OBSERVING` for none.
         handed_over: Time in Unix seconds at which the last collective was passed to the thread or backend that runs it.
+        pace: Slows down the computation in spans, on an emulated slow node; None otherwise.
     """
 
     step: int = 0
     logged_step: int = OBSERVING
     handed_over: float = 0.0
+    pace: ComputePace | None = None
     _traffic_by_step: dict[int, dict[str, Traffic]] = field(default_factory=dict)
     _is_observing: bool = False
     _spans: list[Span] = field(default_factory=list)
@@ -202,11 +209,14 @@ class Meter:
 
         If gradients are exchanged in it, the span ends when the last of them is passed to its collective.
         """
-        start = clock.now()
+        start, pace = clock.now(), self.pace
+        began = None if pace is None else pace.before("backward")
         try:
             yield
         finally:
             end = clock.now()
+            if pace is not None and began is not None:
+                pace.after("backward", began)
             self.add_span(
                 Span("compute", "backward", start, self.handed_over if start < self.handed_over else end)
             )
@@ -215,8 +225,12 @@ class Meter:
     def span(self, lane: str, name: str, num_bytes: int = 0) -> Iterator[None]:
         """Return a context manager that records the time spent in it as one span."""
         start = clock.now()
+        pace = self.pace if lane == "compute" and name in _PACED else None
+        began = None if pace is None else pace.begin()
         try:
             yield
+            if pace is not None and began is not None:
+                pace.end(began)
         finally:
             self.add_span(Span(lane, name, start, clock.now(), num_bytes))
 

@@ -174,17 +174,9 @@ class Trainer:
             model=label_of(job.model), optimizer=job.optimizer.name, num_params=self.num_params,
             gradient_bytes=self.gradient_bytes, **self.strategy.described_transport(),
             compression=job.compression.label,
-            codecs=None if compressor is None else "numba" if compiled else "torch", **self._link(),
+            codecs=None if compressor is None else "numba" if compiled else "torch", **context.described_link(job.link),
             pid=os.getpid(), host=socket.gethostname(),
         )  # fmt: skip
-
-    def _link(self) -> dict[str, Any]:
-        """Return the emulated link's settings and whether its emulation is accurate, for the ``start`` event."""
-        link = self.job.link
-        if link is None or self.context.group is None:
-            return {}
-        figures = {"bandwidth": link.bandwidth, "latency_s": link.latency_s, "label": link.label}
-        return {"link": {**figures, "is_accurate": link.can_be_paced}}
 
     def resume(self, source: Path, *, allow_pickle: bool = False) -> None:
         """Load a checkpoint, or the newest complete one in a folder; training continues with this job's settings.

@@ -53,7 +53,7 @@ class Ghosts:
 
         for run in runs:
             self._tried.add(run.id)
-            prediction = preflight(run.job).prediction if type(run.job) is Job else None
+            prediction = preflight(run.job, run.cluster).prediction if type(run.job) is Job else None
             if prediction is not None:
                 self.found[run.id] = ghost_of(prediction)
                 self._on_change()

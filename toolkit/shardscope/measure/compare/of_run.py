@@ -23,7 +23,7 @@ from shardscope.runlog.schema import Event
 from shardscope.runlog.spans import finished_steps
 from shardscope.runtime import Run
 from shardscope.runtime.preflight import preflight
-from shardscope.spec.cluster import Cluster
+from shardscope.spec.cluster import Cluster, EmulatedCluster
 from shardscope.spec.observed import ObservedJob
 
 _NOT_PREDICTED = (
@@ -34,7 +34,7 @@ _NOT_PREDICTED = (
 
 def compare(
     run: Run | str | Path,
-    cluster: Cluster | None = None,
+    cluster: Cluster | EmulatedCluster | None = None,
     *,
     prediction: JobPrediction | ObservedPrediction | None = None,
     root: str | Path | None = None,
@@ -49,7 +49,8 @@ def compare(
 
     Args:
         run: A run with at least one finished step, or its name or path.
-        cluster: The cluster on which the job ran, one device per rank; None for this machine. The rates of this
+        cluster: The cluster on which the job ran, one device per rank; None for the emulated cluster that it was
+            launched on, or this machine. The rates of this
             machine's GPUs are unknown, so step times of a run on its GPUs are left out.
         prediction: A prediction of the run's job, for example with a calibration; None predicts the job now.
         root: Folder of the runs; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
@@ -74,7 +75,7 @@ def compare(
             f"run {run.id} has nothing to compare: not all ranks have finished a step; wait for a step"
         )
     if prediction is None:
-        prediction = predict(run.job, cluster)
+        prediction = _predicted(run, cluster)
     if prediction.job.world_size != run.job.world_size:
         raise SpecError(
             f"prediction is for {prediction.job.world_size} ranks, but run {run.id} has {run.job.world_size}; use "
@@ -92,10 +93,17 @@ def compare(
     if isinstance(prediction, JobPrediction):
         settled = prediction.at_step(max(steps))
         rows += with_simulation(time_rows(prediction, steps, notes), settled, notes, per=per)
-        where = where if prediction.cluster is None else prediction.cluster.name
+        where = prediction.where
     else:
         notes.append("Step time is left out: it is not predicted for an observed training loop.")
     return Comparison(run.id, run.name, where, tuple(rows), tuple(notes), per)
+
+
+def _predicted(run: Run, cluster: Cluster | EmulatedCluster | None) -> JobPrediction | ObservedPrediction:
+    """Return the prediction of a run's job on a cluster; None takes the emulated cluster of the run, if any."""
+    if isinstance(run.job, ObservedJob):
+        return predict(run.job) if cluster is None else predict(run.job, cluster)
+    return predict(run.job, cluster or run.cluster)
 
 
 def _where_it_ran(prediction: JobPrediction, events: Sequence[Event]) -> JobPrediction:
@@ -117,7 +125,7 @@ def comparison_or_reason(run: Run) -> Comparison | str:
     try:
         if isinstance(run.job, ObservedJob):
             return compare(run)
-        prediction = preflight(run.job).prediction
+        prediction = preflight(run.job, run.cluster).prediction
         return _NOT_PREDICTED if prediction is None else compare(run, prediction=prediction)
     except ShardscopeError as error:
         return str(error)

@@ -35,7 +35,7 @@ def verdict(run: Run, before: Run) -> Verdict | None:
     rate, rate_before = run.summary().samples_per_s, before.summary().samples_per_s
     if not rate or not rate_before:
         return None
-    then, now = preflight(run.job).prediction, preflight(before.job).prediction
+    then, now = (preflight(run.job, run.cluster).prediction, preflight(before.job, before.cluster).prediction)
     predicted = None
     if then is not None and now is not None and then.step_time_s and now.step_time_s:
         predicted = then.samples_per_s / now.samples_per_s

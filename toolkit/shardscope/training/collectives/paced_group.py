@@ -209,10 +209,11 @@ class PacedGroups:
 
     Args:
         link: The link to emulate on each rank.
+        limits_rate: Whether messages are limited to the link's bandwidth; False if the kernel limits them already.
     """
 
-    def __init__(self, link: Link) -> None:
-        self.link = link
+    def __init__(self, link: Link, *, limits_rate: bool = True) -> None:
+        self.link, self.limits_rate = link, limits_rate
         self._pacer: Pacer | None = None
 
     def make(self, route: Route, meter: Meter, backend: str, store: dist.Store) -> PacedProcessGroup:
@@ -220,7 +221,7 @@ class PacedGroups:
         rank, world_size = route.group.rank(), route.group.size()
         is_first = self._pacer is None
         if self._pacer is None:
-            self._pacer = Pacer(self.link, Switch(store, rank, world_size))
+            self._pacer = Pacer(self.link, Switch(store, rank, world_size), limits_rate=self.limits_rate)
         arrivals = CollectiveArrivals(store, rank, world_size)
         return PacedProcessGroup(
             route, meter, backend, pacer=self._pacer, arrivals=arrivals, has_all=is_first

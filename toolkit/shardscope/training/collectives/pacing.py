@@ -35,6 +35,7 @@ from shardscope.spec import Link
 from shardscope.training.collectives.outlet import Outlet
 from shardscope.training.collectives.switch import Switch
 
+_UNLIMITED = 1e15  # bytes per second
 _POLL_S = 0.05  # interval in seconds at which a waiting rank checks whether another rank has exited
 
 
@@ -51,13 +52,16 @@ class Pacer:
     Args:
         link: The link to emulate.
         switch: The switch that connects this link to the other ranks.
+        limits_rate: Whether messages are limited to the link's bandwidth; False only adds its latency, on links whose
+            rate the kernel limits.
     """
 
-    def __init__(self, link: Link, switch: Switch) -> None:
+    def __init__(self, link: Link, switch: Switch, *, limits_rate: bool = True) -> None:
         self.link, self.switch = link, switch
         self.is_on = False
         """Whether messages sent now are delayed."""
-        self._outlet: Outlet[_Message] = Outlet(link.bandwidth)
+        self._bandwidth = link.bandwidth if limits_rate else _UNLIMITED
+        self._outlet: Outlet[_Message] = Outlet(self._bandwidth)
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._busy_until = 0.0  # time at which the last backend collective ends
@@ -90,7 +94,7 @@ class Pacer:
     def send(self, num_bytes: int, receiver: int, release: Callable[[], None]) -> None:
         """Schedule a message of `num_bytes` to rank `receiver`; `release` is called at the time of its arrival."""
         with self._changed:
-            message = _Message(receiver, num_bytes / self.link.bandwidth, release)
+            message = _Message(receiver, num_bytes / self._bandwidth, release)
             self._outlet.add(message, receiver, num_bytes, self._advance())
             self._changed.notify()
 

@@ -258,10 +258,10 @@ setattr(MeteredProcessGroup, "gather", _gather)  # noqa: B010 - torch's stubs ov
 setattr(MeteredProcessGroup, "scatter", _scatter)  # noqa: B010
 
 
-def _paced_groups(link: Link) -> PacedGroups:
+def _paced_groups(link: Link, *, limits_rate: bool) -> PacedGroups:
     from shardscope.training.collectives.paced_group import PacedGroups  # builds on this module
 
-    return PacedGroups(link)
+    return PacedGroups(link, limits_rate=limits_rate)
 
 
 def init(
@@ -273,6 +273,7 @@ def init(
     timeout: timedelta,
     store: dist.Store | None = None,
     link: Link | None = None,
+    limits_rate: bool = True,
     transport: Name = "auto",
     on_gpu: bool = False,
 ) -> MeteredProcessGroup:
@@ -286,13 +287,14 @@ def init(
         timeout: Time after which a collective that waits for an unresponsive rank raises an error.
         store: Rendezvous store; None to use `MASTER_ADDR` and `MASTER_PORT` from the environment, as set by `torchrun`.
         link: The link to emulate on each rank while its `Pacer` is on; None to run at full speed.
+        limits_rate: Whether messages are limited to the link's bandwidth; False if the kernel limits them already.
         transport: What carries the communication; see `transports.open_route`.
         on_gpu: Whether the ranks compute on GPUs.
 
     Raises:
         LaunchError: The ranks cannot use the transport.
     """
-    paced = _paced_groups(link) if link is not None else None
+    paced = _paced_groups(link, limits_rate=limits_rate) if link is not None else None
 
     def create(prefix: dist.Store, rank: int, size: int, timeout: timedelta) -> MeteredProcessGroup:
         route = open_route(

@@ -25,8 +25,10 @@ from pathlib import Path
 import torch.distributed as dist
 
 from shardscope.errors import LaunchError
+from shardscope.training.emulation import VARIABLE as EMULATED
 
 _MEMORY = Path("/dev/shm")  # noqa: S108 - the file is private to the user; on systems other than Linux it is on disk
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _PAIR = struct.Struct("dd")
 _NUM_MESSAGES = 64  # number of recent messages per receiver that can delay a new one
 _NUM_COLLECTIVES = (
@@ -63,15 +65,15 @@ class SharedFile:
         file, path = tempfile.mkstemp(prefix="shardscope-link-", dir=_MEMORY if _MEMORY.is_dir() else None)
         self._path = Path(path)
         os.write(file, bytes(self.size))
-        store.set("shared-file", f"{socket.gethostname()}:{path}")
+        store.set("shared-file", f"{_this_machine()}:{path}")
         return file
 
     def _open(self, store: dist.Store) -> int:
-        host, path = store.get("shared-file").decode().split(":", 1)
-        if host != socket.gethostname():
+        machine, path = store.get("shared-file").decode().split(":", 1)
+        if machine != _this_machine():
             raise LaunchError(
-                f"link=... emulates a link between ranks on one machine, but the ranks are on {host} and "
-                f"{socket.gethostname()}; run all ranks on one machine, or omit link"
+                f"link=... emulates a link between ranks on one machine, but the ranks are on {machine} and "
+                f"{_this_machine()}; run all ranks on one machine, or omit link"
             )
         return os.open(path, os.O_RDWR)
 
@@ -88,6 +90,13 @@ class SharedFile:
             yield
         finally:
             fcntl.lockf(self.file, fcntl.LOCK_UN, 1, position)
+
+
+def _this_machine() -> str:
+    """Return what ranks on one machine have in common: an emulated node has a host name, but no memory, of its own."""
+    if EMULATED in os.environ and _BOOT_ID.is_file():
+        return _BOOT_ID.read_text().strip()
+    return socket.gethostname()
 
 
 _INBOX = struct.Struct(

@@ -1,0 +1,92 @@
+"""The `ip` and `tc` commands that set up the links of an emulated cluster; pure functions.
+
+Each node has an interface ``eth0``, whose other end is the port ``nN`` of its rack's switch. A token bucket (`tbf`) at
+each end limits one direction. With several racks, the ports ``upR`` and ``downR`` join rack R's switch to the core.
+If the kernel has `netem`, the latency is added where packets leave the switch, because packets delayed in the node
+would count as unsent, and TCP limits those.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardscope.spec.cluster import EmulatedCluster
+
+FRAME, ON_WIRE = 1514, 1538
+"""Bytes of a full frame as the kernel counts them, and on the wire, with checksum, preamble and gap."""
+_LEAST_BURST, _BURST_S = 5000, 250e-6
+_QUEUE_BYTES = 32 << 20
+"""Buffer of each port, in bytes: deep, so that many nodes that send to one queue up, but lose nothing."""
+_MOST_DELAYED = 200_000
+"""Packets that netem holds: more than are on their way on any link that can be emulated."""
+
+
+def bucket(bytes_per_s: float) -> str:
+    """Return the arguments of `tc` for a token bucket that lets Ethernet frames of this rate pass."""
+    bits = round(8 * bytes_per_s * FRAME / ON_WIRE)
+    burst = max(_LEAST_BURST, round(bytes_per_s * _BURST_S))
+    return f"tbf rate {bits}bit burst {burst}b limit {_QUEUE_BYTES}b"
+
+
+def network_plan(cluster: EmulatedCluster) -> dict[str, Any]:
+    """Return the plan that the hub carries out: the commands by step, ``HUB`` standing for the hub's process id."""
+    nodes = range(len(cluster.nodes))
+    ports = {f"n{node}": cluster.nodes[node].download for node in nodes}
+    return {
+        "switches": [line for rack in range(cluster.racks) for line in _bridge(f"rack{rack}")]
+        + (_core(cluster) if cluster.racks > 1 else []),
+        "nodes": [_node(cluster, node) for node in nodes],
+        "ports": [f"link set n{node} master rack{cluster.rack_of(node)} up" for node in nodes],
+        "limited": [*_uplinks(cluster), *(f"qdisc add dev {port} root {bucket(rate)}" for port, rate in ports.items())],
+        "delayed": [*_uplinks(cluster), *(line for port in ports.items() for line in _delayed(cluster, *port))],
+        "delays": cluster.latency_s > 0,
+    }  # fmt: skip
+
+
+def _bridge(name: str) -> list[str]:
+    return [
+        f"link add {name} type bridge forward_delay 0 stp_state 0",
+        f"link set {name} addrgenmode none up",
+    ]
+
+
+def _core(cluster: EmulatedCluster) -> list[str]:
+    lines = _bridge("core")
+    for rack in range(cluster.racks):
+        lines += [
+            f"link add up{rack} type veth peer name down{rack}",
+            f"link set up{rack} addrgenmode none master rack{rack} up",
+            f"link set down{rack} addrgenmode none master core up",
+        ]
+    return lines
+
+
+def _uplinks(cluster: EmulatedCluster) -> list[str]:
+    rate = cluster.rack_bandwidth
+    if rate is None:
+        return []
+    ports = [f"{way}{rack}" for rack in range(cluster.racks) for way in ("up", "down")]
+    return [f"qdisc add dev {port} root {bucket(rate)}" for port in ports]
+
+
+def _node(cluster: EmulatedCluster, node: int) -> dict[str, Any]:
+    address = cluster.address(node)
+    return {
+        "host": address,
+        "ip": [
+            "link set lo up",
+            f"link add eth0 type veth peer name n{node} netns HUB",
+            "link set eth0 addrgenmode none",
+            f"addr add {address}/24 dev eth0",
+            "link set eth0 up",
+        ],
+        "tc": [f"qdisc add dev eth0 root {bucket(cluster.nodes[node].upload)}"],
+    }
+
+
+def _delayed(cluster: EmulatedCluster, port: str, rate: float) -> list[str]:
+    delay = round(cluster.latency_s * 1e6)
+    return [
+        f"qdisc add dev {port} root handle 1: netem delay {delay}us limit {_MOST_DELAYED}",
+        f"qdisc add dev {port} parent 1:1 handle 10: {bucket(rate)}",
+    ]

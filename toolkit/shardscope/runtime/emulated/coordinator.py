@@ -1,0 +1,192 @@
+"""The agent of a run on an emulated cluster: it holds the network, and starts and watches the agents of the nodes.
+
+    launch server ── fork ──▶ coordinator ── fork ──▶ node agents, each in its namespaces ── forkserver ──▶ ranks
+                                  └─ hub, which holds the namespaces
+
+Like any agent of a run, it handles stop requests, ends the run when its driver ends, and writes the final status. All
+node agents are forked before it starts its first thread.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import time
+import traceback
+from dataclasses import dataclass
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+from shardscope.errors import LaunchError
+from shardscope.runtime.agent import Agent
+from shardscope.runtime.emulated import node as nodes
+from shardscope.runtime.emulated.network import EmulatedNetwork
+from shardscope.runtime.emulated.node import NodeResult
+from shardscope.runtime.failure import Ending, describe_failure, describe_lost_forkserver
+from shardscope.runtime.processes import kill_descendants
+from shardscope.runtime.rundir import RunDir
+from shardscope.runtime.status import Cause
+from shardscope.spec import Job
+
+_POLL_S = 0.05
+_PATIENCE_S = 5.0
+"""Time that the other nodes have to notice that ranks of one node have failed, in seconds; then they are killed."""
+
+
+@dataclass
+class _NodeAgent:
+    """A node's agent as its coordinator sees it."""
+
+    pid: int
+    pipe: int
+    result: NodeResult | None = None
+    exit_code: int | None = None
+    """Exit code if the agent ended without a result; the negative signal number if a signal killed it."""
+    was_killed: bool = False
+    """Whether the coordinator has killed it."""
+
+    @property
+    def has_ended(self) -> bool:
+        return self.result is not None or self.exit_code is not None
+
+    @property
+    def has_failed(self) -> bool:
+        if self.result is None:
+            return self.exit_code is not None
+        return self.result.state in {"failed", "not started"}
+
+    def take_result(self) -> None:
+        """Read the result from the pipe, which the agent has written or closed, and wait for the agent to end."""
+        text = b""
+        while chunk := os.read(self.pipe, 1 << 16):
+            text += chunk
+        os.close(self.pipe)
+        _, status = os.waitpid(self.pid, 0)
+        if text:
+            self.result = NodeResult.from_json(text)
+        else:
+            self.exit_code = os.waitstatus_to_exitcode(status)
+
+
+def start_nodes(run: RunDir, lifeline: int, request: dict[str, Any]) -> Coordinator:
+    """Start the network and the node agents; return the coordinator, whose run fails if they cannot be started."""
+    cluster = run.read_cluster()
+    assert cluster is not None
+    coordinator = Coordinator(run, lifeline, request)
+    try:
+        coordinator.network = EmulatedNetwork(cluster)
+    except LaunchError as error:
+        coordinator.not_started = str(error)
+        return coordinator
+    for node in range(len(cluster.nodes)):
+        coordinator.agents.append(_fork_node(coordinator, node))
+    return coordinator
+
+
+def _fork_node(coordinator: Coordinator, node: int) -> _NodeAgent:
+    network = coordinator.network
+    assert network is not None
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(write)
+        return _NodeAgent(pid, read)
+    code = 1
+    try:
+        for each in (coordinator.lifeline, read, *(other.pipe for other in coordinator.agents)):
+            os.close(each)
+        nodes.run_node(coordinator.run, coordinator.request, network, node, write)
+        code = 0
+    except BaseException:  # noqa: BLE001 - nothing above can handle it in a forked child
+        traceback.print_exc()
+    finally:
+        nodes.leave(code)
+    raise AssertionError("unreachable")
+
+
+class Coordinator(Agent):
+    """The agent of a run on an emulated cluster."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.network: EmulatedNetwork | None = None
+        self.agents: list[_NodeAgent] = []
+        self.not_started = ""
+
+    def _run_ranks(self) -> Ending:
+        if self.network is None:
+            return Ending("failed", error={"message": self.not_started}, cause=Cause.NOT_STARTED)
+        lost = self._wait_for_nodes()
+        ending = self._cut or lost or self._ending(self.run.read_job())
+        self.network.close()
+        return ending
+
+    def _wait_for_nodes(self) -> Ending | None:
+        """Wait until all node agents have ended. Return an ending if the network was lost, which ends them all."""
+        assert self.network is not None
+        deadline: float | None = None
+        lost: Ending | None = None
+        while waiting := {agent.pipe: agent for agent in self.agents if not agent.has_ended}:
+            ready, _, _ = select.select(list(waiting), [], [], _POLL_S)
+            for pipe in ready:
+                waiting[pipe].take_result()
+            if lost is None and not self.network.is_alive():
+                lost = self._lost_network()
+                self._kill(waiting.values())
+            if deadline is None and any(agent.has_failed for agent in self.agents):
+                deadline = time.monotonic() + _PATIENCE_S
+            elif deadline is not None and time.monotonic() > deadline:
+                self._kill(waiting.values())
+        return lost
+
+    def _kill(self, agents: Any) -> None:
+        for agent in agents:
+            if not agent.has_ended and not agent.was_killed:
+                agent.was_killed = True
+                kill_descendants(agent.pid)
+                os.kill(agent.pid, 9)
+
+    def _lost_network(self) -> Ending:
+        assert self.network is not None
+        message = (
+            f"the network of the emulated cluster (process {self.network.hub_pid}) was killed, by hand or by the "
+            "system because memory ran out; its ranks were ended"
+        )
+        return Ending("failed", error={"message": message}, cause=Cause.KILLED)
+
+    def _ending(self, job: Job) -> Ending:
+        """Return how the run ended, from the results of all nodes."""
+        for number, agent in enumerate(self.agents):
+            if agent.result is None and not agent.was_killed:
+                return self._lost_node(number, agent)
+        results = [agent.result for agent in self.agents if agent.result is not None]
+        for result in results:
+            if result.forkserver is not None:
+                return describe_lost_forkserver(self.run, job, *result.forkserver)
+        failures = {rank: code for result in results for rank, code in result.failures.items()}
+        if failures:
+            codes = {pid: code for result in results for pid, code in result.exit_codes.items()}
+            found = {rank: ProcessFailure(rank, 0, code, "") for rank, code in failures.items()}
+            return describe_failure(self.run, job, ChildFailedError("ranks", found), codes)
+        states = {result.state for result in results}
+        if "not started" in states:
+            first = next(result for result in results if result.state == "not started")
+            details = {
+                "message": f"the ranks could not be started: {first.message}",
+                "traceback": first.traceback,
+            }
+            return Ending("failed", error=details, cause=Cause.NOT_STARTED)
+        if "terminated" in states:
+            return Ending("stopped", "an agent of a node received SIGTERM", cause=Cause.TERMINATED)
+        return (
+            Ending("stopped", "asked to stop", cause=Cause.REQUESTED)
+            if "stopped" in states
+            else Ending("completed")
+        )
+
+    def _lost_node(self, node: int, agent: _NodeAgent) -> Ending:
+        code = agent.exit_code or 0
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}; see run.logs()"
+        message = f"the agent of emulated node {node} (process {agent.pid}) {how}; its ranks ended with it"
+        return Ending("failed", error={"message": message}, cause=Cause.KILLED if code < 0 else None)

@@ -1,0 +1,42 @@
+"""What a job must meet to be launched on an emulated cluster."""
+
+from __future__ import annotations
+
+from shardscope.errors import LaunchError, SpecError
+from shardscope.runtime.emulated.support import why_not_emulated
+from shardscope.spec import Job
+from shardscope.spec.cluster import EmulatedCluster
+
+
+def on_cluster(job: Job, cluster: EmulatedCluster) -> Job:
+    """Return the job as it runs on an emulated cluster: on CPU cores.
+
+    Raises:
+        LaunchError: The cluster is not emulated, or clusters cannot be emulated here.
+        SpecError: The job has another number of ranks than the cluster has devices, a link of its own, needs a GPU, or
+            needs shared memory.
+    """
+    if not isinstance(cluster, EmulatedCluster):
+        raise LaunchError(
+            f"launch trains on this machine, or on a cluster emulated on it, not on cluster {cluster!r:.40}; give "
+            "ss.Cluster.emulated(...), or start the job on your machines with torchrun"
+        )
+    if cluster.num_devices != job.world_size:
+        raise SpecError(
+            f"world_size={job.world_size} does not match the {cluster.num_devices} ranks of {cluster.name}; use "
+            f"world_size={cluster.num_devices}, or other nodes or per_node"
+        )
+    if job.link is not None:
+        raise SpecError(
+            f"link={job.link.label!r} has no place on an emulated cluster, which has links of its own; use link=None"
+        )
+    if job.device == "cuda":
+        raise SpecError("device='cuda' does not run on an emulated cluster; use device='cpu' or 'auto'")
+    if job.transport == "shm" and len(cluster.nodes) > 1:
+        raise SpecError(
+            f"transport='shm' does not reach across the {len(cluster.nodes)} emulated nodes; use 'auto' or 'tcp'"
+        )
+    why = why_not_emulated()
+    if why:
+        raise LaunchError(why)
+    return job.replace(device="cpu")

@@ -1,0 +1,153 @@
+"""The agent of one emulated node: PyTorch elastic with the c10d rendezvous, as it runs on one of several machines.
+
+It is a fork of the run's coordinator that has entered the node's namespaces. It starts its ranks, waits for them, and
+writes the result to a pipe.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import traceback
+from dataclasses import asdict, dataclass, field
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from shardscope._compat import ended_forkserver, fork_forkserver, started_processes
+from shardscope.runtime import worker
+from shardscope.runtime.emulated.network import EmulatedNetwork, on_interface
+from shardscope.runtime.processes import die_with_parent, ignore_interrupts
+from shardscope.runtime.rundir import RunDir
+from shardscope.training.emulation import Emulation
+
+PORT = 29_400
+"""Port of the rendezvous on node 0; each node has all ports to itself."""
+_POLL_S = 0.05
+
+
+@dataclass
+class NodeResult:
+    """How the ranks of one node ended.
+
+    Attributes:
+        state: ``"completed"``, ``"stopped"``, ``"terminated"``, ``"failed"`` or ``"not started"``.
+        failures: Exit codes of the ranks that had failed when elastic first checked, by rank.
+        exit_codes: Known exit codes of the node's rank processes, by pid.
+        forkserver: Pid and exit code of the node's forkserver if it has ended.
+        message: Why the ranks could not be started.
+        traceback: Traceback of that error.
+    """
+
+    state: str
+    failures: dict[int, int] = field(default_factory=dict)
+    exit_codes: dict[int, int] = field(default_factory=dict)
+    forkserver: tuple[int, int] | None = None
+    message: str = ""
+    traceback: str = ""
+
+    def to_json(self) -> bytes:
+        """Return the result as JSON, for the pipe to the coordinator."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> NodeResult:
+        """Read the result from JSON, whose keys are strings."""
+        fields = json.loads(text)
+        for name in ("failures", "exit_codes"):
+            fields[name] = {int(key): value for key, value in fields[name].items()}
+        return cls(**fields)
+
+
+def run_node(run: RunDir, request: dict[str, Any], network: EmulatedNetwork, node: int, result: int) -> None:
+    """Be the agent of `node` in this forked child: run its ranks to their end, and write the result to a pipe.
+
+    Args:
+        run: The run directory.
+        request: The launch request.
+        network: The cluster's network, which the coordinator has started.
+        node: The node.
+        result: File descriptor of the pipe to the coordinator.
+    """
+    coordinator = os.getppid()
+    network.enter(node)
+    network.let_go()
+    die_with_parent()  # after entering: the system forgets it when a process changes its user namespace
+    if os.getppid() != coordinator:
+        os._exit(1)
+    ignore_interrupts()
+    os.environ.update(on_interface())
+    os.environ.update(Emulation(network.cluster, node, network.delays_in_kernel).to_env())
+    folder = run.path / "control" / f"node-{node}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    fork_forkserver(folder)
+    found = _Ranks().run(_config(run, network, node), request)
+    (folder / "forkserver").unlink(missing_ok=True)
+    os.write(result, found.to_json())
+
+
+class _Ranks:
+    """The rank processes of a node; their exit codes are noted, because elastic reports the first failures only."""
+
+    def __init__(self) -> None:
+        self._seen: set[BaseProcess] = set()
+        self._over = threading.Event()
+
+    def run(self, config: LaunchConfig, request: dict[str, Any]) -> NodeResult:
+        """Start the ranks and wait for them."""
+        threading.Thread(target=self._watch, name="watcher", daemon=True).start()
+        try:
+            return self._run(config, request)
+        finally:
+            self._over.set()
+
+    def _run(self, config: LaunchConfig, request: dict[str, Any]) -> NodeResult:
+        try:
+            states = elastic_launch(config, worker.main)(
+                request["run"], request["resume"], request["code"], request["allow_pickle"], request["modules"]
+            )  # fmt: skip
+        except SignalException:
+            return NodeResult("terminated")
+        except ChildFailedError as failed:
+            codes = {int(rank): failure.exitcode for rank, failure in failed.failures.items()}
+            return NodeResult("failed", codes, self._exit_codes(), ended_forkserver())
+        except Exception as error:  # noqa: BLE001 - becomes the run's error
+            traceback.print_exc()
+            return NodeResult(
+                "not started", exit_codes=self._exit_codes(), forkserver=ended_forkserver(),
+                message=str(error), traceback=traceback.format_exc(),
+            )  # fmt: skip
+        return NodeResult("stopped" if "stopped" in states.values() else "completed")
+
+    def _watch(self) -> None:
+        while not self._over.wait(_POLL_S):
+            self._seen |= started_processes()
+
+    def _exit_codes(self) -> dict[int, int]:
+        self._seen |= started_processes()
+        codes = {process.pid: process.exitcode for process in self._seen}
+        return {pid: code for pid, code in codes.items() if pid is not None and code is not None}
+
+
+def _config(run: RunDir, network: EmulatedNetwork, node: int) -> LaunchConfig:
+    cluster = network.cluster
+    count, logs = len(cluster.nodes), run.path / "logs" / f"node-{node}"
+    logs.mkdir(mode=0o700, exist_ok=True)
+    return LaunchConfig(
+        min_nodes=count, max_nodes=count, nproc_per_node=cluster.per_node, run_id=run.path.name, role="rank",
+        rdzv_backend="c10d", rdzv_endpoint=f"{cluster.address(0)}:{PORT}", rdzv_configs={"is_host": node == 0},
+        local_addr=cluster.address(node), max_restarts=0, monitor_interval=0.02, start_method="forkserver",
+        logs_specs=DefaultLogsSpecs(log_dir=str(logs), redirects=Std.ALL),
+    )  # fmt: skip
+
+
+def leave(code: int) -> None:
+    """End this process at once, with its output written: threads of elastic may still be waiting."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,26 @@
+"""Whether this machine can emulate clusters."""
+
+from __future__ import annotations
+
+from shardscope.errors import LaunchError
+from shardscope.runtime.emulated.network import EmulatedNetwork
+from shardscope.spec.cluster import EmulatedCluster
+
+
+def why_not_emulated() -> str:
+    """Return why clusters cannot be emulated here, in one sentence; empty if they can. Sets one up to find out."""
+    try:
+        with EmulatedNetwork(EmulatedCluster.of(nodes=1)):
+            return ""
+    except LaunchError as error:
+        return str(error)
+
+
+def delays_in_kernel() -> bool:
+    """Return whether the kernel can add latency (netem).
+
+    Raises:
+        LaunchError: Clusters cannot be emulated here.
+    """
+    with EmulatedNetwork(EmulatedCluster.of(nodes=1, latency=1e-3)) as network:
+        return network.delays_in_kernel
