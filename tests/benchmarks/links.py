@@ -1,52 +1,33 @@
-"""All-reduces over real links against their formulas: four nodes on this machine, each held to 1 Gbit/s. Linux only.
+"""All-reduces over emulated links against their formulas, on 2 and 4 nodes of one machine. Linux only, no root needed.
 
-python tests/benchmarks/links.py [megabytes] [gigabit a second]
+python tests/benchmarks/links.py [gigabit a second] [megabytes ...]
 
-Each node is a network namespace of its own, joined by a bridge; a token bucket on both ends of its cable sets the rate.
-Needs `ip`, `tc` and `unshare` with user namespaces, but no root. The formulas here know the rate alone: headers, which
-take 4 to 5 % of it, the latency, far below a millisecond, and the adding are what they leave out.
+The formulas know the rate, less the headers of full Ethernet frames (5.9 %), and nothing else: neither the latency of
+the emulated switch, far below a millisecond, nor the adding of numbers, nor TCP's slow start.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
 import time
 from datetime import timedelta
-from pathlib import Path
 
-NODES = 4
+import shardscope as ss
+from shardscope.errors import LaunchError
+from shardscope.runtime.emulated import EmulatedNetwork
+from shardscope.spec.cluster import EmulatedCluster
+
+NODES = (2, 4)
 ROUNDS = 5
-HOST, PORT = "10.9.0.1", 29_500
+PORT = 29_500
 
 
-def set_up(gigabit: float) -> None:
-    """A bridge, and a namespace a node with a cable to it."""
-    shape = f"root tbf rate {gigabit * 1000:.0f}mbit burst 256kb latency 100ms"
-    run = lambda command: subprocess.run(command.split(), check=True)
-    for command in ("mount -t tmpfs none /run", "ip link set lo up", "ip link add br0 type bridge"):
-        run(command)
-    run("ip link set br0 up")
-    for node in range(NODES):
-        inside = f"ip netns exec n{node}"
-        for command in (
-            f"ip netns add n{node}",
-            f"ip link add v{node} type veth peer name eth0 netns n{node}",
-            f"ip link set v{node} master br0 up",
-            f"tc qdisc add dev v{node} {shape}",
-            f"{inside} ip addr add 10.9.0.{node + 1}/24 dev eth0",
-            f"{inside} ip link set eth0 up",
-            f"{inside} ip link set lo up",
-            f"{inside} tc qdisc add dev eth0 {shape}",
-        ):
-            run(command)
-
-
-def serve(rank: int, megabytes: float, gigabit: float) -> None:
-    """One node's part: all algorithms in turn, `ROUNDS` times; rank 0 prints."""
+def serve(rank: int, world_size: int, megabytes: list[float]) -> None:
+    """One node's part: all algorithms in turn for each size, `ROUNDS` times; rank 0 prints the seconds as JSON."""
     import torch
     import torch.distributed as dist
 
@@ -54,97 +35,111 @@ def serve(rank: int, megabytes: float, gigabit: float) -> None:
     from shardscope.training.meter import Meter
 
     torch.set_num_threads(1)
-    store = dist.TCPStore(HOST, PORT, NODES, is_master=rank == 0, timeout=timedelta(seconds=60))
+    minute = timedelta(seconds=60)
+    store = dist.TCPStore(EmulatedCluster.address(0), PORT, world_size, is_master=rank == 0, timeout=minute)
     group = process_group.init(
-        Meter(), backend="gloo", rank=rank, world_size=NODES, timeout=timedelta(seconds=60), store=store
+        Meter(), backend="gloo", rank=rank, world_size=world_size, timeout=minute, store=store
     )
-    tensor = torch.ones(int(megabytes * 1e6) // 4)
     ring, both, tree = RingAllReduce(group), RingAllReduce(group, directions=2), TreeAllReduce(group)
 
-    def star() -> None:
+    def star(tensor: torch.Tensor) -> None:
         """Rank 0 is server and worker."""
         if rank:
             dist.send(tensor, 0)
             dist.recv(tensor, 0)
             return
-        parts = [torch.empty_like(tensor) for _ in range(NODES - 1)]
+        parts = [torch.empty_like(tensor) for _ in range(world_size - 1)]
         for work in [dist.irecv(part, source) for source, part in enumerate(parts, 1)]:
             work.wait()
         for part in parts:
             tensor.add_(part)
-        for work in [dist.isend(tensor, target) for target in range(1, NODES)]:
+        for work in [dist.isend(tensor, target) for target in range(1, world_size)]:
             work.wait()
 
     ways = {
-        "ring": lambda: ring.all_reduce_(tensor),
-        "ring, both ways": lambda: both.all_reduce_(tensor),
-        "pipelined tree": lambda: tree.all_reduce_(tensor),
+        "ring": ring.all_reduce_,
+        "ring, both ways": both.all_reduce_,
+        "pipelined tree": tree.all_reduce_,
         "parameter server": star,
     }
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for round_ in range(ROUNDS + 1):
-        for name, way in ways.items():
-            dist.barrier()
-            start = time.perf_counter()
-            way()
-            dist.barrier()
-            if round_:
-                seconds[name].append(time.perf_counter() - start)
-    if rank == 0:
-        report(seconds, megabytes, gigabit)
+    for size in megabytes:
+        tensor = torch.ones(int(size * 1e6) // 4)
+        seconds: dict[str, list[float]] = {name: [] for name in ways}
+        for round_ in range(ROUNDS + 1):
+            for name, way in ways.items():
+                dist.barrier()
+                start = time.perf_counter()
+                way(tensor)
+                dist.barrier()
+                if round_:
+                    seconds[name].append(time.perf_counter() - start)
+        if rank == 0:
+            print(json.dumps({"megabytes": size, "seconds": seconds}), flush=True)
     dist.barrier()
     os._exit(0)
 
 
-def report(seconds: dict[str, list[float]], megabytes: float, gigabit: float) -> None:
-    """Medians beside the formulas. Both ways around share a node's one cable, so that the ring's formula holds."""
+def formula(name: str, megabytes: float, cluster: EmulatedCluster) -> float:
+    """Seconds by the closed form. Both ways around share a node's one cable, so that the ring's formula holds."""
     from shardscope.analytic.communication import collective_time
     from shardscope.training.collectives.tree import SLICE_BYTES
 
-    segments = -(-int(megabytes * 1e6) // SLICE_BYTES)
-    formulas = {
+    algorithm, options = {
         "ring": ("ring", {}),
         "ring, both ways": ("ring", {}),
-        "pipelined tree": ("pipelined-tree", {"segments": segments}),
+        "pipelined tree": ("pipelined-tree", {"segments": -(-int(megabytes * 1e6) // SLICE_BYTES)}),
         "parameter server": ("parameter-server", {}),
-    }
-    print(f"{megabytes:g} MB among {NODES} nodes at {gigabit:g} Gbit/s")
-    for name, times in seconds.items():
-        algorithm, options = formulas[name]
-        formula = collective_time(
+    }[name]
+    return float(
+        collective_time(
             op="all_reduce",
             algorithm=algorithm,
             num_bytes=megabytes * 1e6,
-            workers=NODES,
-            bandwidth=gigabit * 1e9 / 8,
+            workers=cluster.num_devices,
+            bandwidth=cluster.link.bandwidth,
             **options,
         )
-        measured = statistics.median(times)
-        both = f"measured {1e3 * measured:8.1f} ms   formula {1e3 * formula:8.1f} ms"
-        print(f"{name:18} {both}   {measured / formula:5.2f} x")
+    )
+
+
+def measure(cluster: EmulatedCluster, megabytes: list[float]) -> None:
+    """Run the nodes, and print medians beside the formulas."""
+    count = cluster.num_devices
+    command = [sys.executable, __file__, "--node", str(count), *map(str, megabytes)]
+    with EmulatedNetwork(cluster) as links:
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        nodes = [
+            links.popen(
+                rank, command, env={**env, "LINKS_RANK": str(rank)}, stdout=subprocess.PIPE, text=True
+            )
+            for rank in range(count)
+        ]
+        output = nodes[0].communicate()[0]
+        failed = [node.returncode for node in nodes if node.wait()]
+    assert not failed, failed
+    for line in output.splitlines():
+        found = json.loads(line)
+        for name, seconds in found["seconds"].items():
+            measured, by_formula = statistics.median(seconds), formula(name, found["megabytes"], cluster)
+            figures = f"measured {1e3 * measured:8.1f} ms   formula {1e3 * by_formula:8.1f} ms"
+            print(
+                f"{count} nodes {found['megabytes']:6g} MB  {name:18} {figures}   {measured / by_formula:5.2f} x"
+            )
 
 
 def main() -> None:
-    """Start again in namespaces of our own, set them up, and start the nodes."""
-    if "--inside" not in sys.argv:
-        missing = [tool for tool in ("ip", "tc", "unshare") if shutil.which(tool) is None]
-        if missing or subprocess.run(["unshare", "-Urnm", "true"], capture_output=True).returncode:
-            print(f"skipped: needs {', '.join(missing) or 'user namespaces'} (iproute2, util-linux)")
+    """Measure on each number of nodes, or be a node."""
+    if "--node" in sys.argv:
+        count, *sizes = sys.argv[2:]
+        serve(int(os.environ["LINKS_RANK"]), int(count), [float(size) for size in sizes])
+    gigabit, *megabytes = [*map(float, sys.argv[1:])] or [0.1]
+    for nodes in NODES:
+        cluster = ss.Cluster.emulated(nodes=nodes, bandwidth=gigabit * 1e9 / 8)
+        try:
+            measure(cluster, megabytes or [1.0, 4.0, 16.0])
+        except LaunchError as error:
+            print(f"skipped: {error}")
             return
-        command = ["unshare", "-Urnm", sys.executable, __file__, "--inside", *sys.argv[1:]]
-        sys.exit(subprocess.run(command).returncode)
-    values = [float(value) for value in sys.argv[1:] if not value.startswith("--")]
-    megabytes, gigabit = (*values, *(16.8, 1.0)[len(values) :])
-    if "--rank" in sys.argv:
-        serve(int(os.environ["LINKS_RANK"]), megabytes, gigabit)
-    set_up(gigabit)
-    nodes = []
-    for rank in range(NODES):
-        command = ["ip", "netns", "exec", f"n{rank}", sys.executable, __file__, "--inside", "--rank"]
-        settings = {"LINKS_RANK": str(rank), "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
-        shown = [str(value) for value in (megabytes, gigabit)]
-        nodes.append(subprocess.Popen([*command, *shown], env=os.environ | settings, cwd=Path.cwd()))
-    sys.exit(max(node.wait() for node in nodes))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from shardscope.runlog.schema import Event, Moved
 from shardscope.runlog.spans import covered, finished_with_spans, lane_of
 from shardscope.runlog.steps import WARM_UP_STEPS
 from shardscope.runtime import Run, launch
-from shardscope.spec import Compression, Job, LRSchedule
+from shardscope.spec import Compression, Job, Link, LRSchedule
 from shardscope.spec.job_parts import Record
 
 PROBE_STEPS = 8
@@ -79,8 +79,14 @@ def _check_probe(job: Job, run: Run) -> None:
             )
     if its.compression.is_on:
         raise SpecError(f"probe={run.id!r} ran with compression={its.compression.name!r}; {_PLAIN}")
-    if its.link is not None:
-        raise SpecError(f"probe={run.id!r} ran on an emulated link ({its.link.label}); {_PLAIN}")
+    link = link_of_run(run)
+    if link is not None:
+        raise SpecError(f"probe={run.id!r} ran on an emulated link ({link.label}); {_PLAIN}")
+
+
+def link_of_run(run: Run) -> Link | None:
+    """Return the emulated link of a run's ranks: its job's, or the slowest of its emulated cluster; None if it has none."""
+    return run.job.link if run.cluster is None else run.cluster.link
 
 
 def steps_with_spans(run: Run) -> list[list[Event]]:

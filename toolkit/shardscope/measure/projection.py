@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from shardscope.errors import SpecError
+from shardscope.measure.probe import link_of_run
 from shardscope.measure.replay import FIRST_SPAN, Rank, replay, step_of
 from shardscope.measure.wire import Links, Wire, busiest
 from shardscope.runlog.schema import Event
@@ -79,7 +80,7 @@ class Projector:
             raise SpecError(
                 f"run {run.id} has no step with recorded spans; record them with Record(spans_first=100)"
             )
-        self._software_overheads = _software_overheads(self._steps, self._wire, run.job.link)
+        self._software_overheads = _software_overheads(self._steps, self._wire, link_of_run(run))
 
     def on(self, link: Link | None) -> Projection:
         """Predict the step time on this link; None means the machine's own link.
@@ -129,9 +130,10 @@ def _check_run(run: Run) -> None:
 
 
 def _check_link(run: Run, link: Link | None) -> None:
-    if link is None and run.job.link is not None:
+    own = link_of_run(run)
+    if link is None and own is not None:
         raise SpecError(
-            f"run {run.id} used an emulated link ({run.job.link.label}) and cannot be projected to the machine's own "
+            f"run {run.id} used an emulated link ({own.label}) and cannot be projected to the machine's own "
             "link; give a link, or run the job without one"
         )
 

@@ -17,6 +17,9 @@ FRAME, ON_WIRE = 1514, 1538
 _LEAST_BURST, _BURST_S = 5000, 250e-6
 _QUEUE_BYTES = 32 << 20
 """Buffer of each port, in bytes: deep, so that many nodes that send to one queue up, but lose nothing."""
+_SEGMENT_BYTES, _SEGMENT_S = (16384, 65536), 1.3e-3
+_AFTER_IDLE = "/proc/sys/net/ipv4/tcp_slow_start_after_idle"
+"""Setting that makes TCP start slowly after each pause, as between two steps; clusters commonly turn it off."""
 _MOST_DELAYED = 200_000
 """Packets that netem holds: more than are on their way on any link that can be emulated."""
 
@@ -80,8 +83,16 @@ def _node(cluster: EmulatedCluster, node: int) -> dict[str, Any]:
             f"addr add {address}/24 dev eth0",
             "link set eth0 up",
         ],
+        "segments": [f"link set eth0 gso_max_size {_segment_bytes(cluster.nodes[node].upload)}"],
         "tc": [f"qdisc add dev eth0 root {bucket(cluster.nodes[node].upload)}"],
+        "settings": {_AFTER_IDLE: "0"},
     }
+
+
+def _segment_bytes(bytes_per_s: float) -> int:
+    """Return the most bytes that TCP hands to the interface at once: few on slow links, where others wait for them."""
+    low, high = _SEGMENT_BYTES
+    return min(high, max(low, round(bytes_per_s * _SEGMENT_S)))
 
 
 def _delayed(cluster: EmulatedCluster, port: str, rate: float) -> list[str]:

@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from typing import Any, NoReturn
 
 NEW_UTS, NEW_USER, NEW_NET = 0x04000000, 0x10000000, 0x40000000
@@ -96,10 +97,15 @@ def add_node(plan: dict[str, Any], switches: int, host_name: int) -> tuple[int, 
     """Create a node's namespaces and its end of the link. Return the descriptors of its network and host name."""
     unshare(NEW_NET | NEW_UTS)
     socket.sethostname(plan["host"])
+    for path, value in plan["settings"].items():
+        with suppress(OSError), open(path, "w") as file:  # in some containers, settings are read-only
+            file.write(value)
     network, name = held("net"), held("uts")
     set_namespace(switches)
     set_namespace(host_name)
     run_batch("ip", plan["ip"], network)
+    with suppress(OSError):  # only makes rates steadier; an old `ip` does not know it
+        run_batch("ip", plan["segments"], network)
     run_batch("tc", plan["tc"], network)
     return network, name
 

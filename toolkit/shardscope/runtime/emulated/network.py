@@ -115,10 +115,18 @@ class EmulatedNetwork:
     def popen(
         self, node: int, command: Sequence[str], *, env: Mapping[str, str] | None = None, **options: Any
     ) -> subprocess.Popen[Any]:
-        """Start a command on a node, like `subprocess.Popen`, with gloo and NCCL set to the node's interface."""
+        """Start a command on a node, like `subprocess.Popen`, with gloo and NCCL set to the node's interface.
+
+        The command is killed if this process dies; start it from the main thread.
+        """
+
+        def prepare() -> None:
+            self.enter(node)
+            hub.die_with_parent()
+
         return subprocess.Popen(
             command, env={**(os.environ if env is None else env), **on_interface()},
-            preexec_fn=lambda: self.enter(node),  # noqa: PLW1509 - namespaces can only be entered in the child
+            preexec_fn=prepare,  # noqa: PLW1509 - namespaces can only be entered in the child
             **options,
         )  # fmt: skip
 

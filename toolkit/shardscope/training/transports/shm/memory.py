@@ -26,6 +26,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from shardscope.training.emulation import VARIABLE
 from shardscope.training.transports.shm import futex
 
 PAGE = mmap.PAGESIZE
@@ -111,7 +112,8 @@ class SharedMemory:
         hosts = exchange(dist.PrefixStore("hosts", store), rank, world_size, this_host())
         if len(set(hosts)) > 1:
             other = next(r for r, host in enumerate(hosts) if host != hosts[0])
-            raise CannotShare(f"ranks 0 and {other} are not on the same host")
+            where = "on different emulated nodes" if VARIABLE in os.environ else "not on the same host"
+            raise CannotShare(f"ranks 0 and {other} are {where}")
         self.file = self._join(store, rank, world_size)
         self._map = mmap.mmap(self.file, size)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))

@@ -1,0 +1,83 @@
+"""The description of an emulated cluster: what it refuses, what it is called, and what its commands say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import shardscope as ss
+from shardscope.runtime.emulated.commands import bucket, network_plan
+from shardscope.spec.cluster import EmulatedCluster
+from shardscope.spec.cluster.emulated import PAYLOAD
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"nodes": 0}, "nodes=0 is not valid: give a whole number from 1 to 100"),
+        ({"nodes": 101}, "nodes=101"),
+        ({"nodes": True}, "nodes=True"),
+        ({"bandwidth": "1"}, "unit"),
+        ({"latency": "1 MB"}, "latency"),
+        ({"per_node": 0}, "per_node=0"),
+        ({"slowdown": {4: 2.0}}, "slowdown names node 4, but the nodes are 0 to 3"),
+        ({"slowdown": {1: 0.5}}, "slowdown=0.5"),
+        ({"upload": {"1": "1 Gbit/s"}}, "upload names node '1'"),
+        ({"racks": 3, "rack_bandwidth": "1 Gbit/s"}, "racks=3 does not divide nodes=4"),
+        ({"racks": 2}, "racks=2 needs a rack_bandwidth"),
+        ({"rack_bandwidth": "1 Gbit/s"}, "racks=1 has no use for a rack_bandwidth"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_sentence(fields: dict[str, Any], told: str) -> None:
+    with pytest.raises(ss.SpecError) as refused:
+        ss.Cluster.emulated(**fields)
+    assert told in str(refused.value)
+
+
+def test_uneven_links_are_those_of_the_named_nodes() -> None:
+    cluster = ss.Cluster.emulated(
+        nodes=3, bandwidth="1 Gbit/s", node_bandwidth={1: "100 Mbit/s"}, upload={2: "10 Mbit/s"}
+    )
+    assert [node.upload for node in cluster.nodes] == [1.25e8, 1.25e7, 1.25e6]
+    assert [node.download for node in cluster.nodes] == [1.25e8, 1.25e7, 1.25e8]
+    assert cluster.slowest == 1.25e6
+    assert cluster.link.bandwidth == pytest.approx(1.25e6 * PAYLOAD)
+    assert cluster.name == "3 emulated nodes, slowest link 10 Mbit/s, 0 s"
+
+
+def test_it_survives_json() -> None:
+    cluster = ss.Cluster.emulated(
+        nodes=4, latency="2 ms", per_node=2, slowdown={3: 2.5}, racks=2, rack_bandwidth="1 Gbit/s"
+    )
+    assert EmulatedCluster.from_json(cluster.to_json()) == cluster
+    assert cluster.num_devices == 8
+    assert [cluster.rack_of(node) for node in range(4)] == [0, 0, 1, 1]
+
+
+def test_addresses_sort_as_text_in_node_order() -> None:
+    addresses = [EmulatedCluster.address(node) for node in range(100)]
+    assert addresses == sorted(addresses)
+    assert len(set(addresses)) == 100
+
+
+def test_a_bucket_lets_pass_what_an_ethernet_link_would() -> None:
+    """Of 1538 bytes on the wire, the kernel counts 1514."""
+    assert bucket(1.25e8).startswith(f"tbf rate {round(1e9 * 1514 / 1538)}bit burst 31250b ")
+    assert " burst 5000b " in bucket(1.25e6), "at least three frames, or the bucket lets none pass"
+
+
+def test_latency_is_added_where_packets_leave_the_switch() -> None:
+    plan = network_plan(ss.Cluster.emulated(nodes=2, latency="1.5 ms"))
+    assert plan["delays"]
+    assert plan["delayed"][0].startswith("qdisc add dev n0 root handle 1: netem delay 1500us ")
+    assert plan["delayed"][1].startswith("qdisc add dev n0 parent 1:1 handle 10: tbf ")
+    assert not any("netem" in line for node in plan["nodes"] for line in node["tc"])
+    assert not network_plan(ss.Cluster.emulated(nodes=2))["delays"]
+
+
+def test_racks_are_joined_by_limited_links() -> None:
+    plan = network_plan(ss.Cluster.emulated(nodes=4, racks=2, rack_bandwidth="100 Mbit/s"))
+    assert plan["ports"] == [f"link set n{node} master rack{node // 2} up" for node in range(4)]
+    limited = {line.split()[3] for line in plan["limited"]}
+    assert limited == {"up0", "down0", "up1", "down1", "n0", "n1", "n2", "n3"}
