@@ -66,6 +66,15 @@ def test_logs_are_read_by_rank_and_cannot_steer_the_terminal(tmp_path: Path) -> 
     assert read_logs(tmp_path, rank=0) == {"run_x/attempt_0/0/stdout.log": "hello"}
 
 
+def test_logs_of_emulated_nodes_are_those_of_the_runs_ranks(tmp_path: Path) -> None:
+    for node, local_rank in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        folder = tmp_path / f"node-{node}/run_x/attempt_0/{local_rank}"
+        folder.mkdir(parents=True)
+        (folder / "stdout.log").write_text(f"node {node}, rank {local_rank}")
+    found = [list(read_logs(tmp_path, rank=rank, per_node=2).values()) for rank in range(4)]
+    assert found == [["node 0, rank 0"], ["node 0, rank 1"], ["node 1, rank 0"], ["node 1, rank 1"]]
+
+
 def test_logs_of_a_rank_that_the_run_does_not_have(run: ss.Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["logs", str(run.path), "--rank", "2"]) == 2
     assert "--rank 2 is not a rank of" in capsys.readouterr().err

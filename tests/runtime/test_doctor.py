@@ -39,6 +39,7 @@ def test_it_looks_for_all_that_a_run_depends_on(report: DoctorReport) -> None:
         "loopback",
         "gloo",
         "transport",
+        "emulated clusters",
         "namespaces",
         "Chromium",
     }
@@ -55,6 +56,16 @@ def test_without_namespaces_links_are_emulated_all_the_same(monkeypatch: pytest.
     assert missing.cost.startswith("Only for developers: ")
     assert "emulate" not in DoctorReport(tuple(doctor._extras())).to_text()
     assert not missing.required
+
+
+def test_it_says_why_clusters_cannot_be_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "why_not_emulated", lambda: "it is forbidden here; emulate links instead")
+    found = {each.name: each for each in doctor._network({"gloo": True})}["emulated clusters"]
+    assert (found.text, found.value, found.mark) == (
+        "it is forbidden here; emulate links instead",
+        False,
+        "–",
+    )
 
 
 @pytest.mark.parametrize(

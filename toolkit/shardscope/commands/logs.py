@@ -15,7 +15,8 @@ from shardscope.runlog.files import read_tail
 from shardscope.runtime.status import printable
 
 _MOST_BYTES = 64 * 2**10
-_OF_A_RANK = re.compile(r"(?:^|/)(\d+)/(?:stdout|stderr)\.log$")
+_OF_A_RANK = re.compile(r"^(?:node-(\d+)/)?(?:.*/)?(\d+)/(?:stdout|stderr)\.log$")
+"""Names of the logs of a rank: the emulated node, if it is on one, and its rank on the node or in the run."""
 
 
 def add_to(commands: Any) -> None:
@@ -41,7 +42,9 @@ def carry_out(arguments: argparse.Namespace) -> int:
         raise SpecError(
             f"--rank {arguments.rank} is not a rank of {run.id}; use 0 to {run.job.world_size - 1}"
         )
-    found = read_logs(run.path / "logs", arguments.rank)
+    cluster = run.cluster
+    per_node = 0 if cluster is None else cluster.per_node
+    found = read_logs(run.path / "logs", arguments.rank, per_node=per_node)
     if arguments.json:
         print(as_json(found))
         return 0
@@ -52,22 +55,27 @@ def carry_out(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def read_logs(folder: Path, rank: int | None = None) -> dict[str, str]:
+def read_logs(folder: Path, rank: int | None = None, *, per_node: int = 0) -> dict[str, str]:
     """Return the last part of each log that is not empty, by its path within the folder.
 
     Control characters other than line breaks and tabs are escaped, because a rank may print anything.
+
+    Args:
+        folder: Folder of the logs.
+        rank: The rank whose logs are returned; None for those of all processes.
+        per_node: Ranks per node of the run's emulated cluster; 0 if it has none.
     """
     paths = sorted(path for path in folder.rglob("*.log") if path.is_file() and not path.is_symlink())
     names = {str(path.relative_to(folder)): path for path in paths}
     if rank is not None:
-        names = {name: path for name, path in names.items() if _rank_of(name) == rank}
+        names = {name: path for name, path in names.items() if _rank_of(name, per_node) == rank}
     logs = {printable(name): read_tail(path, most=_MOST_BYTES) for name, path in names.items()}
     return {name: _safe(content).rstrip() for name, content in logs.items() if content.strip()}
 
 
-def _rank_of(name: str) -> int | None:
+def _rank_of(name: str, per_node: int) -> int | None:
     found = _OF_A_RANK.search(name)
-    return None if found is None else int(found[1])
+    return None if found is None else int(found[1] or 0) * per_node + int(found[2])
 
 
 def _safe(content: str) -> str:
