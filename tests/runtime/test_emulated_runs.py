@@ -88,6 +88,15 @@ def test_a_comparison_takes_the_cluster_of_the_run() -> None:
 
 
 @pytest.mark.slow
+def test_it_is_reproduced_on_an_equal_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # the state of this checkout is no difference
+    run = ss.launch(small_job(), PAIR).wait(120)
+    again = ss.reproduce(run).wait(120)
+    assert again.cluster == PAIR
+    assert losses(again) == losses(run)
+
+
+@pytest.mark.slow
 def test_the_links_carry_the_metered_bytes_and_their_headers() -> None:
     job = small_job(model="cnn", strategy="ring", steps=20, world_size=2)
     run = ss.launch(job.replace(steps=1_000_000), PAIR)

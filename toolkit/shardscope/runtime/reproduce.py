@@ -29,6 +29,7 @@ def reproduce(
     On the same machine with the same versions, losses are bit-identical. The exceptions are asynchronous and
     bounded-staleness parameter servers, and GPU kernels that sum in no fixed order. A warning is issued for each
     difference between the environment of the run and this one.
+    A run on an emulated cluster is launched on an equal one.
 
     Args:
         run: A run, or its name or path.
@@ -51,7 +52,7 @@ def reproduce(
     job = load_job(earlier, trust_code=trust_code)
     for difference in differences(earlier):
         warnings.warn(f"{earlier.id}: {difference}", EnvironmentDiffers, stacklevel=2)
-    return launch(job, root=root, preflight=preflight)
+    return launch(job, earlier.cluster, root=root, preflight=preflight)
 
 
 def differences(run: Run) -> Iterator[str]:
