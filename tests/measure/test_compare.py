@@ -173,7 +173,7 @@ def test_on_a_cluster_terms_without_a_counterpart_are_noted() -> None:
         step_of(rank, SPANS, 20.0) | {"peak_memory_bytes": 5, "traffic": {}, "step": 1} for rank in (0, 1)
     ]
     events = [{"event": "start", "rank": rank} for rank in (0, 1)] + [row | {"event": "step"} for row in rows]
-    run: Any = SimpleNamespace(id="r", name="r", job=job, events=lambda: events)
+    run: Any = SimpleNamespace(id="r", name="r", job=job, cluster=None, events=lambda: events)
     found = compare(run, CLUSTER)
     assert found.where == CLUSTER.name
     step = found["time", "step"]
@@ -207,7 +207,9 @@ def test_a_run_is_laid_beside_a_prediction_for_the_device_on_which_it_ran(
         step = {"event": "step", "peak_memory_bytes": 5, "traffic": {}, "step": 3}
         events = [{"event": "start", "rank": rank, **start} for rank in (0, 1)]
         events += [step_of(rank, SPANS, 20.0) | step for rank in (0, 1)]
-        run: Any = SimpleNamespace(id="r", name="r", job=job, events=lambda events=events: events)
+        run: Any = SimpleNamespace(
+            id="r", name="r", job=job, cluster=None, events=lambda events=events: events
+        )
         assert _where_it_ran(ss.predict(job), events).step.backend == backend
         for found in (compare(run), compare(run, prediction=ss.predict(job))):
             assert any(row.group == "time" for row in found.rows) == has_time
@@ -281,7 +283,7 @@ def test_a_run_that_cannot_be_predicted_has_a_reason() -> None:
     def my_model() -> nn.Module:
         raise AssertionError("only its ranks call it")
 
-    run: Any = SimpleNamespace(job=ss.Job(model=my_model, data="digits", strategy="single"))
+    run: Any = SimpleNamespace(job=ss.Job(model=my_model, data="digits", strategy="single"), cluster=None)
     assert "cannot be predicted here" in str(comparison_or_reason(run))
 
 

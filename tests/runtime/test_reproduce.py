@@ -87,7 +87,7 @@ def test_each_difference_of_the_environment_is_warned_of_in_a_line(
     runs_root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched: list[ss.Job] = []
-    monkeypatch.setattr(reproduce, "launch", lambda job, **_: launched.append(job))
+    monkeypatch.setattr(reproduce, "launch", lambda job, cluster, **_: launched.append(job))
     run = ss.Run.attach(recorded_run(runs_root))
     with pytest.warns(reproduce.EnvironmentDiffers, match="its environment was not recorded"):
         ss.reproduce(run)
