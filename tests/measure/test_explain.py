@@ -252,6 +252,7 @@ def test_step_times_are_compared_for_equally_many_samples() -> None:
 def timed_run(job: ss.Job, step_s: float) -> Any:
     """Return what a verdict asks of a run all of whose steps take equally long."""
     return SimpleNamespace(
+        cluster=None,
         job=job,
         summary=lambda: SimpleNamespace(samples_per_s=job.batch.global_batch / step_s),
         metrics=lambda: pd.DataFrame({"step_time_s": [step_s] * 20}),

@@ -46,6 +46,7 @@ class FakeRun:
     baseline: str | None = None
     made_by: str | None = None
     is_deleted: bool = False
+    cluster: None = None
 
     @property
     def name(self) -> str:
