@@ -147,5 +147,7 @@ def open_rank(job: Job, events: EventWriter, env: dict[str, str] | None = None) 
     shared = device.type == "cuda" and backend == "gloo"
     label = "gloo (shared GPU, staged)" if shared else backend
     compresses = job.compression.is_on
-    yield RankContext(rank, world_size, device, meter, events, group, label, local_size, compresses, emulation)
+    yield RankContext(
+        rank, world_size, device, meter, events, group, label, local_size, compresses, emulation
+    )
     dist.destroy_process_group()  # not after an error: it could block if another rank is stuck

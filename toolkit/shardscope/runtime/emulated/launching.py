@@ -32,9 +32,9 @@ def on_cluster(job: Job, cluster: EmulatedCluster) -> Job:
         )
     if job.device == "cuda":
         raise SpecError("device='cuda' does not run on an emulated cluster; use device='cpu' or 'auto'")
-    if job.transport == "shm" and len(cluster.nodes) > 1:
+    if job.transport in {"shm", "cuda-ipc"} and len(cluster.nodes) > 1:
         raise SpecError(
-            f"transport='shm' does not reach across the {len(cluster.nodes)} emulated nodes; use 'auto' or 'tcp'"
+            f"transport={job.transport!r} does not reach across the {len(cluster.nodes)} emulated nodes; use 'auto' or 'tcp'"
         )
     why = why_not_emulated()
     if why:
