@@ -34,7 +34,8 @@ def on_cluster(job: Job, cluster: EmulatedCluster) -> Job:
         raise SpecError("device='cuda' does not run on an emulated cluster; use device='cpu' or 'auto'")
     if job.transport in {"shm", "cuda-ipc"} and len(cluster.nodes) > 1:
         raise SpecError(
-            f"transport={job.transport!r} does not reach across the {len(cluster.nodes)} emulated nodes; use 'auto' or 'tcp'"
+            f"transport={job.transport!r} does not reach across the {len(cluster.nodes)} emulated nodes; use 'auto' or "
+            "'tcp'"
         )
     why = why_not_emulated()
     if why:
