@@ -20,6 +20,9 @@ _QUEUE_BYTES = 32 << 20
 _SEGMENT_BYTES, _SEGMENT_S = (16384, 65536), 1.3e-3
 _AFTER_IDLE = "/proc/sys/net/ipv4/tcp_slow_start_after_idle"
 """Setting that makes TCP start slowly after each pause, as between two steps; clusters commonly turn it off."""
+_CONGESTION = "/proc/sys/net/ipv4/tcp_congestion_control"
+"""Reno is in every kernel and allowed without root. With nothing lost, it fills a link as cubic does. BBR would
+keep the share of a link that it had while several nodes sent to one."""
 _MOST_DELAYED = 200_000
 """Packets that netem holds: more than are on their way on any link that can be emulated."""
 
@@ -85,7 +88,7 @@ def _node(cluster: EmulatedCluster, node: int) -> dict[str, Any]:
         ],
         "segments": [f"link set eth0 gso_max_size {_segment_bytes(cluster.nodes[node].upload)}"],
         "tc": [f"qdisc add dev eth0 root {bucket(cluster.nodes[node].upload)}"],
-        "settings": {_AFTER_IDLE: "0"},
+        "settings": {_AFTER_IDLE: "0", _CONGESTION: "reno"},
     }
 
 
