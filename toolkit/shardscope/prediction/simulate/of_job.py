@@ -231,7 +231,9 @@ class JobStep:
 def _rates(found: JobPrediction) -> RankRates:
     """Return the rates that the job's prediction uses."""
     if found.cluster is None or found.calibration is None:
-        return RankRates.of_this_machine(found.job, found.job.strategy.work(found.step))
+        return RankRates.of_this_machine(
+            found.job, found.job.strategy.work(found.step), emulated=found.emulated
+        )
     return RankRates.of_cluster(found.job, found.cluster, found.calibration)
 
 
