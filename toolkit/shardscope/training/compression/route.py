@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
@@ -48,15 +48,22 @@ def choose_route() -> str:
     return asked
 
 
-def compiled(loop: Callable[..., Any]) -> Callable[..., Any]:
+def compiled(loop: Callable[..., Any], *, fastmath: Collection[str] = frozenset()) -> Callable[..., Any]:
     """Compile a loop over NumPy arrays to machine code on its first call; later processes load it from a disk cache.
 
     The cache is next to the source file or, if that folder is read-only, in the user's cache directory. If neither can
     be written, the loop is compiled again in each process.
+
+    Args:
+        loop: The loop.
+        fastmath: LLVM's fast-math flags for it, such as ``reassoc``; with some of them, results depend on the
+            machine.
     """
     import numba
 
     settings: dict[str, Any] = {"nogil": True, "boundscheck": False, "error_model": "numpy"}
+    if fastmath:
+        settings["fastmath"] = set(fastmath)
     try:
         fast: Callable[..., Any] = numba.njit(cache=True, **settings)(loop)
     except RuntimeError:  # no directory is writable: numba then refuses to cache
