@@ -43,6 +43,18 @@ class LayerShard:
     """Whether all tensors are one-dimensional and contiguous in host memory, so that they can be split anywhere."""
 
 
+@dataclass(frozen=True, slots=True)
+class FlatViews:
+    """Flat views of a parameter and its state, kept from step to step because creating them takes longer than a small
+    layer's arithmetic. They keep their memory alive, so an equal address means the same memory.
+    """
+
+    places: list[int]
+    """The number of elements, and the address of each tensor."""
+    weights: Tensor
+    state: dict[str, Tensor]
+
+
 @dataclass(slots=True)
 class LayerBatch:
     """Layers with the same parameter group, dtype and device that are processed together."""
@@ -157,6 +169,7 @@ class LayerwiseOptimizer(Optimizer, ABC):
         super().__init__(params, defaults)
         self.reduce_squares = reduce_squares
         self._scratch = Scratch()
+        self._views: dict[int, FlatViews] = {}
         self._last: list[UpdatedLayers] = []
 
     def __getstate__(self) -> dict[str, Any]:
@@ -165,6 +178,7 @@ class LayerwiseOptimizer(Optimizer, ABC):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._scratch = Scratch()
+        self._views = {}
         self._last = []
 
     @overload
@@ -262,10 +276,18 @@ class LayerwiseOptimizer(Optimizer, ABC):
         state = self.state[param]
         if not state:
             state.update(self._new_state(param, group))
-        tensors = [local(tensor) for tensor in (param, param.grad, *state.values())]
-        is_flat = all(tensor.is_cpu and tensor.is_contiguous() for tensor in tensors)
-        weights, grad, *rest = [tensor.view(-1) for tensor in tensors] if is_flat else tensors
-        return LayerShard(name, weights, grad, dict(zip(state, rest, strict=True)), is_flat)
+        grad, tensors = local(param.grad), [local(tensor) for tensor in (param, *state.values())]
+        if not all(tensor.is_cpu and tensor.is_contiguous() for tensor in (grad, *tensors)):
+            return LayerShard(
+                name, tensors[0], grad, dict(zip(state, tensors[1:], strict=True)), is_flat=False
+            )
+        places = [grad.numel(), *[tensor.data_ptr() for tensor in tensors]]
+        views = self._views.get(id(param))
+        if views is None or views.places != places:
+            weights, *rest = [tensor.view(-1) for tensor in tensors]
+            views = FlatViews(places, weights, dict(zip(state, rest, strict=True)))
+            self._views[id(param)] = views
+        return LayerShard(name, views.weights, grad.view(-1), views.state, is_flat=True)
 
     @abstractmethod
     def _new_state(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:

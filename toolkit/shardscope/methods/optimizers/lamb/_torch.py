@@ -217,13 +217,13 @@ class TorchLamb(LayerwiseOptimizer):
             _decay_separately(batch.weights, group)
         factor = 1.0 if self._grad_factor is None else float(self._grad_factor)
         moments = _moments(group)
+        counts = moments.counts(batch.column("step"))
+        factors = {count: factors_of(moments, count, decay, factor) for count in set(counts)}
+        columns = batch.weights, batch.grads, batch.column("exp_avg"), batch.column("exp_avg_sq"), updates
         squares = [
-            advance_layer_(
-                advance, (layer.weights, layer.grad, layer.state["exp_avg"], layer.state["exp_avg_sq"], update),
-                factors_of(moments, layer.state["step"], decay, factor),
-            )
-            for layer, update in zip(batch.layers, updates, strict=True)
-        ]  # fmt: skip
+            advance_layer_(advance, tensors, factors[count])
+            for count, *tensors in zip(counts, *columns, strict=True)
+        ]
         of_weights, of_updates = ([pair[row] for pair in squares] for row in (0, 1))
         return Staged(batch, updates, (of_weights, of_updates) if group["adapt"] else None)
 

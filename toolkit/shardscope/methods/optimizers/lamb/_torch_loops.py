@@ -5,7 +5,7 @@ torch needs four operations for it. On shards that do not fit the cache, each of
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -70,23 +70,23 @@ def chosen_loop() -> Advance | None:
     return compiled_advance() if choose_route() == "numba" else None
 
 
-def factors_of(moments: AdamMoments, step: Tensor, decay: float, grad_factor: float) -> Any:
-    """Return the factors of one layer, as a tuple of float32 numbers.
+def factors_of(moments: AdamMoments, count: float, decay: float, grad_factor: float) -> Any:
+    """Return the loop's factors, as a tuple of float32 numbers.
 
     Args:
         moments: Settings of the moments.
-        step: The layer's step count, including this step.
+        count: The layer's step count for the bias correction, from `AdamMoments.counts`.
         decay: Weight decay that is part of the update.
         grad_factor: Factor of the gradients.
     """
-    (beta1, beta2), (count,) = moments.betas, moments.counts([step])
+    beta1, beta2 = moments.betas
     weight = 1 - beta1 if moments.grad_averaging else 1.0
     first, second = 1 / (1 - beta1**count), 1 / (1 - beta2**count) ** 0.5
     values = (beta1, weight, beta2, 1 - beta2, first, second, moments.eps, decay, grad_factor)
     return tuple(map(np.float32, values))
 
 
-def advance_layer_(advance: Advance, tensors: tuple[Tensor, ...], factors: Any) -> tuple[float, float]:
+def advance_layer_(advance: Advance, tensors: Sequence[Tensor], factors: Any) -> tuple[float, float]:
     """Run the loop for a layer; return the sums of squares of its weights and of its update.
 
     Args:
