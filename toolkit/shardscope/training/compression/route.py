@@ -6,6 +6,8 @@ the loops on first use, in one to three seconds per method on one core, and cach
 loops takes a second and about 50 MB of memory; the launch server does it once for all ranks (`ready`). Compiled loops
 release the GIL, so packing on the sending thread does not slow the backward pass. A run's start event reports which
 version it used.
+
+The compiled loop of LAMB follows the same choice; its results differ from those in plain torch by rounding errors.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Operations on lists of tensors for LAMB and LARS, each in the fastest form for the device.
 
 On a CPU, by measurement: a loop over tensors that are still in the cache is faster than `torch._foreach_*`, `torch.dot`
-is faster than `torch.linalg.vector_norm`, and the fused AdamW kernel is the fastest way to update the moments. Each
+is faster than `torch.linalg.vector_norm`, and the fused AdamW kernel is torch's fastest way to update the moments. Each
 further PyTorch call between two kernels costs as much time as a small layer, so the values per layer (norms and trust
 ratios) are Python floats on a CPU.
 
