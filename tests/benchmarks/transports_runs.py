@@ -3,8 +3,7 @@
     python tests/benchmarks/transports_runs.py [tuning|demo] [rounds]
 
 Both transports take turns, round by round, with the same jobs: the first round warms both up and is not counted. A
-trial and a run are timed as a user waits for them, from launch to the summary. Beside them is the processor time of the
-launch server and all ranks, which depends less on what else the machine does.
+trial and a run are timed as a user waits for them, from launch to the summary.
 """
 
 from __future__ import annotations
@@ -16,9 +15,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
-
-import psutil
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -36,30 +32,11 @@ STUDIES = {
 }
 
 
-class Taken(NamedTuple):
-    """Seconds, and processor seconds of the processes that this process has started."""
-
-    wall: float
-    cpu: float
-
-
-def cpu_s() -> float:
-    """Processor seconds of the launch server, its agents and all ranks so far, those that have ended included."""
-    total = 0.0
-    for process in psutil.Process().children(recursive=True):
-        try:
-            times = process.cpu_times()
-        except psutil.NoSuchProcess:
-            continue
-        total += times.user + times.system + times.children_user + times.children_system
-    return total
-
-
-def taken(call: Callable[[], object]) -> Taken:
+def seconds(call: Callable[[], object]) -> float:
     """Time a call."""
-    cpu, begun = cpu_s(), time.perf_counter()
+    begun = time.perf_counter()
     call()
-    return Taken(time.perf_counter() - begun, cpu_s() - cpu)
+    return time.perf_counter() - begun
 
 
 def study(job: ss.Job, seed: int) -> None:
@@ -77,31 +54,22 @@ def tuning(rounds: int) -> None:
         turns = by_turns(
             rounds, lambda transport, number, job=job: study(job.replace(transport=transport), number)
         )
-        rates = {name: 60 * TRIALS / statistics.median(t.wall for t in turns[name]) for name in TRANSPORTS}
+        rates = {name: 60 * TRIALS / statistics.median(turns[name]) for name in TRANSPORTS}
         print(
             f"{title}: trials per minute " + ", ".join(f"{name} {rate:.1f}" for name, rate in rates.items())
         )
-        print(
-            f"  shm over tcp: {1 / ratio(turns, 'wall'):.2f} x the trials (bar 1.5); cpu {ratio(turns, 'cpu'):.2f} x"
-        )
+        print(f"  shm over tcp: {1 / ratio(turns):.2f} x the trials (bar 1.5)")
 
 
 def demo(rounds: int) -> None:
     """Print the time of the demo's runs over both transports; jobs on one process have no transport."""
-    sums: dict[str, list[Taken]] = {name: [Taken(0, 0)] * rounds for name in TRANSPORTS}
+    sums: dict[str, list[float]] = {name: [0.0] * rounds for name in TRANSPORTS}
     for job in jobs():
         turns = by_turns(rounds, lambda transport, _, job=job: launched(job.replace(transport=transport)))
-        print(
-            f"{job.name:<28} tcp {medians(turns['tcp'])}  shm {medians(turns['shm'])}  {ratio(turns, 'wall'):.2f} x"
-        )
+        print(f"{job.name:<28} {medians(turns)}")
         for name in TRANSPORTS:
-            sums[name] = [
-                Taken(a.wall + b.wall, a.cpu + b.cpu) for a, b in zip(sums[name], turns[name], strict=True)
-            ]
-    print(
-        f"all runs: tcp {medians(sums['tcp'])}, shm {medians(sums['shm'])}: {ratio(sums, 'wall'):.2f} x (bar 0.6), "
-        f"cpu {ratio(sums, 'cpu'):.2f} x"
-    )
+            sums[name] = [a + b for a, b in zip(sums[name], turns[name], strict=True)]
+    print(f"{'all runs (bar 0.6)':<28} {medians(sums)}")
 
 
 def launched(job: ss.Job) -> None:
@@ -110,27 +78,26 @@ def launched(job: ss.Job) -> None:
         ss.launch(job, root=root).wait(300)
 
 
-def by_turns(rounds: int, call: Callable[[str, int], object]) -> dict[str, list[Taken]]:
-    """Time a call with each transport, in changing order; the first round warms up."""
-    turns: dict[str, list[Taken]] = {name: [] for name in TRANSPORTS}
+def by_turns(rounds: int, call: Callable[[str, int], object]) -> dict[str, list[float]]:
+    """Seconds of a call with each transport, in changing order; the first round warms up."""
+    turns: dict[str, list[float]] = {name: [] for name in TRANSPORTS}
     for number in range(rounds + 1):
         for name in TRANSPORTS[:: 1 if number % 2 else -1]:
-            each = taken(lambda name=name, number=number: call(name, number))
+            took = seconds(lambda name=name, number=number: call(name, number))
             if number:
-                turns[name].append(each)
+                turns[name].append(took)
     return turns
 
 
-def ratio(turns: dict[str, list[Taken]], kind: str) -> float:
+def ratio(turns: dict[str, list[float]]) -> float:
     """Median of the rounds' ratios, shared memory over TCP."""
-    pairs = zip(turns["shm"], turns["tcp"], strict=True)
-    return statistics.median(getattr(one, kind) / getattr(other, kind) for one, other in pairs)
+    return statistics.median(one / other for one, other in zip(turns["shm"], turns["tcp"], strict=True))
 
 
-def medians(takings: list[Taken]) -> str:
-    """Median seconds and processor seconds."""
-    wall, cpu = (statistics.median(column) for column in zip(*takings, strict=True))
-    return f"{wall:6.2f} s (cpu {cpu:6.2f} s)"
+def medians(turns: dict[str, list[float]]) -> str:
+    """Median seconds over both transports, and their ratio."""
+    each = "  ".join(f"{name} {statistics.median(turns[name]):6.2f} s" for name in TRANSPORTS)
+    return f"{each}  {ratio(turns):.2f} x"
 
 
 def main() -> None:

@@ -138,7 +138,8 @@ def add_scaled_(tensors: Tensors, directions: Tensors, factor: float, scales: Sc
         factors = (factor * scales).to(tensors[0].dtype).unbind()
         torch._foreach_add_(tensors, torch._foreach_mul(directions, factors))
     else:
-        for tensor, direction, scale in zip(tensors, directions, scales, strict=True):
+        rows = list(zip(tensors, directions, scales, strict=True))
+        for tensor, direction, scale in reversed(rows):  # the last ones may still be in the cache
             tensor.add_(direction, alpha=factor * scale)
 
 

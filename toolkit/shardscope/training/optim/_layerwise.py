@@ -50,9 +50,17 @@ class FlatViews:
     """
 
     places: list[int]
-    """The number of elements, and the address of each tensor."""
     weights: Tensor
     state: dict[str, Tensor]
+
+    @staticmethod
+    def places_of(param: Tensor, state: dict[str, Tensor]) -> list[int]:
+        """Return the number of elements, and the address of each tensor."""
+        return [param.numel(), param.data_ptr(), *[tensor.data_ptr() for tensor in state.values()]]
+
+    def fit(self, param: Tensor, state: dict[str, Tensor]) -> bool:
+        """Return whether they are still views of these tensors."""
+        return param.is_contiguous() and self.places == self.places_of(param, state)
 
 
 @dataclass(slots=True)
@@ -223,8 +231,11 @@ class LayerwiseOptimizer(Optimizer, ABC):
         if squares and self.reduce_squares is not None:
             squares = _reduced(squares, self.reduce_squares)
         parts = iter(squares)
-        for item in staged:
-            self._move(item, next(parts) if item.squares is not None else None)
+        pairs = [(item, next(parts) if item.squares is not None else None) for item in staged]
+        begun = len(self._last)
+        for item, each in reversed(pairs):  # the tensors of the last ones may still be in the cache
+            self._move(item, each)
+        self._last[begun:] = reversed(self._last[begun:])
         staged.clear()
         self._scratch.rewind()
 
@@ -276,18 +287,25 @@ class LayerwiseOptimizer(Optimizer, ABC):
         state = self.state[param]
         if not state:
             state.update(self._new_state(param, group))
-        grad, tensors = local(param.grad), [local(tensor) for tensor in (param, *state.values())]
-        if not all(tensor.is_cpu and tensor.is_contiguous() for tensor in (grad, *tensors)):
-            return LayerShard(
-                name, tensors[0], grad, dict(zip(state, tensors[1:], strict=True)), is_flat=False
-            )
-        places = [grad.numel(), *[tensor.data_ptr() for tensor in tensors]]
+        grad = local(param.grad)
         views = self._views.get(id(param))
-        if views is None or views.places != places:
-            weights, *rest = [tensor.view(-1) for tensor in tensors]
-            views = FlatViews(places, weights, dict(zip(state, rest, strict=True)))
-            self._views[id(param)] = views
+        if views is None or not views.fit(param, state):
+            views = self._keep_views(param, state)
+        if views is None or not (grad.is_cpu and grad.is_contiguous()):
+            rest = {key: local(tensor) for key, tensor in state.items()}
+            return LayerShard(name, local(param), grad, rest, is_flat=False)
         return LayerShard(name, views.weights, grad.view(-1), views.state, is_flat=True)
+
+    def _keep_views(self, param: Tensor, state: dict[str, Tensor]) -> FlatViews | None:
+        """Create flat views, and keep them for the next step; None if one of the tensors has none on the host."""
+        weights, *rest = [local(tensor) for tensor in (param, *state.values())]
+        if not all(tensor.is_cpu and tensor.is_contiguous() for tensor in (weights, *rest)):
+            return None
+        flat = dict(zip(state, [tensor.view(-1) for tensor in rest], strict=True))
+        views = FlatViews(FlatViews.places_of(weights, flat), weights.view(-1), flat)
+        if weights is param:  # a DTensor itself has no address
+            self._views[id(param)] = views
+        return views
 
     @abstractmethod
     def _new_state(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
