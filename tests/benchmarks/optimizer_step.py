@@ -36,6 +36,8 @@ def optimizers() -> dict[str, torch.optim.Optimizer]:
         "Lamb": TorchLamb(gpt_parameters(), lr),
         "Lamb, clipped": TorchLamb(gpt_parameters(), lr, max_grad_norm=1.0),
         "Lamb, one reduction": TorchLamb(gpt_parameters(), lr, reduce_squares=lambda squares: squares),
+        "Lamb, fused": TorchLamb(gpt_parameters(), lr, form="fused"),
+        "Lamb, fused, clipped": TorchLamb(gpt_parameters(), lr, form="fused", max_grad_norm=1.0),
         "Lamb, plain": TorchLamb(gpt_parameters(), lr, form="plain"),
         "pytorch_optimizer Lamb": pytorch_optimizer.Lamb(gpt_parameters(), lr),
         "pytorch_optimizer Lamb, loop": pytorch_optimizer.Lamb(gpt_parameters(), lr, foreach=False),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 
 import pytest
 import pytorch_optimizer
@@ -10,8 +11,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from shardscope.errors import SpecError
+from shardscope.methods.optimizers.lamb import _torch, _torch_loops
 from shardscope.methods.optimizers.lamb._torch import TorchLamb
 from shardscope.training import _compat
+from shardscope.training.compression import route
 from shardscope.training.optim import _layerwise
 from training.optim.problems import gradients, parameters, run, step, worst_difference
 from training.optim.reference import LambReference
@@ -28,6 +31,8 @@ VARIANTS = {
     "no decay": {"weight_decay": 0.0},
     "pytorch-optimizer": {"bias_correction": False, "clamp": 10.0, "decay_form": "decoupled"},
 }
+needs_numba = pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="numba is not installed")
+FORMS = ["auto", "plain", pytest.param("compiled", marks=needs_numba)]
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}
 
 
@@ -49,10 +54,12 @@ def expected(options, dtype=torch.float64):
 
 @pytest.mark.sampled
 @pytest.mark.usefixtures("cache")
-@pytest.mark.parametrize("form", ["auto", "plain"])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
 def test_follows_the_papers_formula(options, dtype, form):
+    if form == "compiled" and dtype != torch.float32:
+        pytest.skip("the compiled loop takes float32")
     params = parameters(dtype)
     weights = run(TorchLamb(params, form=form, **options), params)
     assert worst_difference(weights, expected(options, dtype).weights) < TOLERANCE[dtype]
@@ -100,6 +107,69 @@ def test_fused_and_plain_agree(options, dtype):
     fused = run(TorchLamb(one, form="fused", **options), one)
     plain = run(TorchLamb(two, form="plain", **options), two)
     assert worst_difference(fused, plain) < TOLERANCE[dtype]
+
+
+@needs_numba
+@pytest.mark.parametrize("options", VARIANTS.values(), ids=VARIANTS)
+def test_compiled_and_plain_agree_in_weights_and_ratios(options):
+    one, two = parameters(torch.float32), parameters(torch.float32)
+    optimizers = TorchLamb(one, form="compiled", **options), TorchLamb(two, form="plain", **options)
+    compiled, plain = run(optimizers[0], one), run(optimizers[1], two)
+    assert worst_difference(compiled, plain) < 1e-6
+    assert optimizers[0].trust_ratios() == pytest.approx(optimizers[1].trust_ratios(), rel=1e-4)
+
+
+@needs_numba
+def test_compiled_gives_the_same_bits_on_any_number_of_threads(monkeypatch):
+    monkeypatch.setattr(_torch_loops, "_BLOCKS_PER_THREAD", 2)
+    results = []
+    for threads in (1, 3):
+        monkeypatch.setattr(route.torch, "get_num_threads", lambda threads=threads: threads)
+        params = parameters(torch.float32)
+        results.append(run(TorchLamb(params, form="compiled"), params, 5))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@needs_numba
+def test_compiled_keeps_what_is_not_finite():
+    weights = [[1.0, float("inf")], [1.0, 2.0], [1.0, 2.0]]
+    grads = [[1.0, 1.0], [1.0, float("nan")], [1.0, float("inf")]]
+    moved = {}
+    for form in ("compiled", "plain"):
+        params = [nn.Parameter(torch.tensor(values)) for values in weights]
+        for param, values in zip(params, grads, strict=True):
+            param.grad = torch.tensor(values)
+        TorchLamb(params, form=form, weight_decay=0.0).step()
+        moved[form] = [param.detach() for param in params]
+    assert not any(values.isfinite().all() for values in moved["plain"])
+    for one, other in zip(moved["compiled"], moved["plain"], strict=True):
+        assert torch.equal(one, other) or torch.equal(one.isnan(), other.isnan())
+
+
+@needs_numba
+@pytest.mark.parametrize("implementation", ["numba", "torch"])
+def test_auto_takes_the_compiled_loop_for_large_models_where_numba_is_wanted(implementation, monkeypatch):
+    calls = []
+    kernel = _compat.fused_adamw_
+    monkeypatch.setattr(_compat, "fused_adamw_", lambda *a, **k: (calls.append(1), kernel(*a, **k)))
+    monkeypatch.setattr(_torch, "COMPILED_ELEMENTS", 12_000)
+    monkeypatch.setenv(route.VARIABLE, implementation)
+    params = parameters(torch.float32)
+    run(TorchLamb(params), params, steps=1)
+    assert bool(calls) == (implementation == "torch")
+    calls.clear()
+    run(TorchLamb(params[:-2]), params[:-2], steps=1)
+    assert calls, "few elements do not pay for loading numba"
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_compiled_is_refused_where_it_does_not_apply(dtype, monkeypatch):
+    monkeypatch.setenv(route.VARIABLE, "torch")
+    params = parameters(dtype)
+    with pytest.raises(
+        SpecError, match=r"form='compiled' needs numba and contiguous float32.*use form='auto'"
+    ):
+        run(TorchLamb(params, form="compiled"), params, steps=1)
 
 
 def test_auto_takes_the_fused_kernel_where_it_applies_and_only_there(monkeypatch):
@@ -173,7 +243,7 @@ def test_trust_ratios_carry_names_and_leave_out_what_is_not_adapted():
     assert optimizer.trust_ratios() == pytest.approx(dict(zip("ab", reference.ratios, strict=True)))
 
 
-@pytest.mark.parametrize("form", ["auto", "plain"])
+@pytest.mark.parametrize("form", FORMS)
 def test_a_run_resumed_from_its_state_is_bit_exact(form):
     params = parameters(torch.float32)
     batches = list(gradients(params, 20))

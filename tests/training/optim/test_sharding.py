@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -20,6 +21,7 @@ OPTIMIZERS = {
     "lars post": lambda params, **hooks: TorchLars(params, momentum_form="post", nesterov=True, **hooks),
     "lamb clipped": lambda params, **hooks: TorchLamb(params, max_grad_norm=0.5, **hooks),
 }
+needs_numba = pytest.mark.skipif(importlib.util.find_spec("numba") is None, reason="numba is not installed")
 
 
 class ThreadedSum:
@@ -47,8 +49,8 @@ def shard(tensor, rank, world_size):
     return tensor.detach().reshape(-1).tensor_split(world_size)[rank].clone()
 
 
-def run_on_shards(make, world_size, steps):
-    full = parameters(torch.float64, SHAPES)
+def run_on_shards(make, world_size, steps, dtype=torch.float64):
+    full = parameters(dtype, SHAPES)
     reduce = ThreadedSum(world_size)
 
     def rank_main(rank):
@@ -77,6 +79,20 @@ def test_shards_move_as_the_whole_does(make, world_size):
     assert all(each == pytest.approx(unsharded.trust_ratios(), rel=1e-12) for each in ratios)
     is_clipped = getattr(unsharded, "max_grad_norm", None) is not None
     assert calls == 8 * world_size * (2 if is_clipped else 1)
+
+
+@needs_numba
+@pytest.mark.parametrize("options", [{}, {"max_grad_norm": 0.5}], ids=str)
+def test_compiled_shards_move_as_the_whole_does(options):
+    def make(params, **hooks):
+        return TorchLamb(params, form="compiled", **options, **hooks)
+
+    whole = parameters(torch.float32, SHAPES)
+    expected = [tensor.reshape(-1) for tensor in run(make(whole), whole, 8)]
+    weights, ratios, calls = run_on_shards(make, 3, 8, torch.float32)
+    assert worst_difference(weights, expected) < 1e-6
+    assert ratios[0] == ratios[1] == ratios[2]
+    assert calls == 8 * 3 * (1 + len(options))
 
 
 def test_without_the_reduction_shards_go_wrong():

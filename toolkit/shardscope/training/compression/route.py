@@ -6,6 +6,8 @@ the loops on first use, in one to three seconds per method on one core, and cach
 loops takes a second and about 50 MB of memory; the launch server does it once for all ranks (`ready`). Compiled loops
 release the GIL, so packing on the sending thread does not slow the backward pass. A run's start event reports which
 version it used.
+
+The compiled loop of LAMB follows the same choice; its results differ from those in plain torch by rounding errors.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
@@ -48,15 +50,22 @@ def choose_route() -> str:
     return asked
 
 
-def compiled(loop: Callable[..., Any]) -> Callable[..., Any]:
+def compiled(loop: Callable[..., Any], *, fastmath: Collection[str] = frozenset()) -> Callable[..., Any]:
     """Compile a loop over NumPy arrays to machine code on its first call; later processes load it from a disk cache.
 
     The cache is next to the source file or, if that folder is read-only, in the user's cache directory. If neither can
     be written, the loop is compiled again in each process.
+
+    Args:
+        loop: The loop.
+        fastmath: LLVM's fast-math flags for it, such as ``reassoc``; with some of them, results depend on the
+            machine.
     """
     import numba
 
     settings: dict[str, Any] = {"nogil": True, "boundscheck": False, "error_model": "numpy"}
+    if fastmath:
+        settings["fastmath"] = set(fastmath)
     try:
         fast: Callable[..., Any] = numba.njit(cache=True, **settings)(loop)
     except RuntimeError:  # no directory is writable: numba then refuses to cache

@@ -1,7 +1,7 @@
 """Operations on lists of tensors for LAMB and LARS, each in the fastest form for the device.
 
 On a CPU, by measurement: a loop over tensors that are still in the cache is faster than `torch._foreach_*`, `torch.dot`
-is faster than `torch.linalg.vector_norm`, and the fused AdamW kernel is the fastest way to update the moments. Each
+is faster than `torch.linalg.vector_norm`, and the fused AdamW kernel is torch's fastest way to update the moments. Each
 further PyTorch call between two kernels costs as much time as a small layer, so the values per layer (norms and trust
 ratios) are Python floats on a CPU.
 
@@ -138,7 +138,8 @@ def add_scaled_(tensors: Tensors, directions: Tensors, factor: float, scales: Sc
         factors = (factor * scales).to(tensors[0].dtype).unbind()
         torch._foreach_add_(tensors, torch._foreach_mul(directions, factors))
     else:
-        for tensor, direction, scale in zip(tensors, directions, scales, strict=True):
+        rows = list(zip(tensors, directions, scales, strict=True))
+        for tensor, direction, scale in reversed(rows):  # the last ones may still be in the cache
             tensor.add_(direction, alpha=factor * scale)
 
 

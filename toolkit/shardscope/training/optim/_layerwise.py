@@ -43,6 +43,26 @@ class LayerShard:
     """Whether all tensors are one-dimensional and contiguous in host memory, so that they can be split anywhere."""
 
 
+@dataclass(frozen=True, slots=True)
+class FlatViews:
+    """Flat views of a parameter and its state, kept from step to step because creating them takes longer than a small
+    layer's arithmetic. They keep their memory alive, so an equal address means the same memory.
+    """
+
+    places: list[int]
+    weights: Tensor
+    state: dict[str, Tensor]
+
+    @staticmethod
+    def places_of(param: Tensor, state: dict[str, Tensor]) -> list[int]:
+        """Return the number of elements, and the address of each tensor."""
+        return [param.numel(), param.data_ptr(), *[tensor.data_ptr() for tensor in state.values()]]
+
+    def fit(self, param: Tensor, state: dict[str, Tensor]) -> bool:
+        """Return whether they are still views of these tensors."""
+        return param.is_contiguous() and self.places == self.places_of(param, state)
+
+
 @dataclass(slots=True)
 class LayerBatch:
     """Layers with the same parameter group, dtype and device that are processed together."""
@@ -157,6 +177,7 @@ class LayerwiseOptimizer(Optimizer, ABC):
         super().__init__(params, defaults)
         self.reduce_squares = reduce_squares
         self._scratch = Scratch()
+        self._views: dict[int, FlatViews] = {}
         self._last: list[UpdatedLayers] = []
 
     def __getstate__(self) -> dict[str, Any]:
@@ -165,6 +186,7 @@ class LayerwiseOptimizer(Optimizer, ABC):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._scratch = Scratch()
+        self._views = {}
         self._last = []
 
     @overload
@@ -209,8 +231,11 @@ class LayerwiseOptimizer(Optimizer, ABC):
         if squares and self.reduce_squares is not None:
             squares = _reduced(squares, self.reduce_squares)
         parts = iter(squares)
-        for item in staged:
-            self._move(item, next(parts) if item.squares is not None else None)
+        pairs = [(item, next(parts) if item.squares is not None else None) for item in staged]
+        begun = len(self._last)
+        for item, each in reversed(pairs):  # the tensors of the last ones may still be in the cache
+            self._move(item, each)
+        self._last[begun:] = reversed(self._last[begun:])
         staged.clear()
         self._scratch.rewind()
 
@@ -262,10 +287,25 @@ class LayerwiseOptimizer(Optimizer, ABC):
         state = self.state[param]
         if not state:
             state.update(self._new_state(param, group))
-        tensors = [local(tensor) for tensor in (param, param.grad, *state.values())]
-        is_flat = all(tensor.is_cpu and tensor.is_contiguous() for tensor in tensors)
-        weights, grad, *rest = [tensor.view(-1) for tensor in tensors] if is_flat else tensors
-        return LayerShard(name, weights, grad, dict(zip(state, rest, strict=True)), is_flat)
+        grad = local(param.grad)
+        views = self._views.get(id(param))
+        if views is None or not views.fit(param, state):
+            views = self._keep_views(param, state)
+        if views is None or not (grad.is_cpu and grad.is_contiguous()):
+            rest = {key: local(tensor) for key, tensor in state.items()}
+            return LayerShard(name, local(param), grad, rest, is_flat=False)
+        return LayerShard(name, views.weights, grad.view(-1), views.state, is_flat=True)
+
+    def _keep_views(self, param: Tensor, state: dict[str, Tensor]) -> FlatViews | None:
+        """Create flat views, and keep them for the next step; None if one of the tensors has none on the host."""
+        weights, *rest = [local(tensor) for tensor in (param, *state.values())]
+        if not all(tensor.is_cpu and tensor.is_contiguous() for tensor in (weights, *rest)):
+            return None
+        flat = dict(zip(state, [tensor.view(-1) for tensor in rest], strict=True))
+        views = FlatViews(FlatViews.places_of(weights, flat), weights.view(-1), flat)
+        if weights is param:  # a DTensor itself has no address
+            self._views[id(param)] = views
+        return views
 
     @abstractmethod
     def _new_state(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:

@@ -15,12 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from shardscope.errors import SpecError
+from shardscope.methods.optimizers.lamb._torch_loops import Advance, advance_layer_, chosen_loop, factors_of
 from shardscope.training.optim._checks import check_bound, check_choice, check_fraction, check_non_negative
 from shardscope.training.optim._kernels import (
     AdamMoments,
     AdamRun,
     Number,
     Scalars,
+    Tensors,
     add_scaled_,
     at_most,
     fused_moments_,
@@ -36,7 +38,11 @@ from shardscope.training.optim._layerwise import (
 )
 from shardscope.training.sharding import ReduceSquares, global_norm, local
 
-Form = Literal["auto", "fused", "plain"]
+Form = Literal["auto", "compiled", "fused", "plain"]
+
+COMPILED_ELEMENTS = 1 << 21
+"""Number of elements from which ``form="auto"`` uses the compiled loop: with fewer, loading numba takes as long as
+hundreds of steps."""
 
 
 class TorchLamb(LayerwiseOptimizer):
@@ -57,8 +63,11 @@ class TorchLamb(LayerwiseOptimizer):
         max_grad_norm: Clip all gradients to this global norm first; None for no clipping. The gradient tensors
             themselves are not changed.
         adapt: Whether to use trust ratios; False is meant for individual parameter groups, such as biases and norms.
-        form: ``fused`` updates the moments in torch's fused AdamW kernel, which needs contiguous tensors on a CPU and
-            `grad_averaging`; ``plain`` uses ordinary operations; ``auto`` uses the fused kernel where possible.
+        form: ``compiled`` does the first phase in one loop compiled by numba, which needs contiguous float32 tensors on
+            a CPU; ``fused`` updates the moments in torch's fused AdamW kernel, which needs contiguous tensors on a CPU
+            and `grad_averaging`; ``plain`` uses ordinary operations. ``auto`` uses the compiled loop for 2**21 elements
+            or more if numba is installed (and ``SHARDSCOPE_CODECS`` is not ``torch``), and otherwise the fused kernel
+            where possible. The forms differ by rounding errors.
         reduce_squares: Function that sums the layers' squared norms over ranks, for sharded tensors; called once per
             step.
         reduce_grad_square: Function that sums the squared norm of all gradients over all ranks, for shards and pipeline
@@ -67,10 +76,11 @@ class TorchLamb(LayerwiseOptimizer):
             counts their gradients (tied copies).
 
     Raises:
-        SpecError: An option is out of range. In the first step, also if ``form="fused"`` is not possible.
+        SpecError: An option is out of range. In the first step, also if the `form` is not possible.
     """
 
     method = "lamb"
+    _advance: Advance | None = None  # the compiled loop, if this step uses it
 
     def __init__(
         self,
@@ -111,7 +121,7 @@ class TorchLamb(LayerwiseOptimizer):
             check_bound("clamp", group["clamp"])
             check_choice("decay_form", group["decay_form"], ("inside", "decoupled"))
         check_bound("max_grad_norm", max_grad_norm)
-        check_choice("form", form, ("auto", "fused", "plain"))
+        check_choice("form", form, ("auto", "compiled", "fused", "plain"))
         self.max_grad_norm = max_grad_norm
         self.form = form
         self.reduce_grad_square = reduce_grad_square or reduce_squares
@@ -131,28 +141,51 @@ class TorchLamb(LayerwiseOptimizer):
 
     def _prepare(self, batches: list[LayerBatch]) -> None:
         """Increment the step counters of all layers, and compute the factor that clips gradients to `max_grad_norm`."""
-        if self.form == "fused":
+        self._advance = self._chosen_loop(batches)
+        if self.form in {"compiled", "fused"}:
             for batch in batches:
-                _check_fused(batch)
+                self._check_form(batch)
         steps = [step for batch in batches for step in batch.column("step")]
         if steps:
             torch._foreach_add_(steps, 1)
-        self._grad_factor = None
-        if self.max_grad_norm is None:
-            return
+        self._grad_factor = (
+            None if self.max_grad_norm is None else self._clipping(batches, self.max_grad_norm)
+        )
+
+    def _clipping(self, batches: list[LayerBatch], max_norm: float) -> Tensor | None:
+        """Return the factor that clips gradients to `max_norm`; None if it is known to be 1."""
         counted = [grads for batch in batches if (grads := self._counted(batch))]
         device = batches[0].weights[0].device if batches else torch.device("cpu")
-        squares = [square.to(device).double() for grads in counted for square in sums_of_squares(grads)]
+        squares = [torch.stack([*sums_of_squares(grads)]).to(device, torch.float64) for grads in counted]
         none = torch.zeros(1, dtype=torch.float64, device=device)
-        total = torch.stack(squares).sum(dim=0, keepdim=True) if squares else none
+        total = torch.cat(squares).sum(dim=0, keepdim=True) if squares else none
         if self.reduce_grad_square is not None:
             total = self.reduce_grad_square(total)
-        norm = (
-            global_norm(total, [grad for grads in counted for grad in grads], self.reduce_grad_square)
-            if device.type == "cpu"
-            else total[0].sqrt()  # reading its value would synchronise with the device
-        )
-        self._grad_factor = (self.max_grad_norm / norm).clamp(max=1.0)
+        if device.type != "cpu":  # reading the norm would synchronise with the device
+            return (max_norm / total[0].sqrt()).clamp(max=1.0)
+        norm = global_norm(total, [grad for grads in counted for grad in grads], self.reduce_grad_square)
+        factor = (max_norm / norm).clamp(max=1.0)
+        return None if factor == 1 else factor
+
+    def _chosen_loop(self, batches: list[LayerBatch]) -> Advance | None:
+        """Return the compiled loop if layers that it fits are to be updated by it in this step."""
+        if self.form in {"fused", "plain"}:
+            return None
+        num_elements = sum(batch.num_elements for batch in batches if _fits_compiled(batch))
+        return chosen_loop() if self.form == "compiled" or num_elements >= COMPILED_ELEMENTS else None
+
+    def _check_form(self, batch: LayerBatch) -> None:
+        names = ", ".join(str(layer.name) for layer in batch.layers)
+        if self.form == "fused" and not _fits_fused(batch):
+            raise SpecError(
+                f"form='fused' needs contiguous tensors on a CPU and grad_averaging=True, which is not the case for "
+                f"{names}; use form='auto'"
+            )
+        if self.form == "compiled" and (self._advance is None or not _fits_compiled(batch)):
+            raise SpecError(
+                f"form='compiled' needs numba and contiguous float32 tensors on a CPU, which is not the case for "
+                f"{names}; use form='auto', or install shardscope[fast]"
+            )
 
     def _counted(self, batch: LayerBatch) -> list[Tensor]:
         """Return the gradients of a batch, except those that another rank counts in the global norm."""
@@ -162,6 +195,8 @@ class TorchLamb(LayerwiseOptimizer):
         return [grad for grad in batch.grads if grad.data_ptr() not in left_out]
 
     def _stage(self, batch: LayerBatch) -> Staged:
+        if self._advance is not None and _fits_compiled(batch):
+            return self._stage_compiled(batch, self._advance)
         group = batch.group
         moments = _moments(group)
         advance_ = fused_moments_ if self.form != "plain" and _fits_fused(batch) else plain_moments_
@@ -174,6 +209,23 @@ class TorchLamb(LayerwiseOptimizer):
             update_squares = sums_of_squares(run.updates) if group["adapt"] else []
             squares += [*weight_squares, *update_squares]
         return Staged(batch, updates, total_squares(squares, len(batch.layers)))
+
+    def _stage_compiled(self, batch: LayerBatch, advance: Advance) -> Staged:
+        group, updates = batch.group, self._scratch.take(batch)
+        decay = group["weight_decay"] if group["decay_form"] == "inside" else 0.0
+        if group["decay_form"] == "decoupled":
+            _decay_separately(batch.weights, group)
+        factor = 1.0 if self._grad_factor is None else float(self._grad_factor)
+        moments = _moments(group)
+        counts = moments.counts(batch.column("step"))
+        factors = {count: factors_of(moments, count, decay, factor) for count in set(counts)}
+        columns = batch.weights, batch.grads, batch.column("exp_avg"), batch.column("exp_avg_sq"), updates
+        squares = [
+            advance_layer_(advance, tensors, factors[count])
+            for count, *tensors in zip(counts, *columns, strict=True)
+        ]
+        of_weights, of_updates = ([pair[row] for pair in squares] for row in (0, 1))
+        return Staged(batch, updates, (of_weights, of_updates) if group["adapt"] else None)
 
     def _runs(self, batch: LayerBatch, updates: list[Tensor]) -> Iterator[AdamRun]:
         steps = batch.column("step")
@@ -211,13 +263,8 @@ def _fits_fused(batch: LayerBatch) -> bool:
     return _moments(batch.group).fit_fused_kernel and all(layer.is_flat for layer in batch.layers)
 
 
-def _check_fused(batch: LayerBatch) -> None:
-    if not _fits_fused(batch):
-        names = ", ".join(str(layer.name) for layer in batch.layers)
-        raise SpecError(
-            f"form='fused' needs contiguous tensors on a CPU and grad_averaging=True, which is not the case for "
-            f"{names}; use form='auto'"
-        )
+def _fits_compiled(batch: LayerBatch) -> bool:
+    return batch.weights[0].dtype == torch.float32 and all(layer.is_flat for layer in batch.layers)
 
 
 def _decay(run: AdamRun, group: dict[str, Any]) -> None:
@@ -227,6 +274,11 @@ def _decay(run: AdamRun, group: dict[str, Any]) -> None:
         scale_into(run.updates, run.weights, -decay)
         return
     scale_into(run.updates, run.weights, 0.0)
-    if decay:
+    _decay_separately(run.weights, group)
+
+
+def _decay_separately(weights: Tensors, group: dict[str, Any]) -> None:
+    """Apply decoupled weight decay directly to the weights."""
+    if decay := group["weight_decay"]:
         # not weights *= 1 - lr * decay: in float32 the rounding errors of that factor would accumulate over the steps
-        torch._foreach_add_(run.weights, run.weights, alpha=-group["lr"] * decay)
+        torch._foreach_add_(weights, weights, alpha=-group["lr"] * decay)
