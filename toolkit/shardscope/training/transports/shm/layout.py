@@ -16,13 +16,13 @@ from shardscope.training.transports.shm.memory import PAGE
 
 _LINE = 64
 _MAX_PIPE, _ALL_PIPES = 1 << 20, 16 << 20
-_MAX_SLOT, _ALL_SLOTS = 2 << 20, 20 << 20
+_MAX_SLOT, _ALL_SLOTS = 1 << 20, 20 << 20  # twice as large slots do not stay in the caches
 _LEAST = 16 * PAGE  # of a pipe or a slot, whatever the number of ranks
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Positions for a group of `world_size` ranks: 14 MiB for 2 ranks, 32 MiB for 4, and 36 MiB for 8 to 16.
+    """Positions for a group of `world_size` ranks: 8 MiB for 2 ranks, 22 MiB for 4, and at most 36 MiB for more.
 
     Indices of 32-bit words are named after what they hold; `*_counter` are indices of 64-bit words; `*_start` are
     positions in bytes.

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardscope.training.transports.shm.peers import PATIENCE_S, Patience, Peers
+from shardscope.training.transports.shm.peers import PATIENCE_S, Patience, Peers, changes_soon
 from shardscope.training.transports.shm.pipe import Incoming, Outgoing, Target
 
 ANY = -1
@@ -96,8 +96,16 @@ class Receive(Message):
             "any rank" if self.peer == ANY else f"rank {self._mailbox.name(self.peer)}"
         )
 
+    def take(self, address: int, offset: int, size: int) -> None:
+        """Copy a piece of the message to the tensor."""
+        ctypes.memmove(self.address + offset, address, size)
+
+    def fits(self, size: int) -> bool:
+        """Return whether a message of `size` bytes can be received."""
+        return size <= self.size
+
     def refuse(self, source: int, size: int) -> None:
-        """Fail because the message that arrived is too large."""
+        """Fail because the message that arrived has the wrong size."""
         self.failure = (
             f"a message of {size} bytes from rank {self._mailbox.name(source)} does not fit into a tensor of "
             f"{self.size} bytes; give both sides tensors of the same size"
@@ -110,25 +118,46 @@ class Receive(Message):
         super().finished()
 
 
+class Addition(Receive):
+    """A message that is added to a contiguous tensor of its size as it arrives, without a copy of it."""
+
+    def fits(self, size: int) -> bool:
+        return size == self.size
+
+    def take(self, address: int, offset: int, size: int) -> None:
+        """Add a piece of the message to the tensor."""
+        if not size:
+            return
+        flat = self._flat.view(-1)
+        piece = torch.frombuffer((ctypes.c_char * size).from_address(address), dtype=flat.dtype)
+        first = offset // flat.element_size()
+        flat[first : first + piece.numel()].add_(piece)
+
+
 class _Kept:
     """A message that has arrived before its receive was posted, or is still arriving."""
 
     def __init__(self, source: int, size: int) -> None:
         self.source, self._size = source, size
         self._data = torch.empty(size, dtype=torch.uint8)
-        self.address: int = self._data.data_ptr()
+        self._address: int = self._data.data_ptr()
         self._is_complete = False
         self._receive: Receive | None = None
+
+    def take(self, address: int, offset: int, size: int) -> None:
+        """Keep a piece of the message."""
+        ctypes.memmove(self._address + offset, address, size)
 
     def deliver_to(self, receive: Receive) -> None:
         """Copy it to the tensor of a receive, at once or when all of it has arrived."""
         receive.peer, self._receive = self.source, receive
         if not self._is_complete:
             return
-        if self._size > receive.size:
+        if not receive.fits(self._size):
             receive.refuse(self.source, self._size)
             return
-        ctypes.memmove(receive.address, self.address, self._size)
+        if self._size:
+            receive.take(self._address, 0, self._size)
         receive.finished()
 
     def finished(self) -> None:
@@ -177,9 +206,16 @@ class Mailbox:
             self._outgoing[target].push()
         return message
 
-    def receive(self, tensor: Tensor, source: int, tag: int) -> Receive:
-        """Post the receive of a message from rank `source`, or `ANY`, that is at most as large as `tensor`."""
-        message = Receive(self, tensor, source, tag)
+    def receive(self, tensor: Tensor, source: int, tag: int, kind: type[Receive] = Receive) -> Receive:
+        """Post the receive of a message from rank `source`, or `ANY`, that is at most as large as `tensor`.
+
+        Args:
+            tensor: Tensor to receive into.
+            source: The sender.
+            tag: Message tag.
+            kind: `Receive`, or `Addition` to add the message to the tensor.
+        """
+        message = kind(self, tensor, source, tag)
         with self._lock:
             self._count()
             kept = self._take_kept(source, tag)
@@ -207,7 +243,7 @@ class Mailbox:
     def _accept(self, source: int, tag: int, size: int) -> Target | None:
         receive = self._take_posted(source, tag)
         if receive is not None:
-            if size <= receive.size:
+            if receive.fits(size):
                 receive.peer = source
                 return receive
             receive.refuse(source, size)
@@ -254,7 +290,8 @@ class Mailbox:
                 bell = self._peers.bell()
                 if not self._try(message) and not message.is_done:
                     self._give_up_if(patience, message)
-                    self._peers.sleep(bell, patience.next_s())
+                    if not changes_soon(lambda: self._peers.bell() != bell):
+                        self._peers.sleep(bell, patience.next_s())
         finally:
             with self._lock:
                 self._num_waiting -= 1

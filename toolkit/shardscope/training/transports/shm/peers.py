@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import IntEnum
 
 import torch.distributed as dist
@@ -14,6 +15,9 @@ from shardscope.training.transports.shm.memory import SharedMemory, exchange
 
 PATIENCE_S = 0.1
 """Time that a rank sleeps before it checks whether the ranks that it waits for are still there, in seconds."""
+
+_YIELDS = 20
+"""Number of times that a thread lets others run before it sleeps."""
 
 
 class State(IntEnum):
@@ -135,3 +139,15 @@ class Patience:
         """Return how long to sleep before the next check, in seconds."""
         left = self._began + self._timeout_s - time.monotonic()
         return max(0.0, min(PATIENCE_S, left))
+
+
+def changes_soon(has_changed: Callable[[], bool]) -> bool:
+    """Let other threads run for a moment; return whether the condition has been met, so that the caller need not sleep.
+
+    Most waits are short, and waking a thread that sleeps takes two system calls and longer than the wait.
+    """
+    for _ in range(_YIELDS):
+        os.sched_yield()
+        if has_changed():
+            return True
+    return False

@@ -32,9 +32,10 @@ class Source(Protocol):
 
 
 class Target(Protocol):
-    """Memory for a message to receive."""
+    """A message to receive."""
 
-    address: int
+    def take(self, address: int, offset: int, size: int) -> None:
+        """Take `size` bytes at `address`, which are those from `offset` of the message; each piece has whole lines."""
 
     def finished(self) -> None:
         """Called when all of the message has been read from the pipe."""
@@ -44,7 +45,7 @@ class Accepts(Protocol):
     """Function that decides where a message goes."""
 
     def __call__(self, source: int, tag: int, size: int) -> Target | None:
-        """Return the memory for a message of `size` bytes; None to leave it in the pipe for now."""
+        """Return what takes a message of `size` bytes; None to leave it in the pipe for now."""
 
 
 def padded(size: int) -> int:
@@ -183,7 +184,7 @@ class Incoming(_End):
         futex.order_copies()
         count = min(self._size - self._offset, available, PIECE_BYTES)
         for address, size in self._spans(count):
-            ctypes.memmove(self._target.address + self._offset, address, size)
+            self._target.take(address, self._offset, size)
             self._offset += size
         self._position += padded(count)
         futex.order_copies()
