@@ -171,6 +171,6 @@ def test_nothing_in_the_memory_overlaps(world_size: int) -> None:
     assert spans[-1][0] + spans[-1][1] <= layout.size
 
 
-@pytest.mark.parametrize(("world_size", "mebibytes"), [(2, 8), (4, 22), (8, 36), (16, 36)])
+@pytest.mark.parametrize(("world_size", "mebibytes"), [(2, 10), (4, 34), (8, 40), (16, 40)])
 def test_its_size_is_as_documented(world_size: int, mebibytes: int) -> None:
     assert Layout(world_size).size <= (mebibytes + 0.05) * 2**20

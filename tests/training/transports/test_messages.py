@@ -56,7 +56,7 @@ def test_a_message_is_added_to_its_tensor(pool: RankPool, tmp_path: Path, is_pos
         following, previous = neighbours(context)
         for tag, size in enumerate(SIZES):
             own, theirs = (
-                content(rank, tag, 8 * size).view(torch.int64) for rank in (context.rank, previous)
+                content(rank, tag, size // 8 * 8).view(torch.int64) for rank in (context.rank, previous)
             )
             total = own.clone()
             if is_posted_first:

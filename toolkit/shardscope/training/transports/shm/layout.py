@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from shardscope.training.transports.shm.memory import PAGE
 
 _LINE = 64
-_MAX_PIPE, _ALL_PIPES = 1 << 20, 16 << 20
-_MAX_SLOT, _ALL_SLOTS = 1 << 20, 20 << 20  # twice as large slots do not stay in the caches
+_MAX_PIPE, _ALL_PIPES = 2 << 20, 24 << 20
+_MAX_SLOT, _ALL_SLOTS = 1 << 20, 16 << 20  # twice as large slots do not stay in the caches
 _LEAST = 16 * PAGE  # of a pipe or a slot, whatever the number of ranks
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Positions for a group of `world_size` ranks: 8 MiB for 2 ranks, 22 MiB for 4, and at most 36 MiB for more.
+    """Positions for a group of `world_size` ranks: 10 MiB for 2 ranks, 34 MiB for 4, and at most 40 MiB for more.
 
     Indices of 32-bit words are named after what they hold; `*_counter` are indices of 64-bit words; `*_start` are
     positions in bytes.

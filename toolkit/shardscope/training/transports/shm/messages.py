@@ -18,12 +18,13 @@ import threading
 import time
 from collections import defaultdict, deque
 from datetime import timedelta
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardscope.training.transports.shm.peers import PATIENCE_S, Patience, Peers, changes_soon
+from shardscope.training.transports.shm.peers import PATIENCE_S, Patience, Peers
 from shardscope.training.transports.shm.pipe import Incoming, Outgoing, Target
 
 ANY = -1
@@ -47,10 +48,10 @@ class Message(dist.Work):
         self.is_done = False
         self.failure = ""
         """Why it can never finish, in words."""
-        self._mailbox, self._tensor = mailbox, tensor.detach()
+        self._mailbox, self._tensor = mailbox, tensor.detach() if tensor.requires_grad else tensor
         self._flat = self._tensor.contiguous()  # a copy if the elements are not in one row
         self.address: int = self._flat.data_ptr()
-        self.size: int = self._flat.numel() * self._flat.element_size()
+        self.size: int = self._flat.nbytes
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until it has finished.
@@ -69,6 +70,10 @@ class Message(dist.Work):
 
     def is_success(self) -> bool:
         return self.is_done and not self.failure
+
+    def get_future(self) -> NoReturn:
+        """Messages have no future, as with gloo, whose way of saying so takes longer than the message."""
+        raise RuntimeError("a message has no future; call its wait() instead")
 
     def source_rank(self) -> int:
         return self.peer
@@ -290,8 +295,7 @@ class Mailbox:
                 bell = self._peers.bell()
                 if not self._try(message) and not message.is_done:
                     self._give_up_if(patience, message)
-                    if not changes_soon(lambda: self._peers.bell() != bell):
-                        self._peers.sleep(bell, patience.next_s())
+                    self._peers.sleep(bell, patience.next_s())
         finally:
             with self._lock:
                 self._num_waiting -= 1

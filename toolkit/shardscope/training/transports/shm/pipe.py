@@ -16,7 +16,7 @@ from shardscope.training.transports.shm import futex
 from shardscope.training.transports.shm.peers import Peers
 
 LINE = 64
-PIECE_BYTES = 512 << 10
+PIECE_BYTES = 1 << 20
 """Data that is announced at once, in bytes: the target copies one piece while the source writes the next."""
 
 
