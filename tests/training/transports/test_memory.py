@@ -154,7 +154,7 @@ def test_shared_memory_that_is_asked_for_and_impossible_is_an_error(pool: RankPo
 def test_nothing_in_the_memory_overlaps(world_size: int) -> None:
     layout, ranks = Layout(world_size), range(min(world_size, 20))
     pairs = [(a, b) for a in ranks for b in ranks if a != b]
-    words = [layout.gate, *map(layout.bell, ranks), *map(layout.state, ranks)]
+    words = [layout.gate, *map(layout.bell, ranks), *map(layout.alarm, ranks), *map(layout.state, ranks)]
     words += [2 * layout.arrivals_counter(rank) for rank in ranks]
     words += [2 * layout.written_counter(*pair) for pair in pairs]
     words += [2 * layout.read_counter(*pair) for pair in pairs] + [layout.wants_room(*pair) for pair in pairs]

@@ -166,6 +166,21 @@ def test_a_large_message_arrives_while_both_sides_do_something_else(pool: RankPo
     pool.run(check, tmp_path)
 
 
+def test_asking_whether_a_message_has_arrived_moves_it(pool: RankPool, tmp_path: Path) -> None:
+    def check(context: RankContext) -> None:
+        transport = context.group.transport(CPU)
+        following, previous = neighbours(context)
+        for tag, size in enumerate(SIZES):
+            received = torch.zeros(size, dtype=torch.uint8)
+            receive = transport.recv([received], previous, tag)
+            send = transport.send([content(context.rank, tag, size)], following, tag)
+            while not receive.is_completed() or not send.is_completed():
+                pass
+            assert torch.equal(received, content(previous, tag, size)), size
+
+    pool.run(check, tmp_path)
+
+
 def test_a_receive_from_any_rank_reports_the_sender(pool: RankPool, tmp_path: Path) -> None:
     def check(context: RankContext) -> None:
         if context.rank:

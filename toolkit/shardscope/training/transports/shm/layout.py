@@ -1,10 +1,10 @@
 """Positions of everything in the shared memory of a group.
 
-    lines of 64 bytes           a token; the gate; of each rank its bell and its counters; of each pipe its two ends
+    lines of 64 bytes           a token; the gate; of each rank its bell, alarm and counters; of each pipe its two ends
     pipes                       one for each ordered pair of ranks
     slots, results              two sets: a slot for each rank, and one buffer for results
 
-A word is written by one rank only, except for bells and the gate (see `Peers` and `Barrier`). Words written by
+A word is written by one rank only, except for bells, alarms and the gate (see `Peers` and `Barrier`). Words written by
 different ranks are in different cache lines.
 """
 
@@ -54,6 +54,10 @@ class Layout:
     def bell(self, rank: int) -> int:
         """Word on which the threads of a rank sleep while they wait for messages."""
         return self._rank_line(rank, 0) * _LINE // 4
+
+    def alarm(self, rank: int) -> int:
+        """Word on which the progress thread of a rank sleeps."""
+        return self.bell(rank) + 1
 
     def state(self, rank: int) -> int:
         """Word with a rank's `State`."""

@@ -101,9 +101,11 @@ class Outgoing(_End):
                 moved = True
             if not self.queue:
                 break
-            self._words[self._wants_room] = 1
+            was_stuck, self._words[self._wants_room] = self._words[self._wants_room], 1
             futex.fence()  # the target reads the word after it has made room, so one of us sees the other's write
             if self._room() < LINE:
+                if not was_stuck:
+                    self._peers.alarm(self.target)
                 return moved
         self._words[self._wants_room] = 0
         return moved
@@ -151,6 +153,11 @@ class Incoming(_End):
         self.source, self._accepts = source, accepts
         self._target: Target | None = None
         self._offset = self._size = 0
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the source waits for room."""
+        return bool(self._words[self._wants_room])
 
     def pull(self) -> bool:
         """Read all messages that have arrived and are accepted; return whether anything was read."""
