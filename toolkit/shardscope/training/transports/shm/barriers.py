@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch.distributed as dist
 
 from shardscope.training.transports.shm import futex
-from shardscope.training.transports.shm.peers import Patience, Peers, changes_soon
+from shardscope.training.transports.shm.peers import Patience, Peers
 
 
 class Barrier:
@@ -47,7 +47,7 @@ class Barrier:
         if not self._missing():
             memory.words[gate] = self.number & 0x7FFFFFFF
             memory.wake(gate)
-        elif not changes_soon(lambda: not self._missing()):
+        else:
             self._sleep(timeout_s, purpose)
         futex.order_copies()
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from enum import IntEnum
 
 import torch.distributed as dist
@@ -17,8 +16,6 @@ PATIENCE_S = 0.1
 """Time that a rank sleeps before it checks whether the ranks that it waits for are still there, in seconds."""
 
 _LONG_S = 3600.0
-_YIELDS = 20
-"""Number of times that a thread lets others run before it sleeps."""
 
 
 class State(IntEnum):
@@ -79,8 +76,7 @@ class Peers:
 
     def sleep(self, bell: int, seconds: float) -> None:
         """Sleep until this rank's bell differs from `bell`, for at most `seconds`."""
-        if not changes_soon(lambda: self.bell() != bell):
-            self.memory.wait(self.layout.bell(self.rank), bell, seconds)
+        self.memory.wait(self.layout.bell(self.rank), bell, seconds)
 
     def close(self, reason: str = "Connection closed by this rank") -> None:
         """Announce that this rank no longer takes part, and wake everyone who waits for it.
@@ -156,15 +152,3 @@ class Patience:
         """Return how long to sleep before the next check, in seconds."""
         left = self._began + self._timeout_s - time.monotonic()
         return max(0.0, min(PATIENCE_S, left))
-
-
-def changes_soon(has_changed: Callable[[], bool]) -> bool:
-    """Let other threads run for a moment; return whether the condition has been met, so that the caller need not sleep.
-
-    Most waits are short, and waking a thread that sleeps takes two system calls and longer than the wait.
-    """
-    for _ in range(_YIELDS):
-        os.sched_yield()
-        if has_changed():
-            return True
-    return False
