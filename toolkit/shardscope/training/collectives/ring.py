@@ -169,7 +169,8 @@ class _LaneTransfer:
         self.next = ring.members[(rank + lane.step) % self.world_size]
         self.previous = ring.members[(rank - lane.step) % self.world_size]
         self._send, self._recv = transport.send, transport.recv
-        self._recv_add = getattr(transport, "recv_add", None)  # adds a message to a tensor as it arrives
+        is_cpu = lane.chunks[0][0].is_cpu  # shared memory adds messages to CPU tensors as they arrive
+        self._recv_add = getattr(transport, "recv_add", None) if is_cpu else None
         self.num_slices = lane.num_slices
         self.num_reducing = (self.world_size - 1) * lane.num_slices
         self.first_chunk = rank - lane.step

@@ -107,7 +107,10 @@ class SharedMemoryGroup:
         return self._mailbox.receive(tensor, src, tag)
 
     def recv_add(self, tensors: list[Tensor], src: int, tag: int) -> dist.Work:
-        """Receive a message from rank `src`, and add it to the only tensor in `tensors`, which is contiguous."""
+        """Receive a message from rank `src`, and add it to the only tensor in `tensors`.
+
+        The tensor is contiguous, in CPU memory, and as large as the message.
+        """
         (tensor,) = tensors
         return self._mailbox.receive(tensor, src, tag, kind=Addition)
 
