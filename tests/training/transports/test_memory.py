@@ -154,7 +154,7 @@ def test_shared_memory_that_is_asked_for_and_impossible_is_an_error(pool: RankPo
 def test_nothing_in_the_memory_overlaps(world_size: int) -> None:
     layout, ranks = Layout(world_size), range(min(world_size, 20))
     pairs = [(a, b) for a in ranks for b in ranks if a != b]
-    words = [layout.gate, *map(layout.bell, ranks), *map(layout.state, ranks)]
+    words = [layout.gate, *map(layout.bell, ranks), *map(layout.alarm, ranks), *map(layout.state, ranks)]
     words += [2 * layout.arrivals_counter(rank) for rank in ranks]
     words += [2 * layout.written_counter(*pair) for pair in pairs]
     words += [2 * layout.read_counter(*pair) for pair in pairs] + [layout.wants_room(*pair) for pair in pairs]
@@ -171,6 +171,6 @@ def test_nothing_in_the_memory_overlaps(world_size: int) -> None:
     assert spans[-1][0] + spans[-1][1] <= layout.size
 
 
-@pytest.mark.parametrize(("world_size", "mebibytes"), [(2, 14), (4, 32), (8, 36), (16, 36)])
+@pytest.mark.parametrize(("world_size", "mebibytes"), [(2, 10), (4, 34), (8, 40), (16, 40)])
 def test_its_size_is_as_documented(world_size: int, mebibytes: int) -> None:
     assert Layout(world_size).size <= (mebibytes + 0.05) * 2**20

@@ -49,6 +49,44 @@ def test_all_ranks_send_at_once_messages_larger_than_the_pipe(pool: RankPool, tm
     pool.run(check, tmp_path)
 
 
+@pytest.mark.parametrize("is_posted_first", [True, False])
+def test_a_message_is_added_to_its_tensor(pool: RankPool, tmp_path: Path, is_posted_first: bool) -> None:
+    def check(context: RankContext) -> None:
+        transport = context.group.transport(CPU)
+        following, previous = neighbours(context)
+        for tag, size in enumerate(SIZES):
+            own, theirs = (
+                content(rank, tag, size // 8 * 8).view(torch.int64) for rank in (context.rank, previous)
+            )
+            total = own.clone()
+            if is_posted_first:
+                receive = transport.recv_add([total], previous, tag)
+            send = transport.send([own], following, tag)
+            if not is_posted_first:  # a later message has arrived, so this one is kept
+                late = transport.send([torch.zeros(1)], following, 1000)
+                transport.recv([torch.zeros(1)], previous, 1000).wait()
+                receive = transport.recv_add([total], previous, tag)
+                late.wait()
+            receive.wait()
+            send.wait()
+            assert torch.equal(total, own + theirs), size
+
+    pool.run(check, tmp_path)
+
+
+def test_a_message_of_another_size_is_not_added(pool: RankPool, tmp_path: Path) -> None:
+    def check(context: RankContext) -> None:
+        transport, tensor = context.group.transport(CPU), torch.zeros(4)
+        following, previous = neighbours(context)
+        send = transport.send([torch.ones(3)], following, 0)
+        with pytest.raises(RuntimeError, match="of 12 bytes .* of 16 bytes"):
+            transport.recv_add([tensor], previous, 0).wait()
+        send.wait()
+        assert not tensor.any()
+
+    pool.run(check, tmp_path)
+
+
 def test_tags_match_in_any_order(pool: RankPool, tmp_path: Path) -> None:
     def check(context: RankContext) -> None:
         transport, tags = context.group.transport(CPU), list(range(len(SIZES)))
@@ -124,6 +162,21 @@ def test_a_large_message_arrives_while_both_sides_do_something_else(pool: RankPo
             threading.Event().wait(0.001)
         assert torch.equal(received, content(previous, 3, 4 * PIPE))
         send.wait(), receive.wait()
+
+    pool.run(check, tmp_path)
+
+
+def test_asking_whether_a_message_has_arrived_moves_it(pool: RankPool, tmp_path: Path) -> None:
+    def check(context: RankContext) -> None:
+        transport = context.group.transport(CPU)
+        following, previous = neighbours(context)
+        for tag, size in enumerate(SIZES):
+            received = torch.zeros(size, dtype=torch.uint8)
+            receive = transport.recv([received], previous, tag)
+            send = transport.send([content(context.rank, tag, size)], following, tag)
+            while not receive.is_completed() or not send.is_completed():
+                pass
+            assert torch.equal(received, content(previous, tag, size)), size
 
     pool.run(check, tmp_path)
 

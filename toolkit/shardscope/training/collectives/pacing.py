@@ -224,6 +224,7 @@ class PacedTransport:
     def __init__(self, inner: Any, pacer: Pacer, rank_of: Callable[[int], int]) -> None:
         self._inner, self._pacer, self._rank_of = inner, pacer, rank_of
         self.recv, self.recv_anysource = inner.recv, inner.recv_anysource
+        self.recv_add = getattr(inner, "recv_add", None)
 
     def send(self, tensors: list[torch.Tensor], dst: int, tag: int) -> dist.Work:
         """Send like `ProcessGroup.send`. Do not modify the tensors before the returned handle has completed."""

@@ -39,7 +39,7 @@ def share(total: int, rank: int, world_size: int) -> int:
 def num_bytes(tensors: Any) -> int:
     """Return the size in bytes of a tensor, or the total size of nested sequences of tensors."""
     if isinstance(tensors, torch.Tensor):
-        return tensors.numel() * tensors.element_size()
+        return tensors.nbytes
     return sum(num_bytes(tensor) for tensor in tensors)
 
 

@@ -9,8 +9,9 @@ sends 2(W-1)/W times the size of the tensor, which is optimal (Patarasuk and Yua
 Large chunks are split into S slices of at most `slice_bytes`. Messages are numbered across all rounds: message i is
 slice i mod S of round i div S. A slice is sent on as soon as it has been summed, so summing one slice overlaps
 receiving the next, and no rank waits for a round to end. Only a few receives are posted in advance, into small buffers
-that stay in the cache; with buffers for whole rounds, the same algorithm is up to 1.5 times slower. With two
-directions, half of the tensor goes around the ring the other way, which uses both directions of each link.
+that stay in the cache; with buffers for whole rounds, the same algorithm is up to 1.5 times slower. Over shared memory,
+slices are added as they arrive, without a buffer. With two directions, half of the tensor goes around the ring the
+other way, which uses both directions of each link.
 """
 
 from __future__ import annotations
@@ -168,6 +169,8 @@ class _LaneTransfer:
         self.next = ring.members[(rank + lane.step) % self.world_size]
         self.previous = ring.members[(rank - lane.step) % self.world_size]
         self._send, self._recv = transport.send, transport.recv
+        is_cpu = lane.chunks[0][0].is_cpu  # shared memory adds messages to CPU tensors as they arrive
+        self._recv_add = getattr(transport, "recv_add", None) if is_cpu else None
         self.num_slices = lane.num_slices
         self.num_reducing = (self.world_size - 1) * lane.num_slices
         self.first_chunk = rank - lane.step
@@ -184,13 +187,16 @@ class _LaneTransfer:
         into = self._outgoing(i + self.num_slices)
         if not into.numel():
             return
-        if i < self.num_reducing:
+        receive = self._recv
+        if i < self.num_reducing and self._recv_add is not None:
+            receive = self._recv_add
+        elif i < self.num_reducing:
             into = self.lane.scratch[i % _AHEAD][: into.numel()]
         else:  # the same slice was sent W-1 rounds earlier, and may be overwritten once that send has finished
             work = self.sends.pop(i - self.num_reducing, None)
             if work is not None:
                 work.wait()
-        self.receives[i] = self._recv([into], self.previous, self.first_tag + 2 * i)
+        self.receives[i] = receive([into], self.previous, self.first_tag + 2 * i)
         self.traffic.received_bytes += _bytes(into)
 
     def take(self, i: int) -> None:
@@ -200,7 +206,7 @@ class _LaneTransfer:
             return
         work.wait()
         self.traffic.arrived(self.previous, _bytes(self._outgoing(i + self.num_slices)))
-        if i < self.num_reducing:
+        if i < self.num_reducing and self._recv_add is None:
             own = self._outgoing(i + self.num_slices)
             own.add_(self.lane.scratch[i % _AHEAD][: own.numel()])
 
@@ -224,7 +230,7 @@ class _LaneTransfer:
 
 
 def _bytes(tensor: torch.Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+    return tensor.nbytes
 
 
 def ring_all_reduce(tensor: torch.Tensor, group: MeteredProcessGroup, **settings: Any) -> torch.Tensor:

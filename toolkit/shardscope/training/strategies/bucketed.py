@@ -136,9 +136,10 @@ class BucketedRank(RankStrategy):
     def finish_exchange(self) -> None:
         if self.hook is not None:
             self.hook.finish()
-        absent = next(
-            (name for name, p in self.model.named_parameters() if p.requires_grad and p.grad is None), None
-        )
+        absent = None
+        if any(p.grad is None for p in self.parameters):
+            trained = ((name, p) for name, p in self.model.named_parameters() if p.requires_grad)
+            absent = next((name for name, p in trained if p.grad is None), None)
         of_last = first_left_out(self.ddp) if absent is None else None
         if absent or of_last:  # DistributedDataParallel would raise an error only in the next step
             where = "" if absent else " of the last micro-batch"

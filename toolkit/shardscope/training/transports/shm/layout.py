@@ -1,10 +1,10 @@
 """Positions of everything in the shared memory of a group.
 
-    lines of 64 bytes           a token; the gate; of each rank its bell and its counters; of each pipe its two ends
+    lines of 64 bytes           a token; the gate; of each rank its bell, alarm and counters; of each pipe its two ends
     pipes                       one for each ordered pair of ranks
     slots, results              two sets: a slot for each rank, and one buffer for results
 
-A word is written by one rank only, except for bells and the gate (see `Peers` and `Barrier`). Words written by
+A word is written by one rank only, except for bells, alarms and the gate (see `Peers` and `Barrier`). Words written by
 different ranks are in different cache lines.
 """
 
@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from shardscope.training.transports.shm.memory import PAGE
 
 _LINE = 64
-_MAX_PIPE, _ALL_PIPES = 1 << 20, 16 << 20
-_MAX_SLOT, _ALL_SLOTS = 2 << 20, 20 << 20
+_MAX_PIPE, _ALL_PIPES = 2 << 20, 24 << 20
+_MAX_SLOT, _ALL_SLOTS = 1 << 20, 16 << 20  # twice as large slots do not stay in the caches
 _LEAST = 16 * PAGE  # of a pipe or a slot, whatever the number of ranks
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Positions for a group of `world_size` ranks: 14 MiB for 2 ranks, 32 MiB for 4, and 36 MiB for 8 to 16.
+    """Positions for a group of `world_size` ranks: 10 MiB for 2 ranks, 34 MiB for 4, and at most 40 MiB for more.
 
     Indices of 32-bit words are named after what they hold; `*_counter` are indices of 64-bit words; `*_start` are
     positions in bytes.
@@ -54,6 +54,10 @@ class Layout:
     def bell(self, rank: int) -> int:
         """Word on which the threads of a rank sleep while they wait for messages."""
         return self._rank_line(rank, 0) * _LINE // 4
+
+    def alarm(self, rank: int) -> int:
+        """Word on which the progress thread of a rank sleeps."""
+        return self.bell(rank) + 1
 
     def state(self, rank: int) -> int:
         """Word with a rank's `State`."""

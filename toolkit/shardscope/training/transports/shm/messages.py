@@ -7,8 +7,8 @@ copied to memory of this rank's own, and kept there until its receive is posted.
 once its receive has been posted; a small one leaves its sender at once.
 
 Nothing moves by itself: a thread that waits for one message moves all messages of its rank, so ranks that send to each
-other do not deadlock. When no thread waits, but sends or receives are unfinished, a thread of the mailbox takes over:
-its progress thread.
+other do not deadlock. When no thread waits, but a message is stuck, because it does not fit into its pipe, a thread of
+the mailbox takes over: its progress thread. Messages that fit never wake it.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from datetime import timedelta
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -47,10 +48,10 @@ class Message(dist.Work):
         self.is_done = False
         self.failure = ""
         """Why it can never finish, in words."""
-        self._mailbox, self._tensor = mailbox, tensor.detach()
+        self._mailbox, self._tensor = mailbox, tensor.detach() if tensor.requires_grad else tensor
         self._flat = self._tensor.contiguous()  # a copy if the elements are not in one row
         self.address: int = self._flat.data_ptr()
-        self.size: int = self._flat.numel() * self._flat.element_size()
+        self.size: int = self._flat.nbytes
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until it has finished.
@@ -65,10 +66,14 @@ class Message(dist.Work):
         return True
 
     def is_completed(self) -> bool:
-        return self.is_done
+        return self.is_done or self._mailbox.has_finished(self)
 
     def is_success(self) -> bool:
         return self.is_done and not self.failure
+
+    def get_future(self) -> NoReturn:
+        """Messages have no future, as with gloo, whose way of saying so takes longer than the message."""
+        raise RuntimeError("a message has no future; call its wait() instead")
 
     def source_rank(self) -> int:
         return self.peer
@@ -96,8 +101,16 @@ class Receive(Message):
             "any rank" if self.peer == ANY else f"rank {self._mailbox.name(self.peer)}"
         )
 
+    def take(self, address: int, offset: int, size: int) -> None:
+        """Copy a piece of the message to the tensor."""
+        ctypes.memmove(self.address + offset, address, size)
+
+    def fits(self, size: int) -> bool:
+        """Return whether a message of `size` bytes can be received."""
+        return size <= self.size
+
     def refuse(self, source: int, size: int) -> None:
-        """Fail because the message that arrived is too large."""
+        """Fail because the message that arrived has the wrong size."""
         self.failure = (
             f"a message of {size} bytes from rank {self._mailbox.name(source)} does not fit into a tensor of "
             f"{self.size} bytes; give both sides tensors of the same size"
@@ -110,25 +123,46 @@ class Receive(Message):
         super().finished()
 
 
+class Addition(Receive):
+    """A message that is added to a contiguous tensor of its size as it arrives, without a copy of it."""
+
+    def fits(self, size: int) -> bool:
+        return size == self.size
+
+    def take(self, address: int, offset: int, size: int) -> None:
+        """Add a piece of the message to the tensor."""
+        if not size:
+            return
+        flat = self._flat.view(-1)
+        piece = torch.frombuffer((ctypes.c_char * size).from_address(address), dtype=flat.dtype)
+        first = offset // flat.element_size()
+        flat[first : first + piece.numel()].add_(piece)
+
+
 class _Kept:
     """A message that has arrived before its receive was posted, or is still arriving."""
 
     def __init__(self, source: int, size: int) -> None:
         self.source, self._size = source, size
         self._data = torch.empty(size, dtype=torch.uint8)
-        self.address: int = self._data.data_ptr()
+        self._address: int = self._data.data_ptr()
         self._is_complete = False
         self._receive: Receive | None = None
+
+    def take(self, address: int, offset: int, size: int) -> None:
+        """Keep a piece of the message."""
+        ctypes.memmove(self._address + offset, address, size)
 
     def deliver_to(self, receive: Receive) -> None:
         """Copy it to the tensor of a receive, at once or when all of it has arrived."""
         receive.peer, self._receive = self.source, receive
         if not self._is_complete:
             return
-        if self._size > receive.size:
+        if not receive.fits(self._size):
             receive.refuse(self.source, self._size)
             return
-        ctypes.memmove(receive.address, self.address, self._size)
+        if self._size:
+            receive.take(self._address, 0, self._size)
         receive.finished()
 
     def finished(self) -> None:
@@ -160,7 +194,7 @@ class Mailbox:
         self._kept: dict[int, list[_Kept]] = {}  # by tag
         self._lock = threading.Lock()
         self._num_waiting = 0
-        self._progress = _ProgressThread(self)
+        self._progress = _ProgressThread(self, peers)
 
     def name(self, rank: int) -> int:
         """Return the rank in the whole job, for error messages."""
@@ -175,11 +209,19 @@ class Mailbox:
             self._count()
             self._outgoing[target].queue.append(message)
             self._outgoing[target].push()
+            self._call_if_stuck()
         return message
 
-    def receive(self, tensor: Tensor, source: int, tag: int) -> Receive:
-        """Post the receive of a message from rank `source`, or `ANY`, that is at most as large as `tensor`."""
-        message = Receive(self, tensor, source, tag)
+    def receive(self, tensor: Tensor, source: int, tag: int, kind: type[Receive] = Receive) -> Receive:
+        """Post the receive of a message from rank `source`, or `ANY`, that is at most as large as `tensor`.
+
+        Args:
+            tensor: Tensor to receive into.
+            source: The sender.
+            tag: Message tag.
+            kind: `Receive`, or `Addition` to add the message to the tensor.
+        """
+        message = kind(self, tensor, source, tag)
         with self._lock:
             self._count()
             kept = self._take_kept(source, tag)
@@ -188,12 +230,23 @@ class Mailbox:
             else:
                 self._posted.setdefault((source, tag), deque()).append(message)
                 self._num_posted[source] += 1
+                self._call_if_stuck()
         return message
 
     def _count(self) -> None:
         self.num_unfinished += 1
-        if not self._num_waiting:
-            self._progress.call()
+        self._progress.start()
+
+    def _is_stuck(self) -> bool:
+        """Return whether a message is stuck, and no thread waits that would move it; the caller holds the lock."""
+        if self._num_waiting or not self.num_unfinished or self._peers.is_closed:
+            return False
+        is_full = any(outgoing.queue for outgoing in self._outgoing.values())
+        return is_full or any(incoming.is_stuck for incoming in self._incoming)
+
+    def _call_if_stuck(self) -> None:
+        if self._is_stuck():
+            self._peers.alarm(self._peers.rank)
 
     def _take_kept(self, source: int, tag: int) -> _Kept | None:
         kept = self._kept.get(tag, [])
@@ -207,7 +260,7 @@ class Mailbox:
     def _accept(self, source: int, tag: int, size: int) -> Target | None:
         receive = self._take_posted(source, tag)
         if receive is not None:
-            if size <= receive.size:
+            if receive.fits(size):
                 receive.peer = source
                 return receive
             receive.refuse(source, size)
@@ -258,8 +311,14 @@ class Mailbox:
         finally:
             with self._lock:
                 self._num_waiting -= 1
-                if self.num_unfinished and not self._num_waiting:
-                    self._progress.call()
+                self._call_if_stuck()
+
+    def has_finished(self, message: Message) -> bool:
+        """Return whether a message has finished, after all messages have been moved as far as possible."""
+        with self._lock:
+            if not message.is_done:
+                self._move(self._num_waiting)
+        return message.is_done
 
     def _try(self, message: Message) -> bool:
         with self._lock:
@@ -273,11 +332,10 @@ class Mailbox:
             raise dist.DistBackendError(f"{problem}, while this rank was waiting for {message}")
 
     def move_unattended(self) -> bool:
-        """Move messages once if no thread waits; return False if a thread waits, or all messages have finished."""
+        """Move messages once if one is stuck and no thread waits; return False if not."""
         bell = self._peers.bell()
         with self._lock:
-            if self._num_waiting or not self.num_unfinished or self._peers.is_closed:
-                self._progress.dismiss()
+            if not self._is_stuck():
                 return False
             moved = self._move(0)
         if not moved:
@@ -290,39 +348,31 @@ class Mailbox:
 
 
 class _ProgressThread:
-    """The thread that moves the messages of a mailbox while no thread waits for one."""
+    """The thread that moves the messages of a mailbox while one is stuck and no thread waits."""
 
-    def __init__(self, mailbox: Mailbox) -> None:
-        self._mailbox = mailbox
-        self._is_needed = threading.Event()
+    def __init__(self, mailbox: Mailbox, peers: Peers) -> None:
+        self._mailbox, self._peers = mailbox, peers
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
-    def call(self) -> None:
-        """Let it start; the caller holds the mailbox's lock."""
-        if self._thread is None:
+    def start(self) -> None:
+        """Start it, if it has not been started yet; the caller holds the mailbox's lock."""
+        if self._thread is None and not self._is_closed:
             self._thread = threading.Thread(target=self._run, name="progress", daemon=True)
             self._thread.start()
-        if not self._is_needed.is_set():
-            self._is_needed.set()
-
-    def dismiss(self) -> None:
-        """Let it stop until it is called again; the caller holds the mailbox's lock."""
-        if not self._is_closed:
-            self._is_needed.clear()
 
     def _run(self) -> None:
-        while True:
-            self._is_needed.wait()
-            if self._is_closed:
-                return
+        while not self._is_closed:
+            alarm = self._peers.last_alarm()
             time.sleep(_GRACE_S)
             while self._mailbox.move_unattended():
                 pass
+            if not self._is_closed:
+                self._peers.sleep_until_alarm(alarm)
 
     def close(self) -> None:
         """Stop the thread."""
         self._is_closed = True
-        self._is_needed.set()
+        self._peers.alarm(self._peers.rank)
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()

@@ -15,6 +15,8 @@ from shardscope.training.transports.shm.memory import SharedMemory, exchange
 PATIENCE_S = 0.1
 """Time that a rank sleeps before it checks whether the ranks that it waits for are still there, in seconds."""
 
+_LONG_S = 3600.0
+
 
 class State(IntEnum):
     """What a rank has announced about itself."""
@@ -26,8 +28,9 @@ class State(IntEnum):
 class Peers:
     """The ranks of a group, as this rank sees them.
 
-    Each rank has a bell: a word on which its threads sleep while they wait for messages. Every writer of a bell writes
-    a value that nobody has written before, so a bell that has rung always differs from what a waiter has read.
+    Each rank has a bell: a word on which its threads sleep while they wait for messages; and an alarm, on which its
+    progress thread sleeps while no message is stuck. Every writer of them writes a value that nobody has written
+    before, so a bell that has rung always differs from what a waiter has read.
 
     Args:
         memory: The group's memory.
@@ -49,9 +52,23 @@ class Peers:
 
     def ring(self, rank: int) -> None:
         """Wake the threads of a rank that wait for messages; all that was written before is visible to them."""
-        word = self.layout.bell(rank)
+        self._change(self.layout.bell(rank))
+
+    def alarm(self, rank: int) -> None:
+        """Wake the progress thread of a rank, because there is no room for a message to or from it."""
+        self._change(self.layout.alarm(rank))
+
+    def _change(self, word: int) -> None:
         self.memory.words[word] = (next(self._rings) * self.world_size + self.rank) & 0xFFFFFFFF
         self.memory.wake(word)
+
+    def last_alarm(self) -> int:
+        """Return the value of this rank's alarm, for `sleep_until_alarm`."""
+        return self.memory.words[self.layout.alarm(self.rank)]
+
+    def sleep_until_alarm(self, alarm: int) -> None:
+        """Sleep until this rank's alarm differs from `alarm`."""
+        self.memory.wait(self.layout.alarm(self.rank), alarm, _LONG_S)
 
     def bell(self) -> int:
         """Return the value of this rank's bell, for `sleep`."""

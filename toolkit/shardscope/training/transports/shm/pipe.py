@@ -16,7 +16,7 @@ from shardscope.training.transports.shm import futex
 from shardscope.training.transports.shm.peers import Peers
 
 LINE = 64
-PIECE_BYTES = 512 << 10
+PIECE_BYTES = 1 << 20
 """Data that is announced at once, in bytes: the target copies one piece while the source writes the next."""
 
 
@@ -32,9 +32,10 @@ class Source(Protocol):
 
 
 class Target(Protocol):
-    """Memory for a message to receive."""
+    """A message to receive."""
 
-    address: int
+    def take(self, address: int, offset: int, size: int) -> None:
+        """Take `size` bytes at `address`, which are those from `offset` of the message; each piece has whole lines."""
 
     def finished(self) -> None:
         """Called when all of the message has been read from the pipe."""
@@ -44,7 +45,7 @@ class Accepts(Protocol):
     """Function that decides where a message goes."""
 
     def __call__(self, source: int, tag: int, size: int) -> Target | None:
-        """Return the memory for a message of `size` bytes; None to leave it in the pipe for now."""
+        """Return what takes a message of `size` bytes; None to leave it in the pipe for now."""
 
 
 def padded(size: int) -> int:
@@ -100,9 +101,11 @@ class Outgoing(_End):
                 moved = True
             if not self.queue:
                 break
-            self._words[self._wants_room] = 1
+            was_stuck, self._words[self._wants_room] = self._words[self._wants_room], 1
             futex.fence()  # the target reads the word after it has made room, so one of us sees the other's write
             if self._room() < LINE:
+                if not was_stuck:
+                    self._peers.alarm(self.target)
                 return moved
         self._words[self._wants_room] = 0
         return moved
@@ -151,6 +154,11 @@ class Incoming(_End):
         self._target: Target | None = None
         self._offset = self._size = 0
 
+    @property
+    def is_stuck(self) -> bool:
+        """Whether the source waits for room."""
+        return bool(self._words[self._wants_room])
+
     def pull(self) -> bool:
         """Read all messages that have arrived and are accepted; return whether anything was read."""
         moved = False
@@ -183,7 +191,7 @@ class Incoming(_End):
         futex.order_copies()
         count = min(self._size - self._offset, available, PIECE_BYTES)
         for address, size in self._spans(count):
-            ctypes.memmove(self._target.address + self._offset, address, size)
+            self._target.take(address, self._offset, size)
             self._offset += size
         self._position += padded(count)
         futex.order_copies()
