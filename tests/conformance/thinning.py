@@ -10,7 +10,8 @@ of them, from a start that depends on the test's name, so each tier always runs 
 world sizes by itself runs each of its sampled cases at all of them.
 
 The matrix of strategies and compressors runs over the transport that a job gets by default, shared memory where the
-machine has it. Except in the quick tier, about a third of the cases that run do so over TCP as well.
+machine has it. A third of all cases run over TCP as well; of these, the full tier runs the cases of 3 ranks that it
+also runs by default, which need only one more pool of ranks, and the quick tier none.
 """
 
 from __future__ import annotations
@@ -44,10 +45,9 @@ def thin(items: list[pytest.Item], *, quick: bool) -> tuple[list[pytest.Item], l
         for item in (_sample(name, cases, quick=quick) if _is_sampled(cases[0]) else cases)
     }
     if not quick:
-        twins = (by_name.get(item.nodeid.replace(OVER.format("auto"), OVER.format("tcp"))) for item in chosen)
-        chosen |= {
-            twin for twin in twins if twin is not None and _is_over_tcp(twin) and _is_of_the_third(twin)
-        }
+        names = (item.nodeid.replace(OVER.format("auto"), OVER.format("tcp")) for item in chosen)
+        twins = [by_name[name] for name in names if name in by_name and _is_over_tcp(by_name[name])]
+        chosen |= {twin for twin in twins if _ranks_of(twin) == 3 and _is_of_the_third(twin)}
     return _parted(items, lambda item: item in chosen)
 
 
