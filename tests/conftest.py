@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 
 from conformance.ranks import RankPool, RankPools
 from conformance.runs import end_all
-from conformance.thinning import thin
+from conformance.thinning import thin, without_most_of_tcp
 from shardscope.prediction.this_machine import CoreSpeed
 
 # No deadlines for examples, nor for drawing them: they would be by the clock of a machine that others use too.
@@ -53,9 +53,12 @@ def playwright_api() -> Iterator[object]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if config.getoption("--every-case") or _names_a_test(config):
+    if _names_a_test(config):
         return
-    items[:], left_out = thin(items, quick=not config.getoption("--full"))
+    if config.getoption("--every-case"):
+        items[:], left_out = without_most_of_tcp(items)
+    else:
+        items[:], left_out = thin(items, quick=not config.getoption("--full"))
     config.hook.pytest_deselected(items=left_out)
 
 
@@ -146,9 +149,16 @@ def pools(request: pytest.FixtureRequest) -> Iterator[RankPools]:
 
 
 @pytest.fixture
-def pool(pools: RankPools) -> RankPool:
-    """Two, three and four real ranks in one group, over the transport that a job gets by default."""
-    return pools.over("auto")
+def transport(request: pytest.FixtureRequest) -> str:
+    """What carries the messages of `pool`: what a job gets by default, unless a test class is run over several."""
+    name: str = getattr(request, "param", "auto")
+    return name
+
+
+@pytest.fixture
+def pool(pools: RankPools, transport: str) -> RankPool:
+    """Two, three and four real ranks in one group."""
+    return pools.over(transport)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import shardscope as ss
-from conformance.ranks import RankPool
+from conformance.ranks import RankPool, over_both
 from shardscope.analytic.communication import ring_all_reduce_bytes
 from shardscope.training.collectives import RingAllReduce
 from shardscope.training.collectives.packets import Packets
@@ -102,6 +102,7 @@ class CompressorConformance:
     """By name: the largest relative error of a mean without feedback; methods that are not in it are not asked."""
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        over_both(metafunc)
         if "compression" in metafunc.fixturenames:
             metafunc.parametrize("compression", self.methods, ids=[m.label for m in self.methods])
 

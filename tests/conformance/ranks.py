@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import pytest
 import torch
 import torch.distributed as dist
 
@@ -31,6 +32,8 @@ from shardscope.training.context import RankContext
 from shardscope.training.meter import OBSERVING, Meter
 
 TIMEOUT_S = 120.0
+OVER = "over {}"
+"""Name of a transport in the name of a test."""
 
 
 def _serve(
@@ -150,3 +153,9 @@ class RankPools:
         """End all processes."""
         for pool in self._pools.values():
             pool.close()
+
+
+def over_both(metafunc: pytest.Metafunc) -> None:
+    """Run a test over the transport that a job gets by default and over TCP; `thinning` leaves out most of it."""
+    if "pool" in metafunc.fixturenames:
+        metafunc.parametrize("transport", ["auto", "tcp"], ids=OVER.format, indirect=True)

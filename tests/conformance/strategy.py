@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import shardscope as ss
-from conformance.ranks import RankPool
+from conformance.ranks import RankPool, over_both
 from shardscope.runlog.writer import EventWriter
 from shardscope.spec.models import GPTConfig
 from shardscope.training.context import RankContext
@@ -118,6 +118,7 @@ class StrategyConformance:
     cases: ClassVar[list[Case]] = FEW_CASES
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        over_both(metafunc)
         if "recompute" in metafunc.fixturenames:
             metafunc.parametrize(("precision", "accumulation", "recompute", "clip_norm"), self.cases)
 

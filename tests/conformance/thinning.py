@@ -8,6 +8,10 @@ what is marked ``weekly``.
 A test's cases are its world sizes (2, 3 and 4) times its other parameters. Those that run are evenly spaced among all
 of them, from a start that depends on the test's name, so each tier always runs the same ones. A test that skips some
 world sizes by itself runs each of its sampled cases at all of them.
+
+The matrix of strategies and compressors runs over the transport that a job gets by default, shared memory where the
+machine has it. A third of all cases run over TCP as well; of these, the full tier runs the cases of 3 ranks that it
+also runs by default, which need only one more pool of ranks, and the quick tier none.
 """
 
 from __future__ import annotations
@@ -16,10 +20,13 @@ import inspect
 import re
 import zlib
 from collections import defaultdict
+from collections.abc import Callable
+from itertools import filterfalse
 
 import pytest
 
 from conformance.compressor import CompressorConformance
+from conformance.ranks import OVER
 from conformance.strategy import StrategyConformance
 
 MATRIX = (CompressorConformance, StrategyConformance)
@@ -28,7 +35,8 @@ MATRIX = (CompressorConformance, StrategyConformance)
 def thin(items: list[pytest.Item], *, quick: bool) -> tuple[list[pytest.Item], list[pytest.Item]]:
     """Return the tests that run and those left out, in the quick tier or the full one."""
     tests: dict[str, list[pytest.Item]] = defaultdict(list)
-    for item in items:
+    by_name = {item.nodeid: item for item in items}
+    for item in filterfalse(_is_over_tcp, items):
         if not item.get_closest_marker("weekly") and not (quick and item.get_closest_marker("slow")):
             tests[item.nodeid.partition("[")[0]].append(item)
     chosen = {
@@ -36,13 +44,42 @@ def thin(items: list[pytest.Item], *, quick: bool) -> tuple[list[pytest.Item], l
         for name, cases in tests.items()
         for item in (_sample(name, cases, quick=quick) if _is_sampled(cases[0]) else cases)
     }
-    kept = [item for item in items if item in chosen]
-    return kept, [item for item in items if item not in chosen]
+    if not quick:
+        names = (item.nodeid.replace(OVER.format("auto"), OVER.format("tcp")) for item in chosen)
+        twins = [by_name[name] for name in names if name in by_name and _is_over_tcp(by_name[name])]
+        chosen |= {twin for twin in twins if _ranks_of(twin) == 3 and _is_of_the_third(twin)}
+    return _parted(items, lambda item: item in chosen)
+
+
+def without_most_of_tcp(items: list[pytest.Item]) -> tuple[list[pytest.Item], list[pytest.Item]]:
+    """Return the tests that run and those left out: two thirds of the matrix over TCP."""
+    return _parted(items, lambda item: not _is_over_tcp(item) or _is_of_the_third(item))
+
+
+def _parted(
+    items: list[pytest.Item], runs: Callable[[pytest.Item], bool]
+) -> tuple[list[pytest.Item], list[pytest.Item]]:
+    return [*filter(runs, items)], [*filterfalse(runs, items)]
+
+
+def _is_over_tcp(item: pytest.Item) -> bool:
+    return (
+        hasattr(item, "callspec")
+        and item.callspec.params.get("transport") == "tcp"
+        and _is_of_the_matrix(item)
+    )
+
+
+def _is_of_the_third(item: pytest.Item) -> bool:
+    return zlib.crc32(item.nodeid.encode()) % 3 == 0
+
+
+def _is_of_the_matrix(item: pytest.Item) -> bool:
+    return isinstance(item, pytest.Function) and bool(item.cls) and issubclass(item.cls, MATRIX)
 
 
 def _is_sampled(item: pytest.Item) -> bool:
-    is_of_the_matrix = isinstance(item, pytest.Function) and item.cls and issubclass(item.cls, MATRIX)
-    return bool(is_of_the_matrix or _ranks_of(item) or item.get_closest_marker("sampled"))
+    return bool(_is_of_the_matrix(item) or _ranks_of(item) or item.get_closest_marker("sampled"))
 
 
 def _ranks_of(item: pytest.Item) -> int | None:

@@ -6,13 +6,16 @@ import json
 import math
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from shardscope import machine
+from shardscope.prediction.rates import MESSAGES
 from shardscope.runtime import doctor
 from shardscope.runtime.doctor import DoctorReport, Finding
 
@@ -43,6 +46,65 @@ def test_it_looks_for_all_that_a_run_depends_on(report: DoctorReport) -> None:
         "namespaces",
         "Chromium",
     }
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="messages are measured on Linux only")
+def test_real_ranks_time_their_messages_over_each_transport(report: DoctorReport) -> None:
+    found = {name: report[name] for name in _measured(report)}
+    transports = [report["transport"].value, "tcp"]
+    assert set(found) == {f"{name}, {size} ranks" for name in transports for size in (2, _most_ranks())}
+    for name, each in found.items():
+        assert each.value["transport"] == name.partition(",")[0]
+        assert math.isfinite(each.value["message_s"]) and each.value["message_s"] > 0
+        assert math.isfinite(each.value["bandwidth"]) and each.value["bandwidth"] > 0
+        bandwidth, message_s = MESSAGES[each.value["transport"]]
+        assert each.value["assumed_bandwidth"] == bandwidth
+        assert each.value["assumed_message_s"] == message_s
+        assert f"predictions assume {1e3 * message_s:.2g} ms" in each.text
+
+
+def _measured(report: DoctorReport) -> list[str]:
+    return [each.name for each in report.findings if each.group == "Messages between CPU ranks"]
+
+
+def _most_ranks() -> int:
+    return int(min(max(machine.usable_cores(), 4), 8))
+
+
+def test_the_text_says_how_far_measured_messages_are_from_those_of_predictions() -> None:
+    bandwidth, message_s = MESSAGES["tcp"]
+    fast = {"transport": "tcp", "world_size": 2, "message_s": message_s / 500, "bandwidth": 2 * bandwidth}
+    (found,) = doctor._messages([fast])
+    assert found.name == "tcp, 2 ranks"
+    assert "3.1 ms (500 x)" in found.text
+    assert "GB/s (0.5 x)" in found.text
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="messages are measured on Linux only")
+@pytest.mark.slow
+def test_ranks_that_cannot_communicate_say_why_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv("DOCTOR_TEST", mark)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "no-such-interface")
+    (found,) = doctor._messages(machine.probe_torch()["messages"])
+    assert "no-such-interface" in found.text
+    assert not found.ok
+    assert not [each for each in psutil.process_iter() if _has(each, mark)]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="messages are measured on Linux only")
+def test_measuring_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    mark = uuid.uuid4().hex
+    monkeypatch.setenv("DOCTOR_TEST", mark)
+    assert machine.probe_torch()["messages"]
+    assert not [each for each in psutil.process_iter() if _has(each, mark)]
+
+
+def _has(process: psutil.Process, mark: str) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE and process.environ().get("DOCTOR_TEST") == mark
+    except psutil.Error:
+        return False
 
 
 def test_it_asks_for_no_energy_counters_as_no_run_reads_them(report: DoctorReport) -> None:

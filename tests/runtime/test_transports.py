@@ -6,15 +6,18 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import shardscope as ss
 from conformance.runs import all_gone, endless_job, family, rank_pids, small_job
 from shardscope.runlog.summary import Summary
+from shardscope.spec.registry import names
 
 STRATEGIES = [
     "ring",
+    ss.Ring(directions=2),
     "tree",
     "hierarchical:2",
     "zero-1",
@@ -22,15 +25,20 @@ STRATEGIES = [
     "zero-3",
     "gossip",
     "parameter-server",
-    "pipeline",
+    ss.ParameterServer(servers=2),
+    ss.ParameterServer(dedicated=True),
+    *(f"pipeline:{schedule}" for schedule in names(ss.PipelineSchedule)),
 ]
+"""Strategies that add in an order of their own. DDP leaves it to the transport, and asynchronous servers to chance."""
+COMPRESSIONS = [name for name in names(ss.Compression) if name != "none"]
 
 
 def trained(**changes: object) -> tuple[ss.Run, list[float]]:
-    """A finished run, and its losses."""
+    """A finished run, and the losses of its ranks in turn; a rank that computes none has None."""
     run = ss.launch(small_job(**changes))
     run.wait(60)
-    return run, [event["loss"] for event in run.events("step", rank=0)]
+    ranks = range(run.job.world_size)
+    return run, [event.get("loss") for rank in ranks for event in run.events("step", rank=rank)]
 
 
 def test_a_job_names_its_transport() -> None:
@@ -58,21 +66,47 @@ def test_a_single_rank_has_none() -> None:
     assert run.summary().transport is None
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_losses_and_counts_do_not_depend_on_it(strategy: str) -> None:
-    """Losses are equal to the bit, as Shardscope's own collectives add in an order of their own.
-
-    The all-reduce that averages the parameters of gossip's ranks for the evaluation is the transport's.
-    """
+def same_on_both(**changes: Any) -> tuple[Summary, Summary]:
+    """Summaries of a job over shared memory and over TCP, which has the same losses and sends the same bytes."""
     summaries: dict[str, Summary] = {}
     losses: dict[str, list[float]] = {}
     for transport in ("shm", "tcp"):
-        run, losses[transport] = trained(strategy=strategy, world_size=4, transport=transport)
+        run, losses[transport] = trained(**{"world_size": 4, **changes, "transport": transport})
         summaries[transport] = run.summary()
+        assert summaries[transport].transport == transport
     assert losses["shm"] == losses["tcp"]
     assert summaries["shm"].bytes_per_step == summaries["tcp"].bytes_per_step
-    assert summaries["shm"].test_loss == pytest.approx(summaries["tcp"].test_loss, rel=1e-6)
+    return summaries["shm"], summaries["tcp"]
+
+
+@pytest.mark.slow
+@pytest.mark.sampled
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
+def test_losses_and_counts_do_not_depend_on_it(strategy: Any) -> None:
+    """Losses are equal to the bit.
+
+    The all-reduce that averages the parameters of gossip's ranks for the evaluation is the transport's.
+    """
+    is_pipeline = str(strategy).startswith("pipeline")
+    small_gpt = {"model": "gpt-nano", "data": "python-source", "batch": 16, "steps": 3, "world_size": 2}
+    fields: dict[str, Any] = small_gpt if is_pipeline else {"batch": 48}
+    over_shm, over_tcp = same_on_both(strategy=strategy, **fields)
+    assert over_shm.test_loss == pytest.approx(over_tcp.test_loss, rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.sampled
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+def test_no_compressor_depends_on_it(compression: str) -> None:
+    """What a compressor sums goes through the strategy's all-reduce, here the ring; the rest is packets."""
+    optimizer = {"onebit-lamb": "lamb", "dgc": "sgd"}.get(compression, "adamw")
+    same_on_both(compression=compression, optimizer=optimizer, batch=48)
+
+
+@pytest.mark.slow
+def test_two_ranks_add_alike_whoever_adds() -> None:
+    """Of more, gloo adds along its ring, and shared memory in the order of the ranks: sums differ in the last bits."""
+    same_on_both(strategy="all-reduce", world_size=2)
 
 
 @pytest.mark.slow

@@ -130,9 +130,11 @@ def probe_torch(timeout_s: float = 120.0) -> dict[str, Any]:
 
     Returns:
         ``version``, ``gloo`` (whether a process group could be created), ``nccl`` (version or None), ``gpus`` (name and
-        memory_bytes of each) and ``codecs`` (implementation of the compression codecs: ``numba`` or ``torch``, or the
-        error message if the requested one is unavailable). If the probe fails, only ``error``: the last line of its
-        error output.
+        memory_bytes of each), ``codecs`` (implementation of the compression codecs: ``numba`` or ``torch``, or the
+        error message if the requested one is unavailable), ``no_shm`` (why CPU ranks cannot share memory; empty if they
+        can) and ``messages`` (the speed of each transport between real ranks, as dictionaries of `TransportSpeed`, or
+        the error message of a rank; empty if the system is not Linux). If the probe fails, only ``error``: the last
+        line of its error output.
     """
     try:
         done = subprocess.run(
@@ -188,8 +190,18 @@ def transport():
     from shardscope.training.transports.choice import why_not_shm
     return why_not_shm()
 
+def messages():
+    if sys.platform != "linux":
+        return []
+    from shardscope.runtime.transport_speed import measure, world_sizes
+    try:
+        return [speed._asdict() for size in world_sizes() for speed in measure(size)]
+    except RuntimeError as error:
+        return str(error)
+
+speeds = messages()  # first: its ranks are forks, so no thread may be running yet
 found = {"version": torch.__version__, "gloo": gloo(), "nccl": nccl(), "gpus": gpus(), "codecs": codecs(),
-         "no_shm": transport()}
+         "no_shm": transport(), "messages": speeds}
 print(json.dumps(found))
 """
 

@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from conformance.ranks import RankPool
 from shardscope.runtime.secondary_failure import is_secondary_failure
@@ -84,7 +86,29 @@ def test_a_killed_rank_wakes_its_peers_with_its_name(
         os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
         for rank in (0, 2):
             kind, message = pool.result(rank)
-            assert message.startswith(f"Connection closed by peer: the process of rank {VICTIM} has ended")
+            assert f"Connection closed by peer: the process of rank {VICTIM} has ended" in message
+            assert is_secondary_failure({"type": kind, "message": message})
+    finally:
+        pool.close()
+
+
+def test_ddp_which_waits_in_c_plus_plus_gets_the_error_too(tmp_path: Path) -> None:
+    def body(context: RankContext) -> tuple[str, str]:
+        model = DistributedDataParallel(nn.Linear(3, 5))
+        loss = model(torch.ones(2, 3)).sum()
+        dist.barrier()
+        if context.rank == VICTIM:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(RuntimeError) as caught:
+            loss.backward()
+        return type(caught.value).__name__, str(caught.value)
+
+    pool = RankPool(3)
+    try:
+        pool.start(body, tmp_path)
+        for rank in (0, 2):
+            kind, message = pool.result(rank)
+            assert f"Connection closed by peer: the process of rank {VICTIM} has ended" in message
             assert is_secondary_failure({"type": kind, "message": message})
     finally:
         pool.close()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
+import socket
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +21,7 @@ from conformance.ranks import RankPool
 from shardscope.errors import LaunchError
 from shardscope.training.context import RankContext
 from shardscope.training.transports import open_route
-from shardscope.training.transports.shm import memory, why_no_memory
+from shardscope.training.transports.shm import files, memory
 from shardscope.training.transports.shm.layout import Layout
 from shardscope.training.transports.shm.memory import CannotShare, SharedMemory
 
@@ -64,27 +66,64 @@ def test_it_has_no_name() -> None:
     check_shared(first, second)
 
 
-def test_without_memfd_it_is_a_file_that_is_deleted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = names()
+@pytest.fixture(params=["memfd", "no memfd"])
+def folder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where the memory is: nowhere, or in `/dev/shm` if the system forbids anonymous files."""
+    if request.param == "memfd":
+        return "/memfd:"
     monkeypatch.setattr(os, "memfd_create", refused)
+    return "/dev/shm/"
+
+
+@pytest.fixture(params=["/proc", "sockets"])
+def no_proc(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way in which ranks obtain it: through `/proc`, or over sockets if the system forbids that."""
+    if request.param == "sockets":
+        monkeypatch.setattr(memory, "_WAYS", (hidden(files.through_proc), files.over_sockets))
+
+
+def hidden(function: Callable[..., int]) -> Callable[..., int]:
+    """The function, with the same calls of the store, and with its result refused."""
+
+    def refuse(store: dist.Store, rank: int, world_size: int, own: int | None) -> int:
+        file = function(store, rank, world_size, own)
+        if own is None:
+            os.close(file)
+        return refused()
+
+    refuse.__name__ = function.__name__
+    return refuse
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.usefixtures("no_proc")
+def test_it_leaves_no_name_wherever_it_is_and_whatever_way_ranks_obtain_it(folder: str) -> None:
+    before, descriptors = names(), open_descriptors()
     first, second = opened_by_two()
-    assert os.readlink(f"/proc/self/fd/{second.file}").endswith("(deleted)")
+    for memory_of_rank in (first, second):
+        place = os.readlink(f"/proc/self/fd/{memory_of_rank.file}")
+        assert place.startswith(folder)
+        assert folder == "/memfd:" or place.endswith("(deleted)")
+        assert os.fstat(memory_of_rank.file).st_mode & 0o777 == 0o600
     assert names() == before
     check_shared(first, second)
+    del first, second, memory_of_rank
+    gc.collect()
+    assert open_descriptors() == descriptors
 
 
-def test_if_a_rank_cannot_open_it_all_use_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    create = memory._anonymous
+def test_a_rank_that_opens_another_file_takes_the_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process id is one of a namespace: in another container, the path may lead to another file."""
 
-    def hidden(size: int) -> memory._Created:
-        made = create(size)
-        return memory._Created(made.file, "/proc/no-such-process/fd/3", made.forget)
+    def misled(store: dist.Store, rank: int, world_size: int, own: int | None) -> int:
+        file = files.through_proc(store, rank, world_size, own)
+        return file if own is not None else files.create(SIZE)
 
-    hidden.__name__ = "_anonymous"
-    monkeypatch.setattr(memory, "_anonymous", hidden)
-    first, second = opened_by_two()
-    assert os.readlink(f"/proc/self/fd/{first.file}").endswith("(deleted)")
-    check_shared(first, second)
+    monkeypatch.setattr(memory, "_WAYS", (misled, files.over_sockets))
+    check_shared(*opened_by_two())
 
 
 def failures() -> list[str]:
@@ -101,17 +140,59 @@ def failures() -> list[str]:
 
 
 def test_without_any_way_all_ranks_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert why_no_memory() == ""
     before = names()
+    descriptors = open_descriptors()
+    monkeypatch.setattr(memory, "_WAYS", (hidden(files.through_proc), hidden(files.over_sockets)))
+    first, second = failures()
+    assert first == second
+    assert first == (
+        "the ranks cannot open memory that they share (rank 0: [Errno 1] Operation not permitted)"
+    )
+    assert names() == before
+    assert open_descriptors() == descriptors
+
+
+def test_without_space_for_a_file_all_ranks_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert files.why_none() == ""
+    before, descriptors = names(), open_descriptors()
     monkeypatch.setattr(os, "memfd_create", refused)
     monkeypatch.setattr(os, "posix_fallocate", refused)
     first, second = failures()
     assert first == second
     assert first.startswith(
-        "the ranks cannot open memory that they share (rank 0: [Errno 28] no space for 12288 bytes"
+        "the ranks cannot open memory that they share (rank 0: [Errno 28] no file of 12288 bytes without a name "
+        "(memfd_create: Operation not permitted; /dev/shm: Operation not permitted; "
     )
-    assert "Operation not permitted" in why_no_memory()
+    assert "Operation not permitted" in files.why_none()
     assert names() == before
+    assert open_descriptors() == descriptors
+
+
+def test_without_proc_and_sockets_a_process_knows_that_none_can_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    opened = os.open
+
+    def no_proc(path: str, *flags: int) -> int:
+        return refused() if path.startswith("/proc") else opened(path, *flags)
+
+    monkeypatch.setattr(os, "open", no_proc)
+    assert files.why_none() == ""
+    monkeypatch.setattr(files.socket, "socketpair", refused)
+    assert files.why_none() == (
+        "processes cannot open memory that they share ([Errno 1] Operation not permitted)"
+    )
+
+
+def test_a_process_of_another_user_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ends of a socket look at whom they are connected to."""
+    first, second = socket.socketpair()
+    with first, second:
+        files._require_same_user(first)
+        user = os.geteuid()
+        monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+        with pytest.raises(OSError, match=f"the other process belongs to user {user}"):
+            files._require_same_user(second)
 
 
 def on_different_hosts(context: RankContext, call: Callable[[], Any]) -> Any:

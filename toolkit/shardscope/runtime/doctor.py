@@ -102,10 +102,21 @@ class DoctorReport:
 
 
 def doctor() -> DoctorReport:
-    """Check this machine and return the findings. Takes a few seconds, mostly to import torch in a second process."""
+    """Check this machine and return the findings. Takes a few seconds, mostly to import torch in a second process.
+
+    On Linux, that process also measures how fast 2 and 4 to 8 real ranks exchange messages, in about one second.
+    """
     torch = machine.probe_torch()
     return DoctorReport(
-        (*_software(torch), *_machine(), *_accelerators(torch), *_network(torch), *_extras(), *_methods())
+        (
+            *_software(torch),
+            *_machine(),
+            *_accelerators(torch),
+            *_network(torch),
+            *_messages(torch.get("messages", [])),
+            *_extras(),
+            *_methods(),
+        )
     )
 
 
@@ -262,7 +273,7 @@ def _transport(why_not_shm: str) -> Finding:
         ok=not why_not_shm,
         value="tcp" if why_not_shm else "shm",
         cost="CPU ranks communicate through gloo's connections, which takes several times as long.",
-        remedy="In a container: allow memfd_create, and processes to open each other's files in /proc.",
+        remedy="In a container: allow memfd_create, and /proc or Unix sockets between processes.",
     )
 
 
@@ -277,6 +288,38 @@ def _emulation(why_not: str) -> Finding:
         cost="ss.Cluster.emulated describes a cluster that ss.launch cannot start here; everything else works.",
         remedy="Install iproute2, and allow user namespaces.",
     )
+
+
+_MESSAGES = "Messages between CPU ranks"
+
+
+def _messages(measured: list[dict[str, Any]] | str) -> Iterator[Finding]:
+    """Yield the speed of each transport, measured with real ranks; the only finding is the error if a rank failed.
+
+    Nothing uses the figures. Predictions take constants of `shardscope.prediction.rates` instead, which were fitted to
+    steps of whole jobs: their time per message includes what ranks wait because others compute.
+    """
+    from shardscope.prediction.rates import MESSAGES
+
+    if isinstance(measured, str):
+        cost = "A job with several ranks may end with the same error."
+        yield _judge(_MESSAGES, "messages", f"not measured: {measured}", ok=False, cost=cost)
+        return
+    for speed in measured:
+        transport, message_s, bandwidth = speed["transport"], speed["message_s"], speed["bandwidth"]
+        assumed_bandwidth, assumed_s = MESSAGES[transport]
+        text = (
+            f"{_short(1e3 * message_s)} ms a message and {_short(bandwidth / 1e9)} GB/s; predictions assume "
+            f"{_short(1e3 * assumed_s)} ms ({_short(assumed_s / message_s)} x) and "
+            f"{_short(assumed_bandwidth / 1e9)} GB/s ({_short(assumed_bandwidth / bandwidth)} x)"
+        )
+        assumed = {"assumed_message_s": assumed_s, "assumed_bandwidth": assumed_bandwidth}
+        name = f"{transport}, {speed['world_size']} ranks"
+        yield _judge(_MESSAGES, name, text, ok=True, value={**speed, **assumed})
+
+
+def _short(figure: float) -> str:
+    return f"{figure:.2g}" if figure < 100 else f"{figure:.0f}"
 
 
 def _needed(name: str, *, ok: bool, remedy: str) -> Finding:

@@ -12,7 +12,7 @@ from shardscope.errors import LaunchError
 from shardscope.machine import can_share_memory
 from shardscope.training.transports.cuda_ipc import CudaIpcGroup, CudaMemory
 from shardscope.training.transports.protocol import Transport
-from shardscope.training.transports.shm import CannotShare, SharedMemoryGroup, why_no_memory
+from shardscope.training.transports.shm import CannotShare, SharedMemoryGroup, files
 from shardscope.training.transports.tcp import open_tcp
 
 Name = Literal["auto", "shm", "cuda-ipc", "tcp"]
@@ -45,7 +45,7 @@ def why_not_shm() -> str:
     """
     if not can_share_memory():
         return "shared memory needs 64-bit Linux, on a processor whose system calls Shardscope knows"
-    return why_no_memory()
+    return files.why_none()
 
 
 def open_route(

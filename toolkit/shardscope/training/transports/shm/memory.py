@@ -1,15 +1,13 @@
 """Memory that the ranks of a group share, which has no name that could be left behind.
 
-Rank 0 creates an anonymous file in memory (`memfd_create`), and the other ranks open it through `/proc`. So `/dev/shm`
-is not used, whose size a container limits, and the kernel frees the memory when the last rank ends, however it ends.
-Where a rank may not open it, the ranks use a file in `/dev/shm` or the folder for temporary files instead, which is
-deleted as soon as all have opened it. Pages take up memory only once a rank has written to them.
+Rank 0 creates a file in memory without a name, and passes it on to the other ranks; see `files`. By default it is
+outside `/dev/shm`, whose size a container limits. The kernel frees it when the last rank ends, however it ends. Pages
+take up memory only once a rank has written to them.
 """
 
 from __future__ import annotations
 
 import ctypes
-import errno
 import fcntl
 import json
 import mmap
@@ -17,20 +15,19 @@ import os
 import secrets
 import socket
 import struct
-import tempfile
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from shardscope.training.emulation import VARIABLE
-from shardscope.training.transports.shm import futex
+from shardscope.training.transports.shm import files, futex
 
 PAGE = mmap.PAGESIZE
 _TOKEN_BYTES = 16  # at the start of the memory: shows that a rank has opened the right file
+_CANNOT = "the ranks cannot open memory that they share"
+_WAYS = (files.through_proc, files.over_sockets)
 _LOCK = struct.Struct("hhqqi")  # `struct flock` of 64-bit Linux: type, whence, start, length, pid
 
 
@@ -50,50 +47,6 @@ def this_host() -> str:
     return f"{socket.gethostname()} {boot} {network}"
 
 
-@dataclass(frozen=True)
-class _Created:
-    """A new file for the memory: its descriptor, where other ranks find it, and how to delete its name."""
-
-    file: int
-    path: str
-    forget: Callable[[], None]
-
-
-def _anonymous(size: int) -> _Created:
-    file = os.memfd_create("shardscope", os.MFD_CLOEXEC)
-    os.ftruncate(file, size)
-    return _Created(file, f"/proc/{os.getpid()}/fd/{file}", lambda: None)
-
-
-def _temporary(size: int) -> _Created:
-    folders = [folder for folder in ("/dev/shm", tempfile.gettempdir()) if Path(folder).is_dir()]  # noqa: S108
-    for folder in folders:  # the file is private to the user
-        file, name = tempfile.mkstemp(prefix="shardscope-", dir=folder)
-        forget = Path(name).unlink
-        with suppress(OSError):
-            os.posix_fallocate(file, 0, size)  # a write to a page without space would kill the process
-            return _Created(file, name, forget)
-        forget()
-        os.close(file)
-    raise OSError(errno.ENOSPC, f"no space for {size} bytes in {' or '.join(folders)}")
-
-
-def why_no_memory() -> str:
-    """Return why processes on this machine cannot share memory; empty if this process can open its own by its path."""
-    reason = ""
-    for create in (_anonymous, _temporary):
-        try:
-            created = create(PAGE)
-            os.close(os.open(created.path, os.O_RDWR))
-        except OSError as error:
-            reason = reason or str(error)
-            continue
-        created.forget()
-        os.close(created.file)
-        return ""
-    return f"processes cannot open memory that they share ({reason})"
-
-
 class SharedMemory:
     """Memory of `size` bytes that all ranks of a group share, initially zero after the first 16 bytes.
 
@@ -109,7 +62,7 @@ class SharedMemory:
 
     def __init__(self, store: dist.Store, rank: int, world_size: int, size: int) -> None:
         self.rank, self.size = rank, size
-        hosts = exchange(dist.PrefixStore("hosts", store), rank, world_size, this_host())
+        hosts = files.exchange(dist.PrefixStore("hosts", store), rank, world_size, this_host())
         if len(set(hosts)) > 1:
             other = next(r for r, host in enumerate(hosts) if host != hosts[0])
             where = "on different emulated nodes" if VARIABLE in os.environ else "not on the same host"
@@ -123,52 +76,40 @@ class SharedMemory:
         """The memory as 64-bit words."""
 
     def _join(self, store: dist.Store, rank: int, world_size: int) -> int:
-        refusals: list[str] = []
-        for create in (_anonymous, _temporary):
-            part = dist.PrefixStore(create.__name__, store)
-            file, refusal, forget = self._open(part, create) if rank else self._create(part, create)
-            refusals = [
-                f"rank {r}: {said}"
-                for r, said in enumerate(exchange(part, rank, world_size, refusal))
-                if said
-            ]
-            forget()
+        """Return the descriptor of the memory."""
+        own, token = self._create(dist.PrefixStore("new", store), rank, world_size)
+        for obtain in _WAYS:
+            part, file, refusal = dist.PrefixStore(obtain.__name__, store), None, ""
+            try:
+                file = obtain(part, rank, world_size, own)
+                if os.pread(file, _TOKEN_BYTES, 0).hex() != token:
+                    refusal = "it opened another file"
+            except OSError as error:
+                refusal = str(error)
+            said = files.exchange(dist.PrefixStore("refusals", part), rank, world_size, refusal)
+            refusals = [f"rank {r}: {text}" for r, text in enumerate(said) if text]
             if not refusals:
                 assert file is not None
                 return file
-            if file is not None:
+            if file is not None and file != own:
                 os.close(file)
-        raise CannotShare(f"the ranks cannot open memory that they share ({refusals[0]})")
+        if own is not None:
+            os.close(own)
+        raise CannotShare(f"{_CANNOT} ({refusals[0]})")
 
-    def _create(
-        self, store: dist.Store, create: Callable[[int], _Created]
-    ) -> tuple[int | None, str, Callable[[], None]]:
-        token = secrets.token_bytes(_TOKEN_BYTES)
-        try:
-            created = create(self.size)
-        except OSError as error:
-            store.set("place", json.dumps(["", ""]))
-            return None, str(error), lambda: None
-        os.pwrite(created.file, token, 0)
-        store.set("place", json.dumps([created.path, token.hex()]))
-        return created.file, "", created.forget
-
-    def _open(
-        self,
-        store: dist.Store,
-        create: Callable[[int], _Created],  # noqa: ARG002 - as `_create`
-    ) -> tuple[int | None, str, Callable[[], None]]:
-        path, token = json.loads(store.get("place"))
-        file = None
-        try:
-            if path:
-                file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-                if os.pread(file, _TOKEN_BYTES, 0).hex() != token:
-                    os.close(file)
-                    return None, f"{path} is another file", lambda: None
-        except OSError as error:
-            return None, str(error), lambda: None
-        return file, "", lambda: None
+    def _create(self, store: dist.Store, rank: int, world_size: int) -> tuple[int | None, str]:
+        """Create the memory on rank 0. Return its descriptor there, and None elsewhere; and its token."""
+        file, token, refusal = None, secrets.token_hex(_TOKEN_BYTES), ""
+        if rank == 0:
+            try:
+                file = files.create(self.size)
+                os.pwrite(file, bytes.fromhex(token), 0)
+            except OSError as error:
+                refusal = str(error)
+        token, refusal = json.loads(files.exchange(store, rank, world_size, json.dumps([token, refusal]))[0])
+        if refusal:
+            raise CannotShare(f"{_CANNOT} (rank 0: {refusal})")
+        return file, token
 
     def tensor(self, start: int, size: int) -> torch.Tensor:
         """Return `size` bytes from position `start` as a flat uint8 tensor."""
@@ -195,9 +136,3 @@ class SharedMemory:
     def close(self) -> None:
         """Give up this rank's presence. The memory itself is freed with the last object that uses it."""
         os.close(self.file)
-
-
-def exchange(store: dist.Store, rank: int, world_size: int, text: str) -> list[str]:
-    """Return the texts that all ranks pass to this, by rank."""
-    store.set(f"{rank}", f"={text}")  # some stores take no empty value
-    return [store.get(f"{peer}").decode()[1:] for peer in range(world_size)]

@@ -9,8 +9,9 @@ from enum import IntEnum
 
 import torch.distributed as dist
 
+from shardscope.training.transports.shm.files import exchange
 from shardscope.training.transports.shm.layout import Layout
-from shardscope.training.transports.shm.memory import SharedMemory, exchange
+from shardscope.training.transports.shm.memory import SharedMemory
 
 PATIENCE_S = 0.1
 """Time that a rank sleeps before it checks whether the ranks that it waits for are still there, in seconds."""

@@ -25,6 +25,7 @@ class Collective(dist.Work):
         self._run, self._result = run, result
         self._error: Exception | None = None
         self._is_over = threading.Event()
+        self._settled: torch.futures.Future[None] | None = None
         self._future: torch.futures.Future[Any] | None = None
         self._lock = threading.Lock()
 
@@ -36,15 +37,14 @@ class Collective(dist.Work):
             self._error = error
         with self._lock:
             self._is_over.set()
-            future = self._future
-        if future is not None:
-            self._resolve(future)
+            settled = self._settled
+        if settled is not None:
+            settled.set_result(None)
 
-    def _resolve(self, future: torch.futures.Future[Any]) -> None:
-        if self._error is None:
-            future.set_result(self._result)
-        else:
-            future.set_exception(self._error)
+    def _outcome(self, _: Any) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._result
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until it has finished.
@@ -67,13 +67,19 @@ class Collective(dist.Work):
         return self._is_over.is_set() and self._error is None
 
     def get_future(self) -> torch.futures.Future[Any]:
+        """Return a future that holds the result, or an error that C++ sees as one.
+
+        `Future.set_exception` only stores the exception as a result, for Python to raise. `DistributedDataParallel`,
+        which waits in C++, would take it for tensors, and crash.
+        """
         with self._lock:
             if self._future is not None:
                 return self._future
-            self._future = torch.futures.Future()
+            self._settled = torch.futures.Future()
+            self._future = self._settled.then(self._outcome)
             is_over = self._is_over.is_set()
         if is_over:
-            self._resolve(self._future)
+            self._settled.set_result(None)
         return self._future
 
 
