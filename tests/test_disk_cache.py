@@ -6,11 +6,12 @@ import multiprocessing
 import os
 import stat
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from shardscope.disk_cache import cache_dir, cached_array
+from shardscope.disk_cache import cache_dir, cached, cached_array
 from shardscope.errors import DataError
 from shardscope.training.data import load_data
 
@@ -111,6 +112,14 @@ def test_several_ranks_may_fill_it_at_once(folder):
         rank.join(30)
     assert sums == [sum(range(200_000))] * 4
     assert names(folder) == ["shared.npy"]
+
+
+def test_only_the_newest_files_of_a_kind_are_kept(folder):
+    cached_array("a", lambda: np.arange(5))
+    for number in range(6):
+        cached(f"trace-{number}.txt", str, read=Path.read_text, write=lambda file, _: file.write(b""), keep=3)
+        os.utime(folder / f"trace-{number}.txt", (number, number))
+    assert sorted(names(folder)) == ["a.npy", "trace-3.txt", "trace-4.txt", "trace-5.txt"]
 
 
 @pytest.mark.parametrize("name", ["digits", "python-source"])

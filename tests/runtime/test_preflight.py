@@ -162,6 +162,15 @@ def test_a_trace_is_made_once_per_machine(tmp_path: Path, monkeypatch: pytest.Mo
     assert file.stat().st_mode & 0o777 == 0o600
 
 
+def test_a_cache_that_others_can_write_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHARDSCOPE_CACHE", str(tmp_path))
+    monkeypatch.setattr("shardscope.prediction.traced._KNOWN", {})
+    tmp_path.chmod(0o777)
+    with pytest.warns(UserWarning, match="can be written by other users; .* traces of models are not kept"):
+        traced(JOB)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_data_that_were_written_anew_are_traced_anew(tmp_path: Path) -> None:
     path = tmp_path / "rows.npz"
     seen = []

@@ -39,7 +39,12 @@ def cached_array(name: str, make: Callable[[], np.ndarray[Any, Any]]) -> np.ndar
 
 
 def cached(
-    name: str, make: Callable[[], T], *, read: Callable[[Path], T], write: Callable[[Any, T], object]
+    name: str,
+    make: Callable[[], T],
+    *,
+    read: Callable[[Path], T],
+    write: Callable[[Any, T], object],
+    keep: int | None = None,
 ) -> T:
     """Return what a file of the cache contains; if the file is missing or damaged, call `make` and store its result.
 
@@ -50,6 +55,8 @@ def cached(
         make: Function that creates the value.
         read: Function that reads the value from a path, and raises `ValueError` if the file is damaged.
         write: Function that writes the value to an open binary file.
+        keep: Maximum number of files whose names begin like `name`, up to its first hyphen; the oldest are deleted.
+            None for no limit.
 
     Raises:
         DataError: Other users can write to the cache directory, so its contents cannot be trusted.
@@ -60,6 +67,8 @@ def cached(
     made = make()
     try:
         _store(path, lambda file: write(file, made))
+        if keep is not None:
+            _thin_out(path, keep)
         return read(path)
     except OSError:
         return made
@@ -94,3 +103,9 @@ def _store(path: Path, write: Callable[[Any], object]) -> None:
         except BaseException:
             Path(file.name).unlink(missing_ok=True)
             raise
+
+
+def _thin_out(path: Path, keep: int) -> None:
+    alike = list(path.parent.glob(f"{path.name.partition('-')[0]}-*"))
+    for old in sorted(alike, key=lambda file: file.stat().st_mtime_ns)[:-keep]:
+        old.unlink(missing_ok=True)

@@ -196,8 +196,8 @@ def messages():
     from shardscope.runtime.transport_speed import measure, world_sizes
     try:
         return [speed._asdict() for size in world_sizes() for speed in measure(size)]
-    except RuntimeError as error:
-        return str(error)
+    except (RuntimeError, OSError) as error:
+        return str(error).splitlines()[0]
 
 speeds = messages()  # first: its ranks are forks, so no thread may be running yet
 found = {"version": torch.__version__, "gloo": gloo(), "nccl": nccl(), "gpus": gpus(), "codecs": codecs(),

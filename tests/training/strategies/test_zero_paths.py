@@ -19,6 +19,7 @@ from shardscope.training.collectives import agreement
 from shardscope.training.context import RankContext
 from shardscope.training.meter import Meter
 from shardscope.training.trainer import Trainer
+from shardscope.training.transports.shm import shards
 
 STAGES = ["zero-2", "zero-3"]
 Choose = Callable[[int, int], tuple[int, ...]]
@@ -164,6 +165,37 @@ def test_ranks_that_take_different_branches_refuse_in_one_sentence(
     for i, message in first:
         assert re.search(PARTING[i][-1], message), PARTING[i][0]
         assert re.search(r"micro-batch \d of step \d", message)
+
+
+class Detaching(Branching):
+    """A model whose first branch gets gradients on the first rank only."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = torch.tanh(self.stem(images.flatten(1)))
+        for i, branch in enumerate(self.branches):
+            added = torch.tanh(branch(x))
+            x = x + (added.detach() if i == 0 and self.rank else added)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("own_pool", [2, 3], indirect=True)
+def test_ranks_that_empty_a_full_buffer_at_different_layers_refuse_in_one_sentence(
+    own_pool: RankPool, tmp_path: Path, stage: str
+) -> None:
+    """Only the first rank has gradients of the large layer, for which it must empty the buffer."""
+
+    def body(context: RankContext) -> str:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(shards, "_TOGETHER", 1024)
+            patch.setattr(shards, "_ALL_REDUCED", 2 * context.world_size * 16_384)
+            ours = branching_job(stage, (context.rank, context.world_size), [], by_rank, 1)
+            ours = ours.replace(model=lambda: Detaching([400, 5, 5], by_rank, context.rank))
+            return refusal(ours, context, tmp_path)
+
+    first, *others = own_pool.run(body, tmp_path)
+    assert all(other == first for other in others)
+    assert re.search(r"in micro-batch 1 of step 1, rank \d .* 'branches.0', but rank \d ", first)
 
 
 def replica(rank: int, _: int) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -287,3 +288,38 @@ def test_waiting_too_long_ends_the_waits_of_all_ranks(tmp_path: Path) -> None:
     assert second == (
         "Connection closed by peer: rank 0 has left the group, while this rank was waiting for a message from rank 0"
     )
+
+
+def test_a_message_that_arrived_in_part_before_its_receive_does_not_keep_its_sender_waiting(
+    tmp_path: Path,
+) -> None:
+    """Its receiver does something else in the meantime: it waits for all ranks."""
+    pool = RankPool(3)
+
+    def check(context: RankContext) -> None:
+        transport, large = context.group.transport(CPU), torch.zeros(16 << 20, dtype=torch.uint8)
+        receive = None
+        if context.rank == 0:
+            send = transport.send([large.fill_(7)], 1, 1)
+        if context.rank == 2:
+            transport.send([torch.zeros(8, dtype=torch.uint8)], 1, 9).wait()
+        dist.barrier()
+        if context.rank == 1:
+            transport.recv_anysource(
+                [torch.zeros(8, dtype=torch.uint8)], 9
+            ).wait()  # keeps a part of the large one
+            receive = transport.recv([large], 0, 1)
+        if context.rank == 0:
+            end = time.monotonic() + 30
+            while not send.is_done and time.monotonic() < end:  # `is_completed` would move it on
+                time.sleep(0.01)
+            assert send.is_done
+        dist.barrier()
+        if receive is not None:
+            receive.wait()
+            assert bool((large == 7).all())
+
+    try:
+        pool.run(check, tmp_path)
+    finally:
+        pool.close()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from functools import cache
 from hashlib import sha256
@@ -20,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from shardscope._version import __version__
-from shardscope.disk_cache import cached
-from shardscope.errors import StudyError
+from shardscope.disk_cache import cache_dir, cached
+from shardscope.errors import DataError, StudyError
 from shardscope.spec import Job
 from shardscope.spec._base import Spec
 from shardscope.spec.data import DATA
@@ -108,11 +109,17 @@ def _traced_once(asked: Job, key: tuple[Any, ...], elsewhere: Elsewhere | None) 
             return _traced_here(asked)
         return Traced.from_json((elsewhere or _traced_elsewhere)(asked.to_json()))
 
+    try:
+        cache_dir()
+    except (DataError, RuntimeError) as error:  # RuntimeError: this user has no home folder
+        warnings.warn(f"{error}; until then, traces of models are not kept on disk", stacklevel=2)
+        return make()
     return cached(
         f"trace-{sha256(repr((key, _versions())).encode()).hexdigest()[:32]}.json",
         make,
         read=lambda path: Traced.from_json(path.read_text()),
         write=lambda file, found: file.write(found.to_json().encode()),
+        keep=_MOST_KNOWN,
     )
 
 
@@ -121,7 +128,9 @@ def _versions() -> tuple[object, ...]:
     """Return what a trace depends on besides the job: versions of torch and Shardscope, and the state of its source."""
     package = Path(__file__).parents[1]
     sources = [
-        path for folder in ("training", "prediction") for path in package.joinpath(folder).rglob("*.py")
+        path
+        for folder in ("spec", "training", "prediction")
+        for path in package.joinpath(folder).rglob("*.py")
     ]
     return version("torch"), __version__, max(path.stat().st_mtime_ns for path in sources)
 

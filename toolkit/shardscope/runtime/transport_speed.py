@@ -67,8 +67,9 @@ def measure(world_size: int) -> list[TransportSpeed]:
     ranks = [_fork_rank(rank, world_size, port, write) for rank in range(world_size)]
     os.close(write)
     server = dist.TCPStore(
-        "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
-    )
+        "127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=_TIMEOUT,
+        master_listen_fd=listener.detach(),
+    )  # fmt: skip
     with open(read, encoding="utf-8") as answers:
         lines = [json.loads(line) for line in answers]  # until the last rank has ended
     for pid in ranks:

@@ -125,11 +125,6 @@ class Agreement:
             b"\0".join((self._digest, place.encode(), _encoded(purpose))), digest_size=8
         ).digest()
         self._path.append(_PathEntry(self._number, self._digest, place, purpose))
-        return self.digest
-
-    @property
-    def digest(self) -> int:
-        """Digest of this rank's path, of 64 bits."""
         return int.from_bytes(self._digest, "little")
 
     def tag(self, purpose: Purpose) -> int:
@@ -163,9 +158,18 @@ class Agreement:
 
         Raises:
             SpecError: The ranks have called different collectives.
+            DistBackendError: A rank has ended before it told which collectives it has called.
         """
-        while True:  # until the other ranks have written their paths to the store
+        deadline = time.monotonic() + _REPORT_TIMEOUT_S
+        while time.monotonic() < deadline:  # until the other ranks have written their paths to the store
             self._compare_paths()
+            time.sleep(PATIENCE_S / 10)
+        self.refused = True
+        silent = [rank for rank in range(self._world_size) if not self._read(f"{rank}")]
+        missing = f"rank {silent[0]} to report its own" if silent else "a report of the first difference"
+        raise dist.DistBackendError(
+            f"Timed out waiting for {missing}: the ranks have called different collectives"
+        )
 
     def wait(self, future: Future[T]) -> T:
         """Wait for a task of the sending thread and return its result.

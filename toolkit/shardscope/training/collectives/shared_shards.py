@@ -67,10 +67,10 @@ class SharedShards:
 
     # Reduce-scatter.
 
-    def make_room(self, num_bytes: int) -> None:
-        """Add up the gradients that wait in the buffer, if it has no room for a tensor of `num_bytes` beside them."""
+    def make_room(self, unit: str, num_bytes: int) -> None:
+        """Add up the gradients that wait in the buffer, if it has no room for the `num_bytes` of a unit beside them."""
         if self._waiting and not self.buffers.fits(num_bytes):
-            self._reduce(self._agreement.digest)
+            self._reduce(self._agreement.note(Purpose("adds up the gradients before those of", unit)))
 
     def reduce_mean(self, purpose: Purpose, output: Tensor, gradients: Tensor, *, is_shared: bool) -> None:
         """Average `gradients` over all ranks and write this rank's chunk of the mean to `output`.
@@ -196,7 +196,7 @@ class SharedReduceScatter(RingReduceScatter):
         is_first, self._has_gradients = not self._has_gradients, True
         if is_first and self.shards.is_on:
             count = math.prod(size)
-            self.shards.make_room(count * dtype.itemsize)
+            self.shards.make_room(self.unit, count * dtype.itemsize)
             shared = self.shards.buffers.to_reduce(count, dtype)
             self._is_shared = shared is not None
             if shared is not None:

@@ -24,6 +24,6 @@ def anonymous_bytes() -> int:
 
 
 @lru_cache(maxsize=1)
-def _statm(pid: int) -> int:
+def _statm(_pid: int) -> int:
     """Return an open file with the sizes of this process's memory; a process that has been forked opens its own."""
-    return os.open(f"/proc/{pid}/statm", os.O_RDONLY | os.O_CLOEXEC)
+    return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)

@@ -300,6 +300,7 @@ class LayerwiseOptimizer(Optimizer, ABC):
         """Create flat views, and keep them for the next step; None if one of the tensors has none on the host."""
         weights, *rest = [local(tensor) for tensor in (param, *state.values())]
         if not all(tensor.is_cpu and tensor.is_contiguous() for tensor in (weights, *rest)):
+            self._views.pop(id(param), None)
             return None
         flat = dict(zip(state, [tensor.view(-1) for tensor in rest], strict=True))
         views = FlatViews(FlatViews.places_of(weights, flat), weights.view(-1), flat)

@@ -2,13 +2,13 @@
 
     DeviceMemory      allocates memory that other processes can open, and opens theirs
     Arena             one rank's outgoing messages, in such memory
-    DeviceMailbox     messages of tensors on a device: their data are in the sender's arena, and where they are there is
-                      told by a message through shared memory
+    DeviceMailbox     messages of tensors on a device: the data are in the sender's arena, and a message through shared
+                      memory gives their position
     CudaIpcGroup      the process group
 
 A send copies its tensor to the arena of its rank, so it has finished when it returns. The receiver copies from there
 and acknowledges, and the sender then reuses the space. Both wait on the host until the device has copied, so a message
-needs no common stream. Messages have tags, which NCCL's have not, and NCCL refuses two ranks on one GPU.
+needs no common stream. Messages have tags, which NCCL does not support, and NCCL refuses two ranks on one GPU.
 
 Collectives of tensors on GPUs are those of the TCP group: NCCL's with one GPU per rank, and gloo's otherwise.
 """
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from bisect import insort
 from datetime import timedelta
 from typing import Any, Protocol
@@ -27,9 +28,12 @@ from torch import Tensor
 
 from shardscope.training.transports.shm import SharedMemoryGroup
 from shardscope.training.transports.shm.messages import ANY, Mailbox, Message
+from shardscope.training.transports.shm.peers import Peers
 
 _SEGMENT_BYTES = 64 << 20
 _ALIGNMENT = 512
+_DRAIN_S = 5.0
+_POLL_S = 0.002
 _ANNOUNCEMENTS, _ACKNOWLEDGEMENTS = 1 << 40, 1 << 41  # first tags; those of tensors in CPU memory are smaller
 
 
@@ -166,7 +170,9 @@ class DeviceMailbox:
         self.arena = Arena(memory, segment_bytes)
         self._exported: set[tuple[int, int]] = set()  # segment and rank
         self._opened: dict[tuple[int, int], Tensor] = {}  # by rank and segment
-        self._in_flight: list[tuple[Message, tuple[int, int, int]]] = []
+        self._in_flight: list[
+            tuple[Message, tuple[int, int, int]]
+        ] = []  # acknowledgements, and what they free
         self._serial = 0
         self._lock = threading.Lock()
 
@@ -231,16 +237,26 @@ class DeviceMailbox:
         with self._lock:
             if (source, segment) not in self._opened:
                 exported = self._store.get(f"{source}/{segment}/{self._rank}").decode()
-                self._opened[source, segment] = self._memory.open(exported)
+                try:
+                    self._opened[source, segment] = self._memory.open(exported)
+                except RuntimeError as error:
+                    raise dist.DistBackendError(
+                        f"Connection closed by peer: the GPU memory of rank {self._mailbox.name(source)} cannot be "
+                        f"opened ({error})"
+                    ) from error
             return self._opened[source, segment]
 
-    def drain(self) -> None:
-        """Wait until the other ranks have fetched all messages of this rank; those of ranks that are gone are lost."""
-        for acknowledged, _ in self._in_flight:
-            try:
-                acknowledged.wait()
-            except dist.DistBackendError:
-                return
+    def drain(self, peers: Peers) -> None:
+        """Wait until the other ranks have fetched this rank's messages, except for ranks that are gone.
+
+        A message that nobody has fetched after a few seconds is lost, as after any other end of its sender.
+        """
+        deadline = time.monotonic() + _DRAIN_S
+        while time.monotonic() < deadline:
+            self._reclaim()
+            if not any(not peers.gone([acknowledged.peer]) for acknowledged, _ in self._in_flight):
+                break
+            time.sleep(_POLL_S)
         self._opened.clear()
 
 
@@ -282,7 +298,7 @@ class CudaIpcGroup(SharedMemoryGroup):
 
     def shutdown(self) -> None:
         """Leave the group once the other ranks have fetched the messages of this one, and release everything."""
-        self._device.drain()
+        self._device.drain(self._peers)
         super().shutdown()
 
 

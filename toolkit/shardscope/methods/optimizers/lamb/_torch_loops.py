@@ -36,8 +36,8 @@ def _advance(  # noqa: PLR0917 - signature that `share_out` needs
     """
     keep1, add1, keep2, add2, scale1, scale2, eps, decay, grad_factor = factors
     for block in range(first, stop):
-        start = block * 1024
-        end = min(start + 1024, weights.shape[0])
+        start = block * BLOCK
+        end = min(start + BLOCK, weights.shape[0])
         w, g, m, v = weights[start:end], grads[start:end], exp_avgs[start:end], exp_avg_sqs[start:end]
         u = updates[start:end]
         weight_square, update_square = np.float32(0), np.float32(0)

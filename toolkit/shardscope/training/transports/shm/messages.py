@@ -72,7 +72,7 @@ class Message(dist.Work):
         return self.is_done and not self.failure
 
     def get_future(self) -> NoReturn:
-        """Messages have no future, as with gloo, whose way of saying so takes longer than the message."""
+        """Messages have no future, as with gloo, whose own error takes longer than the message."""
         raise RuntimeError("a message has no future; call its wait() instead")
 
     def source_rank(self) -> int:
@@ -230,7 +230,7 @@ class Mailbox:
             else:
                 self._posted.setdefault((source, tag), deque()).append(message)
                 self._num_posted[source] += 1
-                self._call_if_stuck()
+            self._call_if_stuck()  # a kept message may still be arriving
         return message
 
     def _count(self) -> None:

@@ -10,7 +10,7 @@ different ones learn it there.
 Several reduce-scatters can share one barrier: their tensors stay in the buffers until `reduce` adds them all up. Larger
 tensors than a buffer are exchanged in pieces, which takes a copy and a barrier for each.
 
-There are two of every buffer, by turns. A buffer is read before its rank arrives at the next barrier, and written again
+All buffers are double-buffered. A buffer is read before its rank arrives at the next barrier, and written again
 only after that barrier, so no rank overwrites what another still reads.
 
 Chunk r is added up in the order of a ring, ((x[r+1] + x[r+2]) + ...) + x[r], so the result has the same bits as that of
@@ -105,7 +105,7 @@ class ShardBuffers:
 
     def __init__(
         self, store: dist.Store, rank: int, world_size: int, *, unit_bytes: int, total_bytes: int,
-        timeout_s: float,        disagreed: Disagreed,
+        timeout_s: float, disagreed: Disagreed,
     ) -> None:  # fmt: skip
         self.rank, self.world_size, self._timeout_s = rank, world_size, timeout_s
         self._layout = layout = ShardLayout(world_size, unit_bytes, total_bytes)
