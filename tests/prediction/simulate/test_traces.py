@@ -10,13 +10,45 @@ import pytest
 
 import shardscope as ss
 from shardscope.analytic.communication import collective_time
-from shardscope.prediction.simulate.chakra import COLLECTIVE, COMPUTE, TraceNode, read_nodes, write_nodes
+from shardscope.prediction.simulate.chakra import (
+    COLLECTIVE,
+    COMPUTE,
+    RECEIVE,
+    SEND,
+    TraceNode,
+    read_nodes,
+    write_nodes,
+)
 
 LINK = ss.Link(bandwidth=1e9, latency=1e-4)
+INSTANT = ss.Link(bandwidth=1e9, latency=0.0)
+SECOND = 1_000_000
+"""Microseconds."""
 
 
 def job_of(strategy: str) -> ss.Job:
     return ss.Job(model="gpt-nano", data="python-source", strategy=strategy, world_size=4, batch=16)
+
+
+def work(id_: int, seconds: float, after: tuple[int, ...] = (), **attributes: int) -> TraceNode:
+    return TraceNode(id_, "work", COMPUTE, after, 0, round(seconds * SECOND), attributes)
+
+
+def message(
+    id_: int, type_: int, after: tuple[int, ...] = (), *, tag: int = 0, seconds: float = 1.0
+) -> TraceNode:
+    """Return a send or a receive of a message from rank 0 to rank 1, with its time on the link `INSTANT`."""
+    size = round(seconds * INSTANT.bandwidth)
+    about = {"comm_src": 0, "comm_dst": 1, "comm_tag": tag, "comm_size": size}
+    return TraceNode(id_, "message", type_, after, attributes=about)
+
+
+def replay(folder: Path, *traces: list[TraceNode]) -> ss.Simulation:
+    pytest.importorskip("google.protobuf")
+    paths = [folder / f"replay.{rank}.et" for rank in range(len(traces))]
+    for path, nodes in zip(paths, traces, strict=True):
+        write_nodes(path, nodes)
+    return ss.simulate.chakra(paths, INSTANT)
 
 
 def field(number: int, value: int | bytes) -> bytes:
@@ -77,6 +109,108 @@ def test_collectives_of_a_trace_run_as_rings_after_the_slowest_rank(
     assert found.step_time_s == pytest.approx(4e-3 + float(collective_time(**asked)), rel=1e-6)
     slow = ss.simulate.chakra(paths, LINK, stragglers={0: 10.0})
     assert slow.step_time_s == pytest.approx(found.step_time_s + 6e-3, rel=1e-6)
+
+
+def test_a_receive_waits_for_its_dependencies_and_its_message(tmp_path: Path) -> None:
+    receiver = [work(1, 1.0), message(2, RECEIVE, (1,)), work(3, 0.5, (2,))]
+    early = replay(tmp_path, [message(1, SEND, seconds=0.25)], receiver)
+    assert early.step_time_s == pytest.approx(1.5)
+    late = replay(tmp_path, [message(1, SEND, seconds=2.0)], receiver)
+    assert late.step_time_s == pytest.approx(2.5)
+
+
+@pytest.mark.parametrize("tags", [(0, 0), (0, 1)])
+def test_messages_with_the_same_tag_are_all_sent(tags: tuple[int, int], tmp_path: Path) -> None:
+    sends = [message(2 + k, SEND, (1,), tag=tag) for k, tag in enumerate(tags)]
+    receives = [message(1 + k, RECEIVE, tag=tag) for k, tag in enumerate(tags)]
+    found = replay(tmp_path, [work(1, 1.0), *sends], receives)
+    assert found.step_time_s == pytest.approx(3.0)
+    assert found.links()["bytes"].tolist() == [2e9, 2e9]
+    parts = {part.name: part.value for part in found.time.parts}
+    assert parts == pytest.approx({"work": 1.0, "message": 2.0})
+
+
+def test_messages_with_the_same_tag_are_matched_in_the_order_of_ids(tmp_path: Path) -> None:
+    """The first message is small and arrives at once, wherever its nodes are in the files."""
+    sends = [message(2, SEND, (1,), seconds=2.0), message(1, SEND, seconds=0.25)]
+    found = replay(tmp_path, sends, [message(7, RECEIVE), message(8, RECEIVE), work(9, 1.0, (7,))])
+    (start,) = (e.start_s for e in found.timeline.events if e.kind == "work")
+    assert start == pytest.approx(0.25)
+
+
+def test_a_step_lasts_until_its_last_message_has_arrived(tmp_path: Path) -> None:
+    assert replay(tmp_path, [message(1, SEND)], [message(1, RECEIVE)]).step_time_s == pytest.approx(1.0)
+    found = replay(tmp_path, [message(1, SEND, seconds=3.0)], [work(1, 1.0), message(2, RECEIVE, (1,))])
+    assert found.step_time_s == pytest.approx(3.0)
+
+
+def test_computations_of_a_rank_run_one_at_a_time_in_the_order_of_ids(tmp_path: Path) -> None:
+    found = replay(tmp_path, [work(3, 2.0), work(1, 1.0), work(2, 4.0, (3,))])
+    assert found.step_time_s == pytest.approx(7.0)
+    assert [e.end_s - e.start_s for e in found.timeline.events] == pytest.approx([1.0, 2.0, 4.0])
+    assert found.idle_fraction == pytest.approx(0.0)
+    both = replay(tmp_path, [work(1, 1.0), work(2, 2.0)], [work(1, 1.5)])
+    assert both.step_time_s == pytest.approx(3.0)
+
+
+def test_an_order_that_messages_require_comes_before_the_order_of_ids(tmp_path: Path) -> None:
+    """In the order of ids, each rank's first computation would wait for a message after the other's second one."""
+    back = {"comm_src": 1, "comm_dst": 0, "comm_size": 0}
+    first = [
+        TraceNode(1, "reply", RECEIVE, attributes=back), work(2, 1.0, (1,)), work(3, 2.0),
+        message(4, SEND, (3,), seconds=0.0),
+    ]  # fmt: skip
+    other = [
+        message(1, RECEIVE), work(2, 4.0, (1,)), work(3, 8.0), TraceNode(4, "reply", SEND, (3,), attributes=back),
+    ]  # fmt: skip
+    found = replay(tmp_path, first, other)
+    seconds = [
+        [e.end_s - e.start_s for e in found.timeline.events if e.rank == k and e.kind == "work"]
+        for k in (0, 1)
+    ]
+    assert seconds == [pytest.approx([2.0, 1.0]), pytest.approx([4.0, 8.0])]
+    assert found.step_time_s == pytest.approx(15.0)
+
+
+def test_computations_of_different_streams_overlap(tmp_path: Path) -> None:
+    nodes = [
+        work(1, 3.0, stream=7),
+        work(2, 1.0, stream=20),
+        work(3, 1.0, stream=20),
+        work(4, 4.0, (3,), stream=20),
+    ]
+    host = TraceNode(5, "launch", COMPUTE, (), 0, SECOND, {"is_cpu_op": True, "tid": 7})
+    found = replay(tmp_path, [*nodes, host])
+    assert found.step_time_s == pytest.approx(6.0)
+    assert found.idle_fraction == pytest.approx(0.0)
+
+
+def test_the_overlap_of_a_step_survives_in_its_chakra_trace(tmp_path: Path) -> None:
+    pytest.importorskip("google.protobuf")
+    model = ss.Model.transformer(
+        layers=8, hidden=1024, heads=16, kv_heads=16, ffn=4096, vocab=32000, seq=1024
+    )
+    cluster, layout = (
+        ss.Cluster.of("a100-80gb", nodes=4, per_node=4),
+        ss.Layout(data=8, tensor=2, zero=3, global_batch=16),
+    )
+    found = ss.simulate(model, cluster, layout)
+    assert not all(found.done.graph.is_serial)
+    found.export(tmp_path / "step", format="chakra")
+    again = ss.simulate.chakra([tmp_path / "step.0.et"], LINK)
+    assert again.step_time_s == pytest.approx(found.step_time_s, rel=1e-3)
+    assert again.idle_fraction >= 0
+
+
+def test_a_message_without_its_other_end_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        ss.SpecError, match=r"node 4 of rank 1 receives .* from rank 0 with tag 9, but no rank sends it"
+    ):
+        replay(tmp_path, [work(1, 1.0)], [message(4, RECEIVE, tag=9)])
+    with pytest.raises(
+        ss.SpecError, match=r"node 3 of rank 0 sends .* to rank 1 with tag 0, but no rank receives it"
+    ):
+        replay(tmp_path, [message(2, SEND), message(3, SEND)], [message(2, RECEIVE)])
 
 
 def test_traces_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:

@@ -51,7 +51,8 @@ class TraceNode(NamedTuple):
     start_us: int = 0
     duration_us: int = 0
     attributes: Mapping[str, Any] = MappingProxyType({})
-    """Values by name, such as ``comm_size`` (bytes), ``comm_type``, ``comm_src``, ``comm_dst`` and ``comm_tag``."""
+    """Values by name, such as ``comm_size`` (bytes), ``comm_type``, ``comm_src``, ``comm_dst``, ``comm_tag`` and
+    ``stream``."""
 
 
 def write_nodes(path: Path, nodes: Iterable[TraceNode]) -> None:

@@ -169,7 +169,11 @@ class Simulator:
     ) -> Simulation:
         """Simulate MLCommons Chakra execution traces, such as those of other tools or of `Simulation.export`.
 
-        Computations take the durations of the trace; messages and collectives take the time that the links give.
+        Computations take the durations of the trace; messages and collectives take the time that the links give. Nodes
+        start in the order of their dependencies. Where these leave it open, the computations of one stream of a rank
+        run one at a time, in the order of their ids; those of different streams overlap. The stream is the attribute
+        ``stream`` of a node or, if ``is_cpu_op`` is set, its thread ``tid``; 0 if it has none. Sends and receives with
+        the same source, destination and tag are matched in the order of their ids.
 
         Args:
             paths: The trace of each rank, in the order of ranks.
@@ -179,8 +183,8 @@ class Simulator:
             seed: Seed of the jitter.
 
         Raises:
-            SpecError: A file is not a Chakra trace, a trace lacks a node or a message that another needs, or the
-                library ``protobuf`` is not installed.
+            SpecError: A file is not a Chakra trace, a trace lacks a node that another needs, a send has no receive or a
+                receive no send, or the library ``protobuf`` is not installed.
         """
         from shardscope.prediction.simulate.traces import simulate_traces
 

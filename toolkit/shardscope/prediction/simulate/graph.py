@@ -36,7 +36,9 @@ class Graph:
         size: Bytes per second of the link times the seconds for which it is occupied; 0 for no message.
         payload: Bytes that each operation sends.
         links: Its links, two for each operation; -1 for none.
-        is_serial: Whether the operation occupies its lane, which runs one such operation at a time.
+        is_serial: Whether the operation occupies its lane, so that its time counts as the lane's own; others count only
+            while the lane waits for them. `run` follows `edges` alone: whoever adds computations that occupy a lane
+            orders them one after another.
         labels: Text of each operation, such as ``micro-batch 3``.
         peers: Lane that receives each operation's message; -1 for none.
         edges: Pairs of operations: the second starts after the first.
@@ -99,7 +101,7 @@ class Graph:
             links: One or two links.
             payload: Bytes that are sent, if they differ from `size`.
             after: Operations that must end before; -1 is ignored.
-            serial: Whether it occupies its lane.
+            serial: Whether it occupies its lane; see `is_serial`.
             label: Text for the timeline.
             peer: Lane that receives the message; -1 for none.
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +21,8 @@ from shardscope.prediction.simulate.chakra import (
     read_nodes,
     write_nodes,
 )
-from shardscope.prediction.simulate.graph import Graph
+from shardscope.prediction.simulate.graph import JOIN, Graph
+from shardscope.prediction.simulate.queues import run_in_order
 from shardscope.prediction.simulate.replicas import Variation, replicate
 from shardscope.prediction.simulate.result import Simulation
 from shardscope.prediction.simulate.rounds import Wire, add_rounds
@@ -70,6 +72,8 @@ def write_chakra(found: Simulation, path: str | Path) -> str:
             size = round(graph.payload[op])
             about |= {"comm_size": size, "comm_src": lane, "comm_dst": peer, "comm_tag": op}
             files[peer].append(TraceNode(graph.num_ops + op, name, RECEIVE, (), **clock, attributes=about))
+        elif not graph.is_serial[op]:
+            about["stream"] = 1 + op  # one of its own, so that it overlaps with others again
         files[lane].append(
             TraceNode(op, name, SEND if peer >= 0 else COMPUTE, waits, **clock, attributes=about)
         )
@@ -111,46 +115,80 @@ FORMATS: Mapping[str, Callable[[Simulation, str | Path], str]] = {
 }
 
 
+_Messages = dict[tuple[int, int, int], deque[tuple[int, TraceNode]]]
+"""Ranks and nodes by source, destination and tag, in the order in which sends and receives are matched."""
+_BEGIN, _END = "begin", "end"
+
+
 @dataclass
 class _Replay:
     """Builds the graph of Chakra traces, one lane per rank."""
 
     traces: Sequence[Sequence[TraceNode]]
     link: Link
-    ops: list[dict[int, int]] = field(default_factory=list)
+    calls: dict[int, dict[int, TraceNode]] = field(default_factory=dict)
+    sends: _Messages = field(default_factory=dict)
+    receives: _Messages = field(default_factory=dict)
+    streams: list[dict[tuple[bool, Any], list[int]]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         ranks = range(len(self.traces))
         self.graph = graph = Graph([f"rank {rank}" for rank in ranks])
         self.out = [graph.link(f"rank {rank}, out", self.link.bandwidth) for rank in ranks]
         self.into = [graph.link(f"rank {rank}, in", self.link.bandwidth) for rank in ranks]
+        self.traces = [sorted(nodes, key=lambda node: node.id) for nodes in self.traces]
         self.ops = [
             {node.id: graph.add(rank) for node in self.traces[rank]} for rank in ranks
         ]  # the end of each node
-        self.begin = [{node.id: graph.add(rank) for node in self.traces[rank]} for rank in ranks]
-        calls: dict[int, dict[int, TraceNode]] = {}
-        sends: dict[tuple[int, int, int], tuple[int, TraceNode]] = {}
-        receives: dict[tuple[int, int, int], int] = {}
-        for rank, nodes in enumerate(self.traces):
-            number = 0
-            for node in nodes:
-                self._order(rank, node)
-                key = tuple(
-                    int(node.attributes.get(name, 0)) for name in ("comm_src", "comm_dst", "comm_tag")
-                )
-                if node.type == COLLECTIVE:
-                    calls.setdefault(number, {})[rank] = node
-                    number += 1
-                elif node.type == SEND:
-                    sends[key] = (rank, node)  # type: ignore[index]
-                elif node.type == RECEIVE:
-                    receives[key] = self.ops[rank][node.id]  # type: ignore[index]
-                else:
-                    self._between(rank, node, graph.add(rank, node.name, node.duration_us / _US))
-        for key, (rank, node) in sends.items():
-            self._send(key, rank, node, receives)
-        for together in calls.values():
+        # A name lets a beginning count as the rank's first operation; a rank that only waits has not begun its step.
+        self.begin = [
+            {node.id: graph.add(rank, JOIN if node.type == RECEIVE else _BEGIN) for node in self.traces[rank]}
+            for rank in ranks
+        ]
+        self.streams = [{} for _ in ranks]
+        for rank in ranks:
+            self._add_nodes(rank)
+        self._match()
+        for together in self.calls.values():
             self._collective(together)
+        run_in_order(graph, [ops for streams in self.streams for ops in streams.values()])
+        for rank in ranks:
+            self._finish(rank)
+
+    def _add_nodes(self, rank: int) -> None:
+        number = 0
+        for node in self.traces[rank]:
+            self._order(rank, node)
+            key = tuple(int(node.attributes.get(name, 0)) for name in ("comm_src", "comm_dst", "comm_tag"))
+            if node.type == COLLECTIVE:
+                self.calls.setdefault(number, {})[rank] = node
+                number += 1
+            elif node.type == SEND:
+                self.sends.setdefault(key, deque()).append((rank, node))  # type: ignore[arg-type]
+            elif node.type == RECEIVE:
+                self.graph.order(self.begin[rank][node.id], self.ops[rank][node.id])
+                self.receives.setdefault(key, deque()).append((rank, node))  # type: ignore[arg-type]
+            else:
+                self._compute(rank, node)
+
+    def _compute(self, rank: int, node: TraceNode) -> None:
+        op = self.graph.add(rank, node.name or "unnamed", node.duration_us / _US, serial=False)
+        self._between(rank, node, op)
+        if node.type == COMPUTE and node.duration_us > 0:
+            on_host = bool(node.attributes.get("is_cpu_op", False))
+            stream = node.attributes.get("tid" if on_host else "stream", 0)
+            self.streams[rank].setdefault((on_host, stream), []).append(op)
+
+    def _finish(self, rank: int) -> None:
+        """Let the stream that computes longest occupy the rank, and end the rank's step with its last node."""
+        graph = self.graph
+        longest = max(
+            self.streams[rank].values(), key=lambda ops: sum(graph.fixed[op] for op in ops), default=()
+        )
+        for op in longest:
+            graph.is_serial[op] = True
+        awaited = {other for node in self.traces[rank] for other in node.after}
+        graph.add(rank, _END, after=[op for id_, op in self.ops[rank].items() if id_ not in awaited])
 
     def _order(self, rank: int, node: TraceNode) -> None:
         for other in node.after:
@@ -164,24 +202,34 @@ class _Replay:
         self.graph.order(self.begin[rank][node.id], op)
         self.graph.order(op, self.ops[rank][node.id])
 
-    def _send(
-        self,
-        key: tuple[int, int, int],
-        rank: int,
-        node: TraceNode,
-        receives: Mapping[tuple[int, int, int], int],
-    ) -> None:
-        if key not in receives:
-            raise SpecError(
-                f"rank {rank} sends {key} (source, target, tag), but no rank receives it; read all ranks' files"
-            )
-        target = key[1]
+    def _match(self) -> None:
+        """Add the message of each send and its receive: with equal tags, the first to the first, and so on."""
+        for key, sends in self.sends.items():
+            receives = self.receives.get(key, deque())
+            for sent, received in zip(sends, receives, strict=False):
+                self._message(*sent, *received)
+            if len(sends) > len(receives):
+                rank, node = sends[len(receives)]
+                raise SpecError(
+                    f"node {node.id} of rank {rank} sends a message to rank {key[1]} with tag {key[2]}, but no rank "
+                    "receives it; give the traces of all ranks, with a receive for each send"
+                )
+        for key, receives in self.receives.items():
+            sends = self.sends.get(key, deque())
+            if len(receives) > len(sends):
+                rank, node = receives[len(sends)]
+                raise SpecError(
+                    f"node {node.id} of rank {rank} receives a message from rank {key[0]} with tag {key[2]}, but no "
+                    "rank sends it; give the traces of all ranks, with a send for each receive"
+                )
+
+    def _message(self, source: int, sent: TraceNode, target: int, received: TraceNode) -> None:
         op = self.graph.add(
-            rank, node.name, self.link.latency_s, size=float(node.attributes.get("comm_size", 0)),
-            links=(self.out[rank], self.into[target]), peer=target, serial=False,
+            source, sent.name or "unnamed", self.link.latency_s, size=float(sent.attributes.get("comm_size", 0)),
+            links=(self.out[source], self.into[target]), peer=target, serial=False,
         )  # fmt: skip
-        self._between(rank, node, op)
-        self.graph.order(op, receives[key])
+        self._between(source, sent, op)
+        self.graph.order(op, self.ops[target][received.id])
 
     def _collective(self, together: Mapping[int, TraceNode]) -> None:
         """Add a collective over the ranks that call it, as a ring or, for an all-to-all, in pairs."""
