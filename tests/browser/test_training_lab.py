@@ -49,7 +49,7 @@ def started(notebook):
 
 
 def test_start_watch_stop_start_again_and_reload(notebook):
-    notebook.open(TOUR).run_until("TrainingLab(")
+    notebook.open(TOUR).run_until("ss.launch(job)")
     notebook.page.wait_for_selector(f"{LAB} .js-plotly-plot .main-svg", timeout=60_000)
     notebook.kernel("[setattr(lab, 'steps', 100_000), lab.run.stop().id][1]")
 
@@ -86,7 +86,7 @@ def test_start_watch_stop_start_again_and_reload(notebook):
 
 
 def test_it_can_be_read_in_both_themes_and_plays_one_step(notebook):
-    notebook.open(TOUR).run_until("TrainingLab(")
+    notebook.open(TOUR).run_until("ss.launch(job)")
     notebook.page.wait_for_selector(f"{LAB} .js-plotly-plot .main-svg", timeout=60_000)
     notebook.kernel("lab.run.wait(200).id")
     notebook.page.wait_for_function(
@@ -106,7 +106,7 @@ def test_it_can_be_read_in_both_themes_and_plays_one_step(notebook):
 
 
 def test_an_error_shows_in_place_and_names_the_rank(notebook):
-    notebook.open(TOUR).run_until("TrainingLab(")
+    notebook.open(TOUR).run_until("ss.launch(job)")
     notebook.page.wait_for_selector(f"{LAB} .js-plotly-plot .main-svg", timeout=60_000)
     notebook.kernel("[lab.run.stop().id, exec('def broken():\\n    raise ValueError(\"no such layer\")')][0]")
     notebook.kernel("[setattr(lab, 'model', broken), setattr(lab, 'data', 'digits')][0]")

@@ -214,7 +214,7 @@ def message_s(monkeypatch: pytest.MonkeyPatch) -> float:
 class Probe:
     """A run as `compression_speedup` sees it, whose ranks wrote down so many steps."""
 
-    id, is_alive = "there", False
+    id, is_alive, cluster = "there", False, None
 
     def __init__(self, job: ss.Job, steps: int, **fields: object) -> None:
         self.job = job.replace(steps=steps)

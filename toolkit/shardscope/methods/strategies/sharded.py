@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from shardscope.errors import SpecError
+from shardscope.machine import can_share_memory
 from shardscope.methods.compressors.packed import PackedCompression
 from shardscope.spec.method import required
 from shardscope.spec.numbers import Count
@@ -204,10 +205,21 @@ class FullyShardedStrategy(ZeroStrategy):
         norms = norm_traffic(step, among=step.world_size // self.replicas)
         return StepPlan((*exchanges, *(each for part in [scalars, *norms] for each in whole(part, end))))
 
+    def _may_share_buffers(self, job: Job) -> bool:
+        """Return whether ranks of one host exchange the job's shards in shared buffers, not in a ring's messages."""
+        by_message = job.link is not None or job.compression.is_on or self.replicas > 1
+        return (
+            job.transport in {"auto", "shm"}
+            and can_share_memory()
+            and not by_message
+            and self.collectives == "ring"
+        )
+
     def states(self, step: JobStep) -> RankStates:
         """Return the bytes of sharded states on each rank, including the padding of parameters and gradients.
 
-        All replicas have the same states. Gathered parameters are temporary, and are counted separately.
+        All replicas have the same states. Gathered parameters are temporary, and are counted separately. Work buffers
+        are unknown if they may be shared: their size then depends on which messages a run records.
         """
         from shardscope.analytic.memory import spread_states
         from shardscope.analytic.memory.work_space import unit_elements, updates_of_shards
@@ -215,6 +227,8 @@ class FullyShardedStrategy(ZeroStrategy):
         shards = step.world_size // self.replicas
 
         def buffer_bytes() -> Ints | None:
+            if self._may_share_buffers(step.job):
+                return None
             whole, reduced = (unit_elements(step, shards, trained=trained) for trained in (False, True))
             kept = self._buffer_bytes(step, whole, reduced, shards)
             return None if kept is None else updates_of_shards(step, 2, ranks=shards) + kept

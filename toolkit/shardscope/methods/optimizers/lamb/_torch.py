@@ -80,7 +80,7 @@ class TorchLamb(LayerwiseOptimizer):
     """
 
     method = "lamb"
-    _advance: Advance | None = None  # the compiled loop, if this step uses it
+    _loop: Advance | None = None  # the compiled loop, if this step uses it
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class TorchLamb(LayerwiseOptimizer):
 
     def _prepare(self, batches: list[LayerBatch]) -> None:
         """Increment the step counters of all layers, and compute the factor that clips gradients to `max_grad_norm`."""
-        self._advance = self._chosen_loop(batches)
+        self._loop = self._chosen_loop(batches)
         if self.form in {"compiled", "fused"}:
             for batch in batches:
                 self._check_form(batch)
@@ -181,7 +181,7 @@ class TorchLamb(LayerwiseOptimizer):
                 f"form='fused' needs contiguous tensors on a CPU and grad_averaging=True, which is not the case for "
                 f"{names}; use form='auto'"
             )
-        if self.form == "compiled" and (self._advance is None or not _fits_compiled(batch)):
+        if self.form == "compiled" and (self._loop is None or not _fits_compiled(batch)):
             raise SpecError(
                 f"form='compiled' needs numba and contiguous float32 tensors on a CPU, which is not the case for "
                 f"{names}; use form='auto', or install shardscope[fast]"
@@ -195,8 +195,8 @@ class TorchLamb(LayerwiseOptimizer):
         return [grad for grad in batch.grads if grad.data_ptr() not in left_out]
 
     def _stage(self, batch: LayerBatch) -> Staged:
-        if self._advance is not None and _fits_compiled(batch):
-            return self._stage_compiled(batch, self._advance)
+        if self._loop is not None and _fits_compiled(batch):
+            return self._stage_compiled(batch, self._loop)
         group = batch.group
         moments = _moments(group)
         advance_ = fused_moments_ if self.form != "plain" and _fits_fused(batch) else plain_moments_
