@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +39,9 @@ def test_every_argument_of_a_cluster_can_be_given() -> None:
         ("nodes=four", "--emulate nodes='four' is not a whole number"),
         ("slowdown=2", "is not NODE:VALUE"),
         ("slowdown=9:2", "slowdown names node 9, but the nodes are 0 to 3"),
+        ("slowdown=0:2,slowdown=1:3", "has slowdown twice; give it once, for example slowdown=0:2;1:3"),
+        ("nodes=2, nodes = 4", "has nodes twice; give it once, for example nodes=4"),
+        ("slowdown=0:2;1:4;0:3", "slowdown has node 0 twice; give it once, for example slowdown=0:3"),
     ],
 )
 def test_what_cannot_be_read_is_refused(text: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,6 +57,35 @@ def test_a_prediction_takes_the_cluster_and_its_number_of_ranks(capsys: pytest.C
     assert shown["job"]["world_size"] == 4
     assert cli.main(["run", *options, "--cluster", "h100"]) == 2
     assert "--cluster and --emulate both say where the job runs" in capsys.readouterr().err
+
+
+def resumable(folder: Path) -> Path:
+    """A run on an emulated cluster of two nodes, as far as the command line reads it, with a checkpoint."""
+    run = folder / "earlier"
+    (run / "checkpoints" / "step-10").mkdir(parents=True)
+    (run / "job.json").write_text(ss.Job(model="mlp", data="digits").to_json())
+    (run / "cluster.json").write_text(ss.Cluster.emulated(nodes=2).to_json())
+    return run
+
+
+def test_the_cluster_is_that_of_the_run_to_resume_unless_another_is_given(tmp_path: Path) -> None:
+    run = resumable(tmp_path)
+    for source in (run, run / "checkpoints" / "step-10"):
+        assert parsed("--resume", str(source)) == ss.Cluster.emulated(nodes=2)
+        assert parsed("--resume", str(source), "--emulate", "nodes=3") == ss.Cluster.emulated(nodes=3)
+        assert parsed("--resume", str(source), "--emulate", "none") is None
+    alone = (run / "checkpoints" / "step-10").rename(tmp_path / "step-10")
+    assert parsed("--resume", str(alone)) is None
+
+
+def test_a_job_that_the_cluster_of_the_run_to_resume_cannot_run_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["run", "--model", "mlp", "--ranks", "4", "--resume", str(resumable(tmp_path))]) == 2
+    said = capsys.readouterr().err
+    assert "world_size=4 does not match the 2 ranks of 2 emulated nodes" in said
+    assert "the run to resume was on 2 emulated nodes" in said
+    assert "--emulate none" in said
 
 
 @pytest.mark.slow

@@ -90,6 +90,7 @@ def formula(name: str, megabytes: float, cluster: EmulatedCluster) -> float:
         "pipelined tree": ("pipelined-tree", {"segments": -(-int(megabytes * 1e6) // SLICE_BYTES)}),
         "parameter server": ("parameter-server", {}),
     }[name]
+    assert cluster.link is not None
     return float(
         collective_time(
             op="all_reduce",

@@ -14,8 +14,10 @@ import shardscope as ss
 from conformance.ranks import RankPool
 from prediction.ranks_of import run_on
 from shardscope.prediction import job as prediction_of_jobs
+from shardscope.prediction.rates import RankRates
 from shardscope.runlog.schema import MEMORY_KINDS
 from shardscope.spec.models import MODELS, GPTConfig
+from shardscope.spec.strategy import Work
 
 CLUSTER = ss.Cluster.of("a100-80gb", per_node=4)
 STRATEGIES = [
@@ -96,6 +98,17 @@ def test_a_budget_of_tokens_takes_days_and_dollars() -> None:
         ss.predict(job_of("ring")).dollars(1e9)
     with pytest.raises(ss.SpecError, match="has no known sequence length"):
         ss.predict(ss.Job(model="mlp", data="digits")).time_to_train(1e9)
+
+
+def test_ranks_of_a_single_emulated_node_have_the_rates_of_this_machine() -> None:
+    job = job_of()
+    one, two = (ss.Cluster.emulated(nodes, "1 Mbit/s", "1 s", per_node=4 // nodes) for nodes in (1, 2))
+    here, on_one, on_two = (
+        RankRates.of_this_machine(job, [Work(1.0)] * 4, emulated=at) for at in (None, one, two)
+    )
+    assert on_one == here
+    assert on_two.link < 125_000 < here.link
+    assert on_two.message_s > 1.0 > here.message_s
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES[1:])

@@ -102,6 +102,23 @@ def test_where_tools_are_missing_it_says_so(monkeypatch: pytest.MonkeyPatch) -> 
         EmulatedNetwork(ss.Cluster.emulated(nodes=2))
 
 
+def test_a_network_that_is_not_set_up_in_time_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hub.py").write_text("import sys; sys.stdin.read()")
+    monkeypatch.setattr(hub, "__file__", str(tmp_path / "hub.py"))
+    monkeypatch.setattr(network, "_why_not_at_all", str)
+    monkeypatch.setattr(network, "_SETUP_S", 0.1)
+    with pytest.raises(ss.LaunchError, match="was not set up within 0.1 s, .* launch again when"):
+        EmulatedNetwork(ss.Cluster.emulated(nodes=2))
+
+
+def test_a_command_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "_COMMAND_S", 0.1)
+    with pytest.raises(OSError, match="sleep 600 did not end within 0.1 s"):
+        hub.run(["sleep", "600"])
+
+
 def test_on_other_systems_it_says_what_to_do_instead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network.sys, "platform", "darwin")
     with pytest.raises(

@@ -59,6 +59,24 @@ def test_auto_takes_tcp_and_says_why_and_the_summary_says_what_is_emulated() -> 
     assert summary.link_note == "computation is emulated, by sleeping: 2 times as long on node 1"
 
 
+@pytest.mark.parametrize("strategy", ["ring", "zero-3"])
+def test_ranks_of_a_single_node_share_memory_without_latency(strategy: str) -> None:
+    cluster = ss.Cluster.emulated(nodes=1, per_node=2, latency="20 ms")
+    summary = ss.launch(small_job(strategy=strategy), cluster).wait(120).summary()
+    assert (summary.transport, summary.link, summary.link_note) == ("shm", cluster.name, None)
+    assert ("shared buffers" in str(summary.transport_reason)) == (strategy == "zero-3")
+
+
+def test_it_resumes_on_the_cluster_where_it_was_unless_told_otherwise() -> None:
+    job = small_job(checkpoint=ss.Checkpoint(every=5))
+    half = ss.launch(job.replace(steps=5), PAIR).wait(120)
+    rest, here = ss.launch(job, resume=half), ss.launch(job, "this machine", resume=half)
+    assert rest.cluster == PAIR
+    assert here.cluster is None
+    assert losses(rest.wait(120)) == losses(here.wait(120))
+    assert {event["host"] for event in rest.events("start")} == {PAIR.address(0), PAIR.address(1)}
+
+
 def test_latency_is_the_kernels_or_that_of_the_ranks() -> None:
     """Twenty messages one after the other take twenty latencies, whoever adds them."""
     cluster = ss.Cluster.emulated(nodes=2, latency="20 ms")
@@ -171,7 +189,7 @@ def test_a_rank_that_fails_on_one_node_leaves_its_reason() -> None:
     ("job", "told"),
     [
         ({"world_size": 3, "batch": 48}, "world_size=3 does not match the 2 ranks of 2 emulated nodes"),
-        ({"link": "25GbE"}, "has no place on an emulated cluster"),
+        ({"link": "25GbE"}, "cannot be combined with an emulated cluster"),
         ({"device": "cuda"}, "device='cuda' does not run on an emulated cluster"),
         ({"transport": "shm"}, "transport='shm' does not reach across the 2 emulated nodes"),
     ],

@@ -26,7 +26,7 @@ from shardscope.spec.cluster.emulated import PAYLOAD
         ({"upload": {"1": "1 Gbit/s"}}, "upload names node '1'"),
         ({"racks": 3, "rack_bandwidth": "1 Gbit/s"}, "racks=3 does not divide nodes=4"),
         ({"racks": 2}, "racks=2 needs a rack_bandwidth"),
-        ({"rack_bandwidth": "1 Gbit/s"}, "racks=1 has no use for a rack_bandwidth"),
+        ({"rack_bandwidth": "1 Gbit/s"}, "racks=1 does not take a rack_bandwidth"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_sentence(fields: dict[str, Any], told: str) -> None:
@@ -42,8 +42,15 @@ def test_uneven_links_are_those_of_the_named_nodes() -> None:
     assert [node.upload for node in cluster.nodes] == [1.25e8, 1.25e7, 1.25e6]
     assert [node.download for node in cluster.nodes] == [1.25e8, 1.25e7, 1.25e8]
     assert cluster.slowest == 1.25e6
+    assert cluster.link is not None
     assert cluster.link.bandwidth == pytest.approx(1.25e6 * PAYLOAD)
     assert cluster.name == "3 emulated nodes, slowest link 10 Mbit/s, 0 s"
+
+
+def test_a_single_node_has_no_link_to_other_nodes() -> None:
+    cluster = ss.Cluster.emulated(nodes=1, per_node=4, latency="1 ms")
+    assert cluster.link is None
+    assert cluster.name == "1 emulated node of 4 ranks"
 
 
 def test_it_survives_json() -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import shardscope as ss
 from conformance.ranks import RankPool
 from conformance.strategy import job
+from shardscope.training.collectives.paced_group import PacedGroups
 from shardscope.training.context import RankContext
 from shardscope.training.trainer import Trainer
 from shardscope.training.transports.shm import shards
@@ -131,4 +134,16 @@ def test_the_run_says_what_carries_the_shards(pool: RankPool, tmp_path: Path, st
     for plain in pool.run(reason, tmp_path):
         assert "shared buffers" in plain
     for by_message in pool.run(lambda context: reason(context, compression="int8"), tmp_path):
+        assert "shared buffers" not in by_message
+
+    def delayed(context: RankContext) -> str:
+        store = dist.PrefixStore(f"delayed {stage}", context.group.get_group_store())
+        group = PacedGroups(ss.Link(bandwidth="1 Gbit/s", latency="1 ms")).make(
+            context.group.route, context.meter, "gloo", store
+        )
+        said = reason(replace(context, group=group))
+        group.pacer.close()
+        return said
+
+    for by_message in pool.run(delayed, tmp_path):
         assert "shared buffers" not in by_message

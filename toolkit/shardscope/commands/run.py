@@ -41,7 +41,9 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("--root", type=Path, metavar="FOLDER", help=ROOT_HELP)
     parser.add_argument(
-        "--resume", help="run to resume from its newest checkpoint, or the path of a checkpoint"
+        "--resume",
+        help="run to resume from its newest checkpoint, or the path of a checkpoint; a run that was on an emulated "
+        "cluster resumes on an equal one, unless --emulate is given",
     )
     parser.add_argument(
         "--allow-pickle", action="store_true",
@@ -84,7 +86,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
         found.memory.require_fits("train anyway with --anyway")
     run = launch(
         job,
-        cluster,
+        None if arguments.emulate is None else cluster or "this machine",
         root=arguments.root,
         resume=arguments.resume,
         allow_pickle=arguments.allow_pickle,

@@ -85,7 +85,10 @@ def _check_probe(job: Job, run: Run) -> None:
 
 
 def link_of_run(run: Run) -> Link | None:
-    """Return the emulated link of a run's ranks: its job's, or its emulated cluster's slowest; None if it has none."""
+    """Return the emulated link of a run's ranks: its job's, or its emulated cluster's slowest; None if it has none.
+
+    Ranks on a single emulated node have none.
+    """
     return run.job.link if run.cluster is None else run.cluster.link
 
 

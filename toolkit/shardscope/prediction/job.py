@@ -348,7 +348,8 @@ def predict_job(
     Args:
         job: The job.
         cluster: The cluster that it runs on, with one device per rank; None for this machine. On an emulated cluster,
-            the ranks compute on this machine's cores, and send at the rate and latency of its slowest link.
+            the ranks compute on this machine's cores, and send at the rate and latency of its slowest link, which
+            those of a single node do not use.
         calibration: The cluster's constants; None for `Calibration.of` the cluster's device.
         trace: Function that traces the job's model.
 

@@ -60,8 +60,8 @@ class RankRates(NamedTuple):
         Args:
             job: The job.
             work: Work of each rank.
-            emulated: The emulated cluster that the ranks run on: its slowest link carries TCP, and its largest slowdown
-                includes the time that ranks wait for a core.
+            emulated: The emulated cluster that the ranks run on: between several nodes, its slowest link carries TCP,
+                and its largest slowdown includes the time that ranks wait for a core.
         """
         speed = core_speed()
         computing = sum(each.computing for each in work) / max(each.computing + each.waiting for each in work)
@@ -72,7 +72,8 @@ class RankRates(NamedTuple):
             share = min(share, job.threads / emulated.slowdown)
         limit = job.link if emulated is None else emulated.link
         bandwidth, latency = (np.inf, 0.0) if limit is None else (limit.bandwidth, limit.latency_s)
-        on_tcp = job.transport == "tcp" or emulated is not None or not can_share_memory()
+        between_nodes = emulated is not None and emulated.link is not None
+        on_tcp = job.transport == "tcp" or between_nodes or not can_share_memory()
         loopback, message_s = MESSAGES["tcp" if on_tcp else "shm"]
         return cls(
             flops=PRODUCTS * speed.flops * share,

@@ -6,13 +6,14 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Literal
 
 from shardscope.errors import LaunchError, SpecError, quoted
 from shardscope.runtime.about import About
 from shardscope.runtime.driver_server import TOOLKIT, driver
 from shardscope.runtime.processes import process_started
 from shardscope.runtime.run import Run
-from shardscope.runtime.rundir import RunDir, find_resumable, runs_root
+from shardscope.runtime.rundir import RunDir, cluster_of, find_resumable, runs_root
 from shardscope.runtime.status import Cause
 from shardscope.runtime.user_modules import beyond_current_folder, of_current_folder
 from shardscope.spec import Job, registry
@@ -32,7 +33,7 @@ def shut_down() -> None:
 
 def launch(
     job: Job,
-    cluster: EmulatedCluster | None = None,
+    cluster: EmulatedCluster | Literal["this machine"] | None = None,
     *,
     root: str | Path | None = None,
     resume: Run | str | Path | None = None,
@@ -47,14 +48,16 @@ def launch(
 
     Args:
         job: The job to train.
-        cluster: An emulated cluster to train on (`ss.Cluster.emulated`), with one rank per device; None for this
-            machine itself. Each node has its own agent, and ranks of different nodes send real TCP over rate-limited
-            links. Ranks compute on CPU cores.
+        cluster: An emulated cluster to train on (`ss.Cluster.emulated`), with one rank per device, or
+            ``"this machine"`` for this machine itself. None takes the cluster of the run to resume, or without
+            `resume` this machine. Each node has its own agent, and ranks of different nodes send real TCP over
+            rate-limited links. Ranks compute on CPU cores.
         root: Folder for the run directory; None uses ``$SHARDSCOPE_RUNS`` or ``./runs``.
         resume: A run, or its name or path, to resume from its newest undamaged checkpoint; or the path of one
             checkpoint (``.../checkpoints/step-20``). With the same job and number of ranks, a resumed run is
             bit-identical to an uninterrupted one. The exceptions are asynchronous and bounded-staleness parameter
-            servers, whose order of updates depends on timing.
+            servers, whose order of updates depends on timing. A run that was on an emulated cluster, or a checkpoint in
+            its directory, resumes on an equal cluster unless `cluster` is given.
         allow_pickle: With `resume`: whether to read a checkpoint from an earlier version, which is a pickle and can run
             code when it is read. Use it only for files from people you trust.
         detach: Whether the run outlives this process. Otherwise it is stopped when this process ends.
@@ -74,6 +77,7 @@ def launch(
         LaunchError: The cluster is not emulated, or cannot be emulated here. The job does not fit in memory, the
             run directory cannot be written, or the user's code cannot be sent to the ranks.
         RunNotFound: The run to resume does not exist.
+        RunUnreadable: The run to resume does not say on which cluster it was, because a file is damaged.
         SpecError: `gated` is set for a job without evaluations, the job names a method that is not installed, or it
             does not suit the cluster: another number of ranks, a link of its own, a GPU.
 
@@ -84,10 +88,8 @@ def launch(
     """
     if not isinstance(job, Job):
         raise LaunchError(f"launch takes a Job, got {type(job).__name__}; write ss.launch(ss.Job(...))")
-    if cluster is not None:
-        from shardscope.runtime.emulated.launching import on_cluster
-
-        job = on_cluster(job, cluster)
+    earlier = None if resume is None else _source(resume, root)
+    job, on = _placed(job, cluster, earlier)
     for name, value in (("detach", detach), ("gated", gated), ("preflight", preflight)):
         if not isinstance(value, bool):
             raise SpecError(f"{name}={quoted(value)} is not a Boolean; give True or False")
@@ -106,10 +108,9 @@ def launch(
         needed = memory_needed(job)
         if needed is not None:
             needed.require_fits("launch it anyway with preflight=False")
-    earlier = None if resume is None else _source(resume, root)
     said = {name: text for name, text in (("group", group), ("made_by", made_by)) if text is not None}
     about = About.checked(**said).fields() if said else {}
-    run = RunDir.create(job, runs_root(root), gated=gated, about=about, cluster=cluster)
+    run = RunDir.create(job, runs_root(root), gated=gated, about=about, cluster=on)
     try:
         _hand_over(run, _request(run, job, earlier, detach=detach, allow_pickle=allow_pickle))
     except BaseException as error:  # interrupts too, so that no run stays in state "starting" forever
@@ -122,6 +123,28 @@ def launch(
         )
         raise
     return Run(run, job)
+
+
+def _placed(
+    job: Job, cluster: EmulatedCluster | Literal["this machine"] | None, earlier: str | None
+) -> tuple[Job, EmulatedCluster | None]:
+    """Return the job as it runs on its cluster, and the cluster; None for this machine itself."""
+    found = cluster
+    if cluster is None and earlier is not None:
+        found = cluster_of(Path(earlier))
+    if found is None or found == "this machine":
+        return job, None
+    from shardscope.runtime.emulated.launching import on_cluster
+
+    try:
+        return on_cluster(job, found), found
+    except (LaunchError, SpecError) as error:
+        if cluster is not None:
+            raise
+        raise type(error)(
+            f"{error} (the run to resume was on {found.name}; to resume it elsewhere, give another cluster, or "
+            "cluster='this machine', which is --emulate none on the command line)"
+        ) from None
 
 
 def _hand_over(run: RunDir, request: dict[str, object]) -> None:

@@ -356,6 +356,17 @@ def checkpoints_of(path: Path) -> Path:
     return path if _is_checkpoint(path) else path / "checkpoints"
 
 
+def cluster_of(path: Path) -> EmulatedCluster | None:
+    """Return the emulated cluster of a run, given a path from `find_resumable`; None for the machine itself.
+
+    A checkpoint outside a run directory has no cluster.
+
+    Raises:
+        RunUnreadable: The run's file that describes the cluster is damaged.
+    """
+    return RunDir(path.parent.parent if _is_checkpoint(path) else path).read_cluster()
+
+
 def _is_checkpoint(path: Path) -> bool:
     return re.fullmatch(r"step-\d+", path.name) is not None and path.is_dir() and not holds_run(path)
 

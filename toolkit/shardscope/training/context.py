@@ -84,8 +84,13 @@ class RankContext:
         """
         return self.device.type == "cuda" and (self.transport != "cuda-ipc" or self.compresses)
 
+    @property
+    def is_paced(self) -> bool:
+        """Whether this rank delays its messages: for the job's link, or for the latency of an emulated cluster."""
+        return isinstance(self.group, PacedProcessGroup)
+
     def paced(self, is_on: bool = True) -> AbstractContextManager[None]:
-        """Return a context manager that turns the emulation of the job's link on or off, if the job has a `link`."""
+        """Return a context manager that turns the delays of messages on or off, if this rank delays any."""
         group = self.group
         return group.pacer.switched(is_on) if isinstance(group, PacedProcessGroup) else nullcontext()
 

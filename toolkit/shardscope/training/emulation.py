@@ -58,7 +58,10 @@ class Emulation:
 
     @property
     def paced_link(self) -> Link | None:
-        """The link whose latency the rank adds to its messages; None if there is none, or the kernel adds it."""
+        """The link whose latency the rank adds to its messages; None if the kernel adds it, or there is none to add.
+
+        There is none with a single node: latency is between nodes.
+        """
         return None if self.delays_in_kernel or not self.cluster.latency_s else self.cluster.link
 
     def described(self) -> dict[str, Any]:
@@ -67,7 +70,7 @@ class Emulation:
         notes = [note for note in (self._latency_note(), self._slowdown_note()) if note]
         return {
             "bandwidth": cluster.slowest, "latency_s": cluster.latency_s, "label": cluster.name,
-            "is_accurate": cluster.slowest <= PACED_UP_TO, "note": "; ".join(notes) or None,
+            "is_accurate": cluster.link is None or cluster.slowest <= PACED_UP_TO, "note": "; ".join(notes) or None,
         }  # fmt: skip
 
     def _latency_note(self) -> str:

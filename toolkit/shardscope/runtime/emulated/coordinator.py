@@ -9,10 +9,12 @@ node agents are forked before it starts its first thread.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,11 +42,14 @@ class _NodeAgent:
 
     pid: int
     pipe: int
+    """Read end of the pipe that the agent writes its result to; non-blocking. Processes that the agent has started
+    inherit the write end, so the pipe may stay open after the agent has ended."""
     result: NodeResult | None = None
     exit_code: int | None = None
     """Exit code if the agent ended without a result; the negative signal number if a signal killed it."""
     was_killed: bool = False
     """Whether the coordinator has killed it."""
+    _text: bytes = b""
 
     @property
     def has_ended(self) -> bool:
@@ -56,17 +61,27 @@ class _NodeAgent:
             return self.exit_code is not None
         return self.result.state in {"failed", "not started"}
 
-    def take_result(self) -> None:
-        """Read the result from the pipe, which the agent has written or closed, and wait for the agent to end."""
-        text = b""
-        while chunk := os.read(self.pipe, 1 << 16):
-            text += chunk
+    def poll(self) -> None:
+        """Take the agent's result or its exit code if it has ended."""
+        is_closed = self._read()
+        ended, status = os.waitpid(self.pid, 0 if is_closed else os.WNOHANG)
+        if not ended:
+            return
+        if not is_closed:
+            self._read()  # what the agent wrote just before it ended
         os.close(self.pipe)
-        _, status = os.waitpid(self.pid, 0)
-        if text:
-            self.result = NodeResult.from_json(text)
+        if self._text.endswith(b"\n"):
+            self.result = NodeResult.from_json(self._text)
         else:
             self.exit_code = os.waitstatus_to_exitcode(status)
+
+    def _read(self) -> bool:
+        """Read what is in the pipe, without waiting for more. Return whether all processes have closed the pipe."""
+        with contextlib.suppress(BlockingIOError):
+            while chunk := os.read(self.pipe, 1 << 16):
+                self._text += chunk
+            return True
+        return False
 
 
 def start_nodes(run: RunDir, lifeline: int, request: dict[str, Any]) -> Coordinator:
@@ -91,6 +106,7 @@ def _fork_node(coordinator: Coordinator, node: int) -> _NodeAgent:
     pid = os.fork()
     if pid:
         os.close(write)
+        os.set_blocking(read, False)
         return _NodeAgent(pid, read)
     code = 1
     try:
@@ -127,20 +143,20 @@ class Coordinator(Agent):
         assert self.network is not None
         deadline: float | None = None
         lost: Ending | None = None
-        while waiting := {agent.pipe: agent for agent in self.agents if not agent.has_ended}:
-            ready, _, _ = select.select(list(waiting), [], [], _POLL_S)
-            for pipe in ready:
-                waiting[pipe].take_result()
+        while waiting := [agent for agent in self.agents if not agent.has_ended]:
+            select.select([agent.pipe for agent in waiting], [], [], _POLL_S)
+            for agent in waiting:
+                agent.poll()
             if lost is None and not self.network.is_alive():
                 lost = self._lost_network()
-                self._kill(waiting.values())
+                self._kill(waiting)
             if deadline is None and any(agent.has_failed for agent in self.agents):
                 deadline = time.monotonic() + _PATIENCE_S
             elif deadline is not None and time.monotonic() > deadline:
-                self._kill(waiting.values())
+                self._kill(waiting)
         return lost
 
-    def _kill(self, agents: Any) -> None:
+    def _kill(self, agents: Sequence[_NodeAgent]) -> None:
         for agent in agents:
             if not agent.has_ended and not agent.was_killed:
                 agent.was_killed = True

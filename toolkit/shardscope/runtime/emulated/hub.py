@@ -19,6 +19,8 @@ from typing import Any, NoReturn
 
 NEW_UTS, NEW_USER, NEW_NET = 0x04000000, 0x10000000, 0x40000000
 _PR_SET_PDEATHSIG = 1
+_COMMAND_S = 10.0
+"""Time that one call of `ip` or `tc` may take, in seconds; it usually takes some milliseconds."""
 
 
 def _checked(result: int, what: str) -> None:
@@ -69,20 +71,27 @@ def held(kind: str) -> int:
     return os.open(f"/proc/self/ns/{kind}", os.O_RDONLY)
 
 
+def run(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a command and return how it ended.
+
+    Raises:
+        OSError: It does not exist, or has not ended in time.
+    """
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=_COMMAND_S, check=False, **options
+        )
+    except subprocess.TimeoutExpired:
+        raise OSError(0, f"{' '.join(command)} did not end within {_COMMAND_S:g} s") from None
+
+
 def run_batch(tool: str, lines: list[str], namespace: int | None = None) -> None:
     """Run commands of `ip` or `tc` in one process, inside a namespace."""
     if not lines:
         return
     enter = None if namespace is None else lambda: set_namespace(namespace)
     text = "\n".join(lines).replace("HUB", str(os.getpid()))
-    done = subprocess.run(
-        [tool, "-batch", "-"],
-        input=text + "\n",
-        capture_output=True,
-        text=True,
-        preexec_fn=enter,
-        check=False,
-    )
+    done = run([tool, "-batch", "-"], input=text + "\n", preexec_fn=enter)
     if done.returncode:
         raise OSError(0, f"{tool}: {' '.join(done.stderr.split())}")
 
@@ -90,7 +99,7 @@ def run_batch(tool: str, lines: list[str], namespace: int | None = None) -> None
 def has_netem() -> bool:
     """Return whether the kernel can delay packets."""
     probe = ["tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms"]
-    return subprocess.run(probe, capture_output=True, check=False).returncode == 0
+    return run(probe).returncode == 0
 
 
 def add_node(plan: dict[str, Any], switches: int, host_name: int) -> tuple[int, int]:

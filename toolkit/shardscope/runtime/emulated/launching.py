@@ -28,7 +28,8 @@ def on_cluster(job: Job, cluster: EmulatedCluster) -> Job:
         )
     if job.link is not None:
         raise SpecError(
-            f"link={job.link.label!r} has no place on an emulated cluster, which has links of its own; use link=None"
+            f"link={job.link.label!r} cannot be combined with an emulated cluster, which has links of its own; "
+            "use link=None"
         )
     if job.device == "cuda":
         raise SpecError("device='cuda' does not run on an emulated cluster; use device='cpu' or 'auto'")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from multiprocessing.connection import wait
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -20,6 +21,8 @@ from shardscope.spec.cluster import EmulatedCluster
 
 INTERFACE = "eth0"
 _PATIENCE_S = 5.0
+_SETUP_S = 30.0
+"""Time that the hub may take to set up a network, in seconds; 100 nodes take about 3 s."""
 PACED_INSTEAD = (
     "emulate slower links without it: ss.Job(link=ss.Link(bandwidth='1 Gbit/s', latency='1 ms')), whose ranks pace "
     "their messages"
@@ -50,7 +53,8 @@ class EmulatedNetwork:
         """Start the network of `cluster`.
 
         Raises:
-            LaunchError: This machine cannot emulate clusters; the message says why, and what to do instead.
+            LaunchError: This machine cannot emulate clusters, or takes too long to set one up; the message says why,
+                and what to do instead.
         """
         self.cluster = cluster
         why = _why_not_at_all()
@@ -77,6 +81,11 @@ class EmulatedNetwork:
         with contextlib.suppress(BrokenPipeError):
             self._hub.stdin.write(json.dumps(plan) + "\n")
             self._hub.stdin.flush()
+        if not wait([self._hub.stdout.fileno()], _SETUP_S):
+            raise LaunchError(
+                f"the emulated network was not set up within {_SETUP_S:g} s, as happens on an overloaded machine; "
+                f"launch again when the machine is less busy, or {PACED_INSTEAD}"
+            )
         line = self._hub.stdout.readline()
         answer: dict[str, Any] = (
             json.loads(line) if line else {"error": "the process that holds it was killed"}

@@ -52,8 +52,8 @@ class NodeResult:
     traceback: str = ""
 
     def to_json(self) -> bytes:
-        """Return the result as JSON, for the pipe to the coordinator."""
-        return json.dumps(asdict(self)).encode()
+        """Return the result as a line of JSON, for the pipe to the coordinator."""
+        return json.dumps(asdict(self)).encode() + b"\n"
 
     @classmethod
     def from_json(cls, text: bytes) -> NodeResult:
@@ -88,7 +88,9 @@ def run_node(run: RunDir, request: dict[str, Any], network: EmulatedNetwork, nod
     fork_forkserver(folder)
     found = _Ranks().run(_config(run, network, node), request)
     (folder / "forkserver").unlink(missing_ok=True)
-    os.write(result, found.to_json())
+    # the descriptor stays open until this process ends: then its end is noticed at once
+    with os.fdopen(result, "wb", closefd=False) as pipe:
+        pipe.write(found.to_json())
 
 
 class _Ranks:

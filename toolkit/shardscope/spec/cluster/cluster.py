@@ -152,7 +152,8 @@ class Cluster(Spec):
         The latency is the kernel's too if it has netem; otherwise each rank delays its messages by it.
 
         Args:
-            nodes: Number of nodes, 1 to 100.
+            nodes: Number of nodes, 1 to 100. The ranks of a single node send nothing over its link, so rates and
+                latency have no effect.
             bandwidth: Rate of each node's link in each direction, in bytes per second or with a unit. The kernel keeps
                 rates up to about 5 Gbit/s; on few cores, less.
             latency: Latency between two nodes in one direction, in seconds or with a unit.

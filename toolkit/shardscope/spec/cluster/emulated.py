@@ -55,7 +55,7 @@ class EmulatedCluster(Spec):
                 f"racks={self.racks} does not divide nodes={len(self.nodes)}; use a divisor of {len(self.nodes)}"
             )
         if (self.racks > 1) != (self.rack_bandwidth is not None):
-            told = "needs" if self.racks > 1 else "has no use for"
+            told = "needs" if self.racks > 1 else "does not take"
             write = "give for example rack_bandwidth='1 Gbit/s'" if self.racks > 1 else "give racks=2 or more"
             raise SpecError(f"racks={self.racks} {told} a rack_bandwidth; {write}")
         return self
@@ -110,8 +110,13 @@ class EmulatedCluster(Spec):
         return min([*rates, *([] if self.rack_bandwidth is None else [self.rack_bandwidth])])
 
     @property
-    def link(self) -> Link:
-        """The slowest link as one rank can use it: the bandwidth is that of payload, without headers."""
+    def link(self) -> Link | None:
+        """The slowest link as one rank can use it: the bandwidth is that of payload, without headers.
+
+        None with a single node: its ranks send nothing over its link.
+        """
+        if len(self.nodes) == 1:
+            return None
         return Link(
             name=self.name, bandwidth=self.slowest * PAYLOAD, latency_s=self.latency_s, source="emulated"
         )
@@ -123,10 +128,15 @@ class EmulatedCluster(Spec):
 
     @property
     def name(self) -> str:
-        """Description such as ``4 emulated nodes, 1 Gbit/s, 1 ms``; of uneven links, the slowest is named."""
+        """Description such as ``4 emulated nodes, 1 Gbit/s, 1 ms``; of uneven links, the slowest is named.
+
+        ``1 emulated node of 4 ranks`` has no link, because its ranks do not use it.
+        """
+        several = f" of {self.per_node} ranks" if self.per_node > 1 else ""
+        if len(self.nodes) == 1:
+            return f"1 emulated node{several}"
         rates = {rate for node in self.nodes for rate in (node.upload, node.download)}
         even = len(rates) == 1 and self.rack_bandwidth is None
-        several = f" of {self.per_node} ranks" if self.per_node > 1 else ""
         rate = f"{'' if even else 'slowest link '}{bit_rate_text(self.slowest)}"
         return f"{len(self.nodes)} emulated nodes{several}, {rate}, {seconds_text(self.latency_s)}"
 

@@ -6,8 +6,8 @@ multiple of the number of ranks. The optimizer updates the shards, and norms are
 other shards. A scalar or empty parameter cannot be split; it stays whole on every rank, and its gradient is averaged at
 the end of the step.
 
-Where ranks share memory, `SharedShards` takes the place of the ring, unless the job needs its messages: for a link, for
-compression or for replicas.
+Where ranks share memory, `SharedShards` takes the place of the ring, unless the job needs its messages: for a link or a
+latency that is emulated, for compression or for replicas.
 """
 
 from __future__ import annotations
@@ -178,7 +178,8 @@ class FullySharded(Partitioned):
 
     def _make_shared(self, ring: ShardRing) -> SharedShards | None:
         """Return what carries shards through shared memory; None if the job needs messages, or there is no memory."""
-        by_message = self.job.link is not None or self.compressor is not None or self.settings.replicas > 1
+        paced = self.job.link is not None or self.context.is_paced
+        by_message = paced or self.compressor is not None or self.settings.replicas > 1
         if self.context.transport != "shm" or self.context.staged or by_message:
             return None
         sizes = [_gathered_bytes(unit) for unit in fsdp_units(self.model)]
