@@ -48,9 +48,15 @@ def started(notebook):
     return notebook.kernel("lab.run.id")
 
 
-def test_start_watch_stop_start_again_and_reload(notebook):
+def open_tour(notebook):
+    """Run the tour up to its first launch, and wait until the lab shows the run."""
     notebook.open(TOUR).run_until("ss.launch(job)")
     notebook.page.wait_for_selector(f"{LAB} .js-plotly-plot .main-svg", timeout=60_000)
+    notebook.until("lab.run is None", False)
+
+
+def test_start_watch_stop_start_again_and_reload(notebook):
+    open_tour(notebook)
     notebook.kernel("[setattr(lab, 'steps', 100_000), lab.run.stop().id][1]")
 
     choose(notebook, "Strategy", "ring")
@@ -86,8 +92,7 @@ def test_start_watch_stop_start_again_and_reload(notebook):
 
 
 def test_it_can_be_read_in_both_themes_and_plays_one_step(notebook):
-    notebook.open(TOUR).run_until("ss.launch(job)")
-    notebook.page.wait_for_selector(f"{LAB} .js-plotly-plot .main-svg", timeout=60_000)
+    open_tour(notebook)
     notebook.kernel("lab.run.wait(200).id")
     notebook.page.wait_for_function(
         f"() => document.querySelectorAll('{LAB} .js-plotly-plot')[1].data[1].x?.length > 0"
@@ -106,8 +111,7 @@ def test_it_can_be_read_in_both_themes_and_plays_one_step(notebook):
 
 
 def test_an_error_shows_in_place_and_names_the_rank(notebook):
-    notebook.open(TOUR).run_until("ss.launch(job)")
-    notebook.page.wait_for_selector(f"{LAB} .js-plotly-plot .main-svg", timeout=60_000)
+    open_tour(notebook)
     notebook.kernel("[lab.run.stop().id, exec('def broken():\\n    raise ValueError(\"no such layer\")')][0]")
     notebook.kernel("[setattr(lab, 'model', broken), setattr(lab, 'data', 'digits')][0]")
     press(notebook, "Start")

@@ -95,6 +95,11 @@ def _gathered(step: JobStep) -> float:
     return gathered_peak(step.trace, stage=stage, ranks=_shards(step.job), element_bytes=step.element_bytes)
 
 
+def _work_name(states: RankStates | None) -> str:
+    """Return the name of the work buffers' term: that of the type if all of them are known."""
+    return "buffers at the peak" if states is None or states.buffers is None else "buffers"
+
+
 def _work(states: RankStates | None, rank: int, otherwise: float) -> float:
     return otherwise if states is None or states.buffers is None else float(states.buffers[rank])
 
@@ -115,7 +120,7 @@ def _by_moments(step: JobStep, found: Traced, states: RankStates | None, rank: i
         ("optimizer", held.optimizer, _STATES),
         ("activations at the peak", held.alive, _TRACE),
         ("gradients and gathered at the peak", held.moving, _STATES),
-        ("buffers", _work(states, rank, held.work), _WORK),
+        (_work_name(states), _work(states, rank, held.work), _WORK),
         ("batch", held.data, "inputs and targets"),
     )
 

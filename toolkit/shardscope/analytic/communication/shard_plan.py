@@ -18,6 +18,7 @@ from shardscope.analytic.communication.zero import (
     ShardCollectives,
     across_replicas,
     agreement_traffic,
+    gathers_in_vain,
     padded_buckets,
 )
 from shardscope.analytic.sharding import Shape, padded_elements
@@ -32,6 +33,7 @@ class ShardedPlan:
     replicas: int
     gathers: int
     micro_batches: int
+    prefetches: bool = True
 
     @property
     def num_shards(self) -> int:
@@ -58,10 +60,8 @@ class ShardedPlan:
         """
         sizes = [self._elements(shapes) for shapes in units]
         summed = [self._elements(shapes) for shapes in taught]
-        often = [
-            max(1, self.gathers - self.micro_batches) if i in idle else self.gathers
-            for i in range(len(units))
-        ]
+        in_vain = gathers_in_vain(self.gathers, self.micro_batches, prefetches=self.prefetches)
+        often = [in_vain if i in idle else self.gathers for i in range(len(units))]
         order = [*range(1, len(units)), 0] if len(units) > 1 else [0]
         starts = _starts(sizes)
         for micro_batch in range(self.micro_batches):

@@ -121,6 +121,7 @@ def fully_sharded_traffic(
     micro_batches: int = 1,
     reduced: Sequence[Sequence[Shape]] | None = None,
     idle: Collection[int] = (),
+    prefetches: bool = True,
 ) -> Traffic:
     """Return the traffic of one step with ZeRO-2 or ZeRO-3, implemented by FSDP2, including the checks between ranks.
 
@@ -136,11 +137,13 @@ def fully_sharded_traffic(
         replicas: Number of shard groups, each of which holds the whole model (HSDP); must divide `world_size`.
         micro_batches: m, the number of micro-batches in a step.
         reduced: For each unit, the shapes of the parameters that get gradients; None if all do.
-        idle: Indices of units that are not used in any forward pass; these are prefetched nevertheless.
+        idle: Indices of units that are not used in any forward pass.
+        prefetches: Whether each unit is gathered during the pass of the unit before it, so that idle ones are as well.
     """
     num_shards = world_size // replicas
     taught = units if reduced is None else reduced
-    often = [max(1, gathers - micro_batches) if place in idle else gathers for place in range(len(units))]
+    in_vain = gathers_in_vain(gathers, micro_batches, prefetches=prefetches)
+    often = [in_vain if place in idle else gathers for place in range(len(units))]
     num_taught = sum(bool(shapes) for shapes in taught)
     num_checks = 1 + (num_taught if replicas > 1 else 0)
     if collectives.backend is not None:
@@ -159,6 +162,11 @@ def fully_sharded_traffic(
             )  # fmt: skip
 
     return together(parts())
+
+
+def gathers_in_vain(gathers: int, micro_batches: int, *, prefetches: bool) -> int:
+    """Return the number of all-gathers in a step of a unit that no forward pass uses: those of prefetching."""
+    return max(1, gathers - micro_batches) if prefetches else 0
 
 
 def unit_traffic(

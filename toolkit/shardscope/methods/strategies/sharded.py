@@ -170,6 +170,7 @@ class FullyShardedStrategy(ZeroStrategy):
             gathers=self.gathers(step.micro_batches), micro_batches=step.micro_batches,
             reduced=[shapes_of(row for row in rows if row.is_trained) for rows in units.values()],
             idle=[place for place, unit in enumerate(units) if unit not in step.trace.running],
+            prefetches=not self._may_share_buffers(step),
         )  # fmt: skip
         whole = by_backend("all_reduce", uncut, step.world_size, backend=step.backend) if uncut else {}
         return together([sharded, whole, *norm_traffic(step, among=step.world_size // self.replicas)])
@@ -192,7 +193,8 @@ class FullyShardedStrategy(ZeroStrategy):
 
         units = self._units(step)
         plan = ShardedPlan(
-            step.world_size, self._carriers(step), self.replicas, self.gathers(step.micro_batches), step.micro_batches
+            step.world_size, self._carriers(step), self.replicas, self.gathers(step.micro_batches), step.micro_batches,
+            prefetches=not self._may_share_buffers(step),
         )  # fmt: skip
         exchanges = plan.exchanges(
             [shapes_of(rows) for rows in units.values()],
@@ -205,15 +207,15 @@ class FullyShardedStrategy(ZeroStrategy):
         norms = norm_traffic(step, among=step.world_size // self.replicas)
         return StepPlan((*exchanges, *(each for part in [scalars, *norms] for each in whole(part, end))))
 
-    def _may_share_buffers(self, job: Job) -> bool:
+    def _may_share_buffers(self, step: JobStep) -> bool:
         """Return whether ranks of one host exchange the job's shards in shared buffers, not in a ring's messages."""
-        by_message = job.link is not None or job.compression.is_on or self.replicas > 1
-        return (
-            job.transport in {"auto", "shm"}
-            and can_share_memory()
-            and not by_message
-            and self.collectives == "ring"
-        )
+        job = step.job
+        by_message = job.link is not None or job.compression.is_on or self.replicas > 1 or step.is_on_gpus
+        running = [rows for unit, rows in self._units(step).items() if unit in step.trace.running]
+        has_frozen_units = not all(any(row.is_trained for row in rows) for rows in running)
+        if job.transport not in {"auto", "shm"} or self.collectives != "ring" or by_message:
+            return False
+        return can_share_memory() and not has_frozen_units
 
     def states(self, step: JobStep) -> RankStates:
         """Return the bytes of sharded states on each rank, including the padding of parameters and gradients.
@@ -227,7 +229,7 @@ class FullyShardedStrategy(ZeroStrategy):
         shards = step.world_size // self.replicas
 
         def buffer_bytes() -> Ints | None:
-            if self._may_share_buffers(step.job):
+            if self._may_share_buffers(step):
                 return None
             whole, reduced = (unit_elements(step, shards, trained=trained) for trained in (False, True))
             kept = self._buffer_bytes(step, whole, reduced, shards)

@@ -180,9 +180,12 @@ class FullySharded(Partitioned):
         """Return what carries shards through shared memory; None if the job needs messages, or there is no memory."""
         paced = self.job.link is not None or self.context.is_paced
         by_message = paced or self.compressor is not None or self.settings.replicas > 1
-        if self.context.transport != "shm" or self.context.staged or by_message:
+        units = fsdp_units(self.model)
+        # FSDP2 gathers a frozen unit for the backward pass only if it prefetches, which shared buffers do not.
+        has_frozen_units = not all(any(p.requires_grad for p in unit.parameters) for unit in units)
+        if self.context.transport != "shm" or self.context.staged or by_message or has_frozen_units:
             return None
-        sizes = [_gathered_bytes(unit) for unit in fsdp_units(self.model)]
+        sizes = [_gathered_bytes(unit) for unit in units]
         try:
             buffers = ShardBuffers(
                 dist.PrefixStore("shards", self.agreement.store), self.context.rank, self.context.world_size,
