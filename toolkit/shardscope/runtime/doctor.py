@@ -156,7 +156,7 @@ def _codecs(route: str) -> Finding:
         texts.get(route, route),
         ok=route == "numba",
         value=route,
-        cost="Packing compressed gradients takes several times as long; the packed bytes are the same.",
+        cost="Compression, LAMB on large shards and large simulations are slower; the results are the same.",
         remedy="Unset SHARDSCOPE_CODECS." if asked else "pip install 'shardscope[fast]'",
     )
 
