@@ -49,12 +49,17 @@ def check_shared(first: SharedMemory, second: SharedMemory) -> None:
         each.close()
 
 
+OTHERS = ("shardscope-trace-", "shardscope-link-", "shardscope-conformance-")
+"""What other tests have in these folders meanwhile."""
+
+
 def names() -> set[str]:
     """Files of ours in the folders for shared memory and temporary files."""
     return {
         str(path)
         for folder in ("/dev/shm", tempfile.gettempdir())
-        for path in Path(folder).glob("shardscope-*")
+        for path in Path(folder).glob("shardscope*")
+        if not path.name.startswith(OTHERS)
     }
 
 

@@ -178,12 +178,9 @@ class FullySharded(Partitioned):
 
     def _make_shared(self, ring: ShardRing) -> SharedShards | None:
         """Return what carries shards through shared memory; None if the job needs messages, or there is no memory."""
-        paced = self.job.link is not None or self.context.is_paced
-        by_message = paced or self.compressor is not None or self.settings.replicas > 1
         units = fsdp_units(self.model)
-        # FSDP2 gathers a frozen unit for the backward pass only if it prefetches, which shared buffers do not.
-        has_frozen_units = not all(any(p.requires_grad for p in unit.parameters) for unit in units)
-        if self.context.transport != "shm" or self.context.staged or by_message or has_frozen_units:
+        self.why_ring = self._why_ring(units)
+        if self.context.transport != "shm" or self.why_ring:
             return None
         sizes = [_gathered_bytes(unit) for unit in units]
         try:
@@ -192,14 +189,31 @@ class FullySharded(Partitioned):
                 unit_bytes=max(sizes, default=0), total_bytes=sum(sizes) + LINE * len(sizes),
                 timeout_s=self.job.timeout_s, disagreed=self.agreement.raise_difference,
             )  # fmt: skip
-        except CannotShare:  # on all ranks: too little memory is left for these buffers
+        except CannotShare as error:  # on all ranks
+            self.why_ring = str(error)
             return None
         return SharedShards(ring, buffers)
+
+    def _why_ring(self, units: Sequence[FsdpUnit]) -> str:
+        """Return why shards must go around a ring, in words; empty if they need not.
+
+        FSDP2 gathers a frozen unit for the backward pass only if it prefetches, which shared buffers do not support.
+        """
+        is_frozen = [not any(parameter.requires_grad for parameter in unit.parameters) for unit in units]
+        reasons = {
+            "the job's messages are delayed": self.job.link is not None or self.context.is_paced,
+            "gradients are compressed": self.compressor is not None,
+            "the model has replicas": self.settings.replicas > 1,
+            "layers are frozen": any(is_frozen),
+        }
+        return next((reason for reason, holds in reasons.items() if holds), "")
 
     def described_transport(self) -> dict[str, str]:
         described = super().described_transport()
         if self.shared is not None:
             described["transport_reason"] += f"; {_SHARED}"
+        elif self.ring is not None and self.context.transport == "shm":
+            described["transport_reason"] += f"; shards go around a ring because {self.why_ring}"
         return described
 
     def _replace_collectives(self) -> None:
