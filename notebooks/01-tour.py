@@ -34,7 +34,7 @@ job = ss.Job(
     strategy="ring",  # sum gradients with a ring all-reduce
     world_size=4,
     batch=16,
-    steps=80,
+    steps=200,
 )
 say(
     f"**{job.world_size} ranks** will train `{job.model}` on `{job.data}`. In each of {job.steps} steps, a rank takes "
@@ -48,7 +48,7 @@ say(
 # zoom. Everything that you click is also an attribute: `lab.strategy = "all-reduce"; lab.start()`.
 
 # %%
-lab = TrainingLab(world_size=4, global_batch=16, steps=80)  # its form starts with the same job
+lab = TrainingLab(world_size=4, global_batch=16, steps=200)  # its form starts with the same job
 lab
 
 # %% [markdown]

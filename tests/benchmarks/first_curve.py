@@ -3,11 +3,13 @@
     python tests/benchmarks/first_curve.py [rounds]
 
 Each round opens the notebook anew, with a kernel of its own, and clicks only Run, Run All Cells. The first round also
-fills the caches of this user and is not counted. Beside it stand the times at which cells have finished.
+fills the caches of this user, and Python's of compiled modules, and is not counted. Beside it stand the times at which
+cells have finished.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from contextlib import suppress
@@ -62,6 +64,7 @@ def first_curve(notebook: NotebookPage) -> dict[str, float]:
 def main(rounds: int = 5) -> None:
     """Print each round and the median."""
     taken = []
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # as on a user's machine
     with (
         tempfile.TemporaryDirectory() as folder,
         sync_playwright() as playwright,

@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from conformance.ports import free_port
-from shardscope.commands.lab import EXTENSION
+from shardscope.commands.lab import EXTENSIONS
 
 SETTINGS = {"@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False}}
 FOLDERS = {
@@ -88,7 +88,7 @@ def _command(port: int, token: str, root: Path) -> list[str]:
         f"--ServerApp.root_dir={root}", "--LabApp.expose_app_in_browser=True",
         "--LabApp.extension_manager=readonly",
         "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
-        f"--ServerApp.jpserver_extensions={EXTENSION}=True",
+        *(f"--ServerApp.jpserver_extensions={extension}=True" for extension in EXTENSIONS),
     ]  # fmt: skip
 
 

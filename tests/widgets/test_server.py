@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from jupyter_server.services.kernels.connection.base import BaseKernelWebsocketConnection
 from jupyter_server.services.kernels.connection.channels import ZMQChannelsWebsocketConnection
 
-from shardscope.commands.lab import EXTENSION, lab_command
+from shardscope.commands.lab import EXTENSIONS, lab_command
 from shardscope_widgets import server
 
 
@@ -46,9 +46,8 @@ def test_only_jupyters_own_connections_are_replaced():
     assert kinds[gateway] is gateway
 
 
-def test_the_lab_enables_it_by_its_name():
-    assert import_module(EXTENSION) is server
-    assert server._jupyter_server_extension_points() == [{"module": EXTENSION}]
-    assert f"--ServerApp.jpserver_extensions={EXTENSION}=True" in lab_command(
-        Path(), port=None, browser=False
-    )
+def test_the_lab_enables_both_by_their_names():
+    command = lab_command(Path(), port=None, browser=False)
+    for extension in EXTENSIONS:
+        assert import_module(extension)._jupyter_server_extension_points() == [{"module": extension}]
+        assert f"--ServerApp.jpserver_extensions={extension}=True" in command

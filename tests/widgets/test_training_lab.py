@@ -209,6 +209,19 @@ class TestHistory:
         finish_steps(again, run, 3)
         assert "step 3 of" in again.status
 
+    @pytest.mark.parametrize("group", ["gpt-nano on python-source", "mlp on digits"])
+    def test_a_lab_with_earlier_runs_follows_the_next_one_that_starts(self, make_lab, runtime, group):
+        runtime.known = [fake_run(run_id="old", steps=2)]
+        runtime.known[0].group = "mlp on digits"
+        lab = make_lab()
+        assert (lab.focus, lab.shown) == ("old", ["old"])
+        for name in ("new", "newer"):
+            run = fake_run(run_id=name, steps=2)
+            run.state, run.group = "running", group
+            runtime.known.append(run)
+            lab.refresh()
+            assert (lab.focus, lab.group, lab.shown[-1]) == ("new", group, "new")
+
     def test_ticking_lays_runs_over_each_other(self, make_lab, runtime):
         runtime.known = [fake_run("ring", 2, steps=3, run_id=f"run-{n}") for n in range(6)]
         lab = make_lab()

@@ -14,8 +14,9 @@ from shardscope.errors import LaunchError, SpecError
 
 CHECKOUT = Path(__file__).parents[3]
 TOUR = "01-tour.ipynb"
-EXTENSION = "shardscope_widgets.server"
-"""Extension of Jupyter's server; named on the command line because a checkout does not enable it."""
+EXTENSIONS = ("shardscope_widgets.server", "shardscope_widgets.warm_start")
+"""Extensions of Jupyter's server; named on the command line because a checkout does not enable the first, and nothing
+else enables the second."""
 
 
 def add_to(commands: Any) -> None:
@@ -79,7 +80,7 @@ def lab_command(folder: Path, *, port: int | None, browser: bool) -> list[str]:
         "jupyterlab",
         "--ServerApp.ip=127.0.0.1",
         f"--ServerApp.root_dir={folder}",
-        f"--ServerApp.jpserver_extensions={EXTENSION}=True",
+        *(f"--ServerApp.jpserver_extensions={extension}=True" for extension in EXTENSIONS),
         "--LabApp.news_url=None",  # no request leaves this machine, and no question covers the lab
         "--LabApp.check_for_updates_class=jupyterlab.handlers.announcements.NeverCheckForUpdate",
     ]

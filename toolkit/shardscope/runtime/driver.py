@@ -151,8 +151,13 @@ def _hand_over(run: RunDir, request: dict[str, object]) -> None:
     """Send the run's request to the launch server. If that server is killed in the meantime, try another one."""
     for _ in range(_SERVERS):
         server = driver.server(run.path / "logs" / "server.log")
-        started = process_started(server.pid)
-        run.write_status("starting", pid=server.pid, process_started=started, detached=request["detach"])
+        try:
+            pid = server.pid
+        except BrokenPipeError:  # the warm process was killed before it forked the server
+            continue
+        run.write_status(
+            "starting", pid=pid, process_started=process_started(pid), detached=request["detach"]
+        )
         if driver.request(server, json.dumps(request).encode()):
             return
     raise LaunchError(f"{_SERVERS} launch servers were killed right after they had started; free some memory")

@@ -15,7 +15,9 @@ from pathlib import Path
 
 from shardscope.errors import LaunchError, SpecError
 from shardscope.runtime.user_modules import beyond_current_folder
+from shardscope.runtime.warm import ForkedServer, fork_server
 
+ServerHandle = subprocess.Popen[bytes] | ForkedServer
 PATIENCE_S = 3.0
 TRACE_S = 60.0
 TOOLKIT = str(Path(__file__).parents[2])
@@ -26,11 +28,11 @@ class LaunchServer:
     """Handle of this process's launch server, which is started on first use and restarted if it has ended."""
 
     def __init__(self) -> None:
-        self._server: subprocess.Popen[bytes] | None = None
+        self._server: ServerHandle | None = None
         self._owner = 0
         self._lock = threading.Lock()
 
-    def server(self, log: Path | None = None) -> subprocess.Popen[bytes]:
+    def server(self, log: Path | None = None) -> ServerHandle:
         """Return the running server; a newly started one writes its output to `log`."""
         with self._lock:
             if self._server is None or self._owner != os.getpid() or self._server.poll() is not None:
@@ -38,7 +40,7 @@ class LaunchServer:
                 self._owner = os.getpid()
             return self._server
 
-    def request(self, server: subprocess.Popen[bytes], line: bytes) -> bool:
+    def request(self, server: ServerHandle, line: bytes) -> bool:
         """Send one request, a line of JSON. Return whether it was sent.
 
         If it was not, the server has died, and the next call of the method `server` starts another one.
@@ -68,11 +70,16 @@ class LaunchServer:
             server.wait(timeout=PATIENCE_S)
 
 
-def _start_server(log: Path | None) -> subprocess.Popen[bytes]:
+def search_path() -> str:
+    """Return the module search path of launch servers, in the form of ``$PYTHONPATH``."""
     asked = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    path = os.pathsep.join([TOOLKIT, *beyond_current_folder(asked)])
+    return os.pathsep.join([TOOLKIT, *beyond_current_folder(asked)])
+
+
+def _start_server(log: Path | None) -> ServerHandle:
+    path = search_path()
     with open(log or os.devnull, "ab") as output:
-        return subprocess.Popen(
+        return fork_server(path, output) or subprocess.Popen(
             [sys.executable, "-P", "-c", _START_SERVER], stdin=subprocess.PIPE, stdout=output, stderr=output,
             start_new_session=True, env={**os.environ, "PYTHONPATH": path},
         )  # fmt: skip

@@ -23,6 +23,7 @@ import select
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ DRIVER_ENDED = b"d"
 class Server:
     """The server loop and its state: the pids of live agents and tracing children, and the pipe to each agent."""
 
-    driver: int
+    driver_lives: Callable[[], bool]
     lifelines: dict[int, int] = field(default_factory=dict)
     detached: set[int] = field(default_factory=set)
     tracing: dict[int, str] = field(default_factory=dict)
@@ -56,7 +57,7 @@ class Server:
 
     def serve(self) -> None:
         """Serve requests until the driver has ended, then end its runs and wait for detached ones."""
-        while self._driver_lives():
+        while self._is_wanted():
             self._reap()
         for pid in set(self.lifelines) - self.detached:
             lifeline = self.lifelines.pop(pid)
@@ -69,11 +70,11 @@ class Server:
             )
             self._reap()
 
-    def _driver_lives(self) -> bool:
+    def _is_wanted(self) -> bool:
         ready, _, _ = select.select([0], [], [], 0.25)
         if not ready:
             self._import_next()
-            return os.getppid() == self.driver
+            return self.driver_lives()
         chunk = os.read(0, 1 << 20)
         *lines, self._pending = (self._pending + chunk).split(b"\n")
         for line in lines:
@@ -191,10 +192,15 @@ def _import(*modules: str) -> None:
     gc.freeze()  # keeps the garbage collector from touching, and thus copying, pages shared with the forks
 
 
+def import_everything() -> None:
+    """Import the modules that agents and ranks need, and those that most runs never need."""
+    _import(*_NEEDED, *_LATER)
+
+
 def main() -> None:
     """Import the modules that agents and ranks need, then serve. The driver is the parent process."""
     driver = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _import(*_NEEDED)
-    Server(driver).serve()
+    Server(lambda: os.getppid() == driver).serve()
     sys.exit(0)

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import from_json
 
 from shardscope.errors import SpecError, quoted, unknown_name
+from shardscope.spec._field_texts import describe_fields
 from shardscope.spec._signature import docstring_of, signature_of
 
 _PLAIN = (str, int, float, type(None))
@@ -53,7 +54,7 @@ class Spec(BaseModel):
     the old names; in Python, the error for an old name states the new one.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
     _positional: ClassVar[str | None] = None
     _former_names: ClassVar[Mapping[str, str]] = {}
 
@@ -67,6 +68,7 @@ class Spec(BaseModel):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_options: Any) -> None:
+        describe_fields(cls)
         cls.__signature__ = cls._signature()
         docstring = vars(cls).get("__doc__")
         if docstring:

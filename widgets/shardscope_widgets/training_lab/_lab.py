@@ -317,8 +317,8 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         if everything or now - self._seen_at > LOOK_FOR_RUNS_EVERY_S:
             self._seen_at = now
             everything |= self._book.find()
-            if not self._has_chosen and self._book.entries:  # tick the newest runs initially
-                self.group = next(iter(self._book.groups))
+            if not self._has_chosen and self._book.entries:
+                self._follow_newest()
         alive = {run_id for run_id, entry in self._book.entries.items() if entry.is_alive}
         changed = self._book.poll(self.shown)
         self.screen.ghosts.want([entry.run for entry in self._shown_entries()])
@@ -334,6 +334,19 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
             self.screen.draw_summary(self._shown_entries())
         self._queue.update(is_busy=self.check.is_running)
         self._want_advice()
+
+    def _follow_newest(self) -> None:
+        """Show the newest runs of the newest group, until a run starts or a person chooses other runs."""
+        newest = [*self._book.entries][-1]
+        entry = self._book.entries[newest]
+        self._has_chosen = (
+            True  # the changes below are not a person's choice, nor do they call this method again
+        )
+        self.group = entry.trace.group
+        if newest not in self.shown:
+            self.shown = [*self.shown, newest][-MOST_RUNS:]
+            self.focus = newest
+        self._has_chosen = entry.is_alive
 
     def _redraw(self) -> None:
         """Redraw everything at the next tick of the clock."""

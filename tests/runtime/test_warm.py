@@ -1,0 +1,91 @@
+"""The warm process of a JupyterLab: launch servers that are forks of it, and who ends when."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from conformance.runs import wait_for
+from shardscope.runtime import warm
+from shardscope.runtime.driver_server import LaunchServer, search_path
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the warm process needs Linux")
+KERNEL = """
+import sys, time
+import shardscope as ss
+run = ss.launch(ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, batch=16, steps=int(sys.argv[1])))
+print(run.path, flush=True)
+run.wait(timeout=60)
+"""
+
+
+@pytest.fixture(scope="module")
+def process():
+    started = warm.start(search_path())
+    yield started
+    started.stdin.close()
+    started.wait(20)
+    assert not Path(os.environ.pop(warm.VARIABLE)).exists()
+
+
+def kernel(steps: int, **env: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", KERNEL, str(steps)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **env},
+    )
+
+
+def forks_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    return psutil.Process(process.pid).children()
+
+
+def test_a_kernel_trains_on_a_fork_which_ends_with_it(process, tmp_path):
+    first = kernel(3, SHARDSCOPE_RUNS=str(tmp_path / "of-the-kernel"))
+    output, _ = first.communicate(timeout=90)
+    assert first.returncode == 0
+    assert Path(output.strip()).parent == tmp_path / "of-the-kernel"
+    assert '"completed"' in Path(output.strip(), "status.json").read_text()
+    wait_for(lambda: not forks_of(process))
+
+
+def test_killing_a_kernel_ends_its_run_and_its_fork(process):
+    victim = kernel(100_000)
+    path = Path(victim.stdout.readline().strip())
+    wait_for(lambda: '"running"' in Path(path, "status.json").read_text())
+    (server,) = forks_of(process)
+    ranks = server.children(recursive=True)
+    victim.kill()
+    victim.communicate(timeout=10)
+    wait_for(lambda: not any(map(psutil.Process.is_running, [server, *ranks])))
+
+
+def test_settings_of_native_libraries_that_differ_start_another_process(process, monkeypatch):
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    server = LaunchServer()
+    assert isinstance(server.server(), subprocess.Popen)
+    server.close()
+
+
+def test_a_warm_process_that_was_killed_is_replaced(monkeypatch):
+    monkeypatch.delenv(warm.VARIABLE, raising=False)
+    process = warm.start(search_path())
+    folder = Path(os.environ[warm.VARIABLE])
+    wait_for(Path(folder, "socket").exists)
+    server = LaunchServer()
+    asked = server.server()
+    process.kill()
+    process.communicate()
+    wait_for(lambda: asked.poll() is not None)
+    with pytest.raises(BrokenPipeError):
+        asked.pid  # noqa: B018
+    assert isinstance(server.server(), subprocess.Popen)
+    server.close()
+    shutil.rmtree(folder)

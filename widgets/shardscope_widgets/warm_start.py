@@ -1,0 +1,22 @@
+"""A Jupyter server extension that imports torch in a process of its own, so that first launches of kernels wait less.
+
+`shardscope lab` enables it. It is not enabled by installing Shardscope, because the process takes memory even if no
+notebook uses it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardscope.runtime import warm
+from shardscope.runtime.driver_server import search_path
+
+
+def _jupyter_server_extension_points() -> list[dict[str, str]]:
+    return [{"module": __name__}]
+
+
+def _load_jupyter_server_extension(app: Any) -> None:
+    app.shardscope_warm_process = warm.start(
+        search_path()
+    )  # it ends with the application, which holds its input
