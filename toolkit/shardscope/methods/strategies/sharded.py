@@ -207,15 +207,36 @@ class FullyShardedStrategy(ZeroStrategy):
         norms = norm_traffic(step, among=step.world_size // self.replicas)
         return StepPlan((*exchanges, *(each for part in [scalars, *norms] for each in whole(part, end))))
 
+    def why_ring(self, *, is_delayed: bool, is_compressed: bool, has_frozen_units: bool) -> str:
+        """Return why shards must go around a ring, in words; empty if ranks of a host may exchange them in memory.
+
+        FSDP2 gathers a frozen unit for the backward pass only if it prefetches, which shared buffers do not support.
+
+        Args:
+            is_delayed: Whether messages are delayed, to emulate a link.
+            is_compressed: Whether gradients are compressed.
+            has_frozen_units: Whether a unit that runs has no parameter to train.
+        """
+        reasons = {
+            "the job's messages are delayed": is_delayed,
+            "gradients are compressed": is_compressed,
+            "the model has replicas": self.replicas > 1,
+            "layers are frozen": has_frozen_units,
+        }
+        return next((reason for reason, holds in reasons.items() if holds), "")
+
     def _may_share_buffers(self, step: JobStep) -> bool:
         """Return whether ranks of one host exchange the job's shards in shared buffers, not in a ring's messages."""
         job = step.job
-        by_message = job.link is not None or job.compression.is_on or self.replicas > 1 or step.is_on_gpus
-        running = [rows for unit, rows in self._units(step).items() if unit in step.trace.running]
-        has_frozen_units = not all(any(row.is_trained for row in rows) for rows in running)
-        if job.transport not in {"auto", "shm"} or self.collectives != "ring" or by_message:
+        if job.transport not in {"auto", "shm"} or self.collectives != "ring" or step.is_on_gpus:
             return False
-        return can_share_memory() and not has_frozen_units
+        running = [rows for unit, rows in self._units(step).items() if unit in step.trace.running]
+        needs_ring = self.why_ring(
+            is_delayed=job.link is not None,
+            is_compressed=job.compression.is_on,
+            has_frozen_units=not all(any(row.is_trained for row in rows) for rows in running),
+        )
+        return can_share_memory() and not needs_ring
 
     def states(self, step: JobStep) -> RankStates:
         """Return the bytes of sharded states on each rank, including the padding of parameters and gradients.

@@ -179,7 +179,11 @@ class FullySharded(Partitioned):
     def _make_shared(self, ring: ShardRing) -> SharedShards | None:
         """Return what carries shards through shared memory; None if the job needs messages, or there is no memory."""
         units = fsdp_units(self.model)
-        self.why_ring = self._why_ring(units)
+        self.why_ring = self.settings.why_ring(
+            is_delayed=self.job.link is not None or self.context.is_paced,
+            is_compressed=self.compressor is not None,
+            has_frozen_units=not all(any(p.requires_grad for p in unit.parameters) for unit in units),
+        )
         if self.context.transport != "shm" or self.why_ring:
             return None
         sizes = [_gathered_bytes(unit) for unit in units]
@@ -193,20 +197,6 @@ class FullySharded(Partitioned):
             self.why_ring = str(error)
             return None
         return SharedShards(ring, buffers)
-
-    def _why_ring(self, units: Sequence[FsdpUnit]) -> str:
-        """Return why shards must go around a ring, in words; empty if they need not.
-
-        FSDP2 gathers a frozen unit for the backward pass only if it prefetches, which shared buffers do not support.
-        """
-        is_frozen = [not any(parameter.requires_grad for parameter in unit.parameters) for unit in units]
-        reasons = {
-            "the job's messages are delayed": self.job.link is not None or self.context.is_paced,
-            "gradients are compressed": self.compressor is not None,
-            "the model has replicas": self.settings.replicas > 1,
-            "layers are frozen": any(is_frozen),
-        }
-        return next((reason for reason, holds in reasons.items() if holds), "")
 
     def described_transport(self) -> dict[str, str]:
         described = super().described_transport()
