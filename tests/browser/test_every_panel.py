@@ -17,6 +17,7 @@ CELLS = (
     'planner = sw.Planner(model="gpt3-175b", nodes=16, global_batch=256)\nplanner',
     "lab = sw.TrainingLab()\nlab",
     'sw.TuningLab(name="none-yet")',
+    "sw.Twin(run)",
     "figures.plans(planner.plans)",
     "figures.plan_rejections(planner.plans).show()",
     "sw.summary([run, run])",
@@ -55,8 +56,8 @@ def panels(shared_notebook, tmp_path_factory):
     shared_notebook.page.set_viewport_size({"width": 1400, "height": 9000})  # nothing is left out of the page
     shared_notebook.open(path).run_all()
     shared_notebook.page.wait_for_function(
-        f"() => document.querySelectorAll('{PANELS}').length === 6"
-        f" && document.querySelectorAll('.js-plotly-plot .main-svg').length > 16",
+        f"() => document.querySelectorAll('{PANELS}').length === 7"
+        f" && document.querySelectorAll('.js-plotly-plot .main-svg').length > 18",
         timeout=240_000,
     )
     return shared_notebook

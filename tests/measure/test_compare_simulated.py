@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import shardscope as ss
-from shardscope.measure.compare.comparison import ComparedTerm
+from shardscope.measure.compare.comparison import ComparedTerm, Comparison
 from shardscope.measure.compare.simulated import with_simulation
 
 ROWS = [
@@ -32,6 +32,42 @@ def test_times_are_those_of_a_simulated_step() -> None:
     assert notes == []
 
 
+def rows_of(prediction: Any, group: Any) -> list[ComparedTerm]:
+    """Rows that the prediction fills, as if all had been measured as predicted."""
+    if group == "memory":
+        values = {kind: float(each.max()) for kind, each in prediction.kinds.items() if each.any()}
+        values["peak"] = max(term.value for term in prediction.by_rank)
+    else:
+        values = {name: float(getattr(sent, group).sum()) for name, sent in prediction.traffic.items()}
+        values["all collectives"] = sum(values.values())
+    return [
+        ComparedTerm(group, name, group, "all ranks", value, value) for name, value in values.items() if value
+    ]
+
+
+@pytest.mark.parametrize("strategy", ["ring", "zero-3", "tree", "parameter-server", "pipeline"])
+def test_the_messages_of_a_simulated_step_carry_the_predicted_bytes(strategy: str) -> None:
+    prediction = ss.predict(job_of(strategy=strategy))
+    for group in ("bytes", "messages"):
+        found = list(with_simulation(rows_of(prediction, group), prediction, [], per="step"))
+        known = {row.term: (row.simulated, row.predicted) for row in found if row.predicted}
+        assert known
+        for simulated, predicted in known.values():
+            assert simulated == pytest.approx(predicted)
+
+
+@pytest.mark.parametrize("strategy", ["ring", "zero-3", "pipeline"])
+def test_simulated_memory_has_the_predicted_types_and_a_peak_of_its_own(strategy: str) -> None:
+    prediction, notes = ss.predict(job_of(strategy=strategy)), list[str]()
+    found = {
+        row.term: row for row in with_simulation(rows_of(prediction, "memory"), prediction, notes, per="step")
+    }
+    peak = found.pop("peak")
+    assert all(row.simulated == row.predicted for row in found.values())
+    assert max(row.predicted for row in found.values()) <= (peak.simulated or 0) <= peak.predicted * 1.001
+    assert "placed in time" in notes[0]
+
+
 def test_pipelines_are_simulated_too() -> None:
     rows = list(with_simulation(ROWS, ss.predict(job_of(strategy="pipeline", world_size=2)), [], per="step"))
     assert all(row.simulated is not None for row in rows)
@@ -49,3 +85,32 @@ def test_a_job_that_cannot_be_simulated_has_no_column_and_a_note(settings: dict[
     rows = list(with_simulation(ROWS, ss.predict(job_of(**settings)), notes, per="step"))
     assert all(row.simulated is None for row in rows)
     assert why in notes[0]
+
+
+TIMES = [
+    ComparedTerm("time", "forward", "s", "rank 0", 4.0, 5.0, 4.0),
+    ComparedTerm("time", "communication", "s", "rank 0", 2.0, 5.0, 3.0),
+    ComparedTerm("time", "ring_all_gather", "s", "rank 0", 2.0, 5.0, 3.0, part_of="communication"),
+    ComparedTerm("time", "idle", "s", "rank 0", 0.0, 0.5, 0.0),
+    ComparedTerm("time", "step", "s", "slowest rank", 6.0, 10.0, 7.0),
+]
+
+
+def test_the_terms_of_a_residual_add_up_to_the_difference_of_the_step() -> None:
+    compared = Comparison("run", "run", "this machine", tuple(TIMES), ())
+    for column, expected_s in (("predicted", 6.0), ("simulated", 7.0)):
+        found = compared.residual(column)  # type: ignore[arg-type]
+        assert found is not None
+        assert (found.expected_s, found.measured_s) == (expected_s, 10.0)
+        assert sum(term.difference_s for term in found.terms) == pytest.approx(found.difference_s)
+        assert [term.term for term in found.terms] == ["ring_all_gather", "forward", "idle", "rest"]
+    first = compared.residual()
+    assert first is not None
+    assert "4 s longer than predicted (6 s). What differs most: ring all gather +3 s" in first.sentence
+
+
+def test_a_residual_needs_a_step_with_parts_and_a_known_column() -> None:
+    assert Comparison("run", "run", "here", (TIMES[-1],), ()).residual() is None
+    assert Comparison("run", "run", "here", (), ()).residual() is None
+    with pytest.raises(ss.SpecError, match="use 'predicted' or 'simulated'"):
+        Comparison("run", "run", "here", tuple(TIMES), ()).residual("measured")  # type: ignore[arg-type]

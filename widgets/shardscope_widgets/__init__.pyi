@@ -10,3 +10,4 @@ from shardscope_widgets.step_player import StepPlayer as StepPlayer
 from shardscope_widgets.trace import Trace as Trace
 from shardscope_widgets.training_lab import TrainingLab as TrainingLab
 from shardscope_widgets.tuning_lab import TuningLab as TuningLab
+from shardscope_widgets.twin import Twin as Twin

@@ -129,6 +129,10 @@ from shardscope_widgets.figures._scaling import draw_scaling as draw_scaling
 from shardscope_widgets.figures._scaling import scaling as scaling
 from shardscope_widgets.figures._scaling import scaling_info as scaling_info
 from shardscope_widgets.figures._scaling import scaling_text as scaling_text
+from shardscope_widgets.figures._residual import ResidualInfo as ResidualInfo
+from shardscope_widgets.figures._residual import draw_residual as draw_residual
+from shardscope_widgets.figures._residual import residual as residual
+from shardscope_widgets.figures._residual import residual_info as residual_info
 from shardscope_widgets.figures._schedule import ScheduleInfo as ScheduleInfo
 from shardscope_widgets.figures._schedule import schedule as schedule
 from shardscope_widgets.figures._schedule import schedule_info as schedule_info
@@ -158,4 +162,9 @@ from shardscope_widgets.figures._trial_curves import trial_curves_info as trial_
 from shardscope_widgets.figures._trial_curves import trial_curves_text as trial_curves_text
 from shardscope_widgets.figures._trials import TrialInfo as TrialInfo
 from shardscope_widgets.figures._trials import trials_info as trials_info
+from shardscope_widgets.figures._twin import TwinInfo as TwinInfo
+from shardscope_widgets.figures._twin import draw_twin as draw_twin
+from shardscope_widgets.figures._twin import twin as twin
+from shardscope_widgets.figures._twin import twin_info as twin_info
+from shardscope_widgets.figures._twin import twin_text as twin_text
 from shardscope_widgets.trace import Trace as Trace

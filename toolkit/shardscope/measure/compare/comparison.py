@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from shardscope.measure.compare import view
+from shardscope.measure.compare.residual import Expected, Residual, residual_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -14,6 +15,7 @@ SCHEMA = 1
 """Version of the fields that `Comparison.to_dict` returns."""
 Group = Literal["bytes", "messages", "memory", "time"]
 COLUMNS = ("predicted", "simulated", "measured")
+_ERRORS = ("error", "simulated_error")
 
 
 @dataclass(frozen=True)
@@ -57,9 +59,19 @@ class ComparedTerm:
             return 0.0
         return self.predicted / self.measured - 1 if self.measured else None
 
+    @property
+    def simulated_error(self) -> float | None:
+        """Relative error of the simulation, simulated / measured - 1; None without a simulated or a measured value."""
+        if self.simulated is None:
+            return None
+        if self.simulated == self.measured:
+            return 0.0
+        return self.simulated / self.measured - 1 if self.measured else None
+
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields that have a value, and the error, as plain values."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)} | {"error": self.error}
+        """Return the fields that have a value, and the errors, as plain values."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        given |= {"error": self.error, "simulated_error": self.simulated_error}
         return {name: value for name, value in given.items() if value not in (None, ())}
 
 
@@ -106,17 +118,25 @@ class Comparison:
         """The result in one or two sentences."""
         return view.verdict(self)
 
+    def residual(self, expected: Expected = "predicted") -> Residual | None:
+        """Return what explains the difference in step time, term by term; None if the step's parts are unknown.
+
+        Args:
+            expected: The column to explain: ``predicted`` or ``simulated``.
+        """
+        return residual_of(self, expected)
+
     def frame(self) -> pd.DataFrame:
         """Return a data frame with one row for each term; columns without any value, such as `simulated`, are left out.
 
-        Columns: group, term, ranks, unit, the columns in `columns`, error (predicted / measured - 1), fewest and most
-        (the bounds), agrees.
+        Columns: group, term, ranks, unit, the columns in `columns`, error (predicted / measured - 1), simulated_error
+        (simulated / measured - 1), fewest and most (the bounds), agrees.
         """
         import pandas as pd
 
         rows = [
             {
-                **{name: getattr(row, name) for name in ("group", "term", "ranks", "unit", *self.columns, "error")},
+                **{name: getattr(row, name) for name in ("group", "term", "ranks", "unit", *self.columns, *_ERRORS)},
                 "fewest": row.bounds and row.bounds[0], "most": row.bounds and row.bounds[1], "agrees": row.agrees,
             }
             for row in self.rows

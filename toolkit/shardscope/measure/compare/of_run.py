@@ -6,12 +6,12 @@ comparison's notes say why.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from shardscope.errors import RunUnreadable, ShardscopeError, SpecError
-from shardscope.measure.compare.comparison import Comparison
+from shardscope.measure.compare.comparison import ComparedTerm, Comparison
 from shardscope.measure.compare.memory import memory_rows
 from shardscope.measure.compare.parts import time_rows
 from shardscope.measure.compare.simulated import with_simulation
@@ -45,7 +45,7 @@ def compare(
     separately. Memory is from the newest step that measured memory by type. Times are medians. If the first steps were
     uncompressed, bytes, messages and times cover compressed steps only, and are labelled so (`Comparison.per`). A run
     that has not ended is compared up to its newest step. For a training loop that `ss.observe` recorded, only bytes and
-    model states are compared. Times are also simulated, where `ss.simulate` can simulate the job.
+    model states are compared. A step is also simulated, where `ss.simulate` can simulate the job.
 
     Args:
         run: A run with at least one finished step, or its name or path.
@@ -84,7 +84,7 @@ def compare(
     if isinstance(prediction, JobPrediction) and prediction.cluster is None:
         prediction = _where_it_ran(prediction, events)
     notes: list[str] = []
-    rows = [
+    rows: Iterable[ComparedTerm] = [
         *traffic_rows(prediction, steps, notes),
         *memory_rows(prediction, events, notes),
     ]
@@ -92,7 +92,7 @@ def compare(
     per = kind_of_step(prediction, steps)
     if isinstance(prediction, JobPrediction):
         settled = prediction.at_step(max(steps))
-        rows += with_simulation(time_rows(prediction, steps, notes), settled, notes, per=per)
+        rows = with_simulation([*rows, *time_rows(prediction, steps, notes)], settled, notes, per=per)
         where = prediction.where
     else:
         notes.append("Step time is left out: it is not predicted for an observed training loop.")
@@ -117,15 +117,19 @@ def _where_it_ran(prediction: JobPrediction, events: Sequence[Event]) -> JobPred
     return replace(prediction, step=step)
 
 
-def comparison_or_reason(run: Run) -> Comparison | str:
+def comparison_or_reason(run: Run, prediction: JobPrediction | None = None) -> Comparison | str:
     """Return the comparison of a finished run with its prediction, or a sentence that says why there is none.
 
     The job is traced in the process that launches runs, as it is before a run, so this process need not import torch.
+
+    Args:
+        run: The run.
+        prediction: A prediction of its job; None predicts the job where it ran.
     """
     try:
         if isinstance(run.job, ObservedJob):
             return compare(run)
-        prediction = preflight(run.job, run.cluster).prediction
+        prediction = prediction or preflight(run.job, run.cluster).prediction
         return _NOT_PREDICTED if prediction is None else compare(run, prediction=prediction)
     except ShardscopeError as error:
         return str(error)

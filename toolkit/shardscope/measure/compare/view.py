@@ -23,6 +23,7 @@ _SHARE = 0.2
 _FEW_PERCENT = 0.095
 """Relative error below which the percentage is written with one decimal place."""
 _ALMOST_NONE = 0.001
+_EXACT = "exact"
 _AS_PREDICTED = 0.1
 """Largest error of the step time for which no cause is named."""
 
@@ -46,14 +47,29 @@ def error_text(row: ComparedTerm) -> str:
     with a measured time of 0 has no spans.
     """
     if row.agrees:
-        return "exact" if row.bounds is None else "within bounds"
-    if row.error is None:
-        return "not measured" if row.group == "time" else f"+{value_text(row.predicted, row.unit)}"
-    if row.error + 1 >= _MANY:
-        return f"{row.error + 1:,.0f} ×"
-    if abs(row.error) < _ALMOST_NONE:
-        return "< 0.1 %" if row.error else "0 %"
-    return f"{row.error * 100:+.{1 if abs(row.error) < _FEW_PERCENT else 0}f} %"
+        return _EXACT if row.bounds is None else "within bounds"
+    return _relative_text(row.predicted, row)
+
+
+def simulated_error_text(row: ComparedTerm) -> str:
+    """Format the error of a simulation as `error_text` does; a dash if the row has no simulated value."""
+    if row.simulated is None:
+        return "-"
+    if row.simulated == row.measured and row.agrees is not None:
+        return _EXACT
+    return _relative_text(row.simulated, row)
+
+
+def _relative_text(value: float, row: ComparedTerm) -> str:
+    """Format the error of a value, relative to the row's measured one."""
+    if not row.measured and value:
+        return "not measured" if row.group == "time" else f"+{value_text(value, row.unit)}"
+    error = value / row.measured - 1 if row.measured else 0.0
+    if error + 1 >= _MANY:
+        return f"{error + 1:,.0f} ×"
+    if abs(error) < _ALMOST_NONE:
+        return "< 0.1 %" if error else "0 %"
+    return f"{error * 100:+.{1 if abs(error) < _FEW_PERCENT else 0}f} %"
 
 
 def verdict(comparison: Comparison) -> str:
@@ -141,8 +157,17 @@ def _worst(rows: Sequence[ComparedTerm]) -> str:
     return error_text(max(rows, key=lambda row: (not row.agrees, row.error is None or abs(row.error))))
 
 
+def _headers(comparison: Comparison) -> tuple[str, ...]:
+    """Return the names of the columns of a table: the values, and the error of each but the measured ones."""
+    if "simulated" not in comparison.columns:
+        return (*comparison.columns, "error")
+    return (*comparison.columns, "error", "simulated error")
+
+
 def _cells(row: ComparedTerm, columns: tuple[str, ...]) -> list[str]:
-    return [*(value_text(getattr(row, name), row.unit) for name in columns), error_text(row)]
+    values = [value_text(getattr(row, name), row.unit) for name in columns]
+    errors = [error_text(row), *([simulated_error_text(row)] if "simulated" in columns else [])]
+    return [*values, *errors]
 
 
 def _groups(comparison: Comparison) -> list[tuple[str, list[ComparedTerm]]]:
@@ -160,7 +185,7 @@ def _title(comparison: Comparison) -> str:
 
 def as_text(comparison: Comparison) -> str:
     """Return the comparison as aligned text."""
-    header = ["", *comparison.columns, "error"]
+    header = ["", *_headers(comparison)]
     lines: list[list[str]] = []
     for heading, rows in _groups(comparison):
         lines.append([heading, *([""] * (len(header) - 1))])
@@ -179,7 +204,8 @@ def as_text(comparison: Comparison) -> str:
 
 
 _RULE = "border-top:1px solid color-mix(in srgb,currentColor 22%,transparent)"
-_RIGHT = "text-align:right;white-space:nowrap;padding:.18em 0 .18em 1.4em"
+_RIGHT = "text-align:right;white-space:nowrap;padding:.18em 0 .18em 1em"
+_HEAD = "text-align:right;vertical-align:bottom;padding:.18em 0 .18em 1em;opacity:.7"
 _LEFT = "text-align:left;padding:.18em 0"
 
 
@@ -201,28 +227,33 @@ def as_html(comparison: Comparison, *, title: bool = True) -> str:
 
 def table_html(comparison: Comparison) -> str:
     """Return the rows as an HTML table."""
-    columns = (*comparison.columns, "error")
-    head = "".join(f'<th scope="col" style="{_RIGHT};opacity:.7">{name}</th>' for name in columns)
+    columns = _headers(comparison)
+    head = "".join(f'<th scope="col" style="{_HEAD}">{name}</th>' for name in columns)
     body = "".join(
         f'<tr><th scope="rowgroup" colspan="{len(columns) + 1}" style="text-align:left;padding:.5em 0 .18em;{_RULE}">'
         f"{escape(heading)}</th></tr>{''.join(_row_html(row, comparison) for row in rows)}"
         for heading, rows in _groups(comparison)
     )
     return (
-        '<div style="overflow-x:auto"><table style="border-collapse:collapse;font-variant-numeric:tabular-nums">'
+        '<div class="ss-plan-scroll" style="overflow-x:auto">'
+        '<table style="border-collapse:collapse;font-variant-numeric:tabular-nums">'
         f"<thead><tr><th></th>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
 
 def _row_html(row: ComparedTerm, comparison: Comparison) -> str:
-    *figures, error = _cells(row, comparison.columns)
+    found = _cells(row, comparison.columns)
+    figures, (error, *more) = found[: len(comparison.columns)], found[len(comparison.columns) :]
     title = _bounds_text(row)
     told = "" if title is None else f' title="{escape(title, quote=True)}"'
     cells = "".join(f'<td style="{_RIGHT}">{escape(cell)}</td>' for cell in figures)
+    last = "".join(
+        f'<td style="{_RIGHT}{";opacity:.7" if cell == _EXACT else ""}">{escape(cell)}</td>' for cell in more
+    )
     weight = "opacity:.7" if row.agrees else "font-weight:600" if row.agrees is False else ""
     return (
         f'<tr><td style="{_LEFT} .18em {2.2 if row.part_of else 1}em">{escape(row.term)}</td>{cells}'
-        f'<td style="{_RIGHT};{weight}"{told}>{escape(error)}</td></tr>'
+        f'<td style="{_RIGHT};{weight}"{told}>{escape(error)}</td>{last}</tr>'
     )
 
 

@@ -110,6 +110,27 @@ class Simulation:
         frame = pd.DataFrame({"link": graph.link_names, "bytes": carried, "busy": busy})
         return frame[frame["bytes"] > 0].reset_index(drop=True)
 
+    def collectives(self) -> pd.DataFrame:
+        """Return a data frame with one row per collective: what all devices send in a step.
+
+        Columns: collective, bytes, messages (missing if its messages were not simulated one by one).
+        """
+        import pandas as pd
+
+        graph, sizes, counts = self.done.graph, dict[str, float](), dict[str, float]()
+        lanes = len(graph.lanes)
+        shares = np.array([len(ranks) for ranks in self.lane_ranks]).reshape(-1, lanes).sum(axis=0)
+        for op in range(graph.num_ops):
+            kind = graph.kinds[op]
+            if kind == JOIN or (graph.links[2 * op] < 0 and graph.peers[op] < 0):
+                continue
+            share = float(shares[graph.op_lane[op]])
+            sizes[kind] = sizes.get(kind, 0.0) + graph.payload[op] * share
+            counts[kind] = counts.get(kind, 0.0) + (share if graph.peers[op] >= 0 else np.nan)
+        return pd.DataFrame(
+            {"collective": list(sizes), "bytes": list(sizes.values()), "messages": list(counts.values())}
+        )
+
     @cached_property
     def timeline(self) -> StepEvents:
         """The events of the step on each rank.

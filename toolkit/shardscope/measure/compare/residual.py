@@ -1,0 +1,119 @@
+"""What explains the difference between an expected and a measured step time: one share for each term of the step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from shardscope.analytic.show import figure
+from shardscope.errors import SpecError
+from shardscope.measure.compare.measured import COMMUNICATION
+
+if TYPE_CHECKING:
+    from shardscope.measure.compare.comparison import ComparedTerm, Comparison
+
+Expected = Literal["predicted", "simulated"]
+REST = "rest"
+"""Term for what the other terms leave over: they are medians on one rank, and the step is that of the slowest rank."""
+_NAMED = 0.8
+"""Fraction of the sum of all differences that the terms named in the sentence explain."""
+_ALIKE = 0.02
+"""Difference, relative to the measured step, below which the two step times are called equal."""
+
+
+class ResidualTerm(NamedTuple):
+    """A term of the step: its expected and its measured seconds."""
+
+    term: str
+    expected_s: float
+    measured_s: float
+
+    @property
+    def difference_s(self) -> float:
+        """Seconds by which the measurement exceeds the expectation."""
+        return self.measured_s - self.expected_s
+
+
+class Residual(NamedTuple):
+    """The difference between a step's expected and measured time, divided into terms that add up to it.
+
+    Attributes:
+        expected: ``predicted`` or ``simulated``.
+        per: Kind of step, such as ``step``.
+        expected_s: Expected time of a step, in seconds.
+        measured_s: Measured time of a step, in seconds.
+        terms: The terms, the largest difference first; `REST` is last.
+    """
+
+    expected: Expected
+    per: str
+    expected_s: float
+    measured_s: float
+    terms: tuple[ResidualTerm, ...]
+
+    @property
+    def difference_s(self) -> float:
+        """Seconds by which the measured step exceeds the expected one."""
+        return self.measured_s - self.expected_s
+
+    @property
+    def sentence(self) -> str:
+        """The difference and the terms that explain most of it, in one sentence."""
+        more_s = self.difference_s
+        took = f"The {self.per} took {figure(self.measured_s, 's')}"
+        large = [term for term in _largest(self.terms) if term.difference_s]
+        named = ", ".join(f"{term.term.replace('_', ' ')} {_signed(term.difference_s)}" for term in large)
+        expected = f"{self.expected} ({figure(self.expected_s, 's')})"
+        if abs(more_s) < _ALIKE * self.measured_s:
+            return (
+                f"{took}, as {expected} within {_ALIKE:.0%}. Differences of single terms cancel out: {named}."
+            )
+        word = "longer" if more_s > 0 else "shorter"
+        return f"{took}, {figure(abs(more_s), 's')} {word} than {expected}. What differs most: {named}."
+
+
+def residual_of(comparison: Comparison, expected: Expected = "predicted") -> Residual | None:
+    """Return what explains the difference in step time; None if the step or its parts have no such value.
+
+    Communication is divided into its collectives if they were timed one by one.
+
+    Raises:
+        SpecError: `expected` is neither ``predicted`` nor ``simulated``.
+    """
+    if expected not in ("predicted", "simulated"):
+        raise SpecError(f"expected={expected!r} is not a column to explain; use 'predicted' or 'simulated'")
+    rows = {row.term: row for row in comparison.rows if row.group == "time"}
+    step = rows.pop(comparison.per, None)
+    start = None if step is None else getattr(step, expected)
+    if step is None or start is None or not rows:
+        return None
+    leaves = _leaves(list(rows.values()))
+    if any(getattr(row, expected) is None for row in leaves):
+        return None
+    terms = [ResidualTerm(row.term, float(getattr(row, expected)), row.measured) for row in leaves]
+    terms.sort(key=lambda term: -abs(term.difference_s))
+    expected_s = start - sum(term.expected_s for term in terms)
+    measured_s = step.measured - sum(term.measured_s for term in terms)
+    rest = ResidualTerm(REST, round(expected_s, 12), round(measured_s, 12))
+    return Residual(expected, comparison.per, start, step.measured, (*terms, rest))
+
+
+def _leaves(rows: Sequence[ComparedTerm]) -> list[ComparedTerm]:
+    has_parts = any(row.part_of == COMMUNICATION for row in rows)
+    return [row for row in rows if not (has_parts and row.term == COMMUNICATION)]
+
+
+def _largest(terms: Sequence[ResidualTerm]) -> list[ResidualTerm]:
+    """Return the fewest terms whose absolute differences are most of the sum of all, at most three."""
+    ranked = sorted(terms, key=lambda term: -abs(term.difference_s))
+    whole, sum_s, found = sum(abs(term.difference_s) for term in ranked), 0.0, []
+    for term in ranked[:3]:
+        found.append(term)
+        sum_s += abs(term.difference_s)
+        if sum_s >= _NAMED * whole:
+            break
+    return found
+
+
+def _signed(seconds: float) -> str:
+    return f"{'+' if seconds >= 0 else '-'}{figure(abs(seconds), 's')}"

@@ -1,0 +1,9 @@
+"""The Twin: one job three times, as formulas predict it, as a simulation runs it, and as real ranks did.
+
+`Twin` shows a run that has trained: every term in a table, what explains the difference in step time, and one step of
+each rank with the simulated step below it.
+"""
+
+from shardscope_widgets.twin._twin import Twin
+
+__all__ = ["Twin"]

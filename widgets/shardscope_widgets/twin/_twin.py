@@ -1,0 +1,226 @@
+"""The Twin widget: choices as traits, and what is shown for them."""
+
+from __future__ import annotations
+
+import threading
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import ipywidgets as widgets
+import traitlets as t
+
+from shardscope.measure.compare.comparison import Comparison
+from shardscope.measure.compare.residual import Expected
+from shardscope.runtime import Run, runs
+from shardscope_widgets.figures._twin import twin_info
+from shardscope_widgets.kit.guard import Guard
+from shardscope_widgets.kit.markup import classed
+from shardscope_widgets.twin._findings import AS_RUN, HERE, Findings
+from shardscope_widgets.twin._screen import Screen
+
+MOST_RUNS = 40
+"""Largest number of runs that can be chosen, newest first."""
+_NONE = "There are no runs yet. Launch one with ss.launch(job), then press “Read again”."
+
+
+class Twin(widgets.VBox):  # type: ignore[misc]
+    """A run beside its prediction and its simulation: term by term, what explains the difference, and one step.
+
+    The comparison is computed in a thread of its own, so that the cell returns at once.
+
+    Args:
+        run: The run to show, or its name or path; None shows the newest one.
+        root: Folder of the runs; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
+        choices: Initial values of any traits.
+
+    Example:
+        >>> twin = Twin(run)  # doctest: +SKIP
+        >>> twin.comparison.residual("simulated").sentence  # as shown below the waterfall
+    """
+
+    run_id = t.Unicode("", help="Name of the run that is shown; empty if there is none.")
+    where = t.Enum(
+        (AS_RUN, HERE),
+        AS_RUN,
+        help="Cluster of the prediction: that of the run, or this machine without its links.",
+    )
+    against = t.Enum(("predicted", "simulated"), "predicted", help="What the waterfall starts from.")
+    step = t.Int(0, min=0, help="The measured step that is drawn; 0 for a typical one.")
+    problem = t.Unicode("", help="The last error, as HTML; empty if there is none.")
+
+    def __init__(
+        self, run: Run | str | Path | None = None, *, root: str | Path | None = None, **choices: Any
+    ) -> None:
+        super().__init__()
+        self.findings: Findings | None = None
+        self._root, self._given = root, None if run is None else _attached(run, root)
+        self._runs: dict[str, Run] = {}
+        self._working = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._guard = Guard(lambda problem: setattr(self, "problem", problem))
+        self.screen = Screen()
+        self._problem = widgets.HTML()
+        self.children = (*self.screen.children[:-1], self._problem, self.screen.children[-1])
+        classed(self, "ss-lab", "ss-twin")
+        self._offer()
+        self.run_id = self._given.id if self._given is not None else next(iter(self._runs), "")
+        for name, value in choices.items():
+            self._require_trait(name)
+            setattr(self, name, value)
+        self._wire()
+        self._begin()
+
+    def _require_trait(self, name: str) -> None:
+        known = self.class_own_traits()
+        if name not in known:
+            raise TypeError(f"Twin has no option {name!r}; use one of {', '.join(sorted(known))}")
+
+    @property
+    def run(self) -> Run | None:
+        """The run that is shown; None if there is none."""
+        return self._runs.get(self.run_id)
+
+    @property
+    def comparison(self) -> Comparison | None:
+        """The comparison that is shown; None while it is computed, and if there is none."""
+        found = None if self.findings is None else self.findings.comparison
+        return found if isinstance(found, Comparison) else None
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Wait up to `timeout` seconds for the comparison that is being computed; None waits without limit."""
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+    def refresh(self) -> None:
+        """Look for new runs, and read the chosen one up to its newest step."""
+        self._offer()
+        if not self.run_id and self._runs:
+            self.run_id = next(iter(self._runs))
+        else:
+            self._begin()
+
+    def _wire(self) -> None:
+        callback, screen = self._guard.callback, self.screen
+        widgets.link((screen.against, "value"), (self, "against"))
+        screen.run.observe(callback(lambda: setattr(self, "run_id", screen.run.value)), "value")
+        screen.where.observe(callback(lambda: setattr(self, "where", screen.where.value)), "value")
+        screen.step.observe(callback(lambda: setattr(self, "step", screen.step.value)), "value")
+        screen.again.on_click(callback(self.refresh))
+        self.observe(callback(self._begin), ["run_id", "where"])
+        self.observe(callback(self._draw_residual), "against")
+        self.observe(callback(self._draw_step), "step")
+        self.observe(lambda change: setattr(self._problem, "value", change["new"]), "problem")
+
+    def _offer(self) -> None:
+        """List the runs, the given one first."""
+        found = list(runs(self._root)[:MOST_RUNS])
+        given = self._given
+        if given is not None:
+            found = [given, *(run for run in found if run.id != given.id)]
+        self._runs = {run.id: run for run in found}
+        chosen = self.run_id
+        options = [(_label(run), run.id) for run in found] or [("no runs", "")]
+        self.screen.run.options = options
+        if chosen in self._runs:
+            self.screen.run.value = chosen
+
+    def _begin(self) -> None:
+        """Start comparing the chosen run, and return at once."""
+        run, self.problem, self.findings = self.run, "", None
+        if run is None:
+            self.screen.hide()
+            self.screen.say(_NONE)
+            return
+        if self.screen.run.value != run.id:
+            self.screen.run.value = run.id
+        self._offer_places(run)
+        self.screen.say(f"{run.name} is being predicted, simulated and compared.", "running")
+        self._thread = threading.Thread(
+            target=self._work, args=(run, self.where), name="shardscope-twin", daemon=True
+        )
+        self._thread.start()
+
+    def _offer_places(self, run: Run) -> None:
+        """Offer the run's own emulated cluster, if it had one, and this machine."""
+        where = self.screen.where
+        own = [] if run.cluster is None else [(run.cluster.name, AS_RUN)]
+        options = [*own, (HERE, HERE if own else AS_RUN)]
+        if list(where.options) != options:
+            where.options = options
+        where.disabled = not own
+        if not own:
+            self.where = AS_RUN
+        where.value = self.where
+
+    def _work(self, run: Run, where: str) -> None:
+        with self._working:  # one at a time; a choice that has changed by then is skipped
+            if (run.id, where) != (self.run_id, self.where):
+                return
+            with self._guard.run(lock=False):
+                found = Findings.of(run, where)
+                with self._guard.lock:
+                    if (run.id, where) == (self.run_id, self.where):
+                        self._show(found)
+                return
+        self.screen.say("This run cannot be compared.", "failed")
+
+    def _show(self, found: Findings) -> None:
+        self.findings = found
+        if isinstance(found.comparison, str):
+            self.screen.hide()
+            self.screen.say(found.comparison, "stopped")
+            return
+        self.screen.say(found.comparison.verdict, "completed")
+        self.screen.draw_comparison(found.comparison)
+        self._offer_columns(found.comparison)
+        self._offer_steps(found)
+        self._draw_residual()
+        self._draw_step()
+
+    def _offer_columns(self, found: Comparison) -> None:
+        self.screen.against.disabled = "simulated" not in found.columns
+        if self.screen.against.disabled:
+            self.against = "predicted"
+
+    def _offer_steps(self, found: Findings) -> None:
+        options = [("typical", 0), *((str(number), number) for number in sorted(found.steps))]
+        if list(self.screen.step.options) != options:
+            self.screen.step.options = options
+
+    def _draw_residual(self) -> None:
+        found = self.comparison
+        if found is not None:
+            expected: Expected = "simulated" if self.against == "simulated" else "predicted"
+            self.screen.draw_residual(found.residual(expected))
+
+    def _draw_step(self) -> None:
+        found = self.findings
+        if found is None:
+            return
+        if self.step not in found.steps:
+            self.step = 0
+        self.screen.step.value = self.step
+        measured = found.measured(self.step or found.typical) if found.typical else None
+        info = twin_info(measured, found.simulated, found.predicted, label=found.run.name)
+        self.screen.draw_step(info)
+
+    def __repr__(self) -> str:
+        return f"Twin({self.run_id or 'no run'})"
+
+
+def _attached(run: Run | str | Path, root: str | Path | None) -> Run:
+    return Run.attach(run, root) if isinstance(run, str | Path) else run
+
+
+def _label(run: Run) -> str:
+    ranks = f"{run.job.world_size} rank{'s' * (run.job.world_size > 1)}"
+    return f"{run.name} · {ranks} · {_when(run.id)}"
+
+
+def _when(run_id: str) -> str:
+    """Return when a run was launched, from the start of its name; the name itself if it was renamed."""
+    try:
+        return f"{datetime.strptime(run_id[:15], '%Y%m%d-%H%M%S'):%d %b %H:%M}"  # noqa: DTZ007 - local time, shown as it is
+    except ValueError:
+        return run_id
