@@ -57,6 +57,41 @@ def test_a_chrome_trace_has_every_span_in_the_process_of_its_rank(run: ss.Run, t
     ]
 
 
+SLOW = ss.Link(bandwidth=1e4, latency=1e-3)
+"""A link on which a step of these small jobs takes a minute, so that the noise of computing does not count."""
+
+
+def as_traced(run: ss.Run, folder: Path) -> ss.Simulation:
+    """Export one step of a run, and simulate it on `SLOW` links."""
+    pytest.importorskip("google.protobuf")
+    path = run.export(folder / "deep" / "step", format="chakra")
+    return ss.simulate.chakra([f"{path}.{rank}.et" for rank in range(run.job.world_size)], SLOW)
+
+
+def test_a_chakra_trace_has_a_collective_whose_messages_are_unknown_as_a_whole(
+    run: ss.Run, tmp_path: Path
+) -> None:
+    found = as_traced(run, tmp_path)
+    sent = traffic_frame(run).query("event == 'step' and step == 4")["sent_bytes"].sum()
+    assert found.collectives().set_index("collective")["bytes"]["all_reduce"] == sent
+    assert {term.name for term in found.time.parts} >= {"forward", "backward", "optimizer", "all_reduce"}
+
+
+@pytest.mark.parametrize("strategy", ["zero-3", "pipeline"])
+def test_a_run_that_is_exported_and_read_back_simulates_like_its_job(strategy: str, tmp_path: Path) -> None:
+    job = ss.Job(model="gpt-nano", data="python-source", strategy=strategy, world_size=2, batch=8, steps=4)
+    run = ss.launch(job, root=tmp_path).wait(100)
+    traced, asked = as_traced(run, tmp_path), ss.simulate(job.replace(link=SLOW))
+    assert traced.links()["bytes"].sum() == asked.links()["bytes"].sum()
+    assert traced.step_time_s == pytest.approx(asked.step_time_s, rel=0.03)
+
+
+def test_a_chakra_trace_needs_spans(tmp_path: Path) -> None:
+    job = small_job(strategy="ring", world_size=2, steps=2, record=ss.Record(spans_first=0))
+    with pytest.raises(ss.SpecError, match="no finished step with spans"):
+        ss.launch(job, root=tmp_path).wait(100).export(tmp_path / "step", format="chakra")
+
+
 def test_slices_of_a_thread_never_overlap(run: ss.Run, tmp_path: Path) -> None:
     """Viewers drop or misplace slices of one thread that overlap without nesting."""
     threads = defaultdict(list)

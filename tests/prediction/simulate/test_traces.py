@@ -10,7 +10,7 @@ import pytest
 
 import shardscope as ss
 from shardscope.analytic.communication import collective_time
-from shardscope.prediction.simulate.chakra import (
+from shardscope.runlog.chakra import (
     COLLECTIVE,
     COMPUTE,
     RECEIVE,

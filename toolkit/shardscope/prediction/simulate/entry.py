@@ -190,6 +190,36 @@ class Simulator:
 
         return simulate_traces(paths, link, Variation(dict(stragglers or {}), jitter, seed))
 
+    def kineto(
+        self,
+        paths: Sequence[str | Path],
+        link: Link,
+        *,
+        stragglers: Mapping[int, float] | None = None,
+        jitter: float = 0.0,
+        seed: int = 0,
+    ) -> Simulation:
+        """Simulate a profiled step of any PyTorch job on other links, from what `torch.profiler` exports on each rank.
+
+        Computations take the durations of the trace, and so does the time that the rank's own program takes between
+        them. Collectives of Gloo or NCCL start when the rank started them, and take the time that the links give. An
+        activity waits for all collectives that had ended before it started. Profile one step with
+        ``record_shapes=True``, and write it with ``export_chrome_trace``.
+
+        Args:
+            paths: The trace of each rank, as ``.json`` or ``.json.gz``.
+            link: The link of each rank, such as ``ss.Link.of("25GbE")``.
+            stragglers: Factor of the computing time of slow ranks, by rank.
+            jitter: Standard deviation of each computation's time, relative to its mean.
+            seed: Seed of the jitter.
+
+        Raises:
+            SpecError: A file is not a Kineto trace, a rank is missing, or a size or a peer is not in the trace.
+        """
+        from shardscope.prediction.simulate.traces import simulate_kineto
+
+        return simulate_kineto(paths, link, Variation(dict(stragglers or {}), jitter, seed))
+
 
 simulate = Simulator()
 

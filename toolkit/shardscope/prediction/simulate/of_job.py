@@ -206,6 +206,7 @@ class JobStep:
         seconds = {op: unit * DURATIONS[op] for op in "BIW"} | {"F": times.forward * sum(self.work) / count}
         stages = flow.stage_costs or (1.0,) * table.num_stages
         costs = [each * len(stages) / sum(stages) for each in stages]
+        on_its_way: dict[tuple[int, int], int] = {}  # messages between two ranks keep their order
 
         def add_pass(op: ScheduledOp, after: list[int], _is_last: bool) -> int:
             rank = table.stage_ranks[op.stage]
@@ -216,11 +217,12 @@ class JobStep:
         def add_message(op: ScheduledOp, end: int, target: int) -> int:
             message, rank = flow.crossing(op.op, op.stage), table.stage_ranks[op.stage]
             assert message is not None
-            wire = self.wire(rank, target)
-            return self.graph.add(
-                rank, SEND, wire.latency, size=float(message[1]), links=wire.links, after=[end], serial=False,
+            wire, before = self.wire(rank, target), on_its_way.get((rank, target), -1)
+            on_its_way[rank, target] = self.graph.add(
+                rank, SEND, wire.latency, size=float(message[1]), links=wire.links, after=[end, before], serial=False,
                 label=self.cargo(SEND) if op.op == "F" else "gradients", peer=target,
             )  # fmt: skip
+            return on_its_way[rank, target]
 
         for _ in range(flow.passes):
             now = add_schedule(table, now, add_pass, add_message).ranks

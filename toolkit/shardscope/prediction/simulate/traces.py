@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +11,13 @@ from typing import Any
 from shardscope.analytic.communication.plan import Move, Round, ring_rounds
 from shardscope.errors import SpecError
 from shardscope.prediction.simulate.breakdown import busy_seconds, lane_seconds, term_tree
-from shardscope.prediction.simulate.chakra import (
+from shardscope.prediction.simulate.graph import JOIN, Graph
+from shardscope.prediction.simulate.kineto import read_kineto
+from shardscope.prediction.simulate.queues import run_in_order
+from shardscope.prediction.simulate.replicas import Variation, replicate
+from shardscope.prediction.simulate.result import Simulation
+from shardscope.prediction.simulate.rounds import Wire, add_rounds
+from shardscope.runlog.chakra import (
     COLLECTIVE,
     COLLECTIVES,
     COMPUTE,
@@ -21,11 +27,6 @@ from shardscope.prediction.simulate.chakra import (
     read_nodes,
     write_nodes,
 )
-from shardscope.prediction.simulate.graph import JOIN, Graph
-from shardscope.prediction.simulate.queues import run_in_order
-from shardscope.prediction.simulate.replicas import Variation, replicate
-from shardscope.prediction.simulate.result import Simulation
-from shardscope.prediction.simulate.rounds import Wire, add_rounds
 from shardscope.runlog.chrome_trace import write_trace
 from shardscope.spec.link import Link
 from shardscope.spec.look import Arrangement
@@ -126,7 +127,8 @@ class _Replay:
 
     traces: Sequence[Sequence[TraceNode]]
     link: Link
-    calls: dict[int, dict[int, TraceNode]] = field(default_factory=dict)
+    calls: dict[tuple[Any, int], dict[int, TraceNode]] = field(default_factory=dict)
+    """Collectives by process group and number: on each rank, the node that takes part."""
     sends: _Messages = field(default_factory=dict)
     receives: _Messages = field(default_factory=dict)
     streams: list[dict[tuple[bool, Any], list[int]]] = field(default_factory=list)
@@ -156,13 +158,14 @@ class _Replay:
             self._finish(rank)
 
     def _add_nodes(self, rank: int) -> None:
-        number = 0
+        numbers: Counter[Any] = Counter()
         for node in self.traces[rank]:
             self._order(rank, node)
             key = tuple(int(node.attributes.get(name, 0)) for name in ("comm_src", "comm_dst", "comm_tag"))
             if node.type == COLLECTIVE:
-                self.calls.setdefault(number, {})[rank] = node
-                number += 1
+                group = node.attributes.get("pg_name", "")
+                self.calls.setdefault((group, numbers[group]), {})[rank] = node
+                numbers[group] += 1
             elif node.type == SEND:
                 self.sends.setdefault(key, deque()).append((rank, node))  # type: ignore[arg-type]
             elif node.type == RECEIVE:
@@ -239,15 +242,7 @@ class _Replay:
         if op is None:
             given, known = first.attributes["comm_type"], ", ".join(COLLECTIVES.values())
             raise SpecError(f"comm_type={given} of {first.name!r} is not simulated; use {known}")
-        size, count = int(first.attributes.get("comm_size", 0)), len(members)
-        if op == "all_to_all":
-            share = size // count
-            rounds: Sequence[Round] = [
-                Round("", tuple(Move(a, (a + k) % count, share) for a in range(count)))
-                for k in range(1, count)
-            ]
-        else:
-            rounds = ring_rounds(op, size, 1, count) if count > 1 else ()
+        rounds = _rounds(op, int(first.attributes.get("comm_size", 0)), len(members))
         placed = [
             Round(
                 each.name,
@@ -259,11 +254,28 @@ class _Replay:
         for rank, node in together.items():
             self.graph.order(self.begin[rank][node.id], entry[rank])
         ends = add_rounds(self.graph, placed, entry, self._wire, first.name or op)
+        if op == "barrier":
+            ends = [self.graph.add(0, after=[entry[rank] for rank in members])] * len(ends)
         for rank, node in together.items():
             self.graph.order(ends[rank], self.ops[rank][node.id])
 
     def _wire(self, source: int, target: int) -> Wire:
         return Wire(self.link.latency_s, (self.out[source], self.into[target]))
+
+
+def _rounds(op: str, size: int, count: int) -> Sequence[Round]:
+    """Return the rounds of a collective between `count` ranks, of which the first is the root of a broadcast."""
+    if count == 1 or op == "barrier":
+        return ()
+    if op == "all_to_all":
+        share = size // count
+        return [
+            Round("", tuple(Move(a, (a + k) % count, share) for a in range(count))) for k in range(1, count)
+        ]
+    if op == "broadcast":
+        have = [2**k for k in range((count - 1).bit_length())]
+        return [Round("", tuple(Move(a, a + n, size) for a in range(n) if a + n < count)) for n in have]
+    return ring_rounds(op, size, 1, count)
 
 
 def simulate_traces(paths: Sequence[str | Path], link: Link, variation: Variation) -> Simulation:
@@ -272,13 +284,30 @@ def simulate_traces(paths: Sequence[str | Path], link: Link, variation: Variatio
         raise SpecError(
             "chakra needs the trace of each rank; give a list of files, such as step.0.et and step.1.et"
         )
-    replay = _Replay([list(read_nodes(Path(path))) for path in paths], link)
-    ranks = [[rank] for rank in range(len(paths))]
-    variation.check(len(paths))
+    nodes = [list(read_nodes(Path(path))) for path in paths]
+    return simulate_nodes(nodes, link, variation, label=f"Chakra trace {Path(paths[0]).name}")
+
+
+def simulate_kineto(paths: Sequence[str | Path], link: Link, variation: Variation) -> Simulation:
+    """Simulate Kineto traces, one file per rank; see `shardscope.simulate.kineto`."""
+    if not paths:
+        raise SpecError(
+            "kineto needs the trace of each rank; give a list of files, such as rank0.json and rank1.json"
+        )
+    return simulate_nodes(read_kineto(paths), link, variation, label=f"Kineto trace {Path(paths[0]).name}")
+
+
+def simulate_nodes(
+    traces: Sequence[Sequence[TraceNode]], link: Link, variation: Variation, *, label: str
+) -> Simulation:
+    """Simulate the nodes of each rank over equal links."""
+    replay = _Replay(traces, link)
+    ranks = [[rank] for rank in range(len(traces))]
+    variation.check(len(traces))
     done = replicate(replay.graph, [0], [], ranks, variation)
     seconds: dict[str, Any] = lane_seconds(done, int(busy_seconds(done).argmax()), "waiting for other ranks")
     return Simulation(
-        label=f"Chakra trace {Path(paths[0]).name}", num_devices=len(paths), time=term_tree(seconds, {}, ()),
+        label=label, num_devices=len(traces), time=term_tree(seconds, {}, ()),
         merged=("All ranks send over equal links; collectives are rings.",), lane_ranks=tuple(map(tuple, ranks)),
         done=done, arrangement=Arrangement(),
     )  # fmt: skip

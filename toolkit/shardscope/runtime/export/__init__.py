@@ -1,4 +1,4 @@
-"""Export a run to other tools: Parquet tables, a Chrome trace, TensorBoard, Weights & Biases, MLflow.
+"""Export a run to other tools: Parquet tables, Chrome and Chakra traces, TensorBoard, Weights & Biases, MLflow.
 
 All data are read through `Run`, so an export has the same values as the run's own tables. Files for another tool are
 written by that tool's library, which is imported only for this export; the Chrome trace needs no library.
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardscope.errors import unknown_name
+from shardscope.runtime.export.chakra import write_chakra
 from shardscope.runtime.export.chrome_trace import write_chrome_trace
 from shardscope.runtime.export.tables import write_parquet
 from shardscope.runtime.export.trackers import write_mlflow, write_tensorboard, write_wandb
@@ -23,6 +24,10 @@ FORMATS: Mapping[str, tuple[Callable[[Run, str | Path], str], str]] = {
     "chrome-trace": (
         write_chrome_trace,
         "a JSON file of all spans, for ui.perfetto.dev and chrome://tracing",
+    ),
+    "chakra": (
+        write_chakra,
+        "MLCommons Chakra execution traces of one step, PATH.0.et and so on, one for each rank",
     ),
     "tensorboard": (write_tensorboard, "a folder of TensorBoard's event files"),
     "wandb": (write_wandb, "a folder for `wandb sync`; online with WANDB_MODE=online"),

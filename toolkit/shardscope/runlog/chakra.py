@@ -18,7 +18,9 @@ from shardscope.errors import SpecError
 
 COMPUTE, SEND, RECEIVE, COLLECTIVE = 4, 5, 6, 7
 """Types of nodes: ``COMP_NODE``, ``COMM_SEND_NODE``, ``COMM_RECV_NODE`` and ``COMM_COLL_NODE``."""
-COLLECTIVES = {0: "all_reduce", 2: "all_gather", 6: "all_to_all", 7: "reduce_scatter"}
+COLLECTIVES = {
+    0: "all_reduce", 2: "all_gather", 5: "broadcast", 6: "all_to_all", 7: "reduce_scatter", 9: "barrier",
+}  # fmt: skip
 """Values of the attribute ``comm_type`` that the simulator knows."""
 _PACKAGE = "ShardscopeChakra"
 _TYPES = {"uint64": 4, "int32": 5, "bool": 8, "string": 9, "message": 11, "int64": 3}

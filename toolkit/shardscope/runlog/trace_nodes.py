@@ -1,0 +1,135 @@
+"""Nodes of a Chakra trace from the timeline of one rank: what it computes, and the calls in which it communicates.
+
+A timeline has no dependencies, so they are inferred from time: an activity depends on the computation before it, and on
+all calls that had ended when it started. Computation is cut wherever a call starts or ends. Where a rank neither
+computes nor waits for a call, the time counts as computation, because the rank's own program took it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from shardscope.runlog.chakra import COLLECTIVE, COMPUTE, RECEIVE, SEND, TraceNode
+
+HOST = "host"
+"""Name of the time between computations in which no call is waited for."""
+_US = 1e6
+_EPS = 1e-9
+
+
+class Piece(NamedTuple):
+    """A computation, between two times in seconds."""
+
+    name: str
+    start: float
+    end: float
+
+
+class Call(NamedTuple):
+    """A message or a collective, between two times in seconds; a received message arrives at its `end`."""
+
+    name: str
+    type: int
+    """`COLLECTIVE`, `SEND` or `RECEIVE`."""
+    start: float
+    end: float
+    about: Mapping[str, Any]
+    """Attributes of the node, such as ``comm_size``."""
+
+
+def without(pieces: Iterable[Piece], calls: Iterable[tuple[float, float]]) -> list[Piece]:
+    """Return the parts of the computations that lie outside these intervals."""
+    cuts, found = sorted(calls), []
+    for piece in pieces:
+        at = piece.start
+        for start, end in cuts:
+            if start < piece.end and end > at:
+                if start > at:
+                    found.append(Piece(piece.name, at, start))
+                at = max(at, end)
+        if at < piece.end:
+            found.append(Piece(piece.name, at, piece.end))
+    return found
+
+
+def filled(pieces: Iterable[Piece], calls: Sequence[Call]) -> list[Piece]:
+    """Return the computations with the gaps between them, as far as no call is under way in a gap."""
+    ordered = sorted(pieces, key=lambda piece: piece.start)
+    gaps, at = [], ordered[0].start if ordered else 0.0
+    for piece in ordered:
+        if piece.start > at + _EPS:
+            gaps.append(Piece(HOST, at, piece.start))
+        at = max(at, piece.end)
+    return sorted(
+        [*ordered, *without(gaps, [(call.start, call.end) for call in calls])], key=lambda p: p.start
+    )
+
+
+def nodes_of(pieces: Iterable[Piece], calls: Iterable[Call], *, zero: float = 0.0) -> list[TraceNode]:
+    """Return the nodes of one rank, in the order of their start.
+
+    Args:
+        pieces: Computations that do not overlap each other.
+        calls: Messages and collectives.
+        zero: Time at which the trace starts, in seconds.
+    """
+    made, known = _Nodes(zero), sorted(calls, key=lambda call: (_begin(call), call.end))
+    edges = sorted({edge for call in known for edge in (call.start, call.end)})
+    work = [part for piece in sorted(pieces, key=lambda p: p.start) for part in _cut(piece, edges)]
+    todo: list[tuple[float, int, Piece | Call]] = [(piece.start, 1, piece) for piece in work]
+    todo += [(_begin(call), 0, call) for call in known]
+    for _, _, each in sorted(todo, key=lambda row: row[:2]):
+        made.add(each)
+    return made.nodes
+
+
+def _begin(call: Call) -> float:
+    return call.end if call.type == RECEIVE else call.start
+
+
+def _cut(piece: Piece, edges: Sequence[float]) -> list[Piece]:
+    inside = [edge for edge in edges if piece.start + _EPS < edge < piece.end - _EPS]
+    return [Piece(piece.name, a, b) for a, b in pairwise([piece.start, *inside, piece.end])]
+
+
+@dataclass
+class _Nodes:
+    """Adds the activities of one rank, and finds what each depends on."""
+
+    zero: float
+    nodes: list[TraceNode] = field(default_factory=list)
+    _last: tuple[float, int] | None = None
+    """End and id of the last computation."""
+    _open: list[tuple[float, int]] = field(default_factory=list)
+    """Ends and ids of the calls that no computation depends on yet."""
+
+    def add(self, each: Piece | Call) -> None:
+        number = len(self.nodes) + 1
+        start = _begin(each) if isinstance(each, Call) else each.start
+        after = [id_ for end, id_ in self._open if end <= start + _EPS]
+        if self._last is not None:
+            after.insert(0, self._last[1])
+        clock = {"start_us": round((start - self.zero) * _US)}
+        if isinstance(each, Piece):
+            self._open = [row for row in self._open if row[0] > start + _EPS]
+            self._last = (each.end, number)
+            # Durations are rounded where they end, so that their sum does not drift.
+            end_us = round((each.end - self.zero) * _US)
+            node = TraceNode(
+                number, each.name, COMPUTE, tuple(after), **clock, duration_us=max(0, end_us - clock["start_us"]),
+                attributes={"is_cpu_op": False},
+            )  # fmt: skip
+        else:
+            self._open.append((each.end, number))
+            before = () if each.type == RECEIVE else tuple(after)
+            node = TraceNode(
+                number, each.name, each.type, before, **clock, duration_us=round((each.end - each.start) * _US),
+                attributes={"is_cpu_op": False, **each.about},
+            )  # fmt: skip
+        self.nodes.append(node)
+
+
+__all__ = ["COLLECTIVE", "HOST", "RECEIVE", "SEND", "Call", "Piece", "filled", "nodes_of", "without"]
