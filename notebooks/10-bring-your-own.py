@@ -16,7 +16,7 @@
 # %% [markdown]
 # # 10 · Bring your own model or method
 #
-# [← Planner](09-planner.ipynb) · [Index](00-index.ipynb)
+# [← Planner](09-planner.ipynb) · [Index](00-index.ipynb) · next: [The twin →](11-twin.ipynb)
 #
 # How do I train my own `nn.Module`, and can I add a method without touching the toolkit? A learning-rate schedule, a
 # compressor, an optimizer, a pipeline schedule or a whole strategy is one class. Defined in a cell, it works like a
@@ -394,4 +394,4 @@ say(f"`{ss.load_job(packed).compression}` was read from\n\n`{packed.job.compress
 # - Turn a method into a package: an entry point in the group `shardscope.methods` names the class, and every notebook
 #   has it.
 #
-# [← Planner](09-planner.ipynb) · [Index](00-index.ipynb)
+# [← Planner](09-planner.ipynb) · [Index](00-index.ipynb) · next: [The twin →](11-twin.ipynb)

@@ -81,6 +81,17 @@ class TestFigures:
         assert (len(info.rows), info.hidden) == (MOST_RANKS, 4)
         assert "of 12 are drawn" in figures.twin_text(info)
 
+    def test_step_times_are_drawn_as_far_as_they_are_known(self):
+        rows = [figures.StepTimesRow("a", 0.1, 0.2), figures.StepTimesRow("b", 0.3)]
+        before = figures.step_times(rows)
+        assert [(bar.name, bar.x) for bar in before.data] == [
+            ("predicted", (0.1, 0.3)),
+            ("simulated", (0.2, None)),
+        ]
+        after = figures.step_times([rows[0]._replace(measured=0.15), rows[1]])
+        assert [bar.name for bar in after.data] == ["predicted", "simulated", "measured"]
+        assert after.data[-1].text == (" 150 ms", "")
+
     def test_bars_of_the_waterfall_lead_from_the_expected_to_the_measured_step(self):
         info = figures.residual_info(made_comparison().residual())
         assert info.bars[0].label == "predicted step"

@@ -146,6 +146,8 @@ from shardscope_widgets.figures._staleness import draw_staleness as draw_stalene
 from shardscope_widgets.figures._staleness import staleness as staleness
 from shardscope_widgets.figures._staleness import staleness_info as staleness_info
 from shardscope_widgets.figures._staleness import staleness_text as staleness_text
+from shardscope_widgets.figures._step_times import StepTimesRow as StepTimesRow
+from shardscope_widgets.figures._step_times import step_times as step_times
 from shardscope_widgets.figures._target_cost import TargetCostInfo as TargetCostInfo
 from shardscope_widgets.figures._target_cost import draw_target_cost as draw_target_cost
 from shardscope_widgets.figures._target_cost import target_cost as target_cost

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from shardscope.measure.compare.comparison import ComparedTerm, Comparison
 
 _GROUPS = ("bytes", "memory", "time")
-_LOOKS: Mapping[str, theme.RunStyle] = {
+LOOKS: Mapping[str, theme.RunStyle] = {
     "predicted": theme.RunStyle("#c9a227", pattern="/"),
     "simulated": theme.RunStyle("#11997a", pattern="."),
     "measured": theme.RunStyle("#2a6fb5"),
@@ -117,7 +117,7 @@ def _add_panel(figure: go.Figure, panel: ComparedPanel, number: int, ends: list[
 def _bars(
     panel: ComparedPanel, name: str, values: tuple[float, ...], suffix: str, *, is_first: bool
 ) -> dict[str, Any]:
-    look = _LOOKS[name]
+    look = LOOKS[name]
     return {
         "type": "bar",
         "orientation": "h",
