@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+import torch
 
 import shardscope as ss
 from shardscope.runlog.step_events import MESSAGE, StepEvent, StepEvents
@@ -39,7 +40,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def twin(trained):
-    shown = Twin(root=trained)
+    shown = Twin(root=trained, against="simulated")
     shown.wait(120)
     return shown
 
@@ -124,7 +125,7 @@ class TestPanel:
         assert twin.step == 0
 
     def test_the_waterfall_starts_from_the_chosen_column(self, twin):
-        twin.against = "simulated"
+        assert twin.screen.against.value == "simulated"
         assert twin.screen.residual.traces[0]["y"][0] == "simulated step"
         twin.screen.against.value = "predicted"
         assert twin.screen.residual.traces[0]["y"][0] == "predicted step"
@@ -139,6 +140,28 @@ class TestPanel:
     def test_a_run_without_emulated_links_is_predicted_for_this_machine_only(self, twin):
         assert twin.screen.where.disabled
         assert [text for text, _ in twin.screen.where.options] == ["this machine"]
+
+
+def test_a_recorded_training_loop_has_bytes_and_memory_but_no_expected_step(tmp_path):
+    model = torch.nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with ss.observe(model, optimizer, root=tmp_path) as run:
+        for _ in range(4):
+            optimizer.zero_grad()
+            model(torch.ones(2, 8)).sum().backward()
+            optimizer.step()
+    twin = Twin(run, root=tmp_path)
+    twin.wait(60)
+    assert twin.problem == ""
+    assert twin.comparison.columns == ("predicted", "measured")
+    assert twin.screen.against.disabled
+    assert "no step time" in twin.screen.explained.value
+    assert {row.origin for row in twin_rows(twin)} == {"measured"}
+
+
+def twin_rows(twin):
+    found = twin.findings
+    return figures.twin_info(found.measured(found.typical), found.simulated, found.predicted).rows
 
 
 def test_without_runs_it_says_how_to_launch_one(tmp_path):

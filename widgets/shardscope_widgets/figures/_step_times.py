@@ -33,7 +33,9 @@ def step_times(rows: Sequence[StepTimesRow]) -> go.Figure:
     figure = go.Figure([_bars(rows, name) for name in columns])
     figure.update_layout(
         xaxis=theme.axis(tickformat="~s", ticksuffix="s", rangemode="tozero", nticks=6),
-        yaxis=theme.axis(autorange="reversed", type="category", showgrid=False, fixedrange=True),
+        yaxis=theme.axis(
+            autorange="reversed", type="category", showgrid=False, fixedrange=True, ticklabelstandoff=6
+        ),
     )
     height = _FRAME_PX + _ROW_PX * max(1, len(columns)) * len(rows)
     return theme.style(

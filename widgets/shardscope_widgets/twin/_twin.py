@@ -102,7 +102,7 @@ class Twin(widgets.VBox):  # type: ignore[misc]
 
     def _wire(self) -> None:
         callback, screen = self._guard.callback, self.screen
-        widgets.link((screen.against, "value"), (self, "against"))
+        widgets.link((self, "against"), (screen.against, "value"))
         screen.run.observe(callback(lambda: setattr(self, "run_id", screen.run.value)), "value")
         screen.where.observe(callback(lambda: setattr(self, "where", screen.where.value)), "value")
         screen.step.observe(callback(lambda: setattr(self, "step", screen.step.value)), "value")
