@@ -83,13 +83,13 @@ def test_parts_are_of_the_rank_that_computes_longest() -> None:
     [
         ({"predicted": 4.0, "measured": 4.0, "agrees": True}, "exact"),
         ({"predicted": 4.0, "measured": 5.0, "agrees": True, "bounds": (3.0, 6.0)}, "within bounds"),
-        ({"predicted": 5.0, "measured": 4.0, "agrees": False}, "+25 %"),
-        ({"predicted": 3.9, "measured": 4.0}, "-2.5 %"),
-        ({"predicted": 4.001, "measured": 4.0}, "< 0.1 %"),
+        ({"predicted": 5.0, "measured": 4.0, "agrees": False}, "+25%"),
+        ({"predicted": 3.9, "measured": 4.0}, "-2.5%"),
+        ({"predicted": 4.001, "measured": 4.0}, "< 0.1%"),
         ({"predicted": 48.0, "measured": 4.0}, "12 ×"),
-        ({"predicted": 0.0, "measured": 4.0}, "-100 %"),
+        ({"predicted": 0.0, "measured": 4.0}, "-100%"),
         ({"predicted": 4.0, "measured": 0.0}, "not measured"),
-        ({"predicted": 0.0, "measured": 0.0}, "0 %"),
+        ({"predicted": 0.0, "measured": 0.0}, "0%"),
     ],
 )
 def test_an_error_is_predicted_over_measured(fields: dict[str, Any], text: str) -> None:

@@ -20,7 +20,7 @@ def test_bars_are_of_one_unit_in_each_panel_without_sums_messages_and_single_col
     traffic, memory, time = figures.compared_info(made_comparison()).panels
     assert (traffic.unit, traffic.terms) == ("kB", ("ring_all_reduce", "all_gather"))
     assert traffic.values == {"predicted": (4.096, 1.024), "measured": (4.096, 2.048)}
-    assert traffic.errors == ("exact", "-50 %")
+    assert traffic.errors == ("exact", "-50%")
     assert (memory.unit, memory.terms) == ("MB", ("parameters", "activations"))
     assert (time.unit, time.terms) == ("ms", ("forward", "communication", "step"))
     assert time.hover["measured"] == ("5 ms", "2 ms", "20 ms")
@@ -31,7 +31,7 @@ def test_each_panel_has_a_bar_for_each_column_and_each_term_its_error() -> None:
     assert [bar.name for bar in found.data] == ["predicted", "measured"] * 3
     assert sum(bar.showlegend for bar in found.data) == 2
     texts = [note.text for note in found.layout.annotations]
-    assert {"exact", "-50 %", "+50 %", "-75 %", "<b>Memory</b>"} <= set(texts)
+    assert {"exact", "-50%", "+50%", "-75%", "<b>Memory</b>"} <= set(texts)
     with_twin = figures.compared(made_comparison(simulated_s=0.01))
     assert [bar.name for bar in with_twin.data] == ["predicted", "simulated", "measured"] * 3
     assert with_twin.data[-2].x[-1] == 10.0
@@ -43,7 +43,7 @@ def test_the_report_has_a_section_on_predictions_if_there_are_comparisons(tmp_pa
     page = write_report(runs, tmp_path / "all.html", comparisons=[made_comparison("<b>x</b>")]).read_text()
     assert "<b>x</b>" not in page
     section = page[page.index('<h2 id="predicted-and-measured">') :]
-    assert "<td>&lt;b&gt;x&lt;/b&gt;</td><td>-50 %</td><td>exact</td><td>exact</td><td>+50 %</td>" in section
+    assert "<td>&lt;b&gt;x&lt;/b&gt;</td><td>-50%</td><td>exact</td><td>exact</td><td>+50%</td>" in section
     assert "A note &lt;of&gt; its own." in section
 
 
@@ -57,7 +57,7 @@ def test_the_demo_prints_what_can_be_compared_and_says_why_the_rest_cannot(
     said = capsys.readouterr()
     lines = said.out.splitlines()
     (row,) = [line.split("  ") for line in lines if line.lstrip().startswith("good") and "20 ms" in line]
-    assert "-75 %" in row[-1]
+    assert "-75%" in row[-1]
     assert said.err == "bad: it has no prediction\n"
     assert '<h2 id="predicted-and-measured">' in (tmp_path / "demo.html").read_text()
 

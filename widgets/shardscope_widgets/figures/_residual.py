@@ -98,7 +98,9 @@ def residual_parts(info: ResidualInfo) -> tuple[list[dict[str, Any]], dict[str, 
     layout = {
         "height": _FRAME + _ROW * len(bars), "shapes": links, "showlegend": False,
         "xaxis": theme.axis("milliseconds", range=[low, high], nticks=6),
-        "yaxis": theme.axis(range=[len(bars) - 0.5, -0.5], type="category", showgrid=False, fixedrange=True, ticklabelstandoff=6),
+        "yaxis": theme.axis(
+            range=[len(bars) - 0.5, -0.5], type="category", showgrid=False, fixedrange=True, ticklabelstandoff=6
+        ),
     }  # fmt: skip
     return [trace], layout
 

@@ -41,7 +41,7 @@ def value_text(value: float | None, unit: str) -> str:
 
 
 def error_text(row: ComparedTerm) -> str:
-    """Format the error of a prediction, such as ``exact``, ``within bounds``, ``+6.2 %`` or ``12 ×``.
+    """Format the error of a prediction, such as ``exact``, ``within bounds``, ``+6.2%`` or ``12 ×``.
 
     Where 0 was measured, there is no relative error: the text is the difference, such as ``+100 B``. A part of the step
     with a measured time of 0 has no spans.
@@ -68,8 +68,8 @@ def _relative_text(value: float, row: ComparedTerm) -> str:
     if error + 1 >= _MANY:
         return f"{error + 1:,.0f} ×"
     if abs(error) < _ALMOST_NONE:
-        return "< 0.1 %" if error else "0 %"
-    return f"{error * 100:+.{1 if abs(error) < _FEW_PERCENT else 0}f} %"
+        return "< 0.1%" if error else "0%"
+    return f"{error:+.{1 if abs(error) < _FEW_PERCENT else 0}%}"
 
 
 def verdict(comparison: Comparison) -> str:
