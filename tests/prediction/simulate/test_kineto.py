@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +22,10 @@ FEATURES = (96, 160)
 
 def profiled(rank: int, folder: Path) -> None:
     """Profile one step of DistributedDataParallel, an all-gather, a message, a broadcast and a barrier."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=2, store=dist.FileStore(str(folder / "store"), 2))
+    store = dist.FileStore(str(folder / "store"), 2)
+    dist.init_process_group("gloo", rank=rank, world_size=2, store=store, timeout=timedelta(seconds=60))
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(*FEATURES))
     for _ in range(2):  # in its first steps, DDP broadcasts how it rebuilds its buckets
         model(torch.ones(8, FEATURES[0])).sum().backward()
@@ -48,6 +52,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         each.join(90)
         if each.is_alive():
             each.kill()
+            each.join()
     assert [each.exitcode for each in ranks] == [0, 0]
     return [folder / f"rank{rank}.json" for rank in range(2)]
 
