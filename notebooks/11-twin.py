@@ -25,7 +25,7 @@
 # %%
 import shardscope as ss
 from shardscope.analytic.communication import collective_time
-from shardscope.analytic.schedules import build
+from shardscope.measure.pipeline_waits import pipeline_waits
 from shardscope.runtime.emulated import why_not_emulated
 from shardscope_widgets import Twin, figures, say
 
@@ -56,7 +56,7 @@ say(
 
 # %%
 WHY_NOT = why_not_emulated()
-STEPS = 5
+STEPS = 4
 USUAL = {"model": "gpt-nano", "data": "python-source", "steps": STEPS, "record": ss.Record(memory_first=0)}
 
 
@@ -151,20 +151,30 @@ twin
 # ## The bubble of a pipeline shrinks with more micro-batches
 #
 # With p stages and m micro-batches, GPipe leaves a rank idle for (p-1)/(m+p-1) of a step, if all stages take equally
-# long. The batch is the same in both jobs, only the number of micro-batches differs.
+# long, as these equal layers do. The batch is the same in both jobs, only the number of micro-batches differs.
 
 # %%
-STAGES, BATCH = 4, 32
+STAGES, BATCH, WIDTH = 4, 64, 64
+
+
+def layers():
+    """Equal layers, two for each stage; the loss takes the first ten outputs for the digits."""
+    from torch import nn
+
+    rest = (nn.Linear(WIDTH, WIDTH) for _ in range(2 * STAGES - 1))
+    return nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(WIDTH, WIDTH)), *rest)
+
+
 pipelines = {
     f"{count} micro-batches": on(
         ss.Job(
-            **USUAL,
-            strategy="pipeline:gpipe",
+            **{**USUAL, "model": layers, "data": "digits"},
+            strategy=ss.Pipeline(schedule="gpipe", split="even"),
             world_size=STAGES,
             batch=ss.Batch(global_batch=BATCH, micro_batch=BATCH // count),
         ),
         "1 Gbit/s",
-        flops="1.5 GFLOP/s",
+        flops=2 * 2 * 8 * WIDTH**2 / 0.03,  # 30 ms for the forward pass of 8 samples on two layers
     )
     for count in (2, 8)
 }
@@ -173,24 +183,11 @@ figures.step_times(pipelines_expected)
 
 # %%
 pipelines_runs, pipelines_found, pipelines_measured = measured(pipelines, pipelines_expected)
-
-
-def idle_share(run):
-    """Share of the passes' time in which ranks do not compute, in the median step."""
-    spans = run.timeline().query("name in ('forward', 'backward')")
-    steps = spans.groupby("step")
-    length = steps["end_s"].max() - steps["start_s"].min()
-    busy = (spans["end_s"] - spans["start_s"]).groupby(spans["step"]).sum()
-    return float((1 - busy / (STAGES * length)).median())
-
-
-bubbles = {
-    count: (
-        build("gpipe", STAGES, count).bubble_fraction,
-        idle_share(pipelines_runs[f"{count} micro-batches"]),
-    )
-    for count in (2, 8)
-}
+bubbles = {}
+for count in (2, 8):
+    run = pipelines_runs[f"{count} micro-batches"]
+    waits = pipeline_waits(run.events(), run.job)
+    bubbles[count] = (waits.bubble, waits.waiting)
 told = "; ".join(
     f"{count} micro-batches: {counted:.0%} counted in the schedule, {share:.0%} measured"
     for count, (counted, share) in bubbles.items()
