@@ -27,8 +27,8 @@ def job_time_term(step: JobStep, found: Traced, traffic: Traffic | None, rates: 
     """Return the time of one step, in seconds, as a sum of terms; no overlap is assumed.
 
     Each operation takes the time of its matrix products or of its memory traffic, plus the time of its launch. The
-    optimizer takes the time to read and write all states, and the codec the time to read and write the gradient and its
-    packets. Each collective takes as long as its slowest rank needs to send its bytes and messages.
+    optimizer takes the time to read and write all states, plus a time per tensor, and the codec the time to read and
+    write the gradient and its packets. Each collective takes as long as its slowest rank needs to send its bytes and messages.
 
     Args:
         step: The training step to predict.
@@ -61,24 +61,30 @@ def _pass(name: str, step: JobStep, found: Traced, work: Work, rates: RankRates)
         trace.forward_operations if is_forward else trace.num_operations - trace.forward_operations
     )
     launched = num_operations * step.micro_batches * work.computing
+    gathers = (step.job.strategy.zero_stage or 0) >= 2
+    units = len(step.trace.units) * step.micro_batches * gathers
     parts = (
         _term("matrix products", flops / rates.flops, "FLOP / rate", rates, _ROOFLINE, FLOP=flops, rate=rates.flops),
         _term("other operations", moved / rates.bandwidth, "bytes / bandwidth", rates, _ROOFLINE, bytes=moved,
               bandwidth=rates.bandwidth),
         _term("launches", launched * rates.operation_s, "operations × time per launch", rates, "traced",
               operations=launched),
+        _term("gathered units", units * rates.unit_s / 2, "units × time per unit / 2", rates, "traced", units=units),
     )  # fmt: skip
-    return Term.total(name, parts)
+    return Term.total(name, parts if gathers and rates.unit_s > 0 else parts[:-1])
 
 
 def _optimizer(step: JobStep, work: Work, rates: RankRates) -> Term:
-    tensors, shards = (
-        step.job.optimizer.states.tensors,
-        step.world_size if step.job.strategy.zero_stage else 1,
-    )
-    updated = step.num_elements * step.element_bytes * (3 + 2 * tensors) / shards * min(1.0, work.computing)
-    source = "reads and writes of each state"
-    return _term("optimizer", updated / rates.bandwidth, "bytes / bandwidth", rates, source, bytes=updated)
+    states, shards = step.job.optimizer.states.tensors, step.world_size if step.job.strategy.zero_stage else 1
+    share = min(1.0, work.computing)
+    updated = step.num_elements * step.element_bytes * (3 + 2 * states) / shards * share
+    tensors = len(step.trained) * share
+    parts = (
+        _term("states", updated / rates.optimizer_bandwidth, "bytes / bandwidth", rates, "reads and writes of each state",
+              bytes=updated, bandwidth=rates.optimizer_bandwidth),
+        _term("tensors", tensors * rates.tensor_s, "tensors × time per tensor", rates, "traced", tensors=tensors),
+    )  # fmt: skip
+    return Term.total("optimizer", parts if rates.tensor_s > 0 else parts[:1])
 
 
 def _codec(step: JobStep, rates: RankRates) -> Term | None:
@@ -88,10 +94,12 @@ def _codec(step: JobStep, rates: RankRates) -> Term | None:
         return None
     cost = compression_cost(
         now, step.num_elements, step.world_size, math.inf,
-        codec_bandwidth=rates.bandwidth, element_bytes=step.element_bytes,
+        codec_bandwidth=rates.codec_bandwidth, element_bytes=step.element_bytes,
     )  # fmt: skip
     source = "passes over the gradient and its packets"
-    return _term("codec", float(cost.codec_s), "bytes / bandwidth", rates, source, bandwidth=rates.bandwidth)
+    return _term(
+        "codec", float(cost.codec_s), "bytes / bandwidth", rates, source, bandwidth=rates.codec_bandwidth
+    )
 
 
 def _communication(traffic: Traffic, rates: RankRates) -> Term | None:
