@@ -23,7 +23,7 @@ from shardscope.prediction.budget import Budgeted
 from shardscope.prediction.job_memory import kinds_by_rank, rank_memory
 from shardscope.prediction.job_time import job_time_term
 from shardscope.prediction.rates import RankRates
-from shardscope.prediction.saved_calibration import chosen
+from shardscope.prediction.saved_calibration import Chosen, chosen
 from shardscope.prediction.step.term import time_term
 from shardscope.prediction.traced import Traced, traced
 from shardscope.spec import Job
@@ -63,6 +63,7 @@ class JobPrediction(Budgeted):
         calibration: The cluster's constants; None on this machine.
         emulated: The emulated cluster that the ranks run on, on this machine's cores; None otherwise.
         host: The constants of this machine's CPU ranks; None on a cluster.
+        is_calibrated: Whether `host` was measured here by `ss.calibrate`, or given; otherwise it ships with Shardscope.
         ignored: Sentence that says why a saved calibration is not used; None if none is ignored.
     """
 
@@ -73,13 +74,16 @@ class JobPrediction(Budgeted):
     calibration: Calibration | None = None
     emulated: EmulatedCluster | None = None
     host: HostCalibration | None = None
+    is_calibrated: bool = False
     ignored: str | None = None
 
     @property
     def where(self) -> str:
-        """Name of the cluster, or ``this machine``."""
+        """Name of the cluster, or ``this machine``, and when it was calibrated if it was."""
         at = self.cluster or self.emulated
-        return "this machine" if at is None else at.name
+        where = "this machine" if at is None else at.name
+        calibrated = self.host is not None and self.is_calibrated and self.has_rates
+        return f"{where}, calibrated on {self.host.measured_at[:10]}" if calibrated and self.host else where
 
     @property
     def has_rates(self) -> bool:
@@ -404,11 +408,9 @@ def predict_job(
     step = JobStep(job, found.table.step, _settled(job), backend, is_on_gpus)
     if cluster is not None:
         return JobPrediction(job, cluster, step, found, of_device(cluster, calibration))
-    ignored = None
-    if calibration is None:
-        calibration, _, ignored = chosen(emulated)
-    assert isinstance(calibration, HostCalibration)
-    return JobPrediction(job, None, step, found, None, emulated, calibration, ignored)
+    assert calibration is None or isinstance(calibration, HostCalibration)
+    host = chosen(emulated) if calibration is None else Chosen(calibration, is_saved=True)
+    return JobPrediction(job, None, step, found, None, emulated, *host)
 
 
 def _place(job: Job, cluster: Cluster | None) -> tuple[bool, Backend]:

@@ -28,7 +28,8 @@ def job_time_term(step: JobStep, found: Traced, traffic: Traffic | None, rates: 
 
     Each operation takes the time of its matrix products or of its memory traffic, plus the time of its launch. The
     optimizer takes the time to read and write all states, plus a time per tensor, and the codec the time to read and
-    write the gradient and its packets. Each collective takes as long as its slowest rank needs to send its bytes and messages.
+    write the gradient and its packets. Each collective takes as long as its slowest rank needs to send its bytes and
+    messages.
 
     Args:
         step: The training step to predict.
@@ -40,7 +41,7 @@ def job_time_term(step: JobStep, found: Traced, traffic: Traffic | None, rates: 
     passes = [_pass("forward", step, found, work, rates), _pass("backward", step, found, work, rates)]
     parts = [
         _data(step, found, rates), *passes, _optimizer(step, work, rates), _codec(step, rates),
-        _communication(traffic or {}, rates), _idle(sum(each.value for each in passes), work, rates),
+        _communication(traffic or {}, rates), _idle(step, sum(each.value for each in passes), work, rates),
     ]  # fmt: skip
     return Term.total("step", tuple(part for part in parts if part is not None and part.value > 0))
 
@@ -80,8 +81,8 @@ def _optimizer(step: JobStep, work: Work, rates: RankRates) -> Term:
     updated = step.num_elements * step.element_bytes * (3 + 2 * states) / shards * share
     tensors = len(step.trained) * share
     parts = (
-        _term("states", updated / rates.optimizer_bandwidth, "bytes / bandwidth", rates, "reads and writes of each state",
-              bytes=updated, bandwidth=rates.optimizer_bandwidth),
+        _term("states", updated / rates.optimizer_bandwidth, "bytes / bandwidth", rates,
+              "reads and writes of each state", bytes=updated, bandwidth=rates.optimizer_bandwidth),
         _term("tensors", tensors * rates.tensor_s, "tensors × time per tensor", rates, "traced", tensors=tensors),
     )  # fmt: skip
     return Term.total("optimizer", parts if rates.tensor_s > 0 else parts[:1])
@@ -121,11 +122,14 @@ def _collective(name: str, sent: Sent, rates: RankRates) -> Term:
     )  # fmt: skip
 
 
-def _idle(computing_s: float, work: Work, rates: RankRates) -> Term:
-    """Return the term for idle time: the pipeline bubble, and the fixed cost of a step, for which no span exists."""
+def _idle(step: JobStep, computing_s: float, work: Work, rates: RankRates) -> Term:
+    """Return the term for time without spans: the pipeline bubble, and the fixed costs of a schedule and of a step."""
     waits = computing_s * work.waiting / work.computing
+    scheduled = step.micro_batches if work.waiting > 0 else 0
     parts = (
         _term("pipeline bubble", waits, "bubble / (1 - bubble) × computing", rates, "closed form of the schedule"),
+        _term("schedule", scheduled * rates.stage_s, "micro-batches × time per micro-batch", rates, "schedule",
+              micro_batches=scheduled),
         _term("fixed cost", rates.step_s, "once a step", rates, "events, calls"),
     )  # fmt: skip
     return Term.total("idle", parts)

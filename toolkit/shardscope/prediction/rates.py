@@ -39,6 +39,8 @@ class RankRates(NamedTuple):
     """Bytes per second that packing and unpacking of compressed gradients reads and writes."""
     tensor_s: float = 0.0
     """Fixed time per parameter tensor that the optimizer updates, in seconds."""
+    stage_s: float = 0.0
+    """Fixed time per micro-batch of a pipeline stage, in a forward and a backward pass, in seconds."""
     unit_s: float = 0.0
     """Fixed time per unit for which ZeRO-2 or ZeRO-3 gathers parameters, in a forward and a backward pass, in
     seconds."""
@@ -78,6 +80,7 @@ class RankRates(NamedTuple):
             codec_bandwidth=host.value("codec_bandwidth") * speed.bandwidth / slow,
             tensor_s=host.value("tensor_s") * slow,
             unit_s=host.value("unit_s", ranks=ranks),
+            stage_s=host.value("stage_s", ranks=ranks),
         )
 
     @classmethod

@@ -65,7 +65,10 @@ def chosen(cluster: EmulatedCluster | None = None) -> Chosen:
 
 
 def saved(cluster: EmulatedCluster | None = None) -> HostCalibration | str | None:
-    """Return the saved calibration, whatever machine it is of; a sentence if it cannot be read; None if there is none."""
+    """Return the saved calibration, whatever machine it is of; None if there is none.
+
+    A file that cannot be read gives a sentence that says so.
+    """
     with suppress(DataError, RuntimeError):  # RuntimeError: this user has no home folder
         path = path_of(cluster)
         with suppress(FileNotFoundError):

@@ -34,7 +34,7 @@ def headline(found: HostCalibration) -> list[str]:
 
 def cells(found: HostCalibration) -> list[tuple[str, ...]]:
     """Return the cells of the table, one row for each constant."""
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for row in found.constants:
         value, low, high = amounts_text(row.name, row.value, row.low, row.high)
         unit = high.rpartition(" ")[2]
@@ -46,7 +46,7 @@ def cells(found: HostCalibration) -> list[tuple[str, ...]]:
 
 def scope(row: Constant) -> str:
     """Return what a constant holds for: ``shm, 4 ranks`` or ``node 0 to 1``; empty if it holds in general."""
-    parts = [row.transport or ""]
+    parts: list[str] = [row.transport or ""]
     if row.ranks is not None:
         parts.append(f"{row.ranks} rank{'s' * (row.ranks > 1)}")
     if row.nodes is not None:

@@ -28,6 +28,7 @@ CONSTANTS: dict[str, Kind] = {
     ),
     "step_s": Kind("s", "fixed time per step: batch, loss, events, waits for the slowest rank", ("ranks",)),
     "unit_s": Kind("s", "fixed time per unit for which ZeRO-2 or ZeRO-3 gathers parameters", ("ranks",)),
+    "stage_s": Kind("s", "fixed time per micro-batch of a pipeline stage, in both passes", ("ranks",)),
     "message_s": Kind("s", "time per message", ("transport", "ranks")),
     "message_bandwidth": Kind("B/s", "bytes that one rank sends in a collective", ("transport", "ranks")),
     "link_efficiency": Kind(

@@ -73,7 +73,8 @@ def calibrate(
         >>> ss.predict(ss.Job(model="mlp", data="digits", world_size=2)).interval  # doctest: +SKIP
     """
     if isinstance(cluster, Run):
-        cluster, runs = None, [cluster, *_listed(runs)]
+        given, cluster = cluster, None
+        runs = [given, *_listed(runs)]
     if cluster is not None:
         require(cluster, EmulatedCluster, by="calibrate", write="ss.Cluster.emulated(nodes=4), or no cluster")
     if prior is not None:
@@ -181,7 +182,8 @@ def fitted(
         jobs: Number of the job of each run, from 0; runs of one job are left out together.
         before: What is known beforehand.
         cluster: The emulated cluster of the runs; None for this machine.
-        deviation: Standard deviation of the logarithms of the constants of `before`; None takes it from their intervals.
+        deviation: Standard deviation of the logarithms of the constants of `before`; None takes it from their
+            intervals.
     """
     predictions = [row.prediction for row in rows]
     sizes = sorted({*_WORLD_SIZES[:1], *(row.prediction.job.world_size for row in rows)})

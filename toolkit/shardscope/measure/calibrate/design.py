@@ -1,16 +1,16 @@
 """Predicted parts of a step as a function of the constants, taken from the formulas of `prediction.job_time`.
 
-Each part is a sum of terms, and each term a count (of FLOP, bytes, operations, messages) times one constant or divided by
-it. The count is the value of the part if the constant is 1 and all others cost nothing. A constant that depends on the
-number of ranks is interpolated between measured numbers, so its logarithm is a weighted sum of those of the *knots*.
-With x the logarithms of all knots, a part is the sum of ``count · exp(weights · x)``.
+Each part is a sum of terms, and each term a count (of FLOP, bytes, operations, messages) times one constant or divided
+by it. The count is the value of the part if the constant is 1 and all others cost nothing. A constant that depends on
+the number of ranks is interpolated between measured numbers, so its logarithm is a weighted sum of those of the
+*knots*. With x the logarithms of all knots, a part is the sum of ``count · exp(weights · x)``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import inf
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,8 +28,8 @@ Knot = tuple[str, int | None, str | None]
 """Name of a constant, number of ranks and transport; None where the constant does not depend on them."""
 _TINY = 1e-30
 _FREE = RankRates(
-    flops=inf, bandwidth=inf, operation_s=0.0, step_s=_TINY, link=inf, message_s=0.0, source="", optimizer_bandwidth=inf,
-    codec_bandwidth=inf,
+    flops=inf, bandwidth=inf, operation_s=0.0, step_s=_TINY, link=inf, message_s=0.0, source="",
+    optimizer_bandwidth=inf, codec_bandwidth=inf,
 )  # fmt: skip
 """Rates with which nothing takes time."""
 _COMPUTING = ("flops", "bandwidth", "operation_s", "optimizer_bandwidth", "tensor_s", "codec_bandwidth")
@@ -118,7 +118,8 @@ def _count(prediction: JobPrediction, name: str) -> Floats:
     if (name == "link_efficiency") != (limit is not None) and name in _FIELDS:
         return np.zeros(len(PARTS))  # the slower of link and memory sets the rate
     value = 1.0 if limit is None or name not in _FIELDS else limit.bandwidth
-    rates = _FREE._replace(**{_FIELDS.get(name, name): value})
+    changed: dict[str, Any] = {_FIELDS.get(name, name): value}
+    rates = _FREE._replace(**changed)
     return _seconds(job_time_term(prediction.step, prediction.found, prediction.traffic, rates))
 
 

@@ -1,8 +1,8 @@
 """Fit the knots to measured step times and parts: robust least squares with a prior, by damped Gauss-Newton steps.
 
 The residual of a step time is relative, since what counts is the relative error of predictions; that of a part is
-relative to the part and the step, since a small part need not be exact. Residuals beyond a few deviations, such as those
-of runs that another program disturbed, count in proportion to their size rather than to its square (Huber 1964).
+relative to the part and the step, since a small part need not be exact. Residuals beyond a few deviations, such as
+those of runs that another program disturbed, count in proportion to their size rather than to its square (Huber 1964).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _MOST_STEPS = 60
 
 @dataclass(frozen=True)
 class Measured:
-    """Measured seconds of several runs: of the step, shape `(runs,)`, and of its parts, `(runs, parts)`, NaN if unknown."""
+    """Measured seconds of several runs: of steps, `(runs,)`, and of their parts, `(runs, parts)`, NaN if unknown."""
 
     step: Floats
     parts: Floats
@@ -88,7 +88,9 @@ def fit(
 
 def ratios(design: Design, measured: Measured, x: Floats) -> Floats:
     """Return measured / predicted step time of each run."""
-    return measured.step / design.parts(x)[0].sum(axis=1)
+    predicted: Floats = design.parts(x)[0].sum(axis=1)
+    ratio: Floats = measured.step / predicted
+    return ratio
 
 
 def _residuals(design: Design, measured: Measured, x: Floats) -> tuple[Floats, Floats]:

@@ -27,8 +27,8 @@ def bootstrap(design: Design, measured: Measured, prior: Prior, x: Floats, jobs:
     """Return intervals from fits to resampled jobs.
 
     All runs of a job are drawn together, with random weights, so that both what the formulas cannot express and how
-    much runs of one job differ widen the intervals. The prior's mean is drawn anew each time, so a knot that the runs do
-    not determine keeps the width of its prior.
+    much runs of one job differ widen the intervals. The prior's mean is drawn anew each time, so a knot that the runs
+    do not determine keeps the width of its prior.
 
     Args:
         design: Predicted parts as a function of the knots.

@@ -107,7 +107,7 @@ class Simulator:
             require(cluster, Cluster, by="simulate", write="ss.Cluster.of('a100-80gb', nodes=...)")
             require(layout, Layout, by="simulate", write="ss.Layout(...)")
             assert isinstance(model, Transformer)
-            assert cluster is not None
+            assert isinstance(cluster, Cluster)
             assert layout is not None
             found = simulate_layout(model, cluster, layout, calibration, variation)
         return _with_failures(found, [Failure(*each) for each in failures])
