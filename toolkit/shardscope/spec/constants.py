@@ -34,10 +34,14 @@ CONSTANTS: dict[str, Kind] = {
     "link_efficiency": Kind(
         "x", "fraction of a link's bandwidth that messages between nodes reach", ("transport",)
     ),
-    "pair_latency_s": Kind("s", "half a round trip between two nodes", ("nodes",)),
+    "pair_latency_s": Kind(
+        "s", "half a round trip between two nodes, without delays that ranks add", ("nodes",)
+    ),
     "pair_bandwidth": Kind("B/s", "payload that one node sends to another", ("nodes",)),
 }
 """All constants, by name."""
+MEASURED_OF_PAIRS = tuple(name for name, kind in CONSTANTS.items() if "nodes" in kind.needs)
+"""Constants that only a calibration of an emulated cluster has; they show slow links, and no prediction uses them."""
 
 _SIZES = {
     "FLOP/s": ((1e9, "GFLOP/s"), (1e6, "MFLOP/s")),

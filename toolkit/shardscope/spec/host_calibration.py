@@ -19,7 +19,7 @@ from shardscope.spec import calibration_view as view
 from shardscope.spec._base import Spec
 from shardscope.spec.calibration import Calibration, Fitted
 from shardscope.spec.cluster import Cluster, EmulatedCluster
-from shardscope.spec.constants import CONSTANTS
+from shardscope.spec.constants import CONSTANTS, MEASURED_OF_PAIRS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -162,9 +162,15 @@ class HostCalibration(Fitted):
         return any(row.name == name and row.transport in (transport, None) for row in self.constants)
 
     def why_not_here(self) -> str | None:
-        """Return a sentence that says why the constants do not hold on this machine; None if they do."""
+        """Return a sentence that says why the constants are of no use on this machine; None if they are."""
         found = self.machine.difference(HostMachine.here())
-        return found and f"The calibration of {self.measured_at} is of another machine: {found}."
+        if found is not None:
+            return f"The calibration of {self.measured_at} is of another machine: {found}."
+        known = {*MEASURED_OF_PAIRS, *(row.name for row in self.constants)}
+        lacking = [name for name in CONSTANTS if name not in known]
+        if lacking:
+            return f"The calibration of {self.measured_at} is of an earlier version: it has no {lacking[0]}."
+        return None
 
     @property
     def label(self) -> str:

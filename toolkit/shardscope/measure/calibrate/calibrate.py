@@ -14,27 +14,25 @@ import numpy as np
 from shardscope.errors import SpecError, require
 from shardscope.measure.calibrate.design import Design, knots_of
 from shardscope.measure.calibrate.fit import Measured, fit
+from shardscope.measure.calibrate.links import pair_constants
 from shardscope.measure.calibrate.observed import Observed, observed
 from shardscope.measure.calibrate.prior import in_order, prior_of
 from shardscope.measure.calibrate.probes import cluster_probes, host_probes, run_probe
 from shardscope.measure.calibrate.uncertainty import bootstrap, left_out, quantiles
-from shardscope.prediction.saved_calibration import chosen
+from shardscope.prediction.saved_calibration import Chosen, chosen
 from shardscope.prediction.saved_calibration import save as save_as_default
 from shardscope.prediction.this_machine import core_speed
 from shardscope.runtime import Run
 from shardscope.spec.cluster import EmulatedCluster
 from shardscope.spec.host_calibration import Constant, HostCalibration, HostMachine
 
-BUDGET_S = 50.0
+BUDGET_S = 53.0
 """Seconds after which no further probe starts."""
 _ROUNDS = 2
-_WORLD_SIZES = (1, 2, 4)
 _BUSY = 0.5
 """Load average per core above which a calibration says that the machine was busy."""
-_VAGUE = 1.0
-"""Standard deviation of the logarithms of constants that were measured on another machine."""
 _ENOUGH = 10
-"""Number of runs from which on their errors replace those of the calibration that they refine."""
+"""Number of runs below which the errors are those of the calibration that they refine."""
 Told = Callable[[int, int, str], None]
 
 
@@ -83,10 +81,16 @@ def calibrate(
     if runs is not None:
         found = _refined(_listed(runs), cluster, prior, load)
     else:
+        before, is_known, _ = chosen() if prior is None else Chosen(prior, is_saved=True)
         rows, jobs = _measured(cluster, progress or _silent)
-        before = prior or chosen(cluster).calibration
-        found = fitted(rows, jobs, before, cluster, deviation=_VAGUE)
-        found = found.replace(name=_name(cluster), note=_note(load), load_average=load)
+        found = fitted(rows, jobs, before, cluster, is_vague=cluster is None or not is_known)
+        pairs = [] if cluster is None else pair_constants(cluster)
+        found = found.replace(
+            name=_name(cluster),
+            note=_note(load),
+            load_average=load,
+            constants=in_order([*found.constants, *pairs]),
+        )
     found = found.replace(
         took_s=time.monotonic() - started, measured_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M}"
     )
@@ -131,11 +135,8 @@ def _refined(
     before = prior or chosen(where).calibration
     rows = [observed(run) for run in runs]
     names = [run.job.replace(seed=0, name=None).to_json() for run in runs]
-    found = fitted(rows, [names.index(name) for name in names], before, where, deviation=None)
-    kept = {"num_runs": before.num_runs + len(rows), "load_average": load, "name": _name(where)}
-    if len(rows) < _ENOUGH:
-        kept |= {"error": before.error, "quantiles": before.quantiles}
-    return found.replace(**kept)
+    found = fitted(rows, [names.index(name) for name in names], before, where, is_vague=False)
+    return found.replace(num_runs=before.num_runs + len(rows), load_average=load, name=_name(where))
 
 
 def _measured(cluster: EmulatedCluster | None, progress: Told) -> tuple[list[Observed], list[int]]:
@@ -147,7 +148,7 @@ def _measured(cluster: EmulatedCluster | None, progress: Told) -> tuple[list[Obs
     started, rows, jobs = time.monotonic(), [], []
     with tempfile.TemporaryDirectory(prefix="shardscope-calibrate-") as folder:
         for turn in range(_ROUNDS * len(probes)):
-            if turn >= len(probes) and time.monotonic() - started > BUDGET_S:
+            if time.monotonic() - started > BUDGET_S:
                 break
             probe = probes[turn % len(probes)]
             progress(turn + 1, _ROUNDS * len(probes), f"{probe.job.label} on {probe.job.world_size}")
@@ -173,7 +174,7 @@ def fitted(
     before: HostCalibration,
     cluster: EmulatedCluster | None,
     *,
-    deviation: float | None,
+    is_vague: bool,
 ) -> HostCalibration:
     """Return a calibration fitted to these runs, with the constants of `before` that they do not depend on.
 
@@ -182,28 +183,29 @@ def fitted(
         jobs: Number of the job of each run, from 0; runs of one job are left out together.
         before: What is known beforehand.
         cluster: The emulated cluster of the runs; None for this machine.
-        deviation: Standard deviation of the logarithms of the constants of `before`; None takes it from their
-            intervals.
+        is_vague: Whether `before` is of another machine; see `prior_of`.
     """
     predictions = [row.prediction for row in rows]
-    sizes = sorted({*_WORLD_SIZES[:1], *(row.prediction.job.world_size for row in rows)})
-    knots = knots_of(predictions, sizes)
+    knots = knots_of(predictions)
     design, measured, prior = (
         Design(predictions, knots),
         Measured.of(rows),
-        prior_of(knots, before, deviation),
+        prior_of(knots, before, is_vague=is_vague),
     )
     x = fit(design, measured, prior)
     interval = bootstrap(design, measured, prior, x, jobs)
-    ratio = left_out(design, measured, prior, x, jobs)
-    constants = {row.key: row for row in before.constants}
+    constants = {row.key: row for row in before.constants if row.nodes is None}
     for (name, ranks, transport), ends in zip(knots, np.exp([interval.low, x, interval.high]).T, strict=True):
         low, value, high = map(float, ends)
         row = Constant(name=name, value=value, low=low, high=high, ranks=ranks, transport=transport)
         constants[row.key] = row
     speed = core_speed()
-    return HostCalibration(
+    found = HostCalibration(
         name=before.name, machine=HostMachine.here(), cluster=cluster, constants=in_order(constants.values()),
         numpy_flops=speed.flops, numpy_bandwidth=speed.bandwidth, measured_at=before.measured_at,
-        num_runs=len(rows), error=float(np.median(np.abs(1.0 / ratio - 1.0))), quantiles=quantiles(ratio),
+        num_runs=len(rows), error=before.error, quantiles=before.quantiles,
     )  # fmt: skip
+    if len(rows) < _ENOUGH:
+        return found
+    ratio = left_out(design, measured, prior, x, jobs)
+    return found.replace(error=float(np.median(np.abs(1.0 / ratio - 1.0))), quantiles=quantiles(ratio))

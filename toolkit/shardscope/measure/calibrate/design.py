@@ -20,7 +20,7 @@ from shardscope.measure.calibrate.observed import PARTS, part_sums
 from shardscope.prediction.job import JobPrediction
 from shardscope.prediction.job_time import job_time_term
 from shardscope.prediction.rates import RankRates, active_ranks, limit_of, transport_of
-from shardscope.spec.constants import CONSTANTS
+from shardscope.spec.constants import CONSTANTS, MEASURED_OF_PAIRS
 from shardscope.spec.host_calibration import knot_shares
 
 Floats = NDArray[np.float64]
@@ -68,29 +68,23 @@ class Design:
         return terms.sum(axis=2), terms @ self.weights
 
 
-def knots_of(predictions: Iterable[JobPrediction], world_sizes: Sequence[int]) -> list[Knot]:
-    """Return the constants on which the step times of these jobs depend.
-
-    Args:
-        predictions: Predictions of the jobs.
-        world_sizes: Numbers of ranks at which constants are fitted.
-    """
+def knots_of(predictions: Iterable[JobPrediction]) -> list[Knot]:
+    """Return the constants on which the step times of these jobs depend, at the jobs' numbers of ranks."""
     known: dict[Knot, None] = {}
     for prediction in predictions:
+        ranks = prediction.job.world_size
         for name in terms_of(prediction):
-            kind, transport = CONSTANTS[name], None
-            if "transport" in kind.needs:
-                transport = transport_of(prediction.job, prediction.emulated)
-            sizes = [size for size in world_sizes if size > 1 or transport is None]
-            for size in sizes if "ranks" in kind.needs else [None]:
-                known.setdefault((name, size, transport))
-    slow = [("slowdown", size, None) for size in world_sizes if size > 1]
-    return [*known, *slow]
+            needs = CONSTANTS[name].needs
+            over = transport_of(prediction.job, prediction.emulated) if "transport" in needs else None
+            known.setdefault((name, ranks if "ranks" in needs else None, over))
+        if ranks > 1:
+            known.setdefault(("slowdown", ranks, None))
+    return list(known)
 
 
 def terms_of(prediction: JobPrediction) -> list[str]:
     """Return the constants that some part of this job's step time contains."""
-    names = [name for name in CONSTANTS if name not in ("slowdown", "pair_latency_s", "pair_bandwidth")]
+    names = [name for name in CONSTANTS if name not in ("slowdown", *MEASURED_OF_PAIRS)]
     return [name for name in names if _count(prediction, name).any()]
 
 

@@ -1,8 +1,9 @@
 """Fit the knots to measured step times and parts: robust least squares with a prior, by damped Gauss-Newton steps.
 
 The residual of a step time is relative, since what counts is the relative error of predictions; that of a part is
-relative to the part and the step, since a small part need not be exact. Residuals beyond a few deviations, such as
-those of runs that another program disturbed, count in proportion to their size rather than to its square (Huber 1964).
+relative to the part and the step, since a small part need not be exact. The loss is Cauchy's, so that runs that another
+program disturbed hardly count. Such a loss has several minima; so the fit begins with wide deviations, for which there
+is one, and narrows them (graduated non-convexity, Blake and Zisserman 1987).
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from shardscope.measure.calibrate.observed import PARTS, Observed
 
 _STEP, _PART, _PART_OF_STEP = 0.08, 0.15, 0.05
 """Standard deviations: of the logarithm of a step time, and of a part, relative to itself and to the step."""
-_HUBER = 1.5
-"""Residual, in standard deviations, beyond which the loss grows linearly."""
+_CAUCHY = 1.5
+"""Residual, in standard deviations, at which a run counts half."""
+_SPREADS = (16.0, 4.0, 1.0)
+"""Factors of `_CAUCHY`, one after the other."""
 _MOST_STEPS = 60
 
 
@@ -62,18 +65,28 @@ def fit(
         start: Where to start; None for the prior's mean.
     """
     each = np.ones(len(measured.step)) if share is None else share
-    x, damping = (prior.mean if start is None else start).copy(), 1e-3
+    x: Floats = prior.mean if start is None else start
+    for spread in _SPREADS if start is None else _SPREADS[-1:]:
+        x = _minimum(design, measured, prior, share=each, x=x, scale=_CAUCHY * spread)
+    return x
+
+
+def _minimum(
+    design: Design, measured: Measured, prior: Prior, *, share: Floats, x: Floats, scale: float
+) -> Floats:
+    """Return the minimum of the loss with this scale that is reached from x."""
+    damping = 1e-3
     error, slope = _residuals(design, measured, x)
-    loss = _loss(error, each, x, prior)
+    loss = _loss(error, share, x, prior, scale)
     for _ in range(_MOST_STEPS):
-        weight = np.minimum(1.0, _HUBER / np.maximum(np.abs(error), 1e-12)) * each[:, None]
+        weight = share[:, None] / (1.0 + (error / scale) ** 2)
         normal = np.einsum("rpk,rp,rpl->kl", slope, weight, slope) + np.diag(prior.deviation**-2.0)
         gradient = np.einsum("rpk,rp->k", slope, weight * error) + (x - prior.mean) / prior.deviation**2
         for _ in range(8):
             change = -np.linalg.solve(normal + damping * np.diag(np.diag(normal)), gradient)
             change = np.clip(change, -1.0, 1.0)
             new_error, new_slope = _residuals(design, measured, x + change)
-            new_loss = _loss(new_error, each, x + change, prior)
+            new_loss = _loss(new_error, share, x + change, prior, scale)
             if new_loss <= loss:
                 break
             damping *= 5.0
@@ -88,9 +101,8 @@ def fit(
 
 def ratios(design: Design, measured: Measured, x: Floats) -> Floats:
     """Return measured / predicted step time of each run."""
-    predicted: Floats = design.parts(x)[0].sum(axis=1)
-    ratio: Floats = measured.step / predicted
-    return ratio
+    predicted, _ = design.parts(x)
+    return np.asarray(measured.step / predicted.sum(axis=1), dtype=np.float64)
 
 
 def _residuals(design: Design, measured: Measured, x: Floats) -> tuple[Floats, Floats]:
@@ -107,7 +119,6 @@ def _residuals(design: Design, measured: Measured, x: Floats) -> tuple[Floats, F
     return error, slope
 
 
-def _loss(error: Floats, share: Floats, x: Floats, prior: Prior) -> float:
-    size = np.abs(error)
-    huber = np.where(size <= _HUBER, size**2 / 2, _HUBER * (size - _HUBER / 2))
-    return float((huber * share[:, None]).sum() + (((x - prior.mean) / prior.deviation) ** 2).sum() / 2)
+def _loss(error: Floats, share: Floats, x: Floats, prior: Prior, scale: float) -> float:
+    robust = scale**2 / 2 * np.log1p((error / scale) ** 2)
+    return float((robust * share[:, None]).sum() + (((x - prior.mean) / prior.deviation) ** 2).sum() / 2)
