@@ -15,13 +15,16 @@ from shardscope.errors import SpecError
 from shardscope.measure.calibrate import calibrate as entry
 from shardscope.measure.calibrate.calibrate import calibrate, faster, fitted
 from shardscope.measure.calibrate.design import Design, knots_of
+from shardscope.measure.calibrate.links import pair_constants
 from shardscope.measure.calibrate.observed import PARTS, Observed, part_sums
 from shardscope.measure.calibrate.prior import prior_of
 from shardscope.measure.calibrate.probes import Probe, host_probes
 from shardscope.prediction.job import JobPrediction
 from shardscope.prediction.predict import predict
-from shardscope.prediction.saved_calibration import chosen, path_of, saved
-from shardscope.spec.host_calibration import HostCalibration, HostMachine
+from shardscope.prediction.saved_calibration import chosen, path_of, save, saved
+from shardscope.runtime.emulated import why_not_emulated
+from shardscope.spec.constants import MEASURED_OF_PAIRS
+from shardscope.spec.host_calibration import Constant, HostCalibration, HostMachine
 
 HERE = HostCalibration.shipped().replace(machine=HostMachine.here())
 JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, batch=32, steps=6)
@@ -187,6 +190,30 @@ def test_what_cannot_be_calibrated_is_refused(run: ss.Run) -> None:
     paced = ss.launch(JOB.replace(link=ss.Link.of("10GbE"), steps=2), root=run.path.parent)
     with pytest.raises(SpecError, match="paced link"):
         ss.calibrate(paced.wait(60), save=False)
+
+
+@pytest.mark.skipif(bool(why_not_emulated()), reason="clusters cannot be emulated here")
+def test_a_slow_link_of_an_emulated_cluster_shows_between_its_nodes() -> None:
+    cluster = ss.Cluster.emulated(nodes=2, bandwidth="400 Mbit/s", upload={1: "40 Mbit/s"})
+    found = {(row.name, row.nodes): row.value for row in pair_constants(cluster)}
+    assert set(found) == {(name, pair) for name in MEASURED_OF_PAIRS for pair in ((0, 1), (1, 0))}
+    assert found["pair_bandwidth", (1, 0)] < 6e6 < found["pair_bandwidth", (0, 1)]
+    assert not pair_constants(ss.Cluster.emulated(nodes=1))
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_calibration_of_an_emulated_cluster_serves_others_and_is_preferred_for_its_own() -> None:
+    cluster, other = (ss.Cluster.emulated(nodes=2, bandwidth=rate) for rate in ("100 Mbit/s", "200 Mbit/s"))
+    rows = [Constant(name="message_s", value=0.5, low=0.4, high=0.6, ranks=2, transport="network")]
+    found = HERE.replace(name=cluster.name, cluster=cluster, constants=(*HERE.constants, *rows))
+    save(found)
+    assert ss.predict(JOB, cluster).host == found
+    assert ss.predict(JOB, other).host == HostCalibration.shipped()
+    assert ss.predict(JOB, cluster).where == f"{cluster.name}, calibrated on {found.measured_at[:10]}"
+    slow, fast = (
+        ss.predict(JOB, at, calibration=found).time["ring_all_reduce"].value for at in (cluster, other)
+    )
+    assert slow > fast > 1.0
 
 
 @pytest.mark.usefixtures("own_cache")

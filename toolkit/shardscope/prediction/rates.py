@@ -129,7 +129,8 @@ def _messages(
     transport, limit = transport_of(job, emulated), limit_of(job, emulated)
     known = transport if host.has("message_s", transport) else "tcp"
     message_s = host.value("message_s", ranks=ranks, transport=known)
-    bandwidth = host.value("message_bandwidth", ranks=ranks, transport=known)
+    loopback = "tcp" if transport == "network" else transport
+    bandwidth = host.value("message_bandwidth", ranks=ranks, transport=loopback)
     if limit is None:
         return bandwidth, message_s
     share = host.value("link_efficiency", transport=transport) if transport == "network" else 1.0

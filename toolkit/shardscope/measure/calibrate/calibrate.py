@@ -49,7 +49,8 @@ def calibrate(
     Short real runs of small jobs are launched: on 1, 2 and 4 ranks, through shared memory and over TCP, or on the
     cluster. The constants of `ss.predict` are fitted to the times of their steps and of the parts of a step. Each
     constant has an interval that contains 90 % of repeated measurements; errors are those of jobs left out of the fit.
-    Keep the machine quiet meanwhile: what other programs take shows as slower constants.
+    Keep the machine quiet meanwhile: what other programs take shows as slower constants. Calibrate the machine before a
+    cluster, whose runs hardly determine the constants of computation.
 
     Args:
         cluster: An emulated cluster; None for this machine. A run is taken as `runs`.
