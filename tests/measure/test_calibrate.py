@@ -26,7 +26,7 @@ from shardscope.runtime.emulated import why_not_emulated
 from shardscope.spec.constants import MEASURED_OF_PAIRS
 from shardscope.spec.host_calibration import Constant, HostCalibration, HostMachine
 
-HERE = HostCalibration.shipped().replace(machine=HostMachine.here())
+HERE = HostCalibration.shipped().replace(name="this machine", machine=HostMachine.here())
 JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, batch=32, steps=6)
 
 

@@ -19,14 +19,14 @@ HEADER = ("constant", "for", "value", "90 % interval", "meaning")
 def headline(found: HostCalibration) -> list[str]:
     """Return sentences that say what was measured, when, and how far predictions are off."""
     low, high = found.quantiles["5"], found.quantiles["95"]
-    where = "this machine" if found.cluster is None else found.cluster.name
     fitted = (
         f"{found.num_runs} runs; median error {found.error:.1%} on runs left out of the fit, of which 90 % took "
         f"{low:.2f} to {high:.2f} times the predicted step time"
     )
     return [
-        f"Calibration of {where}: {found.machine.cpu}, {found.machine.cores:g} cores, torch {found.machine.torch}",
-        f"Measured at {found.measured_at} UTC in {found.took_s:.0f} s, load average {found.load_average:.1f}",
+        f"Calibration of {found.name}: {found.machine.cpu}, {found.machine.cores:g} cores, torch {found.machine.torch}",
+        f"Measured at {found.measured_at} UTC"
+        + (f" in {found.took_s:.0f} s, load average {found.load_average:.1f}" if found.took_s else ""),
         *([fitted] if found.num_runs else []),
         *([found.note] if found.note else []),
     ]
@@ -78,10 +78,11 @@ def as_html(found: HostCalibration) -> str:
 
 def _line(tag: str, row: Sequence[str]) -> str:
     """Return a row; numbers are aligned right, text left."""
-    sides = ("left", "left", "right", "right", "left")
+    kept = "white-space:nowrap;text-align:"
+    styles = (f"{kept}left", f"{kept}left", f"{kept}right", f"{kept}right", "text-align:left")
     inside = "".join(
-        f"<{tag} style='text-align:{side};padding:.1em .8em .1em 0;white-space:nowrap'>{escape(cell)}</{tag}>"
-        for cell, side in zip(row, sides, strict=True)
+        f"<{tag} style='padding:.1em .8em .1em 0;{style}'>{escape(cell)}</{tag}>"
+        for cell, style in zip(row, styles, strict=True)
     )
     return f"<tr>{inside}</tr>"
 

@@ -175,8 +175,7 @@ class HostCalibration(Fitted):
     @property
     def label(self) -> str:
         """Where and when it was measured: ``this machine, calibrated on 2026-11-26``."""
-        where = "this machine" if self.cluster is None else self.cluster.name
-        return f"{where}, calibrated on {self.measured_at[:10]}"
+        return f"{self.name}, calibrated on {self.measured_at[:10]}"
 
     def save(self, path: str | Path) -> Path:
         """Write the calibration to a JSON file, and return its path."""
