@@ -26,7 +26,7 @@ from shardscope.runtime import Run
 from shardscope.spec.cluster import EmulatedCluster
 from shardscope.spec.host_calibration import Constant, HostCalibration, HostMachine
 
-BUDGET_S = 53.0
+BUDGET_S = 48.0
 """Seconds after which no further probe starts."""
 _ROUNDS = 2
 _BUSY = 0.5
