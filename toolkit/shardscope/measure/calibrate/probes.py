@@ -34,7 +34,8 @@ _MORE = (
     ("mlp", IMAGES, "pipeline"), ("mlp", IMAGES, "tree"), ("cnn", IMAGES, "ring"),
 )  # fmt: skip
 """The same for further probes over the fastest transport."""
-_COMPRESSIONS = ("topk", "int8")
+_COMPRESSION = "topk"
+"""Compression of the last probe, which comes last because its ranks first compile its loops, for seconds."""
 _BATCHES = {"mlp": 32, "cnn": 32, "gpt-nano": 4, "gpt-micro": 2, "gpt-mini": 1}
 """Samples per rank of the probes on several ranks."""
 
@@ -63,8 +64,7 @@ def host_probes(world_sizes: tuple[int, ...] = (2, 4)) -> Iterator[Probe]:
     for model, data, strategy in _MORE:
         for ranks in world_sizes:
             yield Probe(_job(model, data, strategy, ranks, transport=fastest))
-    for name in _COMPRESSIONS:
-        yield Probe(_job("gpt-nano", TEXT, "ring", 2, transport=fastest, compression=name))
+    yield Probe(_job("gpt-nano", TEXT, "ring", 2, transport=fastest, compression=_COMPRESSION))
 
 
 def cluster_probes(cluster: EmulatedCluster) -> Iterator[Probe]:
