@@ -18,8 +18,6 @@ from shardscope.prediction.rates import RankRates
 from shardscope.prediction.traced import Traced
 from shardscope.spec.strategy import Work
 
-_BACKWARD_PASSES = {"none": 2, "selective": 2, "full": 3}
-"""FLOPs of a backward pass relative to a forward pass: two, plus one with full recomputation."""
 _ROOFLINE = "roofline, Williams et al. 2009"
 
 
@@ -55,7 +53,11 @@ def _pass(name: str, step: JobStep, found: Traced, work: Work, rates: RankRates)
     """Return the term for all forward passes or all backward passes of a step."""
     trace, is_forward = step.trace, name == "forward"
     count = step.samples * step.micro_batches * work.computing
-    flops = (1 if is_forward else _BACKWARD_PASSES[step.job.recompute]) * found.table.flops * count
+    flops = (1 if is_forward else step.job.backward_passes) * found.table.flops * count
+    if rates.emulated_flops is not None:
+        part = Term("emulated processor", flops / rates.emulated_flops, "s", "FLOP / rate",
+                    {"FLOP": flops, "rate": rates.emulated_flops}, "stated; by sleeping")  # fmt: skip
+        return Term.total(name, (part,))
     moved = (trace.forward_bytes if is_forward else trace.moved_bytes - trace.forward_bytes) * count
     num_operations = (
         trace.forward_operations if is_forward else trace.num_operations - trace.forward_operations
@@ -72,13 +74,11 @@ def _pass(name: str, step: JobStep, found: Traced, work: Work, rates: RankRates)
 
 
 def _optimizer(step: JobStep, work: Work, rates: RankRates) -> Term:
-    tensors, shards = (
-        step.job.optimizer.states.tensors,
-        step.world_size if step.job.strategy.zero_stage else 1,
-    )
-    updated = step.num_elements * step.element_bytes * (3 + 2 * tensors) / shards * min(1.0, work.computing)
-    source = "reads and writes of each state"
-    return _term("optimizer", updated / rates.bandwidth, "bytes / bandwidth", rates, source, bytes=updated)
+    states, shards = step.job.optimizer.states, step.world_size if step.job.strategy.zero_stage else 1
+    moved = states.moved_bytes_per_param(step.element_bytes)
+    updated = step.num_elements * moved / shards * min(1.0, work.computing)
+    source, bandwidth = "reads and writes of each state", rates.update_bandwidth or rates.bandwidth
+    return _term("optimizer", updated / bandwidth, "bytes / bandwidth", rates, source, bytes=updated)
 
 
 def _codec(step: JobStep, rates: RankRates) -> Term | None:

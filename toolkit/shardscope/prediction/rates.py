@@ -45,6 +45,10 @@ class RankRates(NamedTuple):
     message_s: float
     """Time per message, in seconds."""
     source: str
+    emulated_flops: float | None = None
+    """FLOP/s at which passes are computed, whatever else they do; None unless a processor is emulated."""
+    update_bandwidth: float | None = None
+    """Bytes per second of updates on an emulated processor; None for `bandwidth`."""
 
     @classmethod
     def of_this_machine(
@@ -83,6 +87,8 @@ class RankRates(NamedTuple):
             link=min(loopback / waits, bandwidth),
             message_s=message_s + latency,
             source="this machine: NumPy's kernels, timed",
+            emulated_flops=None if emulated is None else emulated.flops,
+            update_bandwidth=None if emulated is None else emulated.memory_bandwidth,
         )
 
     @classmethod

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from torch.distributed.pipelining import schedules
 
-from shardscope.analytic.schedules import build
+from shardscope.analytic.schedules import DURATIONS, build
 from shardscope.methods.strategies.pipeline._torch_probe import Autocast
 from shardscope.spec.pipeline_schedule import PipelineSchedule
 from shardscope.training import clock
@@ -45,9 +45,10 @@ def schedule_of(
 class StageRecorder:
     """Recorder of one rank's operations in a step: kind, stage, micro-batch, start and end (Unix time in seconds)."""
 
-    def __init__(self, meter: Meter, memory: MemoryWatch) -> None:
+    def __init__(self, meter: Meter, memory: MemoryWatch, backward_passes: int) -> None:
         self.meter = meter
         self.memory = memory
+        self.backward_passes = backward_passes
         self.ops: list[list[Any]] = []
         self.first = 0
         """Offset added to micro-batch numbers, so that they are consecutive over all passes of a step."""
@@ -60,7 +61,12 @@ class StageRecorder:
     def op(self, kind: str, stage: int, microbatch: int) -> Iterator[None]:
         """Context that records its body as one operation."""
         start = clock.now()
-        with self.meter.span("compute", "forward" if kind == "F" else "backward"):
+        if kind == "F":
+            timed = self.meter.forward_span(stage)
+        else:  # a split backward pass recomputes activations in its first half
+            recomputing = 0 if kind == "W" else self.backward_passes - DURATIONS["B"]
+            timed = self.meter.stage_backward_span(stage, DURATIONS[kind] + recomputing)
+        with timed:
             yield
         self.ops.append([kind, stage, microbatch + self.first, round(start, 6), round(clock.now(), 6)])
         self.memory.sample()

@@ -1,0 +1,156 @@
+"""Emulated computation: a rank really computes, and then sleeps until an emulated processor would have finished.
+
+How long a pass takes on that processor is known in one of two ways. If the node's FLOP/s are stated, it is the FLOPs of
+the pass divided by them, whatever this machine's cores are doing; the FLOPs are counted in the first forward pass.
+Otherwise, it is the processor time of the pass, multiplied by the node's slowdown.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from shardscope.spec import Job
+from shardscope.spec.cluster.emulated import EmulatedNode
+from shardscope.training import clock
+
+_KEPT = 5
+"""Number of the newest backward passes whose longest time is expected of the next one."""
+
+
+class _Spent(NamedTuple):
+    """Time since a moment, without waits for other ranks, and processor time of this thread, in seconds."""
+
+    elapsed: float
+    computing: float
+
+
+class ComputePace:
+    """Makes the computation of this thread take as long as on the emulated processor of its node, by sleeping.
+
+    Waiting for a core, which other ranks use, counts as part of the sleep, and waiting for other ranks does not.
+
+    Args:
+        job: The job.
+        node: The node.
+    """
+
+    def __init__(self, job: Job, node: EmulatedNode) -> None:
+        self._node = node
+        self._update_bytes = job.optimizer.states.moved_bytes_per_param(job.element_bytes)
+        self._backward_passes = job.backward_passes
+        self._flops: dict[int, float] = {}
+        self._taken: deque[float] = deque(maxlen=_KEPT)
+        self._waited_s = self._late_s = 0.0
+
+    def take_late(self) -> float:
+        """Return and reset the seconds by which computation took longer than on the emulated processor."""
+        late, self._late_s = self._late_s, 0.0
+        return late
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Return a context manager around a wait for other ranks within a pass."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._waited_s += time.perf_counter() - start
+
+    @contextmanager
+    def forward(self, stage: int) -> Iterator[None]:
+        """Return a context manager around a forward pass of a stage; it sleeps for the rest of the time at the end."""
+        if self._node.flops is None or stage in self._flops:
+            with self._lasting(self._pass_s(stage)):
+                yield
+            return
+        from shardscope.training.flops import flop_counter  # a slow import, needed only here
+
+        with flop_counter() as counter:
+            yield
+        self._flops[stage] = float(counter.get_total_flops())
+        time.sleep(self._pass_s(stage) or 0.0)  # in full: counting takes longer than computing
+
+    @contextmanager
+    def backward(self, stage: int, passes: float) -> Iterator[None]:
+        """Return a context manager around a backward pass that exchanges nothing; it sleeps at the end.
+
+        Args:
+            stage: The stage.
+            passes: FLOPs of the pass relative to the stage's forward pass.
+        """
+        with self._lasting(self._pass_s(stage, passes)):
+            yield
+
+    @contextmanager
+    def exchanging_backward(self, handed_over: Callable[[], float]) -> Iterator[None]:
+        """Return a context manager around a backward pass that may exchange gradients.
+
+        Other ranks wait for them, so it sleeps at the start, for as long as the pass is expected to be too fast, and
+        only for the rest at the end.
+
+        Args:
+            handed_over: Function that returns when the pass handed the last gradients over for their exchange, in Unix
+                seconds; infinity if it handed none over.
+        """
+        expected, wanted = max(self._taken, default=None), self._pass_s(0, self._backward_passes)
+        early = 0.0
+        if expected is not None:
+            early = max(0.0, (self._node.slowdown - 1) * expected if wanted is None else wanted - expected)
+        time.sleep(early)
+        spent, start = self._watch(), clock.now()
+        yield
+        seconds, computing = spent()
+        if wanted is None:
+            self._taken.append(computing)
+            return
+        taken = min(seconds, handed_over() - start)
+        self._sleep(wanted - early - taken, can_be_late=expected is not None)
+        self._taken.append(taken)
+
+    @contextmanager
+    def update(self, elements: int) -> Iterator[None]:
+        """Return a context manager around the update of a number of parameters; it sleeps at the end."""
+        rate = self._node.memory_bandwidth
+        if rate is None and self._node.flops is not None:
+            yield
+            return
+        with self._lasting(
+            None if rate is None else elements * self._update_bytes / rate * self._node.slowdown
+        ):
+            yield
+
+    def _pass_s(self, stage: int, passes: float = 1.0) -> float | None:
+        """Return the stated time of a pass, in seconds; None if only the slowdown is stated."""
+        node = self._node
+        return (
+            None if node.flops is None else passes * self._flops.get(stage, 0.0) / node.flops * node.slowdown
+        )
+
+    @contextmanager
+    def _lasting(self, wanted: float | None) -> Iterator[None]:
+        """Return a context manager that lasts `wanted` seconds, or its own processor time times the slowdown."""
+        spent = self._watch()
+        yield
+        elapsed, computing = spent()
+        self._sleep(
+            (self._node.slowdown * computing if wanted is None else wanted) - elapsed,
+            can_be_late=bool(wanted),
+        )
+
+    def _sleep(self, seconds: float, *, can_be_late: bool) -> None:
+        time.sleep(max(0.0, seconds))
+        if can_be_late:
+            self._late_s += max(0.0, -seconds)
+
+    def _watch(self) -> Callable[[], _Spent]:
+        start, processor, waited = time.perf_counter(), time.thread_time(), self._waited_s
+
+        def spent() -> _Spent:
+            elapsed = time.perf_counter() - start - (self._waited_s - waited)
+            return _Spent(elapsed, time.thread_time() - processor)
+
+        return spent
