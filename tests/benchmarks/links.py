@@ -1,4 +1,4 @@
-"""All-reduces over emulated links against their formulas, on 2 and 4 nodes of one machine. Linux only, no root needed.
+"""All-reduces over emulated links against their formulas, on 2 to 8 nodes of one machine. Linux only, no root needed.
 
 python tests/benchmarks/links.py [gigabit a second] [megabytes ...]
 
@@ -21,7 +21,7 @@ from shardscope.errors import LaunchError
 from shardscope.runtime.emulated import EmulatedNetwork
 from shardscope.spec.cluster import EmulatedCluster
 
-NODES = (2, 4)
+NODES = (2, 4, 8)
 ROUNDS = 5
 PORT = 29_500
 

@@ -3,14 +3,19 @@
 How long a pass takes on that processor is known in one of two ways. If the node's FLOP/s are stated, it is the FLOPs of
 the pass divided by them, whatever this machine's cores are doing; the FLOPs are counted in the first forward pass.
 Otherwise, it is the processor time of the pass, multiplied by the node's slowdown.
+
+The passes of a pipeline's stages queue up on the emulated processor, as on a GPU: a pass starts when the one before has
+ended and its input has arrived, even if this process is still busy between the passes.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from shardscope.spec import Job
@@ -26,6 +31,19 @@ class _Spent(NamedTuple):
 
     elapsed: float
     computing: float
+
+
+@dataclass
+class PassTimes:
+    """When a pass ran, in Unix seconds; filled in when it has ended.
+
+    Attributes:
+        start: Start; on the emulated processor, if there is one.
+        end: End; 0 before.
+    """
+
+    start: float
+    end: float = 0.0
 
 
 class ComputePace:
@@ -45,6 +63,9 @@ class ComputePace:
         self._flops: dict[int, float] = {}
         self._taken: deque[float] = deque(maxlen=_KEPT)
         self._waited_s = self._late_s = 0.0
+        self._free_at = math.inf
+        self.arrived_at = 0.0
+        """When the newest message of another rank arrived, in Unix seconds."""
 
     def take_late(self) -> float:
         """Return and reset the seconds by which computation took longer than on the emulated processor."""
@@ -74,16 +95,32 @@ class ComputePace:
         self._flops[stage] = float(counter.get_total_flops())
         time.sleep(self._pass_s(stage) or 0.0)  # in full: counting takes longer than computing
 
+    def begin_queue(self) -> None:
+        """Let the passes of `queued` follow one another from now on."""
+        self._free_at = clock.now()
+
     @contextmanager
-    def backward(self, stage: int, passes: float) -> Iterator[None]:
-        """Return a context manager around a backward pass that exchanges nothing; it sleeps at the end.
+    def queued(self, stage: int, passes: float, times: PassTimes) -> Iterator[None]:
+        """Return a context manager around a pass of a pipeline's stage; it sleeps at the end.
 
         Args:
             stage: The stage.
             passes: FLOPs of the pass relative to the stage's forward pass.
+            times: Result: the start and the end of the pass on the emulated processor.
         """
-        with self._lasting(self._pass_s(stage, passes)):
-            yield
+        wanted = self._pass_s(stage, passes)
+        if not wanted:
+            with self.forward(stage) if passes == 1 else self._lasting(wanted):
+                yield
+            self._free_at = clock.now()
+            return
+        times.start = max(self._free_at, self.arrived_at)
+        yield
+        self._free_at = times.start + wanted
+        late = clock.now() - self._free_at
+        self._sleep(-late, can_be_late=True)
+        self._free_at += max(0.0, late)
+        times.end = self._free_at
 
     @contextmanager
     def exchanging_backward(self, handed_over: Callable[[], float]) -> Iterator[None]:

@@ -20,11 +20,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shardscope.training import clock
+from shardscope.training.compute_pace import ComputePace, PassTimes
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
-
-    from shardscope.training.compute_pace import ComputePace
 
 OBSERVING = 0
 """Step number for traffic that belongs to no step; steps count from 1."""
@@ -161,6 +160,12 @@ class Meter:
             with self._lock:
                 self._messages.append(row)
 
+    def arrived(self, name: str, peer: int, num_bytes: int) -> None:
+        """Note that a message has just arrived; see `log`."""
+        if self.pace is not None:
+            self.pace.arrived_at = clock.now()
+        self.log(name, "arrived", peer, num_bytes)
+
     def drain_messages(self) -> list[list[Any]]:
         """Return and clear the logged messages: name, way, peer, bytes, Unix time, item and phase of each."""
         with self._lock:
@@ -204,12 +209,10 @@ class Meter:
             self.count(name, traffic)
 
     @contextmanager
-    def forward_span(self, stage: int = 0) -> Iterator[None]:
-        """Return a context manager that records the span of a forward pass of a pipeline stage or of the model."""
-        with (
-            self.span("compute", "forward"),
-            nullcontext() if self.pace is None else self.pace.forward(stage),
-        ):
+    def forward_span(self) -> Iterator[None]:
+        """Return a context manager that records the span of a forward pass of the model."""
+        paced = nullcontext() if self.pace is None else self.pace.forward(0)
+        with self.span("compute", "forward"), paced:
             yield
 
     @contextmanager
@@ -230,27 +233,32 @@ class Meter:
             self.add_span(Span("compute", "backward", start, min(ended(), clock.now())))
 
     @contextmanager
-    def stage_backward_span(self, stage: int, passes: float) -> Iterator[None]:
-        """Return a context manager that records the span of a backward pass of a pipeline stage.
+    def stage_span(self, name: str, stage: int, passes: float) -> Iterator[PassTimes]:
+        """Return a context manager that records the span of a pass of a pipeline stage, and yields its times.
 
         Args:
+            name: ``forward`` or ``backward``.
             stage: The stage.
             passes: FLOPs of the pass, relative to the stage's forward pass.
         """
-        pace = self.pace
-        with (
-            self.span("compute", "backward"),
-            nullcontext() if pace is None else pace.backward(stage, passes),
-        ):
-            yield
+        times = PassTimes(clock.now())
+        paced = nullcontext() if self.pace is None else self.pace.queued(stage, passes, times)
+        try:
+            with paced:
+                yield times
+        finally:
+            times.end = times.end or clock.now()
+            self.add_span(Span("compute", name, times.start, times.end))
 
     @contextmanager
     def update_span(self, optimizer: Optimizer, name: str = "optimizer") -> Iterator[None]:
         """Return a context manager that records the span of an update of the optimizer's parameters."""
-        pace, elements = self.pace, 0
-        if pace is not None:
-            elements = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
-        with self.span("compute", name), nullcontext() if pace is None else pace.update(elements):
+        paced: AbstractContextManager[None] = nullcontext()
+        if self.pace is not None:
+            paced = self.pace.update(
+                sum(p.numel() for group in optimizer.param_groups for p in group["params"])
+            )
+        with self.span("compute", name), paced:
             yield
 
     def waiting(self) -> AbstractContextManager[None]:

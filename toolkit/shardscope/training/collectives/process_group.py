@@ -135,7 +135,7 @@ class MeteredProcessGroup(dist.ProcessGroup):
     def recv(self, tensors: list[torch.Tensor], src: int, tag: int) -> dist.Work:
         size = num_bytes(tensors)
         self.meter.count("recv", Traffic(size, received_bytes=size, calls=1))
-        arrived = partial(self.meter.log, "send", "arrived", src, size)
+        arrived = partial(self.meter.arrived, "send", src, size)
         return self._timed("communication", "recv", size, lambda: self.inner.recv(tensors, src, tag), arrived)
 
     def _count_send(self, dst: int, size: int) -> None:

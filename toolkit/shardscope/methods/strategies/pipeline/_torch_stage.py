@@ -56,19 +56,18 @@ class StageRecorder:
     def begin(self) -> None:
         """Clear the operations of the last step."""
         self.ops, self.first = [], 0
+        if self.meter.pace is not None:
+            self.meter.pace.begin_queue()
 
     @contextmanager
     def op(self, kind: str, stage: int, microbatch: int) -> Iterator[None]:
         """Context that records its body as one operation."""
-        start = clock.now()
-        if kind == "F":
-            timed = self.meter.forward_span(stage)
-        else:  # a split backward pass recomputes activations in its first half
-            recomputing = 0 if kind == "W" else self.backward_passes - DURATIONS["B"]
-            timed = self.meter.stage_backward_span(stage, DURATIONS[kind] + recomputing)
-        with timed:
+        # a split backward pass recomputes activations in its first half
+        recomputing = self.backward_passes - DURATIONS["B"] if kind in "BI" else 0
+        name, passes = "forward" if kind == "F" else "backward", DURATIONS[kind] + recomputing
+        with self.meter.stage_span(name, stage, passes) as times:
             yield
-        self.ops.append([kind, stage, microbatch + self.first, round(start, 6), round(clock.now(), 6)])
+        self.ops.append([kind, stage, microbatch + self.first, round(times.start, 6), round(times.end, 6)])
         self.memory.sample()
 
     @contextmanager
