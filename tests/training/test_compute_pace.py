@@ -85,11 +85,36 @@ def test_gradients_leave_when_the_emulated_pass_is_over(slept: list[float]) -> N
     found = pace(flops=FLOPS)
     with found.forward(0):
         product()
-    for ends in (0.5, 0.2):
-        with found.exchanging_backward(lambda: math.inf):
-            computing(ends)
-    assert slept == [1.0, 0.0, 1.5, 1.5, 0.3]
+    with found.exchanging_backward(lambda: 1.5):  # half a second after its start
+        computing(0.5)
+        found.hold_gradients()
+        computing(10.0)  # the exchange
+    assert slept == [1.0, 1.5]
+    found.hold_gradients()  # after the pass, as of the norm
+    assert slept == [1.0, 1.5]
     assert found.take_late() == 0.0
+
+
+def test_a_pass_without_exchange_sleeps_at_the_end_and_a_slower_one_is_late(slept: list[float]) -> None:
+    found = pace(flops=FLOPS)
+    with found.forward(0):
+        product()
+    for seconds in (0.5, 2.25):
+        with found.exchanging_backward(lambda: math.inf):
+            computing(seconds)
+    assert slept == [1.0, 1.5, 0.0]
+    assert found.take_late() == 0.25
+
+
+def test_without_a_stated_rate_a_pass_sleeps_before_its_exchange_for_as_long_as_the_last_one_took(
+    slept: list[float],
+) -> None:
+    found = pace(slowdown=3.0)
+    for _ in range(2):
+        with found.exchanging_backward(lambda: math.inf):
+            computing(0.5)
+            found.hold_gradients()
+    assert slept == [0.0, 1.0]
 
 
 def test_waiting_for_other_ranks_is_not_computing(slept: list[float]) -> None:

@@ -26,7 +26,8 @@ def job_time_term(step: JobStep, found: Traced, traffic: Traffic | None, rates: 
 
     Each operation takes the time of its matrix products or of its memory traffic, plus the time of its launch. The
     optimizer takes the time to read and write all states, and the codec the time to read and write the gradient and its
-    packets. Each collective takes as long as its slowest rank needs to send its bytes and messages.
+    packets. Each collective takes as long as its slowest rank needs to send or to receive its bytes, and to send its
+    messages.
 
     Args:
         step: The training step to predict.
@@ -34,7 +35,7 @@ def job_time_term(step: JobStep, found: Traced, traffic: Traffic | None, rates: 
         traffic: Bytes and messages that each rank sends in the step; None if unknown.
         rates: Compute, memory and link rates of one rank.
     """
-    work = max(step.job.strategy.work(step), key=sum)
+    work = max(step.job.strategy.work(step), key=lambda each: each.computing)
     passes = [_pass("forward", step, found, work, rates), _pass("backward", step, found, work, rates)]
     parts = [
         _data(step, found, rates), *passes, _optimizer(step, work, rates), _codec(step, rates),
@@ -104,11 +105,11 @@ def _collective(name: str, sent: Sent, rates: RankRates) -> Term:
     """Return the term for one collective; an unknown number of messages counts as one to each other rank."""
     unknown = (sent.bytes > 0) & (sent.messages == 0)
     messages = np.where(unknown, len(sent.bytes) - 1, sent.messages)
-    seconds = sent.bytes / rates.link + messages * rates.message_s
+    seconds = sent.busiest / rates.link + messages * rates.message_s
     rank = int(seconds.argmax())
     return _term(
         name, float(seconds[rank]), "bytes / bandwidth + messages × time per message", rates,
-        "time of the slowest rank; no overlap", bytes=float(sent.bytes[rank]), messages=float(messages[rank]),
+        "time of the slowest rank; no overlap", bytes=float(sent.busiest[rank]), messages=float(messages[rank]),
         bandwidth=rates.link,
     )  # fmt: skip
 

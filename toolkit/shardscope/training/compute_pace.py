@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,9 +20,6 @@ from typing import NamedTuple
 from shardscope.spec import Job
 from shardscope.spec.cluster.emulated import EmulatedNode
 from shardscope.training import clock
-
-_KEPT = 5
-"""Number of the newest backward passes whose longest time is expected of the next one."""
 
 
 class _Spent(NamedTuple):
@@ -61,8 +57,9 @@ class ComputePace:
         self._update_bytes = job.optimizer.states.moved_bytes_per_param(job.element_bytes)
         self._backward_passes = job.backward_passes
         self._flops: dict[int, float] = {}
-        self._taken: deque[float] = deque(maxlen=_KEPT)
-        self._waited_s = self._late_s = 0.0
+        self._waited_s = self._late_s = self._last_computing = 0.0
+        self._due: float | None = None
+        self._has_held = False
         self._free_at = math.inf
         self.arrived_at = 0.0
         """When the newest message of another rank arrived, in Unix seconds."""
@@ -124,29 +121,39 @@ class ComputePace:
 
     @contextmanager
     def exchanging_backward(self, handed_over: Callable[[], float]) -> Iterator[None]:
-        """Return a context manager around a backward pass that may exchange gradients.
+        """Return a context manager around a backward pass that may exchange gradients, which other ranks wait for.
 
-        Other ranks wait for them, so it sleeps at the start, for as long as the pass is expected to be too fast, and
-        only for the rest at the end.
+        With a stated time, gradients wait in `hold_gradients` until it has passed; a pass whose gradients do not wait
+        there sleeps at the end. Otherwise, the pass sleeps at the start, for as long as the last one was too fast.
 
         Args:
             handed_over: Function that returns when the pass handed the last gradients over for their exchange, in Unix
                 seconds; infinity if it handed none over.
         """
-        expected, wanted = max(self._taken, default=None), self._pass_s(0, self._backward_passes)
-        early = 0.0
-        if expected is not None:
-            early = max(0.0, (self._node.slowdown - 1) * expected if wanted is None else wanted - expected)
-        time.sleep(early)
-        spent, start = self._watch(), clock.now()
-        yield
-        seconds, computing = spent()
+        wanted = self._pass_s(0, self._backward_passes)
         if wanted is None:
-            self._taken.append(computing)
+            time.sleep((self._node.slowdown - 1) * self._last_computing)
+        spent, start = self._watch(), clock.now()
+        self._due, self._has_held = None if wanted is None else start + wanted, False
+        try:
+            yield
+        finally:
+            self._due = None
+        elapsed, self._last_computing = spent()
+        if wanted is None:
             return
-        taken = min(seconds, handed_over() - start)
-        self._sleep(wanted - early - taken, can_be_late=expected is not None)
-        self._taken.append(taken)
+        taken = min(elapsed, handed_over() - start)
+        if self._has_held:
+            self._late_s += max(0.0, taken - wanted)
+        else:
+            self._sleep(wanted - elapsed, can_be_late=True)
+
+    def hold_gradients(self) -> None:
+        """Wait until the backward pass is over on the emulated processor; called on any thread before an exchange."""
+        due = self._due
+        if due is not None:
+            self._has_held = True
+            time.sleep(max(0.0, due - clock.now()))
 
     @contextmanager
     def update(self, elements: int) -> Iterator[None]:

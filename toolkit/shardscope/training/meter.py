@@ -261,6 +261,14 @@ class Meter:
         with self.span("compute", name), paced:
             yield
 
+    def hold_gradients(self) -> None:
+        """Wait until the gradients of the present backward pass are ready on the emulated processor, if there is one.
+
+        Called before they are exchanged, on any thread that does not delay the rest of the pass.
+        """
+        if self.pace is not None:
+            self.pace.hold_gradients()
+
     def waiting(self) -> AbstractContextManager[None]:
         """Return a context manager around a wait for other ranks, which is not emulated computation."""
         return nullcontext() if self.pace is None else self.pace.waiting()

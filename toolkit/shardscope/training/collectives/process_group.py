@@ -100,6 +100,8 @@ class MeteredProcessGroup(dist.ProcessGroup):
     def _metered(self, name: str, payload: int, call: Callable[[], dist.Work]) -> dist.Work:
         moved = sent_by_backend(name, payload, self.rank(), self.size(), self.backend)
         self.meter.count(name, Traffic(payload, moved, moved, calls=1))
+        if name == "all_reduce":  # in a backward pass, DistributedDataParallel's
+            self.meter.hold_gradients()
         return self._timed("communication", name, payload, call)
 
     def _timed(
