@@ -42,7 +42,7 @@ def test_efficiency_is_relative_to_the_fewest_workers() -> None:
     assert FOUND.efficiencies("measured_s") == [1.0, 0.5, None, None]
     assert FOUND.efficiencies("predicted_s") == [1.0, 0.8, 1.0, 0.5]
     assert [*FOUND.frame().columns] == [
-        "kind", "workers", "global_batch", "measured_s", "predicted_s", "measured", "predicted"
+        "kind", "workers", "global_batch", "measured_s", "predicted_s", "measured_efficiency", "predicted_efficiency"
     ]  # fmt: skip
     assert "50.0%" in repr(FOUND)
     assert "50.0%" in FOUND._repr_html_()
@@ -105,5 +105,5 @@ def test_it_runs_the_job_on_each_number_of_nodes() -> None:
     assert [runs[point.run].job.world_size for point in found] == [1, 2]
     assert all(runs[point.run].made_by == "scaling" for point in found)
     assert all(point.measured_s > point.predicted_s / 2 for point in found)
-    assert found.note == "Computation is emulated, by sleeping."
+    assert "computation is emulated, by sleeping: 50 MFLOP/s per rank" in found.note
     assert found.frame()["sent_bytes"].tolist()[0] == 0

@@ -83,24 +83,26 @@ class Scaling:
         """Return a data frame with one row per kind of scaling and number of workers.
 
         Columns: kind, workers, global_batch, step times in seconds (measured_s, predicted_s, simulated_s, and the
-        interval of the prediction: low_s, high_s), efficiencies from each of these step times (measured, predicted,
-        simulated; 0 to 1), sent_bytes of the busiest rank in a step, and the run. Columns without a value are left out.
+        interval of the prediction: low_s, high_s), efficiencies from these step times (measured_efficiency,
+        predicted_efficiency, simulated_efficiency; 0 to 1), sent_bytes of the busiest rank in a step, and the run.
+        Columns without a value are left out.
         """
         import pandas as pd
 
-        rows = [
-            {
-                "kind": point.kind, "workers": point.workers, "global_batch": point.global_batch,
-                "measured_s": point.measured_s, "predicted_s": point.predicted_s, "simulated_s": point.simulated_s,
-                "low_s": point.interval_s and point.interval_s[0], "high_s": point.interval_s and point.interval_s[1],
-                "measured": measured, "predicted": predicted, "simulated": simulated,
-                "sent_bytes": point.sent_bytes, "run": point.run,
-            }
-            for point, measured, predicted, simulated in zip(
-                self.points, *map(self.efficiencies, ("measured_s", "predicted_s", "simulated_s")), strict=True
-            )
-        ]  # fmt: skip
-        return pd.DataFrame(rows).dropna(axis="columns", how="all")
+        table = pd.DataFrame([self._row(point) for point in self.points])
+        for name in reversed(("measured", "predicted", "simulated")):
+            at = table.columns.get_loc("sent_bytes")
+            table.insert(at, f"{name}_efficiency", self.efficiencies(f"{name}_s"))
+        return table.dropna(axis="columns", how="all")
+
+    @staticmethod
+    def _row(point: Point) -> dict[str, object]:
+        low, high = point.interval_s or (None, None)
+        return {
+            "kind": point.kind, "workers": point.workers, "global_batch": point.global_batch,
+            "measured_s": point.measured_s, "predicted_s": point.predicted_s, "simulated_s": point.simulated_s,
+            "low_s": low, "high_s": high, "sent_bytes": point.sent_bytes, "run": point.run,
+        }  # fmt: skip
 
     @property
     def _title(self) -> str:
@@ -112,7 +114,7 @@ class Scaling:
         for column in table.columns:
             if column.endswith("_s"):
                 table[column] = [_text(value, duration_text) for value in table[column]]
-            elif column in ("measured", "predicted", "simulated"):
+            elif column.endswith("_efficiency"):
                 table[column] = [_text(value, "{:.1%}".format) for value in table[column]]
             elif column == "sent_bytes":
                 table[column] = [_text(value, bytes_text) for value in table[column]]

@@ -55,14 +55,16 @@ def scaling(
         require(cluster, EmulatedCluster, by="scaling", write="cluster=ss.Cluster.emulated(...)")
     sizes = [(each, number) for each in kinds_of(kind) for number in numbers_of(workers)]
     expected = [(_predicted(job, each, number, cluster, calibration), number) for each, number in sizes]
-    points = []
+    points, notes = [], dict[str, int]()
     for (each, _), (prediction, number) in zip(sizes, expected, strict=True):
         on = sized_cluster(cluster, number)
         assert not isinstance(on, Cluster)
         run = launch(prediction.job, "this machine" if on is None else on, root=root, made_by="scaling")
-        measured = run.wait(_PATIENCE_S).summary().step_time_s
-        points.append(_point(each, prediction)._replace(measured_s=measured, run=run.id))
-    return Scaling(job, cluster, _name(cluster), in_order(points), _note(expected[-1][0]))
+        summary = run.wait(_PATIENCE_S).summary()
+        points.append(_point(each, prediction)._replace(measured_s=summary.step_time_s, run=run.id))
+        notes[summary.link_note or ""] = number
+    told = [f"{number} workers: {note}." for note, number in notes.items() if note]
+    return Scaling(job, cluster, _name(cluster), in_order(points), " ".join(told))
 
 
 def extrapolate(
@@ -146,9 +148,3 @@ def _powers(cluster: AnyCluster) -> tuple[int, ...]:
 
 def _name(cluster: AnyCluster) -> str:
     return "this machine" if cluster is None else cluster.name
-
-
-def _note(found: JobPrediction) -> str:
-    if found.emulated is None or found.emulated.flops is None:
-        return ""
-    return "Computation is emulated, by sleeping."
