@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 LARGEST = 64
 """Largest number of workers whose steps are simulated: up to it, messages are simulated one by one."""
 
+SOURCES = ("measured", "predicted", "simulated")
+"""Where step times come from."""
+
 
 class Point(NamedTuple):
     """One number of workers. A time is None if it was not measured, or not simulated."""
@@ -89,19 +92,18 @@ class Scaling:
         """
         import pandas as pd
 
-        table = pd.DataFrame([self._row(point) for point in self.points])
-        for name in reversed(("measured", "predicted", "simulated")):
-            at = table.columns.get_loc("sent_bytes")
-            table.insert(at, f"{name}_efficiency", self.efficiencies(f"{name}_s"))
-        return table.dropna(axis="columns", how="all")
+        found = [self.efficiencies(f"{name}_s") for name in SOURCES]
+        rows = [self._row(point, values) for point, *values in zip(self.points, *found, strict=True)]
+        return pd.DataFrame(rows).dropna(axis="columns", how="all")
 
     @staticmethod
-    def _row(point: Point) -> dict[str, object]:
+    def _row(point: Point, efficiencies: Sequence[float | None]) -> dict[str, object]:
         low, high = point.interval_s or (None, None)
+        shares = zip(SOURCES, efficiencies, strict=True)
         return {
             "kind": point.kind, "workers": point.workers, "global_batch": point.global_batch,
-            "measured_s": point.measured_s, "predicted_s": point.predicted_s, "simulated_s": point.simulated_s,
-            "low_s": low, "high_s": high, "sent_bytes": point.sent_bytes, "run": point.run,
+            **{f"{name}_s": getattr(point, f"{name}_s") for name in SOURCES}, "low_s": low, "high_s": high,
+            **{f"{name}_efficiency": value for name, value in shares}, "sent_bytes": point.sent_bytes, "run": point.run,
         }  # fmt: skip
 
     @property
