@@ -93,8 +93,8 @@ def test_a_slow_node_sleeps_in_its_computation() -> None:
     assert by_rank[1] > 5 * by_rank[0]
 
 
-@pytest.mark.parametrize("strategy", ["ring", "pipeline"])
-def test_computation_takes_at_least_the_stated_and_predicted_time(strategy: str) -> None:
+@pytest.mark.parametrize("strategy", ["ring", ss.Pipeline(split="even")], ids=["ring", "pipeline"])
+def test_computation_takes_at_least_the_stated_and_predicted_time(strategy: str | ss.Strategy) -> None:
     cluster = ss.Cluster.emulated(nodes=2, flops="20 MFLOP/s", memory_bandwidth="10 MB/s")
     run = ss.launch(small_job(strategy=strategy, steps=5), cluster).wait(120)
     summary, expected = run.summary(), ss.predict(run.job, cluster).time
@@ -106,7 +106,8 @@ def test_computation_takes_at_least_the_stated_and_predicted_time(strategy: str)
     times = run.timeline().query("step > 1")
     times["seconds"] = times.end_s - times.start_s
     slowest = times.groupby(["step", "rank", "name"]).seconds.sum().groupby(["step", "name"]).max()
-    assert slowest[:, "forward"].min() >= expected["forward"].value
+    rounding = 1e-4  # times in events are rounded to microseconds
+    assert slowest[:, "forward"].min() >= expected["forward"].value - rounding
     assert slowest[:, "optimizer"].min() >= (expected["optimizer"].value if strategy == "ring" else 0)
     assert summary.step_time_s > expected["forward"].value + expected["backward"].value
 
