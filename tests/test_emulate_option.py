@@ -20,12 +20,12 @@ def parsed(*words: str) -> object:
 def test_every_argument_of_a_cluster_can_be_given() -> None:
     text = (
         "nodes=4, bandwidth=1 Gbit/s,latency=1 ms,per_node=2,node_bandwidth=1:100 Mbit/s;2:200 Mbit/s,"
-        "upload=0:10 Mbit/s,slowdown=3:2.5,racks=2,rack_bandwidth=2 Gbit/s"
+        "upload=0:10 Mbit/s,slowdown=3:2.5,flops=2 GFLOP/s,memory_bandwidth=1 GB/s,racks=2,rack_bandwidth=2 Gbit/s"
     )
     assert parsed("--emulate", text) == ss.Cluster.emulated(
         nodes=4, bandwidth="1 Gbit/s", latency="1 ms", per_node=2,
-        node_bandwidth={1: "100 Mbit/s", 2: "200 Mbit/s"}, upload={0: "10 Mbit/s"}, slowdown={3: 2.5}, racks=2,
-        rack_bandwidth="2 Gbit/s",
+        node_bandwidth={1: "100 Mbit/s", 2: "200 Mbit/s"}, upload={0: "10 Mbit/s"}, slowdown={3: 2.5},
+        flops="2 GFLOP/s", memory_bandwidth="1 GB/s", racks=2, rack_bandwidth="2 Gbit/s",
     )  # fmt: skip
     assert parsed() is None
 

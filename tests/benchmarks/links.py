@@ -1,4 +1,4 @@
-"""All-reduces over emulated links against their formulas, on 2 and 4 nodes of one machine. Linux only, no root needed.
+"""All-reduces over emulated links against their formulas, on 2 to 8 nodes of one machine. Linux only, no root needed.
 
 python tests/benchmarks/links.py [gigabit a second] [megabytes ...]
 
@@ -21,9 +21,11 @@ from shardscope.errors import LaunchError
 from shardscope.runtime.emulated import EmulatedNetwork
 from shardscope.spec.cluster import EmulatedCluster
 
-NODES = (2, 4)
+NODES = (2, 4, 8)
 ROUNDS = 5
 PORT = 29_500
+SLICE = 1 << 16
+"""Bytes of a message of the sliced ring, whose rounds overlap: a slice is sent on while the next one arrives."""
 
 
 def serve(rank: int, world_size: int, megabytes: list[float]) -> None:
@@ -41,6 +43,7 @@ def serve(rank: int, world_size: int, megabytes: list[float]) -> None:
         Meter(), backend="gloo", rank=rank, world_size=world_size, timeout=minute, store=store
     )
     ring, both, tree = RingAllReduce(group), RingAllReduce(group, directions=2), TreeAllReduce(group)
+    sliced = RingAllReduce(group, slice_bytes=SLICE)
 
     def star(tensor: torch.Tensor) -> None:
         """Rank 0 is server and worker."""
@@ -58,6 +61,7 @@ def serve(rank: int, world_size: int, megabytes: list[float]) -> None:
 
     ways = {
         "ring": ring.all_reduce_,
+        "ring, 64 KiB slices": sliced.all_reduce_,
         "ring, both ways": both.all_reduce_,
         "pipelined tree": tree.all_reduce_,
         "parameter server": star,
@@ -86,6 +90,7 @@ def formula(name: str, megabytes: float, cluster: EmulatedCluster) -> float:
 
     algorithm, options = {
         "ring": ("ring", {}),
+        "ring, 64 KiB slices": ("ring", {}),
         "ring, both ways": ("ring", {}),
         "pipelined tree": ("pipelined-tree", {"segments": -(-int(megabytes * 1e6) // SLICE_BYTES)}),
         "parameter server": ("parameter-server", {}),
@@ -124,7 +129,7 @@ def measure(cluster: EmulatedCluster, megabytes: list[float]) -> None:
             measured, by_formula = statistics.median(seconds), formula(name, found["megabytes"], cluster)
             figures = f"measured {1e3 * measured:8.1f} ms   formula {1e3 * by_formula:8.1f} ms"
             print(
-                f"{count} nodes {found['megabytes']:6g} MB  {name:18} {figures}   {measured / by_formula:5.2f} x"
+                f"{count} nodes {found['megabytes']:6g} MB  {name:19} {figures}   {measured / by_formula:5.2f} x"
             )
 
 
@@ -134,6 +139,7 @@ def main() -> None:
         count, *sizes = sys.argv[2:]
         serve(int(os.environ["LINKS_RANK"]), int(count), [float(size) for size in sizes])
     gigabit, *megabytes = [*map(float, sys.argv[1:])] or [0.1]
+    print(f"load {os.getloadavg()[0]:.1f}")
     for nodes in NODES:
         cluster = ss.Cluster.emulated(nodes=nodes, bandwidth=gigabit * 1e9 / 8)
         try:

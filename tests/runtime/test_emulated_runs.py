@@ -93,6 +93,25 @@ def test_a_slow_node_sleeps_in_its_computation() -> None:
     assert by_rank[1] > 5 * by_rank[0]
 
 
+@pytest.mark.parametrize("strategy", ["ring", ss.Pipeline(split="even")], ids=["ring", "pipeline"])
+def test_computation_takes_at_least_the_stated_and_predicted_time(strategy: str | ss.Strategy) -> None:
+    cluster = ss.Cluster.emulated(nodes=2, flops="20 MFLOP/s", memory_bandwidth="10 MB/s")
+    run = ss.launch(small_job(strategy=strategy, steps=5), cluster).wait(120)
+    summary, expected = run.summary(), ss.predict(run.job, cluster).time
+    assert expected is not None
+    assert summary.late_s_per_step is not None
+    assert str(summary.link_note).startswith(
+        "computation is emulated, by sleeping: 20 MFLOP/s per rank, updates at 10 MB/s"
+    )
+    times = run.timeline().query("step > 1")
+    times["seconds"] = times.end_s - times.start_s
+    slowest = times.groupby(["step", "rank", "name"]).seconds.sum().groupby(["step", "name"]).max()
+    rounding = 1e-4  # times in events are rounded to microseconds
+    assert slowest[:, "forward"].min() >= expected["forward"].value - rounding
+    assert slowest[:, "optimizer"].min() >= (expected["optimizer"].value if strategy == "ring" else 0)
+    assert summary.step_time_s > expected["forward"].value + expected["backward"].value
+
+
 def test_a_comparison_takes_the_cluster_of_the_run() -> None:
     run = ss.launch(small_job(), PAIR).wait(120)
     found = ss.compare(run)

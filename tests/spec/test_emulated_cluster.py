@@ -23,6 +23,8 @@ from shardscope.spec.cluster.emulated import PAYLOAD
         ({"per_node": 0}, "per_node=0"),
         ({"slowdown": {4: 2.0}}, "slowdown names node 4, but the nodes are 0 to 3"),
         ({"slowdown": {1: 0.5}}, "slowdown=0.5"),
+        ({"flops": "2 GHz"}, "flops"),
+        ({"memory_bandwidth": "1 GB/s"}, "memory_bandwidth='1 GB/s' has no effect without flops"),
         ({"upload": {"1": "1 Gbit/s"}}, "upload names node '1'"),
         ({"racks": 3, "rack_bandwidth": "1 Gbit/s"}, "racks=3 does not divide nodes=4"),
         ({"racks": 2}, "racks=2 needs a rack_bandwidth"),
@@ -53,9 +55,22 @@ def test_a_single_node_has_no_link_to_other_nodes() -> None:
     assert cluster.name == "1 emulated node of 4 ranks"
 
 
+def test_its_speed_is_that_of_the_slowest_node() -> None:
+    cluster = ss.Cluster.emulated(nodes=2, flops="3 GFLOP/s", memory_bandwidth="6 GB/s", slowdown={1: 2.0})
+    assert (cluster.flops, cluster.memory_bandwidth) == (1.5e9, 3e9)
+    assert cluster.name == "2 emulated nodes, 1 Gbit/s, 0 s, 1.5 GFLOP/s"
+    assert ss.Cluster.emulated(slowdown={0: 2.0}).flops is None
+
+
 def test_it_survives_json() -> None:
     cluster = ss.Cluster.emulated(
-        nodes=4, latency="2 ms", per_node=2, slowdown={3: 2.5}, racks=2, rack_bandwidth="1 Gbit/s"
+        nodes=4,
+        latency="2 ms",
+        per_node=2,
+        slowdown={3: 2.5},
+        flops="1 GFLOP/s",
+        racks=2,
+        rack_bandwidth="1 Gbit/s",
     )
     assert EmulatedCluster.from_json(cluster.to_json()) == cluster
     assert cluster.num_devices == 8

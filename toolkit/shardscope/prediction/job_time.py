@@ -18,8 +18,6 @@ from shardscope.prediction.rates import RankRates
 from shardscope.prediction.traced import Traced
 from shardscope.spec.strategy import Work
 
-_BACKWARD_PASSES = {"none": 2, "selective": 2, "full": 3}
-"""FLOPs of a backward pass relative to a forward pass: two, plus one with full recomputation."""
 _ROOFLINE = "roofline, Williams et al. 2009"
 
 
@@ -28,8 +26,8 @@ def job_time_term(step: JobStep, found: Traced, traffic: Traffic | None, rates: 
 
     Each operation takes the time of its matrix products or of its memory traffic, plus the time of its launch. The
     optimizer takes the time to read and write all states, plus a time per tensor, and the codec the time to read and
-    write the gradient and its packets. Each collective takes as long as its slowest rank needs to send its bytes and
-    messages.
+    write the gradient and its packets. Each collective takes as long as its slowest rank needs to send or to receive
+    its bytes, and to send its messages.
 
     Args:
         step: The training step to predict.
@@ -37,7 +35,7 @@ def job_time_term(step: JobStep, found: Traced, traffic: Traffic | None, rates: 
         traffic: Bytes and messages that each rank sends in the step; None if unknown.
         rates: Compute, memory and link rates of one rank.
     """
-    work = max(step.job.strategy.work(step), key=sum)
+    work = max(step.job.strategy.work(step), key=lambda each: each.computing)
     passes = [_pass("forward", step, found, work, rates), _pass("backward", step, found, work, rates)]
     parts = [
         _data(step, found, rates), *passes, _optimizer(step, work, rates), _codec(step, rates),
@@ -56,7 +54,11 @@ def _pass(name: str, step: JobStep, found: Traced, work: Work, rates: RankRates)
     """Return the term for all forward passes or all backward passes of a step."""
     trace, is_forward = step.trace, name == "forward"
     count = step.samples * step.micro_batches * work.computing
-    flops = (1 if is_forward else _BACKWARD_PASSES[step.job.recompute]) * found.table.flops * count
+    flops = (1 if is_forward else step.job.backward_passes) * found.table.flops * count
+    if rates.emulated_flops is not None:
+        part = Term("emulated processor", flops / rates.emulated_flops, "s", "FLOP / rate",
+                    {"FLOP": flops, "rate": rates.emulated_flops}, "stated; by sleeping")  # fmt: skip
+        return Term.total(name, (part,))
     moved = (trace.forward_bytes if is_forward else trace.moved_bytes - trace.forward_bytes) * count
     num_operations = (
         trace.forward_operations if is_forward else trace.num_operations - trace.forward_operations
@@ -76,9 +78,9 @@ def _pass(name: str, step: JobStep, found: Traced, work: Work, rates: RankRates)
 
 
 def _optimizer(step: JobStep, work: Work, rates: RankRates) -> Term:
-    states, shards = step.job.optimizer.states.tensors, step.world_size if step.job.strategy.zero_stage else 1
+    states, shards = step.job.optimizer.states, step.world_size if step.job.strategy.zero_stage else 1
     share = min(1.0, work.computing)
-    updated = step.num_elements * step.element_bytes * (3 + 2 * states) / shards * share
+    updated = step.num_elements * states.moved_bytes_per_param(step.element_bytes) / shards * share
     tensors = len(step.trained) * share
     parts = (
         _term("states", updated / rates.optimizer_bandwidth, "bytes / bandwidth", rates,
@@ -113,11 +115,11 @@ def _collective(name: str, sent: Sent, rates: RankRates) -> Term:
     """Return the term for one collective; an unknown number of messages counts as one to each other rank."""
     unknown = (sent.bytes > 0) & (sent.messages == 0)
     messages = np.where(unknown, len(sent.bytes) - 1, sent.messages)
-    seconds = sent.bytes / rates.link + messages * rates.message_s
+    seconds = sent.busiest / rates.link + messages * rates.message_s
     rank = int(seconds.argmax())
     return _term(
         name, float(seconds[rank]), "bytes / bandwidth + messages × time per message", rates,
-        "time of the slowest rank; no overlap", bytes=float(sent.bytes[rank]), messages=float(messages[rank]),
+        "time of the slowest rank; no overlap", bytes=float(sent.busiest[rank]), messages=float(messages[rank]),
         bandwidth=rates.link,
     )  # fmt: skip
 

@@ -44,6 +44,8 @@ class RankRates(NamedTuple):
     unit_s: float = 0.0
     """Fixed time per unit for which ZeRO-2 or ZeRO-3 gathers parameters, in a forward and a backward pass, in
     seconds."""
+    emulated_flops: float | None = None
+    """FLOP/s at which passes are computed, whatever else they do; None unless a processor is emulated."""
 
     @classmethod
     def of_this_machine(
@@ -68,19 +70,22 @@ class RankRates(NamedTuple):
         if emulated is not None:
             slow = max(slow, emulated.slowdown)
         link, message_s = _messages(job, host, ranks, emulated)
+        updates = None if emulated is None else emulated.memory_bandwidth
+        busy = 1.0 if _sleeps(emulated) and not _sleeps(host.cluster) else ranks
         return cls(
             flops=host.value("flops") * speed.flops / slow * min(job.threads, usable_cores()),
             bandwidth=host.value("bandwidth") * speed.bandwidth / slow,
             operation_s=host.value("operation_s") * slow,
-            step_s=host.value("step_s", ranks=ranks),
+            step_s=host.value("step_s", ranks=busy),
             link=link,
             message_s=message_s,
             source=host.label,
-            optimizer_bandwidth=host.value("optimizer_bandwidth") * speed.bandwidth / slow,
+            optimizer_bandwidth=updates or host.value("optimizer_bandwidth") * speed.bandwidth / slow,
             codec_bandwidth=host.value("codec_bandwidth") * speed.bandwidth / slow,
-            tensor_s=host.value("tensor_s") * slow,
-            unit_s=host.value("unit_s", ranks=ranks),
-            stage_s=host.value("stage_s", ranks=ranks),
+            tensor_s=0.0 if updates else host.value("tensor_s") * slow,
+            unit_s=host.value("unit_s", ranks=busy),
+            stage_s=host.value("stage_s", ranks=busy),
+            emulated_flops=None if emulated is None else emulated.flops,
         )
 
     @classmethod
@@ -108,6 +113,11 @@ class RankRates(NamedTuple):
 def active_ranks(work: Sequence[Work]) -> float:
     """Return the mean number of ranks that compute at the same time, given the work of each."""
     return sum(each.computing for each in work) / max(each.computing + each.waiting for each in work)
+
+
+def _sleeps(emulated: EmulatedCluster | None) -> bool:
+    """Whether ranks mostly sleep, since their processors are emulated; then they hardly wait for a core."""
+    return emulated is not None and emulated.flops is not None
 
 
 def transport_of(job: Job, emulated: EmulatedCluster | None = None) -> HostTransport:

@@ -233,7 +233,7 @@ def _step(number: int, row: list[Event], moved: Moved) -> Step:
 
     A single loop is used for speed, because this function runs for every step of every log.
     """
-    t = seconds = loss = codec = compute = 0.0
+    t = seconds = loss = codec = compute = late = 0.0
     samples = tokens = memory = peak = num_losses = 0
     lr, norm, skipped = row[0]["lr"], math.nan, False
     for event in row:
@@ -246,12 +246,27 @@ def _step(number: int, row: list[Event], moved: Moved) -> Step:
         samples, tokens = samples + event["samples"], tokens + (event["tokens"] or 0)
         memory, peak = max(memory, event["memory_bytes"]), max(peak, event["peak_memory_bytes"])
         codec = max(codec, event.get("codec_s", 0.0))
+        late = max(late, event.get("late_s", 0.0))
         compute = max(compute, _compute_seconds(event)) if "spans" in event else math.nan
         skipped = skipped or bool(event.get("skipped"))
     loss = loss / num_losses if num_losses else math.nan
     sent = min(moved.sent_bytes, MOST), min(moved.messages, MOST)
     return Step(
-        number, t, loss, seconds, samples, tokens, lr, norm, *sent, memory, peak, codec, compute, skipped
+        number,
+        t,
+        loss,
+        seconds,
+        samples,
+        tokens,
+        lr,
+        norm,
+        *sent,
+        memory,
+        peak,
+        codec,
+        compute,
+        skipped,
+        late,
     )
 
 

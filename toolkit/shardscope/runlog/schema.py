@@ -142,7 +142,8 @@ _KINDS: Mapping[str, Check] = {
             "peak_memory_bytes": is_whole, "traffic": _any_value,
         },
         {
-            "spans": _list_of(_is_span), "codec_s": is_real, "skipped": lambda value: isinstance(value, bool | int),
+            "spans": _list_of(_is_span), "codec_s": is_real, "late_s": is_real,
+            "skipped": lambda value: isinstance(value, bool | int),
             "noise": _fields({"small_square": _is_number, "large_square": _is_number}),
         },
     ),

@@ -40,6 +40,8 @@ class Step(NamedTuple):
             peak.
         codec_s: Time spent packing and unpacking, in seconds, on the rank that spent most; 0 without compression.
         compute_s: Compute time, in seconds, on the rank that spent most; NaN unless all ranks recorded spans.
+        late_s: Time by which computation took longer than on the emulated processor, in seconds, on the rank that was
+            latest; 0 if none is emulated.
         skipped: 1 if any rank skipped its update, for example after an overflow; otherwise 0.
     """
 
@@ -58,6 +60,7 @@ class Step(NamedTuple):
     codec_s: float = 0.0
     compute_s: float = math.nan
     skipped: int = 0
+    late_s: float = 0.0
 
     @property
     def samples_per_s(self) -> float:

@@ -11,10 +11,18 @@ from shardscope.runlog.reducer import RunLog
 from shardscope.runlog.schema import Event
 from shardscope.runlog.steps import Step
 from shardscope.spec import Job
+from shardscope.spec.units import duration_text
 
 _TOO_FAST_NOTE = (
     "a link above 5 Gbit/s cannot be emulated precisely: copying a message within this machine takes about as long as "
     "such a link needs to transfer it, so the run was slower than on a real link"
+)
+
+_NOTEWORTHY = 0.01
+"""Fraction of a step by which emulated computation may be late before the summary says so."""
+_LATE_NOTE = (
+    "computation was late by {late} per step, because this machine is too slow or too busy for so fast a processor; "
+    "state fewer FLOP/s, or use fewer ranks"
 )
 
 
@@ -55,6 +63,8 @@ class Summary:
         link: Emulated link between the ranks; None without emulation.
         link_note: Why measurements on this link are unreliable, or what else is emulated, as a sentence; None if the
             link is emulated precisely and nothing else is.
+        late_s_per_step: Mean time by which computation took longer than on the emulated processor, on the latest rank,
+            in seconds per step; None if no FLOP/s are emulated.
         compression: Compression of the gradients; this field and the next two are None without compression.
         uncompressed_bytes_per_step: Bytes that all ranks together would send per step without compression, by formula.
         codec_s_per_step: Mean time spent packing and unpacking on the slowest rank, in seconds per step. This time
@@ -82,6 +92,7 @@ class Summary:
     transport_reason: str | None = None
     link: str | None = None
     link_note: str | None = None
+    late_s_per_step: float | None = None
     compression: str | None = None
     uncompressed_bytes_per_step: float | None = None
     codec_s_per_step: float | None = None
@@ -132,7 +143,7 @@ def summarise(log: RunLog, state: str, job: Job | None = None) -> Summary:
         **_quality(log, "validation"),
         transport=start.get("transport"),
         transport_reason=start.get("transport_reason"),
-        **_link(start),
+        **_link(log, start),
         **(_compression(log, start, job) if job is not None and job.compression.is_on and starts else {}),
     )
 
@@ -165,12 +176,20 @@ def _quality(log: RunLog, split: str) -> dict[str, Any]:
     return {f"{split}_loss": last.loss, f"{split}_accuracy": accuracy}
 
 
-def _link(start: Event) -> dict[str, Any]:
+def _link(log: RunLog, start: Event) -> dict[str, Any]:
+    """Return the summary's fields on what is emulated: the link, and the processors."""
     link = start.get("link")
     if link is None:
         return {}
     notes = [link.get("note"), None if link["is_accurate"] else _TOO_FAST_NOTE]
-    return {"link": link["label"], "link_note": "; ".join(filter(None, notes)) or None}
+    late, step_s = log.per_step("late_s") if link.get("paces_compute") else None, log.step_time_s
+    if late and step_s and late > _NOTEWORTHY * step_s:
+        notes.append(_LATE_NOTE.format(late=duration_text(late)))
+    return {
+        "link": link["label"],
+        "link_note": "; ".join(filter(None, notes)) or None,
+        "late_s_per_step": late,
+    }
 
 
 def _compression(log: RunLog, start: Event, job: Job) -> dict[str, Any]:

@@ -290,6 +290,11 @@ class Job(Spec):
         """Bytes per element of the weights, gradients and optimizer moments."""
         return 8 if self.precision == "fp64" else 4
 
+    @property
+    def backward_passes(self) -> int:
+        """FLOPs of a backward pass relative to a forward pass: two, plus one with full recomputation."""
+        return 3 if self.recompute == "full" else 2
+
     def layout(self) -> Layout:
         """Return the layout that corresponds to this job, for `predict`, `plan` and the calculators.
 

@@ -38,6 +38,10 @@ class OptimizerStates(NamedTuple):
         """Return the bytes of state `tensors` per parameter; `element_bytes` is the element size of the precision."""
         return self.tensors * (self.element_bytes or element_bytes)
 
+    def moved_bytes_per_param(self, element_bytes: float = 4) -> float:
+        """Return the bytes per parameter that an update reads and writes: gradient, weight and state tensors."""
+        return element_bytes * (3 + 2 * self.tensors)
+
 
 class Parameters(Protocol):
     """The parameters that an optimizer updates on one rank: whole tensors, shards, or layers of a pipeline stage."""

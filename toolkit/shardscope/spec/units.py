@@ -159,6 +159,7 @@ _BINARY_BYTES = {
     f"{prefix}B": 1024.0**power for power, prefix in reversed([*enumerate(("", "Ki", "Mi", "Gi", "Ti"))])
 }
 _BIT_RATES = {f"{prefix}bit/s": float(factor) for prefix, factor in reversed(_DECIMAL.items())}
+_FLOPS = {f"{prefix}FLOP/s": float(factor) for prefix, factor in reversed(_DECIMAL.items())}
 
 
 def three_digits(value: float) -> str:
@@ -192,6 +193,11 @@ def bytes_text(num_bytes: float) -> str:
 def bit_rate_text(bytes_per_s: float) -> str:
     """Format bytes per second as bits per second, as for networks: ``100 Mbit/s``."""
     return scaled(8 * bytes_per_s, _BIT_RATES)
+
+
+def flops_text(flops: float) -> str:
+    """Format a rate of computation, in FLOP/s, as ``2 GFLOP/s``."""
+    return scaled(flops, _FLOPS)
 
 
 def seconds_text(seconds: float) -> str:

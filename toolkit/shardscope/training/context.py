@@ -19,7 +19,8 @@ from shardscope.training import clock
 from shardscope.training.collectives import process_group
 from shardscope.training.collectives.paced_group import PacedProcessGroup
 from shardscope.training.collectives.process_group import MeteredProcessGroup
-from shardscope.training.emulation import ComputePace, Emulation
+from shardscope.training.compute_pace import ComputePace
+from shardscope.training.emulation import Emulation
 from shardscope.training.meter import Meter
 
 
@@ -131,8 +132,8 @@ def open_rank(job: Job, events: EventWriter, env: dict[str, str] | None = None) 
     if device.type == "cuda":
         torch.cuda.set_device(device)
     meter, emulation = Meter(), Emulation.from_env(place)
-    if emulation is not None and emulation.slowdown > 1:
-        meter.pace = ComputePace(emulation.slowdown)
+    if emulation is not None and emulation.processor is not None:
+        meter.pace = ComputePace(job, emulation.processor)
     if world_size == 1:
         yield RankContext(rank, 1, device, meter, events, emulation=emulation)
         return

@@ -18,24 +18,17 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 from shardscope.errors import SpecError
 from shardscope.spec.model.step import RECOMPUTE_MODES
 from shardscope.spec.model.table import LayerRow, LayerTable
 from shardscope.training.data.batches import call
+from shardscope.training.flops import flop_counter
 from shardscope.training.memory.activations import Activations
 from shardscope.training.memory.storages import Storages
 from shardscope.training.recompute import RecomputeMode
 from shardscope.training.step_trace import Arguments, trace_step
 
-
-def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return int(sdpa_flop_count(query, key, value))
-
-
-_ALSO_COUNTED = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention}  # noqa: SLF001 - its name
-"""FLOP formula of an operation that PyTorch's counter does not count: the CPU attention kernel."""
 OUTSIDE = "(outside the layers)"
 """Name of the table row for FLOPs, saved bytes and parameters that belong to no layer."""
 
@@ -192,7 +185,7 @@ class _LayerTotals:
 class _Trace:
     def __init__(self, module: nn.Module, inputs: Arguments) -> None:
         self.module, self.inputs = module, inputs
-        self.flops = FlopCounterMode(display=False, custom_mapping=_ALSO_COUNTED)
+        self.flops = flop_counter()
         held = [*module.buffers(), *(leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor))]
         known = Storages()
         known.add("held", held)

@@ -6,14 +6,15 @@ The agent of the node passes it to the ranks in an environment variable. The rat
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from shardscope.spec import Link
 from shardscope.spec.cluster import EmulatedCluster
+from shardscope.spec.cluster.emulated import EmulatedNode
 from shardscope.spec.link import PACED_UP_TO
+from shardscope.spec.units import bytes_text, flops_text
 
 VARIABLE = "SHARDSCOPE_EMULATED"
 
@@ -52,9 +53,10 @@ class Emulation:
         return {VARIABLE: json.dumps(fields)}
 
     @property
-    def slowdown(self) -> float:
-        """Factor by which the computation of this rank is slowed down."""
-        return self.cluster.nodes[self.node].slowdown
+    def processor(self) -> EmulatedNode | None:
+        """This rank's node, whose processor is emulated; None if the rank computes at this machine's speed."""
+        node = self.cluster.nodes[self.node]
+        return node if node.slowdown > 1 or node.flops is not None else None
 
     @property
     def paced_link(self) -> Link | None:
@@ -67,10 +69,11 @@ class Emulation:
     def described(self) -> dict[str, Any]:
         """Return the link's settings and what else is emulated, for the ``start`` event."""
         cluster = self.cluster
-        notes = [note for note in (self._latency_note(), self._slowdown_note()) if note]
+        notes = [note for note in (self._latency_note(), self._compute_note()) if note]
         return {
             "bandwidth": cluster.slowest, "latency_s": cluster.latency_s, "label": cluster.name,
             "is_accurate": cluster.link is None or cluster.slowest <= PACED_UP_TO, "note": "; ".join(notes) or None,
+            "paces_compute": self.processor is not None and self.processor.flops is not None,
         }  # fmt: skip
 
     def _latency_note(self) -> str:
@@ -81,43 +84,14 @@ class Emulation:
             "and to the backend's collectives by their formula"
         )
 
-    def _slowdown_note(self) -> str:
-        slow = {node: each.slowdown for node, each in enumerate(self.cluster.nodes) if each.slowdown > 1}
-        told = ", ".join(f"{factor:g} times as long on node {node}" for node, factor in slow.items())
-        return f"computation is emulated, by sleeping: {told}" if told else ""
+    def _compute_note(self) -> str:
+        first = self.cluster.nodes[0]  # flops and memory bandwidth are the same on all nodes
+        told = [f"{factor:g} times as long on node {node}" for node, factor in self._slow_nodes()]
+        if first.flops is not None:
+            told.insert(0, f"{flops_text(first.flops)} per rank")
+        if first.memory_bandwidth is not None:
+            told.insert(1, f"updates at {bytes_text(first.memory_bandwidth)}/s")
+        return f"computation is emulated, by sleeping: {', '.join(told)}" if told else ""
 
-
-class ComputePace:
-    """Slows down the computation of this thread by sleeping, in proportion to the processor time that it takes.
-
-    Waiting for a core, which other ranks use, counts as part of the sleep. So where ranks outnumber cores, each rank
-    computes at the same emulated speed as long as the slowdown is at least the number of ranks per core.
-
-    Args:
-        slowdown: Time that computation takes, relative to this processor.
-    """
-
-    def __init__(self, slowdown: float) -> None:
-        self.slowdown = slowdown
-        self._last: dict[str, float] = {}
-
-    def begin(self) -> tuple[float, float]:
-        """Return the present time and processor time of this thread, for `end`."""
-        return time.perf_counter(), time.thread_time()
-
-    def end(self, began: tuple[float, float]) -> None:
-        """Sleep until the computation since `began` has taken as long as on the emulated processor."""
-        elapsed, computing = time.perf_counter() - began[0], time.thread_time() - began[1]
-        time.sleep(max(0.0, self.slowdown * computing - elapsed))
-
-    def before(self, name: str) -> float:
-        """Sleep for what computation `name` will take longer, judged by the last time; return the processor time.
-
-        For computation that other ranks wait for before it has ended, such as a backward pass that exchanges gradients.
-        """
-        time.sleep((self.slowdown - 1) * self._last.get(name, 0.0))
-        return time.thread_time()
-
-    def after(self, name: str, began: float) -> None:
-        """Note the processor time that computation `name` has taken since `before` returned `began`."""
-        self._last[name] = time.thread_time() - began
+    def _slow_nodes(self) -> Iterator[tuple[int, float]]:
+        return ((node, each.slowdown) for node, each in enumerate(self.cluster.nodes) if each.slowdown > 1)

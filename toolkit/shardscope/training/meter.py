@@ -14,18 +14,17 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shardscope.training import clock
+from shardscope.training.compute_pace import ComputePace, PassTimes
 
 if TYPE_CHECKING:
-    from shardscope.training.emulation import ComputePace
+    from torch.optim import Optimizer
 
-_PACED = ("forward", "backward", "optimizer", "server_update")
-"""Names of the spans whose computation an emulated slow node slows down."""
 OBSERVING = 0
 """Step number for traffic that belongs to no step; steps count from 1."""
 
@@ -129,7 +128,7 @@ class Meter:
         step: The current step; also read by components that write their own events.
         logged_step: The step whose messages are logged one by one; `OBSERVING` for none.
         handed_over: Time in Unix seconds at which the last collective was passed to the thread or backend that runs it.
-        pace: Slows down the computation in spans, on an emulated slow node; None otherwise.
+        pace: Makes computation take as long as on an emulated processor; None if none is emulated.
     """
 
     step: int = 0
@@ -160,6 +159,12 @@ class Meter:
             row = [name, way, peer, num_bytes, round(clock.now(), 6), *label]
             with self._lock:
                 self._messages.append(row)
+
+    def arrived(self, name: str, peer: int, num_bytes: int) -> None:
+        """Note that a message has just arrived; see `log`."""
+        if self.pace is not None:
+            self.pace.arrived_at = clock.now()
+        self.log(name, "arrived", peer, num_bytes)
 
     def drain_messages(self) -> list[list[Any]]:
         """Return and clear the logged messages: name, way, peer, bytes, Unix time, item and phase of each."""
@@ -204,33 +209,76 @@ class Meter:
             self.count(name, traffic)
 
     @contextmanager
+    def forward_span(self) -> Iterator[None]:
+        """Return a context manager that records the span of a forward pass of the model."""
+        paced = nullcontext() if self.pace is None else self.pace.forward(0)
+        with self.span("compute", "forward"), paced:
+            yield
+
+    @contextmanager
     def backward_span(self) -> Iterator[None]:
-        """Return a context manager that records the span of a backward pass.
+        """Return a context manager that records the span of a backward pass of the model.
 
         If gradients are exchanged in it, the span ends when the last of them is passed to its collective.
         """
         start, pace = clock.now(), self.pace
-        began = None if pace is None else pace.before("backward")
+
+        def ended() -> float:
+            return self.handed_over if start < self.handed_over else math.inf
+
         try:
-            yield
+            with nullcontext() if pace is None else pace.exchanging_backward(ended):
+                yield
         finally:
-            end = clock.now()
-            if pace is not None and began is not None:
-                pace.after("backward", began)
-            self.add_span(
-                Span("compute", "backward", start, self.handed_over if start < self.handed_over else end)
+            self.add_span(Span("compute", "backward", start, min(ended(), clock.now())))
+
+    @contextmanager
+    def stage_span(self, name: str, stage: int, passes: float) -> Iterator[PassTimes]:
+        """Return a context manager that records the span of a pass of a pipeline stage, and yields its times.
+
+        Args:
+            name: ``forward`` or ``backward``.
+            stage: The stage.
+            passes: FLOPs of the pass, relative to the stage's forward pass.
+        """
+        times = PassTimes(clock.now())
+        paced = nullcontext() if self.pace is None else self.pace.queued(stage, passes, times)
+        try:
+            with paced:
+                yield times
+        finally:
+            times.end = times.end or clock.now()
+            self.add_span(Span("compute", name, times.start, times.end))
+
+    @contextmanager
+    def update_span(self, optimizer: Optimizer, name: str = "optimizer") -> Iterator[None]:
+        """Return a context manager that records the span of an update of the optimizer's parameters."""
+        paced: AbstractContextManager[None] = nullcontext()
+        if self.pace is not None:
+            paced = self.pace.update(
+                sum(p.numel() for group in optimizer.param_groups for p in group["params"])
             )
+        with self.span("compute", name), paced:
+            yield
+
+    def hold_gradients(self) -> None:
+        """Wait until the gradients of the present backward pass are ready on the emulated processor, if there is one.
+
+        Called before they are exchanged, on any thread that does not delay the rest of the pass.
+        """
+        if self.pace is not None:
+            self.pace.hold_gradients()
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Return a context manager around a wait for other ranks, which is not emulated computation."""
+        return nullcontext() if self.pace is None else self.pace.waiting()
 
     @contextmanager
     def span(self, lane: str, name: str, num_bytes: int = 0) -> Iterator[None]:
         """Return a context manager that records the time spent in it as one span."""
         start = clock.now()
-        pace = self.pace if lane == "compute" and name in _PACED else None
-        began = None if pace is None else pace.begin()
         try:
             yield
-            if pace is not None and began is not None:
-                pace.end(began)
         finally:
             self.add_span(Span(lane, name, start, clock.now(), num_bytes))
 

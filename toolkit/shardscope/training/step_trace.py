@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
-from torch.utils.flop_counter import FlopCounterMode
 
 from shardscope.errors import SpecError
 from shardscope.spec.model.step import (
@@ -31,6 +30,7 @@ from shardscope.spec.model.step import (
     StepTrace,
 )
 from shardscope.training.data.batches import call
+from shardscope.training.flops import flop_counter
 from shardscope.training.memory.activations import Activations
 from shardscope.training.memory.ledger import AllocationLedger, Freed, Made, Placed
 from shardscope.training.memory.storages import Storages
@@ -281,7 +281,7 @@ def _pieces(
                 kept[_key(tensor)] = tensor.untyped_storage()
             return tensor
 
-        counter = FlopCounterMode(display=False)
+        counter = flop_counter()
         with autocast(), counter, saved_tensors_hooks(save, lambda tensor: tensor):
             x = call(layer, x)
         yield PipelinePiece(

@@ -341,7 +341,8 @@ class Trainer:
             lr=self.optimizer.param_groups[0]["lr"], grad_norm=result.grad_norm, skipped=result.skipped,
             loss_scale=self.strategy.precision.loss_scale,
             memory_bytes=memory, peak_memory_bytes=self.strategy.memory.peak,
-            traffic=traffic, **self._codec_seconds(spans), **_noise(result), **({"spans": spans} if shown else {}),
+            traffic=traffic, **self._late_seconds(),
+            **self._codec_seconds(spans), **_noise(result), **({"spans": spans} if shown else {}),
         )  # fmt: skip
         self._write_late_traffic(step)
         self._watch_compression(step)
@@ -359,6 +360,11 @@ class Trainer:
         if self.strategy.compressor is None:
             return {}
         return {"codec_s": round(sum(end - start for lane, _, start, end, _ in spans if lane == "codec"), 6)}
+
+    def _late_seconds(self) -> dict[str, float]:
+        """Return by how much computation took longer than on the emulated processor; empty if none is emulated."""
+        pace = self.context.meter.pace
+        return {} if pace is None else {"late_s": round(pace.take_late(), 6)}
 
     def _watch_compression(self, step: int) -> None:
         compressor = self.strategy.compressor

@@ -124,6 +124,11 @@ from shardscope_widgets.figures._predicted import ComparedInfo as ComparedInfo
 from shardscope_widgets.figures._predicted import compared as compared
 from shardscope_widgets.figures._predicted import compared_info as compared_info
 from shardscope_widgets.figures._predicted import draw_compared as draw_compared
+from shardscope_widgets.figures._scaling import ScalingInfo as ScalingInfo
+from shardscope_widgets.figures._scaling import draw_scaling as draw_scaling
+from shardscope_widgets.figures._scaling import scaling as scaling
+from shardscope_widgets.figures._scaling import scaling_info as scaling_info
+from shardscope_widgets.figures._scaling import scaling_text as scaling_text
 from shardscope_widgets.figures._schedule import ScheduleInfo as ScheduleInfo
 from shardscope_widgets.figures._schedule import schedule as schedule
 from shardscope_widgets.figures._schedule import schedule_info as schedule_info

@@ -117,10 +117,12 @@ def parameter_server_traffic(
         "server_push": Sent(
             parameter_server_push_bytes(pushed_bytes, world_size, dedicated=dedicated),
             parameter_server_push_bytes(one_each, world_size, dedicated=dedicated),
+            received=parameter_server_pull_bytes(pushed_bytes, world_size, dedicated=dedicated),
         ),
         "server_pull": Sent(
             parameter_server_pull_bytes(pulled_bytes, world_size, dedicated=dedicated),
             parameter_server_pull_bytes(one_each, world_size, dedicated=dedicated),
+            received=parameter_server_push_bytes(pulled_bytes, world_size, dedicated=dedicated),
         ),
         "server_control": Sent(control, summed),
     }

@@ -85,6 +85,8 @@ class Flow(NamedTuple):
     """Bytes of one micro-batch's output, for each stage except the last."""
     stage_bytes: tuple[float, ...]
     """Bytes that each stage saves for the backward pass of one micro-batch."""
+    stage_costs: tuple[float, ...] = ()
+    """Computing time of each stage, in any unit; empty if all are equal."""
 
     def crossing(self, op: str, stage: int) -> tuple[int, int] | None:
         """Return the receiving rank and the bytes of an operation's message; None if its result stays on its rank."""

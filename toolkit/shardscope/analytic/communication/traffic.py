@@ -36,6 +36,13 @@ class Sent(NamedTuple):
     messages: Ints
     bounds: tuple[Ints, Ints] | None = None
     """Minimum and maximum bytes, if the exact number cannot be known in advance; None if `bytes` is exact."""
+    received: Ints | None = None
+    """Bytes that each rank receives; None if no rank receives more than it or another rank sends."""
+
+    @property
+    def busiest(self) -> Ints:
+        """Bytes that pass each rank's link in its busier direction."""
+        return self.bytes if self.received is None else np.maximum(self.bytes, self.received)
 
     @property
     def is_exact(self) -> bool:
@@ -49,7 +56,8 @@ class Sent(NamedTuple):
     def each(self, change: Callable[[Ints], Ints]) -> Sent:
         """Return a copy with the function `change` applied to bytes, messages and bounds."""
         bounds = None if self.bounds is None else (change(self.bounds[0]), change(self.bounds[1]))
-        return Sent(change(self.bytes), change(self.messages), bounds)
+        received = None if self.received is None else change(self.received)
+        return Sent(change(self.bytes), change(self.messages), bounds, received)
 
     def __add__(self, other: object) -> Sent:  # adds values, instead of concatenating tuples
         if not isinstance(other, Sent):
@@ -58,7 +66,10 @@ class Sent(NamedTuple):
         if self.bounds is not None or other.bounds is not None:
             mine, its = self.bounds or (self.bytes, self.bytes), other.bounds or (other.bytes, other.bytes)
             bounds = (mine[0] + its[0], mine[1] + its[1])
-        return Sent(self.bytes + other.bytes, self.messages + other.messages, bounds)
+        received = None
+        if self.received is not None or other.received is not None:
+            received = self.busiest + other.busiest
+        return Sent(self.bytes + other.bytes, self.messages + other.messages, bounds, received)
 
 
 Traffic = Mapping[str, Sent]

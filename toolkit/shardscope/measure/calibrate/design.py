@@ -32,6 +32,9 @@ _FREE = RankRates(
     optimizer_bandwidth=inf, codec_bandwidth=inf,
 )  # fmt: skip
 """Rates with which nothing takes time."""
+_SLEEPING = _FREE._replace(emulated_flops=inf)
+"""The same on emulated processors, whose passes take a known time."""
+_UPDATING = ("optimizer_bandwidth", "tensor_s")
 _COMPUTING = ("flops", "bandwidth", "operation_s", "optimizer_bandwidth", "tensor_s", "codec_bandwidth")
 """Constants whose times are multiplied by the slowdown of ranks that share cores."""
 _FIELDS = {"message_bandwidth": "link", "link_efficiency": "link"}
@@ -96,9 +99,9 @@ def counts_of(prediction: JobPrediction, knots: Sequence[Knot]) -> Counts:
     names = terms_of(prediction)
     every = [name for name in CONSTANTS if name in {knot[0] for knot in knots} and name != "slowdown"]
     counts, weights = np.zeros((len(PARTS), 1 + len(every))), np.zeros((1 + len(every), len(knots)))
-    limit = limit_of(prediction.job, prediction.emulated)
-    known = _FREE if limit is None else _FREE._replace(message_s=limit.latency_s)
-    counts[:, 0] = _seconds(job_time_term(prediction.step, prediction.found, prediction.traffic, known))
+    counts[:, 0] = _seconds(
+        job_time_term(prediction.step, prediction.found, prediction.traffic, _known(prediction))
+    )
     for column, name in enumerate(every, start=1):
         if name in names:
             counts[:, column] = _count(prediction, name)
@@ -106,14 +109,27 @@ def counts_of(prediction: JobPrediction, knots: Sequence[Knot]) -> Counts:
     return Counts(counts, weights)
 
 
+def _known(prediction: JobPrediction) -> RankRates:
+    """Return rates with which only what takes a known time takes any: latencies, and emulated processors."""
+    emulated, limit = prediction.emulated, limit_of(prediction.job, prediction.emulated)
+    return _FREE._replace(
+        message_s=0.0 if limit is None else limit.latency_s,
+        emulated_flops=None if emulated is None else emulated.flops,
+        optimizer_bandwidth=inf if emulated is None else emulated.memory_bandwidth or inf,
+    )
+
+
 def _count(prediction: JobPrediction, name: str) -> Floats:
     """Return the seconds of each part if this constant is 1 and all others cost nothing."""
-    limit = limit_of(prediction.job, prediction.emulated)
+    emulated = prediction.emulated
+    limit = limit_of(prediction.job, emulated)
+    if emulated is not None and emulated.memory_bandwidth is not None and name in _UPDATING:
+        return np.zeros(len(PARTS))
     if (name == "link_efficiency") != (limit is not None) and name in _FIELDS:
         return np.zeros(len(PARTS))  # the slower of link and memory sets the rate
     value = 1.0 if limit is None or name not in _FIELDS else limit.bandwidth
     changed: dict[str, Any] = {_FIELDS.get(name, name): value}
-    rates = _FREE._replace(**changed)
+    rates = (_FREE if emulated is None or emulated.flops is None else _SLEEPING)._replace(**changed)
     return _seconds(job_time_term(prediction.step, prediction.found, prediction.traffic, rates))
 
 

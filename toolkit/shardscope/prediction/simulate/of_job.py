@@ -200,15 +200,17 @@ class JobStep:
     def _piped(self, plan: StepPlan, flow: Flow, now: list[int]) -> list[int]:
         """Add the passes of a pipeline's schedule, then the exchanges of tied gradients and norms, and the update."""
         table, times = flow.table, self.times
-        forwards = sum(op.op == "F" for op in table.ops) * flow.passes
-        backwards = sum(op.op in "BI" for op in table.ops) * flow.passes
-        unit = times.backward * self.ranks / backwards / DURATIONS["B"]
-        seconds = {op: unit * DURATIONS[op] for op in "BIW"} | {"F": times.forward * self.ranks / forwards}
+        count = sum(op.op == "F" for op in table.ops) * flow.passes
+        unit = times.backward * sum(self.work) / count / DURATIONS["B"]
+        seconds = {op: unit * DURATIONS[op] for op in "BIW"} | {"F": times.forward * sum(self.work) / count}
+        stages = flow.stage_costs or (1.0,) * table.num_stages
+        costs = [each * len(stages) / sum(stages) for each in stages]
 
         def add_pass(op: ScheduledOp, after: list[int], _is_last: bool) -> int:
             rank = table.stage_ranks[op.stage]
             kind = "forward" if op.op == "F" else "backward"
-            return self.graph.add(rank, kind, seconds[op.op], after=after, label=micro_batch_label(op, table))
+            duration = seconds[op.op] * costs[op.stage]
+            return self.graph.add(rank, kind, duration, after=after, label=micro_batch_label(op, table))
 
         def add_message(op: ScheduledOp, end: int, target: int) -> int:
             message, rank = flow.crossing(op.op, op.stage), table.stage_ranks[op.stage]

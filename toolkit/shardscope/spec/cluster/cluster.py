@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from pydantic import NonNegativeFloat
 
 from shardscope.errors import SpecError
 from shardscope.spec import catalogue
 from shardscope.spec._base import Spec
-from shardscope.spec.cluster.emulated import EmulatedCluster, Rates
+from shardscope.spec.cluster.emulated import EmulatedCluster
 from shardscope.spec.cluster.mixed import slowest_device, slowest_link
 from shardscope.spec.cluster.parts import Device
 from shardscope.spec.cluster.usual import device_and_node, inter_link, intra_link, link_of, usual_price
@@ -20,7 +20,13 @@ from shardscope.spec.units import BandwidthOrNone, Bytes, BytesOrNone
 _HOST_FIELDS = ("host_memory_bytes", "nvme_bytes", "nvme_bandwidth")
 
 
-class Cluster(Spec):
+class _Emulated:
+    """Base class with `EmulatedCluster.of` as a method, under the name by which users find it."""
+
+    emulated = staticmethod(EmulatedCluster.of)
+
+
+class Cluster(_Emulated, Spec):
     """Nodes of identical devices. `Cluster.of` uses the catalogue; `Cluster.mixed` joins several clusters."""
 
     name: str
@@ -130,52 +136,6 @@ class Cluster(Spec):
             price_source="" if price is None else "mean over all devices",
             groups=parts,
         )
-
-    @classmethod
-    def emulated(
-        cls,
-        nodes: int = 4,
-        bandwidth: str | float = "1 Gbit/s",
-        latency: str | float = 0.0,
-        *,
-        per_node: int = 1,
-        node_bandwidth: Rates | None = None,
-        upload: Rates | None = None,
-        slowdown: Mapping[int, float] | None = None,
-        racks: int = 1,
-        rack_bandwidth: str | float | None = None,
-    ) -> EmulatedCluster:
-        """Describe a cluster emulated on this Linux machine, for `launch` and `predict`; needs no root.
-
-        Each node is a network namespace with a link of its own, and its ranks send real TCP over it. The kernel limits
-        the rates as on Ethernet: headers and gaps take 5.9 % of them. Switches have deep buffers and drop nothing.
-        The latency is the kernel's too if it has netem; otherwise each rank delays its messages by it.
-
-        Args:
-            nodes: Number of nodes, 1 to 100. The ranks of a single node send nothing over its link, so rates and
-                latency have no effect.
-            bandwidth: Rate of each node's link in each direction, in bytes per second or with a unit. The kernel keeps
-                rates up to about 5 Gbit/s; on few cores, less.
-            latency: Latency between two nodes in one direction, in seconds or with a unit.
-            per_node: Ranks per node; ranks of one node are not limited by its link when they send to each other.
-            node_bandwidth: Rates of single nodes, in both directions, by node from 0.
-            upload: Rates of single nodes from the node to its switch.
-            slowdown: Factors by which the computation of single nodes is slowed down, by sleeping. Where ranks
-                outnumber cores, a slowdown of all nodes makes their computation independent of the cores.
-            racks: Number of racks, each with its own switch; they are joined by a core switch.
-            rack_bandwidth: Rate between a rack and the core switch in each direction; required with several racks.
-
-        Raises:
-            SpecError: A count, rate or node number is not valid, or the racks do not divide the nodes.
-
-        Example:
-            >>> Cluster.emulated(nodes=4, bandwidth="1 Gbit/s", latency="1 ms").name
-            '4 emulated nodes, 1 Gbit/s, 1 ms'
-        """
-        return EmulatedCluster.of(
-            nodes, bandwidth, latency, per_node=per_node, node_bandwidth=node_bandwidth, upload=upload,
-            slowdown=slowdown, racks=racks, rack_bandwidth=rack_bandwidth,
-        )  # fmt: skip
 
     @classmethod
     def names(cls) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from shardscope.errors import SpecError
 from shardscope.spec._base import Spec
 from shardscope.spec.link import Link
-from shardscope.spec.units import Bandwidth, Seconds, bit_rate_text, quantity, seconds_text
+from shardscope.spec.units import Bandwidth, Flops, Seconds, bit_rate_text, flops_text, quantity, seconds_text
 
 MOST_NODES = 100
 PAYLOAD = 1448 / 1538
@@ -31,6 +31,12 @@ class EmulatedNode(Spec):
     """Bytes per second from the switch to the node."""
     slowdown: Annotated[float, Field(ge=1, le=1000)] = 1.0
     """Factor by which the computation of the node's ranks is slowed down, by sleeping. 1 to 1000."""
+    flops: Flops | None = None
+    """FLOP/s at which each rank computes its forward and backward passes, divided by `slowdown`, by sleeping; None for
+    the speed of this machine."""
+    memory_bandwidth: Bandwidth | None = None
+    """Bytes per second at which each rank updates its parameters, divided by `slowdown`, by sleeping; None for this
+    machine's speed."""
 
 
 class EmulatedCluster(Spec):
@@ -71,22 +77,65 @@ class EmulatedCluster(Spec):
         node_bandwidth: Rates | None = None,
         upload: Rates | None = None,
         slowdown: Mapping[int, float] | None = None,
+        flops: str | float | None = None,
+        memory_bandwidth: str | float | None = None,
         racks: int = 1,
         rack_bandwidth: str | float | None = None,
     ) -> Self:
-        """Build the cluster; see `Cluster.emulated`."""
+        """Describe a cluster emulated on this Linux machine, for `launch` and `predict`; needs no root.
+
+        Each node is a network namespace with a link of its own, and its ranks send real TCP over it. The kernel limits
+        the rates as on Ethernet: headers and gaps take 5.9 % of them. Switches have deep buffers and drop nothing.
+        The latency is the kernel's too if it has netem; otherwise each rank delays its messages by it.
+
+        With `flops`, computation is emulated as well: ranks really compute, and then sleep until the time has passed
+        that a processor of this speed would take. So computation takes a known time even where ranks outnumber cores,
+        as long as this machine is fast enough; `Summary.late_s_per_step` says by how much it was not.
+
+        Args:
+            nodes: Number of nodes, 1 to 100. The ranks of a single node send nothing over its link, so rates and
+                latency have no effect.
+            bandwidth: Rate of each node's link in each direction, in bytes per second or with a unit. The kernel keeps
+                rates up to about 5 Gbit/s; on few cores, less.
+            latency: Latency between two nodes in one direction, in seconds or with a unit.
+            per_node: Ranks per node; ranks of one node are not limited by its link when they send to each other.
+            node_bandwidth: Rates of single nodes, in both directions, by node from 0.
+            upload: Rates of single nodes from the node to its switch.
+            slowdown: Factors by which the computation of single nodes is slowed down, by sleeping: relative to `flops`
+                and `memory_bandwidth`, or to the processor time that it takes on this machine.
+            flops: Rate at which each rank computes, in FLOP/s or with a unit, such as ``"2 GFLOP/s"``: a forward pass
+                takes the FLOPs of its matrix products divided by this rate, and a backward pass twice as long (three
+                times with full recomputation). None for the speed of this machine.
+            memory_bandwidth: Rate at which each rank's update reads and writes gradients, weights and optimizer states,
+                in bytes per second or with a unit. None for the speed of this machine; needs `flops`.
+            racks: Number of racks, each with its own switch; they are joined by a core switch.
+            rack_bandwidth: Rate between a rack and the core switch in each direction; required with several racks.
+
+        Raises:
+            SpecError: A count, rate or node number is not valid, or the racks do not divide the nodes.
+
+        Example:
+            >>> EmulatedCluster.of(nodes=4, bandwidth="1 Gbit/s", latency="1 ms", flops="2 GFLOP/s").name
+            '4 emulated nodes, 1 Gbit/s, 1 ms, 2 GFLOP/s'
+        """
         if type(nodes) is not int or not 1 <= nodes <= MOST_NODES:
             raise SpecError(f"nodes={nodes!r} is not valid: give a whole number from 1 to {MOST_NODES}")
         for field, given in (("node_bandwidth", node_bandwidth), ("upload", upload), ("slowdown", slowdown)):
             wrong = next((key for key in given or {} if key not in range(nodes)), None)
             if wrong is not None:
                 raise SpecError(f"{field} names node {wrong!r}, but the nodes are 0 to {nodes - 1}")
+        if memory_bandwidth is not None and flops is None:
+            raise SpecError(
+                f"memory_bandwidth={memory_bandwidth!r} has no effect without flops; give for example flops='2 GFLOP/s'"
+            )
         both, up, slow = node_bandwidth or {}, upload or {}, slowdown or {}
         parts = [
             EmulatedNode(
                 upload=up.get(node, both.get(node, bandwidth)),
                 download=both.get(node, bandwidth),
                 slowdown=slow.get(node, 1.0),
+                flops=flops,
+                memory_bandwidth=memory_bandwidth,
             )
             for node in range(nodes)
         ]
@@ -127,18 +176,33 @@ class EmulatedCluster(Spec):
         return max(node.slowdown for node in self.nodes)
 
     @property
+    def flops(self) -> float | None:
+        """FLOP/s at which each rank of the slowest node computes; None if this machine's speed is not replaced."""
+        rates = [node.flops / node.slowdown for node in self.nodes if node.flops is not None]
+        return min(rates, default=None)
+
+    @property
+    def memory_bandwidth(self) -> float | None:
+        """Bytes per second at which each rank of the slowest node updates its parameters; None for this machine's."""
+        rates = [
+            node.memory_bandwidth / node.slowdown for node in self.nodes if node.memory_bandwidth is not None
+        ]
+        return min(rates, default=None)
+
+    @property
     def name(self) -> str:
-        """Description such as ``4 emulated nodes, 1 Gbit/s, 1 ms``; of uneven links, the slowest is named.
+        """Description such as ``4 emulated nodes, 1 Gbit/s, 1 ms``; of uneven nodes, the slowest values are named.
 
         ``1 emulated node of 4 ranks`` has no link, because its ranks do not use it.
         """
         several = f" of {self.per_node} ranks" if self.per_node > 1 else ""
+        speed = "" if self.flops is None else f", {flops_text(self.flops)}"
         if len(self.nodes) == 1:
-            return f"1 emulated node{several}"
+            return f"1 emulated node{several}{speed}"
         rates = {rate for node in self.nodes for rate in (node.upload, node.download)}
         even = len(rates) == 1 and self.rack_bandwidth is None
         rate = f"{'' if even else 'slowest link '}{bit_rate_text(self.slowest)}"
-        return f"{len(self.nodes)} emulated nodes{several}, {rate}, {seconds_text(self.latency_s)}"
+        return f"{len(self.nodes)} emulated nodes{several}, {rate}, {seconds_text(self.latency_s)}{speed}"
 
     def rack_of(self, node: int) -> int:
         """Return the rack of a node."""

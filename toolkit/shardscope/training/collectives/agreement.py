@@ -106,7 +106,7 @@ class Agreement:
         self, group: MeteredProcessGroup, sender: Sender, strategy: str, place: Callable[[], str]
     ) -> None:
         self._sender, self._strategy, self._place = sender, strategy, place
-        self._rank, self._world_size = group.rank(), group.size()
+        self._rank, self._world_size, self._meter = group.rank(), group.size(), group.meter
         self._packets = Packets(group)
         series = torch.tensor([next(_made)], device="cpu")
         dist.broadcast(series, src=0)
@@ -179,7 +179,8 @@ class Agreement:
         """
         while True:
             try:
-                failure = future.exception(PATIENCE_S)
+                with self._meter.waiting():
+                    failure = future.exception(PATIENCE_S)
                 break
             except TimeoutError:
                 self._compare_paths()

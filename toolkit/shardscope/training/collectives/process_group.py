@@ -100,6 +100,8 @@ class MeteredProcessGroup(dist.ProcessGroup):
     def _metered(self, name: str, payload: int, call: Callable[[], dist.Work]) -> dist.Work:
         moved = sent_by_backend(name, payload, self.rank(), self.size(), self.backend)
         self.meter.count(name, Traffic(payload, moved, moved, calls=1))
+        if name == "all_reduce":  # in a backward pass, DistributedDataParallel's
+            self.meter.hold_gradients()
         return self._timed("communication", name, payload, call)
 
     def _timed(
@@ -135,7 +137,7 @@ class MeteredProcessGroup(dist.ProcessGroup):
     def recv(self, tensors: list[torch.Tensor], src: int, tag: int) -> dist.Work:
         size = num_bytes(tensors)
         self.meter.count("recv", Traffic(size, received_bytes=size, calls=1))
-        arrived = partial(self.meter.log, "send", "arrived", src, size)
+        arrived = partial(self.meter.arrived, "send", src, size)
         return self._timed("communication", "recv", size, lambda: self.inner.recv(tensors, src, tag), arrived)
 
     def _count_send(self, dst: int, size: int) -> None:

@@ -76,6 +76,8 @@ class ShardRing:
         self.deferred = False
         """Whether `reduce_mean` may return before its reduce-scatter has finished; `finish` then waits for all of them.
         """
+        self.gathers_in_backward = True
+        """Whether the backward pass gathers parameters, which would wait behind gradients that are held back."""
         self.crosses = False
         """Whether FSDP2 afterwards sums each gradient over replicas, by the backend's all-reduce."""
         self.measure: Callable[[str, Tensor], None] | None = None
@@ -104,6 +106,8 @@ class ShardRing:
             self.measure(unit, buffer)
 
         def send() -> None:
+            if not self.gathers_in_backward:
+                self.ring.group.meter.hold_gradients()
             if self.staged:
                 own = torch.empty_like(output, device="cpu")
                 self._scatter_mean(unit, buffer.cpu(), own)

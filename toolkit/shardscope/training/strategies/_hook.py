@@ -56,6 +56,7 @@ class BucketHook:
 
         def send() -> None:
             self.index = index
+            self.context.meter.hold_gradients()
             self._mean(buffer, parameters)
 
         # the result is set even after a failure, as DistributedDataParallel would report an unrelated error otherwise;

@@ -207,7 +207,7 @@ class RankStrategy(ABC):
         loss = self._accumulate(micro_batches, loss_function)
         self.finish_exchange()
         noise = None if self.noise is None else self._measure(self.noise)
-        with self.context.meter.span("compute", "optimizer"):
+        with self.context.meter.update_span(optimizer):
             grad_norm, skipped = self.precision.update(
                 optimizer, self.parameters, self.job.clip_norm,
                 reduce_square=self.reduce_grad_square, duplicate_grad_params=self.duplicate_grad_params,
@@ -233,7 +233,7 @@ class RankStrategy(ABC):
 
     def _forward_backward(self, inputs: Any, targets: Any, loss_function: LossFunction, parts: int) -> Tensor:
         meter = self.context.meter
-        with meter.span("compute", "forward"), self.precision.autocast():
+        with meter.forward_span(), self.precision.autocast():
             loss = loss_function(call(self.module, inputs), targets) / parts
         self.memory.sample()  # all activations are in memory now
         with meter.backward_span():

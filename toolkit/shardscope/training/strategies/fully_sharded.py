@@ -174,6 +174,7 @@ class FullySharded(Partitioned):
             scatter_mean=compress, packets=packets,
         )  # fmt: skip
         ring.crosses = self.settings.replicas > 1
+        ring.gathers_in_backward = not self.keeps_gathered
         return ring
 
     def _make_shared(self, ring: ShardRing) -> SharedShards | None:

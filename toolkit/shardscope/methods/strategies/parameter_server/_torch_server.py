@@ -250,7 +250,7 @@ class ParameterShardServer:
 
     def _update(self, workers: list[int]) -> float:
         """Apply the mean of these workers' gradients; return the norm of the mean if the server clips it, else 0."""
-        with self.context.meter.span("compute", "server_update"):
+        with self.context.meter.update_span(self.optimizer, "server_update"):
             pushed = {worker: (self._pushed[worker][0], self._pushed[worker][2]) for worker in workers}
             self.pushes.mean_(self.shard, pushed, self.total)
             if self.gradient is not self.total:

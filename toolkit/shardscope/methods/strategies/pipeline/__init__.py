@@ -229,16 +229,26 @@ class Pipeline(Strategy):
         return stages
 
     def work(self, step: JobStep) -> list[Work]:
-        """Return the work of each rank: its fraction of all FLOPs, and the bubble (0 for very long schedules)."""
+        """Return the work of each rank: its fraction of all FLOPs, and the bubble (0 for very long schedules).
+
+        With stages of unequal FLOPs, the bubble includes waiting for slower stages.
+        """
         if not step.trace.pieces:
             return [Work(1.0 / step.world_size)] * step.world_size
-        flops = [0.0] * step.world_size
-        for rank, pieces in self.stages(step):
-            flops[rank] += sum(piece.flops for piece in pieces)
+        costs, shares = self._stage_costs(step), [0.0] * step.world_size
+        for rank, cost in zip(self.stage_ranks(step.world_size), costs, strict=True):
+            shares[rank] += cost / sum(costs)
         table = self._table(step)
-        bubble = 0.0 if table is None else table.bubble_fraction
-        shares = [each / sum(flops) for each in flops]
-        return [Work(share, share * bubble / (1.0 - bubble)) for share in shares]
+        if table is None:
+            return [Work(share) for share in shares]
+        timeline = table.timeline(stage_cost=costs)
+        whole = timeline.end / (step.world_size * (1.0 - timeline.bubble_fraction) * timeline.end)
+        return [Work(share, max(0.0, whole - share)) for share in shares]
+
+    def _stage_costs(self, step: JobStep) -> list[float]:
+        """Return the FLOPs of each stage; 1 for each if no stage has any."""
+        flops = [sum(piece.flops for piece in pieces) for _, pieces in self.stages(step)]
+        return flops if any(flops) else [1.0] * len(flops)
 
     def traffic(self, step: JobStep) -> Traffic | None:
         """Return the traffic of activations, their gradients, the gradients of tied parameters, and norms.
@@ -310,7 +320,10 @@ class Pipeline(Strategy):
         ]
         norms = [each for part in norm_traffic(step, of_layers=False) for each in whole(part, end)]
         passes = self.passes(step.micro_batches)
-        flow = Flow(table, passes, tuple(self._output_bytes(step)[1]), tuple(self._saved(step)))
+        flow = Flow(
+            table, passes, tuple(self._output_bytes(step)[1]), tuple(self._saved(step)),
+            tuple(self._stage_costs(step)),
+        )  # fmt: skip
         return StepPlan((*tied, *norms), flow)
 
     def arrangement(self, world_size: int) -> Arrangement:

@@ -114,7 +114,7 @@ class PipelineRank(RankStrategy):
             schedule_of,
         )
 
-        self.recorder = StageRecorder(self.context.meter, self.memory)
+        self.recorder = StageRecorder(self.context.meter, self.memory, self.job.backward_passes)
         self.stages: dict[int, Any] = {}
         boundaries = [tensors_in(self.example()[0]), *self.cut.outputs]
         for index in self._own_stages():
@@ -184,7 +184,7 @@ class PipelineRank(RankStrategy):
             self._pass(micro_batches[first : first + self.in_a_pass])
         self._sum_tied()
         self._report()
-        with self.context.meter.span("compute", "optimizer"):
+        with self.context.meter.update_span(optimizer):
             grad_norm, skipped = self.precision.update(
                 optimizer, self.parameters, self.job.clip_norm,
                 reduce_square=self.reduce_grad_square, duplicate_grad_params=self.duplicate_grad_params,

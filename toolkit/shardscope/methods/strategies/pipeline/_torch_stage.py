@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from torch.distributed.pipelining import schedules
 
-from shardscope.analytic.schedules import build
+from shardscope.analytic.schedules import DURATIONS, build
 from shardscope.methods.strategies.pipeline._torch_probe import Autocast
 from shardscope.spec.pipeline_schedule import PipelineSchedule
 from shardscope.training import clock
@@ -45,9 +45,10 @@ def schedule_of(
 class StageRecorder:
     """Recorder of one rank's operations in a step: kind, stage, micro-batch, start and end (Unix time in seconds)."""
 
-    def __init__(self, meter: Meter, memory: MemoryWatch) -> None:
+    def __init__(self, meter: Meter, memory: MemoryWatch, backward_passes: int) -> None:
         self.meter = meter
         self.memory = memory
+        self.backward_passes = backward_passes
         self.ops: list[list[Any]] = []
         self.first = 0
         """Offset added to micro-batch numbers, so that they are consecutive over all passes of a step."""
@@ -55,14 +56,18 @@ class StageRecorder:
     def begin(self) -> None:
         """Clear the operations of the last step."""
         self.ops, self.first = [], 0
+        if self.meter.pace is not None:
+            self.meter.pace.begin_queue()
 
     @contextmanager
     def op(self, kind: str, stage: int, microbatch: int) -> Iterator[None]:
         """Context that records its body as one operation."""
-        start = clock.now()
-        with self.meter.span("compute", "forward" if kind == "F" else "backward"):
+        # a split backward pass recomputes activations in its first half
+        recomputing = self.backward_passes - DURATIONS["B"] if kind in "BI" else 0
+        name, passes = "forward" if kind == "F" else "backward", DURATIONS[kind] + recomputing
+        with self.meter.stage_span(name, stage, passes) as times:
             yield
-        self.ops.append([kind, stage, microbatch + self.first, round(start, 6), round(clock.now(), 6)])
+        self.ops.append([kind, stage, microbatch + self.first, round(times.start, 6), round(times.end, 6)])
         self.memory.sample()
 
     @contextmanager

@@ -124,6 +124,7 @@ class Zero1Rank(Partitioned):
 
     def _reduce(self, bucket: FlatBucket) -> None:
         """Reduce-scatter a bucket: this rank's chunk becomes the mean over all ranks; other chunks are overwritten."""
+        self.context.meter.hold_gradients()
         own = bucket.own(bucket.grads)
         if self.compressor is not None:
             self._compress(bucket, own)

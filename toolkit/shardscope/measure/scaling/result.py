@@ -1,0 +1,149 @@
+"""The result of a scaling study: step times and efficiencies by number of workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, NamedTuple
+
+from shardscope.measure.scaling.sizes import AnyCluster, Kind
+from shardscope.spec import Job
+from shardscope.spec.calibration import Interval
+from shardscope.spec.units import bytes_text, duration_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LARGEST = 64
+"""Largest number of workers whose steps are simulated: up to it, messages are simulated one by one."""
+
+SOURCES = ("measured", "predicted", "simulated")
+"""Where step times come from."""
+
+
+class Point(NamedTuple):
+    """One number of workers. A time is None if it was not measured, or not simulated."""
+
+    kind: Kind
+    workers: int
+    global_batch: int
+    predicted_s: float
+    simulated_s: float | None = None
+    measured_s: float | None = None
+    interval_s: Interval | None = None
+    """Interval of the predicted step time, in seconds; None if unknown."""
+    sent_bytes: float | None = None
+    """Predicted bytes that the busiest rank sends in a step; None if unknown."""
+    run: str | None = None
+    """The run that was measured."""
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Step times of a job by number of workers, with `efficiency`; `frame` returns them as a data frame.
+
+    Attributes:
+        job: The job.
+        cluster: The type of cluster; None for this machine.
+        where: Its name, whose number of nodes is that of `cluster`.
+        points: The points, by kind of scaling and number of workers.
+        note: What else to know, in sentences; empty if nothing.
+    """
+
+    job: Job
+    cluster: AnyCluster
+    where: str
+    points: tuple[Point, ...]
+    note: str = ""
+
+    def __iter__(self) -> Iterator[Point]:
+        return iter(self.points)
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether the job has been run."""
+        return any(point.measured_s is not None for point in self.points)
+
+    def efficiencies(self, time: str) -> list[float | None]:
+        """Return the efficiency of each point: samples per second and worker, relative to the fewest workers.
+
+        With weak scaling, this is the step time of the fewest workers divided by that of the point.
+
+        Args:
+            time: The step time to use: ``measured_s``, ``predicted_s`` or ``simulated_s``.
+        """
+        found: list[float | None] = []
+        for point in self.points:
+            first = min(
+                (each for each in self.points if each.kind == point.kind), key=lambda each: each.workers
+            )
+            rates = [_rate(each, getattr(each, time)) for each in (point, first)]
+            found.append(None if rates[0] is None or rates[1] is None else rates[0] / rates[1])
+        return found
+
+    def frame(self) -> pd.DataFrame:
+        """Return a data frame with one row per kind of scaling and number of workers.
+
+        Columns: kind, workers, global_batch, step times in seconds (measured_s, predicted_s, simulated_s, and the
+        interval of the prediction: low_s, high_s), efficiencies from these step times (measured_efficiency,
+        predicted_efficiency, simulated_efficiency; 0 to 1), sent_bytes of the busiest rank in a step, and the run.
+        Columns without a value are left out.
+        """
+        import pandas as pd
+
+        found = [self.efficiencies(f"{name}_s") for name in SOURCES]
+        rows = [self._row(point, values) for point, *values in zip(self.points, *found, strict=True)]
+        return pd.DataFrame(rows).dropna(axis="columns", how="all")
+
+    @staticmethod
+    def _row(point: Point, efficiencies: Sequence[float | None]) -> dict[str, object]:
+        low, high = point.interval_s or (None, None)
+        shares = zip(SOURCES, efficiencies, strict=True)
+        return {
+            "kind": point.kind, "workers": point.workers, "global_batch": point.global_batch,
+            **{f"{name}_s": getattr(point, f"{name}_s") for name in SOURCES}, "low_s": low, "high_s": high,
+            **{f"{name}_efficiency": value for name, value in shares}, "sent_bytes": point.sent_bytes, "run": point.run,
+        }  # fmt: skip
+
+    @property
+    def _title(self) -> str:
+        kind = "Scaling" if self.is_measured else "Predicted scaling"
+        return f"{kind} of {self.job.label} on {self.where}"
+
+    def _table(self) -> pd.DataFrame:
+        table = self.frame().drop(columns=["run"], errors="ignore")
+        for column in table.columns:
+            if column.endswith("_s"):
+                table[column] = [_text(value, duration_text) for value in table[column]]
+            elif column.endswith("_efficiency"):
+                table[column] = [_text(value, "{:.1%}".format) for value in table[column]]
+            elif column == "sent_bytes":
+                table[column] = [_text(value, bytes_text) for value in table[column]]
+        return table
+
+    def __repr__(self) -> str:
+        return "\n".join(filter(None, [self._title, self._table().to_string(index=False), self.note]))
+
+    def _repr_html_(self) -> str:
+        table = self._table().to_html(index=False, border=0)
+        note = f"<p style='margin:.2em 0'>{escape(self.note)}</p>" if self.note else ""
+        return (
+            f"<div><strong>{escape(self._title)}</strong>"
+            f"<div style='max-width:100%;overflow-x:auto'>{table}</div>{note}</div>"
+        )
+
+
+def _rate(point: Point, seconds: float | None) -> float | None:
+    """Return the samples per second and worker; None without a step time."""
+    return None if not seconds else point.global_batch / seconds / point.workers
+
+
+def _text(value: float, text: object) -> str:
+    assert callable(text)
+    return "" if value != value else str(text(value))  # noqa: PLR0124 - NaN
+
+
+def in_order(points: Sequence[Point]) -> tuple[Point, ...]:
+    """Return the points by kind of scaling, weak first, and number of workers."""
+    return tuple(sorted(points, key=lambda point: (point.kind != "weak", point.workers)))

@@ -1,0 +1,150 @@
+"""The entry points `shardscope.scaling`, which runs a job on numbers of workers, and `shardscope.extrapolate`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Literal
+
+from shardscope.errors import SpecError, require
+from shardscope.measure.scaling.result import LARGEST, Point, Scaling, in_order
+from shardscope.measure.scaling.sizes import AnyCluster, Kind, kinds_of, numbers_of, sized_cluster, sized_job
+from shardscope.prediction.job import JobPrediction, predict_job
+from shardscope.prediction.simulate import simulate
+from shardscope.runtime import launch
+from shardscope.spec import Job
+from shardscope.spec.calibration import Calibration, Interval
+from shardscope.spec.cluster import Cluster, EmulatedCluster
+
+_PATIENCE_S = 3600.0
+
+
+def scaling(
+    job: Job,
+    workers: Iterable[int] = (1, 2, 4, 8),
+    *,
+    kind: Kind | Literal["both"] = "weak",
+    cluster: EmulatedCluster | None = None,
+    calibration: Calibration | None = None,
+    root: str | Path | None = None,
+) -> Scaling:
+    """Run a job on several numbers of workers, one run after another, and predict and simulate each run beforehand.
+
+    Args:
+        job: The job. Its number of workers only says for how many its batch is meant. A single worker trains with
+            strategy ``single``.
+        workers: Numbers of workers.
+        kind: ``"weak"`` keeps the batch per worker, ``"strong"`` the global batch; ``"both"`` measures both.
+        cluster: An emulated cluster, whose number of nodes follows the workers; None for this machine. State its
+            `flops` if there are more workers than cores.
+        calibration: Constants for the predictions; None for those that `ss.predict` takes.
+        root: Folder of the runs, as for `launch`.
+
+    Raises:
+        SpecError: An argument is not valid, or the job does not suit a number of workers.
+        RunFailed: A run failed.
+
+    Example:
+        >>> import shardscope as ss
+        >>> job = ss.Job(model="mlp", data="digits", strategy="ring", steps=20)
+        >>> cluster = ss.Cluster.emulated(bandwidth="100 Mbit/s", flops="100 MFLOP/s")
+        >>> ss.scaling(job, workers=(1, 2, 4), cluster=cluster).frame()  # doctest: +SKIP
+    """
+    require(job, Job, by="scaling", write="ss.scaling(ss.Job(...))")
+    if cluster is not None:
+        require(cluster, EmulatedCluster, by="scaling", write="cluster=ss.Cluster.emulated(...)")
+    sizes = [(each, number) for each in kinds_of(kind) for number in numbers_of(workers)]
+    expected = [(_predicted(job, each, number, cluster, calibration), number) for each, number in sizes]
+    points, notes = [], dict[str, int]()
+    for (each, _), (prediction, number) in zip(sizes, expected, strict=True):
+        on = sized_cluster(cluster, number)
+        assert not isinstance(on, Cluster)
+        run = launch(prediction.job, "this machine" if on is None else on, root=root, made_by="scaling")
+        summary = run.wait(_PATIENCE_S).summary()
+        points.append(_point(each, prediction)._replace(measured_s=summary.step_time_s, run=run.id))
+        notes[summary.link_note or ""] = number
+    told = [f"{number} workers: {note}." for note, number in notes.items() if note]
+    return Scaling(job, cluster, _name(cluster), in_order(points), " ".join(told))
+
+
+def extrapolate(
+    job: Job | Scaling,
+    cluster: Cluster | EmulatedCluster | None = None,
+    *,
+    workers: Iterable[int] | None = None,
+    kind: Kind | Literal["both"] = "weak",
+    calibration: Calibration | None = None,
+) -> Scaling:
+    """Predict the step time, the efficiency and the traffic of a job on more workers than can be run.
+
+    Steps of up to 64 workers are simulated as well.
+
+    Args:
+        job: A job; or the result of `scaling`, whose job, kinds and cluster are used, and whose measurements are kept.
+            Without a calibration, its largest and smallest ratio of measured to predicted time give the interval.
+        cluster: The type of cluster, whose number of nodes follows the workers. None with a job is this machine.
+        workers: Numbers of workers; None for powers of two, up to 1,024 or up to the devices that can be emulated.
+        kind: Kind of scaling of a job, as for `scaling`.
+        calibration: Constants for the predictions; None for those that `ss.predict` takes.
+
+    Raises:
+        SpecError: An argument is not valid, or the job does not suit a number of workers.
+
+    Example:
+        >>> import shardscope as ss
+        >>> job = ss.Job(model="gpt-mini", data="python-source", strategy="ring", world_size=8)
+        >>> found = ss.extrapolate(job, ss.Cluster.of("a100-80gb", nodes=1, per_node=8), workers=(8, 64, 512))
+        >>> [point.workers for point in found]
+        [8, 64, 512]
+    """
+    measured: tuple[Point, ...] = ()
+    kinds = kinds_of(kind)
+    if isinstance(job, Scaling):
+        measured, kinds = job.points, tuple(dict.fromkeys(point.kind for point in job.points))
+        cluster, job = job.cluster if cluster is None else cluster, job.job
+    require(job, Job, by="extrapolate", write="ss.extrapolate(ss.Job(...), cluster)")
+    numbers = _powers(cluster) if workers is None else numbers_of(workers)
+    ratios = [each.measured_s / each.predicted_s for each in measured if each.measured_s is not None]
+    known = {(each.kind, each.workers): each for each in measured}
+    points = []
+    for each in kinds:
+        for number in sorted({*numbers, *(number for own, number in known if own == each)}):
+            point = _point(each, _predicted(job, each, number, cluster, calibration))
+            if ratios and point.interval_s is None:
+                low, high = (point.predicted_s * ratio for ratio in (min(ratios), max(ratios)))
+                point = point._replace(interval_s=Interval(low, high))
+            old = known.get((each, number))
+            points.append(point if old is None else point._replace(measured_s=old.measured_s, run=old.run))
+    note = "The interval is the range of measured to predicted times." if ratios else ""
+    return Scaling(job, cluster, _name(cluster), in_order(points), note)
+
+
+def _predicted(
+    job: Job, kind: Kind, workers: int, cluster: AnyCluster, calibration: Calibration | None
+) -> JobPrediction:
+    found = predict_job(sized_job(job, workers, kind), sized_cluster(cluster, workers), calibration)
+    if found.step_time_s is None:
+        raise SpecError(f"the step time cannot be predicted: {found.note}")
+    return found
+
+
+def _point(kind: Kind, found: JobPrediction) -> Point:
+    job = found.job
+    assert found.step_time_s is not None
+    can_simulate = job.world_size <= LARGEST and found.traffic is not None
+    return Point(
+        kind, job.world_size, job.batch.global_batch, found.step_time_s,
+        simulate.predicted(found).step_time_s if can_simulate else None,
+        interval_s=None if found.calibration is None else found.calibration.interval(found.step_time_s),
+        sent_bytes=None if found.sent_bytes is None else float(found.sent_bytes.max()),
+    )  # fmt: skip
+
+
+def _powers(cluster: AnyCluster) -> tuple[int, ...]:
+    most = 64 if isinstance(cluster, EmulatedCluster) else 1024
+    least = 1 if cluster is None else cluster.per_node
+    return tuple(least << k for k in range(11) if least << k <= most)
+
+
+def _name(cluster: AnyCluster) -> str:
+    return "this machine" if cluster is None else cluster.name

@@ -1,0 +1,200 @@
+"""Emulated computation: a rank really computes, and then sleeps until an emulated processor would have finished.
+
+How long a pass takes on that processor is known in one of two ways. If the node's FLOP/s are stated, it is the FLOPs of
+the pass divided by them, whatever this machine's cores are doing; the FLOPs are counted in the first forward pass.
+Otherwise, it is the processor time of the pass, multiplied by the node's slowdown.
+
+The passes of a pipeline's stages queue up on the emulated processor, as on a GPU: a pass starts when the one before has
+ended and its input has arrived, even if this process is still busy between the passes.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from shardscope.spec import Job
+from shardscope.spec.cluster.emulated import EmulatedNode
+from shardscope.training import clock
+
+
+class _Spent(NamedTuple):
+    """Time since a moment, without waits for other ranks, and processor time of this thread, in seconds."""
+
+    elapsed: float
+    computing: float
+
+
+@dataclass
+class PassTimes:
+    """When a pass ran, in Unix seconds; filled in when it has ended.
+
+    Attributes:
+        start: Start; on the emulated processor, if there is one.
+        end: End; 0 before.
+    """
+
+    start: float
+    end: float = 0.0
+
+
+class ComputePace:
+    """Makes the computation of this thread take as long as on the emulated processor of its node, by sleeping.
+
+    Waiting for a core, which other ranks use, counts as part of the sleep, and waiting for other ranks does not.
+
+    Args:
+        job: The job.
+        node: The node.
+    """
+
+    def __init__(self, job: Job, node: EmulatedNode) -> None:
+        self._node = node
+        self._update_bytes = job.optimizer.states.moved_bytes_per_param(job.element_bytes)
+        self._backward_passes = job.backward_passes
+        self._flops: dict[int, float] = {}
+        self._waited_s = self._late_s = self._last_computing = 0.0
+        self._due: float | None = None
+        self._has_held = False
+        self._free_at = math.inf
+        self.arrived_at = 0.0
+        """When the newest message of another rank arrived, in Unix seconds."""
+
+    def take_late(self) -> float:
+        """Return and reset the seconds by which computation took longer than on the emulated processor."""
+        late, self._late_s = self._late_s, 0.0
+        return late
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Return a context manager around a wait for other ranks within a pass."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._waited_s += time.perf_counter() - start
+
+    @contextmanager
+    def forward(self, stage: int) -> Iterator[None]:
+        """Return a context manager around a forward pass of a stage; it sleeps for the rest of the time at the end."""
+        if self._node.flops is None or stage in self._flops:
+            with self._lasting(self._pass_s(stage)):
+                yield
+            return
+        from shardscope.training.flops import flop_counter  # a slow import, needed only here
+
+        with flop_counter() as counter:
+            yield
+        self._flops[stage] = float(counter.get_total_flops())
+        time.sleep(self._pass_s(stage) or 0.0)  # in full: counting takes longer than computing
+
+    def begin_queue(self) -> None:
+        """Let the passes of `queued` follow one another from now on."""
+        self._free_at = clock.now()
+
+    @contextmanager
+    def queued(self, stage: int, passes: float, times: PassTimes) -> Iterator[None]:
+        """Return a context manager around a pass of a pipeline's stage; it sleeps at the end.
+
+        Args:
+            stage: The stage.
+            passes: FLOPs of the pass relative to the stage's forward pass.
+            times: Result: the start and the end of the pass on the emulated processor.
+        """
+        wanted = self._pass_s(stage, passes)
+        if not wanted:
+            with self.forward(stage) if passes == 1 else self._lasting(wanted):
+                yield
+            self._free_at = clock.now()
+            return
+        times.start = max(self._free_at, self.arrived_at)
+        yield
+        self._free_at = times.start + wanted
+        late = clock.now() - self._free_at
+        self._sleep(-late, can_be_late=True)
+        self._free_at += max(0.0, late)
+        times.end = self._free_at
+
+    @contextmanager
+    def exchanging_backward(self, handed_over: Callable[[], float]) -> Iterator[None]:
+        """Return a context manager around a backward pass that may exchange gradients, which other ranks wait for.
+
+        With a stated time, gradients wait in `hold_gradients` until it has passed; a pass whose gradients do not wait
+        there sleeps at the end. Otherwise, the pass sleeps at the start, for as long as the last one was too fast.
+
+        Args:
+            handed_over: Function that returns when the pass handed the last gradients over for their exchange, in Unix
+                seconds; infinity if it handed none over.
+        """
+        wanted = self._pass_s(0, self._backward_passes)
+        if wanted is None:
+            time.sleep((self._node.slowdown - 1) * self._last_computing)
+        spent, start = self._watch(), clock.now()
+        self._due, self._has_held = None if wanted is None else start + wanted, False
+        try:
+            yield
+        finally:
+            self._due = None
+        elapsed, self._last_computing = spent()
+        if wanted is None:
+            return
+        taken = min(elapsed, handed_over() - start)
+        if self._has_held:
+            self._late_s += max(0.0, taken - wanted)
+        else:
+            self._sleep(wanted - elapsed, can_be_late=True)
+
+    def hold_gradients(self) -> None:
+        """Wait until the backward pass is over on the emulated processor; called on any thread before an exchange."""
+        due = self._due
+        if due is not None:
+            self._has_held = True
+            time.sleep(max(0.0, due - clock.now()))
+
+    @contextmanager
+    def update(self, elements: int) -> Iterator[None]:
+        """Return a context manager around the update of a number of parameters; it sleeps at the end."""
+        rate = self._node.memory_bandwidth
+        if rate is None and self._node.flops is not None:
+            yield
+            return
+        with self._lasting(
+            None if rate is None else elements * self._update_bytes / rate * self._node.slowdown
+        ):
+            yield
+
+    def _pass_s(self, stage: int, passes: float = 1.0) -> float | None:
+        """Return the stated time of a pass, in seconds; None if only the slowdown is stated."""
+        node = self._node
+        return (
+            None if node.flops is None else passes * self._flops.get(stage, 0.0) / node.flops * node.slowdown
+        )
+
+    @contextmanager
+    def _lasting(self, wanted: float | None) -> Iterator[None]:
+        """Return a context manager that lasts `wanted` seconds, or its own processor time times the slowdown."""
+        spent = self._watch()
+        yield
+        elapsed, computing = spent()
+        self._sleep(
+            (self._node.slowdown * computing if wanted is None else wanted) - elapsed,
+            can_be_late=bool(wanted),
+        )
+
+    def _sleep(self, seconds: float, *, can_be_late: bool) -> None:
+        time.sleep(max(0.0, seconds))
+        if can_be_late:
+            self._late_s += max(0.0, -seconds)
+
+    def _watch(self) -> Callable[[], _Spent]:
+        start, processor, waited = time.perf_counter(), time.thread_time(), self._waited_s
+
+        def spent() -> _Spent:
+            elapsed = time.perf_counter() - start - (self._waited_s - waited)
+            return _Spent(elapsed, time.thread_time() - processor)
+
+        return spent
