@@ -16,6 +16,7 @@ from prediction.ranks_of import run_on
 from shardscope.prediction import job as prediction_of_jobs
 from shardscope.prediction.rates import RankRates
 from shardscope.runlog.schema import MEMORY_KINDS
+from shardscope.spec.host_calibration import HostCalibration
 from shardscope.spec.models import MODELS, GPTConfig
 from shardscope.spec.strategy import Work
 
@@ -104,7 +105,8 @@ def test_ranks_of_a_single_emulated_node_have_the_rates_of_this_machine() -> Non
     job = job_of()
     one, two = (ss.Cluster.emulated(nodes, "1 Mbit/s", "1 s", per_node=4 // nodes) for nodes in (1, 2))
     here, on_one, on_two = (
-        RankRates.of_this_machine(job, [Work(1.0)] * 4, emulated=at) for at in (None, one, two)
+        RankRates.of_this_machine(job, [Work(1.0)] * 4, HostCalibration.shipped(), emulated=at)
+        for at in (None, one, two)
     )
     assert on_one == here
     assert on_two.link < 125_000 < here.link
@@ -172,7 +174,7 @@ def test_what_cannot_be_is_refused_with_a_way_out() -> None:
         ss.predict(job_of(), CLUSTER, ss.Layout())  # type: ignore[call-overload]
     with pytest.raises(ss.SpecError, match=r"precision='fp64' is not available in layouts"):
         job_of(precision="fp64").layout()
-    with pytest.raises(ss.SpecError, match="calibration has no effect without a cluster"):
+    with pytest.raises(ss.SpecError, match="is of a GPU and has no effect on this machine"):
         ss.predict(job_of(), calibration=ss.Calibration.of("h100-80gb"))
     with pytest.raises(ss.SpecError, match="predict takes a Job"):
         ss.predict("ring")  # type: ignore[call-overload]

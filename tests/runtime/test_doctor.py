@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from shardscope import machine
-from shardscope.prediction.rates import MESSAGES
+from shardscope.prediction.saved_calibration import chosen
 from shardscope.runtime import doctor
 from shardscope.runtime.doctor import DoctorReport, Finding
 
@@ -57,7 +57,7 @@ def test_real_ranks_time_their_messages_over_each_transport(report: DoctorReport
         assert each.value["transport"] == name.partition(",")[0]
         assert math.isfinite(each.value["message_s"]) and each.value["message_s"] > 0
         assert math.isfinite(each.value["bandwidth"]) and each.value["bandwidth"] > 0
-        bandwidth, message_s = MESSAGES[each.value["transport"]]
+        bandwidth, message_s = _assumed(each.value["transport"], each.value["world_size"])
         assert each.value["assumed_bandwidth"] == bandwidth
         assert each.value["assumed_message_s"] == message_s
         assert f"predictions assume {1e3 * message_s:.2g} ms" in each.text
@@ -67,16 +67,25 @@ def _measured(report: DoctorReport) -> list[str]:
     return [each.name for each in report.findings if each.group == "Messages between CPU ranks"]
 
 
+def _assumed(transport: str, ranks: int) -> tuple[float, float]:
+    """Bandwidth and time per message that predictions use."""
+    host = chosen().calibration
+    bandwidth, message_s = (
+        host.value(name, ranks=ranks, transport=transport) for name in ("message_bandwidth", "message_s")
+    )
+    return bandwidth, message_s
+
+
 def _most_ranks() -> int:
     return int(min(max(machine.usable_cores(), 4), 8))
 
 
 def test_the_text_says_how_far_measured_messages_are_from_those_of_predictions() -> None:
-    bandwidth, message_s = MESSAGES["tcp"]
+    bandwidth, message_s = _assumed("tcp", 2)
     fast = {"transport": "tcp", "world_size": 2, "message_s": message_s / 500, "bandwidth": 2 * bandwidth}
     (found,) = doctor._messages([fast])
     assert found.name == "tcp, 2 ranks"
-    assert "3.1 ms (500 x)" in found.text
+    assert f"{1e3 * message_s:.2g} ms (500 x)" in found.text
     assert "GB/s (0.5 x)" in found.text
 
 
@@ -98,6 +107,10 @@ def test_measuring_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCTOR_TEST", mark)
     assert machine.probe_torch()["messages"]
     assert not [each for each in psutil.process_iter() if _has(each, mark)]
+
+
+def test_it_says_which_constants_predictions_use(report: DoctorReport) -> None:
+    assert "not calibrated" in report["calibration"].text
 
 
 def _has(process: psutil.Process, mark: str) -> bool:

@@ -11,6 +11,7 @@ from shardscope.errors import SpecError as SpecError
 from shardscope.errors import StudyError as StudyError
 from shardscope.errors import UntrustedCode as UntrustedCode
 from shardscope.measure.break_even import break_even as break_even
+from shardscope.measure.calibrate.calibrate import calibrate as calibrate
 from shardscope.measure.compare.comparison import Comparison as Comparison
 from shardscope.measure.compare.of_run import compare as compare
 from shardscope.measure.compare_runs.comparison import RunsComparison as RunsComparison
@@ -67,6 +68,7 @@ from shardscope.spec import Optimizer as Optimizer
 from shardscope.spec import Record as Record
 from shardscope.spec import Strategy as Strategy
 from shardscope.spec.calibration import Calibration as Calibration
+from shardscope.spec.host_calibration import HostCalibration as HostCalibration
 from shardscope.spec.optimizer import OptimizerStates as OptimizerStates
 from shardscope.spec.pipeline_schedule import PipelineSchedule as PipelineSchedule
 from shardscope.spec.registry import register as register

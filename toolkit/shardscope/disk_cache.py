@@ -66,7 +66,7 @@ def cached(
         return read(path)
     made = make()
     try:
-        _store(path, lambda file: write(file, made))
+        store(path, lambda file: write(file, made))
         if keep is not None:
             _thin_out(path, keep)
         return read(path)
@@ -89,11 +89,12 @@ def cache_dir() -> Path:
     return path
 
 
-def _is_private(status: os.stat_result) -> bool:
-    return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+def store(path: Path, write: Callable[[Any], object]) -> None:
+    """Write a file of the cache: `write` fills it under a temporary name, then it is renamed.
 
-
-def _store(path: Path, write: Callable[[Any], object]) -> None:
+    Raises:
+        OSError: The file cannot be written.
+    """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.stem}-", delete=False) as file:
         try:
@@ -103,6 +104,10 @@ def _store(path: Path, write: Callable[[Any], object]) -> None:
         except BaseException:
             Path(file.name).unlink(missing_ok=True)
             raise
+
+
+def _is_private(status: os.stat_result) -> bool:
+    return status.st_uid == os.getuid() and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
 def _thin_out(path: Path, keep: int) -> None:

@@ -39,6 +39,16 @@ def _affinity() -> int:
     return os.cpu_count() or 1
 
 
+def cpu_model() -> str:
+    """Return the model of the processor, or its architecture if the system does not state the model."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(models, platform.processor() or platform.machine())
+
+
 def usable_memory_bytes() -> int:
     """Return the bytes of memory that this process may use: the smaller of total memory and its cgroup's limit."""
     return int(min(float(psutil.virtual_memory().total), cgroup_memory_bytes()))

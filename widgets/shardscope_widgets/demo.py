@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import median
 from textwrap import fill
 from typing import TYPE_CHECKING, TextIO
 
@@ -26,7 +27,11 @@ from shardscope_widgets.trace import Trace
 from shardscope_widgets.words import duration_text
 
 if TYPE_CHECKING:
+    from shardscope.prediction.job import JobPrediction
     from shardscope.runtime import Run
+
+    Predictions = dict[str, JobPrediction]
+    """Predictions made before the runs, by the runs' ids."""
 
 RANKS = 4
 WORKLOADS = (("gpt-nano", "python-source", 32, 40), ("mlp", "digits", 64, 100))
@@ -65,14 +70,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"Shardscope demo: {len(todo)} runs in real processes. Ctrl-C ends it and reports the results so far.\n"
     )
     done: list[Run] = []
+    predictions: Predictions = {}
     status = 0
     try:
         for number, job in enumerate(todo, start=1):
-            status |= _run(job, f"[{number}/{len(todo)}]", done, arguments.root)
+            status |= _run(job, f"[{number}/{len(todo)}]", done, predictions, arguments.root)
     except KeyboardInterrupt:
         status = 130
         print("\nStopped. Results so far:")
-    _report(done, arguments.report, time.monotonic() - started)
+    _report(done, predictions, arguments.report, time.monotonic() - started)
     return status
 
 
@@ -95,13 +101,17 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _run(job: Job, count: str, done: list[Run], root: Path | None) -> int:
-    """Run one job to its end under a progress bar; return 0 on success, 1 on failure."""
+def _run(job: Job, count: str, done: list[Run], predictions: Predictions, root: Path | None) -> int:
+    """Predict one job, then run it to its end under a progress bar; return 0 on success, 1 on failure."""
     from shardscope.errors import ShardscopeError
     from shardscope.runtime import launch
+    from shardscope.runtime.preflight import preflight
 
+    prediction = preflight(job).prediction
     run = launch(job, root=root)
     done.append(run)
+    if prediction is not None:
+        predictions[run.id] = prediction
     try:
         watch(run, f"{count} {_title(job)}", sys.stderr)
         run.wait(timeout=30)
@@ -143,7 +153,7 @@ def bar_line(title: str, trace: Trace, steps: int) -> str:
     return f"{title:<62} {bar} {now.number:>4}/{steps}  loss {loss_text(now.loss)}  {pace}"
 
 
-def _report(done: Sequence[Run], path: Path, took_s: float) -> None:
+def _report(done: Sequence[Run], predictions: Predictions, path: Path, took_s: float) -> None:
     """Print the tables and the findings, and write the report."""
     from shardscope_widgets.report import write_report
     from shardscope_widgets.report.entries import groups_of
@@ -154,10 +164,15 @@ def _report(done: Sequence[Run], path: Path, took_s: float) -> None:
         print("No run has finished a step, so there is nothing to report.")
         return
     entries = [entry for group in groups for entry in group.entries]
-    print(f"\n{table_text([entry.row._replace(label=entry.trace.label) for entry in entries])}")
+    rows = [
+        entry.row._replace(label=entry.trace.label, predicted_s=_step_time_s(predictions.get(entry.run.id)))
+        for entry in entries
+    ]
+    print(f"\n{table_text(rows)}")
     print("Speed is relative to one process; below 1 × where the ranks share cores or a step is short.")
+    print(error_text(rows, [*predictions.values()]))
     finished = {entry.run.id for entry in entries}
-    comparisons = _compared([run for run in done if run.id in finished])
+    comparisons = _compared([run for run in done if run.id in finished], predictions)
     if comparisons:
         print("\nPredicted and measured; shardscope compare RUN shows every term.")
         print(columns_text(OVERVIEW, overview(comparisons)))
@@ -168,11 +183,36 @@ def _report(done: Sequence[Run], path: Path, took_s: float) -> None:
     print(f"\nTook {duration_text(took_s)}. Report with plots: {written.resolve()}")
 
 
-def _compared(runs: Sequence[Run]) -> list[Comparison]:
-    """Compare each run with its prediction; skip a run that cannot be compared, and print the reason to stderr."""
+def error_text(rows: Sequence[RunRow], predictions: Sequence[JobPrediction]) -> str:
+    """Summarise how far the step times were off that were predicted before the runs."""
+    errors = {row.label: abs(row.error) for row in rows if row.error is not None}
+    if not errors:
+        return "No step time was predicted."
+    worst = max(errors, key=lambda label: errors[label])
+    hosts = [each.host for each in predictions if each.host is not None and each.is_calibrated]
+    how = (
+        f"with {hosts[0].label}"
+        if hosts
+        else "without a calibration of this machine (run: shardscope calibrate)"
+    )
+    return (
+        f"Step times predicted before each run, {how}: median error {median(errors.values()):.1%}, largest "
+        f"{errors[worst]:.0%} ({worst})."
+    )
+
+
+def _step_time_s(prediction: JobPrediction | None) -> float | None:
+    return None if prediction is None else prediction.step_time_s
+
+
+def _compared(runs: Sequence[Run], predictions: Predictions) -> list[Comparison]:
+    """Compare each run with the prediction made before it.
+
+    A run that cannot be compared is skipped, and the reason printed to stderr.
+    """
     found = []
     for run in runs:
-        each = comparison_or_reason(run)
+        each = comparison_or_reason(run, predictions.get(run.id))
         if isinstance(each, str):
             print(f"{run.id}: {each}", file=sys.stderr)
         else:

@@ -38,12 +38,21 @@ def build_emulated(arguments: argparse.Namespace) -> EmulatedCluster | None:
     if arguments.emulate is None:
         cluster = _of_run_to_resume(arguments)
     else:
-        cluster = None if arguments.emulate == _NONE else Cluster.emulated(**_arguments(arguments.emulate))
+        cluster = None if arguments.emulate == _NONE else emulated_from(arguments.emulate)
     if cluster is None:
         return None
     if arguments.world_size is None and arguments.job is None:
         arguments.world_size = cluster.num_devices
     return cluster
+
+
+def emulated_from(text: str | None) -> EmulatedCluster | None:
+    """Return the emulated cluster that the option's text describes; None for None.
+
+    Raises:
+        SpecError: A key is unknown or given twice, or a value is not valid.
+    """
+    return None if text is None else Cluster.emulated(**_arguments(text))
 
 
 def _of_run_to_resume(arguments: argparse.Namespace) -> EmulatedCluster | None:

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from shardscope.commands._calibration import CALIBRATION_HELP, named_calibration
 from shardscope.commands._cluster import add_cluster_options, build_cluster
 from shardscope.commands._json import as_json
 from shardscope.commands._runs import ROOT_HELP, attach
@@ -28,7 +29,7 @@ def add_to(commands: Any) -> None:
     )
     parser.add_argument("--root", type=Path, metavar="FOLDER", help=ROOT_HELP)
     add_cluster_options(parser)
-    parser.add_argument("--calibration", help="with --cluster: name of a calibration (default: the device's)")
+    parser.add_argument("--calibration", help=CALIBRATION_HELP)
     parser.add_argument("--json", action="store_true", help="print the comparison as JSON")
     parser.set_defaults(carry_out=carry_out)
 
@@ -41,19 +42,13 @@ def carry_out(arguments: argparse.Namespace) -> int:
 def _with_prediction(arguments: argparse.Namespace) -> int:
     """Print the comparison; return 1 if a value differs from an exact prediction or lies outside predicted bounds."""
     from shardscope.measure.compare.of_run import compare
-    from shardscope.prediction.predict import predict
-    from shardscope.spec.calibration import Calibration
 
     if arguments.baseline is not None:
         raise SpecError(
             "--baseline has no effect with one run; give two or more runs, or leave --baseline out"
         )
     run, cluster = attach(arguments.run[0], arguments.root), build_cluster(arguments)
-    if arguments.calibration is None:
-        found = compare(run, cluster)
-    else:
-        known = Calibration.of(arguments.calibration)
-        found = compare(run, prediction=predict(run.job, cluster, calibration=known))
+    found = compare(run, cluster, calibration=named_calibration(arguments.calibration))
     print(as_json(found.to_dict()) if arguments.json else found)
     return 1 if found.disagreeing else 0
 

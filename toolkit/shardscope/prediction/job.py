@@ -23,11 +23,13 @@ from shardscope.prediction.budget import Budgeted
 from shardscope.prediction.job_memory import kinds_by_rank, rank_memory
 from shardscope.prediction.job_time import job_time_term
 from shardscope.prediction.rates import RankRates
+from shardscope.prediction.saved_calibration import Chosen, chosen
 from shardscope.prediction.step.term import time_term
 from shardscope.prediction.traced import Traced, traced
 from shardscope.spec import Job
-from shardscope.spec.calibration import Calibration
+from shardscope.spec.calibration import Calibration, Interval
 from shardscope.spec.cluster import Cluster, EmulatedCluster
+from shardscope.spec.host_calibration import HostCalibration, of_device
 from shardscope.spec.job_parts import label_of
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
@@ -60,6 +62,9 @@ class JobPrediction(Budgeted):
         found: Trace of the job's model in one training step.
         calibration: The cluster's constants; None on this machine.
         emulated: The emulated cluster that the ranks run on, on this machine's cores; None otherwise.
+        host: The constants of this machine's CPU ranks; None on a cluster.
+        is_calibrated: Whether `host` was measured here by `ss.calibrate`, or given; otherwise it ships with Shardscope.
+        ignored: Sentence that says why a saved calibration is not used; None if none is ignored.
     """
 
     job: Job
@@ -68,12 +73,17 @@ class JobPrediction(Budgeted):
     found: Traced
     calibration: Calibration | None = None
     emulated: EmulatedCluster | None = None
+    host: HostCalibration | None = None
+    is_calibrated: bool = False
+    ignored: str | None = None
 
     @property
     def where(self) -> str:
-        """Name of the cluster, or ``this machine``."""
+        """Name of the cluster, or ``this machine``, and when it was calibrated if it was."""
         at = self.cluster or self.emulated
-        return "this machine" if at is None else at.name
+        where = "this machine" if at is None else at.name
+        calibrated = self.host is not None and self.is_calibrated and self.has_rates
+        return f"{where}, calibrated on {self.host.measured_at[:10]}" if calibrated and self.host else where
 
     @property
     def has_rates(self) -> bool:
@@ -128,13 +138,26 @@ class JobPrediction(Budgeted):
         if not self.has_rates:
             return None
         if self.cluster is None or self.calibration is None:
-            work = self.job.strategy.work(self.step)
-            rates = RankRates.of_this_machine(self.job, work, emulated=self.emulated)
-            return job_time_term(self.step, self.found, self.traffic, rates)
+            return job_time_term(self.step, self.found, self.traffic, self.rates)
         if self.as_layout is not None:
             return time_term(*self.as_layout, self.cluster, self.calibration)
-        rates = RankRates.of_cluster(self.job, self.cluster, self.calibration)
-        return job_time_term(self.step, self.found, self.traffic, rates)
+        return job_time_term(self.step, self.found, self.traffic, self.rates)
+
+    @cached_property
+    def rates(self) -> RankRates:
+        """Compute, memory and link rates of one rank."""
+        if self.cluster is not None and self.calibration is not None:
+            return RankRates.of_cluster(self.job, self.cluster, self.calibration)
+        host = self.host or HostCalibration.shipped()
+        return RankRates.of_this_machine(
+            self.job, self.job.strategy.work(self.step), host, emulated=self.emulated
+        )
+
+    @property
+    def interval(self) -> Interval | None:
+        """Interval of the step time, in seconds, from the quantiles of the calibration; None if not `has_rates`."""
+        fitted = self.calibration or self.host
+        return None if self.step_time_s is None or fitted is None else fitted.interval(self.step_time_s)
 
     @cached_property
     def as_layout(self) -> tuple[Transformer, Layout] | None:
@@ -223,10 +246,10 @@ class JobPrediction(Budgeted):
 
     @property
     def note(self) -> str | None:
-        """Caveats of the calibration, or why there is no step time; None on this machine's CPUs."""
+        """Caveats of the calibration, or why there is no step time; None if there is nothing to say."""
         if not self.has_rates:
             return _NO_RATES.format(world_size=self.job.world_size)
-        return None if self.calibration is None else self.calibration.note
+        return self.ignored if self.calibration is None else self.calibration.note
 
     def frame(self) -> pd.DataFrame:
         """Return a data frame with one row per collective and rank.
@@ -261,6 +284,7 @@ class JobPrediction(Budgeted):
 
     def to_dict(self) -> dict[str, object]:
         """Return all values and both trees of terms in a JSON-compatible form."""
+        fitted = self.calibration or self.host
         states = self.states and {
             kind: [int(each) for each in getattr(self.states, kind)]
             for kind in ("parameters", "gradients", "optimizer")
@@ -268,9 +292,10 @@ class JobPrediction(Budgeted):
         return {
             "job": self.job.model_dump(mode="json"),
             "cluster": None if (self.cluster or self.emulated) is None else self.where,
-            "calibration": self.calibration and self.calibration.name,
+            "calibration": fitted and fitted.name,
             "note": self.note,
             "step_time_s": self.step_time_s,
+            "interval_s": self.interval and [*self.interval],
             "run_time_s": self.run_time_s,
             "peak_bytes": self.peak_bytes,
             "fits": self.fits,
@@ -283,10 +308,15 @@ class JobPrediction(Budgeted):
     @cached_property
     def _headline(self) -> tuple[str, ...]:
         count = f"{self.job.world_size} rank{'s' * (self.job.world_size > 1)}"
-        about = "no step time" if self.calibration is None else f"calibration {self.calibration.name}"
+        fitted = self.calibration or self.host
+        about = "no step time" if fitted is None or not self.has_rates else f"calibration {fitted.name}"
         took, held = "step time: unknown", "memory per rank: unknown"
-        if self.step_time_s is not None and self.run_time_s is not None:
-            took = f"step {figure(self.step_time_s, 's')}, {self.job.last_step} steps {figure(self.run_time_s, 's')}"
+        if self.step_time_s is not None and self.run_time_s is not None and self.interval is not None:
+            low, high = (figure(each, "s") for each in self.interval)
+            took = (
+                f"step {figure(self.step_time_s, 's')} ({low} to {high}), {self.job.last_step} steps "
+                f"{figure(self.run_time_s, 's')}"
+            )
         if self.peak_bytes is not None:
             held = f"the fullest rank needs {figure(self.peak_bytes, 'bytes')}"
         sent = "bytes sent: unknown"
@@ -339,7 +369,7 @@ def _exactness(sent: Sent) -> str:
 def predict_job(
     job: Job,
     cluster: Cluster | EmulatedCluster | None = None,
-    calibration: Calibration | None = None,
+    calibration: Calibration | HostCalibration | None = None,
     *,
     trace: Tracer = traced,
 ) -> JobPrediction:
@@ -350,11 +380,13 @@ def predict_job(
         cluster: The cluster that it runs on, with one device per rank; None for this machine. On an emulated cluster,
             the ranks compute on this machine's cores, and send at the rate and latency of its slowest link, which
             those of a single node do not use.
-        calibration: The cluster's constants; None for `Calibration.of` the cluster's device.
+        calibration: The cluster's constants; None for `Calibration.of` the cluster's device, or on this machine for the
+            one that `ss.calibrate` has saved, or that ships with Shardscope.
         trace: Function that traces the job's model.
 
     Raises:
-        SpecError: The cluster does not have as many devices as the job has ranks, or the model cannot be traced.
+        SpecError: The cluster does not have as many devices as the job has ranks, the calibration is not of its type,
+            or the model cannot be traced.
     """
     if cluster is not None and cluster.num_devices != job.world_size:
         raise SpecError(
@@ -365,15 +397,20 @@ def predict_job(
     emulated = cluster if isinstance(cluster, EmulatedCluster) else None
     if isinstance(cluster, EmulatedCluster):
         job, cluster = job.replace(device="cpu"), None
-    if cluster is None and calibration is not None:
-        raise SpecError("calibration has no effect without a cluster to run on; omit it, or give a cluster")
+    if cluster is None and isinstance(calibration, Calibration):
+        raise SpecError(
+            f"calibration={calibration.name!r} is of a GPU and has no effect on this machine's CPU ranks; omit it, "
+            "give one from ss.calibrate(), or give a cluster"
+        )
     found = trace(job)
     assert found.table.step is not None
     is_on_gpus, backend = _place(job, cluster)
     step = JobStep(job, found.table.step, _settled(job), backend, is_on_gpus)
-    if cluster is not None and calibration is None:
-        calibration = Calibration.of(cluster.device)
-    return JobPrediction(job, cluster, step, found, calibration, emulated)
+    if cluster is not None:
+        return JobPrediction(job, cluster, step, found, of_device(cluster, calibration))
+    assert calibration is None or isinstance(calibration, HostCalibration)
+    host = chosen(emulated) if calibration is None else Chosen(calibration, is_saved=True)
+    return JobPrediction(job, None, step, found, None, emulated, *host)
 
 
 def _place(job: Job, cluster: Cluster | None) -> tuple[bool, Backend]:

@@ -25,9 +25,9 @@ def job_time_term(step: JobStep, found: Traced, traffic: Traffic | None, rates: 
     """Return the time of one step, in seconds, as a sum of terms; no overlap is assumed.
 
     Each operation takes the time of its matrix products or of its memory traffic, plus the time of its launch. The
-    optimizer takes the time to read and write all states, and the codec the time to read and write the gradient and its
-    packets. Each collective takes as long as its slowest rank needs to send or to receive its bytes, and to send its
-    messages.
+    optimizer takes the time to read and write all states, plus a time per tensor, and the codec the time to read and
+    write the gradient and its packets. Each collective takes as long as its slowest rank needs to send or to receive
+    its bytes, and to send its messages.
 
     Args:
         step: The training step to predict.
@@ -39,7 +39,7 @@ def job_time_term(step: JobStep, found: Traced, traffic: Traffic | None, rates: 
     passes = [_pass("forward", step, found, work, rates), _pass("backward", step, found, work, rates)]
     parts = [
         _data(step, found, rates), *passes, _optimizer(step, work, rates), _codec(step, rates),
-        _communication(traffic or {}, rates), _idle(sum(each.value for each in passes), work, rates),
+        _communication(traffic or {}, rates), _idle(step, sum(each.value for each in passes), work, rates),
     ]  # fmt: skip
     return Term.total("step", tuple(part for part in parts if part is not None and part.value > 0))
 
@@ -64,22 +64,30 @@ def _pass(name: str, step: JobStep, found: Traced, work: Work, rates: RankRates)
         trace.forward_operations if is_forward else trace.num_operations - trace.forward_operations
     )
     launched = num_operations * step.micro_batches * work.computing
+    gathers = (step.job.strategy.zero_stage or 0) >= 2
+    units = len(step.trace.units) * step.micro_batches * gathers
     parts = (
         _term("matrix products", flops / rates.flops, "FLOP / rate", rates, _ROOFLINE, FLOP=flops, rate=rates.flops),
         _term("other operations", moved / rates.bandwidth, "bytes / bandwidth", rates, _ROOFLINE, bytes=moved,
               bandwidth=rates.bandwidth),
         _term("launches", launched * rates.operation_s, "operations × time per launch", rates, "traced",
               operations=launched),
+        _term("gathered units", units * rates.unit_s / 2, "units × time per unit / 2", rates, "traced", units=units),
     )  # fmt: skip
-    return Term.total(name, parts)
+    return Term.total(name, parts if gathers and rates.unit_s > 0 else parts[:-1])
 
 
 def _optimizer(step: JobStep, work: Work, rates: RankRates) -> Term:
     states, shards = step.job.optimizer.states, step.world_size if step.job.strategy.zero_stage else 1
-    moved = states.moved_bytes_per_param(step.element_bytes)
-    updated = step.num_elements * moved / shards * min(1.0, work.computing)
-    source, bandwidth = "reads and writes of each state", rates.update_bandwidth or rates.bandwidth
-    return _term("optimizer", updated / bandwidth, "bytes / bandwidth", rates, source, bytes=updated)
+    share = min(1.0, work.computing)
+    updated = step.num_elements * states.moved_bytes_per_param(step.element_bytes) / shards * share
+    tensors = len(step.trained) * share
+    parts = (
+        _term("states", updated / rates.optimizer_bandwidth, "bytes / bandwidth", rates,
+              "reads and writes of each state", bytes=updated, bandwidth=rates.optimizer_bandwidth),
+        _term("tensors", tensors * rates.tensor_s, "tensors × time per tensor", rates, "traced", tensors=tensors),
+    )  # fmt: skip
+    return Term.total("optimizer", parts if rates.tensor_s > 0 else parts[:1])
 
 
 def _codec(step: JobStep, rates: RankRates) -> Term | None:
@@ -89,10 +97,12 @@ def _codec(step: JobStep, rates: RankRates) -> Term | None:
         return None
     cost = compression_cost(
         now, step.num_elements, step.world_size, math.inf,
-        codec_bandwidth=rates.bandwidth, element_bytes=step.element_bytes,
+        codec_bandwidth=rates.codec_bandwidth, element_bytes=step.element_bytes,
     )  # fmt: skip
     source = "passes over the gradient and its packets"
-    return _term("codec", float(cost.codec_s), "bytes / bandwidth", rates, source, bandwidth=rates.bandwidth)
+    return _term(
+        "codec", float(cost.codec_s), "bytes / bandwidth", rates, source, bandwidth=rates.codec_bandwidth
+    )
 
 
 def _communication(traffic: Traffic, rates: RankRates) -> Term | None:
@@ -114,11 +124,14 @@ def _collective(name: str, sent: Sent, rates: RankRates) -> Term:
     )  # fmt: skip
 
 
-def _idle(computing_s: float, work: Work, rates: RankRates) -> Term:
-    """Return the term for idle time: the pipeline bubble, and the fixed cost of a step, for which no span exists."""
+def _idle(step: JobStep, computing_s: float, work: Work, rates: RankRates) -> Term:
+    """Return the term for time without spans: the pipeline bubble, and the fixed costs of a schedule and of a step."""
     waits = computing_s * work.waiting / work.computing
+    scheduled = step.micro_batches if work.waiting > 0 else 0
     parts = (
         _term("pipeline bubble", waits, "bubble / (1 - bubble) × computing", rates, "closed form of the schedule"),
+        _term("schedule", scheduled * rates.stage_s, "micro-batches × time per micro-batch", rates, "schedule",
+              micro_batches=scheduled),
         _term("fixed cost", rates.step_s, "once a step", rates, "events, calls"),
     )  # fmt: skip
     return Term.total("idle", parts)

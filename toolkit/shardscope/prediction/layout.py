@@ -16,6 +16,7 @@ from shardscope.prediction.step.machine import Machine
 from shardscope.prediction.step.term import time_term
 from shardscope.spec.calibration import Calibration, Interval
 from shardscope.spec.cluster import Cluster
+from shardscope.spec.host_calibration import AnyCalibration, of_device
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
 from shardscope.spec.units import duration_text
@@ -140,7 +141,7 @@ class Prediction(Budgeted):
 
 
 def predict_layout(
-    model: Transformer, cluster: Cluster, layout: Layout, calibration: Calibration | None = None
+    model: Transformer, cluster: Cluster, layout: Layout, calibration: AnyCalibration | None = None
 ) -> Prediction:
     """Predict the step time and memory of a layout from closed-form formulas and the cluster's calibration.
 
@@ -157,7 +158,7 @@ def predict_layout(
             layout specifies.
     """
     layout.check(model, cluster)
-    known = Calibration.of(cluster.device) if calibration is None else calibration
+    known = of_device(cluster, calibration)
     return Prediction(
         model=model,
         cluster=cluster,

@@ -9,8 +9,8 @@ from shardscope.prediction.job import JobPrediction, predict_job
 from shardscope.prediction.layout import Prediction, predict_layout
 from shardscope.prediction.observed import ObservedPrediction
 from shardscope.spec import Job
-from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster, EmulatedCluster
+from shardscope.spec.host_calibration import AnyCalibration
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Model, Transformer
 from shardscope.spec.observed import ObservedJob
@@ -20,17 +20,17 @@ from shardscope.spec.observed import ObservedJob
 def predict(job: ObservedJob) -> ObservedPrediction: ...  # type: ignore[overload-overlap]
 @overload
 def predict(
-    job: Job, cluster: Cluster | EmulatedCluster | None = None, *, calibration: Calibration | None = None
+    job: Job, cluster: Cluster | EmulatedCluster | None = None, *, calibration: AnyCalibration | None = None
 ) -> JobPrediction: ...
 @overload
 def predict(
-    job: Transformer | str, cluster: Cluster, layout: Layout, calibration: Calibration | None = None
+    job: Transformer | str, cluster: Cluster, layout: Layout, calibration: AnyCalibration | None = None
 ) -> Prediction: ...
 def predict(
     job: Job | Transformer | str,
     cluster: Cluster | EmulatedCluster | None = None,
     layout: Layout | None = None,
-    calibration: Calibration | None = None,
+    calibration: AnyCalibration | None = None,
 ) -> JobPrediction | Prediction | ObservedPrediction:
     """Predict bytes sent, memory and step time of a job, or memory and step time for a layout of a large model.
 
@@ -42,7 +42,9 @@ def predict(
         layout: The layout of the model; omit it for a job.
         calibration: The cluster's constants; None for `Calibration.of` its device. For a device that was never
             measured, that calibration is transferred from a similar device: `Calibration.note` says so, and the
-            `interval` of the prediction is twice as wide on a logarithmic scale.
+            `interval` of the prediction is twice as wide on a logarithmic scale. For this machine and for emulated
+            clusters, a `HostCalibration`; None for the one that `ss.calibrate` has saved for it, or else for the one
+            that ships with Shardscope, scaled by the speed of this machine.
 
     Example:
         >>> import shardscope as ss

@@ -5,28 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from shardscope.machine import can_share_memory, usable_cores
 from shardscope.prediction.step.machine import Machine
 from shardscope.prediction.this_machine import core_speed
 from shardscope.spec import Job
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster, EmulatedCluster
+from shardscope.spec.host_calibration import HostCalibration, HostMachine, HostTransport
 from shardscope.spec.job import IN_LAYOUTS
+from shardscope.spec.link import Link
 from shardscope.spec.strategy import Work
-
-PRODUCTS, ELEMENTWISE = 0.82, 0.11
-"""Speeds of torch's matrix products and of its other operations in a training step on a CPU, as fractions of the speed
-that NumPy reaches on one core."""
-OPERATION_S = 68e-6
-"""Fixed time per operation, in seconds, independent of its size; includes the trainer's overhead."""
-MESSAGES = {"tcp": (7.3e8, 3.1e-3), "shm": (2.1e9, 1.4e-3)}
-"""By transport: bandwidth from one rank to another on the same machine, in bytes per second, and time per message, in
-seconds. Both include the time that ranks wait for each other because they share cores."""
-# Over TCP: fitted to 40 jobs on 2 cores (8 models, 5 strategies, 1 and 2 ranks; torch 2.13), whose predicted step times
-# are 0.72 to 1.31 times the measured ones; tests/benchmarks/job_time.py compares 16 other jobs (MAPE 24 %). Through
-# shared memory: these, times the ratios of fits to 24 jobs that ran over both (4 models, 6 strategies, 2 ranks).
 
 
 class RankRates(NamedTuple):
@@ -45,50 +33,59 @@ class RankRates(NamedTuple):
     message_s: float
     """Time per message, in seconds."""
     source: str
+    optimizer_bandwidth: float
+    """Bytes per second that the optimizer's update reads and writes."""
+    codec_bandwidth: float
+    """Bytes per second that packing and unpacking of compressed gradients reads and writes."""
+    tensor_s: float = 0.0
+    """Fixed time per parameter tensor that the optimizer updates, in seconds."""
+    stage_s: float = 0.0
+    """Fixed time per micro-batch of a pipeline stage, in a forward and a backward pass, in seconds."""
+    unit_s: float = 0.0
+    """Fixed time per unit for which ZeRO-2 or ZeRO-3 gathers parameters, in a forward and a backward pass, in
+    seconds."""
     emulated_flops: float | None = None
     """FLOP/s at which passes are computed, whatever else they do; None unless a processor is emulated."""
-    update_bandwidth: float | None = None
-    """Bytes per second of updates on an emulated processor; None for `bandwidth`."""
 
     @classmethod
     def of_this_machine(
-        cls, job: Job, work: Sequence[Work], *, emulated: EmulatedCluster | None = None
+        cls, job: Job, work: Sequence[Work], host: HostCalibration, *, emulated: EmulatedCluster | None = None
     ) -> RankRates:
         """Return the rates of one rank of `job` on this machine, whose cores the ranks share.
 
         Ranks that wait in a schedule leave their core to others: a pipeline that mostly waits is not slowed down by few
         cores, and a smaller bubble then gains little. The job's link, if it has one, limits the rate of sending.
-        Predicted times can be off by a factor of two, because the constants of this module were fitted on another
-        machine.
 
         Args:
             job: The job.
             work: Work of each rank.
+            host: Constants of this machine. Those of another machine are scaled by the speed of NumPy's kernels, and
+                what depends on the number of ranks by the number of cores.
             emulated: The emulated cluster that the ranks run on: between several nodes, its slowest link carries TCP,
                 and its largest slowdown includes the time that ranks wait for a core.
         """
-        speed = core_speed()
-        computing = sum(each.computing for each in work) / max(each.computing + each.waiting for each in work)
-        cores = usable_cores() / max(1.0, computing)
-        share = min(job.threads, cores)
-        waits = max(1.0, 1.0 / cores)
+        speed, cores = _relative_speed(host), host.machine.cores / usable_cores()
+        slow = host.value("slowdown", ranks=max(1.0, active_ranks(work) * cores))
+        ranks = job.world_size * cores
         if emulated is not None:
-            share = min(share, job.threads / emulated.slowdown)
-        limit = job.link if emulated is None else emulated.link
-        bandwidth, latency = (np.inf, 0.0) if limit is None else (limit.bandwidth, limit.latency_s)
-        between_nodes = emulated is not None and emulated.link is not None
-        on_tcp = job.transport == "tcp" or between_nodes or not can_share_memory()
-        loopback, message_s = MESSAGES["tcp" if on_tcp else "shm"]
+            slow = max(slow, emulated.slowdown)
+        link, message_s = _messages(job, host, ranks, emulated)
+        updates = None if emulated is None else emulated.memory_bandwidth
+        busy = 1.0 if _sleeps(emulated) and not _sleeps(host.cluster) else ranks
         return cls(
-            flops=PRODUCTS * speed.flops * share,
-            bandwidth=ELEMENTWISE * speed.bandwidth * share,
-            operation_s=OPERATION_S * max(waits, 1.0 if emulated is None else emulated.slowdown),
-            step_s=0.0,
-            link=min(loopback / waits, bandwidth),
-            message_s=message_s + latency,
-            source="this machine: NumPy's kernels, timed",
+            flops=host.value("flops") * speed.flops / slow * min(job.threads, usable_cores()),
+            bandwidth=host.value("bandwidth") * speed.bandwidth / slow,
+            operation_s=host.value("operation_s") * slow,
+            step_s=host.value("step_s", ranks=busy),
+            link=link,
+            message_s=message_s,
+            source=host.label,
+            optimizer_bandwidth=updates or host.value("optimizer_bandwidth") * speed.bandwidth / slow,
+            codec_bandwidth=host.value("codec_bandwidth") * speed.bandwidth / slow,
+            tensor_s=0.0 if updates else host.value("tensor_s") * slow,
+            unit_s=host.value("unit_s", ranks=busy),
+            stage_s=host.value("stage_s", ranks=busy),
             emulated_flops=None if emulated is None else emulated.flops,
-            update_bandwidth=None if emulated is None else emulated.memory_bandwidth,
         )
 
     @classmethod
@@ -108,4 +105,57 @@ class RankRates(NamedTuple):
             link=link,
             message_s=latency + calibration.collective_s,
             source=f"rates: {calibration.name}",
+            optimizer_bandwidth=machine.memory_rate,
+            codec_bandwidth=machine.memory_rate,
         )
+
+
+def active_ranks(work: Sequence[Work]) -> float:
+    """Return the mean number of ranks that compute at the same time, given the work of each."""
+    return sum(each.computing for each in work) / max(each.computing + each.waiting for each in work)
+
+
+def _sleeps(emulated: EmulatedCluster | None) -> bool:
+    """Whether ranks mostly sleep, since their processors are emulated; then they hardly wait for a core."""
+    return emulated is not None and emulated.flops is not None
+
+
+def transport_of(job: Job, emulated: EmulatedCluster | None = None) -> HostTransport:
+    """Return what carries the messages of a job's CPU ranks on this machine, or on an emulated cluster."""
+    if emulated is not None and emulated.link is not None:
+        return "network"
+    return "tcp" if job.transport == "tcp" or not can_share_memory() else "shm"
+
+
+def limit_of(job: Job, emulated: EmulatedCluster | None = None) -> Link | None:
+    """Return the emulated link that limits the messages of a job's ranks; None if there is none."""
+    return job.link if emulated is None else emulated.link
+
+
+def _messages(
+    job: Job, host: HostCalibration, ranks: float, emulated: EmulatedCluster | None
+) -> tuple[float, float]:
+    """Return the bytes per second that a rank can send, and the seconds per message."""
+    transport, limit = transport_of(job, emulated), limit_of(job, emulated)
+    known = transport if host.has("message_s", transport) else "tcp"
+    message_s = host.value("message_s", ranks=ranks, transport=known)
+    loopback = "tcp" if transport == "network" else transport
+    bandwidth = host.value("message_bandwidth", ranks=ranks, transport=loopback)
+    if limit is None:
+        return bandwidth, message_s
+    share = host.value("link_efficiency", transport=transport) if transport == "network" else 1.0
+    return min(bandwidth, share * limit.bandwidth), message_s + limit.latency_s
+
+
+class _Relative(NamedTuple):
+    """Speed of this machine relative to the one that was calibrated."""
+
+    flops: float = 1.0
+    bandwidth: float = 1.0
+
+
+def _relative_speed(host: HostCalibration) -> _Relative:
+    if host.machine == HostMachine.here():
+        return _Relative()
+    now = core_speed()
+    return _Relative(now.flops / host.numpy_flops, now.bandwidth / host.numpy_bandwidth)

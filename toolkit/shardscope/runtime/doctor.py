@@ -114,6 +114,7 @@ def doctor() -> DoctorReport:
             *_accelerators(torch),
             *_network(torch),
             *_messages(torch.get("messages", [])),
+            _calibration(),
             *_extras(),
             *_methods(),
         )
@@ -291,23 +292,28 @@ def _emulation(why_not: str) -> Finding:
 
 
 _MESSAGES = "Messages between CPU ranks"
+_PREDICTIONS = "Predictions"
 
 
 def _messages(measured: list[dict[str, Any]] | str) -> Iterator[Finding]:
     """Yield the speed of each transport, measured with real ranks; the only finding is the error if a rank failed.
 
-    Nothing uses the figures. Predictions take constants of `shardscope.prediction.rates` instead, which were fitted to
-    steps of whole jobs: their time per message includes what ranks wait because others compute.
+    Nothing uses the figures. Predictions take the constants of a calibration instead, which were fitted to steps of
+    whole jobs: their time per message includes what ranks wait because others compute.
     """
-    from shardscope.prediction.rates import MESSAGES
+    from shardscope.prediction.saved_calibration import chosen
 
     if isinstance(measured, str):
         cost = "A job with several ranks may end with the same error."
         yield _judge(_MESSAGES, "messages", f"not measured: {measured}", ok=False, cost=cost)
         return
+    host = chosen().calibration
     for speed in measured:
         transport, message_s, bandwidth = speed["transport"], speed["message_s"], speed["bandwidth"]
-        assumed_bandwidth, assumed_s = MESSAGES[transport]
+        assumed_bandwidth, assumed_s = (
+            host.value(constant, ranks=speed["world_size"], transport=transport)
+            for constant in ("message_bandwidth", "message_s")
+        )
         text = (
             f"{_short(1e3 * message_s)} ms a message and {_short(bandwidth / 1e9)} GB/s; predictions assume "
             f"{_short(1e3 * assumed_s)} ms ({_short(assumed_s / message_s)} x) and "
@@ -316,6 +322,23 @@ def _messages(measured: list[dict[str, Any]] | str) -> Iterator[Finding]:
         assumed = {"assumed_message_s": assumed_s, "assumed_bandwidth": assumed_bandwidth}
         name = f"{transport}, {speed['world_size']} ranks"
         yield _judge(_MESSAGES, name, text, ok=True, value={**speed, **assumed})
+
+
+def _calibration() -> Finding:
+    """Return which constants predictions for this machine use."""
+    from shardscope.prediction.saved_calibration import chosen
+
+    host, is_saved, ignored = chosen()
+    if is_saved:
+        text = f"{host.label}; median error {host.error:.0%}"
+    else:
+        text = (
+            ignored or "not calibrated: predictions use constants of another machine, scaled by NumPy's speed"
+        )
+    return _judge(
+        _PREDICTIONS, "calibration", text, ok=ignored is None, value=host.measured_at if is_saved else None,
+        cost="Predicted step times may be off by half.", remedy="Run shardscope calibrate, on a quiet machine.",
+    )  # fmt: skip
 
 
 def _short(figure: float) -> str:

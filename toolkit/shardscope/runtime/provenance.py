@@ -21,7 +21,7 @@ from typing import Any, Self
 
 from shardscope._version import __version__
 from shardscope.errors import RunUnreadable
-from shardscope.machine import usable_cores, usable_memory_bytes
+from shardscope.machine import cpu_model, usable_cores, usable_memory_bytes
 from shardscope.runtime.rundir import RunDir
 from shardscope.runtime.status import printable
 
@@ -152,19 +152,9 @@ def _versions() -> dict[str, str]:
 @cache
 def _machine() -> dict[str, Any]:
     return {
-        "host": platform.node(), "platform": f"{platform.system()} {platform.machine()}", "cpu": _cpu_model(),
+        "host": platform.node(), "platform": f"{platform.system()} {platform.machine()}", "cpu": cpu_model(),
         "cores": usable_cores(), "memory_bytes": usable_memory_bytes(), "gpus": _gpus(),
     }  # fmt: skip
-
-
-def _cpu_model() -> str:
-    """Return the model of the processor, or its architecture if the system does not state the model."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(models, platform.processor() or platform.machine())
 
 
 def _gpus() -> list[str]:

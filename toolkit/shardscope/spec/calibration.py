@@ -1,4 +1,4 @@
-"""Calibrations: constants measured on one type of machine that convert counts of FLOP, bytes and calls to seconds."""
+"""Calibrations: constants measured on one type of GPU that convert counts of FLOP, bytes and calls to seconds."""
 
 from __future__ import annotations
 
@@ -24,10 +24,27 @@ class Interval(NamedTuple):
     high: float
 
 
-class Calibration(Spec):
-    """Constants for a machine and its software. Each has a physical meaning; none is specific to one measurement."""
+class Fitted(Spec):
+    """What all calibrations have: a name, quantiles of the prediction's error, and caveats."""
 
     name: str
+    quantiles: dict[str, PositiveFloat] = Field(default_factory=lambda: {"5": 0.7, "50": 1.0, "95": 1.45})
+    """Quantiles of measured / predicted time on held-out measurements, by level in per cent. They give the
+    prediction interval."""
+    note: str = ""
+    """Caveats, such as constants that the measurements could not determine, or a device that was never measured."""
+
+    def interval(self, seconds: float) -> Interval:
+        """Return the interval around a predicted step time, in seconds, from the quantiles at 5 and 95 per cent."""
+        return Interval(seconds * self.quantiles["5"], seconds * self.quantiles["95"])
+
+
+class Calibration(Fitted):
+    """Constants for a type of GPU and its software. Each has a physical meaning; none is specific to one measurement.
+
+    `HostCalibration` has those of CPU ranks of one machine.
+    """
+
     device: str = ""
     """Catalogue name of the device that was measured."""
 
@@ -70,9 +87,6 @@ class Calibration(Spec):
     step_s: NonNegativeFloat = 1e-3
     """Fixed time per step, in seconds: data loading, loss scaling, clipping, logging."""
 
-    quantiles: dict[str, PositiveFloat] = Field(default_factory=lambda: {"5": 0.7, "50": 1.0, "95": 1.45})
-    """Quantiles of measured / predicted time on held-out measurements, by level in per cent. They give the
-    prediction interval."""
     ridge: PositiveFloat | None = None
     """Peak FLOP/s divided by memory bandwidth of the measured device, in FLOP per byte. For another device, `half_size`
     is scaled by the ratio of the two."""
@@ -88,14 +102,8 @@ class Calibration(Spec):
     measured_on: str = ""
     """The machine and software on which the constants were measured."""
     source: str = ""
-    note: str = ""
-    """Caveats: constants that the measurements could not determine, or a device that was never measured."""
     fitted: tuple[str, ...] = ()
     """Hashes of the inputs of the measurements to which the constants were fitted; scores exclude these rows."""
-
-    def interval(self, seconds: float) -> Interval:
-        """Return the interval around a predicted step time, in seconds, from the quantiles at 5 and 95 per cent."""
-        return Interval(seconds * self.quantiles["5"], seconds * self.quantiles["95"])
 
     @classmethod
     def of(cls, device: Device | str) -> Calibration:

@@ -19,6 +19,7 @@ from shardscope_widgets.words import listed, plural, rate_text, three_digits
 HEADERS = (
     "run", "ranks", FIGURES["last_step"].label, FIGURES["loss"].label, FIGURES["step_time_s"].label, "throughput",
     FIGURES["bytes_per_step"].label, FIGURES["held_bytes"].label, FIGURES["process_bytes"].label, SPEED_LABEL,
+    "predicted step", "error",
 )  # fmt: skip
 NONE = "–"
 """Text of a metric that a run does not have."""
@@ -28,7 +29,7 @@ class RunRow(NamedTuple):
     """Metrics of one run, as in its summary; a metric is None until it is known.
 
     `speed` is the throughput divided by that of the single-process run with the same workload: model, data, batch,
-    precision and optimizer.
+    precision and optimizer. `predicted_s` is the step time that was predicted before the run, in seconds.
     """
 
     label: str
@@ -46,6 +47,14 @@ class RunRow(NamedTuple):
     process_bytes: int | None
     speed: float | None = None
     diverged_at: int | None = None
+    predicted_s: float | None = None
+
+    @property
+    def error(self) -> float | None:
+        """Error of the predicted step time, relative to the measured one; None if either is unknown."""
+        if self.predicted_s is None or not self.step_time_s:
+            return None
+        return self.predicted_s / self.step_time_s - 1
 
     def cells(self) -> tuple[str, ...]:
         """Return the row as text cells, in the order of `HEADERS`."""
@@ -61,6 +70,8 @@ class RunRow(NamedTuple):
             figure_text("held_bytes", self.held_bytes, NONE),
             figure_text("process_bytes", self.process_bytes, NONE),
             result_text(SPEED, self.speed),
+            figure_text("step_time_s", self.predicted_s, NONE),
+            NONE if self.error is None else f"{self.error * 100:+.0f} %",
         )
 
 

@@ -24,6 +24,7 @@ from shardscope.runlog.spans import finished_steps
 from shardscope.runtime import Run
 from shardscope.runtime.preflight import preflight
 from shardscope.spec.cluster import Cluster, EmulatedCluster
+from shardscope.spec.host_calibration import AnyCalibration
 from shardscope.spec.observed import ObservedJob
 
 _NOT_PREDICTED = (
@@ -36,6 +37,7 @@ def compare(
     run: Run | str | Path,
     cluster: Cluster | EmulatedCluster | None = None,
     *,
+    calibration: AnyCalibration | None = None,
     prediction: JobPrediction | ObservedPrediction | None = None,
     root: str | Path | None = None,
 ) -> Comparison:
@@ -52,7 +54,8 @@ def compare(
         cluster: The cluster on which the job ran, one device per rank; None for the emulated cluster that it was
             launched on, or this machine. The rates of this
             machine's GPUs are unknown, so step times of a run on its GPUs are left out.
-        prediction: A prediction of the run's job, for example with a calibration; None predicts the job now.
+        calibration: The constants to predict with, as for `predict`.
+        prediction: A prediction of the run's job, made before; None predicts the job now.
         root: Folder of the runs; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
 
     Raises:
@@ -75,7 +78,9 @@ def compare(
             f"run {run.id} has nothing to compare: not all ranks have finished a step; wait for a step"
         )
     if prediction is None:
-        prediction = _predicted(run, cluster)
+        prediction = _predicted(run, cluster, calibration)
+    elif calibration is not None:
+        raise SpecError("calibration has no effect on a prediction that is given; omit one of the two")
     if prediction.job.world_size != run.job.world_size:
         raise SpecError(
             f"prediction is for {prediction.job.world_size} ranks, but run {run.id} has {run.job.world_size}; use "
@@ -99,11 +104,13 @@ def compare(
     return Comparison(run.id, run.name, where, tuple(rows), tuple(notes), per)
 
 
-def _predicted(run: Run, cluster: Cluster | EmulatedCluster | None) -> JobPrediction | ObservedPrediction:
+def _predicted(
+    run: Run, cluster: Cluster | EmulatedCluster | None, calibration: AnyCalibration | None
+) -> JobPrediction | ObservedPrediction:
     """Return the prediction of a run's job on a cluster; None takes the emulated cluster of the run, if any."""
     if isinstance(run.job, ObservedJob):
         return predict(run.job) if cluster is None else predict(run.job, cluster)
-    return predict(run.job, cluster or run.cluster)
+    return predict(run.job, cluster or run.cluster, calibration=calibration)
 
 
 def _where_it_ran(prediction: JobPrediction, events: Sequence[Event]) -> JobPrediction:

@@ -14,8 +14,8 @@ from shardscope.prediction.planner.rank import Objective, objective_weights
 from shardscope.prediction.planner.rules import REASONS
 from shardscope.prediction.planner.search import Found, SearchSettings, capacity, search
 from shardscope.prediction.planner.space import SearchAxes
-from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
+from shardscope.spec.host_calibration import AnyCalibration, of_device
 from shardscope.spec.job_parts import full_name
 from shardscope.spec.layout import Precision
 from shardscope.spec.layout_optimizer import LayoutOptimizer, layout_optimizer, optimizer_names
@@ -38,7 +38,7 @@ def plan(
     precision: str | Sequence[str] = "bf16-mixed",
     optimizer: LayoutOptimizer | str | Sequence[LayoutOptimizer | str] = "adamw",
     flash_attention: bool | Sequence[bool] = True,
-    calibration: Calibration | None = None,
+    calibration: AnyCalibration | None = None,
 ) -> Plans:
     """Search all layouts of `model` on `cluster` and rank those that fit.
 
@@ -69,7 +69,7 @@ def plan(
         >>> plans.best.layout  # doctest: +SKIP
     """
     cluster = Cluster.of(cluster) if isinstance(cluster, str) else cluster
-    setting = SearchSettings(known_model(model), cluster, calibration or Calibration.of(cluster.device))
+    setting = SearchSettings(known_model(model), cluster, of_device(cluster, calibration))
     objective_weights(
         objective, has_price=setting.cluster.price_per_device_hour is not None
     )  # raises before the search

@@ -19,8 +19,8 @@ from shardscope.prediction.simulate.run_job import simulate_job
 from shardscope.prediction.simulate.run_layout import simulate_layout
 from shardscope.prediction.simulate.step import step_events
 from shardscope.spec import Job
-from shardscope.spec.calibration import Calibration
-from shardscope.spec.cluster import Cluster
+from shardscope.spec.cluster import Cluster, EmulatedCluster
+from shardscope.spec.host_calibration import AnyCalibration
 from shardscope.spec.layout import Layout
 from shardscope.spec.link import Link
 from shardscope.spec.model import Model, Transformer
@@ -48,10 +48,10 @@ class Simulator:
     def __call__(
         self,
         job: Job | Transformer | str,
-        cluster: Cluster | None = None,
+        cluster: Cluster | EmulatedCluster | None = None,
         layout: Layout | None = None,
         *,
-        calibration: Calibration | None = None,
+        calibration: AnyCalibration | None = None,
         overlap: bool = False,
         stragglers: Mapping[int, float] | None = None,
         jitter: float = 0.0,
@@ -107,7 +107,7 @@ class Simulator:
             require(cluster, Cluster, by="simulate", write="ss.Cluster.of('a100-80gb', nodes=...)")
             require(layout, Layout, by="simulate", write="ss.Layout(...)")
             assert isinstance(model, Transformer)
-            assert cluster is not None
+            assert isinstance(cluster, Cluster)
             assert layout is not None
             found = simulate_layout(model, cluster, layout, calibration, variation)
         return _with_failures(found, [Failure(*each) for each in failures])
@@ -129,7 +129,7 @@ class Simulator:
         cluster: Cluster | None = None,
         *,
         steps: int = 200,
-        calibration: Calibration | None = None,
+        calibration: AnyCalibration | None = None,
         stragglers: Mapping[int, float] | None = None,
         jitter: float = 0.1,
         seed: int = 0,

@@ -16,7 +16,6 @@ from shardscope.analytic.communication.plan import Exchange, Flow, StepPlan, Whe
 from shardscope.analytic.schedules import DURATIONS, ScheduledOp
 from shardscope.errors import SpecError
 from shardscope.prediction.job import JobPrediction
-from shardscope.prediction.rates import RankRates
 from shardscope.prediction.simulate.graph import Graph
 from shardscope.prediction.simulate.parts import StepTimes
 from shardscope.prediction.simulate.pipeline import add_schedule, micro_batch_label
@@ -58,7 +57,7 @@ class JobStep:
             )
         self.times, self.ranks = StepTimes.of(found.time), job.world_size
         self.graph = Graph([f"rank {rank}" for rank in range(self.ranks)])
-        self.rates = _rates(found)
+        self.rates = found.rates
         self._add_links()
         work = [each.computing for each in job.strategy.work(found.step)]
         self.work = [each / max(work) for each in work]
@@ -230,15 +229,6 @@ class JobStep:
             now = self._exchange(each, now)
         now = [self._compute(rank, "codec", times.codec, [op]) for rank, op in enumerate(now)]
         return [self._compute(rank, "optimizer", times.optimizer, [op]) for rank, op in enumerate(now)]
-
-
-def _rates(found: JobPrediction) -> RankRates:
-    """Return the rates that the job's prediction uses."""
-    if found.cluster is None or found.calibration is None:
-        return RankRates.of_this_machine(
-            found.job, found.job.strategy.work(found.step), emulated=found.emulated
-        )
-    return RankRates.of_cluster(found.job, found.cluster, found.calibration)
 
 
 def _without_rounds(found: JobPrediction) -> StepPlan:

@@ -10,8 +10,8 @@ from shardscope.prediction.simulate.of_layout import LayoutStep, schedule_of
 from shardscope.prediction.simulate.replicas import Variation, replicate
 from shardscope.prediction.simulate.result import Simulation
 from shardscope.prediction.step.term import NAMES
-from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
+from shardscope.spec.host_calibration import AnyCalibration, of_device
 from shardscope.spec.layout import Layout
 from shardscope.spec.look import Arrangement
 from shardscope.spec.model import Transformer
@@ -29,7 +29,7 @@ def simulate_layout(
     model: Transformer,
     cluster: Cluster,
     layout: Layout,
-    calibration: Calibration | None,
+    calibration: AnyCalibration | None,
     variation: Variation,
 ) -> Simulation:
     """Simulate one step of a layout; see `shardscope.simulate`.
@@ -40,7 +40,7 @@ def simulate_layout(
     """
     layout.check(model, cluster)
     variation.check(layout.num_devices)
-    known = Calibration.of(cluster.device) if calibration is None else calibration
+    known = of_device(cluster, calibration)
     passes = len(schedule_of(layout).ops)
     in_layers = passes * _PER_LAYER * model.layers // schedule_of(layout).num_stages <= MOST_LAYERED
     step = LayoutStep(model, layout, cluster, known, in_layers=in_layers)

@@ -14,8 +14,8 @@ from shardscope.prediction.simulate.parts import StepTimes
 from shardscope.prediction.simulate.together import Lockstep
 from shardscope.runlog.step_events import MemoryPoint, StepEvent, StepEvents, in_order
 from shardscope.spec import Job
-from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
+from shardscope.spec.host_calibration import AnyCalibration
 
 MOST_RANKS = 64
 """Largest number of ranks whose events are listed."""
@@ -24,7 +24,7 @@ _BUCKETED_STAGES = (0, 1)
 
 
 def step_events(
-    job: Job, cluster: Cluster | None = None, *, calibration: Calibration | None = None
+    job: Job, cluster: Cluster | None = None, *, calibration: AnyCalibration | None = None
 ) -> StepEvents:
     """Return the events of one training step from a prediction, without running anything.
 

@@ -1,0 +1,229 @@
+"""`ss.calibrate`: the fit finds the constants behind given times, and what it saves is what predictions use."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import shardscope as ss
+from shardscope import cli
+from shardscope.errors import SpecError
+from shardscope.measure.calibrate import calibrate as entry
+from shardscope.measure.calibrate.calibrate import calibrate, faster, fitted
+from shardscope.measure.calibrate.design import Design, knots_of
+from shardscope.measure.calibrate.links import pair_constants
+from shardscope.measure.calibrate.observed import PARTS, Observed, part_sums
+from shardscope.measure.calibrate.prior import prior_of
+from shardscope.measure.calibrate.probes import Probe, host_probes
+from shardscope.prediction.job import JobPrediction
+from shardscope.prediction.predict import predict
+from shardscope.prediction.saved_calibration import chosen, path_of, save, saved
+from shardscope.runtime.emulated import why_not_emulated
+from shardscope.spec.constants import MEASURED_OF_PAIRS
+from shardscope.spec.host_calibration import Constant, HostCalibration, HostMachine
+
+HERE = HostCalibration.shipped().replace(name="this machine", machine=HostMachine.here())
+JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, batch=32, steps=6)
+
+
+@pytest.fixture(scope="module")
+def predictions() -> list[JobPrediction]:
+    jobs = [probe.job.replace(steps=30) for probe in host_probes() if probe.job.model in ("mlp", "gpt-nano")]
+    return [predict(job, calibration=HERE) for job in jobs]
+
+
+def truth(seed: int) -> HostCalibration:
+    """Constants that differ from the shipped ones by up to a factor of two."""
+    draw = np.random.default_rng(seed)
+    rows = []
+    for row in HERE.constants:
+        factor = 1.0 if (row.name, row.ranks) == ("slowdown", 1) else float(np.exp(draw.uniform(-0.7, 0.7)))
+        rows.append(row.replace(value=row.value * factor, low=row.low * factor, high=row.high * factor))
+    return HERE.replace(constants=tuple(rows))
+
+
+def as_measured(prediction: JobPrediction, host: HostCalibration) -> Observed:
+    """A run that takes exactly the time predicted with these constants."""
+    found = predict(prediction.job, calibration=host)
+    assert found.time is not None
+    return Observed(
+        prediction, found.time.value, part_sums({part.name: part.value for part in found.time.parts})
+    )
+
+
+def test_the_design_is_the_formulas_of_predictions(predictions: list[JobPrediction]) -> None:
+    knots = knots_of(predictions)
+    design = Design(predictions, knots)
+    host = truth(1)
+    parts, slopes = design.parts(prior_of(knots, host, is_vague=True).mean)
+    for prediction, own in zip(predictions, parts, strict=True):
+        expected = predict(prediction.job, calibration=host).step_time_s
+        assert own.sum() == pytest.approx(expected, rel=0.02), prediction.job.label
+    assert slopes.shape == (len(predictions), len(PARTS), len(knots))
+
+
+def test_the_fit_finds_the_constants_behind_exact_times(predictions: list[JobPrediction]) -> None:
+    host = truth(2)
+    rows = [as_measured(prediction, host) for prediction in predictions]
+    found = fitted(rows, [*range(len(rows))], HERE, None, is_vague=True)
+    assert found.error < 0.03
+    for name in ("flops", "operation_s", "slowdown"):
+        for mine, its in zip(found.rows(name), host.rows(name), strict=True):
+            assert mine.value == pytest.approx(its.value, rel=0.15), (name, mine.ranks)
+    for prediction in predictions:
+        expected = predict(prediction.job, calibration=host).step_time_s
+        assert predict(prediction.job, calibration=found).step_time_s == pytest.approx(expected, rel=0.1)
+
+
+def test_a_disturbed_run_hardly_moves_the_fit(predictions: list[JobPrediction]) -> None:
+    rows = [as_measured(prediction, HERE) for prediction in predictions]
+    slow = rows[0]._replace(step_s=5 * rows[0].step_s, parts={})
+    found = fitted([slow, *rows[1:]], [*range(len(rows))], HERE, None, is_vague=True)
+    for prediction in predictions[1:]:
+        assert predict(prediction.job, calibration=found).step_time_s == pytest.approx(
+            prediction.step_time_s, rel=0.1
+        )
+
+
+def test_of_two_runs_of_a_job_the_faster_one_counts(predictions: list[JobPrediction]) -> None:
+    row = as_measured(predictions[0], HERE)
+    rows, jobs = faster([row._replace(step_s=2.0), row, row._replace(step_s=1.0)], [0, 1, 0])
+    assert [each.step_s for each in rows] == [1.0, row.step_s]
+    assert jobs == [0, 1]
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder in which no calibration is saved yet."""
+    monkeypatch.setenv("SHARDSCOPE_CACHE", str(tmp_path / "cache"))
+    yield tmp_path / "cache"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> ss.Run:
+    return ss.launch(JOB, root=tmp_path_factory.mktemp("runs")).wait(60)
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_what_is_measured_is_saved_and_used_by_later_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
+    probes = [Probe(JOB), Probe(JOB.replace(strategy="single", world_size=1))]
+    monkeypatch.setattr(entry, "host_probes", lambda: iter(probes))
+    monkeypatch.setattr(entry, "_ROUNDS", 1)
+    told: list[tuple[int, int, str]] = []
+    found = calibrate(progress=lambda *each: told.append(each))
+    assert [each[:2] for each in told] == [(1, 2), (2, 2)]
+    assert saved() == found
+    assert found.num_runs == 2
+    prediction = ss.predict(JOB)
+    assert prediction.host == found
+    assert prediction.where == f"this machine, calibrated on {found.measured_at[:10]}"
+    assert prediction.time is not None
+    assert f"calibrated on {found.measured_at[:10]}" in prediction.time["matrix products"].source
+    assert prediction.interval is not None
+    assert prediction.interval.low < prediction.step_time_s < prediction.interval.high
+
+
+def test_one_run_refines_a_calibration_towards_itself(own_cache: Path, run: ss.Run) -> None:
+    slow = HERE.replace(
+        constants=tuple(
+            row.replace(value=9 * row.value, low=row.low, high=12 * row.high) if row.name == "step_s" else row
+            for row in HERE.constants
+        )
+    )
+    measured = run.summary().step_time_s
+    before = ss.predict(JOB, calibration=slow).step_time_s
+    found = ss.calibrate(run, prior=slow, save=False)
+    assert abs(np.log(ss.predict(JOB, calibration=found).step_time_s / measured)) < abs(
+        np.log(before / measured)
+    )
+    assert not own_cache.exists() or not path_of(None).exists()
+    assert found.quantiles == slow.quantiles
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_comparison_and_a_simulation_take_a_calibration(run: ss.Run) -> None:
+    twice = HERE.replace(
+        constants=tuple(
+            row.replace(value=row.value + 1, low=1, high=row.high + 1) if row.name == "step_s" else row
+            for row in HERE.constants
+        )
+    )
+    assert ss.compare(run, calibration=twice)["time", "step"].predicted > 1
+    assert ss.simulate(JOB, calibration=twice).step_time_s > 1
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_saved_calibration_of_another_machine_is_ignored_and_said_so() -> None:
+    other = HERE.replace(machine=HERE.machine.replace(torch="1.0"))
+    path_of(None).parent.mkdir(mode=0o700)
+    other.save(path_of(None))
+    calibration, is_saved, ignored = chosen()
+    assert calibration == HostCalibration.shipped()
+    assert not is_saved
+    assert "torch was 1.0" in str(ignored)
+    assert "torch was 1.0" in repr(ss.predict(JOB))
+    path_of(None).write_text("{}")
+    assert "cannot be read" in str(chosen().ignored)
+
+
+def test_calibrations_of_gpus_and_of_ranks_are_not_mixed_up() -> None:
+    with pytest.raises(SpecError, match="'h100-fsdp' is of a GPU"):
+        ss.predict(JOB, calibration=ss.Calibration.of("h100-fsdp"))
+    cluster = ss.Cluster.of("h100", per_node=2)
+    for refused in (
+        lambda: ss.predict(JOB, cluster, calibration=HERE),
+        lambda: ss.plan(model="gpt3-175b", cluster=cluster, calibration=HERE),
+    ):
+        with pytest.raises(SpecError, match="is of CPU ranks and has no effect on h100"):
+            refused()
+
+
+def test_what_cannot_be_calibrated_is_refused(run: ss.Run) -> None:
+    with pytest.raises(SpecError, match=r"runs=\[\] has no run"):
+        ss.calibrate(runs=[])
+    with pytest.raises(SpecError, match="calibrate"):
+        ss.calibrate(ss.Cluster.of("h100"))
+    paced = ss.launch(JOB.replace(link=ss.Link.of("10GbE"), steps=2), root=run.path.parent)
+    with pytest.raises(SpecError, match="paced link"):
+        ss.calibrate(paced.wait(60), save=False)
+
+
+@pytest.mark.skipif(bool(why_not_emulated()), reason="clusters cannot be emulated here")
+def test_a_slow_link_of_an_emulated_cluster_shows_between_its_nodes() -> None:
+    cluster = ss.Cluster.emulated(nodes=2, bandwidth="400 Mbit/s", upload={1: "40 Mbit/s"})
+    found = {(row.name, row.nodes): row.value for row in pair_constants(cluster)}
+    assert set(found) == {(name, pair) for name in MEASURED_OF_PAIRS for pair in ((0, 1), (1, 0))}
+    assert found["pair_bandwidth", (1, 0)] < 6e6 < found["pair_bandwidth", (0, 1)]
+    assert not pair_constants(ss.Cluster.emulated(nodes=1))
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_a_calibration_of_an_emulated_cluster_serves_others_and_is_preferred_for_its_own() -> None:
+    cluster, other = (ss.Cluster.emulated(nodes=2, bandwidth=rate) for rate in ("100 Mbit/s", "200 Mbit/s"))
+    rows = [Constant(name="message_s", value=0.5, low=0.4, high=0.6, ranks=2, transport="network")]
+    found = HERE.replace(name=cluster.name, cluster=cluster, constants=(*HERE.constants, *rows))
+    save(found)
+    assert ss.predict(JOB, cluster).host == found
+    assert ss.predict(JOB, other).host == HostCalibration.shipped()
+    assert ss.predict(JOB, cluster).where == f"{cluster.name}, calibrated on {found.measured_at[:10]}"
+    slow, fast = (
+        ss.predict(JOB, at, calibration=found).time["ring_all_reduce"].value for at in (cluster, other)
+    )
+    assert slow > fast > 1.0
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_the_command_refines_prints_json_and_writes_a_file(
+    run: ss.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = tmp_path / "mine.json"
+    assert (
+        cli.main(["calibrate", "--runs", str(run.path), "--json", "--no-save", "--output", str(written)]) == 0
+    )
+    assert json.loads(capsys.readouterr().out) == json.loads(written.read_text())
+    assert cli.main(["compare", str(run.path), "--calibration", str(written), "--json"]) == 0
+    assert "calibrated on" in json.loads(capsys.readouterr().out)["where"]

@@ -1,0 +1,64 @@
+"""`shardscope calibrate`: measure the constants of this machine, or of a cluster emulated on it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from shardscope.commands._emulated import add_emulation_option, emulated_from
+from shardscope.commands._runs import ROOT_HELP, attach
+from shardscope.runtime.bar import is_terminal
+
+
+def add_to(commands: Any) -> None:
+    """Add this command to the parser's commands."""
+    parser = commands.add_parser(
+        "calibrate",
+        help="measure this machine, so that predictions for it are accurate",
+        description="Launch short real runs for less than a minute, and fit to them the constants with which steps of "
+        "jobs on this machine are predicted and simulated. They are saved for this user, and later predictions use "
+        "them. Keep the machine quiet meanwhile.",
+    )
+    add_emulation_option(parser)
+    parser.add_argument(
+        "--runs",
+        nargs="+",
+        metavar="RUN",
+        help="refine the saved calibration with these runs instead of measuring",
+    )
+    parser.add_argument("--root", type=Path, metavar="FOLDER", help=ROOT_HELP)
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE", help="also write the calibration to this JSON file"
+    )
+    parser.add_argument("--no-save", action="store_true", help="do not use it for later predictions")
+    parser.add_argument("--json", action="store_true", help="print the calibration as JSON")
+    parser.set_defaults(carry_out=carry_out)
+
+
+def carry_out(arguments: argparse.Namespace) -> int:
+    """Calibrate, print the constants, and return 0."""
+    from shardscope.measure.calibrate.calibrate import calibrate
+
+    runs = None if arguments.runs is None else [attach(name, arguments.root) for name in arguments.runs]
+    found = calibrate(
+        emulated_from(arguments.emulate), runs=runs, save=not arguments.no_save, progress=_told(sys.stderr)
+    )
+    if arguments.output is not None:
+        found.save(arguments.output)
+    print(found.to_json() if arguments.json else found)
+    return 0
+
+
+def _told(stream: Any) -> Any:
+    """Return a function that shows the current probe on a terminal, in place."""
+    if not is_terminal(stream):
+        return None
+
+    def show(number: int, count: int, name: str) -> None:
+        end = "\n" if number == count else ""
+        stream.write(f"\r\x1b[K{number}/{count}  {name}{end}")
+        stream.flush()
+
+    return show

@@ -1,0 +1,212 @@
+"""The entry point `shardscope.calibrate`."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+from shardscope.errors import SpecError, require
+from shardscope.measure.calibrate.design import Design, knots_of
+from shardscope.measure.calibrate.fit import Measured, fit
+from shardscope.measure.calibrate.links import pair_constants
+from shardscope.measure.calibrate.observed import Observed, observed
+from shardscope.measure.calibrate.prior import in_order, prior_of
+from shardscope.measure.calibrate.probes import cluster_probes, host_probes, run_probe
+from shardscope.measure.calibrate.uncertainty import bootstrap, left_out, quantiles
+from shardscope.prediction.saved_calibration import Chosen, chosen
+from shardscope.prediction.saved_calibration import save as save_as_default
+from shardscope.prediction.this_machine import core_speed
+from shardscope.runtime import Run
+from shardscope.spec.cluster import EmulatedCluster
+from shardscope.spec.host_calibration import Constant, HostCalibration, HostMachine
+
+BUDGET_S = 48.0
+"""Seconds after which no further probe starts."""
+_ROUNDS = 2
+_BUSY = 0.5
+"""Load average per core above which a calibration says that the machine was busy."""
+_ENOUGH = 10
+"""Number of runs below which the errors are those of the calibration that they refine."""
+Told = Callable[[int, int, str], None]
+
+
+def calibrate(
+    cluster: EmulatedCluster | Run | None = None,
+    *,
+    runs: Run | Iterable[Run] | None = None,
+    prior: HostCalibration | None = None,
+    save: bool = True,
+    progress: Told | None = None,
+) -> HostCalibration:
+    """Measure the constants of this machine, or of a cluster emulated on it, in less than a minute.
+
+    Short real runs of small jobs are launched: on 1, 2 and 4 ranks, through shared memory and over TCP, or on the
+    cluster. The constants of `ss.predict` are fitted to the times of their steps and of the parts of a step. Each
+    constant has an interval that contains 90 % of repeated measurements; errors are those of jobs left out of the fit.
+    Keep the machine quiet meanwhile: what other programs take shows as slower constants. Calibrate the machine before a
+    cluster, whose runs hardly determine the constants of computation.
+
+    Args:
+        cluster: An emulated cluster; None for this machine. A run is taken as `runs`.
+        runs: Finished runs of your own, to refine `prior` without further measurements.
+        prior: Calibration to refine; None takes the saved one, or the one that ships with Shardscope.
+        save: Whether predictions for this machine, or for this cluster, use the result from now on. It is saved in
+            ``$SHARDSCOPE_CACHE`` or ``~/.cache/shardscope``, for this user only.
+        progress: Function that is called before each probe with its number from 1, the number of probes, and the
+            probe's name.
+
+    Raises:
+        SpecError: `cluster` is not an emulated cluster, or a run cannot be used.
+        LaunchError: The cluster cannot be emulated here, or a run cannot be started.
+        RunFailed: A rank of a probe failed.
+
+    Example:
+        >>> import shardscope as ss
+        >>> ss.calibrate()  # doctest: +SKIP
+        >>> ss.predict(ss.Job(model="mlp", data="digits", world_size=2)).interval  # doctest: +SKIP
+    """
+    if isinstance(cluster, Run):
+        given, cluster = cluster, None
+        runs = [given, *_listed(runs)]
+    if cluster is not None:
+        require(cluster, EmulatedCluster, by="calibrate", write="ss.Cluster.emulated(nodes=4), or no cluster")
+    if prior is not None:
+        require(prior, HostCalibration, by="calibrate", write="a calibration from ss.calibrate()")
+    started, load = time.monotonic(), os.getloadavg()[0]
+    if runs is not None:
+        found = _refined(_listed(runs), cluster, prior, load)
+    else:
+        before, is_known, _ = chosen() if prior is None else Chosen(prior, is_saved=True)
+        rows, jobs = _measured(cluster, progress or _silent)
+        found = fitted(rows, jobs, before, cluster, is_vague=cluster is None or not is_known)
+        pairs = [] if cluster is None else pair_constants(cluster)
+        found = found.replace(
+            name=_name(cluster),
+            note=_note(load),
+            load_average=load,
+            constants=in_order([*found.constants, *pairs]),
+        )
+    found = found.replace(
+        took_s=time.monotonic() - started, measured_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M}"
+    )
+    if save:
+        save_as_default(found)
+    return found
+
+
+def _listed(runs: Run | Iterable[Run] | None) -> list[Run]:
+    listed = [runs] if isinstance(runs, Run) else list(runs or [])
+    for run in listed:
+        require(run, Run, by="calibrate", write="runs=[run, ...] with runs of ss.launch")
+    return listed
+
+
+def _silent(number: int, count: int, name: str) -> None:
+    """Report nothing."""
+
+
+def _name(cluster: EmulatedCluster | None) -> str:
+    return "this machine" if cluster is None else cluster.name
+
+
+def _note(load: float) -> str:
+    if load <= _BUSY * HostMachine.here().cores:
+        return ""
+    return (
+        f"The load average was {load:.1f} before the measurement: other programs were running. Constants may be too "
+        "slow; calibrate again on a quiet machine."
+    )
+
+
+def _refined(
+    runs: Sequence[Run], cluster: EmulatedCluster | None, prior: HostCalibration | None, load: float
+) -> HostCalibration:
+    if not runs:
+        raise SpecError("runs=[] has no run; give at least one finished run, or omit runs to measure")
+    wheres = {run.cluster if cluster is None else cluster for run in runs}
+    if len(wheres) > 1:
+        raise SpecError("runs contains runs on different clusters; calibrate each cluster with its own runs")
+    where = wheres.pop()
+    before = prior or chosen(where).calibration
+    rows = [observed(run) for run in runs]
+    names = [run.job.replace(seed=0, name=None).to_json() for run in runs]
+    found = fitted(rows, [names.index(name) for name in names], before, where, is_vague=False)
+    return found.replace(num_runs=before.num_runs + len(rows), load_average=load, name=_name(where))
+
+
+def _measured(cluster: EmulatedCluster | None, progress: Told) -> tuple[list[Observed], list[int]]:
+    """Run the probes in two rounds, and return what they measured and the number of the job of each.
+
+    In the second round, a machine that was busy for a while in the first may be quiet.
+    """
+    probes = [*(host_probes() if cluster is None else cluster_probes(cluster))]
+    started, rows, jobs = time.monotonic(), [], []
+    with tempfile.TemporaryDirectory(prefix="shardscope-calibrate-") as folder:
+        for turn in range(_ROUNDS * len(probes)):
+            if time.monotonic() - started > BUDGET_S:
+                break
+            probe = probes[turn % len(probes)]
+            progress(turn + 1, _ROUNDS * len(probes), f"{probe.job.label} on {probe.job.world_size}")
+            rows.append(
+                observed(run_probe(probe, None if probe.job.world_size == 1 else cluster, Path(folder)))
+            )
+            jobs.append(turn % len(probes))
+    return faster(rows, jobs)
+
+
+def faster(rows: Sequence[Observed], jobs: Sequence[int]) -> tuple[list[Observed], list[int]]:
+    """Return the faster run of each job: other programs make a run slower, never faster."""
+    best: dict[int, Observed] = {}
+    for row, job in zip(rows, jobs, strict=True):
+        if job not in best or row.step_s < best[job].step_s:
+            best[job] = row
+    return list(best.values()), list(range(len(best)))
+
+
+def fitted(
+    rows: Sequence[Observed],
+    jobs: Sequence[int],
+    before: HostCalibration,
+    cluster: EmulatedCluster | None,
+    *,
+    is_vague: bool,
+) -> HostCalibration:
+    """Return a calibration fitted to these runs, with the constants of `before` that they do not depend on.
+
+    Args:
+        rows: What the runs measured.
+        jobs: Number of the job of each run, from 0; runs of one job are left out together.
+        before: What is known beforehand.
+        cluster: The emulated cluster of the runs; None for this machine.
+        is_vague: Whether `before` is of another machine; see `prior_of`.
+    """
+    predictions = [row.prediction for row in rows]
+    knots = knots_of(predictions)
+    design, measured, prior = (
+        Design(predictions, knots),
+        Measured.of(rows),
+        prior_of(knots, before, is_vague=is_vague),
+    )
+    x = fit(design, measured, prior)
+    interval = bootstrap(design, measured, prior, x, jobs)
+    constants = {row.key: row for row in before.constants if row.nodes is None}
+    for (name, ranks, transport), ends in zip(knots, np.exp([interval.low, x, interval.high]).T, strict=True):
+        low, value, high = map(float, ends)
+        row = Constant(name=name, value=value, low=low, high=high, ranks=ranks, transport=transport)
+        constants[row.key] = row
+    speed = core_speed()
+    found = HostCalibration(
+        name=before.name, machine=HostMachine.here(), cluster=cluster, constants=in_order(constants.values()),
+        numpy_flops=speed.flops, numpy_bandwidth=speed.bandwidth, measured_at=before.measured_at,
+        num_runs=len(rows), error=before.error, quantiles=before.quantiles,
+    )  # fmt: skip
+    if len(rows) < _ENOUGH:
+        return found
+    ratio = left_out(design, measured, prior, x, jobs)
+    return found.replace(error=float(np.median(np.abs(1.0 / ratio - 1.0))), quantiles=quantiles(ratio))

@@ -1,0 +1,64 @@
+"""What a finished run says about the constants: its step time, its parts, and the prediction that they are beside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from shardscope.errors import SpecError
+from shardscope.measure.compare.measured import slowest_rank_s, step_time
+from shardscope.measure.compare.traffic import after_warm_up
+from shardscope.prediction.job import JobPrediction
+from shardscope.runlog.spans import finished_steps
+from shardscope.runtime import Run
+from shardscope.runtime.preflight import preflight
+from shardscope.spec.observed import ObservedJob
+
+PARTS = ("passes", "optimizer", "codec", "communication", "rest")
+"""Parts of a step; they add up to the step."""
+_OF = {"forward": "passes", "backward": "passes", "optimizer": "optimizer", "codec": "codec",
+       "communication": "communication"}  # fmt: skip
+
+
+class Observed(NamedTuple):
+    """A run's measured times beside its prediction."""
+
+    prediction: JobPrediction
+    step_s: float
+    """Step time of the slowest rank, in seconds: the median over the steps after the warm-up."""
+    parts: Mapping[str, float]
+    """Seconds of each part except ``rest`` on the rank that computes longest; empty without spans."""
+
+
+def observed(run: Run) -> Observed:
+    """Return what a run measured.
+
+    Raises:
+        SpecError: The run is of a training loop of one's own, on GPUs or on a paced link, its job cannot be predicted,
+            or it has too few steps.
+    """
+    if isinstance(run.job, ObservedJob):
+        raise SpecError(f"runs contains {run.id!r}, whose step time is not predicted; give runs of ss.launch")
+    prediction = preflight(run.job, run.cluster).prediction
+    if prediction is None or prediction.time is None:
+        raise SpecError(f"runs contains {run.id!r}, whose step time cannot be predicted; leave it out")
+    if run.job.link is not None:
+        raise SpecError(
+            f"runs contains {run.id!r}, which ran on the paced link {run.job.link.label}; leave it out"
+        )
+    steps = after_warm_up(prediction, finished_steps(run.events(), run.job.world_size))
+    period = run.job.compression.period
+    step_s = slowest_rank_s(steps, period) if steps else None
+    if step_s is None:
+        raise SpecError(f"runs contains {run.id!r}, which has too few finished steps; give longer runs")
+    found = step_time(steps, period)
+    return Observed(prediction.at_step(max(steps)), step_s, {} if found is None else part_sums(found.parts))
+
+
+def part_sums(parts: Mapping[str, float]) -> dict[str, float]:
+    """Return seconds by part of a step (`PARTS`, without ``rest``) from those of a comparison or of a prediction."""
+    sums: dict[str, float] = {}
+    for name, seconds in parts.items():
+        if name in _OF:
+            sums[_OF[name]] = sums.get(_OF[name], 0.0) + seconds
+    return sums

@@ -1,0 +1,55 @@
+"""What is known of the constants before a fit, and the order in which a calibration lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from shardscope.measure.calibrate.design import Knot
+from shardscope.measure.calibrate.fit import Prior
+from shardscope.spec.constants import CONSTANTS
+from shardscope.spec.host_calibration import Constant, HostCalibration
+
+_VAGUE = 1.0
+"""Standard deviation of the logarithm of a constant that was not measured here."""
+_NORMAL = 3.29
+"""Width of a 90 % interval of a normal distribution, in standard deviations."""
+_LEAST = 0.02
+"""Smallest standard deviation of a logarithm that an interval stands for."""
+
+
+def prior_of(knots: Sequence[Knot], before: HostCalibration, *, is_vague: bool) -> Prior:
+    """Return the logarithms of the constants in a calibration, and their standard deviations.
+
+    Args:
+        knots: The constants to fit.
+        before: The calibration.
+        is_vague: Whether the constants may be off by a factor of `e`, as those of another machine; otherwise by as much
+            as their intervals say. Those of a transport or a number of ranks that was not measured always may.
+    """
+    known: dict[Knot, Constant] = {
+        (row.name, row.ranks, row.transport): row for row in before.constants if row.nodes is None
+    }
+    means, deviations = [], []
+    for name, ranks, transport in knots:
+        over = transport if before.has(name, transport) else "tcp"
+        means.append(np.log(before.value(name, ranks=ranks or 1, transport=over)))
+        row = None if is_vague else known.get((name, ranks, transport))
+        deviations.append(_VAGUE if row is None else _deviation(row))
+    return Prior(np.array(means), np.array(deviations))
+
+
+def _deviation(row: Constant) -> float:
+    return float(max(np.log(row.high / max(row.low, 1e-3 * row.value)) / _NORMAL, _LEAST))
+
+
+def in_order(rows: Iterable[Constant]) -> tuple[Constant, ...]:
+    """Return the constants in the order of `CONSTANTS`, then by transport, ranks and nodes."""
+    names = list(CONSTANTS)
+    return tuple(
+        sorted(
+            rows,
+            key=lambda row: (names.index(row.name), row.transport or "", row.ranks or 0, row.nodes or ()),
+        )
+    )

@@ -1,0 +1,61 @@
+"""The constants of CPU ranks that `ss.calibrate` measures: their units and what they mean."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+Unit = Literal["FLOP/s", "B/s", "s", "x"]
+Needs = Literal["ranks", "transport", "nodes"]
+
+
+class Kind(NamedTuple):
+    """Unit and meaning of a constant, and what it depends on."""
+
+    unit: Unit
+    meaning: str
+    needs: tuple[Needs, ...] = ()
+
+
+CONSTANTS: dict[str, Kind] = {
+    "flops": Kind("FLOP/s", "matrix products of one rank with a core of its own"),
+    "bandwidth": Kind("B/s", "other operations, read and written"),
+    "operation_s": Kind("s", "fixed time per operation; small products and small tensors take little more"),
+    "optimizer_bandwidth": Kind("B/s", "optimizer update, read and written"),
+    "tensor_s": Kind("s", "fixed time per parameter tensor that the optimizer updates"),
+    "codec_bandwidth": Kind("B/s", "packing and unpacking of compressed gradients, read and written"),
+    "slowdown": Kind(
+        "x", "computation of ranks that compute at the same time, relative to one rank", ("ranks",)
+    ),
+    "step_s": Kind("s", "fixed time per step: batch, loss, events, waits for the slowest rank", ("ranks",)),
+    "unit_s": Kind("s", "fixed time per unit for which ZeRO-2 or ZeRO-3 gathers parameters", ("ranks",)),
+    "stage_s": Kind("s", "fixed time per micro-batch of a pipeline stage, in both passes", ("ranks",)),
+    "message_s": Kind("s", "time per message", ("transport", "ranks")),
+    "message_bandwidth": Kind("B/s", "bytes that one rank sends in a collective", ("transport", "ranks")),
+    "link_efficiency": Kind(
+        "x", "fraction of a link's bandwidth that messages between nodes reach", ("transport",)
+    ),
+    "pair_latency_s": Kind(
+        "s", "half a round trip between two nodes, without delays that ranks add", ("nodes",)
+    ),
+    "pair_bandwidth": Kind("B/s", "payload that one node sends to another", ("nodes",)),
+}
+"""All constants, by name."""
+MEASURED_OF_PAIRS = tuple(name for name, kind in CONSTANTS.items() if "nodes" in kind.needs)
+"""Constants that only a calibration of an emulated cluster has; they show slow links, and no prediction uses them."""
+
+_SIZES = {
+    "FLOP/s": ((1e9, "GFLOP/s"), (1e6, "MFLOP/s")),
+    "B/s": ((1e9, "GB/s"), (1e6, "MB/s"), (1e3, "kB/s")),
+    "s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")),
+    "x": ((1.0, "×"),),
+}
+
+
+def amounts_text(name: str, *values: float) -> list[str]:
+    """Format values of a constant with one unit: ``["1.2", "1.1", "1.3 ms"]``; the first value selects the unit."""
+    size, unit = next(
+        (each for each in _SIZES[CONSTANTS[name].unit] if values[0] >= each[0]),
+        _SIZES[CONSTANTS[name].unit][-1],
+    )
+    texts = [f"{value / size:.3g}" if value / size < 1000 else f"{value / size:.0f}" for value in values]
+    return [*texts[:-1], f"{texts[-1]} {unit}"]
