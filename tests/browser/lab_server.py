@@ -40,7 +40,7 @@ class Server:
     process: subprocess.Popen[bytes]
 
     def working_on_runs(self) -> dict[int, str]:
-        """Kernels, agents and ranks of this session that are still there, wherever their parents are, by pid."""
+        """Kernels, launch servers, agents and ranks of this session that are still there, wherever their parents are, by pid."""
         return {
             pid: text for pid in psutil.pids() if pid != self.process.pid and (text := self._belongs(pid))
         }
@@ -48,7 +48,10 @@ class Server:
     def _belongs(self, pid: int) -> str:
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(pid)
-            if process.environ().get("SHARDSCOPE_RUNS") == str(self.runs):
+            is_warm = process.ppid() == self.process.pid and any(
+                "runtime.warm" in part for part in process.cmdline()
+            )
+            if process.environ().get("SHARDSCOPE_RUNS") == str(self.runs) and not is_warm:
                 return " ".join(process.cmdline())
         return ""
 

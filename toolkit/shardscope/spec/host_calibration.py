@@ -213,7 +213,7 @@ class HostCalibration(Fitted):
     @classmethod
     def shipped(cls) -> Self:
         """Return the calibration that ships with Shardscope, of a machine with two cores."""
-        path = files("shardscope.spec") / "catalogue" / "host.json"
+        path = files("shardscope.spec") / "catalogue" / "hosts" / "shipped.json"
         return cls.from_json(path.read_text("utf-8"))
 
 
