@@ -40,7 +40,7 @@ class Server:
     process: subprocess.Popen[bytes]
 
     def working_on_runs(self) -> dict[int, str]:
-        """Kernels, launch servers, agents and ranks of this session that are still there, wherever their parents are, by pid."""
+        """Kernels, agents and ranks of this session that are still there, wherever their parents are, by pid."""
         return {
             pid: text for pid in psutil.pids() if pid != self.process.pid and (text := self._belongs(pid))
         }
