@@ -15,6 +15,7 @@ from shardscope.runtime import launch
 from shardscope.spec import Job
 from shardscope.spec.calibration import Calibration, Interval
 from shardscope.spec.cluster import Cluster, EmulatedCluster
+from shardscope.spec.host_calibration import HostCalibration
 
 _PATIENCE_S = 3600.0
 
@@ -25,7 +26,7 @@ def scaling(
     *,
     kind: Kind | Literal["both"] = "weak",
     cluster: EmulatedCluster | None = None,
-    calibration: Calibration | None = None,
+    calibration: Calibration | HostCalibration | None = None,
     root: str | Path | None = None,
 ) -> Scaling:
     """Run a job on several numbers of workers, one run after another, and predict and simulate each run beforehand.
@@ -73,7 +74,7 @@ def extrapolate(
     *,
     workers: Iterable[int] | None = None,
     kind: Kind | Literal["both"] = "weak",
-    calibration: Calibration | None = None,
+    calibration: Calibration | HostCalibration | None = None,
 ) -> Scaling:
     """Predict the step time, the efficiency and the traffic of a job on more workers than can be run.
 
@@ -120,7 +121,7 @@ def extrapolate(
 
 
 def _predicted(
-    job: Job, kind: Kind, workers: int, cluster: AnyCluster, calibration: Calibration | None
+    job: Job, kind: Kind, workers: int, cluster: AnyCluster, calibration: Calibration | HostCalibration | None
 ) -> JobPrediction:
     found = predict_job(sized_job(job, workers, kind), sized_cluster(cluster, workers), calibration)
     if found.step_time_s is None:
@@ -135,7 +136,7 @@ def _point(kind: Kind, found: JobPrediction) -> Point:
     return Point(
         kind, job.world_size, job.batch.global_batch, found.step_time_s,
         simulate.predicted(found).step_time_s if can_simulate else None,
-        interval_s=None if found.calibration is None else found.calibration.interval(found.step_time_s),
+        interval_s=found.interval if found.calibration is not None or found.is_calibrated else None,
         sent_bytes=None if found.sent_bytes is None else float(found.sent_bytes.max()),
     )  # fmt: skip
 
