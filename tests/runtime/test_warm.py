@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -89,3 +90,31 @@ def test_a_warm_process_that_was_killed_is_replaced(monkeypatch):
     assert isinstance(server.server(), subprocess.Popen)
     server.close()
     shutil.rmtree(folder)
+
+
+def test_many_threads_may_ask_at_once_whether_a_server_lives(process):
+    server = LaunchServer()
+    handle = server.server()
+    with ThreadPoolExecutor(8) as pool:
+        found = [*pool.map(lambda _: (handle.poll(), handle.pid), range(40))]
+    assert set(found) == {(None, handle.pid)}
+    server.close()
+    assert handle.poll() == 0
+
+
+def test_a_folder_of_another_user_or_open_to_others_is_not_trusted(process, monkeypatch, tmp_path):
+    shutil.copy(Path(os.environ[warm.VARIABLE], "card.json"), tmp_path)
+    tmp_path.chmod(0o777)
+    monkeypatch.setenv(warm.VARIABLE, str(tmp_path))
+    with open(os.devnull, "wb") as log:
+        assert warm.fork_server(search_path(), log) is None
+
+
+def test_a_driver_whose_warm_process_cannot_fork_starts_its_own_server(process, monkeypatch):
+    server = LaunchServer()
+    monkeypatch.setattr(os, "getpid", lambda: 2**30)  # there is no such driver
+    handle = server.server()
+    with pytest.raises(BrokenPipeError):
+        handle.pid  # noqa: B018
+    assert isinstance(server.server(), subprocess.Popen)
+    server.close()

@@ -153,7 +153,7 @@ def _hand_over(run: RunDir, request: dict[str, object]) -> None:
         server = driver.server(run.path / "logs" / "server.log")
         try:
             pid = server.pid
-        except BrokenPipeError:  # the warm process was killed before it forked the server
+        except BrokenPipeError:  # the warm process could not fork the server
             continue
         run.write_status(
             "starting", pid=pid, process_started=process_started(pid), detached=request["detach"]

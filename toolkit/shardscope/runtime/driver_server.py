@@ -36,7 +36,8 @@ class LaunchServer:
         """Return the running server; a newly started one writes its output to `log`."""
         with self._lock:
             if self._server is None or self._owner != os.getpid() or self._server.poll() is not None:
-                self._server = _start_server(log)
+                failed = isinstance(self._server, ForkedServer) and not self._server.was_forked
+                self._server = _start_server(log, may_fork=not failed)
                 self._owner = os.getpid()
             return self._server
 
@@ -76,10 +77,11 @@ def search_path() -> str:
     return os.pathsep.join([TOOLKIT, *beyond_current_folder(asked)])
 
 
-def _start_server(log: Path | None) -> ServerHandle:
+def _start_server(log: Path | None, *, may_fork: bool) -> ServerHandle:
     path = search_path()
     with open(log or os.devnull, "ab") as output:
-        return fork_server(path, output) or subprocess.Popen(
+        forked = fork_server(path, output) if may_fork else None
+        return forked or subprocess.Popen(
             [sys.executable, "-P", "-c", _START_SERVER], stdin=subprocess.PIPE, stdout=output, stderr=output,
             start_new_session=True, env={**os.environ, "PYTHONPATH": path},
         )  # fmt: skip

@@ -23,19 +23,19 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
+from collections.abc import Iterable
+from importlib.metadata import version
 from pathlib import Path
-from typing import IO, Any
-
-from shardscope._version import __version__
+from typing import IO, Any, NoReturn
 
 VARIABLE = "SHARDSCOPE_WARM"
 """Environment variable with the warm process's folder, private to the user; kernels inherit it from JupyterLab."""
 _NATIVE = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "TORCH", "PYTORCH_", "CUDA_", "NVIDIA_", "NCCL_", "GLOO_",
            "LD_", "MALLOC_", "GLIBC_", "PYTHON")  # fmt: skip
 """Prefixes of the environment variables that an interpreter or native libraries read only when they are loaded."""
-_HELLO_BYTES = 1 << 20
-_POLL_MS = 1000
+_CAN_WARM = sys.platform == "linux" and hasattr(os, "pidfd_open")
 
 
 def start(path: str) -> subprocess.Popen[bytes] | None:
@@ -45,9 +45,10 @@ def start(path: str) -> subprocess.Popen[bytes] | None:
         path: Module search path of launch servers, in the form of ``$PYTHONPATH``.
 
     Returns:
-        The warm process, which ends when its standard input is closed; None on systems other than Linux.
+        The warm process, which ends when its standard input is closed; None on systems other than Linux, and with
+        Pythons that cannot wait for a process by a descriptor.
     """
-    if sys.platform != "linux":
+    if not _CAN_WARM:
         return None
     folder = Path(tempfile.mkdtemp(prefix="shardscope-warm-"))
     (folder / "card.json").write_text(json.dumps(_identity(path)))
@@ -65,7 +66,10 @@ def _identity(path: str) -> dict[str, Any]:
     native = {name: value for name, value in os.environ.items() if name.startswith(_NATIVE)}
     for name in ("PYTHONPATH", "KMP_DUPLICATE_LIB_OK"):  # `path` has the first; threadpoolctl sets the second
         native.pop(name, None)
-    return {"version": __version__, "python": [sys.prefix, sys.version], "path": path, "environment": native}
+    return {
+        "python": [sys.prefix, sys.version], "torch": version("torch"), "path": path, "environment": native,
+        "changed": max(file.stat().st_mtime_ns for file in Path(__file__).parents[1].rglob("*.py")),
+    }  # fmt: skip
 
 
 class ForkedServer:
@@ -79,7 +83,9 @@ class ForkedServer:
 
     def __init__(self, connection: socket.socket, stdin: IO[bytes]) -> None:
         self._connection = connection
-        self._answer: tuple[int, int] | None = None
+        self._lock = threading.Lock()
+        self._pid = self._ending = 0
+        self._is_over = False
         self.stdin: IO[bytes] | None = stdin
 
     @property
@@ -87,21 +93,35 @@ class ForkedServer:
         """Pid of the server; the first call waits until the warm process has imported torch.
 
         Raises:
-            BrokenPipeError: The warm process ended before it forked the server.
+            BrokenPipeError: The warm process could not fork the server.
         """
-        return self._forked()[0]
+        with self._lock:
+            self._receive()
+            if not self._pid:
+                raise BrokenPipeError("the warm process could not fork a launch server")
+            return self._pid
 
-    def _forked(self) -> tuple[int, int]:
-        if self._answer is None:
+    @property
+    def was_forked(self) -> bool:
+        """Whether the server has been forked, and not failed to be."""
+        return self._pid > 0
+
+    def _receive(self) -> None:
+        """Wait for the warm process's answer, once."""
+        if self._pid or self._is_over:
+            return
+        try:
             text, descriptors, _, _ = socket.recv_fds(self._connection, 64, 1)
-            if not descriptors:
-                raise BrokenPipeError("the warm process ended before it forked a launch server")
-            self._answer = int(text), descriptors[0]
-            self._connection.close()
-        return self._answer
+        except OSError:  # the warm process was killed
+            descriptors = []
+        self._connection.close()
+        if descriptors:
+            self._pid, self._ending = int(text), descriptors[0]
+        else:
+            self._is_over = True
 
     def poll(self) -> int | None:
-        """Return None while the server is running or yet to be forked; 0 after it has ended."""
+        """Return None while the server is running or yet to be forked; 0 after it has ended, or could not be forked."""
         return self._ended_within(0)
 
     def wait(self, timeout: float) -> int:
@@ -116,13 +136,21 @@ class ForkedServer:
         return ended
 
     def _ended_within(self, timeout: float) -> int | None:
-        if self._answer is None and not select.select([self._connection], [], [], timeout)[0]:
-            return None  # the warm process still imports
-        try:
-            _, ending = self._forked()
-        except OSError:
-            return 0
-        return 0 if select.select([ending], [], [], timeout)[0] else None
+        with self._lock:
+            if not self._pid and not self._is_over:
+                if not _is_readable(self._connection.fileno(), timeout):
+                    return None  # the warm process still imports
+                self._receive()
+            if not self._is_over and _is_readable(self._ending, timeout):
+                os.close(self._ending)
+                self._is_over = True
+            return 0 if self._is_over else None
+
+
+def _is_readable(descriptor: int, timeout: float) -> bool:
+    waiting = select.poll()
+    waiting.register(descriptor, select.POLLIN)
+    return bool(waiting.poll(1000 * timeout))
 
 
 def fork_server(path: str, log: IO[bytes]) -> ForkedServer | None:
@@ -133,7 +161,7 @@ def fork_server(path: str, log: IO[bytes]) -> ForkedServer | None:
         log: File that receives the server's output.
     """
     folder = os.environ.get(VARIABLE)
-    if folder is None or sys.platform != "linux":
+    if folder is None or not _CAN_WARM or not _is_private(folder):
         return None
     connection = socket.socket(socket.AF_UNIX)
     read, write = os.pipe()
@@ -154,6 +182,15 @@ def fork_server(path: str, log: IO[bytes]) -> ForkedServer | None:
     os.close(write)
     connection.close()
     return None
+
+
+def _is_private(folder: str) -> bool:
+    """Return whether only this user can have put files into a folder."""
+    try:
+        found = Path(folder).stat()
+    except OSError:
+        return False
+    return found.st_uid == os.getuid() and not found.st_mode & 0o077
 
 
 @contextlib.contextmanager
@@ -194,35 +231,25 @@ def _is_over(listener: socket.socket) -> bool:
     waiting = select.poll()
     waiting.register(0, select.POLLIN)
     waiting.register(listener, select.POLLIN)
-    ready: list[tuple[int, int]] = []
-    while not ready:
-        ready = waiting.poll(_POLL_MS)
-    return any(descriptor == 0 for descriptor, _ in ready)
+    return any(descriptor == 0 for descriptor, _ in waiting.poll())
 
 
 def _fork(connection: socket.socket, listener: socket.socket) -> None:
-    connection.settimeout(10)
-    length = int(_received(connection, 8))
-    hello = json.loads(_received(connection, min(length, _HELLO_BYTES)))
-    _, (requests, log), _, _ = socket.recv_fds(connection, 1, 2)
-    driver = os.pidfd_open(hello["driver"])
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            listener.close()
-            connection.close()
-            _become_server(requests, log, driver, hello)
-            code = 0
-        except BaseException:  # noqa: BLE001 - nothing above can handle it in a forked child
-            traceback.print_exc()
-            sys.stderr.flush()
-        finally:
-            os._exit(code)
-    ending = os.pidfd_open(pid)
-    socket.send_fds(connection, [str(pid).encode()], [ending])
-    for descriptor in (requests, log, driver, ending):
-        os.close(descriptor)
+    """Fork a launch server for a kernel, and send it the server's pid."""
+    opened: list[int] = []
+    try:
+        connection.settimeout(10)
+        hello = json.loads(_received(connection, int(_received(connection, 8))))
+        _, (requests, log), _, _ = socket.recv_fds(connection, 1, 2)
+        opened += [requests, log, driver := os.pidfd_open(hello["driver"])]
+        pid = os.fork()
+        if pid == 0:
+            _serve(requests, log, driver, hello, [listener, connection])
+        opened.append(os.pidfd_open(pid))
+        socket.send_fds(connection, [str(pid).encode()], opened[-1:])
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
 
 
 def _received(connection: socket.socket, count: int) -> bytes:
@@ -235,18 +262,30 @@ def _received(connection: socket.socket, count: int) -> bytes:
     return b"".join(parts)
 
 
-def _become_server(requests: int, log: int, driver: int, hello: dict[str, Any]) -> None:
-    """Serve the driver's requests, like a launch server that it has started itself."""
+def _serve(
+    requests: int, log: int, driver: int, hello: dict[str, Any], sockets: Iterable[socket.socket]
+) -> NoReturn:
+    """Serve the driver's requests in the forked child, like a launch server that the driver has started itself."""
     from shardscope.runtime.server import Server
 
-    os.setsid()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for descriptor, standard in ((requests, 0), (log, 1), (log, 2)):
-        os.dup2(descriptor, standard)
-    os.close(requests)
-    os.close(log)
-    os.environ.clear()
-    os.environ.update(hello["env"])
-    with contextlib.suppress(OSError):
-        os.chdir(hello["cwd"])
-    Server(lambda: not select.select([driver], [], [], 0)[0], later=[]).serve()
+    code = 1
+    try:
+        os.setsid()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for descriptor, standard in ((requests, 0), (log, 1), (log, 2)):
+            os.dup2(descriptor, standard)
+        for own in sockets:
+            own.close()
+        os.close(requests)
+        os.close(log)
+        os.environ.clear()
+        os.environ.update(hello["env"])
+        with contextlib.suppress(OSError):
+            os.chdir(hello["cwd"])
+        Server(lambda: not _is_readable(driver, 0), later=[]).serve()
+        code = 0
+    except BaseException:  # noqa: BLE001 - nothing above can handle it in a forked child
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
