@@ -29,10 +29,13 @@ run.wait(timeout=60)
 @pytest.fixture(scope="module")
 def process():
     started = warm.start(search_path())
+    folder = Path(os.environ[warm.VARIABLE])
+    wait_for(Path(folder, "socket").exists)
     yield started
     started.stdin.close()
-    started.wait(20)
-    assert not Path(os.environ.pop(warm.VARIABLE)).exists()
+    started.wait(60)
+    assert not folder.exists()
+    del os.environ[warm.VARIABLE]
 
 
 def kernel(steps: int, **env: str) -> subprocess.Popen[str]:
