@@ -145,6 +145,23 @@ def test_one_run_refines_a_calibration_towards_itself(own_cache: Path, run: ss.R
 
 
 @pytest.mark.usefixtures("own_cache")
+def test_runs_refine_what_is_known_of_another_machine_scaled_to_this_one(run: ss.Run) -> None:
+    fast = 30 * HERE.numpy_flops  # its cores are about 30 times faster than those here
+    other = HERE.replace(numpy_flops=fast, machine=HERE.machine.replace(cpu="another"))
+    found = ss.calibrate(run, prior=other, save=False)
+    assert found.machine == HostMachine.here()
+    assert (found.num_runs, found.error) == (1, None)
+    single = JOB.replace(model="gpt-nano", data="python-source", strategy="single", world_size=1, threads=1)
+    before, after = (
+        ss.predict(single, calibration=each).time["matrix products"].value for each in (other, found)
+    )
+    assert 1 / 5 < after / before < 5
+    scaled = found.rows("codec_bandwidth")[0]
+    assert scaled.high > 4 * scaled.value
+    assert "are of another machine" in repr(found)
+
+
+@pytest.mark.usefixtures("own_cache")
 def test_a_comparison_and_a_simulation_take_a_calibration(run: ss.Run) -> None:
     twice = HERE.replace(
         constants=tuple(

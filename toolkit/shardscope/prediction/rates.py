@@ -64,7 +64,7 @@ class RankRates(NamedTuple):
             emulated: The emulated cluster that the ranks run on: between several nodes, its slowest link carries TCP,
                 and its largest slowdown includes the time that ranks wait for a core.
         """
-        speed, cores = _relative_speed(host), host.machine.cores / usable_cores()
+        speed, cores = relative_speed(host), host.machine.cores / usable_cores()
         slow = host.value("slowdown", ranks=max(1.0, active_ranks(work) * cores))
         ranks = job.world_size * cores
         if emulated is not None:
@@ -147,15 +147,16 @@ def _messages(
     return min(bandwidth, share * limit.bandwidth), message_s + limit.latency_s
 
 
-class _Relative(NamedTuple):
+class Relative(NamedTuple):
     """Speed of this machine relative to the one that was calibrated."""
 
     flops: float = 1.0
     bandwidth: float = 1.0
 
 
-def _relative_speed(host: HostCalibration) -> _Relative:
+def relative_speed(host: HostCalibration) -> Relative:
+    """Return the speed of this machine's cores relative to those on which `host` was measured."""
     if host.machine == HostMachine.here():
-        return _Relative()
+        return Relative()
     now = core_speed()
-    return _Relative(now.flops / host.numpy_flops, now.bandwidth / host.numpy_bandwidth)
+    return Relative(now.flops / host.numpy_flops, now.bandwidth / host.numpy_bandwidth)

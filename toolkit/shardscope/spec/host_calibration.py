@@ -113,8 +113,9 @@ class HostCalibration(Fitted):
     """Load average of the machine over the minute before the measurement, in processes."""
     num_runs: Annotated[int, Field(ge=0)] = 0
     """Number of runs to which the constants were fitted."""
-    error: NonNegativeFloat = 0.0
-    """Median of |predicted / measured - 1| over these runs, each predicted by constants fitted without it."""
+    error: NonNegativeFloat | None = None
+    """Median of |predicted / measured - 1| over these runs, each predicted by constants fitted without it; None with
+    too few runs."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

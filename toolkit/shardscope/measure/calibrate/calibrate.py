@@ -16,7 +16,7 @@ from shardscope.measure.calibrate.design import Design, knots_of
 from shardscope.measure.calibrate.fit import Measured, fit
 from shardscope.measure.calibrate.links import pair_constants
 from shardscope.measure.calibrate.observed import Observed, observed
-from shardscope.measure.calibrate.prior import in_order, prior_of
+from shardscope.measure.calibrate.prior import in_order, on_this_machine, prior_of
 from shardscope.measure.calibrate.probes import cluster_probes, host_probes, run_probe
 from shardscope.measure.calibrate.uncertainty import bootstrap, left_out, quantiles
 from shardscope.prediction.saved_calibration import Chosen, chosen
@@ -33,6 +33,7 @@ _BUSY = 0.5
 """Load average per core above which a calibration says that the machine was busy."""
 _ENOUGH = 10
 """Number of runs below which the errors are those of the calibration that they refine."""
+_ELSEWHERE = "Constants that the runs do not determine are of another machine, scaled by NumPy's speed."
 Told = Callable[[int, int, str], None]
 
 
@@ -82,7 +83,7 @@ def calibrate(
     if runs is not None:
         found = _refined(_listed(runs), cluster, prior, load)
     else:
-        before, is_known, _ = chosen() if prior is None else Chosen(prior, is_saved=True)
+        before, is_known, _ = _known(None, prior)
         rows, jobs = _measured(cluster, progress or _silent)
         found = fitted(rows, jobs, before, cluster, is_vague=cluster is None or not is_known)
         pairs = [] if cluster is None else pair_constants(cluster)
@@ -133,11 +134,26 @@ def _refined(
     if len(wheres) > 1:
         raise SpecError("runs contains runs on different clusters; calibrate each cluster with its own runs")
     where = wheres.pop()
-    before = prior or chosen(where).calibration
+    before, is_known, _ = _known(where, prior)
     rows = [observed(run) for run in runs]
     names = [run.job.replace(seed=0, name=None).to_json() for run in runs]
-    found = fitted(rows, [names.index(name) for name in names], before, where, is_vague=False)
-    return found.replace(num_runs=before.num_runs + len(rows), load_average=load, name=_name(where))
+    found = fitted(rows, [names.index(name) for name in names], before, where, is_vague=not is_known)
+    return found.replace(
+        num_runs=before.num_runs + len(rows), note=before.note, load_average=load, name=_name(where)
+    )
+
+
+def _known(cluster: EmulatedCluster | None, prior: HostCalibration | None) -> Chosen:
+    """Return what is known beforehand, scaled to this machine, and whether it was measured here.
+
+    Runs that another machine's constants were fitted to do not count here, nor does their error.
+    """
+    found = chosen(cluster) if prior is None else Chosen(prior, is_saved=True)
+    before = found.calibration
+    if found.is_saved and before.machine == HostMachine.here():
+        return found
+    scaled = on_this_machine(before).replace(num_runs=0, error=None, note=_ELSEWHERE)
+    return Chosen(scaled, is_saved=False)
 
 
 def _measured(cluster: EmulatedCluster | None, progress: Told) -> tuple[list[Observed], list[int]]:
@@ -202,7 +218,7 @@ def fitted(
         constants[row.key] = row
     speed = core_speed()
     found = HostCalibration(
-        name=before.name, machine=HostMachine.here(), cluster=cluster, constants=in_order(constants.values()),
+        name=_name(cluster), machine=HostMachine.here(), cluster=cluster, constants=in_order(constants.values()),
         numpy_flops=speed.flops, numpy_bandwidth=speed.bandwidth, measured_at=before.measured_at,
         num_runs=len(rows), error=before.error, quantiles=before.quantiles,
     )  # fmt: skip
