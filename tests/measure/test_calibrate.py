@@ -12,6 +12,7 @@ import pytest
 import shardscope as ss
 from shardscope import cli
 from shardscope.errors import SpecError
+from shardscope.machine import usable_cores
 from shardscope.measure.calibrate import calibrate as entry
 from shardscope.measure.calibrate.calibrate import calibrate, faster, fitted
 from shardscope.measure.calibrate.design import Design, knots_of
@@ -21,6 +22,7 @@ from shardscope.measure.calibrate.prior import prior_of
 from shardscope.measure.calibrate.probes import Probe, host_probes
 from shardscope.prediction.job import JobPrediction
 from shardscope.prediction.predict import predict
+from shardscope.prediction.rates import shared_slowdown
 from shardscope.prediction.saved_calibration import chosen, path_of, save, saved
 from shardscope.runtime.emulated import why_not_emulated
 from shardscope.spec.constants import MEASURED_OF_PAIRS
@@ -64,6 +66,29 @@ def test_the_design_is_the_formulas_of_predictions(predictions: list[JobPredicti
         expected = predict(prediction.job, calibration=host).step_time_s
         assert own.sum() == pytest.approx(expected, rel=0.02), prediction.job.label
     assert slopes.shape == (len(predictions), len(PARTS), len(knots))
+
+
+def test_the_design_has_threads_slow_nodes_and_fast_links() -> None:
+    slow = ss.Cluster.emulated(nodes=2, bandwidth="1 Gbit/s", slowdown={1: 16})
+    fast = ss.Cluster.emulated(nodes=2, bandwidth="100 Gbit/s")
+    for job, cluster in (
+        (JOB.replace(strategy="single", world_size=1, threads=2), None),
+        (JOB, slow),
+        (JOB, fast),
+    ):
+        prediction = predict(job, cluster, calibration=HERE)
+        knots = knots_of([prediction])
+        parts, _ = Design([prediction], knots).parts(prior_of(knots, HERE, is_vague=True).mean)
+        assert parts.sum() == pytest.approx(prediction.step_time_s, rel=0.02), (job.label, cluster)
+
+
+def test_more_ranks_than_cores_are_slowed_down_at_least_as_many_times() -> None:
+    measured = (1, 2, 4)
+    flat = [Constant(name="slowdown", value=1, low=1, high=1, ranks=ranks) for ranks in measured]
+    host = HERE.replace(constants=(*(row for row in HERE.constants if row.name != "slowdown"), *flat))
+    active = 64 * usable_cores()
+    assert shared_slowdown(host, active) == 64
+    assert shared_slowdown(host, 1) == 1
 
 
 def test_the_fit_finds_the_constants_behind_exact_times(predictions: list[JobPrediction]) -> None:
