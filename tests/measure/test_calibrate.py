@@ -11,15 +11,16 @@ import pytest
 
 import shardscope as ss
 from shardscope import cli
-from shardscope.errors import SpecError
+from shardscope.errors import DataError, LaunchError, SpecError
 from shardscope.machine import usable_cores
 from shardscope.measure.calibrate import calibrate as entry
+from shardscope.measure.calibrate import probes
 from shardscope.measure.calibrate.calibrate import calibrate, faster, fitted
 from shardscope.measure.calibrate.design import Design, knots_of
-from shardscope.measure.calibrate.links import pair_constants
+from shardscope.measure.calibrate.links import _num_bytes, pair_constants
 from shardscope.measure.calibrate.observed import PARTS, Observed, part_sums
 from shardscope.measure.calibrate.prior import prior_of
-from shardscope.measure.calibrate.probes import Probe, host_probes
+from shardscope.measure.calibrate.probes import Probe, host_probes, run_probe
 from shardscope.prediction.job import JobPrediction
 from shardscope.prediction.predict import predict
 from shardscope.prediction.rates import shared_slowdown
@@ -135,8 +136,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> ss.Run:
 
 @pytest.mark.usefixtures("own_cache")
 def test_what_is_measured_is_saved_and_used_by_later_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
-    probes = [Probe(JOB), Probe(JOB.replace(strategy="single", world_size=1))]
-    monkeypatch.setattr(entry, "host_probes", lambda: iter(probes))
+    short = [Probe(JOB), Probe(JOB.replace(strategy="single", world_size=1))]
+    monkeypatch.setattr(entry, "host_probes", lambda: iter(short))
     monkeypatch.setattr(entry, "_ROUNDS", 1)
     told: list[tuple[int, int, str]] = []
     found = calibrate(progress=lambda *each: told.append(each))
@@ -186,6 +187,19 @@ def test_runs_refine_what_is_known_of_another_machine_scaled_to_this_one(run: ss
     assert "are of another machine" in repr(found)
 
 
+def test_a_calibration_that_cannot_be_saved_is_refused_before_and_returned_after_measuring(
+    run: ss.Run, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_cache.write_text("a file, not a folder")
+    own_cache.chmod(0o600)
+    monkeypatch.setattr(entry, "_refined", lambda *_: pytest.fail("measured"))
+    with pytest.raises(DataError, match="cannot be saved"):
+        ss.calibrate(run)
+    monkeypatch.setattr(entry, "_refined", lambda *_: HERE)
+    monkeypatch.setattr(entry, "check_can_save", lambda _: None)
+    assert "It is not saved" in ss.calibrate(run).note
+
+
 @pytest.mark.usefixtures("own_cache")
 def test_a_comparison_and_a_simulation_take_a_calibration(run: ss.Run) -> None:
     twice = HERE.replace(
@@ -208,6 +222,11 @@ def test_a_saved_calibration_of_another_machine_is_ignored_and_said_so() -> None
     assert not is_saved
     assert "torch was 1.0" in str(ignored)
     assert "torch was 1.0" in repr(ss.predict(JOB))
+    cluster = ss.Cluster.emulated(nodes=2)
+    other.replace(cluster=cluster).save(path_of(cluster))
+    save(HERE)
+    assert chosen(cluster).calibration == HERE
+    assert "torch was 1.0" in str(chosen(cluster).ignored)
     path_of(None).write_text("{}")
     assert "cannot be read" in str(chosen().ignored)
 
@@ -229,9 +248,28 @@ def test_what_cannot_be_calibrated_is_refused(run: ss.Run) -> None:
         ss.calibrate(runs=[])
     with pytest.raises(SpecError, match="calibrate"):
         ss.calibrate(ss.Cluster.of("h100"))
+    two = ss.Cluster.emulated(nodes=2)
+    with pytest.raises(SpecError, match=r"which ran on this machine and not on cluster"):
+        ss.calibrate(two, runs=[run], save=False)
+    with pytest.raises(SpecError, match=r"has a single device"):
+        ss.calibrate(ss.Cluster.emulated(nodes=1), save=False)
     paced = ss.launch(JOB.replace(link=ss.Link.of("10GbE"), steps=2), root=run.path.parent)
     with pytest.raises(SpecError, match="paced link"):
         ss.calibrate(paced.wait(60), save=False)
+
+
+def test_a_probe_that_does_not_end_is_stopped_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probes, "_MOST_S", 0.0)
+    with pytest.raises(LaunchError, match="world_size=1 has not finished 100000 steps"):
+        run_probe(Probe(JOB.replace(strategy="single", world_size=1, steps=100_000)), None, tmp_path)
+    assert not any(each.is_alive for each in ss.runs(tmp_path))
+
+
+@pytest.mark.parametrize("rate", [25e3, 1e6, 1e8])
+def test_a_slow_link_is_measured_in_about_a_second(rate: float) -> None:
+    assert _num_bytes(rate) / rate <= 1.1
 
 
 @pytest.mark.skipif(bool(why_not_emulated()), reason="clusters cannot be emulated here")
@@ -263,9 +301,8 @@ def test_the_command_refines_prints_json_and_writes_a_file(
     run: ss.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written = tmp_path / "mine.json"
-    assert (
-        cli.main(["calibrate", "--runs", str(run.path), "--json", "--no-save", "--output", str(written)]) == 0
-    )
+    command = ["calibrate", "--runs", str(run.path), "--emulate", "none", "--json", "--no-save"]
+    assert cli.main([*command, "--output", str(written)]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(written.read_text())
     assert cli.main(["compare", str(run.path), "--calibration", str(written), "--json"]) == 0
     assert "calibrated on" in json.loads(capsys.readouterr().out)["where"]

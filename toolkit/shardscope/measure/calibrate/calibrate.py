@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shardscope.errors import SpecError, require
+from shardscope.errors import DataError, SpecError, require
 from shardscope.measure.calibrate.design import Design, knots_of
 from shardscope.measure.calibrate.fit import Measured, fit
 from shardscope.measure.calibrate.links import pair_constants
@@ -19,7 +19,7 @@ from shardscope.measure.calibrate.observed import Observed, observed
 from shardscope.measure.calibrate.prior import in_order, on_this_machine, prior_of
 from shardscope.measure.calibrate.probes import cluster_probes, host_probes, run_probe
 from shardscope.measure.calibrate.uncertainty import bootstrap, left_out, quantiles
-from shardscope.prediction.saved_calibration import Chosen, chosen
+from shardscope.prediction.saved_calibration import Chosen, check_can_save, chosen
 from shardscope.prediction.saved_calibration import save as save_as_default
 from shardscope.prediction.this_machine import core_speed
 from shardscope.runtime import Run
@@ -63,7 +63,8 @@ def calibrate(
             probe's name.
 
     Raises:
-        SpecError: `cluster` is not an emulated cluster, or a run cannot be used.
+        SpecError: `cluster` is not an emulated cluster or has a single device, or a run cannot be used.
+        DataError: The calibration cannot be saved; nothing has been measured yet.
         LaunchError: The cluster cannot be emulated here, or a run cannot be started.
         RunFailed: A rank of a probe failed.
 
@@ -77,8 +78,11 @@ def calibrate(
         runs = [given, *_listed(runs)]
     if cluster is not None:
         require(cluster, EmulatedCluster, by="calibrate", write="ss.Cluster.emulated(nodes=4), or no cluster")
+        _check_devices(cluster)
     if prior is not None:
         require(prior, HostCalibration, by="calibrate", write="a calibration from ss.calibrate()")
+    if save:
+        check_can_save(cluster)
     started, load = time.monotonic(), os.getloadavg()[0]
     if runs is not None:
         found = _refined(_listed(runs), cluster, prior, load)
@@ -96,8 +100,24 @@ def calibrate(
     found = found.replace(
         took_s=time.monotonic() - started, measured_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M}"
     )
-    if save:
+    return _saved(found) if save else found
+
+
+def _check_devices(cluster: EmulatedCluster) -> None:
+    if cluster.num_devices == 1:
+        raise SpecError(
+            f"cluster {cluster.name!r} has a single device, which sends no messages; calibrate this machine with "
+            "ss.calibrate(), or give a cluster with nodes=2 or more"
+        )
+
+
+def _saved(found: HostCalibration) -> HostCalibration:
+    """Save the calibration; if that fails, return it with a note that says so, since measuring took a minute."""
+    try:
         save_as_default(found)
+    except (OSError, DataError) as error:
+        note = f"It is not saved: {error}. Keep it with calibration.save('mine.json')."
+        return found.replace(note=f"{found.note} {note}".strip())
     return found
 
 
@@ -130,7 +150,14 @@ def _refined(
 ) -> HostCalibration:
     if not runs:
         raise SpecError("runs=[] has no run; give at least one finished run, or omit runs to measure")
-    wheres = {run.cluster if cluster is None else cluster for run in runs}
+    other = next((run for run in runs if cluster is not None and run.cluster != cluster), None)
+    if cluster is not None and other is not None:
+        at = "this machine" if other.cluster is None else f"cluster {other.cluster.name!r}"
+        raise SpecError(
+            f"runs contains {other.id!r}, which ran on {at} and not on cluster {cluster.name!r}; leave it out, or "
+            "omit the cluster"
+        )
+    wheres = {run.cluster for run in runs}
     if len(wheres) > 1:
         raise SpecError("runs contains runs on different clusters; calibrate each cluster with its own runs")
     where = wheres.pop()
