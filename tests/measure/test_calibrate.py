@@ -231,6 +231,16 @@ def test_a_saved_calibration_of_another_machine_is_ignored_and_said_so() -> None
     assert "cannot be read" in str(chosen().ignored)
 
 
+def test_a_given_calibration_of_another_machine_is_named_and_its_note_shown() -> None:
+    other = HERE.replace(
+        machine=HERE.machine.replace(cpu="Z80", cores=4), note="Other programs were running."
+    )
+    prediction = ss.predict(JOB, calibration=other)
+    label = f"Z80 with 4 cores, calibrated on {other.measured_at[:10]}"
+    assert prediction.where == f"this machine, with constants of {label}"
+    assert "Other programs were running." in repr(prediction)
+
+
 def test_calibrations_of_gpus_and_of_ranks_are_not_mixed_up() -> None:
     with pytest.raises(SpecError, match="'h100-fsdp' is of a GPU"):
         ss.predict(JOB, calibration=ss.Calibration.of("h100-fsdp"))

@@ -24,7 +24,7 @@ from shardscope.prediction.saved_calibration import save as save_as_default
 from shardscope.prediction.this_machine import core_speed
 from shardscope.runtime import Run
 from shardscope.spec.cluster import EmulatedCluster
-from shardscope.spec.host_calibration import Constant, HostCalibration, HostMachine
+from shardscope.spec.host_calibration import THIS_MACHINE, Constant, HostCalibration, HostMachine
 
 BUDGET_S = 48.0
 """Seconds after which no further probe starts."""
@@ -133,7 +133,7 @@ def _silent(number: int, count: int, name: str) -> None:
 
 
 def _name(cluster: EmulatedCluster | None) -> str:
-    return "this machine" if cluster is None else cluster.name
+    return THIS_MACHINE if cluster is None else cluster.name
 
 
 def _note(load: float) -> str:
