@@ -83,6 +83,7 @@ def main() -> None:
     print(f"{len(os.sched_getaffinity(0))} cores, load {os.getloadavg()[0]:.1f}")
     first, second = (ss.calibrate(save=False) for _ in range(2))
     for name, found in (("first", first), ("second", second)):
+        assert found.error is not None
         print(
             f"{name} calibration: {found.took_s:.0f} s (bar 60 s), {found.num_runs} runs, load "
             f"{found.load_average:.1f}, median error {found.error:.1%} on runs left out"

@@ -11,16 +11,19 @@ import pytest
 
 import shardscope as ss
 from shardscope import cli
-from shardscope.errors import SpecError
+from shardscope.errors import DataError, LaunchError, SpecError
+from shardscope.machine import usable_cores
 from shardscope.measure.calibrate import calibrate as entry
+from shardscope.measure.calibrate import probes
 from shardscope.measure.calibrate.calibrate import calibrate, faster, fitted
 from shardscope.measure.calibrate.design import Design, knots_of
-from shardscope.measure.calibrate.links import pair_constants
+from shardscope.measure.calibrate.links import _num_bytes, pair_constants
 from shardscope.measure.calibrate.observed import PARTS, Observed, part_sums
 from shardscope.measure.calibrate.prior import prior_of
-from shardscope.measure.calibrate.probes import Probe, host_probes
+from shardscope.measure.calibrate.probes import Probe, host_probes, run_probe
 from shardscope.prediction.job import JobPrediction
 from shardscope.prediction.predict import predict
+from shardscope.prediction.rates import shared_slowdown
 from shardscope.prediction.saved_calibration import chosen, path_of, save, saved
 from shardscope.runtime.emulated import why_not_emulated
 from shardscope.spec.constants import MEASURED_OF_PAIRS
@@ -64,6 +67,29 @@ def test_the_design_is_the_formulas_of_predictions(predictions: list[JobPredicti
         expected = predict(prediction.job, calibration=host).step_time_s
         assert own.sum() == pytest.approx(expected, rel=0.02), prediction.job.label
     assert slopes.shape == (len(predictions), len(PARTS), len(knots))
+
+
+def test_the_design_has_threads_slow_nodes_and_fast_links() -> None:
+    slow = ss.Cluster.emulated(nodes=2, bandwidth="1 Gbit/s", slowdown={1: 16})
+    fast = ss.Cluster.emulated(nodes=2, bandwidth="100 Gbit/s")
+    for job, cluster in (
+        (JOB.replace(strategy="single", world_size=1, threads=2), None),
+        (JOB, slow),
+        (JOB, fast),
+    ):
+        prediction = predict(job, cluster, calibration=HERE)
+        knots = knots_of([prediction])
+        parts, _ = Design([prediction], knots).parts(prior_of(knots, HERE, is_vague=True).mean)
+        assert parts.sum() == pytest.approx(prediction.step_time_s, rel=0.02), (job.label, cluster)
+
+
+def test_more_ranks_than_cores_are_slowed_down_at_least_as_many_times() -> None:
+    measured = (1, 2, 4)
+    flat = [Constant(name="slowdown", value=1, low=1, high=1, ranks=ranks) for ranks in measured]
+    host = HERE.replace(constants=(*(row for row in HERE.constants if row.name != "slowdown"), *flat))
+    active = 64 * usable_cores()
+    assert shared_slowdown(host, active) == 64
+    assert shared_slowdown(host, 1) == 1
 
 
 def test_the_fit_finds_the_constants_behind_exact_times(predictions: list[JobPrediction]) -> None:
@@ -110,8 +136,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> ss.Run:
 
 @pytest.mark.usefixtures("own_cache")
 def test_what_is_measured_is_saved_and_used_by_later_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
-    probes = [Probe(JOB), Probe(JOB.replace(strategy="single", world_size=1))]
-    monkeypatch.setattr(entry, "host_probes", lambda: iter(probes))
+    short = [Probe(JOB), Probe(JOB.replace(strategy="single", world_size=1))]
+    monkeypatch.setattr(entry, "host_probes", lambda: iter(short))
     monkeypatch.setattr(entry, "_ROUNDS", 1)
     told: list[tuple[int, int, str]] = []
     found = calibrate(progress=lambda *each: told.append(each))
@@ -145,6 +171,36 @@ def test_one_run_refines_a_calibration_towards_itself(own_cache: Path, run: ss.R
 
 
 @pytest.mark.usefixtures("own_cache")
+def test_runs_refine_what_is_known_of_another_machine_scaled_to_this_one(run: ss.Run) -> None:
+    fast = 30 * HERE.numpy_flops  # its cores are about 30 times faster than those here
+    other = HERE.replace(numpy_flops=fast, machine=HERE.machine.replace(cpu="another"))
+    found = ss.calibrate(run, prior=other, save=False)
+    assert found.machine == HostMachine.here()
+    assert (found.num_runs, found.error) == (1, None)
+    single = JOB.replace(model="gpt-nano", data="python-source", strategy="single", world_size=1, threads=1)
+    before, after = (
+        ss.predict(single, calibration=each).time["matrix products"].value for each in (other, found)
+    )
+    assert 1 / 5 < after / before < 5
+    scaled = found.rows("codec_bandwidth")[0]
+    assert scaled.high > 4 * scaled.value
+    assert "are of another machine" in repr(found)
+
+
+def test_a_calibration_that_cannot_be_saved_is_refused_before_and_returned_after_measuring(
+    run: ss.Run, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own_cache.write_text("a file, not a folder")
+    own_cache.chmod(0o600)
+    monkeypatch.setattr(entry, "_refined", lambda *_: pytest.fail("measured"))
+    with pytest.raises(DataError, match="cannot be saved"):
+        ss.calibrate(run)
+    monkeypatch.setattr(entry, "_refined", lambda *_: HERE)
+    monkeypatch.setattr(entry, "check_can_save", lambda _: None)
+    assert "It is not saved" in ss.calibrate(run).note
+
+
+@pytest.mark.usefixtures("own_cache")
 def test_a_comparison_and_a_simulation_take_a_calibration(run: ss.Run) -> None:
     twice = HERE.replace(
         constants=tuple(
@@ -166,8 +222,23 @@ def test_a_saved_calibration_of_another_machine_is_ignored_and_said_so() -> None
     assert not is_saved
     assert "torch was 1.0" in str(ignored)
     assert "torch was 1.0" in repr(ss.predict(JOB))
+    cluster = ss.Cluster.emulated(nodes=2)
+    other.replace(cluster=cluster).save(path_of(cluster))
+    save(HERE)
+    assert chosen(cluster).calibration == HERE
+    assert "torch was 1.0" in str(chosen(cluster).ignored)
     path_of(None).write_text("{}")
     assert "cannot be read" in str(chosen().ignored)
+
+
+def test_a_given_calibration_of_another_machine_is_named_and_its_note_shown() -> None:
+    other = HERE.replace(
+        machine=HERE.machine.replace(cpu="Z80", cores=4), note="Other programs were running."
+    )
+    prediction = ss.predict(JOB, calibration=other)
+    label = f"Z80 with 4 cores, calibrated on {other.measured_at[:10]}"
+    assert prediction.where == f"this machine, with constants of {label}"
+    assert "Other programs were running." in repr(prediction)
 
 
 def test_calibrations_of_gpus_and_of_ranks_are_not_mixed_up() -> None:
@@ -187,9 +258,28 @@ def test_what_cannot_be_calibrated_is_refused(run: ss.Run) -> None:
         ss.calibrate(runs=[])
     with pytest.raises(SpecError, match="calibrate"):
         ss.calibrate(ss.Cluster.of("h100"))
+    two = ss.Cluster.emulated(nodes=2)
+    with pytest.raises(SpecError, match=r"which ran on this machine and not on cluster"):
+        ss.calibrate(two, runs=[run], save=False)
+    with pytest.raises(SpecError, match=r"has a single device"):
+        ss.calibrate(ss.Cluster.emulated(nodes=1), save=False)
     paced = ss.launch(JOB.replace(link=ss.Link.of("10GbE"), steps=2), root=run.path.parent)
     with pytest.raises(SpecError, match="paced link"):
         ss.calibrate(paced.wait(60), save=False)
+
+
+def test_a_probe_that_does_not_end_is_stopped_and_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probes, "_MOST_S", 0.0)
+    with pytest.raises(LaunchError, match="world_size=1 has not finished 100000 steps"):
+        run_probe(Probe(JOB.replace(strategy="single", world_size=1, steps=100_000)), None, tmp_path)
+    assert not any(each.is_alive for each in ss.runs(tmp_path))
+
+
+@pytest.mark.parametrize("rate", [25e3, 1e6, 1e8])
+def test_a_slow_link_is_measured_in_about_a_second(rate: float) -> None:
+    assert _num_bytes(rate) / rate <= 1.1
 
 
 @pytest.mark.skipif(bool(why_not_emulated()), reason="clusters cannot be emulated here")
@@ -221,9 +311,8 @@ def test_the_command_refines_prints_json_and_writes_a_file(
     run: ss.Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     written = tmp_path / "mine.json"
-    assert (
-        cli.main(["calibrate", "--runs", str(run.path), "--json", "--no-save", "--output", str(written)]) == 0
-    )
+    command = ["calibrate", "--runs", str(run.path), "--emulate", "none", "--json", "--no-save"]
+    assert cli.main([*command, "--output", str(written)]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(written.read_text())
     assert cli.main(["compare", str(run.path), "--calibration", str(written), "--json"]) == 0
     assert "calibrated on" in json.loads(capsys.readouterr().out)["where"]

@@ -68,9 +68,16 @@ def test_it_knows_when_it_is_of_another_machine() -> None:
     assert "it has no stage_s" in str(SHIPPED.replace(machine=here, constants=tuple(older)).why_not_here())
 
 
+def test_quantiles_need_the_ends_of_the_interval() -> None:
+    with pytest.raises(SpecError, match="has no '95'; give the levels"):
+        SHIPPED.replace(quantiles={"5": 0.5})
+
+
 def test_text_and_html_show_every_constant_with_its_interval() -> None:
     row = SHIPPED.rows("message_s", "shm")[-1]
     for shown in (repr(SHIPPED), SHIPPED._repr_html_()):
         assert f"shm, {row.ranks} ranks" in shown
         assert all(constant.name in shown for constant in SHIPPED.constants)
+    told = f"{SHIPPED.num_runs} runs; on runs left out of the fit, the median error is {SHIPPED.error:.1%}, and 90% of"
+    assert told in repr(SHIPPED)
     assert len(SHIPPED.frame()) == len(SHIPPED.constants)

@@ -35,10 +35,8 @@ def build_emulated(arguments: argparse.Namespace) -> EmulatedCluster | None:
         RunUnreadable: The run to resume does not say on which cluster it was, because a file is damaged.
         SpecError: A key is unknown or given twice, or a value is not valid.
     """
-    if arguments.emulate is None:
-        cluster = _of_run_to_resume(arguments)
-    else:
-        cluster = None if arguments.emulate == _NONE else emulated_from(arguments.emulate)
+    text = arguments.emulate
+    cluster = _of_run_to_resume(arguments) if text is None else emulated_from(text)
     if cluster is None:
         return None
     if arguments.world_size is None and arguments.job is None:
@@ -47,12 +45,12 @@ def build_emulated(arguments: argparse.Namespace) -> EmulatedCluster | None:
 
 
 def emulated_from(text: str | None) -> EmulatedCluster | None:
-    """Return the emulated cluster that the option's text describes; None for None.
+    """Return the emulated cluster that the option's text describes; None for None and ``none``.
 
     Raises:
         SpecError: A key is unknown or given twice, or a value is not valid.
     """
-    return None if text is None else Cluster.emulated(**_arguments(text))
+    return None if text is None or text == _NONE else Cluster.emulated(**_arguments(text))
 
 
 def _of_run_to_resume(arguments: argparse.Namespace) -> EmulatedCluster | None:

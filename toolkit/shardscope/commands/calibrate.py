@@ -45,9 +45,9 @@ def carry_out(arguments: argparse.Namespace) -> int:
     found = calibrate(
         emulated_from(arguments.emulate), runs=runs, save=not arguments.no_save, progress=_told(sys.stderr)
     )
+    print(found.to_json() if arguments.json else found)
     if arguments.output is not None:
         found.save(arguments.output)
-    print(found.to_json() if arguments.json else found)
     return 0
 
 

@@ -29,7 +29,7 @@ from shardscope.prediction.traced import Traced, traced
 from shardscope.spec import Job
 from shardscope.spec.calibration import Calibration, Interval
 from shardscope.spec.cluster import Cluster, EmulatedCluster
-from shardscope.spec.host_calibration import HostCalibration, of_device
+from shardscope.spec.host_calibration import THIS_MACHINE, HostCalibration, of_device
 from shardscope.spec.job_parts import label_of
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
@@ -79,11 +79,14 @@ class JobPrediction(Budgeted):
 
     @property
     def where(self) -> str:
-        """Name of the cluster, or ``this machine``, and when it was calibrated if it was."""
+        """Name of the cluster, or ``this machine``, and when it was calibrated, or whose constants were given."""
         at = self.cluster or self.emulated
-        where = "this machine" if at is None else at.name
-        calibrated = self.host is not None and self.is_calibrated and self.has_rates
-        return f"{where}, calibrated on {self.host.measured_at[:10]}" if calibrated and self.host else where
+        where = THIS_MACHINE if at is None else at.name
+        if self.host is None or not (self.is_calibrated and self.has_rates):
+            return where
+        if self.host.is_of_this_machine:
+            return f"{where}, calibrated on {self.host.measured_at[:10]}"
+        return f"{where}, with constants of {self.host.label}"
 
     @property
     def has_rates(self) -> bool:
@@ -249,7 +252,10 @@ class JobPrediction(Budgeted):
         """Caveats of the calibration, or why there is no step time; None if there is nothing to say."""
         if not self.has_rates:
             return _NO_RATES.format(world_size=self.job.world_size)
-        return self.ignored if self.calibration is None else self.calibration.note
+        if self.calibration is not None:
+            return self.calibration.note
+        measured = self.host.note if self.host is not None and self.is_calibrated else ""
+        return " ".join(filter(None, (self.ignored, measured))) or None
 
     def frame(self) -> pd.DataFrame:
         """Return a data frame with one row per collective and rank.

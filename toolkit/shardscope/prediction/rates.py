@@ -64,11 +64,9 @@ class RankRates(NamedTuple):
             emulated: The emulated cluster that the ranks run on: between several nodes, its slowest link carries TCP,
                 and its largest slowdown includes the time that ranks wait for a core.
         """
-        speed, cores = _relative_speed(host), host.machine.cores / usable_cores()
-        slow = host.value("slowdown", ranks=max(1.0, active_ranks(work) * cores))
+        speed, cores = relative_speed(host), host.machine.cores / usable_cores()
+        slow = max(shared_slowdown(host, active_ranks(work)), 0.0 if emulated is None else emulated.slowdown)
         ranks = job.world_size * cores
-        if emulated is not None:
-            slow = max(slow, emulated.slowdown)
         link, message_s = _messages(job, host, ranks, emulated)
         updates = None if emulated is None else emulated.memory_bandwidth
         busy = 1.0 if _sleeps(emulated) and not _sleeps(host.cluster) else ranks
@@ -110,6 +108,17 @@ class RankRates(NamedTuple):
         )
 
 
+def shared_slowdown(host: HostCalibration, active: float) -> float:
+    """Return the slowdown of ranks that share this machine's cores.
+
+    Beyond the measured numbers of ranks, it is at least the number of ranks for each core.
+    """
+    at = max(1.0, active * host.machine.cores / usable_cores())
+    slow = host.value("slowdown", ranks=at)
+    is_measured = at <= (host.rows("slowdown")[-1].ranks or 1)
+    return slow if is_measured else max(slow, active / usable_cores())
+
+
 def active_ranks(work: Sequence[Work]) -> float:
     """Return the mean number of ranks that compute at the same time, given the work of each."""
     return sum(each.computing for each in work) / max(each.computing + each.waiting for each in work)
@@ -143,19 +152,29 @@ def _messages(
     bandwidth = host.value("message_bandwidth", ranks=ranks, transport=loopback)
     if limit is None:
         return bandwidth, message_s
-    share = host.value("link_efficiency", transport=transport) if transport == "network" else 1.0
-    return min(bandwidth, share * limit.bandwidth), message_s + limit.latency_s
+    return min(bandwidth, _share(host, transport) * limit.bandwidth), message_s + limit.latency_s
 
 
-class _Relative(NamedTuple):
+def _share(host: HostCalibration, transport: str) -> float:
+    return host.value("link_efficiency", transport=transport) if transport == "network" else 1.0
+
+
+def is_limited_by_link(job: Job, host: HostCalibration, link: float, emulated: EmulatedCluster) -> bool:
+    """Whether the emulated link is slower than memory, so that it sets the rate `link`, in bytes per second."""
+    limit = limit_of(job, emulated)
+    return limit is not None and link >= _share(host, transport_of(job, emulated)) * limit.bandwidth
+
+
+class Relative(NamedTuple):
     """Speed of this machine relative to the one that was calibrated."""
 
     flops: float = 1.0
     bandwidth: float = 1.0
 
 
-def _relative_speed(host: HostCalibration) -> _Relative:
+def relative_speed(host: HostCalibration) -> Relative:
+    """Return the speed of this machine's cores relative to those on which `host` was measured."""
     if host.machine == HostMachine.here():
-        return _Relative()
+        return Relative()
     now = core_speed()
-    return _Relative(now.flops / host.numpy_flops, now.bandwidth / host.numpy_bandwidth)
+    return Relative(now.flops / host.numpy_flops, now.bandwidth / host.numpy_bandwidth)

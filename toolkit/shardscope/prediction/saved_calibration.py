@@ -6,6 +6,7 @@ from contextlib import suppress
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import NamedTuple
 
 from shardscope.disk_cache import cache_dir, store
@@ -44,6 +45,24 @@ def save(found: HostCalibration) -> Path:
     return path
 
 
+def check_can_save(cluster: EmulatedCluster | None) -> None:
+    """Check that the calibration of this machine, or of an emulated cluster, can be saved.
+
+    Raises:
+        DataError: It cannot.
+    """
+    try:
+        path = path_of(cluster)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with TemporaryFile(dir=path.parent):
+            pass
+    except (OSError, RuntimeError) as error:  # RuntimeError: this user has no home folder
+        raise DataError(
+            f"the calibration cannot be saved: {error}; set SHARDSCOPE_CACHE to a directory that you can write, or "
+            "pass save=False (--no-save)"
+        ) from None
+
+
 def chosen(cluster: EmulatedCluster | None = None) -> Chosen:
     """Return the calibration for predictions of CPU ranks: the saved one of the cluster or of this machine.
 
@@ -53,14 +72,12 @@ def chosen(cluster: EmulatedCluster | None = None) -> Chosen:
     ignored = None
     for which in (cluster, None) if cluster is not None else (None,):
         found = saved(which)
-        if isinstance(found, HostCalibration):
-            ignored = found.why_not_here()
-            if ignored is None:
-                return Chosen(found, is_saved=True)
-        elif found is not None:
-            ignored = found
-    if ignored is not None:
-        ignored += " It is ignored; run ss.calibrate()."
+        why = found.why_not_here() if isinstance(found, HostCalibration) else found
+        if isinstance(found, HostCalibration) and why is None:
+            return Chosen(found, is_saved=True, ignored=ignored)
+        if why is not None and ignored is None:
+            again = "ss.calibrate()" if which is None else "ss.calibrate(cluster)"
+            ignored = f"{why} It is ignored; run {again}."
     return Chosen(_shipped(), is_saved=False, ignored=ignored)
 
 

@@ -330,7 +330,8 @@ def _calibration() -> Finding:
 
     host, is_saved, ignored = chosen()
     if is_saved:
-        text = f"{host.label}; median error {host.error:.0%}"
+        error = "not known" if host.error is None else f"{host.error:.0%}"
+        text = f"{host.label}; median error {error}"
     else:
         text = (
             ignored or "not calibrated: predictions use constants of another machine, scaled by NumPy's speed"

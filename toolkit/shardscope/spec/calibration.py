@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import cache
 from importlib.resources import files
 from math import log
-from typing import Annotated, NamedTuple
+from typing import Annotated, NamedTuple, Self
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from shardscope.errors import unknown_name
+from shardscope.errors import SpecError, unknown_name
 from shardscope.spec._base import Spec
 from shardscope.spec.cluster import Device
 
@@ -33,6 +33,15 @@ class Fitted(Spec):
     prediction interval."""
     note: str = ""
     """Caveats, such as constants that the measurements could not determine, or a device that was never measured."""
+
+    @model_validator(mode="after")
+    def _check_quantiles(self) -> Self:
+        lacking = [level for level in ("5", "95") if level not in self.quantiles]
+        if lacking:
+            raise SpecError(
+                f"quantiles={self.quantiles} has no {lacking[0]!r}; give the levels '5' and '95', in per cent"
+            )
+        return self
 
     def interval(self, seconds: float) -> Interval:
         """Return the interval around a predicted step time, in seconds, from the quantiles at 5 and 95 per cent."""

@@ -13,23 +13,29 @@ if TYPE_CHECKING:
 
     from shardscope.spec.host_calibration import Constant, HostCalibration
 
-HEADER = ("constant", "for", "value", "90 % interval", "meaning")
+HEADER = ("constant", "for", "value", "90% interval", "meaning")
 
 
 def headline(found: HostCalibration) -> list[str]:
     """Return sentences that say what was measured, when, and how far predictions are off."""
-    low, high = found.quantiles["5"], found.quantiles["95"]
-    fitted = (
-        f"{found.num_runs} runs; median error {found.error:.1%} on runs left out of the fit, of which 90 % took "
-        f"{low:.2f} to {high:.2f} times the predicted step time"
-    )
     return [
         f"Calibration of {found.name}: {found.machine.cpu}, {found.machine.cores:g} cores, torch {found.machine.torch}",
         f"Measured at {found.measured_at} UTC"
         + (f" in {found.took_s:.0f} s, load average {found.load_average:.1f}" if found.took_s else ""),
-        *([fitted] if found.num_runs else []),
+        *([_accuracy(found)] if found.num_runs else []),
         *([found.note] if found.note else []),
     ]
+
+
+def _accuracy(found: HostCalibration) -> str:
+    low, high = found.quantiles["5"], found.quantiles["95"]
+    runs = f"{found.num_runs} run{'s' * (found.num_runs > 1)}"
+    if found.error is None:
+        return f"{runs}, too few to estimate the error"
+    return (
+        f"{runs}; on runs left out of the fit, the median error is {found.error:.1%}, and 90% of step times were "
+        f"{low:.2f} to {high:.2f} times the predicted ones"
+    )
 
 
 def cells(found: HostCalibration) -> list[tuple[str, ...]]:

@@ -28,6 +28,10 @@ HostTransport = Literal["shm", "tcp", "network"]
 """How ranks exchange messages: through shared memory, over TCP on this machine, or over TCP between emulated nodes."""
 
 
+THIS_MACHINE = "this machine"
+"""Name of the calibrations that `ss.calibrate` measures without a cluster."""
+
+
 class Constant(Spec):
     """One measured constant, with the interval that contains 90 % of the values of repeated measurements."""
 
@@ -113,8 +117,9 @@ class HostCalibration(Fitted):
     """Load average of the machine over the minute before the measurement, in processes."""
     num_runs: Annotated[int, Field(ge=0)] = 0
     """Number of runs to which the constants were fitted."""
-    error: NonNegativeFloat = 0.0
-    """Median of |predicted / measured - 1| over these runs, each predicted by constants fitted without it."""
+    error: NonNegativeFloat | None = None
+    """Median of |predicted / measured - 1| over these runs, each predicted by constants fitted without it; None with
+    too few runs."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -174,8 +179,15 @@ class HostCalibration(Fitted):
 
     @property
     def label(self) -> str:
-        """Where and when it was measured: ``this machine, calibrated on 2026-11-26``."""
-        return f"{self.name}, calibrated on {self.measured_at[:10]}"
+        """Where and when it was measured: ``this machine, calibrated on 2026-11-26``; elsewhere, its processor."""
+        is_elsewhere = self.name == THIS_MACHINE and not self.is_of_this_machine
+        where = f"{self.machine.cpu} with {self.machine.cores:g} cores" if is_elsewhere else self.name
+        return f"{where}, calibrated on {self.measured_at[:10]}"
+
+    @property
+    def is_of_this_machine(self) -> bool:
+        """Whether it was measured on a machine with this processor, number of cores and version of torch."""
+        return self.machine == HostMachine.here()
 
     def save(self, path: str | Path) -> Path:
         """Write the calibration to a JSON file, and return its path."""

@@ -11,20 +11,20 @@ from pathlib import Path
 
 import numpy as np
 
-from shardscope.errors import SpecError, require
+from shardscope.errors import DataError, SpecError, require
 from shardscope.measure.calibrate.design import Design, knots_of
 from shardscope.measure.calibrate.fit import Measured, fit
 from shardscope.measure.calibrate.links import pair_constants
 from shardscope.measure.calibrate.observed import Observed, observed
-from shardscope.measure.calibrate.prior import in_order, prior_of
+from shardscope.measure.calibrate.prior import in_order, on_this_machine, prior_of
 from shardscope.measure.calibrate.probes import cluster_probes, host_probes, run_probe
 from shardscope.measure.calibrate.uncertainty import bootstrap, left_out, quantiles
-from shardscope.prediction.saved_calibration import Chosen, chosen
+from shardscope.prediction.saved_calibration import Chosen, check_can_save, chosen
 from shardscope.prediction.saved_calibration import save as save_as_default
 from shardscope.prediction.this_machine import core_speed
 from shardscope.runtime import Run
 from shardscope.spec.cluster import EmulatedCluster
-from shardscope.spec.host_calibration import Constant, HostCalibration, HostMachine
+from shardscope.spec.host_calibration import THIS_MACHINE, Constant, HostCalibration, HostMachine
 
 BUDGET_S = 48.0
 """Seconds after which no further probe starts."""
@@ -33,6 +33,7 @@ _BUSY = 0.5
 """Load average per core above which a calibration says that the machine was busy."""
 _ENOUGH = 10
 """Number of runs below which the errors are those of the calibration that they refine."""
+_ELSEWHERE = "Constants that the runs do not determine are of another machine, scaled by NumPy's speed."
 Told = Callable[[int, int, str], None]
 
 
@@ -62,7 +63,8 @@ def calibrate(
             probe's name.
 
     Raises:
-        SpecError: `cluster` is not an emulated cluster, or a run cannot be used.
+        SpecError: `cluster` is not an emulated cluster or has a single device, or a run cannot be used.
+        DataError: The calibration cannot be saved; nothing has been measured yet.
         LaunchError: The cluster cannot be emulated here, or a run cannot be started.
         RunFailed: A rank of a probe failed.
 
@@ -76,13 +78,16 @@ def calibrate(
         runs = [given, *_listed(runs)]
     if cluster is not None:
         require(cluster, EmulatedCluster, by="calibrate", write="ss.Cluster.emulated(nodes=4), or no cluster")
+        _check_devices(cluster)
     if prior is not None:
         require(prior, HostCalibration, by="calibrate", write="a calibration from ss.calibrate()")
+    if save:
+        check_can_save(cluster)
     started, load = time.monotonic(), os.getloadavg()[0]
     if runs is not None:
         found = _refined(_listed(runs), cluster, prior, load)
     else:
-        before, is_known, _ = chosen() if prior is None else Chosen(prior, is_saved=True)
+        before, is_known, _ = _known(None, prior)
         rows, jobs = _measured(cluster, progress or _silent)
         found = fitted(rows, jobs, before, cluster, is_vague=cluster is None or not is_known)
         pairs = [] if cluster is None else pair_constants(cluster)
@@ -95,8 +100,24 @@ def calibrate(
     found = found.replace(
         took_s=time.monotonic() - started, measured_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M}"
     )
-    if save:
+    return _saved(found) if save else found
+
+
+def _check_devices(cluster: EmulatedCluster) -> None:
+    if cluster.num_devices == 1:
+        raise SpecError(
+            f"cluster {cluster.name!r} has a single device, which sends no messages; calibrate this machine with "
+            "ss.calibrate(), or give a cluster with nodes=2 or more"
+        )
+
+
+def _saved(found: HostCalibration) -> HostCalibration:
+    """Save the calibration; if that fails, return it with a note that says so, since measuring took a minute."""
+    try:
         save_as_default(found)
+    except (OSError, DataError) as error:
+        note = f"It is not saved: {error}. Keep it with calibration.save('mine.json')."
+        return found.replace(note=f"{found.note} {note}".strip())
     return found
 
 
@@ -112,7 +133,7 @@ def _silent(number: int, count: int, name: str) -> None:
 
 
 def _name(cluster: EmulatedCluster | None) -> str:
-    return "this machine" if cluster is None else cluster.name
+    return THIS_MACHINE if cluster is None else cluster.name
 
 
 def _note(load: float) -> str:
@@ -129,15 +150,37 @@ def _refined(
 ) -> HostCalibration:
     if not runs:
         raise SpecError("runs=[] has no run; give at least one finished run, or omit runs to measure")
-    wheres = {run.cluster if cluster is None else cluster for run in runs}
+    other = next((run for run in runs if cluster is not None and run.cluster != cluster), None)
+    if cluster is not None and other is not None:
+        at = "this machine" if other.cluster is None else f"cluster {other.cluster.name!r}"
+        raise SpecError(
+            f"runs contains {other.id!r}, which ran on {at} and not on cluster {cluster.name!r}; leave it out, or "
+            "omit the cluster"
+        )
+    wheres = {run.cluster for run in runs}
     if len(wheres) > 1:
         raise SpecError("runs contains runs on different clusters; calibrate each cluster with its own runs")
     where = wheres.pop()
-    before = prior or chosen(where).calibration
+    before, is_known, _ = _known(where, prior)
     rows = [observed(run) for run in runs]
     names = [run.job.replace(seed=0, name=None).to_json() for run in runs]
-    found = fitted(rows, [names.index(name) for name in names], before, where, is_vague=False)
-    return found.replace(num_runs=before.num_runs + len(rows), load_average=load, name=_name(where))
+    found = fitted(rows, [names.index(name) for name in names], before, where, is_vague=not is_known)
+    return found.replace(
+        num_runs=before.num_runs + len(rows), note=before.note, load_average=load, name=_name(where)
+    )
+
+
+def _known(cluster: EmulatedCluster | None, prior: HostCalibration | None) -> Chosen:
+    """Return what is known beforehand, scaled to this machine, and whether it was measured here.
+
+    Runs that another machine's constants were fitted to do not count here, nor does their error.
+    """
+    found = chosen(cluster) if prior is None else Chosen(prior, is_saved=True)
+    before = found.calibration
+    if found.is_saved and before.machine == HostMachine.here():
+        return found
+    scaled = on_this_machine(before).replace(num_runs=0, error=None, note=_ELSEWHERE)
+    return Chosen(scaled, is_saved=False)
 
 
 def _measured(cluster: EmulatedCluster | None, progress: Told) -> tuple[list[Observed], list[int]]:
@@ -202,7 +245,7 @@ def fitted(
         constants[row.key] = row
     speed = core_speed()
     found = HostCalibration(
-        name=before.name, machine=HostMachine.here(), cluster=cluster, constants=in_order(constants.values()),
+        name=_name(cluster), machine=HostMachine.here(), cluster=cluster, constants=in_order(constants.values()),
         numpy_flops=speed.flops, numpy_bandwidth=speed.bandwidth, measured_at=before.measured_at,
         num_runs=len(rows), error=before.error, quantiles=before.quantiles,
     )  # fmt: skip

@@ -16,12 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardscope.analytic.terms import Term
+from shardscope.machine import usable_cores
 from shardscope.measure.calibrate.observed import PARTS, part_sums
 from shardscope.prediction.job import JobPrediction
 from shardscope.prediction.job_time import job_time_term
-from shardscope.prediction.rates import RankRates, active_ranks, limit_of, transport_of
+from shardscope.prediction.rates import (
+    RankRates,
+    active_ranks,
+    is_limited_by_link,
+    limit_of,
+    shared_slowdown,
+    transport_of,
+)
 from shardscope.spec.constants import CONSTANTS, MEASURED_OF_PAIRS
-from shardscope.spec.host_calibration import knot_shares
+from shardscope.spec.host_calibration import HostCalibration, knot_shares
 
 Floats = NDArray[np.float64]
 Knot = tuple[str, int | None, str | None]
@@ -78,9 +86,8 @@ def knots_of(predictions: Iterable[JobPrediction]) -> list[Knot]:
         ranks = prediction.job.world_size
         for name in terms_of(prediction):
             needs = CONSTANTS[name].needs
-            over = transport_of(prediction.job, prediction.emulated) if "transport" in needs else None
-            known.setdefault((name, ranks if "ranks" in needs else None, over))
-        if ranks > 1:
+            known.setdefault((name, ranks if "ranks" in needs else None, _transport(prediction, name)))
+        if ranks > 1 and not _node_slowdown(prediction):
             known.setdefault(("slowdown", ranks, None))
     return list(known)
 
@@ -125,12 +132,47 @@ def _count(prediction: JobPrediction, name: str) -> Floats:
     limit = limit_of(prediction.job, emulated)
     if emulated is not None and emulated.memory_bandwidth is not None and name in _UPDATING:
         return np.zeros(len(PARTS))
-    if (name == "link_efficiency") != (limit is not None) and name in _FIELDS:
+    by_link = _is_limited_by_link(prediction)
+    if name in _FIELDS and (name == "link_efficiency") != by_link:
         return np.zeros(len(PARTS))  # the slower of link and memory sets the rate
-    value = 1.0 if limit is None or name not in _FIELDS else limit.bandwidth
+    value = limit.bandwidth if limit is not None and by_link and name in _FIELDS else 1.0
+    if name == "flops":
+        value = float(min(prediction.job.threads, usable_cores()))
+    if name in _COMPUTING and (slow := _node_slowdown(prediction)):
+        value *= slow if CONSTANTS[name].unit == "s" else 1.0 / slow
     changed: dict[str, Any] = {_FIELDS.get(name, name): value}
     rates = (_FREE if emulated is None or emulated.flops is None else _SLEEPING)._replace(**changed)
     return _seconds(job_time_term(prediction.step, prediction.found, prediction.traffic, rates))
+
+
+def _host(prediction: JobPrediction) -> HostCalibration:
+    assert prediction.host is not None
+    return prediction.host
+
+
+def _transport(prediction: JobPrediction, name: str) -> str | None:
+    """Return the transport of which a job depends on this constant; None if it does not depend on one."""
+    if "transport" not in CONSTANTS[name].needs:
+        return None
+    over = transport_of(prediction.job, prediction.emulated)
+    return "tcp" if (name, over) == ("message_bandwidth", "network") else over
+
+
+def _is_limited_by_link(prediction: JobPrediction) -> bool:
+    """Whether an emulated link sets the rate of messages, according to the prediction's own calibration."""
+    emulated = prediction.emulated
+    if emulated is None:
+        return False
+    return is_limited_by_link(prediction.job, _host(prediction), prediction.rates.link, emulated)
+
+
+def _node_slowdown(prediction: JobPrediction) -> float | None:
+    """Return the slowdown of the slowest emulated node; None if ranks that share cores are slower anyway."""
+    if prediction.emulated is None:
+        return None
+    active = active_ranks(prediction.job.strategy.work(prediction.step))
+    slow = prediction.emulated.slowdown
+    return slow if slow > shared_slowdown(_host(prediction), active) else None
 
 
 def _seconds(time: Term) -> Floats:
@@ -141,11 +183,9 @@ def _seconds(time: Term) -> Floats:
 
 
 def _weights(prediction: JobPrediction, name: str, knots: Sequence[Knot]) -> Floats:
-    kind = CONSTANTS[name]
-    transport = transport_of(prediction.job, prediction.emulated) if "transport" in kind.needs else None
-    sign = 1.0 if kind.unit == "s" else -1.0
-    found = sign * _shares(name, prediction.job.world_size, transport, knots)
-    if name in _COMPUTING:
+    sign = 1.0 if CONSTANTS[name].unit == "s" else -1.0
+    found = sign * _shares(name, prediction.job.world_size, _transport(prediction, name), knots)
+    if name in _COMPUTING and not _node_slowdown(prediction):
         found += _shares("slowdown", active_ranks(prediction.job.strategy.work(prediction.step)), None, knots)
     return found
 

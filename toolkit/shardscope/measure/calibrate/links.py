@@ -17,6 +17,8 @@ from shardscope.spec.host_calibration import Constant
 _SECONDS = 0.3
 """Time for which a pair of nodes sends at the nominal rate of its links."""
 _LEAST_BYTES, _MOST_BYTES = 1 << 20, 1 << 26
+_MOST_SECONDS = 1.0
+"""Time at the nominal rate after which fewer than `_LEAST_BYTES` have to do."""
 _MOST_PAIRS = 30
 """Number of ordered pairs up to which each is measured; with more nodes, only those of neighbours in a ring."""
 _NOISE = 0.2
@@ -41,11 +43,17 @@ def _pairs(nodes: int) -> list[tuple[int, int]]:
     return pairs if len(pairs) <= _MOST_PAIRS else [(node, (node + 1) % nodes) for node in range(nodes)]
 
 
+def _num_bytes(rate: float) -> int:
+    """Return how many bytes to send over a link with this nominal rate, in bytes per second."""
+    least = min(_LEAST_BYTES, rate * _MOST_SECONDS)
+    return int(min(max(rate * _SECONDS, least), _MOST_BYTES))
+
+
 def _measured(network: EmulatedNetwork, pair: tuple[int, int]) -> Iterator[Constant]:
     source, target = pair
     nodes = network.cluster.nodes
     rate = min(nodes[source].upload, nodes[target].download, network.cluster.rack_bandwidth or float("inf"))
-    num_bytes = int(min(max(rate * _SECONDS, _LEAST_BYTES), _MOST_BYTES))
+    num_bytes = _num_bytes(rate)
     address = network.cluster.address(target)
     program = [sys.executable, "-I", "-S", pair_speed.__file__]
     pipe: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}

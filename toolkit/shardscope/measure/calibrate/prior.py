@@ -6,10 +6,12 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from shardscope.machine import usable_cores
 from shardscope.measure.calibrate.design import Knot
 from shardscope.measure.calibrate.fit import Prior
+from shardscope.prediction.rates import relative_speed
 from shardscope.spec.constants import CONSTANTS
-from shardscope.spec.host_calibration import Constant, HostCalibration
+from shardscope.spec.host_calibration import Constant, HostCalibration, HostMachine
 
 _VAGUE = 1.0
 """Standard deviation of the logarithm of a constant that was not measured here."""
@@ -17,6 +19,33 @@ _NORMAL = 3.29
 """Width of a 90 % interval of a normal distribution, in standard deviations."""
 _LEAST = 0.02
 """Smallest standard deviation of a logarithm that an interval stands for."""
+_BY_BANDWIDTH = ("bandwidth", "optimizer_bandwidth", "codec_bandwidth")
+
+
+def on_this_machine(before: HostCalibration) -> HostCalibration:
+    """Return the calibration of another machine, scaled to this one as `RankRates.of_this_machine` scales it.
+
+    The interval of each constant becomes as wide as that of a constant that was not measured here.
+    """
+    speed, cores = relative_speed(before), before.machine.cores / usable_cores()
+    faster = {"flops": speed.flops, **dict.fromkeys(_BY_BANDWIDTH, speed.bandwidth)}
+    wide = float(np.exp(_VAGUE * _NORMAL / 2))
+    rows = []
+    for row in before.constants:
+        if row.nodes is not None:
+            continue  # of pairs of emulated nodes there, which no prediction uses
+        if row.name == "link_efficiency" or (row.name, row.ranks) == ("slowdown", 1):
+            rows.append(row)  # the same on every machine
+            continue
+        at = 1.0 if row.ranks is None else row.ranks * cores
+        value = faster.get(row.name, 1.0) * before.value(row.name, ranks=at, transport=row.transport)
+        rows.append(row.replace(value=value, low=value / wide, high=value * wide))
+    return before.replace(
+        machine=HostMachine.here(),
+        constants=tuple(rows),
+        numpy_flops=before.numpy_flops * speed.flops,
+        numpy_bandwidth=before.numpy_bandwidth * speed.bandwidth,
+    )
 
 
 def prior_of(knots: Sequence[Knot], before: HostCalibration, *, is_vague: bool) -> Prior:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from shardscope.errors import LaunchError
 from shardscope.machine import can_share_memory
 from shardscope.runtime import Run, launch
 from shardscope.spec import Job
@@ -83,16 +84,29 @@ def _job(model: str, data: str, strategy: str, ranks: int, batch: int | None = N
     )  # fmt: skip
 
 
+def _ended(run: Run, probe: Probe) -> Run:
+    """Wait until the run has ended, and stop it if it does not or the user interrupts."""
+    try:
+        return run.wait(_MOST_S)
+    except TimeoutError:
+        raise LaunchError(
+            f"{probe.job.label} with world_size={probe.job.world_size} has not finished {probe.job.steps} steps within "
+            f"{_MOST_S:g} s; calibrate again when other programs leave the cores free"
+        ) from None
+    finally:
+        run.stop()
+
+
 def run_probe(probe: Probe, cluster: EmulatedCluster | None, root: Path) -> Run:
     """Run a probe until it has its steps, stop it, and return the run.
 
     Raises:
         RunFailed: A rank failed.
-        LaunchError: The cluster cannot be emulated here, or the run cannot be started.
+        LaunchError: The cluster cannot be emulated here, or the run cannot be started or takes too long.
     """
     run = launch(probe.job, cluster, root=root, made_by="calibrate", preflight=False)
     if probe.job.steps < _ENDLESS:
-        return run.wait(_MOST_S)
+        return _ended(run, probe)
     tail, done, until = run.tail(), 0, time.monotonic() + _MOST_S
     try:
         while run.is_alive and done < probe.steps and time.monotonic() < until:
