@@ -21,7 +21,7 @@ FEATURES = (96, 160)
 
 
 def profiled(rank: int, folder: Path) -> None:
-    """Profile one step of DistributedDataParallel, an all-gather, a message, a broadcast and a barrier."""
+    """Profile one step of DistributedDataParallel, an all-gather, a message, a broadcast, two sums and a barrier."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), 2)
@@ -36,6 +36,7 @@ def profiled(rank: int, folder: Path) -> None:
         dist.all_gather([torch.zeros(500), torch.zeros(500)], torch.ones(500))
         (dist.send if rank == 0 else dist.recv)(torch.ones(250, dtype=torch.float64), 1 - rank)
         dist.broadcast(torch.ones(300), 0)
+        dist.all_reduce_coalesced([torch.ones(1000), torch.ones(1000)])
         dist.barrier()
     profile.export_chrome_trace(str(folder / f"rank{rank}.json"))
     dist.destroy_process_group()
@@ -62,11 +63,11 @@ def test_collectives_of_real_ranks_have_their_sizes_and_take_the_time_of_the_lin
     gradients = 4 * (FEATURES[0] + 1) * FEATURES[1]
     sent = found.collectives().set_index("collective")["bytes"]
     assert sent.to_dict() == {
-        "all_reduce": 2 * gradients, "all_gather": 2 * 2000, "send": 2000, "broadcast": 1200,
+        "all_reduce": 2 * (gradients + 8000), "all_gather": 2 * 2000, "send": 2000, "broadcast": 1200,
     }  # fmt: skip
     instant = ss.simulate.kineto(traces, INSTANT)
     assert {"computation", "host"} <= {term.name for term in instant.time.parts}
-    carried = (gradients + 2000 + 2000 + 1200) / LINK.bandwidth
+    carried = (gradients + 8000 + 2000 + 2000 + 1200) / LINK.bandwidth
     assert found.step_time_s == pytest.approx(instant.step_time_s + carried, rel=0.1)
 
 

@@ -147,9 +147,16 @@ def _input_bytes(event: _Event, trace: _Rank) -> int:
     shapes, types = about.get("Input Dims"), about.get("Input type")
     if not shapes or not types:
         raise SpecError(f"{trace.path}: {event['name']!r} has no shapes; profile with record_shapes=True")
-    shape = shapes[0]
+    return sum(
+        _num_elements(shape) * _element_bytes(str(name), trace)
+        for shape, name in zip(shapes, types, strict=True)
+    )
+
+
+def _num_elements(shape: Sequence[Any]) -> int:
+    """Return the elements of a tensor, or of all tensors of a list."""
     tensors = shape if shape and isinstance(shape[0], list) else [shape]
-    return int(sum(prod(each) for each in tensors)) * _element_bytes(str(types[0]), trace)
+    return sum(prod(each) for each in tensors)
 
 
 def _operations(trace: _Rank) -> Iterator[tuple[float, float]]:
