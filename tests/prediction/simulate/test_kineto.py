@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import multiprocessing
 import os
@@ -92,7 +93,7 @@ def kernel(name: str, start_us: float, length_us: float, **about: Any) -> dict[s
     }
 
 
-def nccl(op: str, start_us: float, length_us: float, elements: int, **about: Any) -> dict[str, Any]:
+def nccl(op: str, start_us: float, length_us: float, elements: int | str, **about: Any) -> dict[str, Any]:
     given = {
         "Collective name": op,
         "In msg nelems": elements,
@@ -143,3 +144,16 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path: Path) -> None:
     path.write_text("[]")
     with pytest.raises(ss.SpecError, match="not a Kineto trace"):
         ss.simulate.kineto([path], LINK)
+
+
+def test_a_damaged_trace_is_an_error_with_its_file_and_event(tmp_path: Path) -> None:
+    cut = tmp_path / "0.json.gz"
+    cut.write_bytes(gzip.compress(json.dumps({"traceEvents": [kernel("gemm", 0, 1)] * 9}).encode())[:-12])
+    with pytest.raises(ss.SpecError, match=r"0.json.gz is not a Kineto trace \(EOFError"):
+        ss.simulate.kineto([cut], LINK)
+    nameless = kernel("gemm", 0, 1)
+    del nameless["name"]
+    with pytest.raises(ss.SpecError, match=r"0.json has an event with \{'name': None, 'ts': 0, 'dur': 1\}"):
+        ss.simulate.kineto(written(tmp_path, [nameless]), LINK)
+    with pytest.raises(ss.SpecError, match=r"args cannot be read \(ValueError: .*'many'"):
+        ss.simulate.kineto(written(tmp_path, [kernel("gemm", 0, 1), nccl("allreduce", 1, 1, "many")]), LINK)

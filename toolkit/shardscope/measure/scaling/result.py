@@ -66,7 +66,9 @@ class Scaling:
         return any(point.measured_s is not None for point in self.points)
 
     def efficiencies(self, time: str) -> list[float | None]:
-        """Return the efficiency of each point: samples per second and worker, relative to the fewest workers with this time.
+        """Return the efficiency of each point: samples per second and worker, relative to the fewest workers known.
+
+        Those are the fewest for which this time is known, by kind of scaling.
 
         With weak scaling, this is the step time of the fewest workers divided by that of the point.
 
