@@ -66,11 +66,10 @@ class Scaling:
         return any(point.measured_s is not None for point in self.points)
 
     def efficiencies(self, time: str) -> list[float | None]:
-        """Return the efficiency of each point: samples per second and worker, relative to the fewest workers known.
+        """Return the efficiency of each point: samples per second and worker, relative to the fewest workers.
 
-        Those are the fewest for which this time is known, by kind of scaling.
-
-        With weak scaling, this is the step time of the fewest workers divided by that of the point.
+        Those are the fewest of the same kind of scaling that have this time. With weak scaling, the efficiency is their
+        step time divided by that of the point.
 
         Args:
             time: The step time to use: ``measured_s``, ``predicted_s`` or ``simulated_s``.
