@@ -120,6 +120,7 @@ def collective(id_: int, size: int = 8, op: int = 0, **about: str) -> TraceNode:
     ("ranks", "told"),
     [
         (([collective(1), collective(2)], [collective(1)]), r"collective 2 of the default group, 'sum', .*not by"),
+        (([collective(1, pg_name="[0, 1]")], []), r"pg_name='\[0, 1\]', 'sum', .* not by ranks \[1\]"),
         (([collective(1)], []), r"ranks \[0\] but not by ranks \[1\]"),
         (
             ([collective(1, pg_name="dp")] * 2, [collective(1, pg_name="dp")], [collective(1, pg_name="tp")]),

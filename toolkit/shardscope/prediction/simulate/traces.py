@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -232,7 +233,7 @@ class _Replay:
         """Raise a `SpecError` unless every rank of a group takes part in each of its collectives."""
         members: dict[Any, set[int]] = {}
         for (group, _), together in self.calls.items():
-            members.setdefault(group, set(range(len(self.traces))) if group == "" else set()).update(together)
+            members.setdefault(group, _named_members(group, len(self.traces))).update(together)
         for (group, number), together in self.calls.items():
             absent = sorted(members[group] - set(together))
             if absent:
@@ -290,6 +291,14 @@ def _check_alike(group: Any, number: int, together: Mapping[int, TraceNode]) -> 
                 f"{name} of collective {number + 1} of {_called(group)}, {one!r}, differs between ranks: {given}; "
                 "give traces of the same step from all ranks, in which each has the same collectives of the same size"
             )
+
+
+def _named_members(group: Any, num_ranks: int) -> set[int]:
+    """Return the ranks that the name of a group says it has: all for the default one, or a list such as ``[0, 1]``."""
+    if group == "":
+        return set(range(num_ranks))
+    listed = re.fullmatch(r"\[(\d+(?:, *\d+)*)\]", str(group))
+    return {int(rank) for rank in listed[1].split(",")} if listed else set()
 
 
 def _called(group: Any) -> str:
