@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import shardscope as ss
@@ -17,6 +19,8 @@ POINTS = (
     Point("strong", 1, 32, predicted_s=0.2),
     Point("strong", 4, 32, predicted_s=0.1),
 )
+MORE = Point("weak", 8, 256, predicted_s=0.3, measured_s=0.625)
+WEAK = ss.Scaling(JOB, ss.Cluster.emulated(flops="1 GFLOP/s"), "four nodes", POINTS[:2])
 FOUND = ss.Scaling(JOB, None, "this machine", POINTS)
 
 
@@ -90,11 +94,46 @@ def test_an_extrapolation_is_what_predict_says() -> None:
 
 
 def test_measurements_stay_in_their_extrapolation_and_give_its_interval() -> None:
-    weak = ss.Scaling(JOB, None, "this machine", POINTS[:2])
-    found = ss.extrapolate(weak, ss.Cluster.emulated(flops="1 GFLOP/s"), workers=(4, 8))
+    found = ss.extrapolate(WEAK, ss.Cluster.emulated(7, flops="1 GFLOP/s"), workers=(4, 8))
     assert [(point.workers, point.measured_s) for point in found] == [(1, 0.25), (4, 0.5), (8, None)]
     last = found.points[-1]
     assert last.interval_s == pytest.approx((1.25 * last.predicted_s, 2.0 * last.predicted_s))
+    assert "range of measured to predicted times" in found.note
+
+
+def test_measurements_of_another_cluster_are_left_out_of_an_extrapolation() -> None:
+    found = ss.extrapolate(WEAK, ss.Cluster.emulated(flops="2 GFLOP/s"), workers=(8,))
+    assert [(point.workers, point.measured_s, point.interval_s) for point in found] == [(8, None, None)]
+    rented = ss.extrapolate(WEAK, ss.Cluster.of("a100-80gb", per_node=8), workers=(8,))
+    assert rented.points[0].interval_s is not None
+    assert not rented.is_measured
+
+
+def test_the_note_is_about_an_interval_from_measurements_only() -> None:
+    cluster = ss.Cluster.of("a100-80gb", per_node=8)
+    of_eight = Point("weak", 8, 256, predicted_s=0.2, measured_s=0.25)
+    found = ss.extrapolate(ss.Scaling(JOB, cluster, cluster.name, (of_eight,)), workers=(8, 16))
+    assert found.is_measured
+    assert found.note == ""
+
+
+def test_efficiency_is_relative_to_the_fewest_workers_that_were_measured() -> None:
+    found = ss.Scaling(JOB, None, "this machine", (POINTS[0]._replace(measured_s=None), *POINTS[1:2], MORE))
+    assert found.efficiencies("measured_s") == [None, 1.0, 0.8]
+
+
+@pytest.mark.parametrize(
+    ("job", "kind", "sizes"),
+    [
+        (JOB, "strong", [1, 2, 4, 8, 16, 32, 64]),
+        (JOB.replace(strategy="pipeline"), "weak", [1, 2, 4]),
+    ],
+)
+def test_default_sizes_are_those_that_suit_the_job(job: ss.Job, kind: Any, sizes: list[int]) -> None:
+    cluster = ss.Cluster.of("a100-80gb", per_node=1)
+    assert [point.workers for point in ss.extrapolate(job, cluster, kind=kind)] == sizes
+    with pytest.raises(ss.SpecError):
+        ss.extrapolate(job, cluster, kind=kind, workers=(1, 128))
 
 
 def test_it_runs_the_job_on_each_number_of_nodes() -> None:

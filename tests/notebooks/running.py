@@ -25,7 +25,7 @@ FEWER = {
     "08-tuning": {
         "trials=16": "trials=6", "trials=18": "trials=7", "steps=32": "steps=16", "intervals=4": "intervals=2",
     },
-    "11-twin": {"STEPS = 4": "STEPS = 2", "workers=(1, 2, 4), kind": "workers=(1, 2), kind"},
+    "11-twin": {"STEPS = 4": "STEPS = 2", "workers=(1, 4), kind": "workers=(1, 2), kind"},
 }  # fmt: skip
 """Steps, trials and sweeps of a notebook, and what is enough to run each of its cells (`--every-case`: as it is)."""
 PLOTLY = "application/vnd.plotly.v1+json"

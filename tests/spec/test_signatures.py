@@ -64,3 +64,11 @@ def test_a_users_own_method_is_shown_in_the_same_way() -> None:
 
     assert str(inspect.signature(Halving)) == "(*, warmup_steps: int = 0, every: int = 10)"
     assert (inspect.getdoc(Halving) or "").endswith("\n    every: Steps between two halvings.")
+
+
+def test_a_json_schema_has_the_descriptions_of_fields() -> None:
+    schema = ss.Job.model_json_schema()
+    told = {name: about.get("description") for name, about in schema["properties"].items()}
+    assert told == {name: field.description for name, field in ss.Job.model_fields.items()}
+    assert all(told.values())
+    assert schema["$defs"]["Batch"]["properties"]["micro_batch"]["description"]

@@ -167,7 +167,8 @@ class TestComparison:
 
     def test_a_run_without_steps_has_a_row_of_dashes(self):
         (row,) = figures.comparison_info([Trace("id", "run", "ring", world_size=4)])
-        assert row.cells() == ("run", "4", "0", *["–"] * 7)
+        assert row.cells() == ("run", "4", "0", *["–"] * 9)
+        assert row._replace(step_time_s=1.0, predicted_s=1.06).cells()[-1] == "+6%"
 
 
 class TestLook:

@@ -14,6 +14,7 @@ from shardscope_widgets import Twin, figures
 from shardscope_widgets.figures._ghosts import GhostPart
 from shardscope_widgets.figures._residual import OTHERS, residual_parts
 from shardscope_widgets.figures._twin import MOST_RANKS, twin_parts
+from shardscope_widgets.twin._findings import Findings
 from widgets.made_comparison import made_comparison
 
 PARTS = (GhostPart("forward", "forward", 0.002), GhostPart("communication", "all_reduce", 0.001))
@@ -137,6 +138,28 @@ class TestPanel:
         twin.wait(120)
         assert twin.run_id == other
         assert twin.comparison["bytes", "ring_all_reduce"].simulated > 0
+
+    def test_an_error_hides_the_table_of_the_run_before(self, twin, monkeypatch):
+        def fails(run, where):
+            raise ss.SpecError("the run is damaged")
+
+        assert twin.screen.details.layout.display is None
+        with monkeypatch.context() as patch:
+            patch.setattr(Findings, "of", fails)
+            twin.refresh()
+            twin.wait(60)
+        assert "cannot be compared" in twin.screen.status.value
+        assert "the run is damaged" in twin.problem
+        assert twin.screen.details.layout.display == "none"
+
+    def test_an_unknown_run_is_named(self, twin):
+        before = twin.run_id
+        twin.run_id = "no-such-run"
+        assert "no-such-run" in twin.screen.status.value
+        assert twin.screen.details.layout.display == "none"
+        twin.run_id = before
+        twin.wait(120)
+        assert twin.comparison is not None
 
     def test_a_run_without_emulated_links_is_predicted_for_this_machine_only(self, twin):
         assert twin.screen.where.disabled

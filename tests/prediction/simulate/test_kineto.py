@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import multiprocessing
 import os
@@ -21,7 +22,7 @@ FEATURES = (96, 160)
 
 
 def profiled(rank: int, folder: Path) -> None:
-    """Profile one step of DistributedDataParallel, an all-gather, a message, a broadcast and a barrier."""
+    """Profile one step of DistributedDataParallel, an all-gather, a message, a broadcast, two sums and a barrier."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), 2)
@@ -36,6 +37,7 @@ def profiled(rank: int, folder: Path) -> None:
         dist.all_gather([torch.zeros(500), torch.zeros(500)], torch.ones(500))
         (dist.send if rank == 0 else dist.recv)(torch.ones(250, dtype=torch.float64), 1 - rank)
         dist.broadcast(torch.ones(300), 0)
+        dist.all_reduce_coalesced([torch.ones(1000), torch.ones(1000)])
         dist.barrier()
     profile.export_chrome_trace(str(folder / f"rank{rank}.json"))
     dist.destroy_process_group()
@@ -62,11 +64,11 @@ def test_collectives_of_real_ranks_have_their_sizes_and_take_the_time_of_the_lin
     gradients = 4 * (FEATURES[0] + 1) * FEATURES[1]
     sent = found.collectives().set_index("collective")["bytes"]
     assert sent.to_dict() == {
-        "all_reduce": 2 * gradients, "all_gather": 2 * 2000, "send": 2000, "broadcast": 1200,
+        "all_reduce": 2 * (gradients + 8000), "all_gather": 2 * 2000, "send": 2000, "broadcast": 1200,
     }  # fmt: skip
     instant = ss.simulate.kineto(traces, INSTANT)
     assert {"computation", "host"} <= {term.name for term in instant.time.parts}
-    carried = (gradients + 2000 + 2000 + 1200) / LINK.bandwidth
+    carried = (gradients + 8000 + 2000 + 2000 + 1200) / LINK.bandwidth
     assert found.step_time_s == pytest.approx(instant.step_time_s + carried, rel=0.1)
 
 
@@ -91,7 +93,7 @@ def kernel(name: str, start_us: float, length_us: float, **about: Any) -> dict[s
     }
 
 
-def nccl(op: str, start_us: float, length_us: float, elements: int, **about: Any) -> dict[str, Any]:
+def nccl(op: str, start_us: float, length_us: float, elements: int | str, **about: Any) -> dict[str, Any]:
     given = {
         "Collective name": op,
         "In msg nelems": elements,
@@ -142,3 +144,16 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path: Path) -> None:
     path.write_text("[]")
     with pytest.raises(ss.SpecError, match="not a Kineto trace"):
         ss.simulate.kineto([path], LINK)
+
+
+def test_a_damaged_trace_is_an_error_with_its_file_and_event(tmp_path: Path) -> None:
+    cut = tmp_path / "0.json.gz"
+    cut.write_bytes(gzip.compress(json.dumps({"traceEvents": [kernel("gemm", 0, 1)] * 9}).encode())[:-12])
+    with pytest.raises(ss.SpecError, match=r"0.json.gz is not a Kineto trace \(EOFError"):
+        ss.simulate.kineto([cut], LINK)
+    nameless = kernel("gemm", 0, 1)
+    del nameless["name"]
+    with pytest.raises(ss.SpecError, match=r"0.json has an event with \{'name': None, 'ts': 0, 'dur': 1\}"):
+        ss.simulate.kineto(written(tmp_path, [nameless]), LINK)
+    with pytest.raises(ss.SpecError, match=r"args cannot be read \(ValueError: .*'many'"):
+        ss.simulate.kineto(written(tmp_path, [kernel("gemm", 0, 1), nccl("allreduce", 1, 1, "many")]), LINK)

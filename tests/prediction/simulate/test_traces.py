@@ -112,6 +112,37 @@ def test_collectives_of_a_trace_run_as_rings_after_the_slowest_rank(
     assert slow.step_time_s == pytest.approx(found.step_time_s + 6e-3, rel=1e-6)
 
 
+def collective(id_: int, size: int = 8, op: int = 0, **about: str) -> TraceNode:
+    return TraceNode(id_, "sum", COLLECTIVE, attributes={"comm_type": op, "comm_size": size, **about})
+
+
+@pytest.mark.parametrize(
+    ("ranks", "told"),
+    [
+        (([collective(1), collective(2)], [collective(1)]), r"collective 2 of the default group, 'sum', .*not by"),
+        (([collective(1, pg_name="[0, 1]")], []), r"pg_name='\[0, 1\]', 'sum', .* not by ranks \[1\]"),
+        (([collective(1)], []), r"ranks \[0\] but not by ranks \[1\]"),
+        (
+            ([collective(1, pg_name="dp")] * 2, [collective(1, pg_name="dp")], [collective(1, pg_name="tp")]),
+            r"the group pg_name='dp', 'sum', is called by ranks \[0\] but not by ranks \[1\]",
+        ),
+        (([collective(1)], [collective(1, 16)]), r"comm_size of collective 1 .*\{0: 8, 1: 16\}"),
+        (([collective(1)], [collective(1, op=2)]), r"comm_type of collective 1 .*\{0: 0, 1: 2\}"),
+    ],
+)  # fmt: skip
+def test_ranks_of_a_group_must_call_the_same_collectives(
+    ranks: tuple[list[TraceNode], ...], told: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ss.SpecError, match=told):
+        replay(tmp_path, *ranks)
+
+
+def test_a_missing_file_is_an_error_with_its_name(tmp_path: Path) -> None:
+    pytest.importorskip("google.protobuf")
+    with pytest.raises(ss.SpecError, match=r"no.et is not a Chakra trace \(.*; give a file such as"):
+        ss.simulate.chakra([tmp_path / "no.et"], LINK)
+
+
 def test_a_receive_waits_for_its_dependencies_and_its_message(tmp_path: Path) -> None:
     receiver = [work(1, 1.0), message(2, RECEIVE, (1,)), work(3, 0.5, (2,))]
     early = replay(tmp_path, [message(1, SEND, seconds=0.25)], receiver)

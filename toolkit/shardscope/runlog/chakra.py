@@ -93,7 +93,7 @@ def read_nodes(path: Path) -> Iterator[TraceNode]:
                     node.id, node.name, node.type, (*node.ctrl_deps, *node.data_deps), node.start_time_micros,
                     node.duration_micros, {each.name: _value(each) for each in node.attr},
                 )  # fmt: skip
-    except (error, ValueError) as reason:
+    except (error, ValueError, OSError) as reason:
         raise SpecError(f"{path} is not a Chakra trace ({reason}); give a file such as step.0.et") from reason
 
 

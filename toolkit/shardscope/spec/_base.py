@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from inspect import Signature
-from typing import Any, ClassVar, Self, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import from_json
@@ -14,6 +14,11 @@ from pydantic_core import from_json
 from shardscope.errors import SpecError, quoted, unknown_name
 from shardscope.spec._field_texts import describe_fields
 from shardscope.spec._signature import docstring_of, signature_of
+
+if TYPE_CHECKING:
+    from pydantic import GetJsonSchemaHandler
+    from pydantic.json_schema import JsonSchemaValue
+    from pydantic_core import CoreSchema
 
 _PLAIN = (str, int, float, type(None))
 """Types whose values need no check in addition to pydantic's."""
@@ -73,6 +78,18 @@ class Spec(BaseModel):
         docstring = vars(cls).get("__doc__")
         if docstring:
             cls.__doc__ = docstring_of(docstring, cls.model_fields)
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """Add the descriptions of fields, which are set after pydantic has built the class."""
+        found = handler(core_schema)
+        shown = handler.resolve_ref_schema(found).get("properties", {})
+        for name, field in cls.model_fields.items():
+            if field.description is not None and (about := shown.get(field.alias or name)) is not None:
+                about.setdefault("description", field.description)
+        return found
 
     @classmethod
     def _signature(cls) -> Signature:

@@ -71,7 +71,7 @@ class RunRow(NamedTuple):
             figure_text("process_bytes", self.process_bytes, NONE),
             result_text(SPEED, self.speed),
             figure_text("step_time_s", self.predicted_s, NONE),
-            NONE if self.error is None else f"{self.error * 100:+.0f} %",
+            NONE if self.error is None else f"{self.error * 100:+.0f}%",
         )
 
 

@@ -22,6 +22,7 @@ from shardscope_widgets.twin._screen import Screen
 MOST_RUNS = 40
 """Largest number of runs that can be chosen, newest first."""
 _NONE = "There are no runs yet. Launch one with ss.launch(job), then press “Read again”."
+_UNKNOWN = "There is no run {!r} among the {} that can be chosen. Choose one of them, or give Twin the run or its path."
 
 
 class Twin(widgets.VBox):  # type: ignore[misc]
@@ -130,7 +131,7 @@ class Twin(widgets.VBox):  # type: ignore[misc]
         run, self.problem, self.findings = self.run, "", None
         if run is None:
             self.screen.hide()
-            self.screen.say(_NONE)
+            self.screen.say(_UNKNOWN.format(self.run_id, len(self._runs)) if self._runs else _NONE)
             return
         if self.screen.run.value != run.id:
             self.screen.run.value = run.id
@@ -163,7 +164,9 @@ class Twin(widgets.VBox):  # type: ignore[misc]
                     if (run.id, where) == (self.run_id, self.where):
                         self._show(found)
                 return
-        self.screen.say("This run cannot be compared.", "failed")
+        if (run.id, where) == (self.run_id, self.where):
+            self.screen.hide()
+            self.screen.say("This run cannot be compared.", "failed")
 
     def _show(self, found: Findings) -> None:
         self.findings = found

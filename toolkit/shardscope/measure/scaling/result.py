@@ -68,18 +68,19 @@ class Scaling:
     def efficiencies(self, time: str) -> list[float | None]:
         """Return the efficiency of each point: samples per second and worker, relative to the fewest workers.
 
-        With weak scaling, this is the step time of the fewest workers divided by that of the point.
+        Those are the fewest of the same kind of scaling that have this time. With weak scaling, the efficiency is their
+        step time divided by that of the point.
 
         Args:
             time: The step time to use: ``measured_s``, ``predicted_s`` or ``simulated_s``.
         """
         found: list[float | None] = []
         for point in self.points:
-            first = min(
-                (each for each in self.points if each.kind == point.kind), key=lambda each: each.workers
-            )
-            rates = [_rate(each, getattr(each, time)) for each in (point, first)]
-            found.append(None if rates[0] is None or rates[1] is None else rates[0] / rates[1])
+            rate = _rate(point, getattr(point, time))
+            alike = [each for each in self.points if each.kind == point.kind and getattr(each, time)]
+            first = min(alike, key=lambda each: each.workers, default=point)
+            base = _rate(first, getattr(first, time))
+            found.append(None if rate is None or base is None else rate / base)
         return found
 
     def frame(self) -> pd.DataFrame:

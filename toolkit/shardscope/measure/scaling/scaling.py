@@ -81,10 +81,12 @@ def extrapolate(
     Steps of up to 64 workers are simulated as well.
 
     Args:
-        job: A job; or the result of `scaling`, whose job, kinds and cluster are used, and whose measurements are kept.
-            Without a calibration, its largest and smallest ratio of measured to predicted time give the interval.
+        job: A job; or the result of `scaling`, whose job, kinds and cluster are used, and whose measurements are kept
+            unless another `cluster` is given. Where the calibration gives no interval, the largest and smallest ratio
+            of measured to predicted time do.
         cluster: The type of cluster, whose number of nodes follows the workers. None with a job is this machine.
-        workers: Numbers of workers; None for powers of two, up to 1,024 or up to the devices that can be emulated.
+        workers: Numbers of workers; None for powers of two that suit the job, up to 1,024 or up to the devices that can
+            be emulated.
         kind: Kind of scaling of a job, as for `scaling`.
         calibration: Constants for the predictions; None for those that `ss.predict` takes.
 
@@ -101,23 +103,58 @@ def extrapolate(
     measured: tuple[Point, ...] = ()
     kinds = kinds_of(kind)
     if isinstance(job, Scaling):
-        measured, kinds = job.points, tuple(dict.fromkeys(point.kind for point in job.points))
-        cluster, job = job.cluster if cluster is None else cluster, job.job
+        cluster = job.cluster if cluster is None else cluster
+        measured, kinds = _measured_on(cluster, job), tuple(dict.fromkeys(point.kind for point in job.points))
+        job = job.job
     require(job, Job, by="extrapolate", write="ss.extrapolate(ss.Job(...), cluster)")
-    numbers = _powers(cluster) if workers is None else numbers_of(workers)
+    sizes = (
+        {each: _suitable(job, each, cluster) for each in kinds}
+        if workers is None
+        else dict.fromkeys(kinds, numbers_of(workers))
+    )
     ratios = [each.measured_s / each.predicted_s for each in measured if each.measured_s is not None]
     known = {(each.kind, each.workers): each for each in measured}
-    points = []
+    points, note = [], ""
     for each in kinds:
-        for number in sorted({*numbers, *(number for own, number in known if own == each)}):
+        for number in sorted({*sizes[each], *(number for own, number in known if own == each)}):
             point = _point(each, _predicted(job, each, number, cluster, calibration))
             if ratios and point.interval_s is None:
                 low, high = (point.predicted_s * ratio for ratio in (min(ratios), max(ratios)))
                 point = point._replace(interval_s=Interval(low, high))
+                note = "The interval is the range of measured to predicted times."
             old = known.get((each, number))
             points.append(point if old is None else point._replace(measured_s=old.measured_s, run=old.run))
-    note = "The interval is the range of measured to predicted times." if ratios else ""
     return Scaling(job, cluster, _name(cluster), in_order(points), note)
+
+
+def _measured_on(cluster: AnyCluster, found: Scaling) -> tuple[Point, ...]:
+    """Return the points of a study if it was on this type of cluster, otherwise none."""
+    if cluster is None or found.cluster is None:
+        return found.points if cluster is found.cluster else ()
+    numbers = {point.workers for point in found.points}
+    try:
+        is_same = all(sized_cluster(cluster, each) == sized_cluster(found.cluster, each) for each in numbers)
+    except SpecError:  # the workers do not fill nodes of the other cluster
+        is_same = False
+    return found.points if is_same else ()
+
+
+def _suitable(job: Job, kind: Kind, cluster: AnyCluster) -> tuple[int, ...]:
+    """Return the default numbers of workers that suit the job.
+
+    Raises:
+        SpecError: None does.
+    """
+    found, problem = [], None
+    for number in _powers(cluster):
+        try:
+            sized_job(job, number, kind)
+            found.append(number)
+        except SpecError as error:
+            problem = error
+    if problem is not None and not found:
+        raise problem
+    return tuple(found)
 
 
 def _predicted(

@@ -184,7 +184,8 @@ class Simulator:
 
         Raises:
             SpecError: A file is not a Chakra trace, a trace lacks a node that another needs, a send has no receive or a
-                receive no send, or the library ``protobuf`` is not installed.
+                receive no send, the ranks of a group do not call the same collectives with the same bytes, or the
+                library ``protobuf`` is not installed.
         """
         from shardscope.prediction.simulate.traces import simulate_traces
 
@@ -214,7 +215,8 @@ class Simulator:
             seed: Seed of the jitter.
 
         Raises:
-            SpecError: A file is not a Kineto trace, a rank is missing, or a size or a peer is not in the trace.
+            SpecError: A file is not a Kineto trace, a rank is missing, a size or a peer is not in the trace, or the
+                ranks of a group do not call the same collectives with the same bytes.
         """
         from shardscope.prediction.simulate.traces import simulate_kineto
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from math import prod
+from math import isfinite, prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,22 +58,52 @@ def read_kineto(paths: Sequence[str | Path]) -> list[list[TraceNode]]:
         raise SpecError(
             f"the traces are those of ranks {known} of {ranks[0].world_size}; give one trace of each rank"
         )
-    return [_nodes(each) for each in ranks]
+    return [_checked_nodes(each) for each in ranks]
 
 
 def _read(path: Path, place: int, count: int) -> _Rank:
     try:
         text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         found = json.loads(text)
-        rows = found["traceEvents"]
-    except (ValueError, KeyError, TypeError, OSError) as error:
+        about = found.get("distributedInfo") or {}
+        events = [row for row in found["traceEvents"] if row.get("ph") == "X" and row.get("dur") is not None]
+        rank, world_size = int(about.get("rank", place)), int(about.get("world_size", count))
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, EOFError, zlib.error) as error:
         raise SpecError(
             f"{path} is not a Kineto trace ({type(error).__name__}: {error}); give what "
             "torch.profiler.profile.export_chrome_trace writes"
         ) from error
-    about = found.get("distributedInfo") or {}
-    events = [row for row in rows if row.get("ph") == "X" and row.get("dur") is not None]
-    return _Rank(path, int(about.get("rank", place)), int(about.get("world_size", count)), events)
+    for event in events:
+        if (
+            not isinstance(event.get("name"), str)
+            or not _is_number(event.get("ts"))
+            or not _is_number(event["dur"])
+        ):
+            given = {key: event.get(key) for key in ("name", "ts", "dur")}
+            raise SpecError(
+                f"{path} has an event with {given}; each complete event needs a name, and ts and dur in "
+                "microseconds, as torch.profiler.profile.export_chrome_trace writes them"
+            )
+    return _Rank(path, rank, world_size, events)
+
+
+def _is_number(value: Any) -> bool:
+    try:
+        return isfinite(float(value))
+    except (TypeError, ValueError):
+        return False
+
+
+def _checked_nodes(trace: _Rank) -> list[TraceNode]:
+    try:
+        return _nodes(trace)
+    except SpecError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+        raise SpecError(
+            f"{trace.path} has a collective whose args cannot be read ({type(error).__name__}: {error}); give what "
+            "torch.profiler.profile.export_chrome_trace writes"
+        ) from error
 
 
 def _nodes(trace: _Rank) -> list[TraceNode]:
@@ -147,9 +178,16 @@ def _input_bytes(event: _Event, trace: _Rank) -> int:
     shapes, types = about.get("Input Dims"), about.get("Input type")
     if not shapes or not types:
         raise SpecError(f"{trace.path}: {event['name']!r} has no shapes; profile with record_shapes=True")
-    shape = shapes[0]
+    return sum(
+        _num_elements(shape) * _element_bytes(str(name), trace)
+        for shape, name in zip(shapes, types, strict=True)
+    )
+
+
+def _num_elements(shape: Sequence[Any]) -> int:
+    """Return the elements of a tensor, or of all tensors of a list."""
     tensors = shape if shape and isinstance(shape[0], list) else [shape]
-    return int(sum(prod(each) for each in tensors)) * _element_bytes(str(types[0]), trace)
+    return sum(prod(each) for each in tensors)
 
 
 def _operations(trace: _Rank) -> Iterator[tuple[float, float]]:

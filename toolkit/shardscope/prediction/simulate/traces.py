@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -151,7 +152,9 @@ class _Replay:
         for rank in ranks:
             self._add_nodes(rank)
         self._match()
-        for together in self.calls.values():
+        self._check_members()
+        for (group, number), together in self.calls.items():
+            _check_alike(group, number, together)
             self._collective(together)
         run_in_order(graph, [ops for streams in self.streams for ops in streams.values()])
         for rank in ranks:
@@ -226,6 +229,21 @@ class _Replay:
                     "rank sends it; give the traces of all ranks, with a send for each receive"
                 )
 
+    def _check_members(self) -> None:
+        """Raise a `SpecError` unless every rank of a group takes part in each of its collectives."""
+        members: dict[Any, set[int]] = {}
+        for (group, _), together in self.calls.items():
+            members.setdefault(group, _named_members(group, len(self.traces))).update(together)
+        for (group, number), together in self.calls.items():
+            absent = sorted(members[group] - set(together))
+            if absent:
+                name = next(iter(together.values())).name
+                raise SpecError(
+                    f"collective {number + 1} of {_called(group)}, {name!r}, is called by ranks {sorted(together)} but "
+                    f"not by ranks {absent}; give traces of the same step from all ranks, with pg_name if only some "
+                    "ranks belong to a group"
+                )
+
     def _message(self, source: int, sent: TraceNode, target: int, received: TraceNode) -> None:
         op = self.graph.add(
             source, sent.name or "unnamed", self.link.latency_s, size=float(sent.attributes.get("comm_size", 0)),
@@ -261,6 +279,30 @@ class _Replay:
 
     def _wire(self, source: int, target: int) -> Wire:
         return Wire(self.link.latency_s, (self.out[source], self.into[target]))
+
+
+def _check_alike(group: Any, number: int, together: Mapping[int, TraceNode]) -> None:
+    """Raise a `SpecError` unless all ranks call the same collective with the same bytes."""
+    for name in ("comm_type", "comm_size"):
+        given = {rank: int(node.attributes.get(name, 0)) for rank, node in sorted(together.items())}
+        if len(set(given.values())) > 1:
+            one = next(iter(together.values())).name
+            raise SpecError(
+                f"{name} of collective {number + 1} of {_called(group)}, {one!r}, differs between ranks: {given}; "
+                "give traces of the same step from all ranks, in which each has the same collectives of the same size"
+            )
+
+
+def _named_members(group: Any, num_ranks: int) -> set[int]:
+    """Return the ranks that the name of a group says it has: all for the default one, or a list such as ``[0, 1]``."""
+    if group == "":
+        return set(range(num_ranks))
+    listed = re.fullmatch(r"\[(\d+(?:, *\d+)*)\]", str(group))
+    return {int(rank) for rank in listed[1].split(",")} if listed else set()
+
+
+def _called(group: Any) -> str:
+    return f"the group pg_name={group!r}" if group != "" else "the default group"
 
 
 def _rounds(op: str, size: int, count: int) -> Sequence[Round]:

@@ -8,7 +8,7 @@ counts as communication, as in `compare`.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -84,7 +84,7 @@ def _chosen(
     for step in sorted(steps, key=lambda number: (number not in logged, number <= WARM_UP_STEPS, number)):
         messages = list(_messages(event for event in logs if event["step"] == step))
         names = {message[2] for message in messages}
-        if all(_is_whole(row, names) for row in steps[step]):
+        if _are_whole(steps[step], names):
             return step, messages
     raise SpecError(
         f"run {run.id} has no step with the messages or spans of all its collectives; launch it with "
@@ -92,9 +92,14 @@ def _chosen(
     )
 
 
-def _is_whole(row: Event, logged: set[str]) -> bool:
-    spans = {name for lane, name, *_ in row["spans"] if lane == "communication"}
-    return {name for name, sent in row["traffic"].items() if sent["sent_bytes"]} <= spans | logged
+def _are_whole(rows: Sequence[Event], logged: set[str]) -> bool:
+    """Return whether the ranks have all their collectives, and equally many of those without messages."""
+    spans = [Counter(name for lane, name, *_ in row["spans"] if lane == "communication") for row in rows]
+    unlogged = [{name: count for name, count in own.items() if name not in logged} for own in spans]
+    return all(own == unlogged[0] for own in unlogged) and all(
+        {name for name, sent in row["traffic"].items() if sent["sent_bytes"]} <= own.keys() | logged
+        for row, own in zip(rows, spans, strict=True)
+    )
 
 
 def _messages(rows: Iterable[Event]) -> Iterator[_Message]:
