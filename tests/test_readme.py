@@ -10,6 +10,7 @@ import pytest
 
 import shardscope as ss
 from shardscope import cli
+from shardscope.measure.calibrate import calibrate as calibrate_module
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
@@ -47,6 +48,10 @@ def test_the_python_blocks_run_in_order_and_the_first_job_learns(
 @pytest.mark.timeout(900)
 def test_the_commands_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(
+        "SHARDSCOPE_CACHE", str(tmp_path / "cache")
+    )  # other tests predict without a calibration
+    monkeypatch.setattr(calibrate_module, "BUDGET_S", 5.0)
     ss.launch(ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=5)).wait()
     for command in COMMANDS:
         words = shlex.split(command)[1:]

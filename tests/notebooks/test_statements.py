@@ -25,7 +25,7 @@ class Said(NamedTuple):
 
 ALIKE = {
     "time of a step in the tour, as predicted and in the comparison": (
-        Said("01-tour", rf"step {N} m?s, \d+ steps"),
+        Said("01-tour", rf"step {N} m?s(?: \([^)]*\))?, \d+ steps"),
         Said("01-tour", rf"\(predicted: {N} m?s\)"),
     ),
     "bytes of gpt-nano round a ring of four, predicted in one notebook and counted in another": (

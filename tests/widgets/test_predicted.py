@@ -51,9 +51,9 @@ def test_the_demo_prints_what_can_be_compared_and_says_why_the_rest_cannot(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found: dict[str, Any] = {"good": made_comparison("good"), "bad": "it has no prediction"}
-    monkeypatch.setattr(demo, "comparison_or_reason", lambda run: found[run.id])
+    monkeypatch.setattr(demo, "comparison_or_reason", lambda run, _prediction: found[run.id])
     runs: Any = [fake_run("ring", 2, steps=9, run_id=name) for name in found]
-    demo._report(runs, tmp_path / "demo.html", 3.0)
+    demo._report(runs, {}, tmp_path / "demo.html", 3.0)
     said = capsys.readouterr()
     lines = said.out.splitlines()
     (row,) = [line.split("  ") for line in lines if line.lstrip().startswith("good") and "20 ms" in line]

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from shardscope.errors import SpecError
-from shardscope.machine import cpu_model, usable_cores
 from shardscope.spec import calibration_view as view
 from shardscope.spec._base import Spec
 from shardscope.spec.calibration import Calibration, Fitted
@@ -79,6 +78,8 @@ class HostMachine(Spec):
     @classmethod
     def here(cls) -> Self:
         """Return this machine."""
+        from shardscope.machine import cpu_model, usable_cores  # needs psutil, which a web page does not have
+
         return cls(cpu=cpu_model(), cores=usable_cores(), torch=_torch())
 
     def difference(self, other: HostMachine) -> str | None:
