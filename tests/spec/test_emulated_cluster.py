@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import shardscope as ss
-from shardscope.runtime.emulated.commands import bucket, network_plan
+from shardscope.runtime.emulated.commands import FRAME, bucket, network_plan, segment_bytes
 from shardscope.spec.cluster import EmulatedCluster
 from shardscope.spec.cluster.emulated import PAYLOAD
 
@@ -85,8 +85,16 @@ def test_addresses_sort_as_text_in_node_order() -> None:
 
 def test_a_bucket_lets_pass_what_an_ethernet_link_would() -> None:
     """Of 1538 bytes on the wire, the kernel counts 1514."""
-    assert bucket(1.25e8).startswith(f"tbf rate {round(1e9 * 1514 / 1538)}bit burst 31250b ")
+    assert bucket(1.25e8).startswith(f"tbf rate {round(1e9 * 1514 / 1538)}bit burst ")
     assert " burst 5000b " in bucket(1.25e6), "at least three frames, or the bucket lets none pass"
+
+
+@pytest.mark.parametrize("bytes_per_s", [1.25e5, 1.25e6, 1.25e7, 1.25e8, 1.25e9])
+def test_a_bucket_holds_a_whole_segment(bytes_per_s: float) -> None:
+    """The kernel cuts larger ones into frames, which takes time on the cores that all nodes share."""
+    frames = -(-segment_bytes(bytes_per_s) // 1448)
+    burst = int(bucket(bytes_per_s).split("burst ")[1].split("b ")[0])
+    assert burst >= frames * FRAME
 
 
 def test_latency_is_added_where_packets_leave_the_switch() -> None:

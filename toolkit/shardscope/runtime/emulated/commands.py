@@ -14,10 +14,15 @@ from shardscope.spec.cluster import EmulatedCluster
 
 FRAME, ON_WIRE = 1514, 1538
 """Bytes of a full frame as the kernel counts them, and on the wire, with checksum, preamble and gap."""
-_LEAST_BURST, _BURST_S = 5000, 250e-6
+_PAYLOAD = 1448
+"""Bytes of payload in a full frame."""
+_LEAST_BURST = 5000
 _QUEUE_BYTES = 32 << 20
 """Buffer of each port, in bytes: deep, so that many nodes that send to one queue up, but lose nothing."""
-_SEGMENT_BYTES, _SEGMENT_S = (16384, 65536), 1.3e-3
+_SEGMENT_BYTES, _SEGMENT_S = (2 * _PAYLOAD, 65536), 500e-6
+"""Fewest and most bytes that TCP hands to an interface at once, and for how long they may occupy the link. Handling a
+segment takes about as long as handling a single frame, so with many nodes on few cores, smaller ones keep the cores
+busy and links idle; others wait for larger ones."""
 _AFTER_IDLE = "/proc/sys/net/ipv4/tcp_slow_start_after_idle"
 """Setting that makes TCP start slowly after each pause, as between two steps; clusters commonly turn it off."""
 _CONGESTION = "/proc/sys/net/ipv4/tcp_congestion_control"
@@ -28,9 +33,12 @@ _MOST_DELAYED = 200_000
 
 
 def bucket(bytes_per_s: float) -> str:
-    """Return the arguments of `tc` for a token bucket that lets Ethernet frames of this rate pass."""
+    """Return the arguments of `tc` for a token bucket that lets Ethernet frames of this rate pass.
+
+    The bucket holds a whole segment of a node with this rate, since the kernel would cut a larger one into frames.
+    """
     bits = round(8 * bytes_per_s * FRAME / ON_WIRE)
-    burst = max(_LEAST_BURST, round(bytes_per_s * _BURST_S))
+    burst = max(_LEAST_BURST, (segment_bytes(bytes_per_s) // _PAYLOAD + 1) * FRAME)
     return f"tbf rate {bits}bit burst {burst}b limit {_QUEUE_BYTES}b"
 
 
@@ -86,14 +94,14 @@ def _node(cluster: EmulatedCluster, node: int) -> dict[str, Any]:
             f"addr add {address}/24 dev eth0",
             "link set eth0 up",
         ],
-        "segments": [f"link set eth0 gso_max_size {_segment_bytes(cluster.nodes[node].upload)}"],
+        "segments": [f"link set eth0 gso_max_size {segment_bytes(cluster.nodes[node].upload)}"],
         "tc": [f"qdisc add dev eth0 root {bucket(cluster.nodes[node].upload)}"],
         "settings": {_AFTER_IDLE: "0", _CONGESTION: "reno"},
     }
 
 
-def _segment_bytes(bytes_per_s: float) -> int:
-    """Return the most bytes that TCP hands to the interface at once: few on slow links, where others wait for them."""
+def segment_bytes(bytes_per_s: float) -> int:
+    """Return the most bytes that TCP hands to an interface of this rate at once."""
     low, high = _SEGMENT_BYTES
     return min(high, max(low, round(bytes_per_s * _SEGMENT_S)))
 
