@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 import shardscope as ss
 from conformance.ranks import RankPool
 from prediction.ranks_of import run_on
+from shardscope.machine import usable_cores
 from shardscope.prediction import job as prediction_of_jobs
 from shardscope.prediction.rates import RankRates
 from shardscope.runlog.schema import MEMORY_KINDS
@@ -99,6 +101,26 @@ def test_a_budget_of_tokens_takes_days_and_dollars() -> None:
         ss.predict(job_of("ring")).dollars(1e9)
     with pytest.raises(ss.SpecError, match="has no known sequence length"):
         ss.predict(ss.Job(model="mlp", data="digits")).time_to_train(1e9)
+
+
+def test_messages_of_sleeping_ranks_wait_for_each_other_at_the_cores() -> None:
+    """One rank's message waits until the cores have handled those that the others send at the same time."""
+    job = ss.Job(model="mlp", data="digits", strategy="zero-3", world_size=64, batch=64)
+    cluster = ss.Cluster.emulated(nodes=64, flops="1 GFLOP/s")
+    host = HostCalibration.shipped()
+    rates = RankRates.of_this_machine(job, [Work(1.0)] * 64, host, emulated=cluster)
+    alone = host.value("message_s", ranks=host.machine.cores, transport="tcp")
+    assert rates.per_message_s(np.array([3] + 63 * [0])) == pytest.approx(alone)
+    assert rates.per_message_s(np.array(64 * [3])) == pytest.approx(alone * max(1.0, 64 / usable_cores()))
+
+
+def test_stated_times_are_certain() -> None:
+    """The interval is that of the time which the calibration predicts, beside the emulated passes."""
+    cluster = ss.Cluster.emulated(nodes=4, flops="1 MFLOP/s")
+    found = ss.predict(job_of("ring"), cluster, calibration=HostCalibration.shipped())
+    passes_s = sum(part.value for part in found.time.parts if part.name in {"forward", "backward"})
+    low, high = HostCalibration.shipped().interval(found.step_time_s - passes_s)
+    assert found.interval == pytest.approx((passes_s + low, passes_s + high))
 
 
 def test_ranks_of_a_single_emulated_node_have_the_rates_of_this_machine() -> None:

@@ -22,7 +22,7 @@ from shardscope.machine import num_gpus, usable_memory_bytes
 from shardscope.prediction.budget import Budgeted
 from shardscope.prediction.job_memory import kinds_by_rank, rank_memory
 from shardscope.prediction.job_time import job_time_term
-from shardscope.prediction.rates import RankRates
+from shardscope.prediction.rates import RankRates, limit_of, stated_rates
 from shardscope.prediction.saved_calibration import Chosen, chosen
 from shardscope.prediction.step.term import time_term
 from shardscope.prediction.traced import Traced, traced
@@ -158,9 +158,22 @@ class JobPrediction(Budgeted):
 
     @property
     def interval(self) -> Interval | None:
-        """Interval of the step time, in seconds, from the quantiles of the calibration; None if not `has_rates`."""
+        """Interval of the step time, in seconds, from the quantiles of the calibration; None if not `has_rates`.
+
+        What an emulated cluster states is not uncertain: the times of its processors, and latencies.
+        """
         fitted = self.calibration or self.host
-        return None if self.step_time_s is None or fitted is None else fitted.interval(self.step_time_s)
+        if self.step_time_s is None or fitted is None:
+            return None
+        stated_s = 0.0 if self.emulated is None else self._stated_s
+        low, high = fitted.interval(self.step_time_s - stated_s)
+        return Interval(stated_s + low, stated_s + high)
+
+    @property
+    def _stated_s(self) -> float:
+        """Part of the step time that the emulated cluster states, in seconds."""
+        rates = stated_rates(self.emulated, limit_of(self.job, self.emulated))
+        return job_time_term(self.step, self.found, self.traffic, rates).value
 
     @cached_property
     def as_layout(self) -> tuple[Transformer, Layout] | None:

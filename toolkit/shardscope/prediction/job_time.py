@@ -115,7 +115,7 @@ def _collective(name: str, sent: Sent, rates: RankRates) -> Term:
     """Return the term for one collective; an unknown number of messages counts as one to each other rank."""
     unknown = (sent.bytes > 0) & (sent.messages == 0)
     messages = np.where(unknown, len(sent.bytes) - 1, sent.messages)
-    seconds = sent.busiest / rates.link + messages * rates.message_s
+    seconds = sent.busiest / rates.link + messages * rates.per_message_s(messages)
     rank = int(seconds.argmax())
     return _term(
         name, float(seconds[rank]), "bytes / bandwidth + messages × time per message", rates,

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from shardscope.machine import can_share_memory, usable_cores
 from shardscope.prediction.step.machine import Machine
@@ -46,6 +50,23 @@ class RankRates(NamedTuple):
     seconds."""
     emulated_flops: float | None = None
     """FLOP/s at which passes are computed, whatever else they do; None unless a processor is emulated."""
+    handling_s: float = 0.0
+    """Part of `message_s` for which a message needs one of `cores`."""
+    cores: float = inf
+    """Cores that handle the messages of all ranks, which wait for each other there; infinite if `message_s` contains
+    these waits."""
+
+    def per_message_s(self, messages: npt.NDArray[np.int64]) -> float:
+        """Return the seconds per message of the rank that sends the most, in a collective.
+
+        All ranks send at the same time, so a message waits until the cores have handled those of other ranks.
+
+        Args:
+            messages: Messages that each rank sends.
+        """
+        busiest = max(1, int(np.max(messages)))
+        waiting = max(1.0, float(np.sum(messages)) / busiest / self.cores) - 1.0
+        return self.message_s + waiting * self.handling_s
 
     @classmethod
     def of_this_machine(
@@ -67,16 +88,18 @@ class RankRates(NamedTuple):
         speed, cores = relative_speed(host), host.machine.cores / usable_cores()
         slow = max(shared_slowdown(host, active_ranks(work)), 0.0 if emulated is None else emulated.slowdown)
         ranks = job.world_size * cores
-        link, message_s = _messages(job, host, ranks, emulated)
         updates = None if emulated is None else emulated.memory_bandwidth
-        busy = 1.0 if _sleeps(emulated) and not _sleeps(host.cluster) else ranks
+        is_idle = _sleeps(emulated) and not _sleeps(host.cluster)
+        busy = 1.0 if is_idle else ranks
+        alone = min(ranks, host.machine.cores) if is_idle else ranks
+        link, handling_s, latency_s = _messages(job, host, ranks, alone, emulated)
         return cls(
             flops=host.value("flops") * speed.flops / slow * min(job.threads, usable_cores()),
             bandwidth=host.value("bandwidth") * speed.bandwidth / slow,
             operation_s=host.value("operation_s") * slow,
             step_s=host.value("step_s", ranks=busy),
             link=link,
-            message_s=message_s,
+            message_s=handling_s + latency_s,
             source=host.label,
             optimizer_bandwidth=updates or host.value("optimizer_bandwidth") * speed.bandwidth / slow,
             codec_bandwidth=host.value("codec_bandwidth") * speed.bandwidth / slow,
@@ -84,6 +107,8 @@ class RankRates(NamedTuple):
             unit_s=host.value("unit_s", ranks=busy),
             stage_s=host.value("stage_s", ranks=busy),
             emulated_flops=None if emulated is None else emulated.flops,
+            handling_s=handling_s,
+            cores=usable_cores() if is_idle else inf,
         )
 
     @classmethod
@@ -106,6 +131,23 @@ class RankRates(NamedTuple):
             optimizer_bandwidth=machine.memory_rate,
             codec_bandwidth=machine.memory_rate,
         )
+
+
+_TINY = 1e-30
+FREE = RankRates(
+    flops=inf, bandwidth=inf, operation_s=0.0, step_s=_TINY, link=inf, message_s=0.0, source="",
+    optimizer_bandwidth=inf, codec_bandwidth=inf,
+)  # fmt: skip
+"""Rates with which nothing takes time."""
+
+
+def stated_rates(emulated: EmulatedCluster | None, limit: Link | None) -> RankRates:
+    """Return rates with which only what is stated takes time: latencies, and computation on emulated processors."""
+    return FREE._replace(
+        message_s=0.0 if limit is None else limit.latency_s,
+        emulated_flops=None if emulated is None else emulated.flops,
+        optimizer_bandwidth=inf if emulated is None else emulated.memory_bandwidth or inf,
+    )
 
 
 def shared_slowdown(host: HostCalibration, active: float) -> float:
@@ -142,17 +184,25 @@ def limit_of(job: Job, emulated: EmulatedCluster | None = None) -> Link | None:
 
 
 def _messages(
-    job: Job, host: HostCalibration, ranks: float, emulated: EmulatedCluster | None
-) -> tuple[float, float]:
-    """Return the bytes per second that a rank can send, and the seconds per message."""
+    job: Job, host: HostCalibration, ranks: float, alone: float, emulated: EmulatedCluster | None
+) -> tuple[float, float, float]:
+    """Return the bytes per second that a rank can send, and the seconds per message, without and of its latency.
+
+    Args:
+        job: The job.
+        host: Constants of this machine.
+        ranks: Number of ranks.
+        alone: Number of ranks to whose messages the seconds apply.
+        emulated: The emulated cluster that the ranks run on.
+    """
     transport, limit = transport_of(job, emulated), limit_of(job, emulated)
     known = transport if host.has("message_s", transport) else "tcp"
-    message_s = host.value("message_s", ranks=ranks, transport=known)
+    message_s = host.value("message_s", ranks=alone, transport=known)
     loopback = "tcp" if transport == "network" else transport
     bandwidth = host.value("message_bandwidth", ranks=ranks, transport=loopback)
     if limit is None:
-        return bandwidth, message_s
-    return min(bandwidth, _share(host, transport) * limit.bandwidth), message_s + limit.latency_s
+        return bandwidth, message_s, 0.0
+    return min(bandwidth, _share(host, transport) * limit.bandwidth), message_s, limit.latency_s
 
 
 def _share(host: HostCalibration, transport: str) -> float:

@@ -21,11 +21,12 @@ from shardscope.measure.calibrate.observed import PARTS, part_sums
 from shardscope.prediction.job import JobPrediction
 from shardscope.prediction.job_time import job_time_term
 from shardscope.prediction.rates import (
-    RankRates,
+    FREE,
     active_ranks,
     is_limited_by_link,
     limit_of,
     shared_slowdown,
+    stated_rates,
     transport_of,
 )
 from shardscope.spec.constants import CONSTANTS, MEASURED_OF_PAIRS
@@ -34,13 +35,9 @@ from shardscope.spec.host_calibration import HostCalibration, knot_shares
 Floats = NDArray[np.float64]
 Knot = tuple[str, int | None, str | None]
 """Name of a constant, number of ranks and transport; None where the constant does not depend on them."""
-_TINY = 1e-30
-_FREE = RankRates(
-    flops=inf, bandwidth=inf, operation_s=0.0, step_s=_TINY, link=inf, message_s=0.0, source="",
-    optimizer_bandwidth=inf, codec_bandwidth=inf,
-)  # fmt: skip
-"""Rates with which nothing takes time."""
-_SLEEPING = _FREE._replace(emulated_flops=inf)
+_TINY = 1e-29
+"""Seconds below which nothing takes time."""
+_SLEEPING = FREE._replace(emulated_flops=inf)
 """The same on emulated processors, whose passes take a known time."""
 _UPDATING = ("optimizer_bandwidth", "tensor_s")
 _COMPUTING = ("flops", "bandwidth", "operation_s", "optimizer_bandwidth", "tensor_s", "codec_bandwidth")
@@ -106,24 +103,13 @@ def counts_of(prediction: JobPrediction, knots: Sequence[Knot]) -> Counts:
     names = terms_of(prediction)
     every = [name for name in CONSTANTS if name in {knot[0] for knot in knots} and name != "slowdown"]
     counts, weights = np.zeros((len(PARTS), 1 + len(every))), np.zeros((1 + len(every), len(knots)))
-    counts[:, 0] = _seconds(
-        job_time_term(prediction.step, prediction.found, prediction.traffic, _known(prediction))
-    )
+    stated = stated_rates(prediction.emulated, limit_of(prediction.job, prediction.emulated))
+    counts[:, 0] = _seconds(job_time_term(prediction.step, prediction.found, prediction.traffic, stated))
     for column, name in enumerate(every, start=1):
         if name in names:
             counts[:, column] = _count(prediction, name)
             weights[column] = _weights(prediction, name, knots)
     return Counts(counts, weights)
-
-
-def _known(prediction: JobPrediction) -> RankRates:
-    """Return rates with which only what takes a known time takes any: latencies, and emulated processors."""
-    emulated, limit = prediction.emulated, limit_of(prediction.job, prediction.emulated)
-    return _FREE._replace(
-        message_s=0.0 if limit is None else limit.latency_s,
-        emulated_flops=None if emulated is None else emulated.flops,
-        optimizer_bandwidth=inf if emulated is None else emulated.memory_bandwidth or inf,
-    )
 
 
 def _count(prediction: JobPrediction, name: str) -> Floats:
@@ -141,7 +127,7 @@ def _count(prediction: JobPrediction, name: str) -> Floats:
     if name in _COMPUTING and (slow := _node_slowdown(prediction)):
         value *= slow if CONSTANTS[name].unit == "s" else 1.0 / slow
     changed: dict[str, Any] = {_FIELDS.get(name, name): value}
-    rates = (_FREE if emulated is None or emulated.flops is None else _SLEEPING)._replace(**changed)
+    rates = (FREE if emulated is None or emulated.flops is None else _SLEEPING)._replace(**changed)
     return _seconds(job_time_term(prediction.step, prediction.found, prediction.traffic, rates))
 
 
@@ -179,7 +165,7 @@ def _seconds(time: Term) -> Floats:
     sums = part_sums({part.name: part.value for part in time.parts})
     rest = time.value - sum(sums.values())
     found = np.array([*(sums.get(name, 0.0) for name in PARTS[:-1]), rest])
-    return np.where(found < 10 * _TINY, 0.0, found)
+    return np.where(found < _TINY, 0.0, found)
 
 
 def _weights(prediction: JobPrediction, name: str, knots: Sequence[Knot]) -> Floats:

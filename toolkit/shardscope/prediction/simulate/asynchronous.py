@@ -104,7 +104,7 @@ def _build(prediction: JobPrediction, workers: list[int], servers: int, steps: i
     def message(source: int, target: int, kind: str, after: int) -> int:
         if source == target:
             return after
-        wire, size = wires(source, target), float(sizes[kind][source, target])
+        wire, size = wires(kind, source, target), float(sizes[kind][source, target])
         return graph.add(
             source, kind, wire.latency, size=size, links=wire.links, after=[after], peer=target, serial=False
         )

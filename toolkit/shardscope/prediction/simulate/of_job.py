@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -93,14 +94,18 @@ class JobStep:
                 self.graph.link(f"node {node}, in", whole),
             )
 
-    def wire(self, source: int, target: int) -> Wire:
-        """Return the wire of a message between two ranks."""
-        cluster = self.prediction.cluster
+    def wire(self, collective: str, source: int, target: int) -> Wire:
+        """Return the wire of a message of a collective between two ranks."""
+        cluster, latency = self.prediction.cluster, self.latency(collective)
         if self.nodes and cluster is not None and source // cluster.per_node != target // cluster.per_node:
             out, into = self.nodes[source // cluster.per_node][0], self.nodes[target // cluster.per_node][1]
             is_narrow = self.graph.capacity[self.out[source]] < self.graph.capacity[out]
-            return Wire(self.rates.message_s, (self.out[source] if is_narrow else out, into))
-        return Wire(self.rates.message_s, (self.out[source], self.into[target]))
+            return Wire(latency, (self.out[source] if is_narrow else out, into))
+        return Wire(latency, (self.out[source], self.into[target]))
+
+    def latency(self, collective: str) -> float:
+        """Return the seconds of a message of a collective, besides those for which it occupies links."""
+        return self.rates.per_message_s((self.prediction.traffic or {})[collective].messages)
 
     def emptied(self) -> Graph:
         """Return a graph with the same lanes and links, without operations."""
@@ -174,11 +179,11 @@ class JobStep:
         cargo = self.cargo(each.collective)
         if each.whole is None:
             return add_rounds(
-                self.graph, each.rounds, entry, self.wire, each.collective,
+                self.graph, each.rounds, entry, partial(self.wire, each.collective), each.collective,
                 slices=self.slices.get(each.collective, 1), cargo=cargo, serial=serial, one_by_one=True,
             )  # fmt: skip
         meeting = self.graph.add(0, after=entry)
-        latency = self.rates.message_s * self.messages(each.collective)
+        latency = self.latency(each.collective) * self.messages(each.collective)
         sent = [
             self.graph.add(
                 rank, each.collective, latency, size=float(each.whole[rank]), links=(self.out[rank],), after=[meeting],
@@ -216,7 +221,7 @@ class JobStep:
         def add_message(op: ScheduledOp, end: int, target: int) -> int:
             message, rank = flow.crossing(op.op, op.stage), table.stage_ranks[op.stage]
             assert message is not None
-            wire, before = self.wire(rank, target), on_its_way.get((rank, target), -1)
+            wire, before = self.wire(SEND, rank, target), on_its_way.get((rank, target), -1)
             on_its_way[rank, target] = self.graph.add(
                 rank, SEND, wire.latency, size=float(message[1]), links=wire.links, after=[end, before], serial=False,
                 label=self.cargo(SEND) if op.op == "F" else "gradients", peer=target,
