@@ -114,13 +114,13 @@ def test_messages_of_sleeping_ranks_wait_for_each_other_at_the_cores() -> None:
     assert rates.per_message_s(np.array(64 * [3])) == pytest.approx(alone * max(1.0, 64 / usable_cores()))
 
 
-def test_stated_times_are_certain() -> None:
-    """The interval is that of the time which the calibration predicts, beside the emulated passes."""
+def test_stated_times_are_nearly_certain() -> None:
+    """The interval is that of the time which the calibration predicts, and 2 % of the emulated passes."""
     cluster = ss.Cluster.emulated(nodes=4, flops="1 MFLOP/s")
     found = ss.predict(job_of("ring"), cluster, calibration=HostCalibration.shipped())
     passes_s = sum(part.value for part in found.time.parts if part.name in {"forward", "backward"})
     low, high = HostCalibration.shipped().interval(found.step_time_s - passes_s)
-    assert found.interval == pytest.approx((passes_s + low, passes_s + high))
+    assert found.interval == pytest.approx((0.98 * passes_s + low, 1.02 * passes_s + high))
 
 
 def test_ranks_of_a_single_emulated_node_have_the_rates_of_this_machine() -> None:

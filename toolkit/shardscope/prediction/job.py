@@ -47,6 +47,8 @@ _NO_RATES = (
     "the ranks compute on GPUs, whose rates are unknown without a cluster; give a cluster that describes them, such as "
     "ss.Cluster.of('h100', per_node={world_size})"
 )
+_SLACK = 0.02
+"""Half width of the interval of times that an emulated cluster states, relative to them: sleeps end a little late."""
 _SETTLED = 3
 """First step that starts with optimizer states and DistributedDataParallel's final buckets already in place."""
 
@@ -160,14 +162,14 @@ class JobPrediction(Budgeted):
     def interval(self) -> Interval | None:
         """Interval of the step time, in seconds, from the quantiles of the calibration; None if not `has_rates`.
 
-        What an emulated cluster states is not uncertain: the times of its processors, and latencies.
+        What an emulated cluster states is nearly certain: the times of its processors, and latencies.
         """
         fitted = self.calibration or self.host
         if self.step_time_s is None or fitted is None:
             return None
         stated_s = 0.0 if self.emulated is None else self._stated_s
         low, high = fitted.interval(self.step_time_s - stated_s)
-        return Interval(stated_s + low, stated_s + high)
+        return Interval(stated_s * (1 - _SLACK) + low, stated_s * (1 + _SLACK) + high)
 
     @property
     def _stated_s(self) -> float:
