@@ -28,6 +28,9 @@ _AFTER_IDLE = "/proc/sys/net/ipv4/tcp_slow_start_after_idle"
 _CONGESTION = "/proc/sys/net/ipv4/tcp_congestion_control"
 """Reno is in every kernel and allowed without root. With nothing lost, it fills a link as cubic does. BBR would
 keep the share of a link that it had while several nodes sent to one."""
+_UNSENT, _UNSENT_SEGMENTS = "/proc/sys/net/ipv4/tcp_limit_output_bytes", 2
+"""Setting that limits what each connection has in its node's queue, and the number of segments there. By default, it is
+more the faster a connection sends, so that of several that begin alike, one soon takes most of the link."""
 _MOST_DELAYED = 200_000
 """Packets that netem holds: more than are on their way on any link that can be emulated."""
 
@@ -84,7 +87,7 @@ def _uplinks(cluster: EmulatedCluster) -> list[str]:
 
 
 def _node(cluster: EmulatedCluster, node: int) -> dict[str, Any]:
-    address = cluster.address(node)
+    address, segment = cluster.address(node), segment_bytes(cluster.nodes[node].upload)
     return {
         "host": address,
         "ip": [
@@ -94,9 +97,9 @@ def _node(cluster: EmulatedCluster, node: int) -> dict[str, Any]:
             f"addr add {address}/24 dev eth0",
             "link set eth0 up",
         ],
-        "segments": [f"link set eth0 gso_max_size {segment_bytes(cluster.nodes[node].upload)}"],
+        "segments": [f"link set eth0 gso_max_size {segment}"],
         "tc": [f"qdisc add dev eth0 root {bucket(cluster.nodes[node].upload)}"],
-        "settings": {_AFTER_IDLE: "0", _CONGESTION: "reno"},
+        "settings": {_AFTER_IDLE: "0", _CONGESTION: "reno", _UNSENT: f"{_UNSENT_SEGMENTS * segment}"},
     }
 
 
