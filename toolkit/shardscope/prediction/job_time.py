@@ -55,26 +55,28 @@ def _pass(name: str, step: JobStep, found: Traced, work: Work, rates: RankRates)
     trace, is_forward = step.trace, name == "forward"
     count = step.samples * step.micro_batches * work.computing
     flops = (1 if is_forward else step.job.backward_passes) * found.table.flops * count
+    gathers = (step.job.strategy.zero_stage or 0) >= 2 and rates.unit_s > 0
+    units = len(step.trace.units) * step.micro_batches * gathers
+    gathered = _term("gathered units", units * rates.unit_s / 2, "units × time per unit / 2", rates, "traced",
+                     units=units)  # fmt: skip
     if rates.emulated_flops is not None:
         part = Term("emulated processor", flops / rates.emulated_flops, "s", "FLOP / rate",
                     {"FLOP": flops, "rate": rates.emulated_flops}, "stated; by sleeping")  # fmt: skip
-        return Term.total(name, (part,))
+        return Term.total(name, (part, gathered) if gathers else (part,))
     moved = (trace.forward_bytes if is_forward else trace.moved_bytes - trace.forward_bytes) * count
     num_operations = (
         trace.forward_operations if is_forward else trace.num_operations - trace.forward_operations
     )
     launched = num_operations * step.micro_batches * work.computing
-    gathers = (step.job.strategy.zero_stage or 0) >= 2
-    units = len(step.trace.units) * step.micro_batches * gathers
     parts = (
         _term("matrix products", flops / rates.flops, "FLOP / rate", rates, _ROOFLINE, FLOP=flops, rate=rates.flops),
         _term("other operations", moved / rates.bandwidth, "bytes / bandwidth", rates, _ROOFLINE, bytes=moved,
               bandwidth=rates.bandwidth),
         _term("launches", launched * rates.operation_s, "operations × time per launch", rates, "traced",
               operations=launched),
-        _term("gathered units", units * rates.unit_s / 2, "units × time per unit / 2", rates, "traced", units=units),
+        gathered,
     )  # fmt: skip
-    return Term.total(name, parts if gathers and rates.unit_s > 0 else parts[:-1])
+    return Term.total(name, parts if gathers else parts[:-1])
 
 
 def _optimizer(step: JobStep, work: Work, rates: RankRates) -> Term:

@@ -74,8 +74,10 @@ class RankRates(NamedTuple):
     ) -> RankRates:
         """Return the rates of one rank of `job` on this machine, whose cores the ranks share.
 
-        Ranks that wait in a schedule leave their core to others: a pipeline that mostly waits is not slowed down by few
-        cores, and a smaller bubble then gains little. The job's link, if it has one, limits the rate of sending.
+        Ranks on emulated processors mostly sleep. Then they need no core, but what all do at the same time queues up at
+        the cores: their messages, and gathering the parameters of a unit. Ranks that wait in a schedule leave their
+        core to others: a pipeline that mostly waits is not slowed down by few cores, and a smaller bubble then gains
+        little. The job's link, if it has one, limits the rate of sending.
 
         Args:
             job: The job.
@@ -104,7 +106,7 @@ class RankRates(NamedTuple):
             optimizer_bandwidth=updates or host.value("optimizer_bandwidth") * speed.bandwidth / slow,
             codec_bandwidth=host.value("codec_bandwidth") * speed.bandwidth / slow,
             tensor_s=0.0 if updates else host.value("tensor_s") * slow,
-            unit_s=host.value("unit_s", ranks=busy),
+            unit_s=host.value("unit_s", ranks=alone) * max(1.0, ranks / alone),
             stage_s=host.value("stage_s", ranks=busy),
             emulated_flops=None if emulated is None else emulated.flops,
             handling_s=handling_s,
