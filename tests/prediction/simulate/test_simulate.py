@@ -53,6 +53,15 @@ def test_links_carry_the_predicted_bytes_of_a_job() -> None:
     assert sum(links[f"rank {rank}, in"] for rank in range(4)) == sent.sum()
 
 
+def test_ranks_send_their_packets_to_different_ranks_at_the_same_time() -> None:
+    """So packets of all ranks take as long as those of one; if all began with rank 0, its link would be the limit."""
+    cluster = ss.Cluster.emulated(nodes=8, bandwidth="10 Mbit/s", flops="1 GFLOP/s")
+    job = job_of(model="mlp", data="digits", world_size=8, compression="int8")
+    assert ss.simulate(job, cluster).step_time_s == pytest.approx(
+        ss.predict(job, cluster).step_time_s, rel=1e-3
+    )
+
+
 def test_a_slow_rank_slows_all_ranks_that_wait_for_it() -> None:
     plain, slow = ss.simulate(job_of()), ss.simulate(job_of(), stragglers={2: 2.0})
     computing = plain.time["forward"].value + plain.time["backward"].value + plain.time["optimizer"].value

@@ -171,9 +171,13 @@ def tree_rounds(num_bytes: int, world_size: int) -> tuple[Round, ...]:
 
 
 def pair_rounds(packet_bytes: int, world_size: int) -> tuple[Round, ...]:
-    """Return the single round in which each rank sends one packet to every other rank; empty packets are not sent."""
+    """Return the single round in which each rank sends one packet to every other rank; empty packets are not sent.
+
+    Each rank begins with the next one, so that no two send to the same rank at the same time.
+    """
     ranks = range(world_size)
-    moves = tuple(Move(a, b, packet_bytes, "packet") for a in ranks for b in ranks if a != b and packet_bytes)
+    pairs = ((a, (a + ahead) % world_size) for ahead in ranks[1:] for a in ranks)
+    moves = tuple(Move(a, b, packet_bytes, "packet") for a, b in pairs if packet_bytes)
     return (Round("", moves),) if moves else ()
 
 
