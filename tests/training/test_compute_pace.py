@@ -90,6 +90,7 @@ def test_gradients_leave_when_the_emulated_pass_is_over(slept: list[float]) -> N
         found.hold_gradients()
         computing(10.0)  # the exchange
     assert slept == [1.0, 1.5]
+    assert found.backward_end == 3.0, "before the exchange"
     found.hold_gradients()  # after the pass, as of the norm
     assert slept == [1.0, 1.5]
     assert found.take_late() == 0.0
@@ -103,6 +104,7 @@ def test_a_pass_without_exchange_sleeps_at_the_end_and_a_slower_one_is_late(slep
         with found.exchanging_backward(lambda: math.inf):
             computing(seconds)
     assert slept == [1.0, 1.5, 0.0]
+    assert found.backward_end == 5.25
     assert found.take_late() == 0.25
 
 
@@ -115,6 +117,7 @@ def test_without_a_stated_rate_a_pass_sleeps_before_its_exchange_for_as_long_as_
             computing(0.5)
             found.hold_gradients()
     assert slept == [0.0, 1.0]
+    assert found.backward_end is None
 
 
 def test_waiting_for_other_ranks_is_not_computing(slept: list[float]) -> None:

@@ -63,6 +63,9 @@ class ComputePace:
         self._free_at = math.inf
         self.arrived_at = 0.0
         """When the newest message of another rank arrived, in Unix seconds."""
+        self.backward_end: float | None = None
+        """When the last pass of `exchanging_backward` ended on the emulated processor, in Unix seconds; None if its
+        time is not stated."""
 
     def take_late(self) -> float:
         """Return and reset the seconds by which computation took longer than on the emulated processor."""
@@ -135,6 +138,7 @@ class ComputePace:
             time.sleep((self._node.slowdown - 1) * self._last_computing)
         spent, start = self._watch(), clock.now()
         self._due, self._has_held = None if wanted is None else start + wanted, False
+        self.backward_end = None
         try:
             yield
         finally:
@@ -145,8 +149,10 @@ class ComputePace:
         taken = min(elapsed, handed_over() - start)
         if self._has_held:
             self._late_s += max(0.0, taken - wanted)
+            self.backward_end = start + max(taken, wanted)
         else:
             self._sleep(wanted - elapsed, can_be_late=True)
+            self.backward_end = clock.now()
 
     def hold_gradients(self) -> None:
         """Wait until the backward pass is over on the emulated processor; called on any thread before an exchange."""

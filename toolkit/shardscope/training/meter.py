@@ -219,7 +219,8 @@ class Meter:
     def backward_span(self) -> Iterator[None]:
         """Return a context manager that records the span of a backward pass of the model.
 
-        If gradients are exchanged in it, the span ends when the last of them is passed to its collective.
+        If gradients are exchanged in it, the span ends when the last of them is passed to its collective, or when the
+        pass ends on an emulated processor.
         """
         start, pace = clock.now(), self.pace
 
@@ -230,7 +231,12 @@ class Meter:
             with nullcontext() if pace is None else pace.exchanging_backward(ended):
                 yield
         finally:
-            self.add_span(Span("compute", "backward", start, min(ended(), clock.now())))
+            emulated = None if pace is None else pace.backward_end
+            self.add_span(
+                Span(
+                    "compute", "backward", start, min(ended() if emulated is None else emulated, clock.now())
+                )
+            )
 
     @contextmanager
     def stage_span(self, name: str, stage: int, passes: float) -> Iterator[PassTimes]:
