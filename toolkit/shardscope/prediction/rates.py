@@ -74,10 +74,10 @@ class RankRates(NamedTuple):
     ) -> RankRates:
         """Return the rates of one rank of `job` on this machine, whose cores the ranks share.
 
-        Ranks on emulated processors mostly sleep. Then they need no core, but what all do at the same time queues up at
-        the cores: their messages, and gathering the parameters of a unit. Ranks that wait in a schedule leave their
-        core to others: a pipeline that mostly waits is not slowed down by few cores, and a smaller bubble then gains
-        little. The job's link, if it has one, limits the rate of sending.
+        Ranks on emulated processors mostly sleep, and need no core for that. But what all do at the same time queues up
+        at the cores: their messages, and the fixed costs of a step, of a pipeline stage and of gathering parameters.
+        Ranks that wait in a schedule leave their core to others: a pipeline that mostly waits is not slowed down by few
+        cores, and a smaller bubble then gains little. The job's link, if it has one, limits the rate of sending.
 
         Args:
             job: The job.
@@ -92,22 +92,25 @@ class RankRates(NamedTuple):
         ranks = job.world_size * cores
         updates = None if emulated is None else emulated.memory_bandwidth
         is_idle = _sleeps(emulated) and not _sleeps(host.cluster)
-        busy = 1.0 if is_idle else ranks
         alone = min(ranks, host.machine.cores) if is_idle else ranks
         link, handling_s, latency_s = _messages(job, host, ranks, alone, emulated)
+
+        def fixed(name: str) -> float:
+            return host.value(name, ranks=alone) * max(1.0, ranks / alone)
+
         return cls(
             flops=host.value("flops") * speed.flops / slow * min(job.threads, usable_cores()),
             bandwidth=host.value("bandwidth") * speed.bandwidth / slow,
             operation_s=host.value("operation_s") * slow,
-            step_s=host.value("step_s", ranks=busy),
+            step_s=fixed("step_s"),
             link=link,
             message_s=handling_s + latency_s,
             source=host.label,
             optimizer_bandwidth=updates or host.value("optimizer_bandwidth") * speed.bandwidth / slow,
             codec_bandwidth=host.value("codec_bandwidth") * speed.bandwidth / slow,
             tensor_s=0.0 if updates else host.value("tensor_s") * slow,
-            unit_s=host.value("unit_s", ranks=alone) * max(1.0, ranks / alone),
-            stage_s=host.value("stage_s", ranks=busy),
+            unit_s=fixed("unit_s"),
+            stage_s=fixed("stage_s"),
             emulated_flops=None if emulated is None else emulated.flops,
             handling_s=handling_s,
             cores=usable_cores() if is_idle else inf,
