@@ -215,10 +215,8 @@ def test_collectives_in_device_memory_follow_those_in_cpu_memory(pool: RankPool,
 
 def make_wide_model() -> torch.nn.Module:
     """A model whose messages are too large to be copied through the CPU."""
-    layers = [torch.nn.Linear(size, 4096) for size in (64, 4096, 4096)]
-    return torch.nn.Sequential(
-        *(torch.nn.Sequential(layer, torch.nn.ReLU()) for layer in layers), torch.nn.Linear(4096, 10)
-    )
+    hidden = [torch.nn.Sequential(torch.nn.Linear(size, 4096), torch.nn.ReLU()) for size in (64, 4096, 4096)]
+    return torch.nn.Sequential(torch.nn.Flatten(), *hidden, torch.nn.Linear(4096, 10))
 
 
 ON_GPU = [
