@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from torch import nn
 
 import shardscope as ss
 from shardscope.prediction.simulate.breakdown import lane_spans
@@ -60,6 +61,25 @@ def test_ranks_send_their_packets_to_different_ranks_at_the_same_time() -> None:
     assert ss.simulate(job, cluster).step_time_s == pytest.approx(
         ss.predict(job, cluster).step_time_s, rel=1e-3
     )
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1", "zb-h2", "zbv"])
+def test_steps_of_a_pipeline_follow_each_other_without_a_gap_on_the_busiest_rank(schedule: str) -> None:
+    """With ZB-H2 and ZBV, that rank has no bubble, although others wait at the beginning and the end of a step."""
+    strategy = ss.Pipeline(schedule=schedule, split="even")
+    cluster = ss.Cluster.emulated(nodes=4, flops="1 MFLOP/s")
+    job = ss.Job(model=_equal_layers, data="digits", strategy=strategy, world_size=4,
+                 batch=ss.Batch(global_batch=64, micro_batch=8))  # fmt: skip
+    predicted, simulated = ss.predict(job, cluster), ss.simulate(job, cluster)
+    passes_s = predicted.time["forward"].value + predicted.time["backward"].value
+    has_bubble = schedule in {"1f1b", "zb-h1"}
+    assert (predicted.time["pipeline bubble"].value > 0.05 * passes_s) == has_bubble
+    assert simulated.step_time_s == pytest.approx(predicted.step_time_s, rel=0.02)
+
+
+def _equal_layers() -> nn.Module:
+    layers = (nn.Linear(64, 64) for _ in range(7))
+    return nn.Sequential(nn.Sequential(nn.Flatten(), nn.Linear(64, 64)), *layers)
 
 
 def test_a_slow_rank_slows_all_ranks_that_wait_for_it() -> None:

@@ -69,8 +69,7 @@ class JobStep:
             plan = _without_rounds(found)
         self.slices = _slices(found, plan)
         self.calls = Counter(each.collective for each in plan.exchanges)
-        now = [self._compute(rank, "data", self.times.data, []) for rank in range(self.ranks)]
-        now = self._piped(plan, plan.flow, now) if plan.flow else self._passes(plan, now)
+        now = self._piped(plan, plan.flow) if plan.flow else self._passes(plan)
         for rank in range(self.ranks):
             self._compute(rank, "fixed cost", self.times.rest, [now[rank]])
 
@@ -118,7 +117,8 @@ class JobStep:
 
     # Steps in which all ranks compute at the same time
 
-    def _passes(self, plan: StepPlan, now: list[int]) -> list[int]:
+    def _passes(self, plan: StepPlan) -> list[int]:
+        now = [self._compute(rank, "data", self.times.data, []) for rank in range(self.ranks)]
         micro_batches = self.prediction.step.micro_batches
         self.open: list[list[int]] = [[] for _ in range(self.ranks)]
         for k in range(micro_batches):
@@ -202,8 +202,11 @@ class JobStep:
 
     # Pipelines
 
-    def _piped(self, plan: StepPlan, flow: Flow, now: list[int]) -> list[int]:
-        """Add the passes of a pipeline's schedule, then the exchanges of tied gradients and norms, and the update."""
+    def _piped(self, plan: StepPlan, flow: Flow) -> list[int]:
+        """Add the passes of a pipeline's schedule, then the exchanges of tied gradients and norms, and the update.
+
+        A rank reads its data when the input of its first pass arrives, since it may still be busy with the last step.
+        """
         table, times = flow.table, self.times
         count = sum(op.op == "F" for op in table.ops) * flow.passes
         unit = times.backward * sum(self.work) / count / DURATIONS["B"]
@@ -211,11 +214,15 @@ class JobStep:
         stages = flow.stage_costs or (1.0,) * table.num_stages
         costs = [each * len(stages) / sum(stages) for each in stages]
         on_its_way: dict[tuple[int, int], int] = {}  # messages between two ranks keep their order
+        now, waiting = [self.graph.add(rank) for rank in range(self.ranks)], set(range(self.ranks))
 
         def add_pass(op: ScheduledOp, after: list[int], _is_last: bool) -> int:
             rank = table.stage_ranks[op.stage]
             kind = "forward" if op.op == "F" else "backward"
             duration = seconds[op.op] * costs[op.stage]
+            if rank in waiting:
+                waiting.remove(rank)
+                after = [self._compute(rank, "data", times.data, after)]
             return self.graph.add(rank, kind, duration, after=after, label=micro_batch_label(op, table))
 
         def add_message(op: ScheduledOp, end: int, target: int) -> int:

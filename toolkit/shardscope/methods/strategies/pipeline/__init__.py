@@ -231,7 +231,9 @@ class Pipeline(Strategy):
     def work(self, step: JobStep) -> list[Work]:
         """Return the work of each rank: its fraction of all FLOPs, and the bubble (0 for very long schedules).
 
-        With stages of unequal FLOPs, the bubble includes waiting for slower stages.
+        With stages of unequal FLOPs, the bubble includes waiting for slower stages. A rank that ends its passes before
+        the others starts the next step, unless ranks meet at the end of a step; so the step lasts as long as the passes
+        of the rank that is busy or waiting the longest, and for ZB-H2 there is no bubble.
         """
         if not step.trace.pieces:
             return [Work(1.0 / step.world_size)] * step.world_size
@@ -242,8 +244,16 @@ class Pipeline(Strategy):
         if table is None:
             return [Work(share) for share in shares]
         timeline = table.timeline(stage_cost=costs)
-        whole = timeline.end / (step.world_size * (1.0 - timeline.bubble_fraction) * timeline.end)
+        spans = [row[-1].end - row[0].start for row in timeline.rows]
+        seconds = timeline.end if self._ranks_meet_after(step) else max(spans)
+        whole = seconds / (step.world_size * (1.0 - timeline.bubble_fraction) * timeline.end)
         return [Work(share, max(0.0, whole - share)) for share in shares]
+
+    def _ranks_meet_after(self, step: JobStep) -> bool:
+        """Return whether ranks exchange gradients of tied parameters, or norms, after the last pass of a step."""
+        from shardscope.methods.strategies.sharded import norm_traffic
+
+        return bool(self._tied(step)) or any(norm_traffic(step, of_layers=False))
 
     def _stage_costs(self, step: JobStep) -> list[float]:
         """Return the FLOPs of each stage; 1 for each if no stage has any."""
