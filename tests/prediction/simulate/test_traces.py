@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import sys
 from pathlib import Path
 
@@ -51,12 +52,12 @@ def replay(folder: Path, *traces: list[TraceNode]) -> ss.Simulation:
     return ss.simulate.chakra(paths, INSTANT)
 
 
+def varint(rest: int) -> bytes:
+    return bytes([rest]) if rest < 128 else bytes([rest % 128 + 128]) + varint(rest // 128)
+
+
 def field(number: int, value: int | bytes) -> bytes:
     """Encode one field of a message by hand, as in the specification of the wire format."""
-
-    def varint(rest: int) -> bytes:
-        return bytes([rest]) if rest < 128 else bytes([rest % 128 + 128]) + varint(rest // 128)
-
     if isinstance(value, int):
         return varint(number * 8) + varint(value)
     return varint(number * 8 + 2) + varint(len(value)) + value
@@ -88,14 +89,36 @@ def test_a_trace_of_another_tool_is_read_and_unknown_fields_are_skipped(tmp_path
     assert read == TraceNode(7, "sum", COLLECTIVE, (1, 2), 0, 400, {"comm_size": 300, "comm_type": 0})
 
 
+def test_attributes_of_every_type_are_read(tmp_path: Path) -> None:
+    """Chakra's schema leaves it to the writer whether a size is an int64, a uint32 or a fixed64, for example."""
+    pytest.importorskip("google.protobuf")
+    zigzag = 2 * 300
+    fields = {
+        "int32": field(7, 300), "int64": field(9, 300), "uint32": field(11, 300), "uint64": field(13, 300),
+        "sint32": field(15, zigzag), "sint64": field(17, zigzag),
+        "fixed32": bytes([19 * 8 % 128 + 5 + 128, 1]) + (300).to_bytes(4, "little"),
+        "fixed64": bytes([21 * 8 % 128 + 1 + 128, 1]) + (300).to_bytes(8, "little"),
+        "double": bytes([3 * 8 + 1]) + struct.pack("<d", 300.0),
+        "list": field(28, field(1, 1)),
+    }  # fmt: skip
+    node = field(1, 7) + field(3, SEND)
+    for name, value in fields.items():
+        node += field(10, field(1, name.encode()) + value)
+    path = tmp_path / "other.et"
+    path.write_bytes(bytes([7]) + field(1, b"0.0.4") + varint(len(node)) + node)
+    (read,) = read_nodes(path)
+    assert read.attributes == {**dict.fromkeys(fields, 300), "list": 0}
+
+
 @pytest.mark.parametrize(("number", "op"), [(0, "all_reduce"), (2, "all_gather"), (7, "reduce_scatter")])
 def test_collectives_of_a_trace_run_as_rings_after_the_slowest_rank(
     number: int, op: str, tmp_path: Path
 ) -> None:
+    """The size in a trace is that of a rank's input, which is a quarter of the tensor in an all-gather."""
     pytest.importorskip("google.protobuf")
     paths = [tmp_path / f"t.{rank}.et" for rank in range(4)]
     for rank, path in enumerate(paths):
-        about = {"comm_type": number, "comm_size": 4_000_000}
+        about = {"comm_type": number, "comm_size": 1_000_000 if op == "all_gather" else 4_000_000}
         work = TraceNode(1, "work", COMPUTE, duration_us=1000 * (rank + 1))
         write_nodes(path, [work, TraceNode(2, op, COLLECTIVE, (1,), attributes=about)])
     found = ss.simulate.chakra(paths, LINK)
@@ -110,6 +133,32 @@ def test_collectives_of_a_trace_run_as_rings_after_the_slowest_rank(
     assert found.step_time_s == pytest.approx(4e-3 + float(collective_time(**asked)), rel=1e-6)
     slow = ss.simulate.chakra(paths, LINK, stragglers={0: 10.0})
     assert slow.step_time_s == pytest.approx(found.step_time_s + 6e-3, rel=1e-6)
+
+
+def test_a_collective_of_a_trace_runs_with_the_algorithm_that_is_asked_for(tmp_path: Path) -> None:
+    pytest.importorskip("google.protobuf")
+    paths = [tmp_path / f"t.{rank}.et" for rank in range(12)]
+    for rank, path in enumerate(paths):  # ranks 0 to 2 and 11 have a group of their own
+        group = "few" if rank in {0, 1, 2, 11} else "many"
+        write_nodes(path, [collective(1, 4_000_000, pg_name=group)])
+    found = ss.simulate.chakra(paths, LINK, algorithms={"all_reduce": "tree"})
+    asked = {
+        "op": "all_reduce",
+        "algorithm": "tree",
+        "num_bytes": 4_000_000,
+        "bandwidth": 1e9,
+        "latency": 1e-4,
+    }
+    assert found.step_time_s == pytest.approx(float(collective_time(workers=8, **asked)), rel=1e-6)
+    few = max(event.end_s for event in found.timeline.events if event.rank in {0, 1, 2, 11})
+    assert few == pytest.approx(float(collective_time(workers=4, **asked)), rel=1e-6)
+    assert found.merged == ("All ranks send over equal links; all_reduce is tree.",)
+    with pytest.raises(ss.SpecError, match="algorithms='all_scatter' is not"):
+        ss.simulate.chakra(paths, LINK, algorithms={"all_scatter": "tree"})
+    with pytest.raises(
+        ss.SpecError, match="algorithm='pairwise' does not simulate op='all_reduce'; use 'ring' or"
+    ):
+        ss.simulate.chakra(paths, LINK, algorithms={"all_reduce": "pairwise"})
 
 
 def collective(id_: int, size: int = 8, op: int = 0, **about: str) -> TraceNode:

@@ -22,13 +22,24 @@ COLLECTIVES = {
     0: "all_reduce", 2: "all_gather", 5: "broadcast", 6: "all_to_all", 7: "reduce_scatter", 9: "barrier",
 }  # fmt: skip
 """Values of the attribute ``comm_type`` that the simulator knows."""
+_GATHER = "all_gather"
 _PACKAGE = "ShardscopeChakra"
-_TYPES = {"uint64": 4, "int32": 5, "bool": 8, "string": 9, "message": 11, "int64": 3}
+_TYPES = {
+    "double": 1, "float": 2, "int64": 3, "uint64": 4, "int32": 5, "fixed64": 6, "fixed32": 7, "bool": 8, "string": 9,
+    "bytes": 12, "uint32": 13, "sfixed32": 15, "sfixed64": 16, "sint32": 17, "sint64": 18,
+}  # fmt: skip
+"""Numbers of the types in protocol buffers' own description, ``FieldDescriptorProto.Type``."""
+_MESSAGE = 11
+_VALUES = {
+    f"{kind}_val": (3 + 2 * place, kind, False)
+    for place, kind in enumerate((
+        "double", "float", "int32", "int64", "uint32", "uint64", "sint32", "sint64", "fixed32", "fixed64", "sfixed32",
+        "sfixed64", "bool", "string", "bytes",
+    ))
+}  # fmt: skip
+"""An attribute's value, of which it has one; lists, which have the even numbers, are skipped."""
 _MESSAGES: dict[str, dict[str, tuple[int, str, bool]]] = {
-    "AttributeProto": {
-        "name": (1, "string", False), "int32_val": (7, "int32", False), "int64_val": (9, "int64", False),
-        "uint64_val": (13, "uint64", False), "bool_val": (27, "bool", False), "string_val": (29, "string", False),
-    },
+    "AttributeProto": {"name": (1, "string", False), **_VALUES},
     "GlobalMetadata": {"version": (1, "string", False), "attr": (2, "AttributeProto", True)},
     "Node": {
         "id": (1, "uint64", False), "name": (2, "string", False), "type": (3, "int32", False),
@@ -38,7 +49,6 @@ _MESSAGES: dict[str, dict[str, tuple[int, str, bool]]] = {
 }  # fmt: skip
 """By message and field: its number, its type, and whether it is repeated."""
 _ONE_OF = "value"
-_VALUES = ("int32_val", "int64_val", "uint64_val", "bool_val", "string_val")
 
 
 class TraceNode(NamedTuple):
@@ -53,8 +63,22 @@ class TraceNode(NamedTuple):
     start_us: int = 0
     duration_us: int = 0
     attributes: Mapping[str, Any] = MappingProxyType({})
-    """Values by name, such as ``comm_size`` (bytes), ``comm_type``, ``comm_src``, ``comm_dst``, ``comm_tag`` and
-    ``stream``."""
+    """Values by name, such as ``comm_size`` (bytes; see `input_bytes`), ``comm_type``, ``comm_src``, ``comm_dst``,
+    ``comm_tag`` and ``stream``."""
+
+
+def input_bytes(comm_type: int, num_bytes: int, ranks: int) -> int:
+    """Return ``comm_size`` of a collective on a whole tensor: the bytes of each rank's input.
+
+    This is one rank's part for an all-gather, and the whole tensor for the other collectives, as in the traces that
+    Chakra's own converter makes of PyTorch's and in those that ASTRA-sim expects.
+    """
+    return -(-num_bytes // ranks) if COLLECTIVES.get(comm_type) == _GATHER else num_bytes
+
+
+def tensor_bytes(comm_type: int, comm_size: int, ranks: int) -> int:
+    """Return the bytes of the whole tensor of a collective; the inverse of `input_bytes`."""
+    return comm_size * ranks if COLLECTIVES.get(comm_type) == _GATHER else comm_size
 
 
 def write_nodes(path: Path, nodes: Iterable[TraceNode]) -> None:
@@ -98,7 +122,7 @@ def read_nodes(path: Path) -> Iterator[TraceNode]:
 
 
 def _value(attribute: Any) -> Any:
-    """Return the value of an attribute; 0 if it has a type that the simulator does not need."""
+    """Return the value of an attribute; 0 for a list, which the simulator does not need."""
     name = attribute.WhichOneof(_ONE_OF)
     return 0 if name is None else getattr(attribute, name)
 
@@ -125,7 +149,7 @@ def _classes() -> dict[str, Any]:
             made.oneof_decl.add(name=_ONE_OF)
         for name, (number, kind, is_repeated) in fields.items():
             label = 3 if is_repeated else 1
-            field = made.field.add(name=name, number=number, type=_TYPES.get(kind, 11), label=label)
+            field = made.field.add(name=name, number=number, type=_TYPES.get(kind, _MESSAGE), label=label)
             if name in _VALUES:
                 field.oneof_index = 0
             if kind in _MESSAGES:

@@ -163,6 +163,7 @@ class Simulator:
         paths: Sequence[str | Path],
         link: Link,
         *,
+        algorithms: Mapping[str, str] | None = None,
         stragglers: Mapping[int, float] | None = None,
         jitter: float = 0.0,
         seed: int = 0,
@@ -178,6 +179,9 @@ class Simulator:
         Args:
             paths: The trace of each rank, in the order of ranks.
             link: The link of each rank, such as ``ss.Link.of("25GbE")``.
+            algorithms: Algorithms of collectives that differ from the default ones, such as ``{"all_reduce": "tree"}``;
+                see `collective`. By default an ``all_to_all`` is ``pairwise``, a ``broadcast`` a ``tree`` and every
+                other one a ``ring``.
             stragglers: Factor of the computing time of slow ranks, by rank.
             jitter: Standard deviation of each computation's time, relative to its mean.
             seed: Seed of the jitter.
@@ -187,15 +191,18 @@ class Simulator:
                 receive no send, the ranks of a group do not call the same collectives with the same bytes, or the
                 library ``protobuf`` is not installed.
         """
-        from shardscope.prediction.simulate.traces import simulate_traces
+        from shardscope.prediction.simulate.traces import CHAKRA, simulate_files
 
-        return simulate_traces(paths, link, Variation(dict(stragglers or {}), jitter, seed))
+        return simulate_files(
+            CHAKRA, paths, link, Variation(dict(stragglers or {}), jitter, seed), algorithms
+        )
 
     def kineto(
         self,
         paths: Sequence[str | Path],
         link: Link,
         *,
+        algorithms: Mapping[str, str] | None = None,
         stragglers: Mapping[int, float] | None = None,
         jitter: float = 0.0,
         seed: int = 0,
@@ -210,6 +217,7 @@ class Simulator:
         Args:
             paths: The trace of each rank, as ``.json`` or ``.json.gz``.
             link: The link of each rank, such as ``ss.Link.of("25GbE")``.
+            algorithms: Algorithms of collectives that differ from the default ones, as for `chakra`.
             stragglers: Factor of the computing time of slow ranks, by rank.
             jitter: Standard deviation of each computation's time, relative to its mean.
             seed: Seed of the jitter.
@@ -218,9 +226,11 @@ class Simulator:
             SpecError: A file is not a Kineto trace, a rank is missing, a size or a peer is not in the trace, or the
                 ranks of a group do not call the same collectives with the same bytes.
         """
-        from shardscope.prediction.simulate.traces import simulate_kineto
+        from shardscope.prediction.simulate.traces import KINETO, simulate_files
 
-        return simulate_kineto(paths, link, Variation(dict(stragglers or {}), jitter, seed))
+        return simulate_files(
+            KINETO, paths, link, Variation(dict(stragglers or {}), jitter, seed), algorithms
+        )
 
 
 simulate = Simulator()

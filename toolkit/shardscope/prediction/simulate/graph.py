@@ -6,6 +6,7 @@ Every operation belongs to a lane: the activity of one rank, or of several ranks
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,9 +23,19 @@ JOIN = ""
 """Kind of operations that take no time and only join or order others."""
 
 
+def _ints() -> array[int]:
+    return array("q")
+
+
+def _floats() -> array[float]:
+    return array("d")
+
+
 @dataclass
 class Graph:
-    """Operations, added one by one; `add` returns the index of the new one.
+    """Operations, added one by one or many at a time; `add` and `add_many` return the index of the first new one.
+
+    Numbers are in arrays of the standard library, which grow like lists and which NumPy reads without copying.
 
     Attributes:
         lanes: Names of the lanes.
@@ -47,16 +58,16 @@ class Graph:
     lanes: list[str]
     link_names: list[str] = field(default_factory=list)
     capacity: list[float] = field(default_factory=list)
-    op_lane: list[int] = field(default_factory=list)
+    op_lane: array[int] = field(default_factory=_ints)
     kinds: list[str] = field(default_factory=list)
-    fixed: list[float] = field(default_factory=list)
-    size: list[float] = field(default_factory=list)
-    payload: list[float] = field(default_factory=list)
-    links: list[int] = field(default_factory=list)
+    fixed: array[float] = field(default_factory=_floats)
+    size: array[float] = field(default_factory=_floats)
+    payload: array[float] = field(default_factory=_floats)
+    links: array[int] = field(default_factory=_ints)
     is_serial: list[bool] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
-    peers: list[int] = field(default_factory=list)
-    edges: list[int] = field(default_factory=list)
+    peers: array[int] = field(default_factory=_ints)
+    edges: array[int] = field(default_factory=_ints)
 
     @property
     def num_ops(self) -> int:
@@ -111,18 +122,58 @@ class Graph:
         self.fixed.append(seconds)
         self.size.append(size if links else 0.0)
         self.payload.append((size if payload is None else payload) if links else 0.0)
-        self.links += (*links, -1, -1)[:2]
+        self.links.extend((*links, -1, -1)[:2])
         self.is_serial.append(serial)
         self.labels.append(label)
         self.peers.append(peer)
         for other in after:
             if other >= 0:
-                self.edges += (other, op)
+                self.edges.extend((other, op))
         return op
+
+    def add_many(
+        self,
+        lanes: Ints,
+        kind: str | Sequence[str],
+        seconds: Floats,
+        *,
+        size: Floats,
+        links: Ints,
+        peers: Ints,
+        serial: bool = True,
+        labels: Sequence[str] = (),
+    ) -> int:
+        """Add a message for each entry of the arrays and return the index of the first; see `add` for the arguments.
+
+        Args:
+            lanes: Lanes; shape `(n,)`, as all arrays but `links`.
+            kind: Term to which their time belongs, or one for each.
+            seconds: Latencies.
+            size: Bytes.
+            links: Links; shape `(n, 2)`.
+            peers: Lanes that receive the messages.
+            serial: Whether they occupy their lanes.
+            labels: Texts for the timeline; none if empty.
+        """
+        first, count = len(self.fixed), len(lanes)
+        for column, values, kind_of in (
+            (self.op_lane, lanes, np.int64), (self.fixed, seconds, np.float64), (self.size, size, np.float64),
+            (self.payload, size, np.float64), (self.links, links, np.int64), (self.peers, peers, np.int64),
+        ):  # fmt: skip
+            column.frombytes(np.ascontiguousarray(values, kind_of).tobytes())
+        self.kinds += [kind] * count if isinstance(kind, str) else kind
+        self.is_serial += [serial] * count
+        self.labels += labels or [""] * count
+        return first
 
     def order(self, before: int, after: int) -> None:
         """Let an operation start after another has ended."""
-        self.edges += (before, after)
+        self.edges.extend((before, after))
+
+    def order_many(self, before: Ints, after: Ints) -> None:
+        """Let each operation of `after` start after the one of `before` has ended, where this is not -1."""
+        there = before >= 0
+        self.edges.frombytes(np.stack([before[there], after[there]], axis=1).astype(np.int64).tobytes())
 
     def run(self) -> Times:
         """Run all operations and return their times.

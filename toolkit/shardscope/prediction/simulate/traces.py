@@ -7,17 +7,19 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from shardscope.analytic.communication.plan import Move, Round, ring_rounds
-from shardscope.errors import SpecError
+import numpy as np
+
+from shardscope.errors import SpecError, unknown_name
 from shardscope.prediction.simulate.breakdown import busy_seconds, lane_seconds, term_tree
+from shardscope.prediction.simulate.collective import equal_wires, expanded
 from shardscope.prediction.simulate.graph import JOIN, Graph
 from shardscope.prediction.simulate.kineto import read_kineto
 from shardscope.prediction.simulate.queues import run_in_order
 from shardscope.prediction.simulate.replicas import Variation, replicate
 from shardscope.prediction.simulate.result import Simulation
-from shardscope.prediction.simulate.rounds import Wire, add_rounds
+from shardscope.prediction.simulate.rounds import add_rounds
 from shardscope.runlog.chakra import (
     COLLECTIVE,
     COLLECTIVES,
@@ -26,6 +28,7 @@ from shardscope.runlog.chakra import (
     SEND,
     TraceNode,
     read_nodes,
+    tensor_bytes,
     write_nodes,
 )
 from shardscope.runlog.chrome_trace import write_trace
@@ -120,6 +123,10 @@ FORMATS: Mapping[str, Callable[[Simulation, str | Path], str]] = {
 _Messages = dict[tuple[int, int, int], deque[tuple[int, TraceNode]]]
 """Ranks and nodes by source, destination and tag, in the order in which sends and receives are matched."""
 _BEGIN, _END = "begin", "end"
+ALGORITHMS: Mapping[str, str] = {
+    "all_reduce": "ring", "reduce_scatter": "ring", "all_gather": "ring", "all_to_all": "pairwise", "broadcast": "tree",
+}  # fmt: skip
+"""Algorithm of each type of collective, unless another one is asked for."""
 
 
 @dataclass
@@ -128,6 +135,8 @@ class _Replay:
 
     traces: Sequence[Sequence[TraceNode]]
     link: Link
+    algorithms: Mapping[str, str]
+    """Algorithm of each type of collective."""
     calls: dict[tuple[Any, int], dict[int, TraceNode]] = field(default_factory=dict)
     """Collectives by process group and number: on each rank, the node that takes part."""
     sends: _Messages = field(default_factory=dict)
@@ -137,8 +146,7 @@ class _Replay:
     def __post_init__(self) -> None:
         ranks = range(len(self.traces))
         self.graph = graph = Graph([f"rank {rank}" for rank in ranks])
-        self.out = [graph.link(f"rank {rank}, out", self.link.bandwidth) for rank in ranks]
-        self.into = [graph.link(f"rank {rank}, in", self.link.bandwidth) for rank in ranks]
+        self.wires = equal_wires(graph, len(ranks), self.link.bandwidth, self.link.latency_s)
         self.traces = [sorted(nodes, key=lambda node: node.id) for nodes in self.traces]
         self.ops = [
             {node.id: graph.add(rank) for node in self.traces[rank]} for rank in ranks
@@ -210,10 +218,10 @@ class _Replay:
 
     def _match(self) -> None:
         """Add the message of each send and its receive: with equal tags, the first to the first, and so on."""
+        pairs: list[tuple[tuple[int, TraceNode], tuple[int, TraceNode]]] = []
         for key, sends in self.sends.items():
             receives = self.receives.get(key, deque())
-            for sent, received in zip(sends, receives, strict=False):
-                self._message(*sent, *received)
+            pairs += zip(sends, receives, strict=False)
             if len(sends) > len(receives):
                 rank, node = sends[len(receives)]
                 raise SpecError(
@@ -228,6 +236,19 @@ class _Replay:
                     f"node {node.id} of rank {rank} receives a message from rank {key[0]} with tag {key[2]}, but no "
                     "rank sends it; give the traces of all ranks, with a send for each receive"
                 )
+        self._add_messages(pairs)
+
+    def _add_messages(self, pairs: Sequence[tuple[tuple[int, TraceNode], tuple[int, TraceNode]]]) -> None:
+        source, target = (np.array([each[side][0] for each in pairs], np.int64) for side in range(2))
+        wire = self.wires(source, target)
+        first = self.graph.add_many(
+            source, [sent.name or "unnamed" for (_, sent), _ in pairs], wire.latency,
+            size=np.array([sent.attributes.get("comm_size", 0) for (_, sent), _ in pairs], float), links=wire.links,
+            peers=target, serial=False,
+        )  # fmt: skip
+        for op, ((rank, sent), (other, received)) in enumerate(pairs, first):
+            self._between(rank, sent, op)
+            self.graph.order(op, self.ops[other][received.id])
 
     def _check_members(self) -> None:
         """Raise a `SpecError` unless every rank of a group takes part in each of its collectives."""
@@ -244,41 +265,34 @@ class _Replay:
                     "ranks belong to a group"
                 )
 
-    def _message(self, source: int, sent: TraceNode, target: int, received: TraceNode) -> None:
-        op = self.graph.add(
-            source, sent.name or "unnamed", self.link.latency_s, size=float(sent.attributes.get("comm_size", 0)),
-            links=(self.out[source], self.into[target]), peer=target, serial=False,
-        )  # fmt: skip
-        self._between(source, sent, op)
-        self.graph.order(op, self.ops[target][received.id])
+    def expansions(self) -> str:
+        """Return the algorithms of the trace's collectives as a clause."""
+        numbers = (
+            next(iter(together.values())).attributes.get("comm_type", 0) for together in self.calls.values()
+        )
+        ops = dict.fromkeys(COLLECTIVES[int(number)] for number in numbers)
+        used = [f"{op} is {self.algorithms[op]}" for op in ops if op in self.algorithms]
+        return f"; {', '.join(used)}" if used else ""
 
     def _collective(self, together: Mapping[int, TraceNode]) -> None:
-        """Add a collective over the ranks that call it, as a ring or, for an all-to-all, in pairs."""
+        """Add a collective over the ranks that call it."""
         members = sorted(together)
         first = together[members[0]]
-        op = COLLECTIVES.get(int(first.attributes.get("comm_type", 0)))
+        number, size = (int(first.attributes.get(name, 0)) for name in ("comm_type", "comm_size"))
+        op = COLLECTIVES.get(number)
         if op is None:
-            given, known = first.attributes["comm_type"], ", ".join(COLLECTIVES.values())
-            raise SpecError(f"comm_type={given} of {first.name!r} is not simulated; use {known}")
-        rounds = _rounds(op, int(first.attributes.get("comm_size", 0)), len(members))
-        placed = [
-            Round(
-                each.name,
-                tuple(m._replace(source=members[m.source], target=members[m.target]) for m in each.moves),
-            )
-            for each in rounds
-        ]
-        entry = [self.graph.add(rank) for rank in range(len(self.traces))]
-        for rank, node in together.items():
-            self.graph.order(self.begin[rank][node.id], entry[rank])
-        ends = add_rounds(self.graph, placed, entry, self._wire, first.name or op)
+            known = ", ".join(COLLECTIVES.values())
+            raise SpecError(f"comm_type={number} of {first.name!r} is not simulated; use {known}")
+        entry = [self.begin[rank][together[rank].id] for rank in members]
         if op == "barrier":
-            ends = [self.graph.add(0, after=[entry[rank] for rank in members])] * len(ends)
-        for rank, node in together.items():
-            self.graph.order(ends[rank], self.ops[rank][node.id])
-
-    def _wire(self, source: int, target: int) -> Wire:
-        return Wire(self.link.latency_s, (self.out[source], self.into[target]))
+            ends = [self.graph.add(members[0], after=entry)] * len(members)
+        else:
+            whole = tensor_bytes(number, size, len(members))
+            rounds = expanded(op, self.algorithms[op], whole, len(members))
+            lanes = np.array(members)
+            ends = add_rounds(self.graph, rounds, entry, self.wires, first.name or op, lanes=lanes)
+        for rank, end in zip(members, ends, strict=True):
+            self.graph.order(end, self.ops[rank][together[rank].id])
 
 
 def _check_alike(group: Any, number: int, together: Mapping[int, TraceNode]) -> None:
@@ -305,51 +319,51 @@ def _called(group: Any) -> str:
     return f"the group pg_name={group!r}" if group != "" else "the default group"
 
 
-def _rounds(op: str, size: int, count: int) -> Sequence[Round]:
-    """Return the rounds of a collective between `count` ranks, of which the first is the root of a broadcast."""
-    if count == 1 or op == "barrier":
-        return ()
-    if op == "all_to_all":
-        share = size // count
-        return [
-            Round("", tuple(Move(a, (a + k) % count, share) for a in range(count))) for k in range(1, count)
-        ]
-    if op == "broadcast":
-        have = [2**k for k in range((count - 1).bit_length())]
-        return [Round("", tuple(Move(a, a + n, size) for a in range(n) if a + n < count)) for n in have]
-    return ring_rounds(op, size, 1, count)
+def read_chakra(paths: Sequence[str | Path]) -> list[list[TraceNode]]:
+    """Return the nodes of Chakra traces, one file per rank, in the order of ranks."""
+    return [list(read_nodes(Path(path))) for path in paths]
 
 
-def simulate_traces(paths: Sequence[str | Path], link: Link, variation: Variation) -> Simulation:
-    """Simulate Chakra traces, one file per rank; see `shardscope.simulate.chakra`."""
-    if not paths:
-        raise SpecError(
-            "chakra needs the trace of each rank; give a list of files, such as step.0.et and step.1.et"
-        )
-    nodes = [list(read_nodes(Path(path))) for path in paths]
-    return simulate_nodes(nodes, link, variation, label=f"Chakra trace {Path(paths[0]).name}")
+class Format(NamedTuple):
+    """A format of traces that can be simulated."""
+
+    name: str
+    read: Callable[[Sequence[str | Path]], list[list[TraceNode]]]
+    """Function that returns the nodes of each rank."""
+    such_as: str
+    """Examples of file names."""
 
 
-def simulate_kineto(paths: Sequence[str | Path], link: Link, variation: Variation) -> Simulation:
-    """Simulate Kineto traces, one file per rank; see `shardscope.simulate.kineto`."""
-    if not paths:
-        raise SpecError(
-            "kineto needs the trace of each rank; give a list of files, such as rank0.json and rank1.json"
-        )
-    return simulate_nodes(read_kineto(paths), link, variation, label=f"Kineto trace {Path(paths[0]).name}")
+CHAKRA = Format("Chakra", read_chakra, "step.0.et and step.1.et")
+KINETO = Format("Kineto", read_kineto, "rank0.json and rank1.json")
 
 
-def simulate_nodes(
-    traces: Sequence[Sequence[TraceNode]], link: Link, variation: Variation, *, label: str
+def simulate_files(
+    kind: Format,
+    paths: Sequence[str | Path],
+    link: Link,
+    variation: Variation,
+    algorithms: Mapping[str, str] | None = None,
 ) -> Simulation:
-    """Simulate the nodes of each rank over equal links."""
-    replay = _Replay(traces, link)
-    ranks = [[rank] for rank in range(len(traces))]
-    variation.check(len(traces))
+    """Simulate the traces of one step over equal links; see `shardscope.simulate.chakra`.
+
+    Raises:
+        SpecError: There are no files, one of them cannot be read, or an operation has no such algorithm.
+    """
+    if not paths:
+        raise SpecError(
+            f"{kind.name.lower()} needs the trace of each rank; give a list of files, such as {kind.such_as}"
+        )
+    for op in algorithms or {}:
+        if op not in ALGORITHMS:
+            raise unknown_name("algorithms", op, ALGORITHMS)
+    replay = _Replay(kind.read(paths), link, {**ALGORITHMS, **(algorithms or {})})
+    ranks = [[rank] for rank in range(len(paths))]
+    variation.check(len(ranks))
     done = replicate(replay.graph, [0], [], ranks, variation)
     seconds: dict[str, Any] = lane_seconds(done, int(busy_seconds(done).argmax()), "waiting for other ranks")
     return Simulation(
-        label=label, num_devices=len(traces), time=term_tree(seconds, {}, ()),
-        merged=("All ranks send over equal links; collectives are rings.",), lane_ranks=tuple(map(tuple, ranks)),
+        label=f"{kind.name} trace {Path(paths[0]).name}", num_devices=len(ranks), time=term_tree(seconds, {}, ()),
+        merged=(f"All ranks send over equal links{replay.expansions()}.",), lane_ranks=tuple(map(tuple, ranks)),
         done=done, arrangement=Arrangement(),
     )  # fmt: skip
