@@ -191,7 +191,7 @@ class Simulator:
                 receive no send, the ranks of a group do not call the same collectives with the same bytes, or the
                 library ``protobuf`` is not installed.
         """
-        from shardscope.prediction.simulate.traces import CHAKRA, simulate_files
+        from shardscope.prediction.simulate.replay import CHAKRA, simulate_files
 
         return simulate_files(
             CHAKRA, paths, link, Variation(dict(stragglers or {}), jitter, seed), algorithms
@@ -226,7 +226,7 @@ class Simulator:
             SpecError: A file is not a Kineto trace, a rank is missing, a size or a peer is not in the trace, or the
                 ranks of a group do not call the same collectives with the same bytes.
         """
-        from shardscope.prediction.simulate.traces import KINETO, simulate_files
+        from shardscope.prediction.simulate.replay import KINETO, simulate_files
 
         return simulate_files(
             KINETO, paths, link, Variation(dict(stragglers or {}), jitter, seed), algorithms

@@ -19,6 +19,7 @@ from shardscope.prediction.simulate.engine import form, run_loop
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 JOIN = ""
 """Kind of operations that take no time and only join or order others."""
 
@@ -29,6 +30,10 @@ def _ints() -> array[int]:
 
 def _floats() -> array[float]:
     return array("d")
+
+
+def _flags() -> array[int]:
+    return array("b")
 
 
 @dataclass
@@ -50,6 +55,7 @@ class Graph:
         is_serial: Whether the operation occupies its lane, so that its time counts as the lane's own; others count only
             while the lane waits for them. `run` follows `edges` alone: whoever adds computations that occupy a lane
             orders them one after another.
+        is_join: Whether its kind is `JOIN`.
         labels: Text of each operation, such as ``micro-batch 3``.
         peers: Lane that receives each operation's message; -1 for none.
         edges: Pairs of operations: the second starts after the first.
@@ -64,7 +70,8 @@ class Graph:
     size: array[float] = field(default_factory=_floats)
     payload: array[float] = field(default_factory=_floats)
     links: array[int] = field(default_factory=_ints)
-    is_serial: list[bool] = field(default_factory=list)
+    is_serial: array[int] = field(default_factory=_flags)
+    is_join: array[int] = field(default_factory=_flags)
     labels: list[str] = field(default_factory=list)
     peers: array[int] = field(default_factory=_ints)
     edges: array[int] = field(default_factory=_ints)
@@ -124,6 +131,7 @@ class Graph:
         self.payload.append((size if payload is None else payload) if links else 0.0)
         self.links.extend((*links, -1, -1)[:2])
         self.is_serial.append(serial)
+        self.is_join.append(kind == JOIN)
         self.labels.append(label)
         self.peers.append(peer)
         for other in after:
@@ -162,7 +170,8 @@ class Graph:
         ):  # fmt: skip
             column.frombytes(np.ascontiguousarray(values, kind_of).tobytes())
         self.kinds += [kind] * count if isinstance(kind, str) else kind
-        self.is_serial += [serial] * count
+        self.is_serial.frombytes(bytes([serial]) * count)
+        self.is_join.frombytes(bytes(count))
         self.labels += labels or [""] * count
         return first
 

@@ -84,14 +84,11 @@ def add_rounds(
             continue
         source, target = lane[moves.source], lane[moves.target]
         wire = wires(source, target)
-        items = (
-            [_item(move.item, cargo) for move in each.moves] if isinstance(each, Round) else [cargo] * count
-        )
         first = graph.add_many(
             np.repeat(source, slices), kind, np.repeat(wire.latency, slices),
             size=np.repeat(moves.num_bytes / slices, slices), links=np.repeat(wire.links, slices, axis=0),
             peers=np.repeat(target, slices), serial=serial,
-            labels=[item for item in items for _ in range(slices)],
+            labels=_labels(each, cargo, slices),
         )  # fmt: skip
         ops = first + np.arange(count * slices).reshape(count, slices)
         graph.order_many(ops[:, :-1].ravel(), ops[:, 1:].ravel())
@@ -106,8 +103,12 @@ def add_rounds(
     ]
 
 
-def _item(item: str, cargo: str) -> str:
-    return f"{item} of the {cargo}" if item else cargo
+def _labels(each: Round | Moves, cargo: str, slices: int) -> list[str]:
+    """Return the text of each slice of each message; moves in arrays are too many for texts of their own."""
+    if isinstance(each, Moves):
+        return [cargo] * (len(each.source) * slices)
+    items = (f"{move.item} of the {cargo}" if move.item else cargo for move in each.moves)
+    return [item for item in items for _ in range(slices)]
 
 
 def _previous(source: Ints) -> Ints:
