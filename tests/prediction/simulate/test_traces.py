@@ -17,7 +17,7 @@ from shardscope.runlog.chakra import (
     RECEIVE,
     SEND,
     TraceNode,
-    read_nodes,
+    read_traces,
     write_nodes,
 )
 
@@ -85,7 +85,7 @@ def test_a_trace_of_another_tool_is_read_and_unknown_fields_are_skipped(tmp_path
     node += unknown + field(10, attribute) + field(10, field(1, b"comm_type") + field(9, 0))
     path = tmp_path / "other.et"
     path.write_bytes(b"".join(bytes([len(part)]) + part for part in (field(1, b"0.0.4"), node)))
-    (read,) = read_nodes(path)
+    ((read,),) = read_traces([path])
     assert read == TraceNode(7, "sum", COLLECTIVE, (1, 2), 0, 400, {"comm_size": 300, "comm_type": 0})
 
 
@@ -106,7 +106,7 @@ def test_attributes_of_every_type_are_read(tmp_path: Path) -> None:
         node += field(10, field(1, name.encode()) + value)
     path = tmp_path / "other.et"
     path.write_bytes(bytes([7]) + field(1, b"0.0.4") + varint(len(node)) + node)
-    (read,) = read_nodes(path)
+    ((read,),) = read_traces([path])
     assert read.attributes == {**dict.fromkeys(fields, 300), "list": 0}
 
 
@@ -133,6 +133,33 @@ def test_collectives_of_a_trace_run_as_rings_after_the_slowest_rank(
     assert found.step_time_s == pytest.approx(4e-3 + float(collective_time(**asked)), rel=1e-6)
     slow = ss.simulate.chakra(paths, LINK, stragglers={0: 10.0})
     assert slow.step_time_s == pytest.approx(found.step_time_s + 6e-3, rel=1e-6)
+
+
+@pytest.mark.parametrize("op", [0, 2, 6, 9])
+def test_ranks_that_do_the_same_are_simulated_as_one(op: int, tmp_path: Path) -> None:
+    """A factor of 1 changes no time, but lets each rank be simulated on its own."""
+    pytest.importorskip("google.protobuf")
+    paths = [tmp_path / f"t.{rank}.et" for rank in range(6)]
+    for rank, path in enumerate(paths):  # numbers of nodes may start anywhere
+        work = TraceNode(rank + 1, "work", COMPUTE, duration_us=500)
+        write_nodes(path, [work, collective(rank + 2, 6_000, op)._replace(after=(rank + 1,))])
+    one, each = (ss.simulate.chakra(paths, LINK, stragglers=factors) for factors in ({}, {0: 1.0}))
+    assert (len(one.lane_ranks), len(each.lane_ranks)) == (1, 6)
+    assert one.merged[1:] == ("All ranks do the same, so one is simulated.",)
+    assert one.step_time_s == pytest.approx(each.step_time_s, rel=1e-12)
+    assert one.time.to_dict() == each.time.to_dict()
+    assert one.collectives().to_dict() == each.collectives().to_dict()
+    drawn = [
+        [(e.rank, e.kind, round(e.start_s, 9), e.peer, e.num_bytes) for e in f.timeline.events]
+        for f in (one, each)
+    ]
+    assert sorted(drawn[0], key=str) == sorted(drawn[1], key=str)
+
+
+def test_a_ring_with_chunks_of_two_sizes_is_simulated_rank_by_rank(tmp_path: Path) -> None:
+    found = replay(tmp_path, *[[collective(1, 8)]] * 3)
+    assert len(found.lane_ranks) == 3
+    assert found.collectives()["bytes"].sum() == 2 * 2 * 8
 
 
 def test_a_collective_of_a_trace_runs_with_the_algorithm_that_is_asked_for(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ The library ``protobuf`` encodes and decodes them; it is imported when a trace i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache, lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -44,10 +44,14 @@ _MESSAGES: dict[str, dict[str, tuple[int, str, bool]]] = {
     "Node": {
         "id": (1, "uint64", False), "name": (2, "string", False), "type": (3, "int32", False),
         "ctrl_deps": (4, "uint64", True), "data_deps": (5, "uint64", True), "start_time_micros": (6, "uint64", False),
-        "duration_micros": (7, "uint64", False), "attr": (10, "AttributeProto", True),
+        "duration_micros": (7, "uint64", False), "attr": (10, "bytes", True),
     },
 }  # fmt: skip
-"""By message and field: its number, its type, and whether it is repeated."""
+"""By message and field: its number, its type, and whether it is repeated.
+
+A node's attributes are read as bytes, which look the same in a file: most of them occur in many nodes, and each needs
+to be decoded once only.
+"""
 _ONE_OF = "value"
 
 
@@ -94,37 +98,86 @@ def write_nodes(path: Path, nodes: Iterable[TraceNode]) -> None:
             made = classes["Node"](
                 id=node.id, name=node.name, type=node.type, data_deps=node.after,
                 start_time_micros=node.start_us, duration_micros=node.duration_us,
+                attr=[_encoded(name, value) for name, value in node.attributes.items()],
             )  # fmt: skip
-            for name, value in node.attributes.items():
-                kind = {bool: "bool_val", str: "string_val"}.get(type(value), "int64_val")
-                made.attr.add(name=name, **{kind: value})
             proto.serialize_length_prefixed(made, file)
 
 
-def read_nodes(path: Path) -> Iterator[TraceNode]:
-    """Yield the nodes of one rank's trace.
+def read_traces(paths: Sequence[Path]) -> list[list[TraceNode]]:
+    """Return the nodes of each file; files with the same content share theirs.
 
     Raises:
-        SpecError: The file is not a Chakra trace, or the library ``protobuf`` is not installed.
+        SpecError: A file is not a Chakra trace, or the library ``protobuf`` is not installed.
     """
-    classes, proto = _classes(), _library("google.protobuf.proto")
+    known: dict[bytes, list[TraceNode]] = {}
+    return [_read(path, known) for path in paths]
+
+
+def _read(path: Path, known: dict[bytes, list[TraceNode]]) -> list[TraceNode]:
+    _classes()
     error = _library("google.protobuf.message").DecodeError
     try:
-        with path.open("rb") as file:
-            proto.parse_length_prefixed(classes["GlobalMetadata"], file)
-            while (node := proto.parse_length_prefixed(classes["Node"], file)) is not None:
-                yield TraceNode(
-                    node.id, node.name, node.type, (*node.ctrl_deps, *node.data_deps), node.start_time_micros,
-                    node.duration_micros, {each.name: _value(each) for each in node.attr},
-                )  # fmt: skip
+        content = path.read_bytes()
+        if content not in known:
+            known[content] = list(_nodes(content))
     except (error, ValueError, OSError) as reason:
         raise SpecError(f"{path} is not a Chakra trace ({reason}); give a file such as step.0.et") from reason
+    return known[content]
 
 
-def _value(attribute: Any) -> Any:
-    """Return the value of an attribute; 0 for a list, which the simulator does not need."""
-    name = attribute.WhichOneof(_ONE_OF)
-    return 0 if name is None else getattr(attribute, name)
+def _nodes(content: bytes) -> Iterator[TraceNode]:
+    """Yield the nodes of a file, whose first message is about the file itself.
+
+    Raises:
+        ValueError: A message ends after the file.
+        DecodeError: A message is damaged.
+    """
+    classes = _classes()
+    begin, at = _extent(content, 0)
+    classes["GlobalMetadata"].FromString(content[begin:at])
+    decode = classes["Node"].FromString
+    while at < len(content):
+        begin, at = _extent(content, at)
+        node = decode(content[begin:at])
+        yield TraceNode(
+            node.id, node.name, node.type, (*node.ctrl_deps, *node.data_deps), node.start_time_micros,
+            node.duration_micros, dict(map(_decoded, node.attr)),
+        )  # fmt: skip
+
+
+def _extent(content: bytes, at: int) -> tuple[int, int]:
+    """Return where the message starts and ends whose length, a number in base 128, is at index `at`.
+
+    Raises:
+        ValueError: The file ends before the message does.
+    """
+    size = shift = 0
+    for place in range(at, len(content)):
+        digit = content[place]
+        size |= (digit & 127) << shift
+        if digit < 128:
+            end = place + 1 + size
+            if end > len(content):
+                break
+            return place + 1, end
+        shift += 7
+    raise ValueError("it ends within a node")
+
+
+@lru_cache(maxsize=1 << 16, typed=True)  # True is not 1 here
+def _encoded(name: str, value: Any) -> bytes:
+    """Return an attribute as bytes."""
+    field = {bool: "bool_val", str: "string_val"}.get(type(value), "int64_val")
+    made: bytes = _classes()["AttributeProto"](name=name, **{field: value}).SerializeToString()
+    return made
+
+
+@lru_cache(maxsize=1 << 16)
+def _decoded(attribute: bytes) -> tuple[str, Any]:
+    """Return the name and value of an attribute; 0 for a list, which the simulator does not need."""
+    made = _classes()["AttributeProto"].FromString(attribute)
+    name = made.WhichOneof(_ONE_OF)
+    return made.name, 0 if name is None else getattr(made, name)
 
 
 def _library(name: str) -> Any:

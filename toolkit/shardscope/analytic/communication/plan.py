@@ -60,9 +60,13 @@ class Moves(NamedTuple):
             return (Move(*each) for each in ends)
         return (Move(*each, f"chunk {chunk}") for each, chunk in zip(ends, self.chunk.tolist(), strict=True))
 
-    def among(self, members: Ints) -> Moves:
-        """Return the moves with ranks 0 to N-1 replaced by these N ranks."""
-        return self._replace(source=members[self.source], target=members[self.target])
+    def shift(self, world_size: int) -> int | None:
+        """Return s if each rank r sends equally many bytes to rank r+s (mod W) and nothing else; otherwise None."""
+        shifts = (self.target - self.source) % world_size
+        if len(self.source) != world_size or (shifts != shifts[0]).any():
+            return None
+        is_even = (np.bincount(self.source) == 1).all() and (self.num_bytes == self.num_bytes[0]).all()
+        return int(shifts[0]) if is_even else None
 
 
 class When(NamedTuple):

@@ -58,6 +58,7 @@ class Graph:
         is_join: Whether its kind is `JOIN`.
         labels: Text of each operation, such as ``micro-batch 3``.
         peers: Lane that receives each operation's message; -1 for none.
+        shifts: How many places further the receiving rank of that lane stands than the sending rank of its own lane.
         edges: Pairs of operations: the second starts after the first.
     """
 
@@ -74,6 +75,7 @@ class Graph:
     is_join: array[int] = field(default_factory=_flags)
     labels: list[str] = field(default_factory=list)
     peers: array[int] = field(default_factory=_ints)
+    shifts: array[int] = field(default_factory=_ints)
     edges: array[int] = field(default_factory=_ints)
 
     @property
@@ -108,6 +110,7 @@ class Graph:
         serial: bool = True,
         label: str = "",
         peer: int = -1,
+        shift: int = 0,
     ) -> int:
         """Add an operation and return its index.
 
@@ -122,6 +125,7 @@ class Graph:
             serial: Whether it occupies its lane; see `is_serial`.
             label: Text for the timeline.
             peer: Lane that receives the message; -1 for none.
+            shift: How many places further the receiving rank stands in its lane; see `shifts`.
         """
         op = len(self.fixed)
         self.op_lane.append(lane)
@@ -134,6 +138,7 @@ class Graph:
         self.is_join.append(kind == JOIN)
         self.labels.append(label)
         self.peers.append(peer)
+        self.shifts.append(shift)
         for other in after:
             if other >= 0:
                 self.edges.extend((other, op))
@@ -172,6 +177,7 @@ class Graph:
         self.kinds += [kind] * count if isinstance(kind, str) else kind
         self.is_serial.frombytes(bytes([serial]) * count)
         self.is_join.frombytes(bytes(count))
+        self.shifts.frombytes(bytes(count * self.shifts.itemsize))
         self.labels += labels or [""] * count
         return first
 

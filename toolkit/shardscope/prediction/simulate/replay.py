@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from shardscope.analytic.communication.plan import Moves
 from shardscope.errors import SpecError, unknown_name
 from shardscope.prediction.simulate.breakdown import busy_seconds, lane_seconds, term_tree
 from shardscope.prediction.simulate.collective import equal_wires, expanded
@@ -27,7 +30,7 @@ from shardscope.runlog.chakra import (
     RECEIVE,
     SEND,
     TraceNode,
-    read_nodes,
+    read_traces,
     tensor_bytes,
 )
 from shardscope.spec.link import Link
@@ -46,14 +49,24 @@ ALGORITHMS: Mapping[str, str] = {
 """Algorithm of each type of collective, unless another one is asked for."""
 
 
+class _Uneven(Exception):
+    """A collective in which the ranks do not all do the same."""
+
+
 @dataclass
 class _Replay:
-    """Builds the graph of Chakra traces, one lane per rank."""
+    """Builds the graph of the traces of a step, one lane per trace.
+
+    If all ranks do the same at the same time, one trace stands for all of them: in each round of a collective, each
+    rank sends as many bytes as the others, to the rank that stands as many places further.
+    """
 
     traces: Sequence[Sequence[TraceNode]]
     link: Link
     algorithms: Mapping[str, str]
     """Algorithm of each type of collective."""
+    together: int = 1
+    """Number of ranks for which each trace stands."""
     calls: dict[tuple[Any, int], dict[int, TraceNode]] = field(default_factory=dict)
     """Collectives by process group and number: on each rank, the node that takes part."""
     sends: _Messages = field(default_factory=dict)
@@ -61,8 +74,10 @@ class _Replay:
 
     def __post_init__(self) -> None:
         ranks = range(len(self.traces))
-        self.graph = graph = Graph([f"rank {rank}" for rank in ranks])
+        name = "rank {}" if self.together == 1 else f"ranks 0 to {self.together - 1}"
+        self.graph = graph = Graph([name.format(rank) for rank in ranks])
         self.wires = equal_wires(graph, len(ranks), self.link.bandwidth, self.link.latency_s)
+        self.out, self.into = self.wires(np.arange(len(ranks)), np.arange(len(ranks))).links.T.tolist()
         self.traces = [sorted(nodes, key=lambda node: node.id) for nodes in self.traces]
         self.ops: list[dict[int, int]] = [{} for _ in ranks]  # with which each node ends
         self.entry: list[dict[int, int]] = [{} for _ in ranks]  # after which it takes part in a collective
@@ -70,7 +85,8 @@ class _Replay:
         for rank in ranks:
             self._sort(rank)
         matched = list(self._matched())
-        self._check_members()
+        if self.together == 1:
+            self._check_members()
         for rank in ranks:
             self._add_nodes(rank)
             self._order_nodes(rank)
@@ -196,14 +212,15 @@ class _Replay:
                     "ranks belong to a group"
                 )
 
-    def expansions(self) -> str:
-        """Return the algorithms of the trace's collectives as a clause."""
+    def merged(self) -> tuple[str, ...]:
+        """Return what is simulated as one, and the algorithms of the collectives."""
         numbers = (
             next(iter(together.values())).attributes.get("comm_type", 0) for together in self.calls.values()
         )
         ops = dict.fromkeys(COLLECTIVES[int(number)] for number in numbers)
         used = [f"{op} is {self.algorithms[op]}" for op in ops if op in self.algorithms]
-        return f"; {', '.join(used)}" if used else ""
+        links = f"All ranks send over equal links{'; ' if used else ''}{', '.join(used)}."
+        return (links, "All ranks do the same, so one is simulated.") if self.together > 1 else (links,)
 
     def _collective(self, together: Mapping[int, TraceNode]) -> None:
         """Add a collective over the ranks that call it."""
@@ -215,15 +232,34 @@ class _Replay:
             known = ", ".join(COLLECTIVES.values())
             raise SpecError(f"comm_type={number} of {first.name!r} is not simulated; use {known}")
         entry = [self.entry[rank][together[rank].id] for rank in members]
+        count, name = len(members) * self.together, first.name or op
         if op == "barrier":
             ends = [self.graph.add(members[0], after=entry)] * len(members)
         else:
-            whole = tensor_bytes(number, size, len(members))
-            rounds = expanded(op, self.algorithms[op], whole, len(members))
-            lanes = np.array(members)
-            ends = add_rounds(self.graph, rounds, entry, self.wires, first.name or op, lanes=lanes)
+            rounds = expanded(op, self.algorithms[op], tensor_bytes(number, size, count), count)
+            if self.together > 1:
+                ends = [self._in_step(rounds, entry[0], name)]
+            else:
+                ends = add_rounds(self.graph, rounds, entry, self.wires, name, lanes=np.array(members))
         for rank, end in zip(members, ends, strict=True):
             self.graph.order(end, self.ops[rank][together[rank].id])
+
+    def _in_step(self, rounds: Iterable[Moves], before: int, name: str) -> int:
+        """Add the rounds of a collective of all ranks, and return the operation that ends it.
+
+        Raises:
+            _Uneven: The ranks do not all do the same in a round.
+        """
+        links = self.out[0], self.into[0]
+        for moves in rounds:
+            shift = moves.shift(self.together)
+            if shift is None:
+                raise _Uneven
+            before = self.graph.add(
+                0, name, self.link.latency_s, size=float(moves.num_bytes[0]), links=links, after=(before,), peer=0,
+                shift=shift,
+            )  # fmt: skip
+        return before
 
 
 def _check_alike(group: Any, number: int, together: Mapping[int, TraceNode]) -> None:
@@ -252,7 +288,7 @@ def _called(group: Any) -> str:
 
 def read_chakra(paths: Sequence[str | Path]) -> list[list[TraceNode]]:
     """Return the nodes of Chakra traces, one file per rank, in the order of ranks."""
-    return [list(read_nodes(Path(path))) for path in paths]
+    return read_traces([Path(path) for path in paths])
 
 
 class Format(NamedTuple):
@@ -288,13 +324,60 @@ def simulate_files(
     for op in algorithms or {}:
         if op not in ALGORITHMS:
             raise unknown_name("algorithms", op, ALGORITHMS)
-    replay = _Replay(kind.read(paths), link, {**ALGORITHMS, **(algorithms or {})})
-    ranks = [[rank] for rank in range(len(paths))]
-    variation.check(len(ranks))
-    done = replicate(replay.graph, [0], [], ranks, variation)
+    variation.check(len(paths))
+    with _without_collector():
+        replay = _built(kind.read(paths), link, {**ALGORITHMS, **(algorithms or {})}, variation)
+        ranks = [[rank] for rank in range(len(paths))] if replay.together == 1 else [[*range(len(paths))]]
+        done = replicate(replay.graph, [0], [], ranks, variation)
     seconds: dict[str, Any] = lane_seconds(done, int(busy_seconds(done).argmax()), "waiting for other ranks")
     return Simulation(
-        label=f"{kind.name} trace {Path(paths[0]).name}", num_devices=len(ranks), time=term_tree(seconds, {}, ()),
-        merged=(f"All ranks send over equal links{replay.expansions()}.",), lane_ranks=tuple(map(tuple, ranks)),
-        done=done, arrangement=Arrangement(),
+        label=f"{kind.name} trace {Path(paths[0]).name}", num_devices=len(paths), time=term_tree(seconds, {}, ()),
+        merged=replay.merged(), lane_ranks=tuple(map(tuple, ranks)), done=done, arrangement=Arrangement(),
     )  # fmt: skip
+
+
+def _built(
+    traces: Sequence[Sequence[TraceNode]], link: Link, algorithms: Mapping[str, str], variation: Variation
+) -> _Replay:
+    """Return the graph of the traces, in which one rank stands for all if they do the same."""
+    if variation.is_none and len(traces) > 1 and _are_alike(traces):
+        try:
+            return _Replay(traces[:1], link, algorithms, len(traces))
+        except _Uneven:
+            pass  # as in a tree, or in a ring whose chunks are not of one size
+    return _Replay(traces, link, algorithms)
+
+
+def _are_alike(traces: Sequence[Sequence[TraceNode]]) -> bool:
+    """Return whether all ranks have the same nodes, wherever their numbers start, and send to no rank in particular."""
+    first = traces[0]
+    if not first or any(node.type in (SEND, RECEIVE) for node in first):
+        return False
+    return all(
+        own is first
+        or (
+            len(own) == len(first)
+            and all(
+                _numbered(a, -first[0].id) == _numbered(b, -own[0].id)
+                for a, b in zip(first, own, strict=True)
+            )
+        )
+        for own in traces
+    )
+
+
+def _numbered(node: TraceNode, more: int) -> TraceNode:
+    """Return the node as if the numbers of its trace started elsewhere, without its start, which is not simulated."""
+    return node._replace(id=node.id + more, after=tuple(other + more for other in node.after), start_us=0)
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Keep Python from searching for garbage: it would search hundreds of thousands of new nodes again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -47,6 +47,11 @@ def write_chakra(found: Simulation, path: str | Path) -> str:
     after: list[list[int]] = [[] for _ in range(graph.num_ops)]
     for before, then in zip(graph.edges[::2], graph.edges[1::2], strict=True):
         after[then].append(before)
+    if any(graph.shifts):
+        raise SpecError(
+            "format='chakra' needs all messages one by one, but ranks that do the same were simulated as one; keep "
+            "their own traces, or use format='chrome-trace'"
+        )
     files: list[list[TraceNode]] = [[] for _ in graph.lanes]
     resolved = _across_lanes(graph, after)
     for op in range(graph.num_ops):
