@@ -1,39 +1,47 @@
 """Simulations of Chakra traces beside ASTRA-sim's congestion-aware analytical backend: times, and seconds they take.
 
-    python tests/benchmarks/astra_sim.py BINARY [--devices 8 64 256 1024]
+    python tests/benchmarks/astra_sim.py BINARY [--devices 8 64 256 1024] [--cases ring] [--rounds 5] [--cpu]
 
 BINARY is ``AstraSim_Analytical_Congestion_Aware``. Both simulators read the same files, which Shardscope writes, and
-all links have the same bandwidth and latency.
+all links have the same bandwidth and latency. Both expand collectives into messages.
 
 What differs, and how each case is set up:
 
-- **Links.** In ASTRA-sim, links join neighbours of a topology, and a message waits until the link is free. On the way
-  over a switch it is received whole before it is sent on. Shardscope's ranks have one link out and one in, which
-  messages share max-min fairly, and a message occupies both at the same time. On ``Ring`` (neighbours) and
-  ``FullyConnected`` (a link for each pair) a message crosses one link in both, so the times should agree. Over a
-  ``Switch`` every message takes twice as long in ASTRA-sim: the column ``explained`` has Shardscope's time with the
-  latency and the transfer of the first hop as additional latency.
-- **Ring.** Same rounds and chunks. ``preferred-dataset-splits`` is 1, so that ASTRA-sim runs one ring; with more it
-  runs as many rings after or beside each other, in alternating directions.
-- **Tree.** ASTRA-sim's binary tree (``doubleBinaryTree``, with one split one tree) numbers its nodes in order and has a
-  root with one child; Shardscope's is binomial. Both send whole tensors, log2 N up and log2 N down one after another. A
-  parent of the binary tree receives from both children at once, which on own links costs nothing.
+- **Links.** In ASTRA-sim, links join neighbours of a topology, a message waits until its link is free, and one that
+  crosses a switch is received whole before it is sent on. Shardscope's ranks have one link out and one in, which
+  messages share max-min fairly, and a message occupies both at the same time. On ``Ring`` (between neighbours) and
+  ``FullyConnected`` (a link for each pair), a message crosses one link in both simulators, and none of these cases
+  sends two messages over it at once: the times agree. Over a ``Switch``, every message takes twice as long in
+  ASTRA-sim. The column ``explained`` has Shardscope's time with the first hop of each message, latency and transfer,
+  added to the latency of the link.
+- **Ring.** The same rounds and chunks. ``preferred-dataset-splits`` is 1, so that ASTRA-sim runs one ring; with more,
+  rings with a part of the tensor each follow one another or run at the same time, in alternating directions.
+- **Tree.** The binary tree of ASTRA-sim (``doubleBinaryTree``; with one split one of its two) numbers its nodes in
+  order, and its root has one child. Shardscope's is binomial. Both send whole tensors over 2 log2 N hops one after
+  another; a parent in the binary tree receives from both children at once, which takes no longer, as each has its own
+  link.
 - **All-to-all.** ``direct1`` sends to one rank after another, as Shardscope's pairwise exchange does.
-- **Endpoints.** ASTRA-sim adds ``endpoint-delay`` (10 ns by default) to each message and, where it reduces, three
-  passes over the chunk at ``local-mem-bw``. Shardscope leaves both out of links, so they are switched off here, except
-  in the case that shows them: the column ``explained`` then has their sum added to Shardscope's time.
-- **Point to point.** ASTRA-sim sends one message of a rank at a time and holds the next until the first has arrived,
-  so the latency of messages of one rank adds up; Shardscope's overlap. Computations run one at a time in both.
+- **Endpoints.** ASTRA-sim adds ``endpoint-delay`` (10 ns by default) to each message, and three passes over the chunk
+  at ``local-mem-bw`` where it is reduced. Shardscope has neither in its links, so they are as small as possible here (1
+  ns; ASTRA-sim fails with 0). In the case with endpoints, the column ``explained`` has their sum added to Shardscope's
+  time.
+- **Point to point.** ASTRA-sim sends one message of a rank at a time, and the next when that has arrived, so that their
+  latencies add up; Shardscope's overlap. In these cases a rank sends one after another anyway.
 - **Rounding.** ASTRA-sim cuts all times to whole nanoseconds, and its GB are 2^30 bytes.
 
-Seconds are medians of interleaved rounds: of ASTRA-sim's whole process, and of the call of ``ss.simulate.chakra`` in a
-Python that has imported Shardscope; what that takes once is printed too.
+If all ranks do the same, Shardscope simulates one of them. ``ring, ranks apart`` shows its event loop: each rank
+computes for another time first, so that each message is simulated in both.
+
+Seconds are medians of interleaved rounds: of ASTRA-sim's process, and of a call of ``ss.simulate.chakra`` in a Python
+that has imported Shardscope and loaded its compiled loop, which is printed too, because it happens once. With
+``--cpu``, they are seconds of processor time, for a machine that is busy with other work.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import statistics
 import subprocess
@@ -45,13 +53,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import shardscope as ss
-from shardscope.runlog.chakra import COLLECTIVE, COLLECTIVES, TraceNode, write_nodes
+from shardscope.runlog.chakra import COLLECTIVE, COLLECTIVES, COMPUTE, TraceNode, write_nodes
 
 BUILD = (
     "no ASTRA-sim given: to compare with it, run `git clone --recursive https://github.com/astra-sim/astra-sim && cd "
     "astra-sim && git checkout 518bd51 && git submodule update --recursive && build/astra_analytical/build.sh -t "
     "congestion_aware` (needs cmake, a C++17 compiler and protobuf), and give this script the path of "
     "build/astra_analytical/build/bin/AstraSim_Analytical_Congestion_Aware"
+)
+START = (
+    "import shardscope as ss; "
+    "ss.simulate.collective(op='all_to_all', algorithm='pairwise', num_bytes=1 << 20, workers=256, bandwidth=1e9)"
 )
 DEVICES = (8, 64, 256, 1024)
 GB_PER_S, LATENCY_NS = 50, 500
@@ -79,6 +91,16 @@ class Case:
     """Seconds that the known difference leads to, from files and number of devices; None if there is none."""
     most: int = DEVICES[-1]
     """Largest number of devices."""
+
+
+def apart(start: Path, devices: int) -> None:
+    """Write a trace with an all-reduce before which the ranks compute for different times."""
+    about = {"is_cpu_op": False, "comm_type": 0, "comm_size": TENSOR}
+    for rank in range(devices):
+        work = TraceNode(0, "work", COMPUTE, duration_us=1 + rank, attributes={"is_cpu_op": False})
+        write_nodes(
+            Path(f"{start}.{rank}.et"), [work, TraceNode(1, "sum", COLLECTIVE, (0,), attributes=about)]
+        )
 
 
 def collective(op: str) -> Callable[[Path, int], None]:
@@ -131,6 +153,7 @@ def with_endpoints(paths: Sequence[Path], case: Case, devices: int) -> float:
 
 CASES = (
     Case("ring all-reduce", collective("all_reduce"), "Ring", {"all-reduce-implementation": ["ring"]}),
+    Case("ring, ranks apart", apart, "Ring", {"all-reduce-implementation": ["ring"]}),
     Case(
         "ring, endpoints", collective("all_reduce"), "Ring",
         {"all-reduce-implementation": ["ring"], "endpoint-delay": ENDPOINT_NS, "local-mem-bw": MEMORY_GB_PER_S},
@@ -188,14 +211,19 @@ class Astra:
         return max(ends) * 1e-9
 
 
-def timed(call: Callable[[], float]) -> tuple[float, float]:
-    """Return the result and the seconds of a call."""
-    begun = time.perf_counter()
+def timed(call: Callable[[], float], *, cpu: bool = False) -> tuple[float, float]:
+    """Return the result and the seconds of a call, with `cpu` those of this process and its children on a processor."""
+    begun = seconds(cpu=cpu)
     found = call()
-    return found, time.perf_counter() - begun
+    return found, seconds(cpu=cpu) - begun
 
 
-def compare(binary: Path, case: Case, devices: int, rounds: int) -> None:
+def seconds(*, cpu: bool) -> float:
+    """Return the time of the clock."""
+    return sum(os.times()[:4]) if cpu else time.perf_counter()
+
+
+def compare(binary: Path, case: Case, devices: int, rounds: int, *, cpu: bool) -> None:
     """Print one row of the table."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -207,16 +235,16 @@ def compare(binary: Path, case: Case, devices: int, rounds: int) -> None:
             return ss.simulate.chakra(paths, LINK, algorithms=case.algorithms).step_time_s
 
         own()
-        pairs = [(timed(astra), timed(own)) for _ in range(rounds)]
+        pairs = [(timed(astra, cpu=cpu), timed(own, cpu=cpu)) for _ in range(rounds)]
         explained = (
             "" if case.explained is None else f"{case.explained(paths, case, devices) / pairs[0][0][0]:8.4f}"
         )
     (theirs, _), (ours, _) = pairs[0]
-    seconds = [statistics.median(pair[side][1] for pair in pairs) for side in range(2)]
-    ratio = statistics.median(a[1] / b[1] for a, b in pairs)
+    took = [statistics.median(pair[side][1] for pair in pairs) for side in range(2)]
+    ratio = statistics.median(a[1] / max(b[1], 1e-9) for a, b in pairs)
     print(
         f"{case.name:<24}{devices:>6}{theirs * 1e3:>12.3f}{ours * 1e3:>12.3f}{ours / theirs:>9.4f}{explained:>10}"
-        f"{seconds[0]:>11.4f}{seconds[1]:>11.4f}{ratio:>9.1f}",
+        f"{took[0]:>11.4f}{took[1]:>11.4f}{ratio:>9.1f}",
         flush=True,
     )
 
@@ -228,21 +256,23 @@ def main() -> None:
     parser.add_argument("--devices", type=int, nargs="+", default=DEVICES)
     parser.add_argument("--cases", nargs="+", default=[""], help="beginnings of names")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cpu", action="store_true", help="processor time")
     asked = parser.parse_args()
     if asked.binary is None:
         print(BUILD)
         return
-    command = [sys.executable, "-c", "import shardscope as ss; ss.simulate.chakra"]
     started = statistics.median(
-        timed(lambda: subprocess.run(command, check=True).returncode)[1] for _ in range(3)
+        timed(lambda: subprocess.run([sys.executable, "-c", START], check=True).returncode)[1]
+        for _ in range(3)
     )
-    print(f"Python with Shardscope imported: {started:.2f} s, once")
+    exec(START)
+    print(f"Python with Shardscope and its compiled loop: {started:.2f} s, once")
     print(HEADINGS)
     for case in CASES:
         if any(case.name.startswith(name) for name in asked.cases):
             for devices in asked.devices:
                 if devices <= case.most:
-                    compare(asked.binary, case, devices, asked.rounds)
+                    compare(asked.binary, case, devices, asked.rounds, cpu=asked.cpu)
 
 
 if __name__ == "__main__":

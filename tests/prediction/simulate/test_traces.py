@@ -227,6 +227,15 @@ def test_a_receive_waits_for_its_dependencies_and_its_message(tmp_path: Path) ->
     assert late.step_time_s == pytest.approx(2.5)
 
 
+def test_a_message_needs_only_its_other_end(tmp_path: Path) -> None:
+    """ASTRA-sim's own traces leave out the source of a send and the destination of a receive."""
+    sent = TraceNode(1, "message", SEND, attributes={"comm_size": 10**9, "comm_dst": 2})
+    received = TraceNode(1, "message", RECEIVE, attributes={"comm_size": 10**9, "comm_src": 1})
+    found = replay(tmp_path, [], [sent], [received])
+    assert found.step_time_s == pytest.approx(1.0)
+    assert found.links()["link"].tolist() == ["rank 1, out", "rank 2, in"]
+
+
 @pytest.mark.parametrize("tags", [(0, 0), (0, 1)])
 def test_messages_with_the_same_tag_are_all_sent(tags: tuple[int, int], tmp_path: Path) -> None:
     sends = [message(2 + k, SEND, (1,), tag=tag) for k, tag in enumerate(tags)]

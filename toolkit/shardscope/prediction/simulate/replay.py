@@ -108,10 +108,10 @@ class _Replay:
                 self.calls.setdefault((group, numbers[group]), {})[rank] = node
                 numbers[group] += 1
             elif node.type in (SEND, RECEIVE):
-                about = node.attributes
-                ends = int(about.get("comm_src", 0)), int(about.get("comm_dst", 0))
+                about = node.attributes  # which may leave out the node's own rank
+                key = tuple(int(about.get(name, rank)) for name in ("comm_src", "comm_dst"))
                 waiting = self.sends if node.type == SEND else self.receives
-                waiting.setdefault((*ends, int(about.get("comm_tag", 0))), []).append((rank, node))
+                waiting.setdefault((*key, int(about.get("comm_tag", 0))), []).append((rank, node))  # type: ignore[arg-type]
 
     def _matched(self) -> Iterator[tuple[_At, _At]]:
         """Yield each send and its receive: with equal tags, the first and the first, and so on.
@@ -142,7 +142,7 @@ class _Replay:
         links = self.wires(np.full(len(every), rank), every).links.tolist()
         for node in self.traces[rank]:
             if node.type == SEND:
-                peer = int(node.attributes.get("comm_dst", 0))
+                peer = int(node.attributes.get("comm_dst", rank))
                 size = float(node.attributes.get("comm_size", 0))
                 ops[node.id] = graph.add(
                     rank,
