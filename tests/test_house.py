@@ -265,7 +265,7 @@ def test_every_direct_dependency_is_pinned_within_its_range() -> None:
 BROUGHT_BY = {
     "IPython": "jupyterlab", "jupyter_server": "jupyterlab", "pydantic_core": "pydantic", "sklearn": "scikit-learn",
     "sqlalchemy": "optuna",
-    "traitlets": "ipywidgets",
+    "traitlets": "ipywidgets", "triton": "torch",
 }  # fmt: skip
 """The declared package with which what is imported comes, where the names differ."""
 

@@ -1,6 +1,8 @@
 """Shared memory against TCP between the ranks of this machine: collectives, and steps of real jobs.
 
-    python tests/benchmarks/transports.py [world_size]
+    python tests/benchmarks/transports.py [world_size] [cuda]
+
+With `cuda`, the ranks are on GPUs: CUDA IPC against gloo, or against NCCL if each rank has a GPU.
 
 Each transport has its own ranks, which sleep while those of the other are timed, so both are measured in one run, by
 turns. Beside the time is the processor time of all ranks, which depends less on what else the machine does.
@@ -47,6 +49,14 @@ class Sample:
     cpu: float
 
 
+TRANSPORTS = {"cpu": ("tcp", "shm"), "cuda": ("tcp", "cuda-ipc")}
+
+
+def pools_of(world_size: int, device: str) -> dict[str, RankPool]:
+    """Ranks for each transport of a kind of device."""
+    return {name: RankPool(world_size, transport=name, device=device) for name in TRANSPORTS[device]}
+
+
 def timed(call: Callable[[], object], times: int) -> Sample:
     """Time calls on this rank, all ranks starting together."""
     if dist.is_initialized():
@@ -54,16 +64,23 @@ def timed(call: Callable[[], object], times: int) -> Sample:
     cpu, wall = time.process_time(), time.perf_counter()
     for _ in range(times):
         call()
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
     return Sample((time.perf_counter() - wall) / times, (time.process_time() - cpu) / times)
 
 
 def collective(context: RankContext, name: str, size: int) -> Sample:
     """One turn of an all-reduce: the transport's own, or the ring."""
-    tensor = torch.zeros(size // 4)
+    tensor = torch.zeros(size // 4, device=context.device)
     ring = RingAllReduce(context.group)
-    call = {"all-reduce": lambda: dist.all_reduce(tensor), "ring": lambda: ring.all_reduce_(tensor)}[name]
+
+    def around() -> None:
+        sent = tensor.cpu() if context.is_staged(size) else tensor
+        tensor.copy_(ring.all_reduce_(sent))
+
+    call = {"all-reduce": lambda: dist.all_reduce(tensor), "ring": around}[name]
     call()
-    one = torch.tensor(timed(call, 1).wall)
+    one = torch.tensor(timed(call, 1).wall, device=context.device)
     dist.broadcast(one, src=0)
     return timed(call, max(1, int(SECONDS_IN_A_ROW / max(one.item(), 1e-6))))
 
@@ -111,9 +128,10 @@ def report(title: str, samples: Mapping[str, list[Sample]], baseline: str) -> No
 
 def main() -> None:
     world_size = int(sys.argv[1]) if len(sys.argv) > 1 else 4
-    pools = {name: RankPool(world_size, transport=name) for name in ("tcp", "shm")}
-    alone = {ALONE: RankPool(1)}
-    print(f"{world_size} ranks")
+    device = sys.argv[2] if len(sys.argv) > 2 else "cpu"
+    pools = pools_of(world_size, device)
+    alone = {ALONE: RankPool(1, device=device)}
+    print(f"{world_size} ranks on {device}")
     try:
         for name in ("all-reduce", "ring"):
             for label, size in SIZES.items():

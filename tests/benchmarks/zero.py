@@ -1,10 +1,11 @@
 """A step of ZeRO against stock FSDP2 on gloo, and of LAMB against torch's fused AdamW on FSDP2's shards.
 
-    python tests/benchmarks/zero.py [world_size]
+    python tests/benchmarks/zero.py [world_size] [cuda]
 
-"stock" is plain `fully_shard` with its own collectives on gloo, trained by a bare loop. Ranks over TCP and ranks over
-shared memory take turns. Beside the time is the processor time of all ranks, which depends less on what else the
-machine does. The collectives of an optimizer's step are counted by the meter.
+"stock" is plain `fully_shard` with its own collectives on gloo (on NCCL if each rank has a GPU), trained by a bare
+loop. Ranks over TCP and ranks over shared memory, or CUDA IPC, take turns. Beside the time is the processor time of all
+ranks, which depends less on what else the machine does. The collectives of an optimizer's step are counted by the
+meter.
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import shardscope as ss
 from benchmarks._report import compare
-from benchmarks.transports import Sample, report, timed
+from benchmarks.transports import Sample, pools_of, report, timed
 from conformance.ranks import RankPool
 from shardscope.training.context import RankContext
 from shardscope.training.trainer import Trainer
 
 HIDDEN, LAYERS, ROWS = 1024, 12, 8
 ROUNDS, STEPS_IN_A_ROW = 9, 5
+STOCK = "stock FSDP2"
 BARS = {"zero-3": 0.45, "zero-2": 0.5}
 
 
@@ -60,14 +62,14 @@ def stock_step(context: RankContext, strategy: str) -> Callable[[], object]:
     """One step of plain `fully_shard` on every layer and on the model, on gloo."""
     from torch.distributed.fsdp import fully_shard
 
-    gloo, ranks = dist.new_group(backend="gloo"), range(context.world_size)
-    mesh = DeviceMesh.from_group(gloo, "cpu", mesh=torch.tensor(ranks))
+    group, ranks = dist.new_group(backend=context.group.backend), range(context.world_size)
+    mesh = DeviceMesh.from_group(group, context.device.type, mesh=torch.tensor(ranks))
     torch.manual_seed(0)
-    model = make_model()
+    model = make_model().to(context.device)
     for unit in [*model, model]:
         fully_shard(unit, mesh=mesh, reshard_after_forward=strategy == "zero-3")
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    rows = torch.randn(ROWS, HIDDEN)
+    rows = torch.randn(ROWS, HIDDEN, device=context.device)
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
@@ -129,11 +131,9 @@ def optimizers(context: RankContext) -> str:
 
 def main() -> None:
     world_size = int(sys.argv[1]) if len(sys.argv) > 1 else 4
-    pools = {
-        "stock on gloo": RankPool(world_size, transport="tcp"),
-        "ours over tcp": RankPool(world_size, transport="tcp"),
-        "ours over shm": RankPool(world_size, transport="shm"),
-    }
+    device = sys.argv[2] if len(sys.argv) > 2 else "cpu"
+    ours = {f"ours over {name}": pool for name, pool in pools_of(world_size, device).items()}
+    pools = {STOCK: RankPool(world_size, transport="tcp", device=device), **ours}
     try:
         with tempfile.TemporaryDirectory() as folder:
             for stage, bar in BARS.items():
@@ -143,8 +143,8 @@ def main() -> None:
                         ranks = pool.run(partial(turn, name=name, stage=stage), Path(folder))
                         samples[name].append(Sample(max(r.wall for r in ranks), sum(r.cpu for r in ranks)))
                 print(f"\n{stage}, {world_size} ranks, bar {bar:g} over shared memory")
-                report(stage, samples, "stock on gloo")
-            table = pools["ours over shm"].run(optimizers, Path(folder))[0]
+                report(stage, samples, STOCK)
+            table = list(ours.values())[-1].run(optimizers, Path(folder))[0]
             print(f"\noptimizers, {world_size} ranks, bars 3 and at most 2 collectives\n{table}", end="")
     finally:
         for pool in pools.values():

@@ -28,7 +28,7 @@ import torch.distributed as dist
 
 from shardscope.runlog.writer import EventWriter
 from shardscope.training.collectives import process_group
-from shardscope.training.context import RankContext
+from shardscope.training.context import SHARED_GPU, RankContext
 from shardscope.training.meter import OBSERVING, Meter
 
 TIMEOUT_S = 120.0
@@ -37,15 +37,21 @@ OVER = "over {}"
 
 
 def _serve(
-    rank: int, world_size: int, port: int, timeout_s: float, transport: Any, requests: Connection
+    rank: int, world_size: int, port: int, timeout_s: float, transport: Any, kind: str, requests: Connection
 ) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
+    device, backend = torch.device("cpu"), "gloo"
+    if kind == "cuda":
+        num_gpus = torch.cuda.device_count()
+        device, backend = torch.device(kind, rank % num_gpus), "nccl" if world_size <= num_gpus else "gloo"
+        torch.cuda.set_device(device)
+    label = SHARED_GPU if kind == "cuda" and backend == "gloo" else backend
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=90))
     meter = Meter()
     group = process_group.init(
-        meter, backend="gloo", rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_s),
-        store=store, transport=transport,
+        meter, backend=backend, rank=rank, world_size=world_size, timeout=timedelta(seconds=timeout_s),
+        store=store, transport=transport, on_gpu=kind == "cuda",
     )  # fmt: skip
     while True:
         try:
@@ -54,7 +60,7 @@ def _serve(
             os._exit(0)
         function, folder = cloudpickle.loads(message)
         events = EventWriter(Path(folder) / f"rank-{rank}.jsonl", rank)
-        context = RankContext(rank, world_size, torch.device("cpu"), meter, events, group, "gloo")
+        context = RankContext(rank, world_size, device, meter, events, group, label)
         meter.step = OBSERVING
         meter.drain(), meter.drain_late()  # what the group has sent in earlier tests
         try:
@@ -72,6 +78,7 @@ class RankPool:
     world_size: int
     timeout_s: float = 90.0
     transport: str = "auto"
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         processes = multiprocessing.get_context("forkserver")
@@ -88,7 +95,7 @@ class RankPool:
             ours, theirs = processes.Pipe()
             process = processes.Process(
                 target=_serve,
-                args=(rank, self.world_size, port, self.timeout_s, self.transport, theirs),
+                args=(rank, self.world_size, port, self.timeout_s, self.transport, self.device, theirs),
                 daemon=True,
             )
             process.start()

@@ -186,7 +186,7 @@ def test_on_a_cluster_terms_without_a_counterpart_are_noted() -> None:
     ("start", "has_time", "backend"),
     [
         ({"device": "cuda:0", "backend": "nccl"}, False, "nccl"),
-        ({"device": "cuda:0", "backend": "gloo (shared GPU, staged)"}, False, "gloo"),
+        ({"device": "cuda:0", "backend": "gloo (shared GPU)"}, False, "gloo"),
         ({"device": "cpu", "backend": "gloo"}, True, "gloo"),
     ],
 )

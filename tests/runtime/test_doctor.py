@@ -177,6 +177,15 @@ def test_it_says_how_codecs_run(report: DoctorReport, monkeypatch: pytest.Monkey
     assert "use numba or torch" in machine.probe_torch()["codecs"]
 
 
+@pytest.mark.parametrize("why_not", ["", "Triton is not installed"])
+def test_it_says_how_lamb_runs_on_gpus(why_not: str) -> None:
+    found = {each.name: each for each in doctor._accelerators({"no_triton": why_not})}["kernels"]
+    assert found.ok == (not why_not) and found.value == ("torch" if why_not else "triton")
+    assert why_not in found.text
+    without = doctor._accelerators({"no_triton": None})
+    assert "kernels" not in {each.name for each in without}
+
+
 def test_whatever_is_missing_says_what_it_costs_and_only_that(report: DoctorReport) -> None:
     for each in report.findings:
         assert each.ok == (not each.cost), each

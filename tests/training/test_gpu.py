@@ -34,7 +34,7 @@ def test_ranks_sharing_a_gpu_follow_one_process(strategy: str, optimizer: str) -
         small_job(device="cuda", strategy=strategy, world_size=world, batch=12 * world, optimizer=optimizer)
     )
     follows_one_process(run)
-    assert {event["backend"] for event in run.events("start")} == {"gloo (shared GPU, staged)"}
+    assert {event["backend"] for event in run.events("start")} == {"gloo (shared GPU)"}
 
 
 @pytest.mark.skipif(NUM_GPUS < 2, reason="needs two GPUs for NCCL between ranks")

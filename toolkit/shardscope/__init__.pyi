@@ -10,6 +10,8 @@ from shardscope.errors import ShardscopeError as ShardscopeError
 from shardscope.errors import SpecError as SpecError
 from shardscope.errors import StudyError as StudyError
 from shardscope.errors import UntrustedCode as UntrustedCode
+from shardscope.measure.accuracy import Accuracy as Accuracy
+from shardscope.measure.accuracy import accuracy as accuracy
 from shardscope.measure.break_even import break_even as break_even
 from shardscope.measure.calibrate.calibrate import calibrate as calibrate
 from shardscope.measure.compare.comparison import Comparison as Comparison

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from shardscope._version import __version__
 from shardscope.commands import (
+    accuracy,
     calibrate,
     check,
     compare,
@@ -42,7 +43,7 @@ from shardscope.errors import RunFailed, ShardscopeError
 
 COMMANDS = (
     lab, demo, run, check, compare, reproduce, stop, runs, show, logs, report, export, tune, predict, simulate, plan,
-    scoreboard, calibrate, doctor,
+    scoreboard, calibrate, accuracy, doctor,
 )  # fmt: skip
 """All commands, in the order of the help: to start with, one run, all runs, tuning, large models, this machine."""
 _ABOUT = "Describe a training job; predict its traffic, memory and time, run it on real processes, and compare the two."

@@ -196,6 +196,12 @@ def codecs():
     except ValueError as error:
         return str(error)
 
+def triton():
+    if not torch.cuda.is_available():
+        return None
+    from shardscope.training.optim.route import why_not_triton
+    return why_not_triton() or ""
+
 def transport():
     from shardscope.training.transports.choice import why_not_shm
     return why_not_shm()
@@ -211,7 +217,7 @@ def messages():
 
 speeds = messages()  # first: its ranks are forks, so no thread may be running yet
 found = {"version": torch.__version__, "gloo": gloo(), "nccl": nccl(), "gpus": gpus(), "codecs": codecs(),
-         "no_shm": transport(), "messages": speeds}
+         "no_triton": triton(), "no_shm": transport(), "messages": speeds}
 print(json.dumps(found))
 """
 

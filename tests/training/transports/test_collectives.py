@@ -13,7 +13,7 @@ from torch import Tensor
 
 from conformance.ranks import RankPool
 from shardscope.training.context import RankContext
-from shardscope.training.transports.shm.collectives import SMALL_BYTES
+from shardscope.training.transports.shm.collectives import RamSlots
 from shardscope.training.transports.shm.layout import Layout
 
 SLOT = Layout(4).slot_bytes
@@ -24,8 +24,8 @@ SIZES = [
     3,
     7,
     1001,
-    SMALL_BYTES // 4,
-    SMALL_BYTES // 4 + 1,
+    RamSlots.small_bytes // 4,
+    RamSlots.small_bytes // 4 + 1,
     SLOT // 4,
     SLOT // 4 + 1,
     3 * SLOT // 4 - 5,

@@ -14,7 +14,10 @@ import shardscope as ss
 from conformance.ranks import RankPool
 from conformance.runs import small_job
 from shardscope.training.context import RankContext
-from shardscope.training.transports.cuda_ipc import Arena, DeviceMailbox
+from shardscope.training.transports.cuda_ipc.collectives import DeviceSlots
+from shardscope.training.transports.cuda_ipc.memory import Arena, check_sharing
+from shardscope.training.transports.cuda_ipc.messages import DeviceMailbox
+from shardscope.training.transports.shm import CannotShare
 from shardscope.training.transports.shm.messages import ANY
 
 SEGMENT = 4096
@@ -25,15 +28,16 @@ class Files:
     """Memory in files of one folder, which every process can map."""
 
     def __init__(self, folder: Path, rank: int) -> None:
-        self._folder, self._rank, self.num_allocated = folder, rank, 0
+        self._folder, self._rank, self._paths = folder, rank, {}
 
     def allocate(self, num_bytes: int) -> Tensor:
-        self.num_allocated += 1
-        self._last = self._folder / f"{self._rank}-{self.num_allocated}"
-        return self.open(f"{num_bytes} {self._last}")
+        path = self._folder / f"{self._rank}-{len(self._paths)}"
+        segment = self.open(f"{num_bytes} {path}")
+        self._paths[segment.data_ptr()] = path
+        return segment
 
     def export(self, segment: Tensor) -> str:
-        return f"{segment.numel()} {self._last}"  # the newest segment, which is the one that is new to a rank
+        return f"{segment.numel()} {self._paths[segment.data_ptr()]}"
 
     def open(self, exported: str) -> Tensor:
         size, path = exported.split(maxsplit=1)
@@ -140,17 +144,89 @@ def test_a_message_that_does_not_fit_is_refused(pool: RankPool, tmp_path: Path) 
     pool.run(check, tmp_path)
 
 
+def test_ranks_find_out_that_they_cannot_open_each_others_memory(pool: RankPool, tmp_path: Path) -> None:
+    class Elsewhere(Files):
+        def open(self, exported: str) -> Tensor:
+            if f"/{self._rank}-" not in exported and self._rank == 1:
+                raise RuntimeError("invalid device context\n(and a stack trace)")
+            return super().open(exported)
+
+    def check(context: RankContext) -> str:
+        store = context.group.get_group_store()
+        for name, kind in (("good", Files), ("bad", Elsewhere)):
+            folder = tmp_path / name
+            folder.mkdir(exist_ok=True)
+            part = dist.PrefixStore(str(folder), store)
+            try:
+                check_sharing(kind(folder, context.rank), part, context.rank, context.world_size)
+            except CannotShare as error:
+                return f"{name}: {error}"
+        return "never refused"
+
+    for said in pool.run(check, tmp_path):
+        assert (
+            said == "bad: the ranks cannot open each other's GPU memory (rank 1: invalid device context)"
+        ), said
+
+
+def test_collectives_in_device_memory_follow_those_in_cpu_memory(pool: RankPool, tmp_path: Path) -> None:
+    """With sizes from nothing to several slots, in an order that mixes them with those in CPU memory."""
+
+    class Small(DeviceSlots):
+        small_bytes = 64
+
+    def check(context: RankContext) -> None:
+        inner, world = context.group.inner, context.world_size
+        store = dist.PrefixStore(str(tmp_path), context.group.get_group_store())
+        slots = Small(
+            inner._peers, inner._barrier, 60.0,
+            memory=Files(tmp_path, context.rank), store=store, slot_bytes=SEGMENT,
+        )  # fmt: skip
+        draws = random.Random(world)
+        for case in range(60):
+            count, dtype = draws.choice([0, 1, 15, 16, 17, 700, 1024, 4000]), torch.float64
+            if case % 2:
+                dtype = draws.choice([torch.float32, torch.bfloat16])
+            own = torch.randn(
+                world * count, generator=torch.Generator().manual_seed(case * world + context.rank)
+            )
+            own = own.to(dtype)
+            for kind in draws.sample(["sum", "scatter", "gather", "broadcast"], 2):
+                ours, theirs = own.clone(), own.clone()
+                if kind == "sum":
+                    slots.all_reduce_(ours)
+                    dist.all_reduce(theirs)
+                elif kind == "broadcast":
+                    slots.broadcast_(ours, case % world)
+                    dist.broadcast(theirs, case % world)
+                elif kind == "scatter":
+                    ours, theirs = own.new_empty(count), own.new_empty(count)
+                    slots.reduce_scatter(ours, list(own.view(world, -1)))
+                    dist.reduce_scatter_tensor(theirs, own)
+                else:
+                    ours, theirs = own.new_empty(world, world * count), own.new_empty(world * world * count)
+                    slots.all_gather(list(ours), own)
+                    dist.all_gather_into_tensor(theirs, own)
+                assert torch.equal(ours.view(-1), theirs), (case, kind)
+
+    pool.run(check, tmp_path)
+
+
+ON_GPU = [
+    "all-reduce", "ring", "tree", "hierarchical", "gossip", "parameter-server", "zero-1", "zero-2", "zero-3",
+    "pipeline", ss.Zero2(collectives="backend"), ss.Zero3(collectives="backend"), ss.Zero3(offload=True),
+]  # fmt: skip
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU on this machine")
-@pytest.mark.parametrize(
-    "strategy", ["ring", "tree", "hierarchical", "gossip", "parameter-server", "zero-1", "pipeline"]
-)
-def test_ranks_on_gpus_train_as_over_tcp(strategy: str) -> None:
+@pytest.mark.parametrize("strategy", ON_GPU, ids=str)
+def test_ranks_on_gpus_train_as_over_tcp(strategy: str | ss.Strategy) -> None:
     losses = []
-    for transport in ("tcp", "cuda-ipc"):
+    for transport in ("tcp", "auto"):
         job = small_job(device="cuda", strategy=strategy, world_size=4, transport=transport)
         run = ss.launch(job).wait(110)
-        assert run.summary().transport == transport
+        assert run.summary().transport == {"tcp": "tcp", "auto": "cuda-ipc"}[transport]
         losses.append(list(run.metrics()["loss"]))
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 

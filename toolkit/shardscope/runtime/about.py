@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from shardscope.errors import RunUnreadable, SpecError, quoted
 from shardscope.runlog.files import read_json
+from shardscope.runtime.launch_prediction import LaunchPrediction
 from shardscope.spec.job_parts import label_of
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def _read(file: Path, _version: tuple[int, int, int]) -> About:
 
 
 class Described:
-    """The part of a `Run` that reads and changes `about.json`, and deletes the run."""
+    """The part of a `Run` that reads and changes the small files beside its job, and deletes the run."""
 
     _dir: RunDir
 
@@ -128,6 +129,11 @@ class Described:
     def made_by(self) -> str | None:
         """Name of the tool that launched the run for a measurement of its own, such as ``check``; None for yours."""
         return read_about(self._dir.path).made_by or None
+
+    @property
+    def predicted(self) -> LaunchPrediction | None:
+        """The step time predicted when the run was launched; None if it was not, as on GPUs or for one's own model."""
+        return LaunchPrediction.of_run(self._dir)
 
     @property
     def stored_summary(self) -> Summary | None:

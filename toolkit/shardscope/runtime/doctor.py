@@ -254,6 +254,21 @@ def _accelerators(torch: dict[str, Any]) -> Iterator[Finding]:
         cost="Ranks communicate through gloo, over the CPU.",
         remedy="Install a CUDA build of torch, which includes NCCL." if gpus else "",
     )
+    if torch.get("no_triton") is not None:
+        yield _kernels(torch["no_triton"])
+
+
+def _kernels(why_not: str) -> Finding:
+    """Return a finding on whether LAMB can take its steps on a GPU in a kernel that Triton compiles."""
+    return _judge(
+        "Accelerators",
+        "kernels",
+        why_not or f"compiled by Triton {_version_of('triton')}",
+        ok=not why_not,
+        value="torch" if why_not else "triton",
+        cost="LAMB's steps on a GPU take several times as long; the results are the same.",
+        remedy="Unset SHARDSCOPE_CODECS, or install Triton, a C compiler and Python's headers.",
+    )
 
 
 def _network(torch: dict[str, Any]) -> Iterator[Finding]:

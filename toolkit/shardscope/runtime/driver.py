@@ -102,16 +102,19 @@ def launch(
             "allow_pickle=True has no effect without resume; omit it, or set resume to a run or checkpoint"
         )
     job.require_code()
+    predicted = None
     if preflight and not job.user_functions:  # only ranks may call user functions
-        from shardscope.runtime.preflight import memory_needed
+        from shardscope.runtime.preflight import predicted_at_launch
 
-        needed = memory_needed(job)
+        needed, predicted = predicted_at_launch(job, on)
         if needed is not None:
             needed.require_fits("launch it anyway with preflight=False")
     said = {name: text for name, text in (("group", group), ("made_by", made_by)) if text is not None}
     about = About.checked(**said).fields() if said else {}
     run = RunDir.create(job, runs_root(root), gated=gated, about=about, cluster=on)
     try:
+        if predicted is not None:
+            predicted.write(run)
         _hand_over(run, _request(run, job, earlier, detach=detach, allow_pickle=allow_pickle))
     except BaseException as error:  # interrupts too, so that no run stays in state "starting" forever
         details = {

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Self
+from typing import NamedTuple, Self
 
 from shardscope.analytic.show import figure
 from shardscope.errors import LaunchError
 from shardscope.machine import num_gpus, usable_memory_bytes
 from shardscope.prediction.job import JobPrediction, predict_job
+from shardscope.prediction.saved_calibration import chosen
 from shardscope.prediction.traced import Traced, traced
 from shardscope.runtime.driver_server import trace_on_server
+from shardscope.runtime.launch_prediction import LaunchPrediction
 from shardscope.spec import Job
 from shardscope.spec.cluster import EmulatedCluster
 from shardscope.spec.data import DATA
@@ -110,30 +112,45 @@ def preflight(job: Job, cluster: EmulatedCluster | None = None) -> Preflight:
         return Preflight(None)
 
 
-def memory_needed(job: Job) -> MemoryNeed | None:
-    """Return the memory that a job needs on this machine; None if it cannot be predicted.
+class AtLaunch(NamedTuple):
+    """What is predicted for a job when it is launched; each is None if it cannot be predicted."""
 
-    Cached, so that a study, or a job launched again with another seed, predicts its memory once.
+    memory: MemoryNeed | None = None
+    """Memory that the job needs on this machine."""
+    step: LaunchPrediction | None = None
+    """The step time."""
+
+
+def predicted_at_launch(job: Job, cluster: EmulatedCluster | None = None) -> AtLaunch:
+    """Predict memory and step time of a job that is about to start.
+
+    Cached, so that a study, or a job launched again with another seed, is predicted once.
     """
     if job.user_functions or not _runs_on_cpus(job):
-        return None
+        return AtLaunch()
     try:
         if isinstance(job.data, str) and job.data in DATA:  # a file may change, these never do
-            return _cached_need(_same_memory(job))
-        return _need(job)
+            return _cached(_same_prediction(job), cluster, chosen(cluster).calibration.measured_at)
+        return _at_launch(job, cluster)
     except Exception:  # noqa: BLE001 - any error in the user's code; its ranks will report it
-        return None
+        return AtLaunch()
 
 
-def _need(job: Job) -> MemoryNeed | None:
-    return MemoryNeed.of(predict_job(job, trace=_trace))
+def memory_needed(job: Job) -> MemoryNeed | None:
+    """Return the memory that a job needs on this machine; None if it cannot be predicted."""
+    return predicted_at_launch(job).memory
 
 
-_cached_need = lru_cache(maxsize=64)(_need)
+def _at_launch(job: Job, cluster: EmulatedCluster | None, _measured_at: str = "") -> AtLaunch:
+    found = predict_job(job, cluster, trace=_trace)
+    return AtLaunch(MemoryNeed.of(found), LaunchPrediction.of(found))
 
 
-def _same_memory(job: Job) -> Job:
-    """Return the job with a fixed seed, name and learning rate, on which memory does not depend."""
+_cached = lru_cache(maxsize=64)(_at_launch)
+
+
+def _same_prediction(job: Job) -> Job:
+    """Return the job with a fixed seed, name and learning rate, on which predictions do not depend."""
     optimizer = job.optimizer
     if "lr" in type(optimizer).model_fields:
         optimizer = optimizer.model_copy(update={"lr": 1.0})

@@ -3,6 +3,7 @@
     job.json        the job, with the version of its schema; `Job.from_json` reads it
     user_code.pkl   the user's own functions, if the job has any (see `code_file` for who may load it)
     provenance.json versions, machine, git state and command line at the launch; see `provenance`
+    prediction.json the step time predicted at the launch; see `launch_prediction`
     cluster.json    the emulated cluster that the run is on; missing if it is on this machine itself
     about.json      group, note, baseline, and the tool that launched the run; see `about`
     status.json     state, pid of the agent, error; replaced atomically

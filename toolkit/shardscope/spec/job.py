@@ -117,10 +117,10 @@ class Job(Spec):
     transport: Literal["auto", "shm", "cuda-ipc", "tcp"] = "auto"
     """What carries messages between ranks: ``shm`` is shared memory, between CPU ranks of one Linux host; ``cuda-ipc``
     lets ranks on the GPUs of one Linux host read each other's GPU memory; ``tcp`` is gloo's connections, with NCCL for
-    collectives between GPUs. ``auto`` takes shared memory where all ranks can use it, and TCP otherwise. Between
-    CPU ranks, both give the same bits, except where the transport does the adding (the strategy ``all-reduce``, the
-    evaluation of ``gossip``, gradient norms over shards): over shared memory in the order of the ranks, and over TCP
-    along gloo's ring."""
+    collectives between GPUs. ``auto`` takes ``shm`` or ``cuda-ipc`` where all ranks can use it, and TCP otherwise.
+    Between CPU ranks, ``shm`` and ``tcp`` give the same bits, except where the transport does the adding (the strategy
+    ``all-reduce``, the evaluation of ``gossip``, gradient norms over shards): over shared memory in the order of the
+    ranks, and over TCP along gloo's ring."""
     link: LinkOrName | None = None
     """Emulated link of each rank: a `Link`, or its name in the catalogue. All ranks are on one machine; each sends and
     receives at most `bandwidth` while it trains, and every message arrives `latency_s` later. None uses the machine's

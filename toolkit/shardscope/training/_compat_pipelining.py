@@ -8,7 +8,7 @@ Import this module only in runs with a pipeline, because the import takes 20 ms.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -31,18 +31,22 @@ class StaticStage(PipelineStage):
 
     Args:
         args: Passed to `PipelineStage`.
-        staged: Whether to copy messages to the CPU before sending and back to the device after receiving, because gloo
-            cannot send GPU tensors.
+        is_staged: Function that returns whether to copy a message of a size in bytes to the CPU before sending it, and
+            back to the device after receiving it.
         splits_backward: Whether to clone outputs that are views. PyTorch's split backward pass detaches a stage's
             output in place, which fails for a view (such as the output of a linear layer on a 3-d input).
         options: Passed to `PipelineStage`.
     """
 
     def __init__(
-        self, *args: Any, staged: bool = False, splits_backward: bool = False, **options: Any
+        self,
+        *args: Any,
+        is_staged: Callable[[int], bool] = lambda _: False,
+        splits_backward: bool = False,
+        **options: Any,
     ) -> None:
         super().__init__(*args, **options)
-        self.staged = staged
+        self._is_staged = is_staged
         self.splits_backward = splits_backward
         self._landing: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -69,7 +73,7 @@ class StaticStage(PipelineStage):
             self.fwd_cache[fwd_chunk_id] = (), self.fwd_cache[fwd_chunk_id][1]
         return output
 
-    # Methods that make messages contiguous, and copy them through the CPU if `staged`.
+    # Methods that make messages contiguous, and copy them through the CPU if `is_staged`.
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         return self._sendable(super().get_fwd_send_ops(fwd_chunk_id))
@@ -79,13 +83,13 @@ class StaticStage(PipelineStage):
 
     def _sendable(self, ops: list[dist.P2POp]) -> list[dist.P2POp]:
         for op in ops:
-            op.tensor = (op.tensor.cpu() if self.staged else op.tensor).contiguous()
+            op.tensor = (op.tensor.cpu() if self._is_staged(op.tensor.nbytes) else op.tensor).contiguous()
         return ops
 
     def _get_recv_ops(self, recv_infos: Any) -> list[dist.P2POp]:
         ops = super()._get_recv_ops(recv_infos)
-        if self.staged:
-            for op in ops:
+        for op in ops:
+            if self._is_staged(op.tensor.nbytes):
                 landing = torch.empty_like(op.tensor, device="cpu", requires_grad=False)
                 self._landing[id(op.tensor)] = op.tensor, landing
                 op.tensor = landing

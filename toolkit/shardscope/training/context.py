@@ -23,6 +23,10 @@ from shardscope.training.compute_pace import ComputePace
 from shardscope.training.emulation import Emulation
 from shardscope.training.meter import Meter
 
+SHARED_GPU = "gloo (shared GPU)"
+"""Backend of ranks that share GPUs."""
+_STAGED_BYTES = 4 << 20
+
 
 @dataclass(frozen=True)
 class RankContext:
@@ -35,7 +39,7 @@ class RankContext:
         meter: Meter that records this rank's traffic and time spans.
         events: Writer for this rank's event log.
         group: The metered process group; None for a single-process job.
-        backend: Backend for collectives: ``"gloo"``, ``"nccl"``, ``"gloo (shared GPU, staged)"``, or ``"none"``.
+        backend: Backend for collectives: ``"gloo"``, ``"nccl"``, ``"gloo (shared GPU)"``, or ``"none"``.
         local_world_size: Number of ranks on this machine; None if unknown.
         compresses: Whether the job compresses gradients.
         emulation: What the rank emulates on a node of an emulated cluster; None on real machines.
@@ -75,15 +79,17 @@ class RankContext:
         figures = {"bandwidth": link.bandwidth, "latency_s": link.latency_s, "label": link.label}
         return {"link": {**figures, "is_accurate": link.can_be_paced}}
 
-    @property
-    def staged(self) -> bool:
-        """Whether Shardscope's own collectives copy messages of GPU tensors through the CPU.
+    def is_staged(self, num_bytes: int) -> bool:
+        """Return whether Shardscope's own collectives copy a tensor of this size through CPU memory.
 
         gloo cannot send GPU tensors. NCCL matches point-to-point messages by order instead of by tag, so Shardscope's
         ring, which posts receives in advance, would deadlock. CUDA IPC has neither limit, but gradients are compressed
-        in CPU memory.
+        in CPU memory. Ranks that share a GPU take turns on it, and each turn takes longer than copying a small tensor.
         """
-        return self.device.type == "cuda" and (self.transport != "cuda-ipc" or self.compresses)
+        if self.device.type != "cuda":
+            return False
+        is_small = self.backend == SHARED_GPU and num_bytes <= _STAGED_BYTES
+        return self.transport != "cuda-ipc" or self.compresses or is_small
 
     @property
     def is_paced(self) -> bool:
@@ -151,7 +157,7 @@ def open_rank(job: Job, events: EventWriter, env: dict[str, str] | None = None) 
     )
     clock.align(group.get_group_store(), rank)
     shared = device.type == "cuda" and backend == "gloo"
-    label = "gloo (shared GPU, staged)" if shared else backend
+    label = SHARED_GPU if shared else backend
     compresses = job.compression.is_on
     yield RankContext(
         rank, world_size, device, meter, events, group, label, local_size, compresses, emulation

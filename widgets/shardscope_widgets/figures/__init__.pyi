@@ -1,4 +1,10 @@
 from shardscope.runlog.steps import Step as Step
+from shardscope_widgets.figures._accuracy import AccuracyInfo as AccuracyInfo
+from shardscope_widgets.figures._accuracy import AccuracyPoint as AccuracyPoint
+from shardscope_widgets.figures._accuracy import accuracy as accuracy
+from shardscope_widgets.figures._accuracy import accuracy_info as accuracy_info
+from shardscope_widgets.figures._accuracy import accuracy_text as accuracy_text
+from shardscope_widgets.figures._accuracy import draw_accuracy as draw_accuracy
 from shardscope_widgets.figures._batch_sweep import SweepInfo as SweepInfo
 from shardscope_widgets.figures._batch_sweep import batch_sweep as batch_sweep
 from shardscope_widgets.figures._batch_sweep import batch_sweep_info as batch_sweep_info

@@ -27,21 +27,23 @@ class Neighbours:
     Attributes:
         group: The metered process group; its ranks form the ring in order.
         slice_bytes: Maximum size of a message, in bytes.
+        device: The device of all tensors.
         work_space: Receive buffers, reused between calls.
     """
 
     group: MeteredProcessGroup
     slice_bytes: int
+    device: torch.device = torch.device("cpu")  # noqa: RUF009 - immutable
 
     def __post_init__(self) -> None:
         rank, world_size = self.group.rank(), self.group.size()
         # every rank sends to the next rank first; otherwise one rank could receive two messages at once, another none
         self.ranks = list(dict.fromkeys([(rank + 1) % world_size, (rank - 1) % world_size]))
         self.work_space: list[Tensor] = []
-        self._transport: dist.ProcessGroup = self.group.transport(torch.device("cpu"))
+        self._transport: dist.ProcessGroup = self.group.transport(self.device)
 
     def average_(self, flat: Tensor) -> Tensor:
-        """Replace `flat` with the mean of this rank's and its neighbours' tensors (flat CPU tensors of one size)."""
+        """Replace `flat` with the mean of this rank's and its neighbours' tensors (flat tensors of one size)."""
         with self.group.meter.collective("gossip_mix", flat.numel() * flat.element_size()) as traffic:
             slices = flat.split(max(1, self.slice_bytes // flat.element_size()))
             receives = _Receives(self, slices, traffic)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -30,6 +31,13 @@ from shardscope.training.collectives.sender import Sender
 ScatterMean = Callable[[str, Tensor, Tensor], None]
 """Function ``(unit_name, gradients, output)`` that averages flat gradients (a CPU tensor) over ranks and writes this
 rank's chunk of the mean to ``output``."""
+
+
+def _current_stream(device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context manager with which another thread uses this thread's stream of a GPU."""
+    if device.type != "cuda":
+        return nullcontext()
+    return torch.cuda.stream(torch.cuda.current_stream(device))
 
 
 class _Sent(dist.Work):
@@ -52,7 +60,8 @@ class ShardRing:
         num_ranks: Number of ranks over which gradients are averaged; larger than the ring if the model has replicas.
         agreement: Checks that all ranks call the same collectives; it uses the same sending thread.
         sender: The thread that sends all messages.
-        staged: Whether to copy tensors to host memory before sending them.
+        device: The device of all tensors.
+        is_staged: Function that returns whether to copy a tensor of a size in bytes to CPU memory before sending it.
         scatter_mean: Function that computes the mean if gradients are compressed; None to compute it with the ring.
         packets: Packet exchange that `scatter_mean` uses in addition to the ring.
     """
@@ -64,14 +73,16 @@ class ShardRing:
         *,
         agreement: Agreement,
         sender: Sender,
-        staged: bool,
+        device: torch.device,
+        is_staged: Callable[[int], bool],
         scatter_mean: ScatterMean | None = None,
         packets: Packets | None = None,
     ) -> None:
         self.ring = ring
         self.num_ranks = num_ranks
         self.agreement = agreement
-        self.staged = staged
+        self._is_staged = is_staged
+        self._device, self._is_on_gpu = device, device.type == "cuda"
         self._scatter_mean = scatter_mean or self._add_up
         self.deferred = False
         """Whether `reduce_mean` may return before its reduce-scatter has finished; `finish` then waits for all of them.
@@ -88,13 +99,17 @@ class ShardRing:
         self._pending: list[Future[None]] = []
 
     def submit(self, purpose: Purpose, send: Callable[[], None]) -> Future[None]:
-        """Run `send` on the sending thread, after all earlier tasks, with the message tags for `purpose`."""
-        tag = self.agreement.tag(purpose)
+        """Run `send` on the sending thread, after all earlier tasks, with the message tags for `purpose`.
+
+        On a GPU, it uses the stream of the caller, on which FSDP2 orders its copies before and after the collective.
+        """
+        tag, stream = self.agreement.tag(purpose), _current_stream(self._device)
 
         def carry_out() -> None:
             for carrier in self._carriers:
                 carrier.tag = tag
-            send()
+            with stream:
+                send()
 
         self.ring.group.meter.handed_over = clock.now()
         return self._sender.submit(carry_out)
@@ -108,7 +123,7 @@ class ShardRing:
         def send() -> None:
             if not self.gathers_in_backward:
                 self.ring.group.meter.hold_gradients()
-            if self.staged:
+            if self._is_staged(buffer.nbytes):
                 own = torch.empty_like(output, device="cpu")
                 self._scatter_mean(unit, buffer.cpu(), own)
                 output.copy_(own)
@@ -116,7 +131,7 @@ class ShardRing:
                 self._scatter_mean(unit, buffer, output)
 
         self._pending.append(self.submit(purpose, send))
-        if not self.deferred or self.staged:
+        if not self.deferred or self._is_on_gpu:
             self.finish()
 
     def _add_up(self, unit: str, buffer: Tensor, output: Tensor) -> None:  # noqa: ARG002
@@ -126,13 +141,13 @@ class ShardRing:
         """Fill `output` with the chunks of all ranks; it must already contain this rank's own chunk."""
 
         def send() -> None:
-            if self.staged:
+            if self._is_staged(output.nbytes):
                 output.copy_(self.ring.all_gather_(output.cpu()))
             else:
                 self.ring.all_gather_(output)
 
         sent = _Sent(self.submit(purpose, send), self.agreement)
-        if self.staged:  # the copy back must run on the stream on which FSDP2 calls this
+        if self._is_on_gpu:  # FSDP2 then marks the end of the collective on its stream
             sent.wait()
         return sent
 

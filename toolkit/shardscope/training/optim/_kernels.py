@@ -13,8 +13,9 @@ is copied to the host.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -67,6 +68,11 @@ class AdamMoments:
     eps: float
     bias_correction: bool
     grad_averaging: bool
+
+    @classmethod
+    def of(cls, group: Mapping[str, Any]) -> AdamMoments:
+        """Return the settings of a parameter group."""
+        return cls(group["betas"], group["eps"], group["bias_correction"], group["grad_averaging"])
 
     @property
     def fit_fused_kernel(self) -> bool:

@@ -199,7 +199,16 @@ class LayerwiseOptimizer(Optimizer, ABC):
         with torch.enable_grad():
             loss = None if closure is None else closure()
         self._last.clear()
-        batches = self._batches()
+        if not self._repeat():
+            self._update(self._batches())
+        return loss
+
+    def _repeat(self) -> bool:
+        """Take the step as the last one was taken, if that is known to be possible; return whether it was taken."""
+        return False
+
+    def _update(self, batches: list[LayerBatch]) -> None:
+        """Run both phases for all batches."""
         self._prepare(batches)
         staged: list[Staged] = []
         for batch in batches:
@@ -207,7 +216,6 @@ class LayerwiseOptimizer(Optimizer, ABC):
             if self.reduce_squares is None:
                 self._finish(staged)
         self._finish(staged)
-        return loss
 
     @property
     def work_space(self) -> list[Tensor]:
@@ -229,7 +237,7 @@ class LayerwiseOptimizer(Optimizer, ABC):
         """Run phase two for the batches in `staged`, then clear the list."""
         squares = [item.squares for item in staged if item.squares is not None]
         if squares and self.reduce_squares is not None:
-            squares = _reduced(squares, self.reduce_squares)
+            squares = reduced(squares, self.reduce_squares)
         parts = iter(squares)
         pairs = [(item, next(parts) if item.squares is not None else None) for item in staged]
         begun = len(self._last)
@@ -361,7 +369,7 @@ def total_squares(squares: list[Tensor], num_layers: int) -> Squares | None:
     return of_weights, of_updates
 
 
-def _reduced(squares: list[Squares], reduce_squares: ReduceSquares) -> list[Squares]:
+def reduced(squares: list[Squares], reduce_squares: ReduceSquares) -> list[Squares]:
     """Sum the squares of all batches over the ranks in one call of `reduce_squares`."""
     tensors = [torch.stack([torch.as_tensor(row, dtype=torch.float64) for row in rows]) for rows in squares]
     joined = torch.cat(tensors, dim=1)

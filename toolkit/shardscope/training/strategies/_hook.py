@@ -47,8 +47,8 @@ class BucketHook:
             raise self._sender.failure
 
     def _exchange(self, _: Any, bucket: dist.GradBucket) -> Future[Tensor]:
-        done: Future[Tensor] = Future()
         buffer, index, parameters = bucket.buffer(), bucket.index(), bucket.parameters()
+        done: Future[Tensor] = Future(devices=None if buffer.is_cpu else [buffer.device])
         self.context.meter.handed_over = clock.now()
         if self.is_idle:
             done.set_result(buffer)
@@ -65,8 +65,9 @@ class BucketHook:
         return done
 
     def _mean(self, buffer: Tensor, parameters: list[Tensor]) -> None:
-        flat = buffer.cpu() if self.context.staged else buffer
+        is_staged = self.context.is_staged(buffer.nbytes)
+        flat = buffer.cpu() if is_staged else buffer
         names = [self._names[id(parameter)] for parameter in parameters]
         self.exchange_(Bucket(names, [p.shape for p in parameters], flat, self.context.meter.step))
-        if self.context.staged:
+        if is_staged:
             buffer.copy_(flat)

@@ -170,8 +170,7 @@ class FullySharded(Partitioned):
             )
         ring = ShardRing(
             around, self.context.world_size, agreement=self.agreement, sender=self.sender,
-            staged=self.context.device.type == "cuda",  # FSDP2 communicates on streams of its own
-            scatter_mean=compress, packets=packets,
+            device=self.context.device, is_staged=self.context.is_staged, scatter_mean=compress, packets=packets,
         )  # fmt: skip
         ring.crosses = self.settings.replicas > 1
         ring.gathers_in_backward = not self.keeps_gathered

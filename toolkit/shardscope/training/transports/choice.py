@@ -18,7 +18,6 @@ from shardscope.training.transports.tcp import open_tcp
 Name = Literal["auto", "shm", "cuda-ipc", "tcp"]
 _UNSUITED = {
     ("shm", True): "shared memory is only for ranks on the CPU",
-    ("auto", True): "the ranks are on GPUs, and the job does not ask for transport='cuda-ipc'",
     ("cuda-ipc", False): "the ranks are not on GPUs",
 }
 """Why a transport is not taken, by its name and whether the ranks are on GPUs."""
@@ -61,7 +60,8 @@ def open_route(
     """Connect the ranks of a process group.
 
     Args:
-        name: The transport; ``"auto"`` takes shared memory if all ranks can use it, and TCP otherwise.
+        name: The transport; ``"auto"`` takes shared memory, of the CPU or the GPUs, if all ranks can use it, and TCP
+            otherwise.
         store: The group's store.
         rank: This rank within the group.
         world_size: Number of ranks in the group.
@@ -80,16 +80,16 @@ def open_route(
     reason = _UNSUITED.get((name, on_gpu)) or why_not_shm()
     if not reason:
         try:
-            return _on_one_host(tcp, dist.PrefixStore("shm", store), timeout, on_gpu=on_gpu)
+            part = dist.PrefixStore("shm", store)
+            if not on_gpu:
+                return Route(
+                    SharedMemoryGroup(tcp, part, timeout), "shm", "all ranks are CPU ranks of one host"
+                )
+            memory = CudaMemory(torch.device("cuda", torch.cuda.current_device()))
+            group = CudaIpcGroup(tcp, part, timeout, memory, has_nccl=backend == "nccl")
+            return Route(group, "cuda-ipc", "all ranks are GPU ranks of one host")
         except CannotShare as error:
             reason = str(error)
     if name != "auto":
         raise LaunchError(f"transport={name!r} cannot be used: {reason}; use transport='auto' or 'tcp'")
     return Route(tcp, "tcp", reason)
-
-
-def _on_one_host(tcp: dist.ProcessGroup, store: dist.Store, timeout: timedelta, *, on_gpu: bool) -> Route:
-    if not on_gpu:
-        return Route(SharedMemoryGroup(tcp, store, timeout), "shm", "all ranks are CPU ranks of one host")
-    memory = CudaMemory(torch.device("cuda", torch.cuda.current_device()))
-    return Route(CudaIpcGroup(tcp, store, timeout, memory), "cuda-ipc", "all ranks are GPU ranks of one host")

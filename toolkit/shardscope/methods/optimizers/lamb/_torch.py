@@ -9,7 +9,7 @@ With a layer's weights ``w``, Adam's update ``r`` and ``u = r + decay * w``, the
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -34,11 +34,16 @@ from shardscope.training.optim._layerwise import (
     LayerBatch,
     LayerwiseOptimizer,
     Staged,
+    reduced,
     total_squares,
 )
+from shardscope.training.optim.route import why_not_triton
 from shardscope.training.sharding import ReduceSquares, global_norm, local
 
-Form = Literal["auto", "compiled", "fused", "plain"]
+if TYPE_CHECKING:
+    from shardscope.methods.optimizers.lamb._torch_launch import KernelStep
+
+Form = Literal["auto", "compiled", "fused", "plain", "triton"]
 
 COMPILED_ELEMENTS = 1 << 21
 """Number of elements from which ``form="auto"`` uses the compiled loop: with fewer, loading numba takes as long as
@@ -65,9 +70,10 @@ class TorchLamb(LayerwiseOptimizer):
         adapt: Whether to use trust ratios; False is meant for individual parameter groups, such as biases and norms.
         form: ``compiled`` does the first phase in one loop compiled by numba, which needs contiguous float32 tensors on
             a CPU; ``fused`` updates the moments in torch's fused AdamW kernel, which needs contiguous tensors on a CPU
-            and `grad_averaging`; ``plain`` uses ordinary operations. ``auto`` uses the compiled loop for 2**21 elements
-            or more if numba is installed (and ``SHARDSCOPE_CODECS`` is not ``torch``), and otherwise the fused kernel
-            where possible. The forms differ by rounding errors.
+            and `grad_averaging`; ``triton`` does the whole step in one kernel, which needs Triton, a C compiler for it,
+            and contiguous float32 tensors on an NVIDIA GPU; ``plain`` uses ordinary operations. For 2**21 elements or
+            more, ``auto`` uses the compiled loop or the Triton kernel if possible (and ``SHARDSCOPE_CODECS`` is not
+            ``torch``), and otherwise the fused kernel where possible. The forms differ by rounding errors.
         reduce_squares: Function that sums the layers' squared norms over ranks, for sharded tensors; called once per
             step.
         reduce_grad_square: Function that sums the squared norm of all gradients over all ranks, for shards and pipeline
@@ -81,6 +87,7 @@ class TorchLamb(LayerwiseOptimizer):
 
     method = "lamb"
     _loop: Advance | None = None  # the compiled loop, if this step uses it
+    _kernels: KernelStep | None = None  # the launches of the Triton kernel, if the last step used it
 
     def __init__(
         self,
@@ -121,7 +128,7 @@ class TorchLamb(LayerwiseOptimizer):
             check_bound("clamp", group["clamp"])
             check_choice("decay_form", group["decay_form"], ("inside", "decoupled"))
         check_bound("max_grad_norm", max_grad_norm)
-        check_choice("form", form, ("auto", "compiled", "fused", "plain"))
+        check_choice("form", form, get_args(Form))
         self.max_grad_norm = max_grad_norm
         self.form = form
         self.reduce_grad_square = reduce_grad_square or reduce_squares
@@ -139,6 +146,55 @@ class TorchLamb(LayerwiseOptimizer):
             "exp_avg_sq": torch.zeros_like(param),
         }
 
+    def _repeat(self) -> bool:
+        if self._kernels is None or not self._kernels.fits(self.param_groups):
+            return False
+        self._run(self._kernels)
+        return True
+
+    def _update(self, batches: list[LayerBatch]) -> None:
+        self._kernels = self._kernels_for(batches)
+        if self._kernels is None:
+            super()._update(batches)
+        else:
+            self._run(self._kernels)
+
+    def _kernels_for(self, batches: list[LayerBatch]) -> KernelStep | None:
+        """Return the launches of the Triton kernel for this step and those like it; None if it takes another form."""
+        if self.form == "auto":
+            num_elements = sum(batch.num_elements for batch in batches if batch.weights[0].is_cuda)
+            if num_elements < COMPILED_ELEMENTS:
+                return None
+        elif self.form != "triton":
+            return None
+        reason = why_not_triton()
+        if reason is None:
+            from shardscope.methods.optimizers.lamb._torch_launch import KernelStep, why_not_kernel
+
+            params = [p for group in self.param_groups for p in group["params"] if p.grad is not None]
+            held = [(param, self.state[param]) for param in params]
+            reason = why_not_kernel(batches, held)
+            if reason is None:
+                return KernelStep(batches, held, is_sharded=self.reduce_squares is not None)
+        if self.form == "triton":
+            raise SpecError(f"form='triton' is not possible, because {reason}; use form='auto'")
+        return None
+
+    def _run(self, kernels: KernelStep) -> None:
+        """Take a step in launches of the Triton kernel."""
+        launches = kernels.launches
+        for launch in launches:
+            launch.count_step()
+        self._grad_factor = self._clipping([launch.grads for launch in launches])
+        for launch in launches:
+            launch.begin(self._grad_factor)
+        waiting = [launch for launch in launches if launch.adapts]
+        if waiting and self.reduce_squares is not None:
+            sums = reduced([launch.squares for launch in waiting], self.reduce_squares)
+            for launch, squares in zip(waiting, sums, strict=True):
+                launch.finish(squares, self._ratios(squares, launch.group))
+        self._last = [launch.updated for launch in launches]
+
     def _prepare(self, batches: list[LayerBatch]) -> None:
         """Increment the step counters of all layers, and compute the factor that clips gradients to `max_grad_norm`."""
         self._loop = self._chosen_loop(batches)
@@ -148,14 +204,18 @@ class TorchLamb(LayerwiseOptimizer):
         steps = [step for batch in batches for step in batch.column("step")]
         if steps:
             torch._foreach_add_(steps, 1)
-        self._grad_factor = (
-            None if self.max_grad_norm is None else self._clipping(batches, self.max_grad_norm)
-        )
+        self._grad_factor = self._clipping([batch.grads for batch in batches])
 
-    def _clipping(self, batches: list[LayerBatch], max_norm: float) -> Tensor | None:
-        """Return the factor that clips gradients to `max_norm`; None if it is known to be 1."""
+    def _clipping(self, batches: list[list[Tensor]]) -> Tensor | None:
+        """Return the factor that clips gradients to `max_grad_norm`; None if it is known to be 1.
+
+        Args:
+            batches: All gradients; those of a batch have the same dtype and device.
+        """
+        if (max_norm := self.max_grad_norm) is None:
+            return None
         counted = [grads for batch in batches if (grads := self._counted(batch))]
-        device = batches[0].weights[0].device if batches else torch.device("cpu")
+        device = batches[0][0].device if batches else torch.device("cpu")
         squares = [torch.stack([*sums_of_squares(grads)]).to(device, torch.float64) for grads in counted]
         none = torch.zeros(1, dtype=torch.float64, device=device)
         total = torch.cat(squares).sum(dim=0, keepdim=True) if squares else none
@@ -187,18 +247,18 @@ class TorchLamb(LayerwiseOptimizer):
                 f"{names}; use form='auto', or install shardscope[fast]"
             )
 
-    def _counted(self, batch: LayerBatch) -> list[Tensor]:
-        """Return the gradients of a batch, except those that another rank counts in the global norm."""
+    def _counted(self, grads: list[Tensor]) -> list[Tensor]:
+        """Return the gradients except those that another rank counts in the global norm."""
         left_out = {
             local(param.grad).data_ptr() for param in self.duplicate_grad_params if param.grad is not None
         }
-        return [grad for grad in batch.grads if grad.data_ptr() not in left_out]
+        return [grad for grad in grads if grad.data_ptr() not in left_out]
 
     def _stage(self, batch: LayerBatch) -> Staged:
         if self._loop is not None and _fits_compiled(batch):
             return self._stage_compiled(batch, self._loop)
         group = batch.group
-        moments = _moments(group)
+        moments = AdamMoments.of(group)
         advance_ = fused_moments_ if self.form != "plain" and _fits_fused(batch) else plain_moments_
         updates = self._scratch.take(batch)
         squares: list[Tensor] = []
@@ -216,7 +276,7 @@ class TorchLamb(LayerwiseOptimizer):
         if group["decay_form"] == "decoupled":
             _decay_separately(batch.weights, group)
         factor = 1.0 if self._grad_factor is None else float(self._grad_factor)
-        moments = _moments(group)
+        moments = AdamMoments.of(group)
         counts = moments.counts(batch.column("step"))
         factors = {count: factors_of(moments, count, decay, factor) for count in set(counts)}
         columns = batch.weights, batch.grads, batch.column("exp_avg"), batch.column("exp_avg_sq"), updates
@@ -255,12 +315,8 @@ class TorchLamb(LayerwiseOptimizer):
             add_scaled_(weights, staged.directions, lr, ratios)
 
 
-def _moments(group: dict[str, Any]) -> AdamMoments:
-    return AdamMoments(group["betas"], group["eps"], group["bias_correction"], group["grad_averaging"])
-
-
 def _fits_fused(batch: LayerBatch) -> bool:
-    return _moments(batch.group).fit_fused_kernel and all(layer.is_flat for layer in batch.layers)
+    return AdamMoments.of(batch.group).fit_fused_kernel and all(layer.is_flat for layer in batch.layers)
 
 
 def _fits_compiled(batch: LayerBatch) -> bool:

@@ -63,6 +63,9 @@ class FreezableLamb(FrozenVariance, TorchLamb):
             "factor": torch.ones((), dtype=torch.float32, device=param.device),
         }
 
+    def _kernels_for(self, batches: list[LayerBatch]) -> None:
+        """Return None: the kernels know neither averaged ratios nor frozen second moments."""
+
     def _stage(self, batch: LayerBatch) -> Staged:
         if self.frozen_after is None:
             return super()._stage(batch)

@@ -40,13 +40,15 @@ class GossipRank(RankStrategy):
     def wrap(self, model: nn.Module) -> nn.Module:
         assert self.context.group is not None
         self.group = self.context.group
-        self.neighbours = Neighbours(self.group, int(self.settings.slice_mb * 2**20))
         trained = [p for p in model.parameters() if p.requires_grad]
         formats = sorted({str(p.dtype) for p in trained})
         if len(formats) > 1:
             raise SpecError(f"the model's parameters are {', '.join(formats)}; gossip needs a single dtype")
         start_alike(model)
-        self._flat = torch.empty(sum(p.numel() for p in trained), dtype=trained[0].dtype)
+        is_staged = self.context.is_staged(sum(p.nbytes for p in trained))
+        device = torch.device("cpu") if is_staged else self.context.device
+        self.neighbours = Neighbours(self.group, int(self.settings.slice_mb * 2**20), device)
+        self._flat = torch.empty(sum(p.numel() for p in trained), dtype=trained[0].dtype, device=device)
         self.public = self._public_copies(model)
         return model
 

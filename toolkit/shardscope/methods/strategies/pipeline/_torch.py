@@ -120,7 +120,8 @@ class PipelineRank(RankStrategy):
         for index in self._own_stages():
             module = StageModule(self.cut.stages[index], self.precision.autocast)
             self.stages[index] = RecordedStage(
-                module, index, len(self.stage_ranks), self.context.device, group=self.group, staged=self.context.staged,
+                module, index, len(self.stage_ranks), self.context.device, group=self.group,
+                is_staged=self.context.is_staged,
                 splits_backward=self.settings.schedule.splits_backward,
                 input_args=_boundary(boundaries[index]), output_args=_boundary(boundaries[index + 1]),
             )  # fmt: skip
@@ -219,7 +220,8 @@ class PipelineRank(RankStrategy):
         for name, ring in self.rings.items():
             parameter = self.names[name]
             grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            summed = ring.all_reduce_(grad.cpu().contiguous() if self.context.staged else grad.contiguous())
+            is_staged = self.context.is_staged(grad.nbytes)
+            summed = ring.all_reduce_(grad.cpu().contiguous() if is_staged else grad.contiguous())
             parameter.grad = summed.to(grad.device)
 
     def _report(self) -> None:

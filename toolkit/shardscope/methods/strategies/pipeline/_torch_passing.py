@@ -22,7 +22,7 @@ def send_activations(x: Tensor, peer: int, context: RankContext) -> None:
     shape = [*x.shape, *[0] * (_MOST_DIMS - x.dim())]
     header = torch.tensor([_DTYPES.index(x.dtype), x.dim(), *shape])
     context.group.send([header], peer, _TAG).wait()
-    context.group.send([_sendable(x, context)], peer, _TAG + 1).wait()
+    context.group.send([x.detach().cpu().contiguous()], peer, _TAG + 1).wait()
 
 
 def receive_activations(peer: int, context: RankContext) -> Tensor:
@@ -34,7 +34,3 @@ def receive_activations(peer: int, context: RankContext) -> Tensor:
     x = torch.empty(shape[:dims], dtype=_DTYPES[kind])
     context.group.recv([x], peer, _TAG + 1).wait()
     return x.to(context.device)
-
-
-def _sendable(x: Tensor, context: RankContext) -> Tensor:
-    return (x.cpu() if context.staged else x).detach().contiguous()

@@ -1,9 +1,9 @@
-"""Collectives through slots in shared memory.
+"""Collectives through slots in memory that all ranks share.
 
-A tensor is cut into pieces of the size of a slot, which fit into the processor's caches. The time of a group is divided
-into phases by barriers. In each phase, a rank writes to one of two sets of slots and results, by turns; what
-has been written in a phase is read in the next, and written again in the one after that. So one barrier per phase is
-enough for any sequence of collectives.
+A tensor is cut into pieces of the size of a slot; in CPU memory, pieces fit into the processor's caches. The time of a
+group is divided into phases by barriers. In each phase, a rank writes to one of two sets of slots and results, by
+turns; what has been written in a phase is read in the next, and written again in the one after that. So one barrier per
+phase is enough for any sequence of collectives.
 
     all-reduce          phase k: write piece k to the own slot; add up the own share of piece k-1 from all slots
                         into the results; copy piece k-2 from the results; the own share needs no copies
@@ -19,7 +19,9 @@ on the size of pieces.
 from __future__ import annotations
 
 import ctypes
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -28,43 +30,72 @@ from shardscope.training.transports.shm.barriers import Barrier
 from shardscope.training.transports.shm.layout import Layout
 from shardscope.training.transports.shm.peers import Peers
 
-SMALL_BYTES = 64 << 10
-"""Size up to which each rank adds up the whole tensor, in bytes: one barrier costs more than the additions."""
 Reduce = Callable[..., Tensor]
 """An element-wise operation of two tensors with `out`, such as `torch.add`."""
 
 
-class Slots:
+class Collectives(Protocol):
     """The collectives of one group; all ranks must call the same ones in the same order, with tensors of equal size.
 
-    Tensors are flat, contiguous and in CPU memory.
+    Tensors are flat and contiguous.
+    """
+
+    def all_reduce_(self, flat: Tensor, reduce: Reduce) -> None:
+        """Replace `flat` with the sum over all ranks, or with another reduction."""
+
+    def broadcast_(self, flat: Tensor, root: int) -> None:
+        """Replace `flat` with the tensor of rank `root`."""
+
+    def reduce_scatter(self, output: Tensor, inputs: Sequence[Tensor], reduce: Reduce) -> None:
+        """Write the sum of this rank's chunk over all ranks to `output`.
+
+        Args:
+            output: This rank's chunk of the sum.
+            inputs: This rank's chunks, one for each rank, each of the size of `output`.
+            reduce: The reduction.
+        """
+
+    def all_gather(self, outputs: Sequence[Tensor], own: Tensor) -> None:
+        """Copy each rank's tensor to the entry of `outputs` for that rank; all have the same size."""
+
+
+class Slots(ABC):
+    """Collectives through slots, of tensors in the same kind of memory as the slots.
 
     Args:
         peers: The ranks of the group.
-        layout: Positions within the memory.
+        barrier: The group's barriers.
         timeout_s: Time after which a rank that waits for another fails, in seconds.
+        sets: The two sets of slots, each the slots of all ranks and behind them the results, as uint8 tensors.
     """
 
-    def __init__(self, peers: Peers, layout: Layout, timeout_s: float) -> None:
-        self.rank, self.world_size, self.timeout_s = peers.rank, peers.world_size, timeout_s
-        self._barrier, self._slot_bytes = Barrier(peers), layout.slot_bytes
-        sets = range(2)
-        self._bytes = [
-            [
-                peers.memory.tensor(layout.slot_start(parity, r), layout.slot_bytes)
-                for r in range(self.world_size + 1)
-            ]
-            for parity in sets
-        ]
-        self._typed: dict[torch.dtype, list[list[Tensor]]] = {torch.uint8: self._bytes}
+    small_bytes: ClassVar[int]
+    """Size up to which each rank adds up the whole tensor, in bytes: one barrier costs more than the additions."""
 
-    def _slots(self, dtype: torch.dtype, phase: int) -> list[Tensor]:
+    def __init__(
+        self, peers: Peers, barrier: Barrier, timeout_s: float, sets: Sequence[Sequence[Tensor]]
+    ) -> None:
+        self.rank, self.world_size, self.timeout_s = peers.rank, peers.world_size, timeout_s
+        self._barrier, self.slot_bytes = barrier, sets[0][0].numel()
+        self._typed: dict[torch.dtype, Sequence[Sequence[Tensor]]] = {torch.uint8: sets}
+
+    @abstractmethod
+    def _move(self, into: Tensor, source: Tensor) -> None:
+        """Copy a contiguous tensor to one of the same size and dtype."""
+
+    def _copy(self, into: Tensor, source: Tensor) -> None:
+        if into.nbytes != source.nbytes:
+            raise ValueError(
+                f"a collective got tensors of {source.nbytes} and {into.nbytes} bytes; give it tensors of the same size"
+            )
+        self._move(into, source)
+
+    def _slots(self, dtype: torch.dtype, phase: int) -> Sequence[Tensor]:
         """Return the slots of all ranks in a phase, and behind them the results, as tensors of a dtype."""
-        typed = self._typed.get(dtype)
-        if typed is None:
-            typed = [[slot.view(dtype) for slot in slots] for slots in self._bytes]
-            self._typed[dtype] = typed
-        return typed[phase % 2]
+        if dtype not in self._typed:
+            sets = self._typed[torch.uint8]
+            self._typed[dtype] = [[slot.view(dtype) for slot in slots] for slots in sets]
+        return self._typed[dtype][phase % 2]
 
     @property
     def _phase(self) -> int:
@@ -80,14 +111,13 @@ class Slots:
     # Sums.
 
     def all_reduce_(self, flat: Tensor, reduce: Reduce = torch.add) -> None:
-        """Replace `flat` with the sum over all ranks, or with another reduction."""
         size = flat.numel() * flat.element_size()
         if not size:
             return
-        if size <= min(SMALL_BYTES, self._slot_bytes):
+        if size <= min(self.small_bytes, self.slot_bytes):
             self._reduce_small(flat, reduce)
             return
-        pieces = flat.split(self._slot_bytes // flat.element_size())
+        pieces = flat.split(self.slot_bytes // flat.element_size())
         for k in range(len(pieces) + 2):
             if k:
                 self._wait_for_all("an all-reduce")
@@ -101,7 +131,7 @@ class Slots:
     def _reduce_small(self, flat: Tensor, reduce: Reduce) -> None:
         count = flat.numel()
         slots = self._slots(flat.dtype, self._phase)
-        _copy(slots[self.rank][:count], flat)
+        self._copy(slots[self.rank][:count], flat)
         self._wait_for_all("an all-reduce")
         self._add([slot[:count] for slot in slots[:-1]], flat, reduce)
 
@@ -120,7 +150,7 @@ class Slots:
     def _write_others(self, piece: Tensor) -> None:
         slot = self._slots(piece.dtype, self._phase)[self.rank]
         for part in self._others(piece):
-            _copy(slot[part], piece[part])
+            self._copy(slot[part], piece[part])
 
     def _add_share(self, piece: Tensor, reduce: Reduce) -> None:
         """Add up this rank's share of a piece that was written in the phase before, into the results of this one."""
@@ -131,12 +161,12 @@ class Slots:
         parts = [slot[share] for slot in self._slots(piece.dtype, self._phase - 1)[:-1]]
         parts[self.rank] = own
         self._add(parts, total, reduce)
-        _copy(own, total)
+        self._copy(own, total)
 
     def _copy_others(self, piece: Tensor) -> None:
         results = self._slots(piece.dtype, self._phase - 1)[-1]
         for part in self._others(piece):
-            _copy(piece[part], results[part])
+            self._copy(piece[part], results[part])
 
     def _add(self, parts: Sequence[Tensor], into: Tensor, reduce: Reduce) -> None:
         """Reduce `parts` in their order; `into` may be none of them but the first."""
@@ -145,14 +175,7 @@ class Slots:
             reduce(into, part, out=into)
 
     def reduce_scatter(self, output: Tensor, inputs: Sequence[Tensor], reduce: Reduce = torch.add) -> None:
-        """Write the sum of this rank's chunk over all ranks to `output`.
-
-        Args:
-            output: This rank's chunk of the sum.
-            inputs: This rank's chunks, one for each rank, each of the size of `output`.
-            reduce: The reduction.
-        """
-        width = self._slot_bytes // output.element_size() // self.world_size
+        width = self.slot_bytes // output.element_size() // self.world_size
         pieces = output.split(width) if output.numel() else ()
         columns = list(zip(*(chunk.split(width) for chunk in inputs), strict=True)) if output.numel() else []
         for k in range(len(pieces) + 1):
@@ -167,7 +190,7 @@ class Slots:
         slot = self._slots(chunks[0].dtype, self._phase)[self.rank]
         for r, chunk in enumerate(chunks):
             if r != self.rank:
-                _copy(slot[r * width : r * width + chunk.numel()], chunk)
+                self._copy(slot[r * width : r * width + chunk.numel()], chunk)
 
     def _add_row(self, output: Tensor, own: Tensor, width: int, reduce: Reduce) -> None:
         place = slice(self.rank * width, self.rank * width + output.numel())
@@ -175,42 +198,55 @@ class Slots:
         parts[self.rank] = own
         total = self._slots(output.dtype, self._phase)[-1][place]  # `output` may be a view of an input
         self._add(parts, total, reduce)
-        _copy(output, total)
+        self._copy(output, total)
 
     # Copies.
 
     def all_gather(self, outputs: Sequence[Tensor], own: Tensor) -> None:
-        """Copy each rank's tensor to the entry of `outputs` for that rank; all have the same size."""
-        width = self._slot_bytes // own.element_size()
+        width = self.slot_bytes // own.element_size()
         pieces = own.split(width) if own.numel() else ()
         rows = [output.split(width) for output in outputs]
         for k in range(len(pieces) + 1):
             if k:
                 self._wait_for_all("an all-gather")
             if k < len(pieces):
-                _copy(self._slots(own.dtype, self._phase)[self.rank][: pieces[k].numel()], pieces[k])
+                self._copy(self._slots(own.dtype, self._phase)[self.rank][: pieces[k].numel()], pieces[k])
             if k:
                 slots = self._slots(own.dtype, self._phase - 1)
                 for r, row in enumerate(rows):
                     source = pieces[k - 1] if r == self.rank else slots[r]
-                    _copy(row[k - 1], source[: row[k - 1].numel()])
+                    self._copy(row[k - 1], source[: row[k - 1].numel()])
 
     def broadcast_(self, flat: Tensor, root: int) -> None:
-        """Replace `flat` with the tensor of rank `root`."""
-        pieces = flat.split(self._slot_bytes // flat.element_size()) if flat.numel() else ()
+        pieces = flat.split(self.slot_bytes // flat.element_size()) if flat.numel() else ()
         for k in range(len(pieces) + 1):
             if k:
                 self._wait_for_all("a broadcast")
             if k < len(pieces) and self.rank == root:
-                _copy(self._slots(flat.dtype, self._phase)[root][: pieces[k].numel()], pieces[k])
+                self._copy(self._slots(flat.dtype, self._phase)[root][: pieces[k].numel()], pieces[k])
             if k and self.rank != root:
-                _copy(pieces[k - 1], self._slots(flat.dtype, self._phase - 1)[root][: pieces[k - 1].numel()])
+                self._copy(
+                    pieces[k - 1], self._slots(flat.dtype, self._phase - 1)[root][: pieces[k - 1].numel()]
+                )
 
 
-def _copy(into: Tensor, source: Tensor) -> None:
-    """Copy a contiguous tensor to one of the same size and dtype, which the C library does faster than `copy_`."""
-    if into.nbytes != source.nbytes:
-        raise ValueError(
-            f"a collective got tensors of {source.nbytes} and {into.nbytes} bytes; give it tensors of the same size"
-        )
-    ctypes.memmove(into.data_ptr(), source.data_ptr(), into.nbytes)
+class RamSlots(Slots):
+    """The collectives of one group, for tensors in CPU memory.
+
+    Args:
+        peers: The ranks of the group.
+        barrier: The group's barriers.
+        timeout_s: Time after which a rank that waits for another fails, in seconds.
+        layout: Positions within the shared memory.
+    """
+
+    small_bytes = 64 << 10
+
+    def __init__(self, peers: Peers, barrier: Barrier, timeout_s: float, layout: Layout) -> None:
+        places = range(layout.world_size + 1)
+        starts = [[layout.slot_start(parity, r) for r in places] for parity in range(2)]
+        sets = [[peers.memory.tensor(start, layout.slot_bytes) for start in each] for each in starts]
+        super().__init__(peers, barrier, timeout_s, sets)
+
+    def _move(self, into: Tensor, source: Tensor) -> None:
+        ctypes.memmove(into.data_ptr(), source.data_ptr(), into.nbytes)  # faster than `copy_`

@@ -23,7 +23,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardscope.training.transports.shm.collectives import Reduce, Slots
+from shardscope.training.transports.shm.barriers import Barrier
+from shardscope.training.transports.shm.collectives import Collectives, RamSlots, Reduce
 from shardscope.training.transports.shm.layout import Layout
 from shardscope.training.transports.shm.memory import SharedMemory
 from shardscope.training.transports.shm.messages import ANY, Addition, Mailbox
@@ -70,7 +71,8 @@ class SharedMemoryGroup:
         global_rank = dist.get_rank() if dist.is_initialized() else rank
         self._peers = Peers(memory, layout, store, rank, global_rank)
         self._mailbox = Mailbox(self._peers, timeout.total_seconds())
-        self._slots = Slots(self._peers, layout, timeout.total_seconds())
+        self._barrier, self._timeout_s = Barrier(self._peers), timeout.total_seconds()
+        self._in_ram = RamSlots(self._peers, self._barrier, self._timeout_s, layout)
         self._thread = CollectiveThread()
 
     def __getattr__(self, name: str) -> Any:
@@ -89,7 +91,7 @@ class SharedMemoryGroup:
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the time after which a rank that waits for another fails."""
-        self._mailbox.timeout_s = self._slots.timeout_s = timeout.total_seconds()
+        self._mailbox.timeout_s = self._in_ram.timeout_s = timeout.total_seconds()
         self._tcp.set_timeout(timeout)
 
     # Messages.
@@ -120,19 +122,31 @@ class SharedMemoryGroup:
 
     # Collectives.
 
+    def _collectives_of(self, tensors: Sequence[Tensor]) -> Collectives | None:
+        """Return what carries out a collective of these tensors; None if it is the TCP group."""
+        return self._in_ram if all(map(_is_strided_on_cpu, tensors)) else None
+
+    def _sums(self, operation: Any, tensors: Sequence[Tensor]) -> tuple[Collectives, Reduce] | None:
+        """Return what sums these tensors, and how; None if it is the TCP group."""
+        by = self._collectives_of(tensors)
+        if by is None or any(tensor.dtype not in _COUNTABLE for tensor in tensors):
+            return None
+        return next(((by, reduce) for known, reduce in _REDUCTIONS.items() if operation == known), None)
+
     def _submit(self, run: Callable[[], None], result: Any, options: Any) -> dist.Work:
         return self._thread.submit(Collective(run, result), is_async=getattr(options, "asyncOp", True))
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
         opts = opts or dist.AllreduceOptions()
-        reduce = _reduction(opts.reduceOp, tensors)
-        if reduce is None:
+        sums = self._sums(opts.reduceOp, tensors)
+        if sums is None:
             return self._tcp.allreduce(tensors, opts)
+        by, reduce = sums
 
         def run() -> None:
             for tensor in tensors:
                 with _Flat(tensor) as flat:
-                    self._slots.all_reduce_(flat, reduce)
+                    by.all_reduce_(flat, reduce)
 
         return self._submit(run, tensors, opts)
 
@@ -140,62 +154,55 @@ class SharedMemoryGroup:
 
     def broadcast(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
         opts = opts or dist.BroadcastOptions()
-        if not _on_cpu(tensors):
+        by = self._collectives_of(tensors)
+        if by is None:
             return self._tcp.broadcast(tensors, opts)
         tensor = tensors[opts.rootTensor]
 
         def run() -> None:
             with _Flat(tensor) as flat:
-                self._slots.broadcast_(flat, opts.rootRank)
+                by.broadcast_(flat, opts.rootRank)
 
         return self._submit(run, tensors, opts)
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> dist.Work:
-        if not _on_cpu(inputs):
-            return self._tcp.allgather(outputs, inputs, *_given(opts))
         (rows,), (own,) = outputs, inputs
-        return self._submit(lambda: self._all_gather(rows, own), outputs, opts)
+        by = self._collectives_of([*rows, own])
+        if by is None:
+            return self._tcp.allgather(outputs, inputs, *_given(opts))
+        return self._submit(lambda: _all_gather(by, rows, own), outputs, opts)
 
     def _allgather_base(self, output: Tensor, own: Tensor, opts: Any = None) -> dist.Work:
-        if not _on_cpu([output, own]):
+        by = self._collectives_of([output, own])
+        if by is None:
             return self._tcp._allgather_base(output, own, *_given(opts))
         rows = list(output.detach().view(self._peers.world_size, -1))
-        return self._submit(lambda: self._all_gather(rows, own), [output], opts)
+        return self._submit(lambda: _all_gather(by, rows, own), [output], opts)
 
     all_gather_single = _allgather_base
-
-    def _all_gather(self, rows: Sequence[Tensor], own: Tensor) -> None:
-        flats = [_Flat(row) for row in rows]
-        self._slots.all_gather([row.flat for row in flats], _Flat(own).flat)
-        for row in flats:
-            row.copy_back()
 
     def reduce_scatter(
         self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None
     ) -> dist.Work:
         opts = opts or dist.ReduceScatterOptions()
-        reduce = _reduction(opts.reduceOp, outputs)
-        if reduce is None:
-            return self._tcp.reduce_scatter(outputs, inputs, opts)
         (output,), (chunks,) = outputs, inputs
-        return self._submit(lambda: self._reduce_scatter(output, chunks, reduce), outputs, opts)
+        sums = self._sums(opts.reduceOp, [output, *chunks])
+        if sums is None:
+            return self._tcp.reduce_scatter(outputs, inputs, opts)
+        return self._submit(lambda: _reduce_scatter(*sums, output, chunks), outputs, opts)
 
     def _reduce_scatter_base(self, output: Tensor, whole: Tensor, opts: Any = None) -> dist.Work:
         opts = opts or dist.ReduceScatterOptions()
-        reduce = _reduction(opts.reduceOp, [output, whole])
-        if reduce is None:
+        sums = self._sums(opts.reduceOp, [output, whole])
+        if sums is None:
             return self._tcp._reduce_scatter_base(output, whole, opts)
         chunks = list(whole.detach().contiguous().view(self._peers.world_size, -1))
-        return self._submit(lambda: self._reduce_scatter(output, chunks, reduce), [output], opts)
+        return self._submit(lambda: _reduce_scatter(*sums, output, chunks), [output], opts)
 
     reduce_scatter_single = _reduce_scatter_base
 
-    def _reduce_scatter(self, output: Tensor, chunks: Sequence[Tensor], reduce: Reduce) -> None:
-        with _Flat(output) as flat:
-            self._slots.reduce_scatter(flat, [_Flat(chunk).flat for chunk in chunks], reduce)
-
     def barrier(self, opts: Any = None) -> dist.Work:
-        return self._submit(self._slots.barrier, [], opts)
+        return self._submit(self._in_ram.barrier, [], opts)
 
     # Ending.
 
@@ -234,19 +241,20 @@ class _Flat:
             self.copy_back()
 
 
-def _on_cpu(tensors: Sequence[Tensor]) -> bool:
-    return all(map(_is_strided_on_cpu, tensors))
-
-
 def _is_strided_on_cpu(tensor: Tensor) -> bool:
     return tensor.is_cpu and tensor.layout == torch.strided
 
 
-def _reduction(operation: Any, tensors: Sequence[Tensor]) -> Reduce | None:
-    """Return the reduction through shared memory; None if gloo has to do it."""
-    if not _on_cpu(tensors) or any(tensor.dtype not in _COUNTABLE for tensor in tensors):
-        return None
-    return next((reduce for known, reduce in _REDUCTIONS.items() if operation == known), None)
+def _all_gather(by: Collectives, rows: Sequence[Tensor], own: Tensor) -> None:
+    flats = [_Flat(row) for row in rows]
+    by.all_gather([row.flat for row in flats], _Flat(own).flat)
+    for row in flats:
+        row.copy_back()
+
+
+def _reduce_scatter(by: Collectives, reduce: Reduce, output: Tensor, chunks: Sequence[Tensor]) -> None:
+    with _Flat(output) as flat:
+        by.reduce_scatter(flat, [_Flat(chunk).flat for chunk in chunks], reduce)
 
 
 def _given(options: Any) -> tuple[Any, ...]:

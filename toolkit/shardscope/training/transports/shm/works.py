@@ -18,11 +18,14 @@ class Collective(dist.Work):
     Args:
         run: Function that carries it out.
         result: The tensors that its future holds.
+        devices: The devices of these tensors, if they are not in CPU memory.
     """
 
-    def __init__(self, run: Callable[[], None], result: Any) -> None:
+    def __init__(
+        self, run: Callable[[], None], result: Any, devices: list[int | str | torch.device] | None = None
+    ) -> None:
         super().__init__()
-        self._run, self._result = run, result
+        self._run, self._result, self._devices = run, result, devices
         self._error: Exception | None = None
         self._is_over = threading.Event()
         self._settled: torch.futures.Future[None] | None = None
@@ -75,7 +78,7 @@ class Collective(dist.Work):
         with self._lock:
             if self._future is not None:
                 return self._future
-            self._settled = torch.futures.Future()
+            self._settled = torch.futures.Future(devices=self._devices)
             self._future = self._settled.then(self._outcome)
             is_over = self._is_over.is_set()
         if is_over:

@@ -1,116 +1,27 @@
-"""The CUDA IPC transport: ranks on GPUs of one host read each other's GPU memory, also if they share a GPU.
-
-    DeviceMemory      allocates memory that other processes can open, and opens theirs
-    Arena             one rank's outgoing messages, in such memory
-    DeviceMailbox     messages of tensors on a device: the data are in the sender's arena, and a message through shared
-                      memory gives their position
-    CudaIpcGroup      the process group
+"""Messages of tensors on a device: the data are in the sender's arena, and a message in shared memory says where.
 
 A send copies its tensor to the arena of its rank, so it has finished when it returns. The receiver copies from there
 and acknowledges, and the sender then reuses the space. Both wait on the host until the device has copied, so a message
-needs no common stream. Messages have tags, which NCCL does not support, and NCCL refuses two ranks on one GPU.
-
-Collectives of tensors on GPUs are those of the TCP group: NCCL's with one GPU per rank, and gloo's otherwise.
+needs no common stream.
 """
 
 from __future__ import annotations
 
-import json
 import threading
 import time
-from bisect import insort
 from datetime import timedelta
-from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardscope.training.transports.shm import SharedMemoryGroup
-from shardscope.training.transports.shm.messages import ANY, Mailbox, Message
+from shardscope.training.transports.cuda_ipc.memory import SEGMENT_BYTES, Arena, DeviceMemory
+from shardscope.training.transports.shm.messages import Mailbox, Message
 from shardscope.training.transports.shm.peers import Peers
 
-_SEGMENT_BYTES = 64 << 20
-_ALIGNMENT = 512
 _DRAIN_S = 5.0
 _POLL_S = 0.002
 _ANNOUNCEMENTS, _ACKNOWLEDGEMENTS = 1 << 40, 1 << 41  # first tags; those of tensors in CPU memory are smaller
-
-
-class DeviceMemory(Protocol):
-    """Memory of a device that the processes of one host can share."""
-
-    def allocate(self, num_bytes: int) -> Tensor:
-        """Return a new uint8 tensor that can be shared."""
-
-    def export(self, segment: Tensor) -> str:
-        """Return text with which one other process can open a tensor from `allocate`."""
-
-    def open(self, exported: str) -> Tensor:
-        """Open the memory that another process has exported."""
-
-    def synchronize(self) -> None:
-        """Wait until all copies that this thread has started are done."""
-
-
-class CudaMemory:
-    """Memory of a GPU, shared by CUDA IPC."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def allocate(self, num_bytes: int) -> Tensor:
-        return torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
-
-    def export(self, segment: Tensor) -> str:
-        shared = segment.untyped_storage()._share_cuda_()
-        return json.dumps([part.hex() if isinstance(part, bytes) else part for part in shared])
-
-    def open(self, exported: str) -> Tensor:
-        parts = [bytes.fromhex(part) if isinstance(part, str) else part for part in json.loads(exported)]
-        storage = torch.UntypedStorage._new_shared_cuda(*parts)  # noqa: SLF001 - as torch.multiprocessing does
-        return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-
-    def synchronize(self) -> None:
-        torch.cuda.current_stream(self._device).synchronize()
-
-
-class Arena:
-    """The memory for a rank's outgoing messages; it grows by segments if it is full.
-
-    Args:
-        memory: The device's memory.
-        segment_bytes: Least size of a segment, in bytes.
-    """
-
-    def __init__(self, memory: DeviceMemory, segment_bytes: int = _SEGMENT_BYTES) -> None:
-        self._memory, self._segment_bytes = memory, segment_bytes
-        self.segments: list[Tensor] = []
-        self._free: list[
-            tuple[int, int, int]
-        ] = []  # segment, start and size of each free range, in their order
-
-    def take(self, num_bytes: int) -> tuple[int, int, int]:
-        """Return the segment, the start and the size of a range of at least `num_bytes` bytes."""
-        size = max(1, -(-num_bytes // _ALIGNMENT)) * _ALIGNMENT
-        for at, (segment, start, room) in enumerate(self._free):
-            if room >= size:
-                self._free[at : at + 1] = [(segment, start + size, room - size)] if room > size else []
-                return segment, start, size
-        self.segments.append(self._memory.allocate(max(size, self._segment_bytes)))
-        insort(self._free, (len(self.segments) - 1, 0, self.segments[-1].numel()))
-        return self.take(num_bytes)
-
-    def give_back(self, taken: tuple[int, int, int]) -> None:
-        """Free a range, and merge it with the free ranges beside it."""
-        insort(self._free, taken)
-        merged: list[tuple[int, int, int]] = []
-        for segment, start, size in self._free:
-            if merged and merged[-1][0] == segment and sum(merged[-1][1:]) == start:
-                merged[-1] = (segment, merged[-1][1], merged[-1][2] + size)
-            else:
-                merged.append((segment, start, size))
-        self._free = merged
 
 
 class DeviceReceive(dist.Work):
@@ -164,7 +75,7 @@ class DeviceMailbox:
         memory: DeviceMemory,
         store: dist.Store,
         rank: int,
-        segment_bytes: int = _SEGMENT_BYTES,
+        segment_bytes: int = SEGMENT_BYTES,
     ) -> None:
         self._mailbox, self._memory, self._store, self._rank = mailbox, memory, store, rank
         self.arena = Arena(memory, segment_bytes)
@@ -258,49 +169,3 @@ class DeviceMailbox:
                 break
             time.sleep(_POLL_S)
         self._opened.clear()
-
-
-class CudaIpcGroup(SharedMemoryGroup):
-    """Process group of ranks on the GPUs of one host; tensors in CPU memory go through shared memory.
-
-    Args:
-        tcp: The TCP group, whose collectives GPU tensors use.
-        store: The group's store.
-        timeout: Time after which a rank that waits for another fails.
-        memory: Memory of this rank's GPU.
-
-    Raises:
-        CannotShare: The ranks are not on one host, or cannot open the same memory; all ranks raise it.
-    """
-
-    def __init__(
-        self, tcp: dist.ProcessGroup, store: dist.Store, timeout: timedelta, memory: DeviceMemory
-    ) -> None:
-        super().__init__(tcp, store, timeout)
-        self._device = DeviceMailbox(self._mailbox, memory, dist.PrefixStore("device", store), self.rank())
-
-    def _get_backend(self, device: torch.device) -> Any:  # noqa: ARG002 - the same for both kinds of memory
-        return self
-
-    def send(self, tensors: list[Tensor], dst: int, tag: int) -> dist.Work:
-        (tensor,) = tensors
-        return super().send(tensors, dst, tag) if _in_ram(tensor) else self._device.send(tensor, dst, tag)
-
-    def recv(self, tensors: list[Tensor], src: int, tag: int) -> dist.Work:
-        (tensor,) = tensors
-        return super().recv(tensors, src, tag) if _in_ram(tensor) else self._device.receive(tensor, src, tag)
-
-    def recv_anysource(self, tensors: list[Tensor], tag: int) -> dist.Work:
-        (tensor,) = tensors
-        if _in_ram(tensor):
-            return super().recv_anysource(tensors, tag)
-        return self._device.receive(tensor, ANY, tag)
-
-    def shutdown(self) -> None:
-        """Leave the group once the other ranks have fetched the messages of this one, and release everything."""
-        self._device.drain(self._peers)
-        super().shutdown()
-
-
-def _in_ram(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu"

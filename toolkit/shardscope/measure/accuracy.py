@@ -1,0 +1,244 @@
+"""How accurate predictions have been: step times predicted when runs were launched, and measured by them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from math import inf
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from shardscope.errors import ShardscopeError, unknown_name
+from shardscope.runtime import Run, runs
+from shardscope.runtime.launch_prediction import LaunchPrediction
+from shardscope.spec.settings import settings_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA = 1
+
+
+class PredictedRun(NamedTuple):
+    """A run with its predicted and its measured step time.
+
+    Attributes:
+        run_id: Name of the run directory.
+        name: Name of the run.
+        launched_at: When it was launched, in seconds since 1970.
+        settings: The settings of its job, such as ``strategy``, and ``cluster``, by name.
+        predicted: What was predicted at the launch.
+        measured_s: Median time of a step, in seconds.
+    """
+
+    run_id: str
+    name: str
+    launched_at: float
+    settings: dict[str, Any]
+    predicted: LaunchPrediction
+    measured_s: float
+
+    @property
+    def error(self) -> float:
+        """Predicted divided by measured step time, less 1: 0.1 if the prediction is 10 % too long."""
+        return self.predicted.step_time_s / self.measured_s - 1
+
+    @property
+    def is_inside(self) -> bool | None:
+        """Whether the measured time is in the predicted interval; None without an interval."""
+        interval = self.predicted.interval
+        return None if interval is None else interval.low <= self.measured_s <= interval.high
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Predicted beside measured step times of runs, oldest first, as returned by `accuracy`.
+
+    Attributes:
+        runs: The runs that have both.
+        without: Number of other runs: not finished, too short, or launched without a predicted step time.
+    """
+
+    runs: tuple[PredictedRun, ...]
+    without: int = 0
+
+    @property
+    def median_error(self) -> float | None:
+        """Median of the absolute relative errors; None without runs."""
+        return _median_error(self.runs)
+
+    @property
+    def coverage(self) -> float | None:
+        """Share of the measured times that are in their predicted 90 % intervals; None if there are no intervals."""
+        return _coverage(self.runs)
+
+    def frame(self) -> pd.DataFrame:
+        """Return one row per run.
+
+        Columns: run, launched, name, strategy, model, world_size, cluster, step times in seconds (predicted_s,
+        measured_s), their error, whether the measured time is inside the predicted interval, load of the machine at the
+        launch, and constants.
+        """
+        import pandas as pd
+
+        rows = [
+            {
+                "run": run.run_id, "launched": pd.Timestamp(run.launched_at, unit="s"), "name": run.name,
+                **{name: run.settings.get(name) for name in ("strategy", "model", "world_size", "cluster")},
+                "predicted_s": run.predicted.step_time_s, "measured_s": run.measured_s, "error": run.error,
+                "inside": run.is_inside, "load": run.predicted.load, "constants": run.predicted.constants,
+            }
+            for run in self.runs
+        ]  # fmt: skip
+        return pd.DataFrame(rows)
+
+    def by(self, setting: str = "strategy") -> pd.DataFrame:
+        """Return, for each value of a setting, the number of runs, the median and the largest error, and the coverage.
+
+        Args:
+            setting: Name of a setting of the jobs, such as ``strategy``, ``model`` or ``world_size``; or ``cluster``,
+                or ``constants``.
+
+        Raises:
+            SpecError: No run has such a setting.
+        """
+        import pandas as pd
+
+        groups = [
+            {
+                setting: value,
+                "runs": len(group),
+                "median_error": _median_error(group),
+                "largest_error": max((run.error for run in group), key=abs),
+                "coverage": _coverage(group),
+            }
+            for value, group in self._groups(setting)
+        ]
+        return pd.DataFrame(groups).set_index(setting) if groups else pd.DataFrame()
+
+    def _groups(self, setting: str) -> list[tuple[Any, list[PredictedRun]]]:
+        known = dict.fromkeys(name for run in self.runs for name in run.settings)
+        if self.runs and setting not in known:
+            raise unknown_name("setting", setting, known)
+        found: dict[Any, list[PredictedRun]] = {}
+        for run in self.runs:
+            found.setdefault(run.settings.get(setting), []).append(run)
+        return list(found.items())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        rows = [
+            {
+                "run": run.run_id, "launched_at": run.launched_at, "settings": run.settings,
+                "predicted_s": run.predicted.step_time_s, "interval_s": run.predicted.interval,
+                "constants": run.predicted.constants, "is_calibrated": run.predicted.is_calibrated,
+                "load": run.predicted.load,
+                "measured_s": run.measured_s, "error": run.error,
+            }
+            for run in self.runs
+        ]  # fmt: skip
+        return {
+            "schema": SCHEMA, "median_error": self.median_error, "coverage": self.coverage, "without": self.without,
+            "runs": rows,
+        }  # fmt: skip
+
+    @property
+    def headline(self) -> str:
+        """One sentence: the number of runs, the median error, and the coverage."""
+        counted = "1 other run has" if self.without == 1 else f"{self.without} other runs have"
+        others = f" {counted} no predicted or no measured step time." if self.without else ""
+        if not self.runs:
+            return "No run has both a predicted and a measured step time." + others
+        inside = (
+            ""
+            if self.coverage is None
+            else f"; {self.coverage:.0%} of the measured times were in the 90% intervals"
+        )
+        counted = "1 run" if len(self.runs) == 1 else f"{len(self.runs)} runs"
+        return f"Step times predicted at the launch of {counted}: median error {self.median_error:.1%}{inside}.{others}"
+
+    def _table(self, setting: str = "strategy") -> pd.DataFrame:
+        table = self.by(setting)
+        if not table.empty:
+            table["median_error"] = table["median_error"].map("{:.1%}".format)
+            table["largest_error"] = table["largest_error"].map("{:+.0%}".format)
+            table["coverage"] = [_share(value) for value in table["coverage"]]
+        return table
+
+    def text(self, setting: str = "strategy") -> str:
+        """Return the headline and a table by a setting; see `by`."""
+        table = self._table(setting)
+        return (
+            self.headline
+            if table.empty
+            else f"{self.headline}\n\n{table.reset_index().to_string(index=False)}"
+        )
+
+    def __repr__(self) -> str:
+        return self.text()
+
+    def _repr_html_(self) -> str:
+        table = self._table()
+        shown = "" if table.empty else table.reset_index().to_html(index=False, border=0)
+        return f"<div><p>{escape(self.headline)}</p><div style='max-width:100%;overflow-x:auto'>{shown}</div></div>"
+
+
+def accuracy(
+    root: str | Path | None = None,
+    *,
+    group: str | None = None,
+    all: bool = False,  # noqa: A002 - as in `runs`
+) -> Accuracy:
+    """Compare the step times predicted when runs were launched with those that the runs measured.
+
+    Every launch on CPU ranks records what was predicted, with the constants that were used, so the errors show how
+    predictions have become better with each calibration. Jobs on GPUs and jobs with a model of your own are launched
+    without a predicted step time, as are jobs launched with ``preflight=False``.
+
+    Args:
+        root: Folder of the runs; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
+        group: Only the runs of this group; None takes all.
+        all: Whether to include the runs that tools launched for measurements of their own.
+
+    Example:
+        >>> accuracy().by("strategy")  # doctest: +SKIP
+    """
+    found = runs(root, all=all, group=group)
+    compared = [row for row in map(_row, found) if row is not None]
+    return Accuracy(
+        tuple(sorted(compared, key=lambda row: (row.launched_at, row.run_id))), len(found) - len(compared)
+    )
+
+
+def _row(run: Run) -> PredictedRun | None:
+    """Return a run's times; None if it lacks one of them."""
+    predicted = run.predicted
+    if predicted is None or run.is_alive:
+        return None
+    try:
+        measured = run.summary().step_time_s
+        events = run.events("start")
+    except ShardscopeError:  # damaged, or no step was finished
+        return None
+    if not measured:
+        return None
+    launched = min((event["t"] for event in events), default=inf)
+    cluster = "this machine" if run.cluster is None else run.cluster.name
+    settings = {**settings_of(run.job), "cluster": cluster, "constants": predicted.constants}
+    return PredictedRun(run.id, run.name, launched, settings, predicted, measured)
+
+
+def _median_error(rows: Iterable[PredictedRun]) -> float | None:
+    errors = [abs(row.error) for row in rows]
+    return median(errors) if errors else None
+
+
+def _coverage(rows: Sequence[PredictedRun]) -> float | None:
+    inside = [row.is_inside for row in rows if row.is_inside is not None]
+    return sum(inside) / len(inside) if inside else None
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None or value != value else f"{value:.0%}"  # noqa: PLR0124 - NaN

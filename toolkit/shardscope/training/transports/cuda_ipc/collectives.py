@@ -1,0 +1,115 @@
+"""Collectives of tensors on GPUs, for ranks that share a GPU.
+
+DeviceSlots             through slots in the GPU's memory
+StagedCollectives       through CPU memory: ranks take turns on a GPU, which costs more than copying a small tensor
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shardscope.training.transports.cuda_ipc.memory import DeviceMemory
+from shardscope.training.transports.shm.barriers import Barrier
+from shardscope.training.transports.shm.collectives import Collectives, Reduce, Slots
+from shardscope.training.transports.shm.peers import Peers
+
+_SLOT_BYTES = 16 << 20
+
+
+class DeviceSlots(Slots):
+    """The collectives of one group, for tensors on the device; see `Slots`. All ranks must create theirs.
+
+    Each rank waits on the host, before each barrier, until the device has done its copies and sums of the phase. Each
+    rank allocates two slots, and rank 0 as much again for results.
+
+    Args:
+        peers: The ranks of the group.
+        barrier: The group's barriers.
+        timeout_s: Time after which a rank that waits for another fails, in seconds.
+        memory: The device's memory.
+        store: A store of the group, through which ranks exchange what they need to open each other's memory.
+        slot_bytes: Size of each slot, in bytes.
+    """
+
+    small_bytes = 1 << 20
+
+    def __init__(
+        self,
+        peers: Peers,
+        barrier: Barrier,
+        timeout_s: float,
+        *,
+        memory: DeviceMemory,
+        store: dist.Store,
+        slot_bytes: int = _SLOT_BYTES,
+    ) -> None:
+        self._memory = memory
+        slots = [
+            _open_or_share(memory, store, peers, rank, 2 * slot_bytes) for rank in range(peers.world_size)
+        ]
+        results = _open_or_share(memory, dist.PrefixStore("results", store), peers, 0, 2 * slot_bytes)
+        sets = [
+            [part[parity * slot_bytes :][:slot_bytes] for part in (*slots, results)] for parity in range(2)
+        ]
+        super().__init__(peers, barrier, timeout_s, sets)
+
+    def _wait_for_all(self, purpose: str) -> None:
+        self._memory.synchronize()
+        super()._wait_for_all(purpose)
+
+    def _move(self, into: Tensor, source: Tensor) -> None:
+        into.copy_(source)
+
+    def _add(self, parts: Sequence[Tensor], into: Tensor, reduce: Reduce) -> None:
+        here = parts[self.rank].device
+        total = into if into.device == here else torch.empty_like(parts[self.rank])
+        super()._add([part.to(here) for part in parts], total, reduce)
+        if total is not into:
+            into.copy_(total)
+
+
+def _open_or_share(
+    memory: DeviceMemory, store: dist.Store, peers: Peers, owner: int, num_bytes: int
+) -> Tensor:
+    """Return memory of rank `owner`, which allocates it and lets each other rank open it."""
+    if peers.rank != owner:
+        return memory.open(store.get(f"{owner}/{peers.rank}").decode())
+    shared = memory.allocate(num_bytes)
+    memory.synchronize()
+    for other in range(peers.world_size):
+        if other != owner:  # what is exported can be opened once
+            store.set(f"{owner}/{other}", memory.export(shared))
+    return shared
+
+
+class StagedCollectives:
+    """The collectives of `inner`, whose tensors are in CPU memory, for tensors on a device."""
+
+    def __init__(self, inner: Collectives) -> None:
+        self._inner = inner
+
+    def all_reduce_(self, flat: Tensor, reduce: Reduce = torch.add) -> None:
+        staged = flat.cpu()
+        self._inner.all_reduce_(staged, reduce)
+        flat.copy_(staged)
+
+    def broadcast_(self, flat: Tensor, root: int) -> None:
+        staged = flat.cpu()
+        self._inner.broadcast_(staged, root)
+        flat.copy_(staged)
+
+    def reduce_scatter(self, output: Tensor, inputs: Sequence[Tensor], reduce: Reduce = torch.add) -> None:
+        staged = torch.cat(list(inputs)).cpu().view(len(inputs), -1)
+        total = torch.empty_like(staged[0])
+        self._inner.reduce_scatter(total, list(staged), reduce)
+        output.copy_(total)
+
+    def all_gather(self, outputs: Sequence[Tensor], own: Tensor) -> None:
+        staged = torch.empty(len(outputs), own.numel(), dtype=own.dtype)
+        self._inner.all_gather(list(staged), own.cpu())
+        for output, row in zip(outputs, staged.to(own.device), strict=True):
+            output.copy_(row)

@@ -1,0 +1,125 @@
+"""Memory of a device that the processes of one host share, and each rank's arena of it for outgoing messages."""
+
+from __future__ import annotations
+
+import json
+from bisect import insort
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from shardscope.training.transports.shm.files import exchange
+from shardscope.training.transports.shm.memory import CannotShare
+
+SEGMENT_BYTES = 64 << 20
+_ALIGNMENT = 512
+
+
+class DeviceMemory(Protocol):
+    """Memory of a device that the processes of one host can share."""
+
+    def allocate(self, num_bytes: int) -> Tensor:
+        """Return a new uint8 tensor that can be shared."""
+
+    def export(self, segment: Tensor) -> str:
+        """Return text with which one other process can open a tensor from `allocate`."""
+
+    def open(self, exported: str) -> Tensor:
+        """Open the memory that another process has exported."""
+
+    def synchronize(self) -> None:
+        """Wait until all copies that this thread has started are done."""
+
+
+class CudaMemory:
+    """Memory of a GPU, shared by CUDA IPC."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def allocate(self, num_bytes: int) -> Tensor:
+        return torch.empty(num_bytes, dtype=torch.uint8, device=self._device)
+
+    def export(self, segment: Tensor) -> str:
+        shared = segment.untyped_storage()._share_cuda_()
+        return json.dumps([part.hex() if isinstance(part, bytes) else part for part in shared])
+
+    def open(self, exported: str) -> Tensor:
+        parts = [bytes.fromhex(part) if isinstance(part, str) else part for part in json.loads(exported)]
+        storage = torch.UntypedStorage._new_shared_cuda(*parts)  # noqa: SLF001 - as torch.multiprocessing does
+        return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+    def synchronize(self) -> None:
+        torch.cuda.current_stream(self._device).synchronize()
+
+
+class Arena:
+    """The memory for a rank's outgoing messages; it grows by segments if it is full.
+
+    Args:
+        memory: The device's memory.
+        segment_bytes: Least size of a segment, in bytes.
+    """
+
+    def __init__(self, memory: DeviceMemory, segment_bytes: int = SEGMENT_BYTES) -> None:
+        self._memory, self._segment_bytes = memory, segment_bytes
+        self.segments: list[Tensor] = []
+        self._free: list[
+            tuple[int, int, int]
+        ] = []  # segment, start and size of each free range, in their order
+
+    def take(self, num_bytes: int) -> tuple[int, int, int]:
+        """Return the segment, the start and the size of a range of at least `num_bytes` bytes."""
+        size = max(1, -(-num_bytes // _ALIGNMENT)) * _ALIGNMENT
+        for at, (segment, start, room) in enumerate(self._free):
+            if room >= size:
+                self._free[at : at + 1] = [(segment, start + size, room - size)] if room > size else []
+                return segment, start, size
+        self.segments.append(self._memory.allocate(max(size, self._segment_bytes)))
+        insort(self._free, (len(self.segments) - 1, 0, self.segments[-1].numel()))
+        return self.take(num_bytes)
+
+    def give_back(self, taken: tuple[int, int, int]) -> None:
+        """Free a range, and merge it with the free ranges beside it."""
+        insort(self._free, taken)
+        merged: list[tuple[int, int, int]] = []
+        for segment, start, size in self._free:
+            if merged and merged[-1][0] == segment and sum(merged[-1][1:]) == start:
+                merged[-1] = (segment, merged[-1][1], merged[-1][2] + size)
+            else:
+                merged.append((segment, start, size))
+        self._free = merged
+
+
+def check_sharing(memory: DeviceMemory, store: dist.Store, rank: int, world_size: int) -> None:
+    """Make each rank open memory of the rank before it, and read what that rank has written there.
+
+    Raises:
+        CannotShare: A rank could not; all ranks raise it.
+    """
+    written = memory.allocate(_ALIGNMENT)
+    written.fill_(1 + rank % 255)
+    memory.synchronize()
+    refusal, exported = "", ""
+    try:
+        exported = memory.export(written)
+    except RuntimeError as error:
+        refusal = str(error)
+    texts = exchange(dist.PrefixStore("exported", store), rank, world_size, exported)
+    previous, opened = (rank - 1) % world_size, None
+    try:
+        if texts[previous]:
+            opened = memory.open(texts[previous])
+            if opened[:_ALIGNMENT].tolist() != [1 + previous % 255] * _ALIGNMENT:
+                refusal = refusal or "it opened other memory"
+    except RuntimeError as error:
+        refusal = refusal or str(error)
+    said = exchange(dist.PrefixStore("refusals", store), rank, world_size, refusal)
+    del opened  # before the rank that has allocated it
+    exchange(dist.PrefixStore("closed", store), rank, world_size, "")
+    for r, text in enumerate(said):
+        if text:
+            first_line = text.splitlines()[0]
+            raise CannotShare(f"the ranks cannot open each other's GPU memory (rank {r}: {first_line})")
