@@ -26,7 +26,8 @@ What differs, and how each case is set up:
   ns; ASTRA-sim fails with 0). In the case with endpoints, the column ``explained`` has their sum added to Shardscope's
   time.
 - **Point to point.** ASTRA-sim sends one message of a rank at a time, and the next when that has arrived, so that their
-  latencies add up; Shardscope's overlap. In these cases a rank sends one after another anyway.
+  latencies add up; Shardscope's overlap. In the case with messages at once, each as long as the latency, the column
+  ``explained`` has the other latencies added. Elsewhere a rank sends one message after another anyway.
 - **Rounding.** ASTRA-sim cuts all times to whole nanoseconds, and its GB are 2^30 bytes.
 
 If all ranks do the same, Shardscope simulates one of them. ``ring, ranks apart`` shows its event loop: each rank
@@ -53,7 +54,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import shardscope as ss
-from shardscope.runlog.chakra import COLLECTIVE, COLLECTIVES, COMPUTE, TraceNode, write_nodes
+from shardscope.runlog.chakra import COLLECTIVE, COLLECTIVES, COMPUTE, RECEIVE, SEND, TraceNode, write_nodes
 
 BUILD = (
     "no ASTRA-sim given: to compare with it, run `git clone --recursive https://github.com/astra-sim/astra-sim && cd "
@@ -136,6 +137,24 @@ def job(start: Path, devices: int) -> None:
     ss.simulate(made).export(start, format="chakra")
 
 
+def at_once(start: Path, devices: int) -> None:
+    """Write a trace in which each rank sends a message to every other rank, none of which waits for another."""
+    about = {"is_cpu_op": False, "comm_size": round(LINK.latency_s * LINK.bandwidth), "comm_tag": 0}
+    for rank in range(devices):
+        nodes = []
+        for k in range(1, devices):
+            to, source = (rank + k) % devices, (rank - k) % devices
+            nodes.append(TraceNode(k, "send", SEND, attributes={**about, "comm_dst": to}))
+            nodes.append(TraceNode(devices + k, "receive", RECEIVE, attributes={**about, "comm_src": source}))
+        write_nodes(Path(f"{start}.{rank}.et"), nodes)
+
+
+def one_at_a_time(paths: Sequence[Path], case: Case, devices: int) -> float:
+    """Return Shardscope's time with the latencies of all messages of a rank added up."""
+    found = ss.simulate.chakra(paths, LINK, algorithms=case.algorithms).step_time_s
+    return found + (devices - 2) * LINK.latency_s
+
+
 def over_a_switch(paths: Sequence[Path], case: Case, devices: int) -> float:
     """Return Shardscope's time if each message pays its first hop as latency."""
     hop = LINK.latency_s + TENSOR / devices / LINK.bandwidth
@@ -170,6 +189,7 @@ CASES = (
     Case("all-to-all", collective("all_to_all"), "FullyConnected", {"all-to-all-implementation": ["direct1"]}),
     Case("pipeline, GPipe", pipeline, "Ring"),
     Case("a job's ring, messages", job, "Ring", most=64),
+    Case("messages at once", at_once, "FullyConnected", explained=one_at_a_time, most=64),
 )  # fmt: skip
 
 
