@@ -236,6 +236,12 @@ def test_a_message_needs_only_its_other_end(tmp_path: Path) -> None:
     assert found.links()["link"].tolist() == ["rank 1, out", "rank 2, in"]
 
 
+def test_traces_of_some_ranks_keep_the_numbers_that_their_messages_name(tmp_path: Path) -> None:
+    about = {"comm_size": 10**9, "comm_src": 6, "comm_dst": 7}
+    found = replay(tmp_path, *([TraceNode(1, "message", kind, attributes=about)] for kind in (SEND, RECEIVE)))
+    assert found.links()["link"].tolist() == ["rank 0, out", "rank 1, in"]
+
+
 @pytest.mark.parametrize("tags", [(0, 0), (0, 1)])
 def test_messages_with_the_same_tag_are_all_sent(tags: tuple[int, int], tmp_path: Path) -> None:
     sends = [message(2 + k, SEND, (1,), tag=tag) for k, tag in enumerate(tags)]

@@ -83,8 +83,9 @@ class _Replay:
         self.entry: list[dict[int, int]] = [{} for _ in ranks]  # after which it takes part in a collective
         self.streams: list[dict[tuple[bool, Any], list[int]]] = [{} for _ in ranks]
         for rank in ranks:
-            self._sort(rank)
+            self._collect(rank)
         matched = list(self._matched())
+        self.receivers = {(rank, sent.id): other for (rank, sent), (other, _) in matched}
         if self.together == 1:
             self._check_members()
         for rank in ranks:
@@ -99,7 +100,7 @@ class _Replay:
         for rank in ranks:
             self._finish(rank)
 
-    def _sort(self, rank: int) -> None:
+    def _collect(self, rank: int) -> None:
         """Collect the sends, receives and collectives of a rank."""
         numbers: Counter[Any] = Counter()
         for node in self.traces[rank]:
@@ -142,7 +143,7 @@ class _Replay:
         links = self.wires(np.full(len(every), rank), every).links.tolist()
         for node in self.traces[rank]:
             if node.type == SEND:
-                peer = int(node.attributes.get("comm_dst", rank))
+                peer = self.receivers[rank, node.id]
                 size = float(node.attributes.get("comm_size", 0))
                 ops[node.id] = graph.add(
                     rank,
