@@ -10,10 +10,10 @@ What differs, and how each case is set up:
 - **Links.** In ASTRA-sim, links join neighbours of a topology, a message waits until its link is free, and one that
   crosses a switch is received whole before it is sent on. Shardscope's ranks have one link out and one in, which
   messages share max-min fairly, and a message occupies both at the same time. On ``Ring`` (between neighbours) and
-  ``FullyConnected`` (a link for each pair), a message crosses one link in both simulators, and none of these cases
-  sends two messages over it at once: the times agree. Over a ``Switch``, every message takes twice as long in
-  ASTRA-sim. The column ``explained`` has Shardscope's time with the first hop of each message, latency and transfer,
-  added to the latency of the link.
+  ``FullyConnected`` (a link for each pair), a message crosses one link in both simulators, and the times agree. Over a
+  ``Switch``, it needs the time of a hop more in ASTRA-sim: in each round of a ring, and once in an incast, in which
+  messages that wait for their turn end when messages that share the link do. The column ``explained`` has Shardscope's
+  time with this hop added.
 - **Ring.** The same rounds and chunks. ``preferred-dataset-splits`` is 1, so that ASTRA-sim runs one ring; with more,
   rings with a part of the tensor each follow one another or run at the same time, in alternating directions.
 - **Tree.** The binary tree of ASTRA-sim (``doubleBinaryTree``; with one split one of its two) numbers its nodes in
@@ -69,7 +69,7 @@ START = (
 DEVICES = (8, 64, 256, 1024)
 GB_PER_S, LATENCY_NS = 50, 500
 LINK = ss.Link(bandwidth=GB_PER_S * 2.0**30, latency=LATENCY_NS * 1e-9)
-TENSOR = 2**30
+TENSOR, MESSAGE = 2**30, 2**20
 ENDPOINT_NS, MEMORY_GB_PER_S = 10, 1600
 NOTHING = {"endpoint-delay": 1, "local-mem-bw": 10**9}
 
@@ -149,6 +149,24 @@ def at_once(start: Path, devices: int) -> None:
         write_nodes(Path(f"{start}.{rank}.et"), nodes)
 
 
+def incast(start: Path, devices: int) -> None:
+    """Write a trace in which all other ranks send a message to rank 0 at the same time, as to a parameter server."""
+    about = {"is_cpu_op": False, "comm_size": MESSAGE, "comm_tag": 0}
+    for rank in range(devices):
+        sent = [TraceNode(0, "send", SEND, attributes={**about, "comm_dst": 0})]
+        received = [
+            TraceNode(source, "receive", RECEIVE, attributes={**about, "comm_src": source})
+            for source in range(1, devices)
+        ]
+        write_nodes(Path(f"{start}.{rank}.et"), sent if rank else received)
+
+
+def with_first_hop(paths: Sequence[Path], case: Case, _devices: int) -> float:
+    """Return Shardscope's time with the way of a message to the switch before."""
+    found = ss.simulate.chakra(paths, LINK, algorithms=case.algorithms).step_time_s
+    return found + LINK.latency_s + MESSAGE / LINK.bandwidth
+
+
 def one_at_a_time(paths: Sequence[Path], case: Case, devices: int) -> float:
     """Return Shardscope's time with the latencies of all messages of a rank added up."""
     found = ss.simulate.chakra(paths, LINK, algorithms=case.algorithms).step_time_s
@@ -189,6 +207,7 @@ CASES = (
     Case("all-to-all", collective("all_to_all"), "FullyConnected", {"all-to-all-implementation": ["direct1"]}),
     Case("pipeline, GPipe", pipeline, "Ring"),
     Case("a job's ring, messages", job, "Ring", most=64),
+    Case("incast, switch", incast, "Switch", explained=with_first_hop),
     Case("messages at once", at_once, "FullyConnected", explained=one_at_a_time, most=64),
 )  # fmt: skip
 
