@@ -174,7 +174,8 @@ class Simulator:
         start in the order of their dependencies. Where these leave it open, the computations of one stream of a rank
         run one at a time, in the order of their ids; those of different streams overlap. The stream is the attribute
         ``stream`` of a node or, if ``is_cpu_op`` is set, its thread ``tid``; 0 if it has none. Sends and receives with
-        the same source, destination and tag are matched in the order of their ids.
+        the same source, destination and tag are matched in the order of their ids. If all ranks have the same
+        computations and collectives, one of them is simulated for all, unless there are stragglers or jitter.
 
         Args:
             paths: The trace of each rank, in the order of ranks.
@@ -188,8 +189,8 @@ class Simulator:
 
         Raises:
             SpecError: A file is not a Chakra trace, a trace lacks a node that another needs, a send has no receive or a
-                receive no send, the ranks of a group do not call the same collectives with the same bytes, or the
-                library ``protobuf`` is not installed.
+                receive no send, a collective has no such algorithm, the ranks of a group do not call the same
+                collectives with the same bytes, or the library ``protobuf`` is not installed.
         """
         from shardscope.prediction.simulate.replay import CHAKRA, simulate_files
 
