@@ -164,12 +164,14 @@ def ring_moves(
     """
     sizes = chunk_sizes(num_elements, world_size) * element_bytes
     ranks, last = np.arange(world_size), world_size - 1
+    targets, is_even = (ranks + step) % world_size, sizes[0] == sizes[-1] > 0
     for k in {"reduce_scatter": range(last), "all_gather": range(last, 2 * last)}.get(op, range(2 * last)):
-        chunk = (ranks - step - step * k) % world_size
-        sent = sizes[chunk] > 0
-        yield Moves(
-            ring_phase(k, last), ranks[sent], ((ranks + step) % world_size)[sent], sizes[chunk][sent], chunk[sent]
-        )  # fmt: skip
+        name, chunk = ring_phase(k, last), (ranks - step - step * k) % world_size
+        if is_even:  # all rounds share arrays
+            yield Moves(name, ranks, targets, sizes, chunk)
+        else:
+            sent = sizes[chunk] > 0
+            yield Moves(name, ranks[sent], targets[sent], sizes[chunk][sent], chunk[sent])
 
 
 def ring_rounds(

@@ -251,9 +251,10 @@ class _Replay:
         Raises:
             _Uneven: The ranks do not all do the same in a round.
         """
-        links = self.out[0], self.into[0]
+        links, known, shift = (self.out[0], self.into[0]), None, None
         for moves in rounds:
-            shift = moves.shift(self.together)
+            if known is None or any(a is not b for a, b in zip(moves[1:4], known[1:4], strict=True)):
+                known, shift = moves, moves.shift(self.together)
             if shift is None:
                 raise _Uneven
             before = self.graph.add(
