@@ -1,6 +1,6 @@
 """One LAMB step on a GPU, by the Triton kernel and in torch's operations, against torch's fused AdamW.
 
-Run it as ``python tests/benchmarks/optimizer_step_gpu.py cuda``. Each step starts with a cold L2 cache. Two times are
+Run it as ``python tests/benchmarks/optimizer_step_gpu.py``. Each step starts with a cold L2 cache. Two times are
 measured with CUDA events: that of the device alone, with the step's launches queued behind other work; and that of a
 step on an idle device, which includes the time that Python takes to launch it.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import sys
 from collections.abc import Callable
 
 import torch
@@ -98,8 +97,6 @@ def compare(steps: dict[str, Callable[[], object]], *, baseline: str, rounds: in
 
 
 def main() -> None:
-    if sys.argv[1:] != ["cuda"]:
-        sys.exit("usage: optimizer_step_gpu.py cuda")
     if reason := why_not_triton():
         print(f"Nothing to compare: {reason}.")
         return

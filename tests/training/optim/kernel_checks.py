@@ -92,7 +92,7 @@ def resumes_bit_exactly(device, _):
 
 
 CHECKS = {
-    **{f"agrees with plain {options}": (agrees_with_plain, options) for options in VARIANTS},
+    **{f"agrees with plain {i}": (agrees_with_plain, options) for i, options in enumerate(VARIANTS)},
     "layers as they come": (takes_layers_as_they_come, None),
     "not finite": (keeps_what_is_not_finite, None),
     "resumes": (resumes_bit_exactly, None),

@@ -25,7 +25,7 @@ from shardscope.training.meter import Meter
 
 SHARED_GPU = "gloo (shared GPU)"
 """Backend of ranks that share GPUs."""
-_STAGED_BYTES = 4 << 20
+_STAGED_BYTES_A_ROUND = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -79,16 +79,20 @@ class RankContext:
         figures = {"bandwidth": link.bandwidth, "latency_s": link.latency_s, "label": link.label}
         return {"link": {**figures, "is_accurate": link.can_be_paced}}
 
-    def is_staged(self, num_bytes: int) -> bool:
+    def is_staged(self, num_bytes: int, rounds: int = 1) -> bool:
         """Return whether Shardscope's own collectives copy a tensor of this size through CPU memory.
 
         gloo cannot send GPU tensors. NCCL matches point-to-point messages by order instead of by tag, so Shardscope's
         ring, which posts receives in advance, would deadlock. CUDA IPC has neither limit, but gradients are compressed
-        in CPU memory. Ranks that share a GPU take turns on it, and each turn takes longer than copying a small tensor.
+        in CPU memory. Ranks that share a GPU take turns on it, and a turn takes longer than copying a small tensor.
+
+        Args:
+            num_bytes: Size of the tensor.
+            rounds: Number of messages that must follow each other, each of which takes a turn.
         """
         if self.device.type != "cuda":
             return False
-        is_small = self.backend == SHARED_GPU and num_bytes <= _STAGED_BYTES
+        is_small = self.backend == SHARED_GPU and num_bytes <= rounds * _STAGED_BYTES_A_ROUND
         return self.transport != "cuda-ipc" or self.compresses or is_small
 
     @property

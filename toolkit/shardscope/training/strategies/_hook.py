@@ -65,7 +65,7 @@ class BucketHook:
         return done
 
     def _mean(self, buffer: Tensor, parameters: list[Tensor]) -> None:
-        is_staged = self.context.is_staged(buffer.nbytes)
+        is_staged = self.context.is_staged(buffer.nbytes, rounds=2 * (self.context.world_size - 1))
         flat = buffer.cpu() if is_staged else buffer
         names = [self._names[id(parameter)] for parameter in parameters]
         self.exchange_(Bucket(names, [p.shape for p in parameters], flat, self.context.meter.step))

@@ -16,6 +16,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar
 
@@ -170,7 +171,8 @@ class FullySharded(Partitioned):
             )
         ring = ShardRing(
             around, self.context.world_size, agreement=self.agreement, sender=self.sender,
-            device=self.context.device, is_staged=self.context.is_staged, scatter_mean=compress, packets=packets,
+            device=self.context.device, is_staged=partial(self.context.is_staged, rounds=len(shards) - 1),
+            scatter_mean=compress, packets=packets,
         )  # fmt: skip
         ring.crosses = self.settings.replicas > 1
         ring.gathers_in_backward = not self.keeps_gathered

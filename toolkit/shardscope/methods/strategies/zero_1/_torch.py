@@ -133,7 +133,7 @@ class Zero1Rank(Partitioned):
             reduced = torch.empty_like(own)
             dist.reduce_scatter_tensor(reduced, bucket.grads)
             own.copy_(reduced)
-        elif self.context.is_staged(bucket.grads.nbytes):
+        elif self.context.is_staged(bucket.grads.nbytes, self.context.world_size - 1):
             own.copy_(self.ring.reduce_scatter_(bucket.grads.cpu()))
         else:
             self.ring.reduce_scatter_(bucket.grads)
@@ -141,7 +141,7 @@ class Zero1Rank(Partitioned):
 
     def _compress(self, bucket: FlatBucket, own: Tensor) -> None:
         assert self.compressor is not None
-        staged = self.context.is_staged(bucket.grads.nbytes)
+        staged = self.context.is_staged(bucket.grads.nbytes, self.context.world_size - 1)
         out = torch.empty_like(own, device="cpu") if staged else own
         flat = bucket.grads.cpu() if staged else bucket.grads
         names, shapes = zip(*bucket.layout, strict=True)
@@ -153,7 +153,7 @@ class Zero1Rank(Partitioned):
         """All-gather a tensor that is laid out like `bucket` from the chunks of all ranks, in place."""
         if not self.is_ring:
             dist.all_gather_into_tensor(flat, bucket.own(flat).clone())
-        elif self.context.is_staged(flat.nbytes):
+        elif self.context.is_staged(flat.nbytes, self.context.world_size - 1):
             flat.copy_(self.ring.all_gather_(flat.cpu()))
         else:
             self.ring.all_gather_(flat)

@@ -28,7 +28,7 @@ from shardscope.training.transports.shm.collectives import Collectives
 from shardscope.training.transports.shm.messages import ANY
 from shardscope.training.transports.shm.works import Collective
 
-_STAGED_BYTES = 1 << 19
+_STAGED_BYTES = 1 << 20
 
 
 class CudaIpcGroup(SharedMemoryGroup):
