@@ -2,8 +2,9 @@
 
     python tests/benchmarks/astra_sim.py BINARY [--devices 8 64 256 1024] [--cases ring] [--rounds 5] [--cpu]
 
-BINARY is ``AstraSim_Analytical_Congestion_Aware``. Both simulators read the same files, which Shardscope writes, and
-all links have the same bandwidth and latency. Both expand collectives into messages.
+BINARY is ``AstraSim_Analytical_Congestion_Aware``; without it, the script says how to build it. Both simulators read
+the same files, which Shardscope writes, and all links have the same bandwidth and latency. Both expand collectives into
+messages.
 
 What differs, and how each case is set up:
 
@@ -57,9 +58,11 @@ import shardscope as ss
 from shardscope.runlog.chakra import COLLECTIVE, COLLECTIVES, COMPUTE, RECEIVE, SEND, TraceNode, write_nodes
 
 BUILD = (
-    "no ASTRA-sim given: to compare with it, run `git clone --recursive https://github.com/astra-sim/astra-sim && cd "
-    "astra-sim && git checkout 518bd51 && git submodule update --recursive && build/astra_analytical/build.sh -t "
-    "congestion_aware` (needs cmake, a C++17 compiler and protobuf), and give this script the path of "
+    "no ASTRA-sim given: clone github.com/astra-sim/astra-sim at commit 518bd51, run `git submodule update --init "
+    "extern/graph_frontend/chakra extern/network_backend/analytical extern/remote_memory_backend/analytical "
+    "extern/helper/fmt extern/helper/spdlog`, `protoc et_def.proto --cpp_out=.` in "
+    "extern/graph_frontend/chakra/schema/protobuf and `cmake -S build/astra_analytical -B build/astra_analytical/build "
+    "-DBUILDTARGET=congestion_aware && cmake --build build/astra_analytical/build`, and give this script the path of "
     "build/astra_analytical/build/bin/AstraSim_Analytical_Congestion_Aware"
 )
 START = (
