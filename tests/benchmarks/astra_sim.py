@@ -16,7 +16,7 @@ What differs, and how each case is set up:
   messages that wait for their turn end when messages that share the link do. The column ``explained`` has Shardscope's
   time with this hop added.
 - **Ring.** The same rounds and chunks. ``preferred-dataset-splits`` is 1, so that ASTRA-sim runs one ring; with more,
-  rings with a part of the tensor each follow one another or run at the same time, in alternating directions.
+  and one active chunk, rings with a part of the tensor each follow one another, and each pays all latencies.
 - **Tree.** The binary tree of ASTRA-sim (``doubleBinaryTree``; with one split one of its two) numbers its nodes in
   order, and its root has one child. Shardscope's is binomial. Both send whole tensors over 2 log2 N hops one after
   another; a parent in the binary tree receives from both children at once, which takes no longer, as each has its own
