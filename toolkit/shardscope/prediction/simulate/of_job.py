@@ -20,7 +20,7 @@ from shardscope.prediction.job import JobPrediction
 from shardscope.prediction.simulate.graph import Graph
 from shardscope.prediction.simulate.parts import StepTimes
 from shardscope.prediction.simulate.pipeline import add_schedule, micro_batch_label
-from shardscope.prediction.simulate.rounds import Wire, add_rounds
+from shardscope.prediction.simulate.rounds import Wire, add_rounds, one_by_one_wires
 from shardscope.prediction.step.machine import Machine
 from shardscope.spec.job import IN_LAYOUTS
 
@@ -59,6 +59,7 @@ class JobStep:
         self.times, self.ranks = StepTimes.of(found.time), job.world_size
         self.graph = Graph([f"rank {rank}" for rank in range(self.ranks)])
         self.rates = found.rates
+        self._latencies: dict[str, float] = {}
         self._add_links()
         work = [each.computing for each in job.strategy.work(found.step)]
         self.work = [each / max(work) for each in work]
@@ -104,7 +105,10 @@ class JobStep:
 
     def latency(self, collective: str) -> float:
         """Return the seconds of a message of a collective, besides those for which it occupies links."""
-        return self.rates.per_message_s((self.prediction.traffic or {})[collective].messages)
+        if collective not in self._latencies:
+            messages = (self.prediction.traffic or {})[collective].messages
+            self._latencies[collective] = self.rates.per_message_s(messages)
+        return self._latencies[collective]
 
     def emptied(self) -> Graph:
         """Return a graph with the same lanes and links, without operations."""
@@ -179,7 +183,7 @@ class JobStep:
         cargo = self.cargo(each.collective)
         if each.whole is None:
             return add_rounds(
-                self.graph, each.rounds, entry, partial(self.wire, each.collective), each.collective,
+                self.graph, each.rounds, entry, one_by_one_wires(partial(self.wire, each.collective)), each.collective,
                 slices=self.slices.get(each.collective, 1), cargo=cargo, serial=serial, one_by_one=True,
             )  # fmt: skip
         meeting = self.graph.add(0, after=entry)
