@@ -93,7 +93,7 @@ class RankRates(NamedTuple):
         updates = None if emulated is None else emulated.memory_bandwidth
         is_idle = _sleeps(emulated) and not _sleeps(host.cluster)
         alone = min(ranks, host.machine.cores) if is_idle else ranks
-        link, handling_s, latency_s = _messages(job, host, ranks, alone, emulated)
+        link, handling_s, latency_s = _messages(job, host, ranks, emulated, is_idle=is_idle)
 
         def fixed(name: str) -> float:
             return host.value(name, ranks=alone) * max(1.0, ranks / alone)
@@ -189,7 +189,7 @@ def limit_of(job: Job, emulated: EmulatedCluster | None = None) -> Link | None:
 
 
 def _messages(
-    job: Job, host: HostCalibration, ranks: float, alone: float, emulated: EmulatedCluster | None
+    job: Job, host: HostCalibration, ranks: float, emulated: EmulatedCluster | None, *, is_idle: bool
 ) -> tuple[float, float, float]:
     """Return the bytes per second that a rank can send, and the seconds per message, without and of its latency.
 
@@ -197,17 +197,32 @@ def _messages(
         job: The job.
         host: Constants of this machine.
         ranks: Number of ranks.
-        alone: Number of ranks to whose messages the seconds apply.
         emulated: The emulated cluster that the ranks run on.
+        is_idle: Whether ranks sleep, so that messages do not wait for computation.
     """
     transport, limit = transport_of(job, emulated), limit_of(job, emulated)
     known = transport if host.has("message_s", transport) else "tcp"
-    message_s = host.value("message_s", ranks=alone, transport=known)
+    message_s = (
+        _undisturbed(host, known) if is_idle else host.value("message_s", ranks=ranks, transport=known)
+    )
     loopback = "tcp" if transport == "network" else transport
     bandwidth = host.value("message_bandwidth", ranks=ranks, transport=loopback)
     if limit is None:
         return bandwidth, message_s, 0.0
     return min(bandwidth, _share(host, transport) * limit.bandwidth), message_s, limit.latency_s
+
+
+def _undisturbed(host: HostCalibration, transport: str) -> float:
+    """Return the seconds per message of ranks that leave their cores idle.
+
+    With as many ranks as cores, messages already wait for ranks that compute. So the values for the fewest ranks are
+    continued to a single rank.
+    """
+    rows = host.rows("message_s", transport)
+    if len(rows) == 1:
+        return rows[0].value
+    (low, first), (high, second) = ((row.ranks or 1, row.value) for row in rows[:2])
+    return first * min(1.0, float((first / second) ** (np.log2(low) / np.log2(high / low))))
 
 
 def _share(host: HostCalibration, transport: str) -> float:
