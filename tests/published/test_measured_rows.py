@@ -13,6 +13,7 @@ from published.calibrate import RECIPES
 from published.datasets import load
 from published.fit import Prior, fit
 from shardscope.errors import DataError
+from shardscope.measure.scoreboard import board as boards
 from shardscope.measure.scoreboard.board import board
 from shardscope.measure.scoreboard.rows import predicted_seconds
 from shardscope.measure.scoreboard.tables import published
@@ -55,7 +56,7 @@ def test_the_board_leaves_out_rows_that_were_fitted(sample: Path, monkeypatch: p
     rows = load(sample)
     known = Calibration.of("a100-megatron")
     seen = known.replace(fitted=(rows["vtrain_ground_truth_single"][0].key,))
-    monkeypatch.setattr(Calibration, "of", lambda _name: seen)
+    monkeypatch.setattr(boards, "calibration_of_row", lambda _row: seen)
     (line,) = board(rows)
     assert (line.rows, line.score.rows) == ("held out", 1)
     assert [(one.rows, one.score.rows) for one in board(rows, fitted=True)] == [
