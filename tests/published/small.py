@@ -51,7 +51,6 @@ def mist(block: Mapping[str, Any], dataset: str) -> list[Row]:
 
 
 def _mist(cells: Mapping[str, Any], dataset: str) -> Row:
-    data, tensor = cells["device_mesh_per_stage"][0][0], cells["device_mesh_per_stage"][0][1]
     first = cells["stage_strategies"][0]
     data, tensor = first[1], first[2]
     gated = cells["mlp"] == "gated_mlp"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from shardscope.errors import SpecError
-from shardscope.spec.calibration import Calibration, catalogue
+from shardscope.spec.calibration import Calibration, catalogue, ridge_of
 from shardscope.spec.cluster import Cluster, Device
-from shardscope.spec.effects import composed
+from shardscope.spec.effects import OTHER, architecture, composed
 from shardscope.spec.host_calibration import AnyCalibration, HostCalibration
 from shardscope.spec.layout import Layout
 from shardscope.spec.software import Software, assumed_software, software_of
@@ -14,15 +14,21 @@ from shardscope.spec.software import Software, assumed_software, software_of
 def calibration_for(device: Device, software: Software) -> Calibration:
     """Return the calibration that predictions for a device and software use.
 
-    If one cluster was measured with both, it is that cluster's. Otherwise, or if several were, it consists of what
-    clusters with this software or this device have in common; see `spec.effects`.
+    If one cluster was measured with this software on this chip, it is that cluster's. Otherwise, or if several were, it
+    consists of what clusters with this software or this device have in common; see `spec.effects`.
     """
-    known = (
-        one
-        for one in catalogue()
-        if one.is_only and (one.device, one.software) == (device.name, software.name)
-    )
-    return next(known, None) or composed(software, device)
+    chip = architecture(device.name)
+    for one in catalogue():
+        if one.is_only and one.software == software.name and chip == architecture(one.device) != OTHER:
+            return one if one.device == device.name else _on_same_chip(one, device)
+    return composed(software, device)
+
+
+def _on_same_chip(one: Calibration, device: Device) -> Calibration:
+    """Return the calibration for another device with the same chip, such as one with less memory."""
+    ridge = ridge_of(device)
+    scale = ridge / (one.ridge or ridge)
+    return one.replace(device=device.name, ridge=ridge, half_size=one.half_size * scale)
 
 
 def calibration_of(

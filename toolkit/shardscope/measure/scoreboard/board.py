@@ -6,7 +6,7 @@ scored only on request.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -37,18 +37,30 @@ class Line(NamedTuple):
     """MAPE of the plain formula's other rows after its constant was set by one row: the median over which one."""
 
 
-def board(datasets: Mapping[str, Sequence[Row]], *, fitted: bool = False) -> list[Line]:
-    """Return one line per data set; with `fitted`, also one for the rows to which the constants were fitted."""
+def board(
+    datasets: Mapping[str, Sequence[Row]],
+    *,
+    fitted: bool = False,
+    chosen: Callable[[Row], Calibration] | None = None,
+) -> list[Line]:
+    """Return one line per data set.
+
+    Args:
+        datasets: Rows by name of the data set.
+        fitted: Whether there is another line for the rows to which the constants were fitted.
+        chosen: Function that chooses the calibration of a row; None for `calibration_of_row`.
+    """
+    chosen = chosen or calibration_of_row
     lines = []
     for name, rows in datasets.items():
-        used = [calibration_of_row(row) for row in rows]
+        used = [chosen(row) for row in rows]
         seen = [row for row, known in zip(rows, used, strict=True) if row.key in known.fitted]
         unseen = [row for row, known in zip(rows, used, strict=True) if row.key not in known.fitted]
         is_partly_fitted = any(key.startswith(f"{name},") for known in used for key in known.scores)
         if unseen:
-            lines.append(_line(name, unseen, "held out" if is_partly_fitted else "never fitted"))
+            lines.append(_line(name, unseen, "held out" if is_partly_fitted else "never fitted", chosen))
         if seen and fitted:
-            lines.append(_line(name, seen, "fitted"))
+            lines.append(_line(name, seen, "fitted", chosen))
     return lines
 
 
@@ -57,14 +69,14 @@ def calibration_of_row(row: Row) -> Calibration:
     return calibration_for(row.cluster.device, software_of(row.software))
 
 
-def _line(dataset: str, rows: Sequence[Row], kind: str) -> Line:
+def _line(dataset: str, rows: Sequence[Row], kind: str, chosen: Callable[[Row], Calibration]) -> Line:
     found: dict[str, list[Row]] = {}
     for row in rows:
-        found.setdefault(calibration_of_row(row).name, []).append(row)
+        found.setdefault(chosen(row).name, []).append(row)
     columns: list[list[float]] = [[], [], [], []]
     steps = []
     for mine in found.values():
-        known = calibration_of_row(mine[0])
+        known = chosen(mine[0])
         columns[0].extend(row.seconds for row in mine)
         columns[1].extend(predicted_seconds(mine, known))
         columns[2].extend(plain_seconds(mine, known.constant_rate))
