@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from published import more, small
-from published.hierarchy import NAMES, Linear, Table, linear_fit, sd_of, table
+from published.hierarchy import NAMES, Linear, Table, linear_fit, sd_of, table, total
 from shardscope.measure.scoreboard.tables import published
+from shardscope.prediction.spread import moved
 from shardscope.spec.cluster import Device
-from shardscope.spec.effects import composed, effects_of
+from shardscope.spec.effects import composed, effects_of, fitted_effects, usual
 from shardscope.spec.software import SOFTWARE
 
 PAIRS = [(software, device) for software in SOFTWARE for device in ("a100-80gb", "h100-80gb", "b200")]
@@ -37,6 +38,16 @@ def test_effects_that_made_the_tables_predict_a_table_that_was_left_out() -> Non
     assert np.std(left) < 0.5 * np.std(off)
     expected = np.sqrt(((known[out.name].slope * found.spread(out.effects)) ** 2).sum(axis=1))
     assert np.mean(np.abs(left) < 1.645 * expected) > 0.8
+
+
+def test_predictions_use_the_effects_as_they_were_fitted() -> None:
+    software, device = SOFTWARE["megatron-core"], Device.of("h100-80gb")
+    effects = {e: np.array(list(values.values())) for e, values in fitted_effects().items()}
+    expected = moved(usual(device), total(effects, effects_of(software, device)))
+    found = composed(software, device)
+    assert effects["all"].any()
+    for name in NAMES[1:]:
+        assert getattr(found, name) == pytest.approx(getattr(expected, name)), name
 
 
 def test_an_unknown_pair_is_less_certain_than_a_known_one_for_every_constant() -> None:

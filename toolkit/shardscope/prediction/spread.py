@@ -20,37 +20,11 @@ from shardscope.spec.calibration import FACTORS, Calibration, Interval
 Floats = npt.NDArray[np.float64]
 
 _STEP = 1e-3
-_UNSCALED = (
-    "half_size",
-    "shard_efficiency",
-    "attention_half_seq",
-    "head_efficiency",
-    "launch_jitter",
-    "gradient_overlap",
-    "shard_overlap",
-)
-_BOUNDED = ("efficiency", "overlap")
-SCALE = "scale"
 
 
 def moved(calibration: Calibration, x: Sequence[float] | Floats) -> Calibration:
-    """Return the calibration with its constants multiplied by exp(x), where x has the order of `FACTORS`.
-
-    A scale multiplies all times: it divides every rate, and multiplies every fixed time. Fractions stay at most 1.
-    """
-    steps = dict(zip(FACTORS, map(float, x), strict=True))
-    scale, changes = steps.pop(SCALE), {}
-    for name, step in steps.items():
-        value = getattr(calibration, name) * exp(step + _sign(name) * scale)
-        changes[name] = min(value, 1.0) if name.endswith(_BOUNDED) else value
-    return calibration.model_copy(update=changes)
-
-
-def _sign(name: str) -> float:
-    """Return the sign with which a scale of all times changes a constant."""
-    if name in _UNSCALED:
-        return 0.0
-    return 1.0 if name.endswith("_s") else -1.0
+    """Return the calibration with its factors moved by x, in the order of `FACTORS`; see `Calibration.moved`."""
+    return calibration.moved(dict(zip(FACTORS, map(float, x), strict=True)))
 
 
 def slopes(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
+from math import exp
 from pathlib import Path
 from typing import Annotated, NamedTuple, Self
 
@@ -45,6 +47,14 @@ FACTORS: dict[str, float] = {
 }
 """Constants that differ between clusters with the same software and device, and standard deviations of their
 logarithms; ``scale`` is a common factor of all times."""
+
+
+_UNSCALED = (
+    "half_size", "attention_half_seq", "head_efficiency", "launch_jitter", "gradient_overlap", "shard_efficiency",
+    "shard_overlap",
+)  # fmt: skip
+"""Factors without a unit of time, which a common scale of all times does not change."""
+_FRACTIONS = ("efficiency", "overlap")
 
 
 class Interval(NamedTuple):
@@ -206,6 +216,20 @@ class Calibration(Fitted):
 
     def __str__(self) -> str:
         return repr(self)
+
+    def moved(self, steps: Mapping[str, float]) -> Self:
+        """Return the calibration with its constants multiplied by the exponentials of `steps`, keys of `FACTORS`.
+
+        The scale multiplies all times: it divides every rate and multiplies every fixed time. Fractions stay at most 1.
+        """
+        scale, changes = steps.get("scale", 0.0), {}
+        for name, step in steps.items():
+            if name == "scale":
+                continue
+            sign = 0.0 if name in _UNSCALED else 1.0 if name.endswith("_s") else -1.0
+            value = getattr(self, name) * exp(step + sign * scale)
+            changes[name] = min(value, 1.0) if name.endswith(_FRACTIONS) else value
+        return self.model_copy(update=changes)
 
     def intra_rate(self, link: Link) -> float:
         """Return the bytes per second that collectives reach over this link between the devices of a node."""

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
-from math import exp, log
+from math import log
 from typing import Any, NamedTuple, cast
 
 from shardscope.spec.calibration import FACTORS, Calibration, ridge_of
@@ -20,7 +20,6 @@ from shardscope.spec.cluster import Device
 from shardscope.spec.software import Software
 
 OTHER = "other"
-_BOUNDED = ("efficiency", "overlap")
 
 
 class TableScore(NamedTuple):
@@ -48,6 +47,11 @@ def _fitted() -> Mapping[str, Any]:
 def table_scores() -> Mapping[str, TableScore]:
     """Return the scores of all tables that the effects were fitted to, each left out in turn."""
     return {name: TableScore(**score) for name, score in _fitted()["tables"].items()}
+
+
+def fitted_effects() -> Mapping[str, Mapping[str, float]]:
+    """Return the effects, by name: what each adds to the logarithm of each factor of a calibration."""
+    return cast("Mapping[str, Mapping[str, float]]", _fitted()["effects"])
 
 
 def architecture(device: str) -> str:
@@ -85,15 +89,10 @@ def composed(software: Software, device: Device) -> Calibration:
     """Return the calibration that software and device are expected to have on a cluster that was not measured."""
     base, steps = usual(device), dict.fromkeys(FACTORS, 0.0)
     for effect, factor in effects_of(software, device).items():
-        for name, value in _fitted()["effects"].get(effect, {}).items():
+        for name, value in fitted_effects().get(effect, {}).items():
             steps[name] += factor * value
-    constants = {name: getattr(base, name) * exp(step) for name, step in steps.items() if name != "scale"}
-    constants = {
-        name: min(value, 1.0) if name.endswith(_BOUNDED) else value for name, value in constants.items()
-    }
     variances = _variances(software, device)
-    return base.replace(
-        **constants,
+    return base.moved(steps).replace(
         name=f"{software.name} on {device.name}",
         software=software.name,
         quantiles=_fitted()["quantiles"],
