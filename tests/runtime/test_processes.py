@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import pytest
 
 import shardscope as ss
 from conformance.runs import agent_pid, all_gone, endless_job, rank_pids
-from shardscope.runtime.processes import is_alive, process_started
+from shardscope.runtime.processes import is_alive, process_started, remove_gpu_files
 
 HOUR_S = 3600.0
 
@@ -68,3 +70,14 @@ def test_a_run_file_of_an_older_version_still_tells_whether_its_agent_lives() ->
     assert ss.Run.attach(run.path).state == "failed"
     run._dir.write_json("status.json", older)
     assert run.stop().state == "stopped"
+
+
+def test_files_that_killed_ranks_shared_gpu_memory_through_are_removed(tmp_path: Path) -> None:
+    own, other, before = 0x108C, 0x108D, "cuda.shm.0.108c.7"
+    names = [f"cuda.shm.0.{own:x}.1", f"cuda.shm.0.{own:x}.2", f"torch_{own}_123_0", before]
+    kept = {f"cuda.shm.0.{other:x}.1", f"torch_{other}_123_0", "sem.mp-1", before}
+    for name in {*names, *kept}:
+        (tmp_path / name).touch()
+    os.utime(tmp_path / before, (1.0, 1.0))  # of an earlier process with the same pid
+    remove_gpu_files([own], since=time.time() - 60, folder=tmp_path)
+    assert {file.name for file in tmp_path.iterdir()} == kept

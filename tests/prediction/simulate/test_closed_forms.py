@@ -18,6 +18,8 @@ INSIDE = {"per_node": 4, "inner_bandwidth": 1e11, "inner_latency": 1e-6}
 COLLECTIVES = [
     *(("ring", op, workers, {}) for op in ("all_reduce", "reduce_scatter", "all_gather") for workers in (2, 7, 64)),
     *(("tree", "all_reduce", workers, {}) for workers in (2, 8, 13, 64)),
+    *(("pairwise", "all_to_all", workers, {}) for workers in (2, 8, 50)),
+    ("tree", "broadcast", 8, {}),
     *(("hierarchical", "all_reduce", workers, INSIDE) for workers in (4, 16, 64)),
     *(("parameter-server", "all_reduce", workers, {}) for workers in (2, 8, 64)),
     *(("parameter-server", "all_reduce", 16, {"servers": 4, "dedicated": own}) for own in (False, True)),
@@ -48,7 +50,7 @@ def test_a_collective_refuses_what_it_cannot_simulate() -> None:
     asked = {"num_bytes": 8, "workers": 4, "bandwidth": 1.0}
     with pytest.raises(ss.SpecError, match="algorithm='tre' is not"):
         ss.simulate.collective(algorithm="tre", **asked)
-    with pytest.raises(ss.SpecError, match="use it, or op='all_reduce'"):
+    with pytest.raises(ss.SpecError, match=r"op='all_gather'; use 'ring' for it, or .* 'all_reduce'"):
         ss.simulate.collective(algorithm="tree", op="all_gather", **asked)
     with pytest.raises(ss.SpecError, match="give per_node=8"):
         ss.simulate.collective(algorithm="hierarchical", **asked)

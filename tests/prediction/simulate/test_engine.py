@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import shardscope as ss
+from shardscope.prediction.simulate import engine
 from shardscope.prediction.simulate.engine import FEWEST, form
 from shardscope.prediction.simulate.graph import Graph
 
@@ -101,10 +102,13 @@ def test_links_never_carry_more_than_their_capacity_and_all_bytes_arrive(seed: i
                 assert size[inside].sum() <= capacity * max(0.0, until - since) * (1 + 1e-9) + 1e-9
 
 
-def test_small_graphs_are_not_worth_compiling(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_graphs_are_not_worth_loading_the_compiled_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("numba")
     monkeypatch.delenv("SHARDSCOPE_SIMULATOR", raising=False)
+    engine._compiled_loop.cache_clear()
     assert [form(FEWEST - 1), form(FEWEST)] == ["python", "numba"]
+    engine._compiled_loop()
+    assert form(1) == "numba"
     monkeypatch.setenv("SHARDSCOPE_SIMULATOR", "fortran")
     with pytest.raises(ss.SpecError, match="use numba or python"):
         form(1)

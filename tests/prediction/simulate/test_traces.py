@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import sys
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from shardscope.runlog.chakra import (
     RECEIVE,
     SEND,
     TraceNode,
-    read_nodes,
+    read_traces,
     write_nodes,
 )
 
@@ -51,12 +52,12 @@ def replay(folder: Path, *traces: list[TraceNode]) -> ss.Simulation:
     return ss.simulate.chakra(paths, INSTANT)
 
 
+def varint(rest: int) -> bytes:
+    return bytes([rest]) if rest < 128 else bytes([rest % 128 + 128]) + varint(rest // 128)
+
+
 def field(number: int, value: int | bytes) -> bytes:
     """Encode one field of a message by hand, as in the specification of the wire format."""
-
-    def varint(rest: int) -> bytes:
-        return bytes([rest]) if rest < 128 else bytes([rest % 128 + 128]) + varint(rest // 128)
-
     if isinstance(value, int):
         return varint(number * 8) + varint(value)
     return varint(number * 8 + 2) + varint(len(value)) + value
@@ -84,18 +85,40 @@ def test_a_trace_of_another_tool_is_read_and_unknown_fields_are_skipped(tmp_path
     node += unknown + field(10, attribute) + field(10, field(1, b"comm_type") + field(9, 0))
     path = tmp_path / "other.et"
     path.write_bytes(b"".join(bytes([len(part)]) + part for part in (field(1, b"0.0.4"), node)))
-    (read,) = read_nodes(path)
+    ((read,),) = read_traces([path])
     assert read == TraceNode(7, "sum", COLLECTIVE, (1, 2), 0, 400, {"comm_size": 300, "comm_type": 0})
+
+
+def test_attributes_of_every_type_are_read(tmp_path: Path) -> None:
+    """Chakra's schema leaves it to the writer whether a size is an int64, a uint32 or a fixed64, for example."""
+    pytest.importorskip("google.protobuf")
+    zigzag = 2 * 300
+    fields = {
+        "int32": field(7, 300), "int64": field(9, 300), "uint32": field(11, 300), "uint64": field(13, 300),
+        "sint32": field(15, zigzag), "sint64": field(17, zigzag),
+        "fixed32": bytes([19 * 8 % 128 + 5 + 128, 1]) + (300).to_bytes(4, "little"),
+        "fixed64": bytes([21 * 8 % 128 + 1 + 128, 1]) + (300).to_bytes(8, "little"),
+        "double": bytes([3 * 8 + 1]) + struct.pack("<d", 300.0),
+        "list": field(28, field(1, 1)),
+    }  # fmt: skip
+    node = field(1, 7) + field(3, SEND)
+    for name, value in fields.items():
+        node += field(10, field(1, name.encode()) + value)
+    path = tmp_path / "other.et"
+    path.write_bytes(bytes([7]) + field(1, b"0.0.4") + varint(len(node)) + node)
+    ((read,),) = read_traces([path])
+    assert read.attributes == {**dict.fromkeys(fields, 300), "list": 0}
 
 
 @pytest.mark.parametrize(("number", "op"), [(0, "all_reduce"), (2, "all_gather"), (7, "reduce_scatter")])
 def test_collectives_of_a_trace_run_as_rings_after_the_slowest_rank(
     number: int, op: str, tmp_path: Path
 ) -> None:
+    """The size in a trace is that of a rank's input, which is a quarter of the tensor in an all-gather."""
     pytest.importorskip("google.protobuf")
     paths = [tmp_path / f"t.{rank}.et" for rank in range(4)]
     for rank, path in enumerate(paths):
-        about = {"comm_type": number, "comm_size": 4_000_000}
+        about = {"comm_type": number, "comm_size": 1_000_000 if op == "all_gather" else 4_000_000}
         work = TraceNode(1, "work", COMPUTE, duration_us=1000 * (rank + 1))
         write_nodes(path, [work, TraceNode(2, op, COLLECTIVE, (1,), attributes=about)])
     found = ss.simulate.chakra(paths, LINK)
@@ -110,6 +133,59 @@ def test_collectives_of_a_trace_run_as_rings_after_the_slowest_rank(
     assert found.step_time_s == pytest.approx(4e-3 + float(collective_time(**asked)), rel=1e-6)
     slow = ss.simulate.chakra(paths, LINK, stragglers={0: 10.0})
     assert slow.step_time_s == pytest.approx(found.step_time_s + 6e-3, rel=1e-6)
+
+
+@pytest.mark.parametrize("op", [0, 2, 6, 9])
+def test_ranks_that_do_the_same_are_simulated_as_one(op: int, tmp_path: Path) -> None:
+    """A factor of 1 changes no time, but lets each rank be simulated on its own."""
+    pytest.importorskip("google.protobuf")
+    paths = [tmp_path / f"t.{rank}.et" for rank in range(6)]
+    for rank, path in enumerate(paths):  # numbers of nodes may start anywhere
+        work = TraceNode(rank + 1, "work", COMPUTE, duration_us=500)
+        write_nodes(path, [work, collective(rank + 2, 6_000, op)._replace(after=(rank + 1,))])
+    one, each = (ss.simulate.chakra(paths, LINK, stragglers=factors) for factors in ({}, {0: 1.0}))
+    assert (len(one.lane_ranks), len(each.lane_ranks)) == (1, 6)
+    assert one.merged[1:] == ("All ranks do the same, so one is simulated.",)
+    assert one.step_time_s == pytest.approx(each.step_time_s, rel=1e-12)
+    assert one.time.to_dict() == each.time.to_dict()
+    assert one.collectives().to_dict() == each.collectives().to_dict()
+    drawn = [
+        [(e.rank, e.kind, round(e.start_s, 9), e.peer, e.num_bytes) for e in f.timeline.events]
+        for f in (one, each)
+    ]
+    assert sorted(drawn[0], key=str) == sorted(drawn[1], key=str)
+
+
+def test_a_ring_with_chunks_of_two_sizes_is_simulated_rank_by_rank(tmp_path: Path) -> None:
+    found = replay(tmp_path, *[[collective(1, 8)]] * 3)
+    assert len(found.lane_ranks) == 3
+    assert found.collectives()["bytes"].sum() == 2 * 2 * 8
+
+
+def test_a_collective_of_a_trace_runs_with_the_algorithm_that_is_asked_for(tmp_path: Path) -> None:
+    pytest.importorskip("google.protobuf")
+    paths = [tmp_path / f"t.{rank}.et" for rank in range(12)]
+    for rank, path in enumerate(paths):  # ranks 0 to 2 and 11 have a group of their own
+        group = "few" if rank in {0, 1, 2, 11} else "many"
+        write_nodes(path, [collective(1, 4_000_000, pg_name=group)])
+    found = ss.simulate.chakra(paths, LINK, algorithms={"all_reduce": "tree"})
+    asked = {
+        "op": "all_reduce",
+        "algorithm": "tree",
+        "num_bytes": 4_000_000,
+        "bandwidth": 1e9,
+        "latency": 1e-4,
+    }
+    assert found.step_time_s == pytest.approx(float(collective_time(workers=8, **asked)), rel=1e-6)
+    few = max(event.end_s for event in found.timeline.events if event.rank in {0, 1, 2, 11})
+    assert few == pytest.approx(float(collective_time(workers=4, **asked)), rel=1e-6)
+    assert found.merged == ("All ranks send over equal links; all_reduce is tree.",)
+    with pytest.raises(ss.SpecError, match="algorithms='all_scatter' is not"):
+        ss.simulate.chakra(paths, LINK, algorithms={"all_scatter": "tree"})
+    with pytest.raises(
+        ss.SpecError, match="algorithm='pairwise' does not simulate op='all_reduce'; use 'ring' or"
+    ):
+        ss.simulate.chakra(paths, LINK, algorithms={"all_reduce": "pairwise"})
 
 
 def collective(id_: int, size: int = 8, op: int = 0, **about: str) -> TraceNode:
@@ -149,6 +225,21 @@ def test_a_receive_waits_for_its_dependencies_and_its_message(tmp_path: Path) ->
     assert early.step_time_s == pytest.approx(1.5)
     late = replay(tmp_path, [message(1, SEND, seconds=2.0)], receiver)
     assert late.step_time_s == pytest.approx(2.5)
+
+
+def test_a_message_needs_only_its_other_end(tmp_path: Path) -> None:
+    """ASTRA-sim's own traces leave out the source of a send and the destination of a receive."""
+    sent = TraceNode(1, "message", SEND, attributes={"comm_size": 10**9, "comm_dst": 2})
+    received = TraceNode(1, "message", RECEIVE, attributes={"comm_size": 10**9, "comm_src": 1})
+    found = replay(tmp_path, [], [sent], [received])
+    assert found.step_time_s == pytest.approx(1.0)
+    assert found.links()["link"].tolist() == ["rank 1, out", "rank 2, in"]
+
+
+def test_traces_of_some_ranks_keep_the_numbers_that_their_messages_name(tmp_path: Path) -> None:
+    about = {"comm_size": 10**9, "comm_src": 6, "comm_dst": 7}
+    found = replay(tmp_path, *([TraceNode(1, "message", kind, attributes=about)] for kind in (SEND, RECEIVE)))
+    assert found.links()["link"].tolist() == ["rank 0, out", "rank 1, in"]
 
 
 @pytest.mark.parametrize("tags", [(0, 0), (0, 1)])

@@ -93,7 +93,7 @@ def build_job(arguments: argparse.Namespace) -> Job:
     Raises:
         SpecError: The file cannot be read, or the job is not valid.
     """
-    base = _read_job(arguments.job, trust_code=arguments.trust_code) if arguments.job else None
+    base = read_job(arguments.job, trust_code=arguments.trust_code) if arguments.job else None
     fields = given_fields(arguments, Job)
     for kind in _settable():
         method = _method(kind, arguments, base)
@@ -175,7 +175,12 @@ def _setting(kind: str, text: str) -> tuple[str, Any]:
         return name, value
 
 
-def _read_job(path: Path, *, trust_code: bool) -> Job:
+def read_job(path: Path, *, trust_code: bool) -> Job:
+    """Return the job in a file, with its code.
+
+    Raises:
+        SpecError: The file cannot be read, or its job is not valid.
+    """
     try:
         if (
             path.is_fifo() and not path.is_symlink()

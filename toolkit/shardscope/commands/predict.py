@@ -33,12 +33,19 @@ def add_to(commands: Any) -> None:
     parser.add_argument("cluster", help="a device or a node from the catalogue, for example a100-80gb")
     parser.add_argument("--nodes", type=int, default=1, help="number of nodes (default: 1)")
     parser.add_argument("--per-node", type=int, help="devices per node (default: as in the standard node)")
-    parser.add_argument("--seq", type=int, help="tokens per sequence (default: the model's)")
     parser.add_argument("--calibration", help=CALIBRATION_HELP)
     add_software_option(parser)
     parser.add_argument(
         "--tokens", type=float, help="also predict hours and dollars to train on this many tokens"
     )
+    add_layout_options(parser)
+    parser.add_argument("--json", action="store_true", help="print the values and their terms as JSON")
+    parser.set_defaults(carry_out=carry_out)
+
+
+def add_layout_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a layout, and of the model's sequence length that `named_model` reads."""
+    parser.add_argument("--seq", type=int, help="tokens per sequence (default: the model's)")
     names = {
         "schedule": searched_schedules(),
         "optimizer": optimizer_names(),
@@ -46,8 +53,6 @@ def add_to(commands: Any) -> None:
     }
     for name in Layout.model_fields:
         add_field(parser, Layout, name, names=names.get(name, ()))
-    parser.add_argument("--json", action="store_true", help="print the values and their terms as JSON")
-    parser.set_defaults(carry_out=carry_out)
 
 
 def carry_out(arguments: argparse.Namespace) -> int:
@@ -57,7 +62,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
 
     known, software = named_calibration(arguments.calibration), arguments.software
     cluster = Cluster.of(arguments.cluster, nodes=arguments.nodes, per_node=arguments.per_node)
-    model, given = _model(arguments), given_fields(arguments, Layout)
+    model, given = named_model(arguments), given_fields(arguments, Layout)
     layout = Layout(**given) if given else _fastest(model, cluster, known, software)
     found = predict_layout(model, cluster, layout, known, software=software)
     training = for_tokens(found, arguments.tokens)
@@ -107,7 +112,12 @@ def for_tokens(found: Budgeted, tokens: float | None) -> dict[str, float]:
     return figures
 
 
-def _model(arguments: argparse.Namespace) -> Transformer:
+def named_model(arguments: argparse.Namespace) -> Transformer:
+    """Return the model with its sequence length.
+
+    Raises:
+        SpecError: It is not a transformer.
+    """
     from shardscope.spec.model import Model, Transformer
 
     model = Model.of(arguments.model)

@@ -31,7 +31,12 @@ from shardscope.errors import RunUnreadable, ShardscopeError
 from shardscope.runlog.files import OutOfReach
 from shardscope.runtime import provenance, rendezvous, server, worker
 from shardscope.runtime.failure import Ending, describe_failure, describe_lost_forkserver
-from shardscope.runtime.processes import end_processes_of, kill_descendants, process_started
+from shardscope.runtime.processes import (
+    end_processes_of,
+    kill_descendants,
+    process_started,
+    remove_gpu_files,
+)
 from shardscope.runtime.rundir import RunDir
 from shardscope.runtime.status import Cause
 from shardscope.spec import Job
@@ -96,6 +101,7 @@ class Agent:
         self._cut: Ending | None = None  # set if this agent ended the run before the ranks had finished
         self._over = threading.Event()
         self._ranks: set[BaseProcess] = set()
+        self._started_at = time.time()
         self._recorder = threading.Thread(target=self._record_provenance, name="provenance", daemon=True)
 
     def run_job(self) -> int:
@@ -119,6 +125,7 @@ class Agent:
         if self._recorder.ident is not None:
             self._recorder.join(_PROVENANCE_S)
         end_processes_of(os.getpid())  # first: readers of a final status rely on the ranks having ended
+        remove_gpu_files([rank.pid for rank in self._ranks if rank.pid is not None], since=self._started_at)
         os.fchdir(self._folder)
         run = RunDir(Path())
         Path("control", "forkserver").unlink(missing_ok=True)

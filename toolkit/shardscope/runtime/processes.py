@@ -123,6 +123,26 @@ def end_processes_of(agent: int) -> None:
     _wait_until(are_gone, _DYING_S)
 
 
+def remove_gpu_files(pids: Iterable[int], since: float, folder: Path = Path("/dev/shm")) -> None:  # noqa: S108
+    """Remove the files of ended processes through which they shared GPU memory.
+
+    A process that is killed leaves the CUDA driver's files, whose names contain its pid in hexadecimal digits, and
+    PyTorch's, whose names contain it in decimal ones.
+
+    Args:
+        pids: The processes.
+        since: When the first of them was started, in seconds since 1970; older files are of others with the same pid.
+        folder: Where these files are.
+    """
+    for pid in pids:
+        for pattern in (f"cuda.shm.*.{pid:x}.*", f"torch_{pid}_*"):
+            for file in folder.glob(pattern):
+                with contextlib.suppress(OSError):
+                    found = file.stat()
+                    if found.st_uid == os.getuid() and found.st_mtime >= since:
+                        file.unlink()
+
+
 def end_run(agent: Identity, ranks: Iterable[Identity], patience_s: float) -> None:
     """Wait until an agent and its ranks have ended, and kill those that outlive `patience_s`.
 

@@ -6,9 +6,11 @@ each round. The moves of a step add up to the strategy's `traffic`, rank by rank
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
+
+import numpy as np
 
 from shardscope.analytic.communication.ring import Ints, chunk_sizes
 from shardscope.analytic.communication.traffic import Traffic
@@ -33,6 +35,38 @@ class Round(NamedTuple):
 
     name: str
     moves: tuple[Move, ...]
+
+
+class Moves(NamedTuple):
+    """Moves that happen at the same time, as arrays: collectives of many ranks have too many of them for objects."""
+
+    name: str
+    source: Ints
+    target: Ints
+    num_bytes: Ints
+    chunk: Ints | None = None
+    """Numbers of the chunks of the tensor; None if they have none."""
+
+    @classmethod
+    def of(cls, each: Round) -> Moves:
+        """Return the moves of a round."""
+        source, target, size = np.array([move[:3] for move in each.moves], np.int64).reshape(-1, 3).T
+        return cls(each.name, source, target, size)
+
+    def listed(self) -> Iterator[Move]:
+        """Yield the moves one by one."""
+        ends = zip(self.source.tolist(), self.target.tolist(), self.num_bytes.tolist(), strict=True)
+        if self.chunk is None:
+            return (Move(*each) for each in ends)
+        return (Move(*each, f"chunk {chunk}") for each, chunk in zip(ends, self.chunk.tolist(), strict=True))
+
+    def shift(self, world_size: int) -> int | None:
+        """Return s if each rank r sends equally many bytes to rank r+s (mod W) and nothing else; otherwise None."""
+        shifts = (self.target - self.source) % world_size
+        if len(self.source) != world_size or (shifts != shifts[0]).any():
+            return None
+        is_even = (np.bincount(self.source) == 1).all() and (self.num_bytes == self.num_bytes[0]).all()
+        return int(shifts[0]) if is_even else None
 
 
 class When(NamedTuple):
@@ -120,35 +154,44 @@ def whole(traffic: Traffic, when: When, *, gathers: bool = False) -> list[Exchan
     return [Exchange(name, when, whole=sent.bytes, gathers=gathers) for name, sent in traffic.items()]
 
 
+def ring_moves(
+    op: str, num_elements: int, element_bytes: int, world_size: int, *, step: int = 1
+) -> Iterator[Moves]:
+    """Yield the rounds of a collective on Shardscope's ring, as arrays.
+
+    In round k, rank r sends chunk r-1-k (mod W) to the next rank, as in `shardscope.training.collectives.ring`. The
+    first W-1 rounds reduce, the next W-1 rounds gather. With `step` -1, the ring runs in the other direction.
+    """
+    sizes = chunk_sizes(num_elements, world_size) * element_bytes
+    ranks, last = np.arange(world_size), world_size - 1
+    targets, is_even = (ranks + step) % world_size, sizes[0] == sizes[-1] > 0
+    for k in {"reduce_scatter": range(last), "all_gather": range(last, 2 * last)}.get(op, range(2 * last)):
+        name, chunk = ring_phase(k, last), (ranks - step - step * k) % world_size
+        if is_even:  # all rounds share arrays
+            yield Moves(name, ranks, targets, sizes, chunk)
+        else:
+            sent = sizes[chunk] > 0
+            yield Moves(name, ranks[sent], targets[sent], sizes[chunk][sent], chunk[sent])
+
+
 def ring_rounds(
     op: str, num_elements: int, element_bytes: int, world_size: int, *, directions: int = 1
 ) -> tuple[Round, ...]:
-    """Return the rounds of a collective on Shardscope's ring; the arguments are those of `traffic.by_ring`.
-
-    In round k, rank r sends chunk r-1-k (mod W) to the next rank, as in `shardscope.training.collectives.ring`. The
-    first W-1 rounds reduce, the next W-1 rounds gather.
-    """
+    """Return the rounds of a collective on Shardscope's ring; the arguments are those of `traffic.by_ring`."""
     first = (num_elements + 1) // 2 if directions == 2 else num_elements
     lanes = [(1, first), (-1, num_elements - first)][:directions]
-    last = world_size - 1
+    rings = [ring_moves(op, size, element_bytes, world_size, step=step) for step, size in lanes]
     return tuple(
-        Round(
-            ring_phase(k, last),
-            tuple(move for step, size in lanes for move in _ring_moves(k, step, size, element_bytes, world_size)),
-        )
-        for k in {"reduce_scatter": range(last), "all_gather": range(last, 2 * last)}.get(op, range(2 * last))
-    )  # fmt: skip
+        Round(both[0].name, tuple(move for each in both for move in each.listed()))
+        for both in zip(*rings, strict=True)
+    )
 
 
-def _ring_moves(k: int, step: int, num_elements: int, element_bytes: int, world_size: int) -> list[Move]:
-    sizes = chunk_sizes(num_elements, world_size)
-    moves = []
-    for rank in range(world_size):
-        chunk = (rank - step - step * k) % world_size
-        if sizes[chunk]:
-            size = int(sizes[chunk]) * element_bytes
-            moves.append(Move(rank, (rank + step) % world_size, size, f"chunk {chunk}"))
-    return moves
+def pairwise_moves(num_bytes: int, world_size: int) -> Iterator[Moves]:
+    """Yield the rounds of an all-to-all in pairs: in round k, rank r sends its block to rank r+k (mod W)."""
+    ranks, block = np.arange(world_size), num_bytes // world_size
+    for k in range(1, world_size):
+        yield Moves(f"shift {k}", ranks, (ranks + k) % world_size, np.full(world_size, block))
 
 
 def tree_rounds(num_bytes: int, world_size: int) -> tuple[Round, ...]:

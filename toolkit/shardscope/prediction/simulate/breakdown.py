@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from shardscope.analytic.terms import Term
-from shardscope.prediction.simulate.graph import JOIN, Floats
+from shardscope.prediction.simulate.graph import JOIN, Flags, Floats, Graph
 from shardscope.prediction.simulate.replicas import Replicated
 
 SOURCE = "event-level simulation"
@@ -18,19 +18,24 @@ SLOWER = "waiting for other replicas"
 def busy_seconds(done: Replicated) -> Floats:
     """Return the seconds for which each lane of each copy computes."""
     graph, count = done.graph, done.graph.num_ops
-    computes = np.array([kind != JOIN for kind in graph.kinds]) & (np.asarray(graph.links[::2]) < 0)
-    computes &= np.asarray(graph.is_serial, bool)
+    computes = _occupies(graph) & (np.asarray(graph.links)[::2] < 0)
     lanes, num = np.asarray(graph.op_lane, np.int64), len(graph.lanes)
     spent = (done.times.end - done.times.start)[: count * len(done.copies)].reshape(len(done.copies), count)
     rows = [np.bincount(lanes[computes], weights=row[computes], minlength=num) for row in spent]
     return np.concatenate(rows)
 
 
+def _occupies(graph: Graph) -> Flags:
+    """Return whether each operation occupies its lane."""
+    found: Flags = np.asarray(graph.is_serial, bool) & ~np.asarray(graph.is_join, bool)
+    return found
+
+
 def lane_spans(done: Replicated) -> Floats:
     """Return the time from the start of each lane's first operation to the end of its last, in seconds."""
     graph, count = done.graph, done.graph.num_ops
     lanes, num = np.asarray(graph.op_lane, np.int64), len(graph.lanes)
-    counted = np.array([kind != JOIN for kind in graph.kinds]) & np.asarray(graph.is_serial, bool)
+    counted = _occupies(graph)
     spans = []
     for copy in range(len(done.copies)):
         part = slice(copy * count, (copy + 1) * count)
@@ -57,14 +62,10 @@ def lane_seconds(done: Replicated, lane: int, idle: str) -> dict[str, float]:
     seconds: dict[str, float] = {}
     waits = _Waits(done, lane, idle, seconds)
     graph, times, base = done.graph, done.times, waits.base
-    mine = [
-        base + i
-        for i in range(graph.num_ops)
-        if graph.op_lane[i] == waits.own and graph.is_serial[i] and graph.kinds[i] != JOIN
-    ]
-    mine.sort(key=lambda op: (times.start[op], times.end[op]))
-    now = float(times.start[mine[0]]) if mine else 0.0
-    for op in mine:
+    mine = base + np.flatnonzero(_occupies(graph) & (np.asarray(graph.op_lane) == waits.own))
+    mine = mine[np.lexsort((times.end[mine], times.start[mine]))]
+    now = float(times.start[mine[0]]) if len(mine) else 0.0
+    for op in mine.tolist():
         start, end = float(times.start[op]), float(times.end[op])
         if start > now:
             waits.add(int(times.cause[op]), now, start)

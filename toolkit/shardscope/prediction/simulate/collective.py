@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shardscope.analytic.communication.plan import Move, Round, in_groups, ring_rounds
-from shardscope.errors import SpecError, unknown_name
-from shardscope.prediction.simulate.graph import Graph, Times
-from shardscope.prediction.simulate.rounds import Wire, Wires, add_rounds
+import numpy as np
 
-Rounds = tuple[Round, ...]
+from shardscope.analytic.communication.plan import (
+    Move,
+    Moves,
+    Round,
+    in_groups,
+    pairwise_moves,
+    ring_moves,
+    ring_rounds,
+)
+from shardscope.errors import SpecError, unknown_name
+from shardscope.prediction.simulate.graph import Graph, Ints, Times
+from shardscope.prediction.simulate.rounds import WireArrays, Wires, add_rounds
+
+Rounds = Iterable[Round] | Iterable[Moves]
+Expansion = Callable[[str, int, int, Mapping[str, Any]], Rounds]
+"""Function that returns the rounds of an operation on a tensor of so many bytes, with so many workers and options."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +62,9 @@ def collective(
     pair inside its node.
 
     Args:
-        op: ``all_reduce``, or with ``ring`` also ``reduce_scatter`` or ``all_gather``.
-        algorithm: ``ring``, ``tree`` (binomial), ``hierarchical`` or ``parameter-server``.
+        op: ``all_reduce``; with ``ring`` also ``reduce_scatter`` or ``all_gather``, with ``tree`` also ``broadcast``,
+            and with ``pairwise`` only ``all_to_all``.
+        algorithm: ``ring``, ``tree`` (binomial), ``hierarchical``, ``parameter-server`` or ``pairwise``.
         num_bytes: Bytes of the whole tensor.
         workers: Number of workers.
         bandwidth: Bytes per second of each link.
@@ -68,47 +81,82 @@ def collective(
         >>> round(found.seconds, 5)
         0.15813
     """
-    if algorithm not in _ALGORITHMS:
-        raise unknown_name("algorithm", algorithm, [*_ALGORITHMS])
-    if algorithm != "ring" and op != "all_reduce":
-        raise SpecError(f"op={op!r} is simulated with algorithm='ring' only; use it, or op='all_reduce'")
-    known = _OPTIONS.get(algorithm, frozenset())
-    for name in options.keys() - known:
-        raise unknown_name(f"option of {algorithm!r}", name, sorted(known))
+    rounds = expanded(op, algorithm, num_bytes, workers, options)
     ranks = workers + (int(options.get("servers", 1)) if options.get("dedicated") else 0)
     graph = Graph([f"rank {rank}" for rank in range(ranks)])
     wires = _wires(graph, ranks, bandwidth, latency, options)
-    rounds = _ALGORITHMS[algorithm](op, num_bytes, workers, options)
     entry = [graph.add(rank) for rank in range(ranks)]
     add_rounds(graph, rounds, entry, wires, op, slices=segments)
     times = graph.run()
     return CollectiveRun(times.total, sum(peer >= 0 for peer in graph.peers), times.num_events, graph, times)
 
 
+def expanded(
+    op: str, algorithm: str, num_bytes: int, workers: int, options: Mapping[str, Any] | None = None
+) -> Iterator[Moves]:
+    """Return the rounds of a collective, as arrays.
+
+    Raises:
+        SpecError: The algorithm is unknown, cannot run this operation, or has no such option.
+    """
+    if algorithm not in _ALGORITHMS:
+        raise unknown_name("algorithm", algorithm, [*_ALGORITHMS])
+    if op not in _ALGORITHMS[algorithm]:
+        able = [name for name, ops in _ALGORITHMS.items() if op in ops]
+        other = f"use {' or '.join(map(repr, able))} for it, or " if able else ""
+        raise SpecError(
+            f"algorithm={algorithm!r} does not simulate op={op!r}; {other}use it for "
+            f"{' or '.join(map(repr, _ALGORITHMS[algorithm]))}"
+        )
+    known, options = _OPTIONS.get(algorithm, frozenset()), options or {}
+    for name in options.keys() - known:
+        raise unknown_name(f"option of {algorithm!r}", name, sorted(known))
+    rounds = _ALGORITHMS[algorithm][op](op, num_bytes, workers, options)
+    return (Moves.of(each) if isinstance(each, Round) else each for each in rounds)
+
+
+def equal_wires(graph: Graph, ranks: int, bandwidth: float, latency: float, place: str = "") -> Wires:
+    """Add a link to send and one to receive for each rank, and return the wires between the ranks."""
+    out, into = (
+        np.array([graph.link(f"rank {rank}, {way}{place}", bandwidth) for rank in range(ranks)])
+        for way in ("out", "in")
+    )
+
+    def wires(source: Ints, target: Ints) -> WireArrays:
+        return WireArrays(np.full(len(source), latency), np.stack([out[source], into[target]], axis=1))
+
+    return wires
+
+
 def _wires(graph: Graph, ranks: int, bandwidth: float, latency: float, options: dict[str, Any]) -> Wires:
     """Return the wires of workers with one duplex link each, and another one inside nodes if `per_node` is given."""
-    out = [graph.link(f"rank {rank}, out", bandwidth) for rank in range(ranks)]
-    into = [graph.link(f"rank {rank}, in", bandwidth) for rank in range(ranks)]
+    across = equal_wires(graph, ranks, bandwidth, latency)
     if "per_node" not in options:
-        return lambda a, b: Wire(latency, (out[a], into[b]))
+        return across
     per_node, inner = int(options["per_node"]), float(options.get("inner_bandwidth", bandwidth))
-    pause = float(options.get("inner_latency", latency))
-    near = [graph.link(f"rank {rank}, out, inside the node", inner) for rank in range(ranks)]
-    nearer = [graph.link(f"rank {rank}, in, inside the node", inner) for rank in range(ranks)]
+    inside = equal_wires(
+        graph, ranks, inner, float(options.get("inner_latency", latency)), ", inside the node"
+    )
 
-    def wire(a: int, b: int) -> Wire:
-        if a // per_node == b // per_node:
-            return Wire(pause, (near[a], nearer[b]))
-        return Wire(latency, (out[a], into[b]))
+    def wires(source: Ints, target: Ints) -> WireArrays:
+        near, far = inside(source, target), across(source, target)
+        together = source // per_node == target // per_node
+        return WireArrays(
+            np.where(together, near.latency, far.latency), np.where(together[:, None], near.links, far.links)
+        )
 
-    return wire
-
-
-def _ring(op: str, num_bytes: int, workers: int, _options: dict[str, Any]) -> Rounds:
-    return ring_rounds(op, num_bytes, 1, workers)
+    return wires
 
 
-def _hierarchical(op: str, num_bytes: int, workers: int, options: dict[str, Any]) -> Rounds:
+def _ring(op: str, num_bytes: int, workers: int, _options: Mapping[str, Any]) -> Rounds:
+    return ring_moves(op, num_bytes, 1, workers)
+
+
+def _pairwise(_op: str, num_bytes: int, workers: int, _options: Mapping[str, Any]) -> Rounds:
+    return pairwise_moves(num_bytes, workers)
+
+
+def _hierarchical(op: str, num_bytes: int, workers: int, options: Mapping[str, Any]) -> Rounds:
     if "per_node" not in options:
         raise SpecError(
             "algorithm='hierarchical' needs the number of workers per node; give per_node=8, for example"
@@ -126,21 +174,16 @@ def _hierarchical(op: str, num_bytes: int, workers: int, options: dict[str, Any]
     )
 
 
-def _tree(_op: str, num_bytes: int, workers: int, _options: dict[str, Any]) -> Rounds:
-    """Return the rounds of an all-reduce over a binomial tree: whole tensors up to rank 0, and back down."""
+def _tree(op: str, num_bytes: int, workers: int, _options: Mapping[str, Any]) -> Rounds:
+    """Return the rounds over a binomial tree: whole tensors up to rank 0 in an all-reduce, and down."""
     distances = [1 << k for k in range((workers - 1).bit_length())]
-    up = [
-        Round(f"up, {far}", tuple(Move(r + far, r, num_bytes) for r in range(0, workers - far, 2 * far)))
-        for far in distances
-    ]
-    down = [
-        Round(f"down, {far}", tuple(Move(r, r + far, num_bytes) for r in range(0, workers - far, 2 * far)))
-        for far in reversed(distances)
-    ]
-    return (*up, *down)
+    pairs = [(far, [(r, r + far) for r in range(0, workers - far, 2 * far)]) for far in distances]
+    up = [Round(f"up, {far}", tuple(Move(b, a, num_bytes) for a, b in same)) for far, same in pairs]
+    down = [Round(f"down, {far}", tuple(Move(a, b, num_bytes) for a, b in same)) for far, same in pairs[::-1]]
+    return down if op == "broadcast" else up + down
 
 
-def _server(_op: str, num_bytes: int, workers: int, options: dict[str, Any]) -> Rounds:
+def _server(_op: str, num_bytes: int, workers: int, options: Mapping[str, Any]) -> Rounds:
     servers = int(options.get("servers", 1))
     first = workers if options.get("dedicated") else 0
     share = num_bytes // servers
@@ -151,11 +194,12 @@ def _server(_op: str, num_bytes: int, workers: int, options: dict[str, Any]) -> 
     )
 
 
-_ALGORITHMS: dict[str, Callable[[str, int, int, dict[str, Any]], Rounds]] = {
-    "ring": _ring,
-    "tree": _tree,
-    "hierarchical": _hierarchical,
-    "parameter-server": _server,
+_ALGORITHMS: dict[str, dict[str, Expansion]] = {
+    "ring": dict.fromkeys(("all_reduce", "reduce_scatter", "all_gather"), _ring),
+    "tree": dict.fromkeys(("all_reduce", "broadcast"), _tree),
+    "hierarchical": {"all_reduce": _hierarchical},
+    "parameter-server": {"all_reduce": _server},
+    "pairwise": {"all_to_all": _pairwise},
 }
 _OPTIONS = {
     "hierarchical": frozenset({"per_node", "inner_bandwidth", "inner_latency"}),

@@ -1,6 +1,7 @@
 """Choice between the two forms of the event loop: compiled by numba, or interpreted.
 
-Compiling takes seconds once; numba then keeps the result on disk. A small graph is done sooner without it.
+Compiling takes seconds once; numba then keeps the result on disk. Until a process has loaded it, which takes half a
+second, a small graph is done sooner without it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ VARIABLE = "SHARDSCOPE_SIMULATOR"
 """Environment variable: ``numba`` or ``python`` runs every graph in this form."""
 FORMS = ("numba", "python")
 FEWEST = 30_000
-"""Number of operations from which a graph is worth compiling for."""
+"""Number of operations from which a graph is worth loading the compiled loop for."""
 
 
 def form(num_ops: int) -> str:
@@ -31,7 +32,8 @@ def form(num_ops: int) -> str:
     installed = importlib.util.find_spec("numba") is not None
     asked = os.environ.get(VARIABLE)
     if not asked:
-        return "numba" if installed and num_ops >= FEWEST else "python"
+        is_loaded = _compiled_loop.cache_info().currsize > 0
+        return "numba" if installed and (is_loaded or num_ops >= FEWEST) else "python"
     if asked not in FORMS:
         raise SpecError(f"{VARIABLE}={asked!r} is not valid; use {' or '.join(FORMS)}, or leave it out")
     if asked == "numba" and not installed:

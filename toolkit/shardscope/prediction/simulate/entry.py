@@ -167,6 +167,7 @@ class Simulator:
         paths: Sequence[str | Path],
         link: Link,
         *,
+        algorithms: Mapping[str, str] | None = None,
         stragglers: Mapping[int, float] | None = None,
         jitter: float = 0.0,
         seed: int = 0,
@@ -177,29 +178,36 @@ class Simulator:
         start in the order of their dependencies. Where these leave it open, the computations of one stream of a rank
         run one at a time, in the order of their ids; those of different streams overlap. The stream is the attribute
         ``stream`` of a node or, if ``is_cpu_op`` is set, its thread ``tid``; 0 if it has none. Sends and receives with
-        the same source, destination and tag are matched in the order of their ids.
+        the same source, destination and tag are matched in the order of their ids. If all ranks have the same
+        computations and collectives, one of them is simulated for all, unless there are stragglers or jitter.
 
         Args:
             paths: The trace of each rank, in the order of ranks.
             link: The link of each rank, such as ``ss.Link.of("25GbE")``.
+            algorithms: Algorithms of collectives that differ from the default ones, such as ``{"all_reduce": "tree"}``;
+                see `collective`. By default an ``all_to_all`` is ``pairwise``, a ``broadcast`` a ``tree`` and every
+                other one a ``ring``.
             stragglers: Factor of the computing time of slow ranks, by rank.
             jitter: Standard deviation of each computation's time, relative to its mean.
             seed: Seed of the jitter.
 
         Raises:
             SpecError: A file is not a Chakra trace, a trace lacks a node that another needs, a send has no receive or a
-                receive no send, the ranks of a group do not call the same collectives with the same bytes, or the
-                library ``protobuf`` is not installed.
+                receive no send, a collective has no such algorithm, the ranks of a group do not call the same
+                collectives with the same bytes, or the library ``protobuf`` is not installed.
         """
-        from shardscope.prediction.simulate.traces import simulate_traces
+        from shardscope.prediction.simulate.replay import CHAKRA, simulate_files
 
-        return simulate_traces(paths, link, Variation(dict(stragglers or {}), jitter, seed))
+        return simulate_files(
+            CHAKRA, paths, link, Variation(dict(stragglers or {}), jitter, seed), algorithms
+        )
 
     def kineto(
         self,
         paths: Sequence[str | Path],
         link: Link,
         *,
+        algorithms: Mapping[str, str] | None = None,
         stragglers: Mapping[int, float] | None = None,
         jitter: float = 0.0,
         seed: int = 0,
@@ -214,6 +222,7 @@ class Simulator:
         Args:
             paths: The trace of each rank, as ``.json`` or ``.json.gz``.
             link: The link of each rank, such as ``ss.Link.of("25GbE")``.
+            algorithms: Algorithms of collectives that differ from the default ones, as for `chakra`.
             stragglers: Factor of the computing time of slow ranks, by rank.
             jitter: Standard deviation of each computation's time, relative to its mean.
             seed: Seed of the jitter.
@@ -222,9 +231,11 @@ class Simulator:
             SpecError: A file is not a Kineto trace, a rank is missing, a size or a peer is not in the trace, or the
                 ranks of a group do not call the same collectives with the same bytes.
         """
-        from shardscope.prediction.simulate.traces import simulate_kineto
+        from shardscope.prediction.simulate.replay import KINETO, simulate_files
 
-        return simulate_kineto(paths, link, Variation(dict(stragglers or {}), jitter, seed))
+        return simulate_files(
+            KINETO, paths, link, Variation(dict(stragglers or {}), jitter, seed), algorithms
+        )
 
 
 simulate = Simulator()

@@ -6,6 +6,7 @@ Every operation belongs to a lane: the activity of one rank, or of several ranks
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,13 +19,28 @@ from shardscope.prediction.simulate.engine import form, run_loop
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
 JOIN = ""
 """Kind of operations that take no time and only join or order others."""
 
 
+def _ints() -> array[int]:
+    return array("q")
+
+
+def _floats() -> array[float]:
+    return array("d")
+
+
+def _flags() -> array[int]:
+    return array("b")
+
+
 @dataclass
 class Graph:
-    """Operations, added one by one; `add` returns the index of the new one.
+    """Operations, added one by one or many at a time; `add` and `add_many` return the index of the first new one.
+
+    Numbers are in arrays of the standard library, which grow like lists and which NumPy reads without copying.
 
     Attributes:
         lanes: Names of the lanes.
@@ -39,24 +55,28 @@ class Graph:
         is_serial: Whether the operation occupies its lane, so that its time counts as the lane's own; others count only
             while the lane waits for them. `run` follows `edges` alone: whoever adds computations that occupy a lane
             orders them one after another.
+        is_join: Whether its kind is `JOIN`.
         labels: Text of each operation, such as ``micro-batch 3``.
         peers: Lane that receives each operation's message; -1 for none.
+        shifts: How many places further the receiving rank of that lane stands than the sending rank of its own lane.
         edges: Pairs of operations: the second starts after the first.
     """
 
     lanes: list[str]
     link_names: list[str] = field(default_factory=list)
     capacity: list[float] = field(default_factory=list)
-    op_lane: list[int] = field(default_factory=list)
+    op_lane: array[int] = field(default_factory=_ints)
     kinds: list[str] = field(default_factory=list)
-    fixed: list[float] = field(default_factory=list)
-    size: list[float] = field(default_factory=list)
-    payload: list[float] = field(default_factory=list)
-    links: list[int] = field(default_factory=list)
-    is_serial: list[bool] = field(default_factory=list)
+    fixed: array[float] = field(default_factory=_floats)
+    size: array[float] = field(default_factory=_floats)
+    payload: array[float] = field(default_factory=_floats)
+    links: array[int] = field(default_factory=_ints)
+    is_serial: array[int] = field(default_factory=_flags)
+    is_join: array[int] = field(default_factory=_flags)
     labels: list[str] = field(default_factory=list)
-    peers: list[int] = field(default_factory=list)
-    edges: list[int] = field(default_factory=list)
+    peers: array[int] = field(default_factory=_ints)
+    shifts: array[int] = field(default_factory=_ints)
+    edges: array[int] = field(default_factory=_ints)
 
     @property
     def num_ops(self) -> int:
@@ -90,6 +110,7 @@ class Graph:
         serial: bool = True,
         label: str = "",
         peer: int = -1,
+        shift: int = 0,
     ) -> int:
         """Add an operation and return its index.
 
@@ -104,6 +125,7 @@ class Graph:
             serial: Whether it occupies its lane; see `is_serial`.
             label: Text for the timeline.
             peer: Lane that receives the message; -1 for none.
+            shift: How many places further the receiving rank stands in its lane; see `shifts`.
         """
         op = len(self.fixed)
         self.op_lane.append(lane)
@@ -111,18 +133,62 @@ class Graph:
         self.fixed.append(seconds)
         self.size.append(size if links else 0.0)
         self.payload.append((size if payload is None else payload) if links else 0.0)
-        self.links += (*links, -1, -1)[:2]
+        self.links.extend((*links, -1, -1)[:2])
         self.is_serial.append(serial)
+        self.is_join.append(kind == JOIN)
         self.labels.append(label)
         self.peers.append(peer)
+        self.shifts.append(shift)
         for other in after:
             if other >= 0:
-                self.edges += (other, op)
+                self.edges.extend((other, op))
         return op
+
+    def add_many(
+        self,
+        lanes: Ints,
+        kind: str | Sequence[str],
+        seconds: Floats,
+        *,
+        size: Floats,
+        links: Ints,
+        peers: Ints,
+        serial: bool = True,
+        labels: Sequence[str] = (),
+    ) -> int:
+        """Add a message for each entry of the arrays and return the index of the first; see `add` for the arguments.
+
+        Args:
+            lanes: Lanes; shape `(n,)`, as all arrays but `links`.
+            kind: Term to which their time belongs, or one for each.
+            seconds: Latencies.
+            size: Bytes.
+            links: Links; shape `(n, 2)`.
+            peers: Lanes that receive the messages.
+            serial: Whether they occupy their lanes.
+            labels: Texts for the timeline; none if empty.
+        """
+        first, count = len(self.fixed), len(lanes)
+        for column, values, kind_of in (
+            (self.op_lane, lanes, np.int64), (self.fixed, seconds, np.float64), (self.size, size, np.float64),
+            (self.payload, size, np.float64), (self.links, links, np.int64), (self.peers, peers, np.int64),
+        ):  # fmt: skip
+            column.frombytes(np.ascontiguousarray(values, kind_of).tobytes())
+        self.kinds += [kind] * count if isinstance(kind, str) else kind
+        self.is_serial.frombytes(bytes([serial]) * count)
+        self.is_join.frombytes(bytes(count))
+        self.shifts.frombytes(bytes(count * self.shifts.itemsize))
+        self.labels += labels or [""] * count
+        return first
 
     def order(self, before: int, after: int) -> None:
         """Let an operation start after another has ended."""
-        self.edges += (before, after)
+        self.edges.extend((before, after))
+
+    def order_many(self, before: Ints, after: Ints) -> None:
+        """Let each operation of `after` start after the one of `before` has ended, where this is not -1."""
+        there = before >= 0
+        self.edges.frombytes(np.stack([before[there], after[there]], axis=1).astype(np.int64).tobytes())
 
     def run(self) -> Times:
         """Run all operations and return their times.

@@ -144,8 +144,7 @@ def _nccl(trace: _Rank) -> Iterator[Call]:
                 "torch 2.3 or newer"
             )
         name = str(about["Collective name"])
-        larger = "Out msg nelems" if _plain(name).startswith("allgather") else "In msg nelems"
-        size = int(about[larger]) * _element_bytes(str(about.get("dtype", "")), trace)
+        size = int(about["In msg nelems"]) * _element_bytes(str(about.get("dtype", "")), trace)
         group = str(about.get("Process Group Ranks") or about.get("Process Group Name") or "")
         peer = about.get("Dst Rank", about.get("Src Rank"))
         yield _call(name, event, size, trace, group=group, peer=None if peer is None else int(peer))
@@ -167,8 +166,6 @@ def _gloo(trace: _Rank) -> Iterator[Call]:
             continue
         op = name.removeprefix("gloo:")
         size = 0 if op == "barrier" else _input_bytes(event, trace)
-        if op == "all_gather":
-            size *= trace.world_size
         waiting = peers.get(op, [])
         yield _call(op, event, size, trace, peer=waiting.pop(0) if waiting else None)
 

@@ -19,7 +19,7 @@ from shardscope.prediction.job import JobPrediction
 from shardscope.prediction.simulate.graph import Graph
 from shardscope.prediction.simulate.parts import StepTimes
 from shardscope.prediction.simulate.pipeline import add_schedule, micro_batch_label
-from shardscope.prediction.simulate.rounds import Wire, add_rounds
+from shardscope.prediction.simulate.rounds import Wire, add_rounds, one_by_one_wires
 from shardscope.prediction.step.machine import Machine
 from shardscope.spec.job import IN_LAYOUTS
 
@@ -174,7 +174,7 @@ class JobStep:
         cargo = self.cargo(each.collective)
         if each.whole is None:
             return add_rounds(
-                self.graph, each.rounds, entry, self.wire, each.collective,
+                self.graph, each.rounds, entry, one_by_one_wires(self.wire), each.collective,
                 slices=self.slices.get(each.collective, 1), cargo=cargo, serial=serial, one_by_one=True,
             )  # fmt: skip
         meeting = self.graph.add(0, after=entry)

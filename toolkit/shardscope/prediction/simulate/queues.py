@@ -24,13 +24,14 @@ def run_in_order(graph: Graph, queues: Sequence[Sequence[int]]) -> None:
     """
     if not any(len(queue) > 1 for queue in queues):
         return
-    count, edges = graph.num_ops, np.asarray(graph.edges, np.int64).reshape(-1, 2)
+    count, edges = graph.num_ops, np.array(graph.edges, np.int64).reshape(-1, 2)
     wanted = np.concatenate([edges, _in_a_row(queues)])
     stuck = _places(count, wanted) < 0  # in a cycle, or behind one
     if stuck.any():
         stuck &= _places(count, wanted[:, ::-1]) < 0  # not those that are only behind cycles
         queues = _sorted(count, edges, queues, stuck.tolist())
-    graph.edges += _in_a_row(queues).ravel().tolist()
+    row = _in_a_row(queues)
+    graph.order_many(row[:, 0], row[:, 1])
 
 
 def _in_a_row(queues: Sequence[Sequence[int]]) -> Ints:

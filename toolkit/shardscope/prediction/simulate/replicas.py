@@ -6,12 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from shardscope.errors import SpecError
-from shardscope.prediction.simulate.graph import JOIN, Floats, Graph, Ints, Times, run
+from shardscope.prediction.simulate.graph import Flags, Floats, Graph, Ints, Times, run
 
-Flags = npt.NDArray[np.bool_]
 _DRAWS = 1 << 22
 """Largest number of random numbers that are drawn at once."""
 
@@ -123,9 +121,8 @@ def replicate(
 
 def _computes(graph: Graph) -> Flags:
     """Return whether each operation computes, rather than sends or joins."""
-    sends = np.asarray(graph.links[::2], np.int64) >= 0
-    joins = np.array([kind == JOIN for kind in graph.kinds])
-    found: Flags = ~sends & ~joins
+    sends = np.asarray(graph.links)[::2] >= 0
+    found: Flags = ~sends & ~np.asarray(graph.is_join, bool)
     return found
 
 

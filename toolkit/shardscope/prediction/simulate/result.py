@@ -169,7 +169,8 @@ class Simulation:
         ranks, size = self.lane_ranks[base + graph.op_lane[place]], round(graph.payload[place])
         kind, peer, item = graph.kinds[place], graph.peers[place], graph.labels[place]
         if peer >= 0:
-            peers = self.lane_ranks[base + peer]
+            peers, shift = self.lane_ranks[base + peer], graph.shifts[place]
+            peers = (*peers[shift:], *peers[:shift])
             return [
                 StepEvent(a, MESSAGE, kind, start, end, b, size, item)
                 for a, b in zip(ranks, peers, strict=False)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from shardscope.analytic.communication.plan import Round
-from shardscope.prediction.simulate.graph import JOIN, Graph
+import numpy as np
+
+from shardscope.analytic.communication.plan import Moves, Round
+from shardscope.prediction.simulate.graph import JOIN, Floats, Graph, Ints
 
 
 class Wire(NamedTuple):
@@ -16,12 +18,34 @@ class Wire(NamedTuple):
     links: tuple[int, ...]
 
 
-Wires = Callable[[int, int], Wire]
+class WireArrays(NamedTuple):
+    """The ways of several messages."""
+
+    latency: Floats
+    links: Ints
+    """Shape `(n, 2)`."""
+
+
+Wires = Callable[[Ints, Ints], WireArrays]
+"""Function that returns the wires between sources and targets."""
+
+
+def one_by_one_wires(wire: Callable[[int, int], Wire]) -> Wires:
+    """Return the function that finds the wires of several messages one by one."""
+
+    def wires(source: Ints, target: Ints) -> WireArrays:
+        found = [wire(a, b) for a, b in zip(source.tolist(), target.tolist(), strict=True)]
+        links = [(*each.links, -1, -1)[:2] for each in found]
+        return WireArrays(
+            np.array([each.latency for each in found]), np.array(links, np.int64).reshape(-1, 2)
+        )
+
+    return wires
 
 
 def add_rounds(
     graph: Graph,
-    rounds: Iterable[Round],
+    rounds: Iterable[Round | Moves],
     entry: Sequence[int],
     wires: Wires,
     kind: str,
@@ -30,6 +54,7 @@ def add_rounds(
     cargo: str = "",
     serial: bool = True,
     one_by_one: bool = False,
+    lanes: Ints | None = None,
 ) -> list[int]:
     """Add the messages of a collective, and return for each rank the operation that ends it.
 
@@ -37,39 +62,110 @@ def add_rounds(
     slices, this holds for each slice, so that a slice can travel on while the next one arrives.
 
     Args:
-        graph: The graph; its lanes are ranks.
+        graph: The graph.
         rounds: The rounds of the collective.
         entry: For each rank, the operation after which it takes part.
-        wires: Function that returns the wire between two ranks.
+        wires: Function that returns the wires between lanes.
         kind: Term to which the time belongs.
         slices: Number of slices of each message.
         cargo: What the messages carry.
         serial: Whether ranks compute nothing meanwhile.
         one_by_one: Whether a rank sends the messages of a round one after another, so that their latencies add up, as
             they do if the latency is mostly the sender's own work. Otherwise it sends them at the same time.
+        lanes: Lane of each rank; None if they have the same numbers.
     """
-    last: list[list[int]] = [[op] * slices for op in entry]
+    started = np.asarray(entry, np.int64)
+    lane = np.arange(len(started)) if lanes is None else lanes
+    last = [_Last(graph, started, lane) for _ in range(slices)]
     for each in rounds:
-        found: dict[int, list[list[int]]] = {}
-        sent: dict[int, int] = {}
-        for move in each.moves:
-            wire = wires(move.source, move.target)
-            before = sent.get(move.source, -1) if one_by_one else -1
-            item = f"{move.item} of the {cargo}" if move.item else cargo
-            for k in range(slices):
-                before = graph.add(
-                    move.source, kind, wire.latency, size=move.num_bytes / slices, links=wire.links,
-                    after=(last[move.source][k], entry[move.target], before), serial=serial, label=item,
-                    peer=move.target,
-                )  # fmt: skip
-                for rank in (move.source, move.target):
-                    found.setdefault(rank, [[] for _ in range(slices)])[k].append(before)
-            sent[move.source] = before
-        for rank, ops in found.items():
-            last[rank] = [_joined(graph, rank, same) for same in ops]
-    return [_joined(graph, rank, [*dict.fromkeys(ops)]) for rank, ops in enumerate(last)]
+        moves = Moves.of(each) if isinstance(each, Round) else each
+        count = len(moves.source)
+        if not count:
+            continue
+        source, target = lane[moves.source], lane[moves.target]
+        wire = wires(source, target)
+        first = graph.add_many(
+            np.repeat(source, slices), kind, np.repeat(wire.latency, slices),
+            size=np.repeat(moves.num_bytes / slices, slices), links=np.repeat(wire.links, slices, axis=0),
+            peers=np.repeat(target, slices), serial=serial,
+            labels=_labels(each, cargo, slices),
+        )  # fmt: skip
+        ops = first + np.arange(count * slices).reshape(count, slices)
+        graph.order_many(ops[:, :-1].ravel(), ops[:, 1:].ravel())
+        if one_by_one:
+            before = _previous(moves.source)
+            graph.order_many(np.where(before >= 0, ops[before, -1], -1), ops[:, 0])
+        for k, own in enumerate(last):
+            own.then(moves, ops[:, k])
+    return [
+        _joined(graph, int(lane[rank]), [op for own in last for op in own.of(rank)])
+        for rank in range(len(started))
+    ]
+
+
+def _labels(each: Round | Moves, cargo: str, slices: int) -> list[str]:
+    """Return the text of each slice of each message; moves in arrays are too many for texts of their own."""
+    if isinstance(each, Moves):
+        return [cargo] * (len(each.source) * slices)
+    items = (f"{move.item} of the {cargo}" if move.item else cargo for move in each.moves)
+    return [item for item in items for _ in range(slices)]
+
+
+def _previous(source: Ints) -> Ints:
+    """Return for each move the one before it with the same source; -1 for none."""
+    order = np.argsort(source, kind="stable")
+    found = np.full(len(source), -1, np.int64)
+    same = source[order[1:]] == source[order[:-1]]
+    found[order[1:][same]] = order[:-1][same]
+    return found
+
+
+class _Last:
+    """The messages of each rank in its last round: at most two of them, or an operation that joins more."""
+
+    def __init__(self, graph: Graph, started: Ints, lane: Ints) -> None:
+        self.graph, self.started, self.lane, self.one = graph, started, lane, started.copy()
+        self.other, self._target = np.full((2, len(started)), -1, np.int64)
+
+    def then(self, moves: Moves, ops: Ints) -> None:
+        """Let the messages of a round start after the last ones of their sources, and replace these."""
+        source, target = moves.source, moves.target
+        self.graph.order_many(self.one[source], ops)
+        self.graph.order_many(self.other[source], ops)
+        # A message to the same rank as the one before it starts after that one, and so after its target has entered.
+        fresh = self._target[source] != target
+        self.graph.order_many(self.started[target[fresh]], ops[fresh])
+        self._target[target] = -1
+        self._target[source] = target
+        if max(np.bincount(source).max(), np.bincount(target).max()) == 1:
+            self.one[target], self.other[target] = ops, -1
+            both = np.zeros(len(self.started), bool)
+            both[target] = True
+            self.other[source] = np.where(both[source], self.one[source], -1)
+            self.one[source] = ops
+        else:
+            self._gather(np.concatenate([source, target]), np.concatenate([ops, ops]))
+
+    def _gather(self, ranks: Ints, ops: Ints) -> None:
+        """Replace the last messages of these ranks, some of which have more than two."""
+        order = np.argsort(ranks, kind="stable")
+        found = ops[order]
+        taking, begin, counts = np.unique(ranks[order], return_index=True, return_counts=True)
+        self.one[taking] = found[begin]
+        self.other[taking] = np.where(counts > 1, found[np.minimum(begin + 1, len(found) - 1)], -1)
+        for place in np.flatnonzero(counts > 2).tolist():
+            rank, start = int(taking[place]), begin[place]
+            self.one[rank] = self.graph.add(
+                int(self.lane[rank]), JOIN, after=found[start : start + counts[place]].tolist()
+            )
+            self.other[rank] = -1
+
+    def of(self, rank: int) -> list[int]:
+        """Return the last messages of a rank."""
+        return [op for op in (int(self.one[rank]), int(self.other[rank])) if op >= 0]
 
 
 def _joined(graph: Graph, rank: int, ops: Sequence[int]) -> int:
     """Return an operation that ends when all of these have ended."""
-    return ops[0] if len(ops) == 1 else graph.add(rank, JOIN, after=ops)
+    own = [*dict.fromkeys(ops)]
+    return own[0] if len(own) == 1 else graph.add(rank, JOIN, after=own)

@@ -1,36 +1,21 @@
-"""Traces of simulated steps for other tools, and the simulation of Chakra execution traces from other tools."""
+"""Traces of simulated steps for other tools: Chrome traces and Chakra execution traces."""
 
 from __future__ import annotations
 
-import re
-from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from shardscope.analytic.communication.plan import Move, Round, ring_rounds
 from shardscope.errors import SpecError
-from shardscope.prediction.simulate.breakdown import busy_seconds, lane_seconds, term_tree
-from shardscope.prediction.simulate.graph import JOIN, Graph
-from shardscope.prediction.simulate.kineto import read_kineto
-from shardscope.prediction.simulate.queues import run_in_order
-from shardscope.prediction.simulate.replicas import Variation, replicate
+from shardscope.prediction.simulate.graph import Graph
 from shardscope.prediction.simulate.result import Simulation
-from shardscope.prediction.simulate.rounds import Wire, add_rounds
 from shardscope.runlog.chakra import (
-    COLLECTIVE,
-    COLLECTIVES,
     COMPUTE,
     RECEIVE,
     SEND,
     TraceNode,
-    read_nodes,
     write_nodes,
 )
 from shardscope.runlog.chrome_trace import write_trace
-from shardscope.spec.link import Link
-from shardscope.spec.look import Arrangement
 
 _US = 1e6
 
@@ -62,6 +47,11 @@ def write_chakra(found: Simulation, path: str | Path) -> str:
     after: list[list[int]] = [[] for _ in range(graph.num_ops)]
     for before, then in zip(graph.edges[::2], graph.edges[1::2], strict=True):
         after[then].append(before)
+    if any(graph.shifts):
+        raise SpecError(
+            "format='chakra' needs all messages one by one, but ranks that do the same were simulated as one; keep "
+            "their own traces, or use format='chrome-trace'"
+        )
     files: list[list[TraceNode]] = [[] for _ in graph.lanes]
     resolved = _across_lanes(graph, after)
     for op in range(graph.num_ops):
@@ -115,241 +105,3 @@ FORMATS: Mapping[str, Callable[[Simulation, str | Path], str]] = {
     "chrome-trace": write_chrome,
     "chakra": write_chakra,
 }
-
-
-_Messages = dict[tuple[int, int, int], deque[tuple[int, TraceNode]]]
-"""Ranks and nodes by source, destination and tag, in the order in which sends and receives are matched."""
-_BEGIN, _END = "begin", "end"
-
-
-@dataclass
-class _Replay:
-    """Builds the graph of Chakra traces, one lane per rank."""
-
-    traces: Sequence[Sequence[TraceNode]]
-    link: Link
-    calls: dict[tuple[Any, int], dict[int, TraceNode]] = field(default_factory=dict)
-    """Collectives by process group and number: on each rank, the node that takes part."""
-    sends: _Messages = field(default_factory=dict)
-    receives: _Messages = field(default_factory=dict)
-    streams: list[dict[tuple[bool, Any], list[int]]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        ranks = range(len(self.traces))
-        self.graph = graph = Graph([f"rank {rank}" for rank in ranks])
-        self.out = [graph.link(f"rank {rank}, out", self.link.bandwidth) for rank in ranks]
-        self.into = [graph.link(f"rank {rank}, in", self.link.bandwidth) for rank in ranks]
-        self.traces = [sorted(nodes, key=lambda node: node.id) for nodes in self.traces]
-        self.ops = [
-            {node.id: graph.add(rank) for node in self.traces[rank]} for rank in ranks
-        ]  # the end of each node
-        # A name lets a beginning count as the rank's first operation; a rank that only waits has not begun its step.
-        self.begin = [
-            {node.id: graph.add(rank, JOIN if node.type == RECEIVE else _BEGIN) for node in self.traces[rank]}
-            for rank in ranks
-        ]
-        self.streams = [{} for _ in ranks]
-        for rank in ranks:
-            self._add_nodes(rank)
-        self._match()
-        self._check_members()
-        for (group, number), together in self.calls.items():
-            _check_alike(group, number, together)
-            self._collective(together)
-        run_in_order(graph, [ops for streams in self.streams for ops in streams.values()])
-        for rank in ranks:
-            self._finish(rank)
-
-    def _add_nodes(self, rank: int) -> None:
-        numbers: Counter[Any] = Counter()
-        for node in self.traces[rank]:
-            self._order(rank, node)
-            key = tuple(int(node.attributes.get(name, 0)) for name in ("comm_src", "comm_dst", "comm_tag"))
-            if node.type == COLLECTIVE:
-                group = node.attributes.get("pg_name", "")
-                self.calls.setdefault((group, numbers[group]), {})[rank] = node
-                numbers[group] += 1
-            elif node.type == SEND:
-                self.sends.setdefault(key, deque()).append((rank, node))  # type: ignore[arg-type]
-            elif node.type == RECEIVE:
-                self.graph.order(self.begin[rank][node.id], self.ops[rank][node.id])
-                self.receives.setdefault(key, deque()).append((rank, node))  # type: ignore[arg-type]
-            else:
-                self._compute(rank, node)
-
-    def _compute(self, rank: int, node: TraceNode) -> None:
-        op = self.graph.add(rank, node.name or "unnamed", node.duration_us / _US, serial=False)
-        self._between(rank, node, op)
-        if node.type == COMPUTE and node.duration_us > 0:
-            on_host = bool(node.attributes.get("is_cpu_op", False))
-            stream = node.attributes.get("tid" if on_host else "stream", 0)
-            self.streams[rank].setdefault((on_host, stream), []).append(op)
-
-    def _finish(self, rank: int) -> None:
-        """Let the stream that computes longest occupy the rank, and end the rank's step with its last node."""
-        graph = self.graph
-        longest = max(
-            self.streams[rank].values(), key=lambda ops: sum(graph.fixed[op] for op in ops), default=()
-        )
-        for op in longest:
-            graph.is_serial[op] = True
-        awaited = {other for node in self.traces[rank] for other in node.after}
-        graph.add(rank, _END, after=[op for id_, op in self.ops[rank].items() if id_ not in awaited])
-
-    def _order(self, rank: int, node: TraceNode) -> None:
-        for other in node.after:
-            if other not in self.ops[rank]:
-                raise SpecError(
-                    f"node {node.id} of rank {rank} depends on node {other}, which its trace does not have"
-                )
-            self.graph.order(self.ops[rank][other], self.begin[rank][node.id])
-
-    def _between(self, rank: int, node: TraceNode, op: int) -> None:
-        self.graph.order(self.begin[rank][node.id], op)
-        self.graph.order(op, self.ops[rank][node.id])
-
-    def _match(self) -> None:
-        """Add the message of each send and its receive: with equal tags, the first to the first, and so on."""
-        for key, sends in self.sends.items():
-            receives = self.receives.get(key, deque())
-            for sent, received in zip(sends, receives, strict=False):
-                self._message(*sent, *received)
-            if len(sends) > len(receives):
-                rank, node = sends[len(receives)]
-                raise SpecError(
-                    f"node {node.id} of rank {rank} sends a message to rank {key[1]} with tag {key[2]}, but no rank "
-                    "receives it; give the traces of all ranks, with a receive for each send"
-                )
-        for key, receives in self.receives.items():
-            sends = self.sends.get(key, deque())
-            if len(receives) > len(sends):
-                rank, node = receives[len(sends)]
-                raise SpecError(
-                    f"node {node.id} of rank {rank} receives a message from rank {key[0]} with tag {key[2]}, but no "
-                    "rank sends it; give the traces of all ranks, with a send for each receive"
-                )
-
-    def _check_members(self) -> None:
-        """Raise a `SpecError` unless every rank of a group takes part in each of its collectives."""
-        members: dict[Any, set[int]] = {}
-        for (group, _), together in self.calls.items():
-            members.setdefault(group, _named_members(group, len(self.traces))).update(together)
-        for (group, number), together in self.calls.items():
-            absent = sorted(members[group] - set(together))
-            if absent:
-                name = next(iter(together.values())).name
-                raise SpecError(
-                    f"collective {number + 1} of {_called(group)}, {name!r}, is called by ranks {sorted(together)} but "
-                    f"not by ranks {absent}; give traces of the same step from all ranks, with pg_name if only some "
-                    "ranks belong to a group"
-                )
-
-    def _message(self, source: int, sent: TraceNode, target: int, received: TraceNode) -> None:
-        op = self.graph.add(
-            source, sent.name or "unnamed", self.link.latency_s, size=float(sent.attributes.get("comm_size", 0)),
-            links=(self.out[source], self.into[target]), peer=target, serial=False,
-        )  # fmt: skip
-        self._between(source, sent, op)
-        self.graph.order(op, self.ops[target][received.id])
-
-    def _collective(self, together: Mapping[int, TraceNode]) -> None:
-        """Add a collective over the ranks that call it, as a ring or, for an all-to-all, in pairs."""
-        members = sorted(together)
-        first = together[members[0]]
-        op = COLLECTIVES.get(int(first.attributes.get("comm_type", 0)))
-        if op is None:
-            given, known = first.attributes["comm_type"], ", ".join(COLLECTIVES.values())
-            raise SpecError(f"comm_type={given} of {first.name!r} is not simulated; use {known}")
-        rounds = _rounds(op, int(first.attributes.get("comm_size", 0)), len(members))
-        placed = [
-            Round(
-                each.name,
-                tuple(m._replace(source=members[m.source], target=members[m.target]) for m in each.moves),
-            )
-            for each in rounds
-        ]
-        entry = [self.graph.add(rank) for rank in range(len(self.traces))]
-        for rank, node in together.items():
-            self.graph.order(self.begin[rank][node.id], entry[rank])
-        ends = add_rounds(self.graph, placed, entry, self._wire, first.name or op)
-        if op == "barrier":
-            ends = [self.graph.add(0, after=[entry[rank] for rank in members])] * len(ends)
-        for rank, node in together.items():
-            self.graph.order(ends[rank], self.ops[rank][node.id])
-
-    def _wire(self, source: int, target: int) -> Wire:
-        return Wire(self.link.latency_s, (self.out[source], self.into[target]))
-
-
-def _check_alike(group: Any, number: int, together: Mapping[int, TraceNode]) -> None:
-    """Raise a `SpecError` unless all ranks call the same collective with the same bytes."""
-    for name in ("comm_type", "comm_size"):
-        given = {rank: int(node.attributes.get(name, 0)) for rank, node in sorted(together.items())}
-        if len(set(given.values())) > 1:
-            one = next(iter(together.values())).name
-            raise SpecError(
-                f"{name} of collective {number + 1} of {_called(group)}, {one!r}, differs between ranks: {given}; "
-                "give traces of the same step from all ranks, in which each has the same collectives of the same size"
-            )
-
-
-def _named_members(group: Any, num_ranks: int) -> set[int]:
-    """Return the ranks that the name of a group says it has: all for the default one, or a list such as ``[0, 1]``."""
-    if group == "":
-        return set(range(num_ranks))
-    listed = re.fullmatch(r"\[(\d+(?:, *\d+)*)\]", str(group))
-    return {int(rank) for rank in listed[1].split(",")} if listed else set()
-
-
-def _called(group: Any) -> str:
-    return f"the group pg_name={group!r}" if group != "" else "the default group"
-
-
-def _rounds(op: str, size: int, count: int) -> Sequence[Round]:
-    """Return the rounds of a collective between `count` ranks, of which the first is the root of a broadcast."""
-    if count == 1 or op == "barrier":
-        return ()
-    if op == "all_to_all":
-        share = size // count
-        return [
-            Round("", tuple(Move(a, (a + k) % count, share) for a in range(count))) for k in range(1, count)
-        ]
-    if op == "broadcast":
-        have = [2**k for k in range((count - 1).bit_length())]
-        return [Round("", tuple(Move(a, a + n, size) for a in range(n) if a + n < count)) for n in have]
-    return ring_rounds(op, size, 1, count)
-
-
-def simulate_traces(paths: Sequence[str | Path], link: Link, variation: Variation) -> Simulation:
-    """Simulate Chakra traces, one file per rank; see `shardscope.simulate.chakra`."""
-    if not paths:
-        raise SpecError(
-            "chakra needs the trace of each rank; give a list of files, such as step.0.et and step.1.et"
-        )
-    nodes = [list(read_nodes(Path(path))) for path in paths]
-    return simulate_nodes(nodes, link, variation, label=f"Chakra trace {Path(paths[0]).name}")
-
-
-def simulate_kineto(paths: Sequence[str | Path], link: Link, variation: Variation) -> Simulation:
-    """Simulate Kineto traces, one file per rank; see `shardscope.simulate.kineto`."""
-    if not paths:
-        raise SpecError(
-            "kineto needs the trace of each rank; give a list of files, such as rank0.json and rank1.json"
-        )
-    return simulate_nodes(read_kineto(paths), link, variation, label=f"Kineto trace {Path(paths[0]).name}")
-
-
-def simulate_nodes(
-    traces: Sequence[Sequence[TraceNode]], link: Link, variation: Variation, *, label: str
-) -> Simulation:
-    """Simulate the nodes of each rank over equal links."""
-    replay = _Replay(traces, link)
-    ranks = [[rank] for rank in range(len(traces))]
-    variation.check(len(traces))
-    done = replicate(replay.graph, [0], [], ranks, variation)
-    seconds: dict[str, Any] = lane_seconds(done, int(busy_seconds(done).argmax()), "waiting for other ranks")
-    return Simulation(
-        label=label, num_devices=len(traces), time=term_tree(seconds, {}, ()),
-        merged=("All ranks send over equal links; collectives are rings.",), lane_ranks=tuple(map(tuple, ranks)),
-        done=done, arrangement=Arrangement(),
-    )  # fmt: skip

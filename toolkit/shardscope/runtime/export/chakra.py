@@ -15,7 +15,15 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from shardscope.errors import SpecError
-from shardscope.runlog.chakra import COLLECTIVE, COLLECTIVES, RECEIVE, SEND, TraceNode, write_nodes
+from shardscope.runlog.chakra import (
+    COLLECTIVE,
+    COLLECTIVES,
+    RECEIVE,
+    SEND,
+    TraceNode,
+    input_bytes,
+    write_nodes,
+)
 from shardscope.runlog.schema import Event
 from shardscope.runlog.spans import finished_steps
 from shardscope.runlog.steps import WARM_UP_STEPS
@@ -65,7 +73,9 @@ def trace_of(run: Run) -> list[list[TraceNode]]:
     tags = {name: tag for tag, name in enumerate(sorted({message[2] for message in messages}))}
     zero = min(start for row in steps[step] for _, _, start, _, _ in row["spans"])
     return [
-        _scaled(nodes_of(_pieces(row), _calls(row, messages, tags), zero=zero), scales[rank])
+        _scaled(
+            nodes_of(_pieces(row), _calls(row, messages, tags, len(steps[step])), zero=zero), scales[rank]
+        )
         for rank, row in enumerate(steps[step])
     ]
 
@@ -165,7 +175,7 @@ def _scaled(nodes: Sequence[TraceNode], scales: Mapping[str, float]) -> list[Tra
     ]  # fmt: skip
 
 
-def _calls(row: Event, messages: Sequence[_Message], tags: Mapping[str, int]) -> list[Call]:
+def _calls(row: Event, messages: Sequence[_Message], tags: Mapping[str, int], ranks: int) -> list[Call]:
     """Return a rank's messages, and its collectives whose messages were not recorded."""
     rank, found = int(row["rank"]), []
     spans = [
@@ -183,7 +193,9 @@ def _calls(row: Event, messages: Sequence[_Message], tags: Mapping[str, int]) ->
         at = [call.start if call.type == SEND else call.end for call in covered]
         if name in _BETWEEN_STAGES or any(start <= moment <= end for moment in at):
             continue
-        found.append(Call(name, COLLECTIVE, start, end, {"comm_size": int(size), "comm_type": _type(name)}))
+        number = _type(name)
+        about = {"comm_size": input_bytes(number, int(size), ranks), "comm_type": number}
+        found.append(Call(name, COLLECTIVE, start, end, about))
     return found
 
 

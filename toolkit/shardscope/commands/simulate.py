@@ -1,0 +1,174 @@
+"""`shardscope simulate`: simulate a step event by event: of a layout, of a job, or from traces of its ranks."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardscope.commands._calibration import CALIBRATION_HELP, add_software_option, named_calibration
+from shardscope.commands._cluster import add_cluster_options, build_cluster
+from shardscope.commands._fields import given_fields
+from shardscope.commands._job import read_job
+from shardscope.commands._json import as_json
+from shardscope.commands.predict import add_layout_options, named_model
+from shardscope.errors import SpecError
+from shardscope.spec.layout import Layout
+
+if TYPE_CHECKING:
+    from shardscope.prediction.simulate import Simulation
+    from shardscope.spec.link import Link
+
+_ONLY = {
+    "model": ("cluster", "calibration", "software"),
+    "job": ("cluster", "calibration", "software", "overlap", "trust_code"),
+    "trace": ("link", "latency", "algorithm", "cluster"),
+}
+"""By what is simulated: the options that have an effect on it alone; those of a layout belong to a model."""
+
+
+def add_to(commands: Any) -> None:
+    """Add this command to the parser's commands."""
+    parser = commands.add_parser(
+        "simulate",
+        help="simulate a step event by event: of a layout, of a job, or from traces of its ranks",
+        description="Simulate one training step event by event, and divide its time into parts. Give a model, a "
+        "cluster and the options of a layout; or a job; or the Chakra traces of a step's ranks and a link.",
+    )
+    parser.add_argument(
+        "model", nargs="?", help="a model from the catalogue, or the path of a Hugging Face config.json"
+    )
+    parser.add_argument("--job", type=Path, help="a job.json, such as the one in a run directory")
+    parser.add_argument(
+        "--trust-code", action="store_true", default=None, help="with --job: load the code saved next to it"
+    )
+    parser.add_argument(
+        "--trace", nargs="+", metavar="FILE",
+        help="Chakra traces, one of each rank, such as step.*.et; ranks are the numbers in their names",
+    )  # fmt: skip
+    add_cluster_options(parser)
+    parser.add_argument("--calibration", help=CALIBRATION_HELP)
+    add_software_option(parser)
+    parser.add_argument(
+        "--link",
+        help="with --trace: the link of each rank, such as 25GbE or 200 Gbit/s (default: the cluster's)",
+    )
+    parser.add_argument("--latency", help="with --link: its latency, such as 5 us")
+    parser.add_argument(
+        "--algorithm", action="append", metavar="OP=NAME",
+        help="with --trace: algorithm of a collective, such as all_reduce=tree; can be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--overlap",
+        action="store_true",
+        default=None,
+        help="with --job: compute while gradients are exchanged",
+    )
+    parser.add_argument(
+        "--straggler", action="append", default=[], metavar="RANK=FACTOR",
+        help="a rank whose computations take longer, such as 3=1.5; can be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--jitter", type=float, default=0.0,
+        help="standard deviation of each computation's time, relative to its mean (default: 0)",
+    )  # fmt: skip
+    parser.add_argument("--seed", type=int, default=0, help="seed of the jitter (default: 0)")
+    add_layout_options(parser)
+    parser.add_argument("--json", action="store_true", help="print the step, its lanes and links as JSON")
+    parser.set_defaults(carry_out=carry_out)
+
+
+def carry_out(arguments: argparse.Namespace) -> int:
+    """Print the simulated step."""
+    found = _simulated(arguments)
+    print(as_json(found.to_dict()) if arguments.json else found)
+    return 0
+
+
+def _simulated(arguments: argparse.Namespace) -> Simulation:
+    from shardscope.prediction.simulate import simulate
+
+    asked = [name for name in _ONLY if getattr(arguments, name) is not None]
+    if len(asked) != 1:
+        raise SpecError(
+            "simulate needs one of a model with a layout, --job FILE and --trace FILE ...; give one"
+        )
+    _check_options(arguments, asked[0])
+    varied = {
+        "stragglers": dict(_factor(text) for text in arguments.straggler), "jitter": arguments.jitter,
+        "seed": arguments.seed,
+    }  # fmt: skip
+    if arguments.trace is not None:
+        algorithms = dict(_algorithm(text) for text in arguments.algorithm or [])
+        return simulate.chakra(_by_rank(arguments.trace), _link(arguments), algorithms=algorithms, **varied)
+    cluster, known = build_cluster(arguments), named_calibration(arguments.calibration)
+    if arguments.job is not None:
+        job = read_job(arguments.job, trust_code=bool(arguments.trust_code))
+        overlap = bool(arguments.overlap)
+        return simulate(
+            job, cluster, calibration=known, software=arguments.software, overlap=overlap, **varied
+        )
+    if cluster is None:
+        raise SpecError(
+            "a model is simulated on a cluster; add --cluster, such as --cluster a100-80gb --nodes 4"
+        )
+    layout = Layout(**given_fields(arguments, Layout))
+    return simulate(
+        named_model(arguments), cluster, layout, calibration=known, software=arguments.software, **varied
+    )
+
+
+def _check_options(arguments: argparse.Namespace, asked: str) -> None:
+    """Refuse options that have no effect on what is simulated.
+
+    Raises:
+        SpecError: There is such an option; the message names it.
+    """
+    layout = [*Layout.model_fields, "seq"]
+    known = {*_ONLY[asked], *(layout if asked == "model" else ())}
+    for name in (*dict.fromkeys(each for names in _ONLY.values() for each in names), *layout):
+        if name not in known and getattr(arguments, name) is not None:
+            flag = f"--{name.replace('_', '-')}"
+            what = "a model" if asked == "model" else f"--{asked}"
+            raise SpecError(f"{flag} has no effect with {what}; leave {flag} out")
+
+
+def _by_rank(paths: list[str]) -> list[str]:
+    """Return the paths in the order of the last numbers in their names: a shell lists step.10.et before step.2.et."""
+    numbers = [re.findall(r"\d+", Path(path).name) for path in paths]
+    if not all(numbers):
+        return paths
+    return [path for _, path in sorted(zip((int(found[-1]) for found in numbers), paths, strict=True))]
+
+
+def _factor(text: str) -> tuple[int, float]:
+    rank, _, factor = text.partition("=")
+    try:
+        return int(rank), float(factor)
+    except ValueError:
+        raise SpecError(
+            f"--straggler {text!r} is not RANK=FACTOR; write for example --straggler 3=1.5"
+        ) from None
+
+
+def _algorithm(text: str) -> tuple[str, str]:
+    op, equals, name = text.partition("=")
+    if not equals:
+        raise SpecError(f"--algorithm {text!r} is not OP=NAME; write for example --algorithm all_reduce=tree")
+    return op, name
+
+
+def _link(arguments: argparse.Namespace) -> Link:
+    """Return the link of each rank: the one that is named, or the one between nodes, or inside the only node."""
+    from shardscope.spec.link import Link
+
+    cluster = build_cluster(arguments)
+    if (arguments.link is None) == (cluster is None):
+        raise SpecError("--trace needs --link or --cluster; give one, such as --link 25GbE")
+    if arguments.link is not None:
+        return Link.of(arguments.link, latency_s=arguments.latency, field="--link")
+    assert cluster is not None
+    if arguments.latency is not None:
+        raise SpecError("--latency has no effect without --link; add --link, or leave --latency out")
+    return cluster.inter if cluster.nodes > 1 else cluster.intra
