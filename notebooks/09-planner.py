@@ -142,8 +142,29 @@ figures.plan_terms(trillion, 1, 2)
 trillion.explain(1, 10)
 
 # %% [markdown]
+# ## Measure one step, and plan again
+#
+# Constants differ between clusters: another network, another version of a framework. So intervals are wide where no
+# step was measured, and one measured step narrows them. Suppose that the best plan for GPT-3 took longer than
+# predicted when you ran it. `ss.calibrate` takes its time, and all plans are ranked again:
+
+# %%
+row = {**plans.best.layout.model_dump(), "step_time_s": 1.15 * plans.best.time_s}
+calibration = ss.calibrate(plans.setting.cluster, rows=[row], model="gpt3-175b")
+again = ss.plan("gpt3-175b", plans.setting.cluster, global_batch=1536, calibration=calibration)
+say(f"**Before:** {figures.plans_text(plans)}")
+say(f"**After one measured step:** {figures.plans_text(again)}")
+calibration
+
+# %% [markdown]
+# `rows` may also be a CSV file, a data frame, or a log of Megatron or torchtitan. From three layouts, the calibration
+# has cross-validated errors and names rows that do not fit the others. `calibration.save("cluster.json")` keeps it;
+# `shardscope plan --calibration cluster.json` uses it.
+
+# %% [markdown]
 # ## Try next
 #
+# - Plan for the framework that you use: `ss.plan(..., software="fsdp2")`.
 # - Plan your own model: `ss.plan(ss.Model.from_hf("config.json"), ss.Cluster.of("h100-80gb", nodes=8))`.
 # - Ask for the cheapest layout: `plans.by("dollars")`.
 # - `shardscope scoreboard` in a terminal compares predicted step times with published ones, misses included.

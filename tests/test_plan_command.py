@@ -17,8 +17,8 @@ def test_it_prints_the_ranked_table_and_why_the_second_lost(capsys):
     assert [line.split()[0] for line in told.splitlines()[1:4]] == ["1", "2", "3"]
     assert "Plan 1 takes" in told
     assert "does not fit" in told or "beaten" in told
-    assert "calibration a100-megatron: " in told
-    assert "ZeRO 2 and 3, offload and context parallelism were not measured" in told
+    assert "software megatron-core, calibration megatron-core on a100-80gb: " in told
+    assert "software='megatron-core' is assumed by default" in told
 
 
 def test_json_holds_plans_and_counts(capsys):

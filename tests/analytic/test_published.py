@@ -32,6 +32,7 @@ from shardscope.analytic.memory import (
     FRAMEWORKS,
     RECIPES,
     activation_bytes_per_layer,
+    memory_term,
     model_state_bytes,
     stage_memory,
 )
@@ -44,6 +45,7 @@ from shardscope.measure.scoreboard.tables import (
     SEQ,
     VOCAB,
     gpt,
+    llama,
     published,
 )
 from shardscope.spec.calibration import Calibration
@@ -302,3 +304,24 @@ def test_step_times_that_no_constant_was_fitted_to(table: str, most: float) -> N
     predicted = predicted_seconds(rows, Calibration.of("a100-megatron"))
     measured = np.array([row.seconds for row in rows])
     assert 100 * np.abs(predicted / measured - 1).mean() < most
+
+
+TITAN_PEAKS = ((8, 2, "selective", 8192, "bf16-mixed", 77.0), (128, 2, "selective", 8192, "bf16-mixed", 62.0),
+               (8, 1, "full", 32768, "fp8-mixed", 83.9))  # fmt: skip
+"""Llama 3.1 8B with FSDP2 (pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md): devices, sequences of a
+device, recomputation, tokens of a sequence, precision, peak memory in GiB."""
+
+
+@pytest.mark.parametrize("row", TITAN_PEAKS, ids=str)
+def test_fsdp2_needs_the_memory_that_torchtitan_measured(row):
+    devices, each, recompute, seq, precision, peak = row
+    layout = Layout(
+        data=devices,
+        zero=3,
+        global_batch=each * devices,
+        micro_batch=each,
+        recompute=recompute,
+        precision=precision,
+    )
+    term = memory_term(llama("llama3.1-8B", seq), layout, framework="fsdp2")
+    assert term.value / 2**30 == pytest.approx(peak, rel=0.04)

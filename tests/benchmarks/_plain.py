@@ -211,6 +211,8 @@ class Plain:
             reduce = self._ring(1, count * GRADIENT_BYTES, within, t)
             reduce += self._ring(2, count * GRADIENT_BYTES / within, replicas / within, t * within)
             gather = self._ring(1, count * WEIGHT_BYTES, within, t)
+            reduce /= cal.shard_efficiency if zero >= 2 else 1.0
+            gather /= cal.shard_efficiency if zero == 3 else 1.0
         else:
             reduce, gather = self._ring(2, count * GRADIENT_BYTES, replicas, t), 0.0
         if zero == 3 and replicas > 1:

@@ -62,11 +62,16 @@ def test_damaged_files_and_no_runs_are_no_errors(root: Path, tmp_path: Path) -> 
     path = ss.runs(root)[1].path / FILE
     kept = path.read_text()
     try:
-        for text in ("{", "[]", json.dumps({"step_time_s": "soon", "interval": None})):
+        zero = json.dumps({**json.loads(kept), "step_time_s": 0.0})
+        for text in ("{", "[]", json.dumps({"step_time_s": "soon", "interval": None}), zero):
             path.write_text(text)
             assert len(ss.accuracy(root).runs) == 1
+        path.write_text(kept)
+        (path.parent / "cluster.json").write_text("{")
+        assert len(ss.accuracy(root).runs) == 1
     finally:
         path.write_text(kept)
+        (path.parent / "cluster.json").unlink(missing_ok=True)
     nothing = ss.accuracy(tmp_path)
     assert nothing == Accuracy(())
     assert nothing.median_error is nothing.coverage is None

@@ -15,8 +15,9 @@ from shardscope.errors import DataError, LaunchError, SpecError
 from shardscope.machine import usable_cores
 from shardscope.measure.calibrate import calibrate as entry
 from shardscope.measure.calibrate import probes
-from shardscope.measure.calibrate.calibrate import calibrate, faster, fitted
+from shardscope.measure.calibrate.calibrate import faster, fitted
 from shardscope.measure.calibrate.design import Design, knots_of
+from shardscope.measure.calibrate.entry import calibrate
 from shardscope.measure.calibrate.links import _num_bytes, pair_constants
 from shardscope.measure.calibrate.observed import PARTS, Observed, part_sums
 from shardscope.measure.calibrate.prior import prior_of

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
 from shardscope import cli
+from shardscope.measure.scoreboard.board import calibration_of_row
+from shardscope.measure.scoreboard.one_step import OneStep
+from shardscope.measure.scoreboard.rows import predicted_seconds
 from shardscope.measure.scoreboard.score import Score, rank_correlation
 from shardscope.measure.scoreboard.tables import published
-from shardscope.spec.calibration import catalogue
+from shardscope.spec.effects import table_scores
 
 
-def test_nothing_was_fitted_to_the_tables_that_ship() -> None:
-    fitted = {key for one in catalogue() for key in one.fitted}
-    assert not fitted & {row.key for rows in published().values() for row in rows}
+def test_every_table_that_ships_was_also_predicted_without_it() -> None:
+    assert published().keys() <= table_scores().keys()
 
 
 def test_the_rank_correlation_is_spearmans() -> None:
@@ -32,14 +35,30 @@ def test_a_score_of_known_errors() -> None:
     assert (score.rank, score.rows) == (pytest.approx(1), 2)
 
 
-def test_the_command_prints_the_tables_that_ship(capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_measured_row_predicts_rows_that_are_off_by_the_same_factor() -> None:
+    rows = published()["Korthikanti, table 5"]
+    known = calibration_of_row(rows[0])
+    made = predicted_seconds(rows, known)
+    exact = [replace(row, seconds=float(1.2 * time)) for row, time in zip(rows, made, strict=True)]
+    found = OneStep.of(exact, known)
+    assert found.after < 6
+    far = OneStep.of([replace(row, seconds=3 * row.seconds) for row in exact], known)
+    assert (found.covered, far.covered) == (100, 0)
+
+
+def test_the_command_prints_the_tables_that_ship_and_all_tables_left_out(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert cli.main(["scoreboard"]) == 0
     printed = capsys.readouterr().out
-    assert "Korthikanti, table 5" in printed
+    assert printed.count("Korthikanti, table 5") == 2
     assert "plain formula" in printed
+    assert "BLOOM" in printed
 
 
 def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["scoreboard", "--json"]) == 0
-    lines = {(line["dataset"], line["rows"]): line for line in json.loads(capsys.readouterr().out)}
-    assert lines["Llama 3, table 4", "never fitted"]["n"] == 3
+    printed = json.loads(capsys.readouterr().out)
+    lines = {line["dataset"]: line for line in printed["tables"]}
+    assert lines["Llama 3, table 4"]["n"] == 3
+    assert printed["left_out"]["Llama 3, table 4"]["rows"] == 3

@@ -10,9 +10,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from published.calibrate import own_calibration
 from published.datasets import load
 from shardscope.commands.scoreboard import text
 from shardscope.measure.scoreboard.board import board
 
 if __name__ == "__main__":
-    print(text(board(load(Path(sys.argv[1])), fitted="--fitted" in sys.argv[2:])))
+    print(text(board(load(Path(sys.argv[1])), fitted="--fitted" in sys.argv[2:], chosen=own_calibration)))

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from published.datasets import load
 from published.fit import Prior, Priors, fit
+from shardscope.measure.scoreboard.board import calibration_of_row
 from shardscope.measure.scoreboard.rows import Row, predicted_seconds
 from shardscope.measure.scoreboard.score import Score, constant_mfu_seconds, kind_of, plain_seconds
 from shardscope.spec.calibration import Calibration
@@ -142,6 +143,15 @@ RECIPES = (
         note="only one node was measured, without 8-bit products and without recomputation",
     ),
 )
+
+
+def own_calibration(row: Row) -> Calibration:
+    """The calibration of the cluster that a row was measured on, or the one that a user gets if it has none."""
+    device = row.cluster.device.name
+    for recipe in RECIPES:
+        if row.dataset in recipe.datasets and (not recipe.gpus or device in recipe.gpus):
+            return Calibration.of(recipe.name)
+    return calibration_of_row(row)
 
 
 def calibrate(recipe: Recipe, everything: Mapping[str, Sequence[Row]]) -> Calibration:

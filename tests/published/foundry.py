@@ -61,4 +61,5 @@ def _row(cells: Mapping[str, Any], models: Mapping[str, Any], dataset: str) -> R
         ),
         seconds=tokens / (cells["tok_per_s_per_gpu"] * devices),
         inputs={name: cells[name] for name in INPUTS},
+        software="llm-foundry",
     )  # fmt: skip

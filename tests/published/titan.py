@@ -46,6 +46,7 @@ def _row(cells: Mapping[str, Any], dataset: str) -> Row:
         ),
         seconds=batch * cells["seq"] / (cells["tps_per_gpu"] * cells["gpus"]),
         inputs={name: cells[name] for name in INPUTS},
+        software="torchtitan",
     )  # fmt: skip
 
 

@@ -50,4 +50,5 @@ def _row(cells: Mapping[str, Any], dataset: str, recompute: Recompute) -> Row:
         ),
         seconds=cells[TIME] / 1e3,
         inputs={name: cells[name] for name in COLUMNS},
+        software="megatron-deepspeed",
     )  # fmt: skip

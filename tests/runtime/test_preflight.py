@@ -24,7 +24,8 @@ from shardscope.prediction import _torch_trace
 from shardscope.prediction.traced import traced
 from shardscope.runtime import preflight as home
 from shardscope.runtime.driver_server import driver, trace_on_server
-from shardscope.runtime.preflight import memory_needed, preflight
+from shardscope.runtime.launch_prediction import LaunchPrediction
+from shardscope.runtime.preflight import memory_needed, predicted_at_launch, preflight
 
 JOB = ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=3, device="cpu")
 TOO_LARGE = JOB.replace(batch=2**30)
@@ -212,3 +213,15 @@ def test_the_command_line_predicts_refuses_and_runs_anyway(
     assert "--anyway" in capsys.readouterr().err
     assert main([*options, "--tokens", "5"]) != 0
     assert "--tokens has no effect without --predict" in capsys.readouterr().err
+
+
+def test_a_formula_of_time_that_fails_leaves_the_check_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: object) -> None:
+        raise ZeroDivisionError
+
+    job = JOB.replace(steps=7)
+    expected = memory_needed(job)
+    monkeypatch.setattr(LaunchPrediction, "of", fails)
+    found = predicted_at_launch(job.replace(steps=8))
+    assert found.step is None
+    assert found.memory == expected is not None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from shardscope.errors import SpecError
 from shardscope.spec.calibration import Calibration, catalogue
 from shardscope.spec.cluster import Device
+from shardscope.spec.effects import table_scores
 
 
 def test_every_calibration_says_where_it_comes_from_and_which_rows_it_saw() -> None:
@@ -29,17 +31,29 @@ def test_an_unknown_name_is_refused_with_those_there_are() -> None:
         Calibration.of("abacus")
 
 
-def test_a_device_never_measured_gets_its_neighbours_constants_and_a_wider_interval() -> None:
-    device = Device.of("v100-32gb")
-    carried = Calibration.of(device)
-    origin = next(one for one in catalogue() if one.name in carried.note)
-    assert "never measured" in carried.note
-    assert carried.device == device.name
-    assert not carried.fitted
-    assert carried.matmul_efficiency == origin.matmul_efficiency
-    for level in ("5", "95"):
-        assert carried.quantiles[level] == pytest.approx(origin.quantiles[level] ** 2)
-    assert carried.half_size / origin.half_size == pytest.approx((carried.ridge or 0) / (origin.ridge or 1))
+def test_a_pair_never_measured_gets_what_similar_ones_have_in_common_and_a_wider_interval() -> None:
+    v100, a100 = Device.of("v100-32gb"), Device.of("a100-80gb")
+    carried, known = Calibration.of(v100, "megatron-core"), Calibration.of(a100, "megatron-core")
+    assert "never measured on v100-32gb" in carried.note
+    assert "on other clusters of this device" in known.note
+    assert (carried.device, carried.software) == ("v100-32gb", "megatron-core")
+    assert (np.diag(carried.covariance) > np.diag(known.covariance)).all()
+    assert carried.half_size < known.half_size, "a V100 has fewer FLOP per byte"
+
+
+def test_a_pair_that_one_cluster_measured_gets_its_calibration() -> None:
+    assert Calibration.of("a100-80gb", "llm-foundry").name == "a100-fsdp"
+    assert Calibration.of("b200", "megatron-core").name == "b200-megatron"
+    assert Calibration.of("a100-80gb", "megatron-deepspeed").name == "megatron-deepspeed on a100-80gb"
+
+
+def test_every_table_that_effects_were_fitted_to_was_scored_without_it() -> None:
+    scores = table_scores().values()
+    assert len(scores) > 10
+    assert np.median([each.left_out for each in scores]) < min(
+        np.median([each.plain for each in scores]), np.median([each.constant_mfu for each in scores])
+    )
+    assert np.median([each.after for each in scores]) < np.median([each.left_out for each in scores])
 
 
 def test_a_share_above_one_is_refused() -> None:

@@ -94,7 +94,8 @@ def test_another_model_brings_its_own_sequence_length_and_batch():
     planner.model = "llama-3-70b"
     assert (planner.seq, planner.global_batch) == (8192, 512)
     best = planner.plans.best
-    found = predict(planner.transformer, planner.plans.setting.cluster, best.layout)
+    _, cluster, calibration = planner.plans.setting
+    found = predict(planner.transformer, cluster, best.layout, calibration)
     assert best.mfu == pytest.approx(found.mfu)
     for text in (
         f"MFU {found.mfu:.0%}",
@@ -142,7 +143,7 @@ def test_a_precision_that_the_device_lacks_is_refused_without_empty_plots_beside
 
 def test_nothing_of_the_last_search_stays_after_one_that_cannot_be():
     planner = Planner("gpt2", nodes=1, global_batch=8, weights={"dollars": 1.0})
-    assert "ZeRO 2 and 3, offload and context parallelism were not measured" in planner.screen.note.value
+    assert "is assumed by default" in planner.screen.note.value
     planner.device = "mi300x"
     assert planner.problem == ""
     planner.device = "mi250x"

@@ -13,7 +13,7 @@ from shardscope.errors import UntrustedCode as UntrustedCode
 from shardscope.measure.accuracy import Accuracy as Accuracy
 from shardscope.measure.accuracy import accuracy as accuracy
 from shardscope.measure.break_even import break_even as break_even
-from shardscope.measure.calibrate.calibrate import calibrate as calibrate
+from shardscope.measure.calibrate.entry import calibrate as calibrate
 from shardscope.measure.compare.comparison import Comparison as Comparison
 from shardscope.measure.compare.of_run import compare as compare
 from shardscope.measure.compare_runs.comparison import RunsComparison as RunsComparison

@@ -93,8 +93,9 @@ def test_a_slow_rank_slows_all_ranks_that_wait_for_it() -> None:
 
 
 def test_replicas_wait_for_one_with_a_slow_rank() -> None:
-    plain = ss.simulate(GPT, CLUSTER, LAYOUT)
-    slow = ss.simulate(GPT, CLUSTER, LAYOUT, stragglers={5: 1.5})
+    known = ss.Calibration.of("a100-megatron")
+    plain = ss.simulate(GPT, CLUSTER, LAYOUT, calibration=known)
+    slow = ss.simulate(GPT, CLUSTER, LAYOUT, calibration=known, stragglers={5: 1.5})
     assert slow.step_time_s > plain.step_time_s
     assert len(slow.done.copies) == 2
     assert {rank for ranks in slow.lane_ranks for rank in ranks} == set(range(16))

@@ -91,11 +91,28 @@ def resumes_bit_exactly(device, _):
     assert all(map(torch.equal, steps(successor, resumed, 2), expected))
 
 
+def takes_what_is_loaded_into_an_optimizer_in_use(device, _):
+    results = []
+    for form in ("triton", "plain"):
+        params = on_device(device)
+        optimizer = TorchLamb(params, form=form)
+        steps(optimizer, params, 1)
+        saved = copy.deepcopy(optimizer.state_dict())
+        steps(optimizer, params, 3)
+        optimizer.load_state_dict(saved)
+        for group in optimizer.param_groups:
+            group["lr"] = 0.5
+        results.append(steps(optimizer, params, 2))
+        assert all(state["step"] == 3 for state in optimizer.state.values())
+    assert worst_difference(*results) < 1e-6
+
+
 CHECKS = {
     **{f"agrees with plain {i}": (agrees_with_plain, options) for i, options in enumerate(VARIANTS)},
     "layers as they come": (takes_layers_as_they_come, None),
     "not finite": (keeps_what_is_not_finite, None),
     "resumes": (resumes_bit_exactly, None),
+    "loads into one in use": (takes_what_is_loaded_into_an_optimizer_in_use, None),
 }
 
 

@@ -15,7 +15,7 @@ import shardscope as ss
 from conformance.ranks import RankPool
 from conformance.runs import small_job
 from shardscope.training.context import RankContext
-from shardscope.training.transports.cuda_ipc.collectives import DeviceSlots
+from shardscope.training.transports.cuda_ipc.collectives import DeviceSlots, StagedCollectives
 from shardscope.training.transports.cuda_ipc.memory import Arena, check_sharing
 from shardscope.training.transports.cuda_ipc.messages import DeviceMailbox
 from shardscope.training.transports.shm import CannotShare
@@ -179,11 +179,11 @@ def test_collectives_in_device_memory_follow_those_in_cpu_memory(pool: RankPool,
     def check(context: RankContext) -> None:
         inner, world = context.group.inner, context.world_size
         store = dist.PrefixStore(str(tmp_path), context.group.get_group_store())
-        slots = Small(
+        in_slots = Small(
             inner._peers, inner._barrier, 60.0,
             memory=Files(tmp_path, context.rank), store=store, slot_bytes=SEGMENT,
         )  # fmt: skip
-        draws = random.Random(world)
+        draws, staged = random.Random(world), StagedCollectives(inner._in_ram)
         for case in range(60):
             count, dtype = draws.choice([0, 1, 15, 16, 17, 700, 1024, 4000]), torch.float64
             if case % 2:
@@ -192,6 +192,7 @@ def test_collectives_in_device_memory_follow_those_in_cpu_memory(pool: RankPool,
                 world * count, generator=torch.Generator().manual_seed(case * world + context.rank)
             )
             own = own.to(dtype)
+            slots = draws.choice([in_slots, staged])
             for kind in draws.sample(["sum", "scatter", "gather", "broadcast"], 2):
                 ours, theirs = own.clone(), own.clone()
                 if kind == "sum":

@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from shardscope.commands._calibration import add_software_option
 from shardscope.commands._emulated import add_emulation_option, emulated_from
 from shardscope.commands._runs import ROOT_HELP, attach
+from shardscope.errors import SpecError
 from shardscope.runtime.bar import is_terminal
 
 
@@ -19,7 +21,7 @@ def add_to(commands: Any) -> None:
         help="measure this machine, so that predictions for it are accurate",
         description="Launch short real runs for less than a minute, and fit to them the constants with which steps of "
         "jobs on this machine are predicted and simulated. They are saved for this user, and later predictions use "
-        "them. Keep the machine quiet meanwhile.",
+        "them. Keep the machine quiet meanwhile. With --rows, fit the constants of a GPU cluster to measured steps.",
     )
     add_emulation_option(parser)
     parser.add_argument(
@@ -28,6 +30,15 @@ def add_to(commands: Any) -> None:
         metavar="RUN",
         help="refine the saved calibration with these runs instead of measuring",
     )
+    parser.add_argument(
+        "--rows",
+        type=Path,
+        metavar="FILE",
+        help="fit a GPU cluster's constants to measured steps: a CSV or JSON file, or a log of Megatron or torchtitan",
+    )
+    parser.add_argument("--model", help="with --rows: the model, unless they name it")
+    parser.add_argument("--device", help="with --rows: the device or node type, unless they name it")
+    add_software_option(parser)
     parser.add_argument("--root", type=Path, metavar="FOLDER", help=ROOT_HELP)
     parser.add_argument(
         "--output", type=Path, metavar="FILE", help="also write the calibration to this JSON file"
@@ -39,8 +50,14 @@ def add_to(commands: Any) -> None:
 
 def carry_out(arguments: argparse.Namespace) -> int:
     """Calibrate, print the constants, and return 0."""
-    from shardscope.measure.calibrate.calibrate import calibrate
+    from shardscope.measure.calibrate.entry import calibrate
 
+    if arguments.rows is not None:
+        print_rows(arguments)
+        return 0
+    for option in ("model", "device", "software"):
+        if getattr(arguments, option) is not None:
+            raise SpecError(f"--{option} has no effect without --rows; add --rows FILE, or leave it out")
     runs = None if arguments.runs is None else [attach(name, arguments.root) for name in arguments.runs]
     found = calibrate(
         emulated_from(arguments.emulate), runs=runs, save=not arguments.no_save, progress=_told(sys.stderr)
@@ -49,6 +66,27 @@ def carry_out(arguments: argparse.Namespace) -> int:
     if arguments.output is not None:
         found.save(arguments.output)
     return 0
+
+
+def print_rows(arguments: argparse.Namespace) -> None:
+    """Calibrate a GPU cluster with measured steps, and print the result."""
+    from shardscope.measure.calibrate.entry import calibrate
+    from shardscope.spec.cluster import Cluster
+
+    for option in ("emulate", "runs"):
+        if getattr(arguments, option) is not None:
+            raise SpecError(
+                f"--{option} cannot be combined with --rows, which are of a GPU cluster; leave one out"
+            )
+    found = calibrate(
+        None if arguments.device is None else Cluster.of(arguments.device),
+        rows=arguments.rows,
+        model=arguments.model,
+        software=arguments.software,
+    )
+    print(found.to_json() if arguments.json else found)
+    if arguments.output is not None:
+        found.save(arguments.output)
 
 
 def _told(stream: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from shardscope.commands._calibration import CALIBRATION_HELP, add_software_option, named_calibration
 from shardscope.commands._fields import add_field, given_fields
 from shardscope.commands._json import as_json
 from shardscope.commands._table import aligned
@@ -47,6 +48,8 @@ def add_to(commands: Any) -> None:
     )
     for name in _OF_A_LAYOUT:
         add_field(parser, Layout, name, names=optimizer_names() if name == "optimizer" else ())
+    parser.add_argument("--calibration", help=CALIBRATION_HELP)
+    add_software_option(parser)
     parser.add_argument("--top", type=int, default=10, help="rows of the table (default: 10)")
     parser.add_argument("--json", action="store_true", help="print plans and counts as JSON")
     parser.set_defaults(carry_out=carry_out)
@@ -84,6 +87,8 @@ def _search(arguments: argparse.Namespace) -> Plans:
         Cluster.of(arguments.device, nodes=arguments.devices // per_node, per_node=per_node),
         _objective(arguments.objective),
         top=arguments.top,
+        calibration=named_calibration(arguments.calibration),
+        software=arguments.software,
         fix=dict(_fixed(text) for text in arguments.fix),
         **given_fields(arguments, Layout),
     )

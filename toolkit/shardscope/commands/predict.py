@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
+from shardscope.commands._calibration import CALIBRATION_HELP, add_software_option, named_calibration
 from shardscope.commands._fields import add_field, given_fields
 from shardscope.commands._json import as_json
 from shardscope.errors import SpecError
@@ -15,8 +16,8 @@ from shardscope.spec.layout_optimizer import optimizer_names
 
 if TYPE_CHECKING:
     from shardscope.prediction.budget import Budgeted
-    from shardscope.spec.calibration import Calibration
     from shardscope.spec.cluster import Cluster
+    from shardscope.spec.host_calibration import AnyCalibration
     from shardscope.spec.model import Transformer
 
 
@@ -32,7 +33,8 @@ def add_to(commands: Any) -> None:
     parser.add_argument("cluster", help="a device or a node from the catalogue, for example a100-80gb")
     parser.add_argument("--nodes", type=int, default=1, help="number of nodes (default: 1)")
     parser.add_argument("--per-node", type=int, help="devices per node (default: as in the standard node)")
-    parser.add_argument("--calibration", help="name of a calibration (default: the device's)")
+    parser.add_argument("--calibration", help=CALIBRATION_HELP)
+    add_software_option(parser)
     parser.add_argument(
         "--tokens", type=float, help="also predict hours and dollars to train on this many tokens"
     )
@@ -56,14 +58,13 @@ def add_layout_options(parser: argparse.ArgumentParser) -> None:
 def carry_out(arguments: argparse.Namespace) -> int:
     """Print the prediction; return 1 if the layout does not fit in memory."""
     from shardscope.prediction.layout import predict_layout
-    from shardscope.spec.calibration import Calibration
     from shardscope.spec.cluster import Cluster
 
-    known = Calibration.of(arguments.calibration) if arguments.calibration else None
+    known, software = named_calibration(arguments.calibration), arguments.software
     cluster = Cluster.of(arguments.cluster, nodes=arguments.nodes, per_node=arguments.per_node)
     model, given = named_model(arguments), given_fields(arguments, Layout)
-    layout = Layout(**given) if given else _fastest(model, cluster, known)
-    found = predict_layout(model, cluster, layout, known)
+    layout = Layout(**given) if given else _fastest(model, cluster, known, software)
+    found = predict_layout(model, cluster, layout, known, software=software)
     training = for_tokens(found, arguments.tokens)
     if arguments.json:
         print(as_json({**found.to_dict(), **training}))
@@ -74,7 +75,9 @@ def carry_out(arguments: argparse.Namespace) -> int:
     return 0 if found.fits else 1
 
 
-def _fastest(model: Transformer, cluster: Cluster, known: Calibration | None) -> Layout:
+def _fastest(
+    model: Transformer, cluster: Cluster, known: AnyCalibration | None, software: str | None
+) -> Layout:
     """Return the fastest layout that fits, and say on stderr which it is.
 
     Raises:
@@ -82,7 +85,7 @@ def _fastest(model: Transformer, cluster: Cluster, known: Calibration | None) ->
     """
     from shardscope.prediction.planner import plan, short
 
-    plans = plan(model, cluster, top=1, calibration=known)
+    plans = plan(model, cluster, top=1, calibration=known, software=software)
     if not len(plans):
         raise SpecError(
             f"no layout of {model.name} fits on {cluster.num_devices} x {cluster.device.name}: {plans.problem} Add "

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardscope.commands._calibration import CALIBRATION_HELP, named_calibration
+from shardscope.commands._calibration import CALIBRATION_HELP, add_software_option, named_calibration
 from shardscope.commands._cluster import add_cluster_options, build_cluster
 from shardscope.commands._fields import given_fields
 from shardscope.commands._job import read_job
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from shardscope.spec.link import Link
 
 _ONLY = {
-    "model": ("cluster", "calibration"),
-    "job": ("cluster", "calibration", "overlap", "trust_code"),
+    "model": ("cluster", "calibration", "software"),
+    "job": ("cluster", "calibration", "software", "overlap", "trust_code"),
     "trace": ("link", "latency", "algorithm", "cluster"),
 }
 """By what is simulated: the options that have an effect on it alone; those of a layout belong to a model."""
@@ -49,6 +49,7 @@ def add_to(commands: Any) -> None:
     )  # fmt: skip
     add_cluster_options(parser)
     parser.add_argument("--calibration", help=CALIBRATION_HELP)
+    add_software_option(parser)
     parser.add_argument(
         "--link",
         help="with --trace: the link of each rank, such as 25GbE or 200 Gbit/s (default: the cluster's)",
@@ -104,13 +105,18 @@ def _simulated(arguments: argparse.Namespace) -> Simulation:
     cluster, known = build_cluster(arguments), named_calibration(arguments.calibration)
     if arguments.job is not None:
         job = read_job(arguments.job, trust_code=bool(arguments.trust_code))
-        return simulate(job, cluster, calibration=known, overlap=bool(arguments.overlap), **varied)
+        overlap = bool(arguments.overlap)
+        return simulate(
+            job, cluster, calibration=known, software=arguments.software, overlap=overlap, **varied
+        )
     if cluster is None:
         raise SpecError(
             "a model is simulated on a cluster; add --cluster, such as --cluster a100-80gb --nodes 4"
         )
     layout = Layout(**given_fields(arguments, Layout))
-    return simulate(named_model(arguments), cluster, layout, calibration=known, **varied)
+    return simulate(
+        named_model(arguments), cluster, layout, calibration=known, software=arguments.software, **varied
+    )
 
 
 def _check_options(arguments: argparse.Namespace, asked: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
-from math import inf
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,7 +26,7 @@ class PredictedRun(NamedTuple):
     Attributes:
         run_id: Name of the run directory.
         name: Name of the run.
-        launched_at: When it was launched, in seconds since 1970.
+        started_at: When its first rank started, in seconds since 1970.
         settings: The settings of its job, such as ``strategy``, and ``cluster``, by name.
         predicted: What was predicted at the launch.
         measured_s: Median time of a step, in seconds.
@@ -35,7 +34,7 @@ class PredictedRun(NamedTuple):
 
     run_id: str
     name: str
-    launched_at: float
+    started_at: float
     settings: dict[str, Any]
     predicted: LaunchPrediction
     measured_s: float
@@ -75,9 +74,9 @@ class Accuracy:
         return _coverage(self.runs)
 
     def frame(self) -> pd.DataFrame:
-        """Return one row per run.
+        """Return one row per run; empty without runs.
 
-        Columns: run, launched, name, strategy, model, world_size, cluster, step times in seconds (predicted_s,
+        Columns: run, started, name, strategy, model, world_size, cluster, step times in seconds (predicted_s,
         measured_s), their error, whether the measured time is inside the predicted interval, load of the machine at the
         launch, and constants.
         """
@@ -85,7 +84,7 @@ class Accuracy:
 
         rows = [
             {
-                "run": run.run_id, "launched": pd.Timestamp(run.launched_at, unit="s"), "name": run.name,
+                "run": run.run_id, "started": pd.Timestamp(run.started_at, unit="s"), "name": run.name,
                 **{name: run.settings.get(name) for name in ("strategy", "model", "world_size", "cluster")},
                 "predicted_s": run.predicted.step_time_s, "measured_s": run.measured_s, "error": run.error,
                 "inside": run.is_inside, "load": run.predicted.load, "constants": run.predicted.constants,
@@ -131,7 +130,7 @@ class Accuracy:
         """Return plain values, for JSON."""
         rows = [
             {
-                "run": run.run_id, "launched_at": run.launched_at, "settings": run.settings,
+                "run": run.run_id, "started_at": run.started_at, "settings": run.settings,
                 "predicted_s": run.predicted.step_time_s, "interval_s": run.predicted.interval,
                 "constants": run.predicted.constants, "is_calibrated": run.predicted.is_calibrated,
                 "load": run.predicted.load,
@@ -208,7 +207,7 @@ def accuracy(
     found = runs(root, all=all, group=group)
     compared = [row for row in map(_row, found) if row is not None]
     return Accuracy(
-        tuple(sorted(compared, key=lambda row: (row.launched_at, row.run_id))), len(found) - len(compared)
+        tuple(sorted(compared, key=lambda row: (row.started_at, row.run_id))), len(found) - len(compared)
     )
 
 
@@ -219,15 +218,14 @@ def _row(run: Run) -> PredictedRun | None:
         return None
     try:
         measured = run.summary().step_time_s
-        events = run.events("start")
+        started = min((event["t"] for event in run.events("start")), default=None)
+        cluster = "this machine" if run.cluster is None else run.cluster.name
+        settings = {**settings_of(run.job), "cluster": cluster, "constants": predicted.constants}
     except ShardscopeError:  # damaged, or no step was finished
         return None
-    if not measured:
+    if not measured or started is None:
         return None
-    launched = min((event["t"] for event in events), default=inf)
-    cluster = "this machine" if run.cluster is None else run.cluster.name
-    settings = {**settings_of(run.job), "cluster": cluster, "constants": predicted.constants}
-    return PredictedRun(run.id, run.name, launched, settings, predicted, measured)
+    return PredictedRun(run.id, run.name, started, settings, predicted, measured)
 
 
 def _median_error(rows: Iterable[PredictedRun]) -> float | None:

@@ -24,12 +24,14 @@ from shardscope.prediction.job_memory import kinds_by_rank, rank_memory
 from shardscope.prediction.job_time import job_time_term
 from shardscope.prediction.rates import RankRates, limit_of, stated_rates
 from shardscope.prediction.saved_calibration import Chosen, chosen
+from shardscope.prediction.spread import Floats, Widened, widened
 from shardscope.prediction.step.term import time_term
 from shardscope.prediction.traced import Traced, traced
 from shardscope.spec import Job
 from shardscope.spec.calibration import Calibration, Interval
+from shardscope.spec.choice import calibration_of
 from shardscope.spec.cluster import Cluster, EmulatedCluster
-from shardscope.spec.host_calibration import THIS_MACHINE, HostCalibration, of_device
+from shardscope.spec.host_calibration import THIS_MACHINE, AnyCalibration, HostCalibration
 from shardscope.spec.job_parts import label_of
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
@@ -160,15 +162,17 @@ class JobPrediction(Budgeted):
 
     @property
     def interval(self) -> Interval | None:
-        """Interval of the step time, in seconds, from the quantiles of the calibration; None if not `has_rates`.
+        """Interval that contains 90 % of step times, in seconds; None if not `has_rates`.
 
-        What an emulated cluster states is nearly certain: the times of its processors, and latencies.
+        On this machine, it is from the errors on runs left out of the fit; on a cluster, see `uncertainty`. What an
+        emulated cluster states is nearly certain: the times of its processors, and latencies.
         """
-        fitted = self.calibration or self.host
-        if self.step_time_s is None or fitted is None:
+        if self.uncertainty is not None:
+            return self.uncertainty.interval
+        if self.step_time_s is None or self.host is None:
             return None
         stated_s = 0.0 if self.emulated is None else self._stated_s
-        low, high = fitted.interval(self.step_time_s - stated_s)
+        low, high = self.host.interval(self.step_time_s - stated_s)
         return Interval(stated_s * (1 - _SLACK) + low, stated_s * (1 + _SLACK) + high)
 
     @property
@@ -176,6 +180,18 @@ class JobPrediction(Budgeted):
         """Part of the step time that the emulated cluster states, in seconds."""
         rates = stated_rates(self.emulated, limit_of(self.job, self.emulated))
         return job_time_term(self.step, self.found, self.traffic, rates).value
+
+    @cached_property
+    def uncertainty(self) -> Widened | None:
+        """The interval of the step time on a cluster, and the constants that widen it most; None on this machine."""
+        if self.calibration is None or self.step_time_s is None:
+            return None
+
+        def seconds(moved: Calibration) -> Floats:
+            time = replace(self, calibration=moved).step_time_s
+            return np.array([np.nan if time is None else time])
+
+        return widened(seconds, self.calibration)
 
     @cached_property
     def as_layout(self) -> tuple[Transformer, Layout] | None:
@@ -392,6 +408,7 @@ def predict_job(
     cluster: Cluster | EmulatedCluster | None = None,
     calibration: Calibration | HostCalibration | None = None,
     *,
+    software: str | None = None,
     trace: Tracer = traced,
 ) -> JobPrediction:
     """Predict the bytes that each rank of a job sends in one step, the rank's memory, and the step time.
@@ -401,8 +418,9 @@ def predict_job(
         cluster: The cluster that it runs on, with one device per rank; None for this machine. On an emulated cluster,
             the ranks compute on this machine's cores, and send at the rate and latency of its slowest link, which
             those of a single node do not use.
-        calibration: The cluster's constants; None for `Calibration.of` the cluster's device, or on this machine for the
-            one that `ss.calibrate` has saved, or that ships with Shardscope.
+        calibration: The cluster's constants; None for those of its device and the software, or on this machine for the
+            ones that `ss.calibrate` has saved, or that ship with Shardscope.
+        software: Name of the software on the cluster's GPUs; None for that of the calibration, or PyTorch's own.
         trace: Function that traces the job's model.
 
     Raises:
@@ -423,15 +441,26 @@ def predict_job(
             f"calibration={calibration.name!r} is of a GPU and has no effect on this machine's CPU ranks; omit it, "
             "give one from ss.calibrate(), or give a cluster"
         )
+    if cluster is None and software is not None:
+        raise SpecError(
+            f"software={software!r} has no effect on this machine's CPU ranks; omit it, or give a cluster"
+        )
     found = trace(job)
     assert found.table.step is not None
     is_on_gpus, backend = _place(job, cluster)
     step = JobStep(job, found.table.step, _settled(job), backend, is_on_gpus)
     if cluster is not None:
-        return JobPrediction(job, cluster, step, found, of_device(cluster, calibration))
+        return JobPrediction(job, cluster, step, found, _of_pytorch(cluster, calibration, software))
     assert calibration is None or isinstance(calibration, HostCalibration)
     host = chosen(emulated) if calibration is None else Chosen(calibration, is_saved=True)
     return JobPrediction(job, None, step, found, None, emulated, *host)
+
+
+def _of_pytorch(cluster: Cluster, calibration: AnyCalibration | None, software: str | None) -> Calibration:
+    """Return the calibration of the cluster; jobs run on plain PyTorch, unless other software is given."""
+    return calibration_of(
+        cluster, calibration, software=software or ("fsdp2" if calibration is None else None)
+    )
 
 
 def _place(job: Job, cluster: Cluster | None) -> tuple[bool, Backend]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from shardscope.analytic.compute.flops import hardware_flops, model_flops
@@ -12,13 +13,17 @@ from shardscope.analytic.memory.offload import drive_bytes_per_device, host_byte
 from shardscope.analytic.show import term_html, term_text
 from shardscope.analytic.terms import Term
 from shardscope.prediction.budget import Budgeted
+from shardscope.prediction.spread import Floats, Widened, widened
 from shardscope.prediction.step.machine import Machine
+from shardscope.prediction.step.step import step_time
 from shardscope.prediction.step.term import time_term
 from shardscope.spec.calibration import Calibration, Interval
+from shardscope.spec.choice import calibration_of
 from shardscope.spec.cluster import Cluster
-from shardscope.spec.host_calibration import AnyCalibration, of_device
+from shardscope.spec.host_calibration import AnyCalibration
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
+from shardscope.spec.software import memory_model
 from shardscope.spec.units import duration_text
 
 GIB = 2**30
@@ -44,8 +49,18 @@ class Prediction(Budgeted):
 
     @property
     def interval(self) -> Interval:
-        """Interval of the step time, in seconds, from the 5th and 95th percentiles of the calibration's residuals."""
-        return self.calibration.interval(self.step_time_s)
+        """Interval that contains 90 % of step times on clusters of this kind, in seconds; see `uncertainty`."""
+        return self.uncertainty.interval
+
+    @cached_property
+    def uncertainty(self) -> Widened:
+        """The interval of the step time, and the constants that widen it most."""
+        return uncertainty_of(self.model, self.cluster, self.layout, self.calibration)
+
+    @property
+    def software(self) -> str:
+        """Name of the software that the prediction assumes; empty if its calibration names none."""
+        return self.calibration.software
 
     @property
     def peak_bytes(self) -> float:
@@ -61,7 +76,8 @@ class Prediction(Budgeted):
     def _offload_overflow_bytes(self) -> float:
         """Offloaded bytes of a device that exceed its shares of host memory and drives."""
         room = host_bytes_per_device(self.cluster)
-        parts = device_memory(self.model, Layouts.of([self.layout]), host_capacity=room)
+        framework = memory_model(self.software)
+        parts = device_memory(self.model, Layouts.of([self.layout]), framework=framework, host_capacity=room)
         return max(0.0, float(parts.nvme[0]) - drive_bytes_per_device(self.cluster))
 
     @property
@@ -101,8 +117,10 @@ class Prediction(Budgeted):
             "model": self.model.name,
             "cluster": self.cluster.name,
             "layout": self.layout.model_dump(mode="json"),
+            "software": self.software,
             "calibration": self.calibration.name,
             "note": self.calibration.note,
+            "uncertain": dict(self.uncertainty.shares),
             "step_time_s": self.step_time_s,
             "interval_s": list(self.interval),
             "peak_bytes": self.peak_bytes,
@@ -127,8 +145,9 @@ class Prediction(Budgeted):
             f"step {duration_text(self.step_time_s)} ({low} to {high}), "
             f"{self.tokens_per_s:,.0f} tokens/s, MFU {self.mfu:.1%}, HFU {self.hfu:.1%}; a device needs {held}"
             + ("" if self.fits else ": it does not fit"),
-            f"calibration {self.calibration.name}"
+            f"software {self.software or 'unknown'}, calibration {self.calibration.name}"
             + (f": {self.calibration.note}" if self.calibration.note else ""),
+            self.uncertainty.sentence,
         ]
 
     def _repr_html_(self) -> str:
@@ -140,8 +159,23 @@ class Prediction(Budgeted):
         return f"<div><strong>{title}</strong>{lines}{terms}</div>"
 
 
+def uncertainty_of(model: Transformer, cluster: Cluster, layout: Layout, calibration: Calibration) -> Widened:
+    """Return the interval of a layout's step time, and the constants that widen it most."""
+    table = Layouts.of([layout])
+
+    def seconds(moved: Calibration) -> Floats:
+        return step_time(model, table, cluster, moved).total
+
+    return widened(seconds, calibration)
+
+
 def predict_layout(
-    model: Transformer, cluster: Cluster, layout: Layout, calibration: AnyCalibration | None = None
+    model: Transformer,
+    cluster: Cluster,
+    layout: Layout,
+    calibration: AnyCalibration | None = None,
+    *,
+    software: str | None = None,
 ) -> Prediction:
     """Predict the step time and memory of a layout from closed-form formulas and the cluster's calibration.
 
@@ -149,21 +183,23 @@ def predict_layout(
         model: The model.
         cluster: The cluster; the layout must use all of its devices.
         layout: The layout.
-        calibration: The cluster's constants; None for `Calibration.of` the cluster's device. For a device that was
-            never measured, that calibration is transferred from a similar device: `Calibration.note` says so, and the
-            `interval` of the prediction is twice as wide on a logarithmic scale.
+        calibration: The cluster's constants; None for those of its device and the software. If these were never
+            measured together, they are carried over from similar ones: `Calibration.note` says so, and the `interval`
+            of the prediction is wider.
+        software: Name of the framework that runs the layout, which determines constants and memory; None for that of
+            the calibration, or else the one that the layout suggests.
 
     Raises:
         SpecError: The layout does not use exactly the cluster's devices, or the model or batch cannot be divided as the
             layout specifies.
     """
     layout.check(model, cluster)
-    known = of_device(cluster, calibration)
+    known = calibration_of(cluster, calibration, software=software, layout=layout)
     return Prediction(
         model=model,
         cluster=cluster,
         layout=layout,
         calibration=known,
         time=time_term(model, layout, cluster, known),
-        memory=memory_term(model, layout, cluster),
+        memory=memory_term(model, layout, cluster, framework=memory_model(known.software)),
     )

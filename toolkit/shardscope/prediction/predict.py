@@ -20,17 +20,28 @@ from shardscope.spec.observed import ObservedJob
 def predict(job: ObservedJob) -> ObservedPrediction: ...  # type: ignore[overload-overlap]
 @overload
 def predict(
-    job: Job, cluster: Cluster | EmulatedCluster | None = None, *, calibration: AnyCalibration | None = None
+    job: Job,
+    cluster: Cluster | EmulatedCluster | None = None,
+    *,
+    calibration: AnyCalibration | None = None,
+    software: str | None = None,
 ) -> JobPrediction: ...
 @overload
 def predict(
-    job: Transformer | str, cluster: Cluster, layout: Layout, calibration: AnyCalibration | None = None
+    job: Transformer | str,
+    cluster: Cluster,
+    layout: Layout,
+    calibration: AnyCalibration | None = None,
+    *,
+    software: str | None = None,
 ) -> Prediction: ...
 def predict(
     job: Job | Transformer | str,
     cluster: Cluster | EmulatedCluster | None = None,
     layout: Layout | None = None,
     calibration: AnyCalibration | None = None,
+    *,
+    software: str | None = None,
 ) -> JobPrediction | Prediction | ObservedPrediction:
     """Predict bytes sent, memory and step time of a job, or memory and step time for a layout of a large model.
 
@@ -40,11 +51,14 @@ def predict(
         cluster: The cluster to train on; the layout, or the job's ranks, must use all of its devices. For a job, None
             means this machine, and an emulated cluster (`ss.Cluster.emulated`) this machine's cores with its links.
         layout: The layout of the model; omit it for a job.
-        calibration: The cluster's constants; None for `Calibration.of` its device. For a device that was never
-            measured, that calibration is transferred from a similar device: `Calibration.note` says so, and the
-            `interval` of the prediction is twice as wide on a logarithmic scale. For this machine and for emulated
-            clusters, a `HostCalibration`; None for the one that `ss.calibrate` has saved for it, or else for the one
-            that ships with Shardscope, scaled by the speed of this machine.
+        calibration: The cluster's constants; None for those of its device and the software. If these were never
+            measured together, they are carried over from similar ones: `Calibration.note` says so, and the `interval`
+            of the prediction is wider. For this machine and for emulated clusters, a `HostCalibration`; None for the
+            one that `ss.calibrate` has saved for it, or else for the one that ships with Shardscope, scaled by the
+            speed of this machine.
+        software: Name of the framework that runs the layout on GPUs, such as ``"megatron-core"`` or ``"fsdp2"``: it
+            determines constants and memory. None for that of the calibration, or else the one that the layout suggests:
+            DeepSpeed with offload, FSDP2 with ZeRO 2 or 3, Megatron-Core otherwise. Jobs run on plain PyTorch.
 
     Example:
         >>> import shardscope as ss
@@ -60,10 +74,10 @@ def predict(
     if not isinstance(known, Job | Transformer):
         require(known, Job, by="predict", write="ss.predict(ss.Job(...))")
     if isinstance(known, ObservedJob):
-        if (cluster, layout, calibration) != (None, None, None):
+        if (cluster, layout, calibration, software) != (None,) * 4:
             raise SpecError(
-                "an observed training loop can be predicted only for the ranks on which it ran; omit cluster, layout "
-                "and calibration"
+                "an observed training loop can be predicted only for the ranks on which it ran; omit cluster, layout, "
+                "calibration and software"
             )
         return ObservedPrediction(known)
     is_emulated = isinstance(known, Job) and isinstance(cluster, EmulatedCluster)
@@ -74,9 +88,9 @@ def predict(
             raise SpecError(
                 "layout has no effect on a job, whose strategy determines job.layout(); omit it, or give a Transformer"
             )
-        return predict_job(known, cluster, calibration)
+        return predict_job(known, cluster, calibration, software=software)
     require(layout, Layout, by="predict", write="ss.Layout(...)")
     assert isinstance(known, Transformer)
     assert isinstance(cluster, Cluster)
     assert layout is not None
-    return predict_layout(known, cluster, layout, calibration)
+    return predict_layout(known, cluster, layout, calibration, software=software)

@@ -67,7 +67,7 @@ def launch(
         preflight: Whether to reject a job whose ranks are predicted not to fit in this machine's memory. This traces
             one step of each new model, which takes a few tenths of a second if this process or an earlier launch has
             already imported torch. A job with a model, data or loss function of your own is not checked. False starts
-            the job without this check.
+            the job without this check, and without recording its predicted step time.
         group: Name of a group of runs that are compared with each other; None groups runs by model and data. It is not
             part of the job, and `Run.group` can change it later.
         made_by: Name of the tool that launches the run for a measurement of its own, such as ``check``; `runs` hides

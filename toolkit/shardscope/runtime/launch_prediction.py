@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shardscope.errors import RunUnreadable
@@ -43,16 +45,21 @@ class LaunchPrediction(NamedTuple):
 
     def write(self, run: RunDir) -> None:
         """Write the file of a run that is being launched now."""
-        run.write_json(FILE, {"schema": _SCHEMA, **self._replace(load=os.getloadavg()[0])._asdict()})
+        load = 0.0
+        with suppress(OSError):  # unobtainable in some containers
+            load = os.getloadavg()[0]
+        run.write_json(FILE, {"schema": _SCHEMA, **self._replace(load=load)._asdict()})
 
     @classmethod
     def of_run(cls, run: RunDir) -> LaunchPrediction | None:
         """Return the prediction of a run; None if none was recorded, or if the file is damaged."""
         try:
             found: Any = run.read_json(FILE)
-            ends = found["interval"]
+            ends, seconds = found["interval"], float(found["step_time_s"])
+            if not 0 < seconds < inf:
+                return None
             return cls(
-                float(found["step_time_s"]),
+                seconds,
                 None if ends is None else Interval(*map(float, ends)),
                 str(found["constants"]),
                 bool(found["is_calibrated"]),

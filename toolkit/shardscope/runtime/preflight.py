@@ -130,7 +130,7 @@ def predicted_at_launch(job: Job, cluster: EmulatedCluster | None = None) -> AtL
         return AtLaunch()
     try:
         if isinstance(job.data, str) and job.data in DATA:  # a file may change, these never do
-            return _cached(_same_prediction(job), cluster, chosen(cluster).calibration.measured_at)
+            return _cached(_same_prediction(job), cluster, chosen(cluster).calibration.to_json())
         return _at_launch(job, cluster)
     except Exception:  # noqa: BLE001 - any error in the user's code; its ranks will report it
         return AtLaunch()
@@ -141,9 +141,13 @@ def memory_needed(job: Job) -> MemoryNeed | None:
     return predicted_at_launch(job).memory
 
 
-def _at_launch(job: Job, cluster: EmulatedCluster | None, _measured_at: str = "") -> AtLaunch:
+def _at_launch(job: Job, cluster: EmulatedCluster | None, _calibration: str = "") -> AtLaunch:
     found = predict_job(job, cluster, trace=_trace)
-    return AtLaunch(MemoryNeed.of(found), LaunchPrediction.of(found))
+    memory = MemoryNeed.of(found)
+    try:
+        return AtLaunch(memory, LaunchPrediction.of(found))
+    except Exception:  # noqa: BLE001 - a method's formula of time says nothing about memory
+        return AtLaunch(memory)
 
 
 _cached = lru_cache(maxsize=64)(_at_launch)

@@ -2,19 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
-from math import log
+from math import exp
+from pathlib import Path
 from typing import Annotated, NamedTuple, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from shardscope.errors import SpecError, unknown_name
 from shardscope.spec._base import Spec
+from shardscope.spec.catalogue import has
 from shardscope.spec.cluster import Device
+from shardscope.spec.link import Link
+from shardscope.spec.software import software_of
 
 Share = Annotated[float, Field(gt=0, le=1)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+FACTORS: dict[str, float] = {
+    "scale": 0.12,
+    "matmul_efficiency": 0.08,
+    "fp8_efficiency": 0.2,
+    "half_size": 0.4,
+    "attention_efficiency": 0.4,
+    "attention_half_seq": 0.7,
+    "unfused_efficiency": 0.3,
+    "memory_efficiency": 0.1,
+    "head_efficiency": 0.3,
+    "launch_s": 0.7,
+    "launch_jitter": 0.7,
+    "intra_efficiency": 0.25,
+    "pcie_efficiency": 0.25,
+    "inter_efficiency": 0.4,
+    "collective_s": 0.6,
+    "pipeline_efficiency": 0.4,
+    "gradient_overlap": 0.4,
+    "shard_efficiency": 0.6,
+    "shard_overlap": 0.2,
+    "optimizer_efficiency": 0.25,
+    "step_s": 0.8,
+}
+"""Constants that differ between clusters with the same software and device, and standard deviations of their
+logarithms; ``scale`` is a common factor of all times."""
+
+
+_UNSCALED = (
+    "half_size", "attention_half_seq", "head_efficiency", "launch_jitter", "gradient_overlap", "shard_efficiency",
+    "shard_overlap",
+)  # fmt: skip
+"""Factors without a unit of time, which a common scale of all times does not change."""
+_FRACTIONS = ("efficiency", "overlap")
 
 
 class Interval(NamedTuple):
@@ -47,6 +87,39 @@ class Fitted(Spec):
         """Return the interval around a predicted step time, in seconds, from the quantiles at 5 and 95 per cent."""
         return Interval(seconds * self.quantiles["5"], seconds * self.quantiles["95"])
 
+    def save(self, path: str | Path) -> Path:
+        """Write the calibration to a JSON file, and return its path."""
+        Path(path).write_text(self.to_json(), encoding="utf-8")
+        return Path(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a calibration from a JSON file.
+
+        Raises:
+            SpecError: The file cannot be read, or does not contain a calibration.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise SpecError(
+                f"calibration={str(path)!r} cannot be read: {error}; give the path of a saved one"
+            ) from None
+        return cls.from_json(text)
+
+
+class FittedRow(Spec):
+    """One measured step that a calibration was fitted to."""
+
+    label: str
+    measured_s: PositiveFloat
+    predicted_s: PositiveFloat
+    """Step time predicted by the calibration, in seconds."""
+    left_out_s: PositiveFloat | None = None
+    """The same by a calibration fitted without all rows of this configuration; None with fewer than three."""
+    weight: Fraction
+    """Weight in the fit: 1 for a row that agrees with the others, near 0 for an outlier."""
+
 
 class Calibration(Fitted):
     """Constants for a type of GPU and its software. Each has a physical meaning; none is specific to one measurement.
@@ -56,6 +129,11 @@ class Calibration(Fitted):
 
     device: str = ""
     """Catalogue name of the device that was measured."""
+    software: str = ""
+    """Software that ran the measurements: a name of `spec.software.SOFTWARE`, or empty if unknown."""
+
+    is_only: bool = False
+    """Whether no other cluster was measured with this device and software; predictions for both then use it."""
 
     matmul_efficiency: Share = 0.75
     """Fraction of the peak FLOP/s that very large matrix products reach."""
@@ -81,6 +159,8 @@ class Calibration(Fitted):
     host."""
     intra_efficiency: Share = 0.8
     """Fraction of the bandwidth inside a node that collectives reach."""
+    pcie_efficiency: Share = 0.35
+    """The same over PCIe, where messages pass through the host's bridges, which devices share."""
     inter_efficiency: Share = 0.8
     """Fraction of the bandwidth between nodes that collectives reach."""
     collective_s: NonNegativeFloat = 10e-6
@@ -89,6 +169,8 @@ class Calibration(Fitted):
     """Fraction of the bandwidth that messages between pipeline stages reach, counting waits as transfer time."""
     gradient_overlap: Fraction = 0.0
     """Fraction of the gradient reduction that is hidden behind the last backward pass (ZeRO stages 0 to 2)."""
+    shard_efficiency: Share = 1.0
+    """Fraction of the bandwidth of large collectives that those of ZeRO 2 and 3 reach, which run layer by layer."""
     shard_overlap: Fraction = 0.8
     """Fraction of ZeRO-3's all-gathers and reduce-scatters that is hidden behind computation."""
     optimizer_efficiency: Share = 0.7
@@ -113,30 +195,76 @@ class Calibration(Fitted):
     source: str = ""
     fitted: tuple[str, ...] = ()
     """Hashes of the inputs of the measurements to which the constants were fitted; scores exclude these rows."""
+    covariance: tuple[tuple[float, ...], ...] = ()
+    """Covariance of the logarithms of the constants on another cluster, in the order of `FACTORS`; empty if they are
+    independent with the usual standard deviations."""
+    rows: tuple[FittedRow, ...] = ()
+    """The measured steps, if `ss.calibrate` fitted the constants to them."""
+
+    @model_validator(mode="after")
+    def _check_covariance(self) -> Self:
+        if self.covariance and {len(self.covariance), *map(len, self.covariance)} != {len(FACTORS)}:
+            raise SpecError(
+                f"covariance has {len(self.covariance)} rows; give {len(FACTORS)} rows of as many numbers, or none"
+            )
+        return self
+
+    def __repr__(self) -> str:
+        from shardscope.spec.fitted_rows_view import as_text  # only notebooks and terminals need it
+
+        return as_text(self)
+
+    def __str__(self) -> str:
+        return repr(self)
+
+    def moved(self, steps: Mapping[str, float]) -> Self:
+        """Return the calibration with its constants multiplied by the exponentials of `steps`, keys of `FACTORS`.
+
+        The scale multiplies all times: it divides every rate and multiplies every fixed time. Fractions stay at most 1.
+        """
+        scale, changes = steps.get("scale", 0.0), {}
+        for name, step in steps.items():
+            if name == "scale":
+                continue
+            sign = 0.0 if name in _UNSCALED else 1.0 if name.endswith("_s") else -1.0
+            value = getattr(self, name) * exp(step + sign * scale)
+            changes[name] = min(value, 1.0) if name.endswith(_FRACTIONS) else value
+        return self.model_copy(update=changes)
+
+    def intra_rate(self, link: Link) -> float:
+        """Return the bytes per second that collectives reach over this link between the devices of a node."""
+        return link.bandwidth * (self.pcie_efficiency if link.is_pcie else self.intra_efficiency)
 
     @classmethod
-    def of(cls, device: Device | str) -> Calibration:
-        """Return the calibration with this name or for this device, or one transferred from a similar measured device.
+    def of(cls, device: Device | str, software: str | None = None) -> Calibration:
+        """Return the calibration with this name, or the one that predictions for this device and software use.
 
-        A transferred calibration keeps the fractions of peak FLOP/s and bandwidth, and scales `half_size` by the ratio
-        of the devices' FLOP per byte. Its prediction interval is twice as wide (on a log scale), and `note` names the
-        calibration that it was transferred from.
+        Args:
+            device: A device, the name of one, or the name of a calibration.
+            software: Name of the software; None for a calibration that was measured on this device, or Megatron-Core.
 
         Raises:
-            SpecError: No calibration and no measured device has this name.
+            SpecError: No calibration and no device has this name, or the software is not known.
 
         Example:
             >>> Calibration.of("b200-megatron").device
             'b200'
         """
+        from shardscope.spec.choice import calibration_for  # imports this module
+
         known = {one.name: one for one in catalogue()}
         name = device if isinstance(device, str) else device.name
-        found = known.get(name) or next((one for one in known.values() if one.device == name), None)
-        if found is not None:
-            return found
-        if isinstance(device, str):
+        measured = known.get(name) or next((one for one in known.values() if one.device == name), None)
+        if measured is not None and software is None:
+            return measured
+        if isinstance(device, str) and not has("devices", device):
+            if measured is not None:
+                raise SpecError(
+                    f"{device!r} is a calibration of {measured.software}; omit software, or give a device"
+                )
             raise unknown_name("calibration", device, known)
-        return _nearest(device, tuple(known.values()))
+        chosen = software_of(software or "megatron-core")
+        return calibration_for(Device.of(device) if isinstance(device, str) else device, chosen)
 
 
 @cache
@@ -150,26 +278,10 @@ def catalogue() -> tuple[Calibration, ...]:
     return tuple(sorted(every, key=lambda one: (one.device, not one.name.endswith("megatron"))))
 
 
-def _nearest(device: Device, known: tuple[Calibration, ...]) -> Calibration:
-    ridge = max(device.peak_flops.values()) / device.memory_bandwidth
+def ridge_of(device: Device) -> float:
+    """Return the device's FLOP per byte: its peak in 16-bit matrix products divided by its memory bandwidth."""
+    peaks = device.peak_flops
     wide = next(
-        (device.peak_flops[f] for f in ("bf16", "fp16", "tf32", "fp32") if f in device.peak_flops), None
+        (peaks[name] for name in ("bf16", "fp16", "tf32", "fp32") if name in peaks), max(peaks.values())
     )
-    ridge = wide / device.memory_bandwidth if wide else ridge
-    measured = [one for one in known if one.ridge is not None]
-    assert measured, "the catalogue holds calibrations"
-    nearest = min(measured, key=lambda one: abs(log(ridge / (one.ridge or ridge))))
-    scale = ridge / (nearest.ridge or ridge)
-    return nearest.replace(
-        name=f"{device.name} by {nearest.name}",
-        device=device.name,
-        half_size=nearest.half_size * scale,
-        ridge=ridge,
-        quantiles={level: ratio**2 for level, ratio in nearest.quantiles.items()},
-        constant_mfu={},
-        constant_rate={},
-        scores={},
-        fitted=(),
-        note=f"{device.name} was never measured: the constants are those of {nearest.device} ({nearest.name}), "
-        f"half_size is scaled by {scale:.2f}, the ratio of FLOP per byte, and the interval is twice as wide",
-    )
+    return wide / device.memory_bandwidth

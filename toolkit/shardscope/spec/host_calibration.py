@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 import numpy as np
@@ -17,7 +16,7 @@ from shardscope.errors import SpecError
 from shardscope.spec import calibration_view as view
 from shardscope.spec._base import Spec
 from shardscope.spec.calibration import Calibration, Fitted
-from shardscope.spec.cluster import Cluster, EmulatedCluster
+from shardscope.spec.cluster import EmulatedCluster
 from shardscope.spec.constants import CONSTANTS, MEASURED_OF_PAIRS
 
 if TYPE_CHECKING:
@@ -190,26 +189,6 @@ class HostCalibration(Fitted):
         """Whether it was measured on a machine with this processor, number of cores and version of torch."""
         return self.machine == HostMachine.here()
 
-    def save(self, path: str | Path) -> Path:
-        """Write the calibration to a JSON file, and return its path."""
-        Path(path).write_text(self.to_json(), encoding="utf-8")
-        return Path(path)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Read a calibration from a JSON file.
-
-        Raises:
-            SpecError: The file cannot be read, or does not contain a calibration.
-        """
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise SpecError(
-                f"calibration={str(path)!r} cannot be read: {error}; give the path of a saved one"
-            ) from None
-        return cls.from_json(text)
-
     def frame(self) -> pd.DataFrame:
         """Return a data frame with one row per constant: name, transport, ranks, nodes, value, low, high, unit."""
         return view.frame_of(self.constants)
@@ -232,20 +211,6 @@ class HostCalibration(Fitted):
 
 AnyCalibration = Calibration | HostCalibration
 """A calibration of a type of GPU, or of the CPU ranks of one machine."""
-
-
-def of_device(cluster: Cluster, calibration: AnyCalibration | None) -> Calibration:
-    """Return the calibration for a cluster's device: the given one, or `Calibration.of` the device.
-
-    Raises:
-        SpecError: The given calibration is of CPU ranks.
-    """
-    if isinstance(calibration, HostCalibration):
-        raise SpecError(
-            f"calibration={calibration.name!r} is of CPU ranks and has no effect on {cluster.device.name}; omit it, or "
-            "give one for its device, such as ss.Calibration.of('h100-fsdp')"
-        )
-    return Calibration.of(cluster.device) if calibration is None else calibration
 
 
 def knot_shares(ranks: float, knots: Sequence[int]) -> NDArray[np.float64]:

@@ -111,6 +111,11 @@ class Link(Spec):
         return f"{bit_rate_text(self.bandwidth)}, {seconds_text(self.latency_s)}"
 
     @property
+    def is_pcie(self) -> bool:
+        """Whether it is PCI Express by its name, over which devices reach each other through the host's bridges."""
+        return self.name.startswith("pcie")
+
+    @property
     def can_be_paced(self) -> bool:
         """Whether a run can emulate the link precisely, which is possible up to 5 Gbit/s."""
         return self.bandwidth <= PACED_UP_TO

@@ -22,10 +22,10 @@ from shardscope.training.collectives.process_group import MeteredProcessGroup
 from shardscope.training.compute_pace import ComputePace
 from shardscope.training.emulation import Emulation
 from shardscope.training.meter import Meter
+from shardscope.training.transports.cuda_ipc import STAGED_BYTES
 
 SHARED_GPU = "gloo (shared GPU)"
 """Backend of ranks that share GPUs."""
-_STAGED_BYTES_A_ROUND = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,8 @@ class RankContext:
 
         gloo cannot send GPU tensors. NCCL matches point-to-point messages by order instead of by tag, so Shardscope's
         ring, which posts receives in advance, would deadlock. CUDA IPC has neither limit, but gradients are compressed
-        in CPU memory. Ranks that share a GPU take turns on it, and a turn takes longer than copying a small tensor.
+        in CPU memory, and delayed messages leave on a thread that does not know their sender's stream. Ranks that share
+        a GPU take turns on it, and a turn takes longer than copying a small tensor.
 
         Args:
             num_bytes: Size of the tensor.
@@ -92,8 +93,8 @@ class RankContext:
         """
         if self.device.type != "cuda":
             return False
-        is_small = self.backend == SHARED_GPU and num_bytes <= rounds * _STAGED_BYTES_A_ROUND
-        return self.transport != "cuda-ipc" or self.compresses or is_small
+        is_small = self.backend == SHARED_GPU and num_bytes <= rounds * STAGED_BYTES
+        return self.transport != "cuda-ipc" or self.compresses or self.is_paced or is_small
 
     @property
     def is_paced(self) -> bool:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from shardscope.prediction.layout import uncertainty_of
 from shardscope.prediction.planner import REASONS, Plans, short
 from shardscope.prediction.planner.explain import seconds
 from shardscope.prediction.planner.table import budget_of, days_text, dollars_text
@@ -145,8 +146,9 @@ def plans_text(plans: Plans, *, tokens: float | None = None) -> str:
     """
     if not len(plans):
         return plans.problem
+    model, cluster, calibration = plans.setting
     best, fits = plans[0], plans.valid - plans.rejected.get("does not fit", 0)
-    low, high = map(seconds, plans.setting.calibration.interval(best.time_s))
+    low, high = map(seconds, uncertainty_of(model, cluster, best.layout, calibration).interval)
     held, capacity = best.memory_bytes / GIB, (best.memory_bytes + best.headroom_bytes) / GIB
     devices = plans.setting.cluster.num_devices
     dollars = "" if best.dollars is None else f", {dollars_text(best.dollars)} a step"

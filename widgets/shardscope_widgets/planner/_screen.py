@@ -67,9 +67,7 @@ class PlannerScreen:
         self._dots = _plans.scatter(self._info)
         self.rejected.figure = _plans.rejected(plans.rejected)
         self.left_out.layout.display = None
-        known = plans.setting.calibration
-        told = f"Calibration {known.name}" + (f": {known.note}." if known.note else ".")
-        self.note.value = note_html(told)
+        self.note.value = note_html(f"{plans.caveat[0].upper()}{plans.caveat[1:]}.")
 
     def draw_ranking(self, plans: Plans, chosen: int, *, tokens: float) -> None:
         """Draw the parts that depend on the ranking or the chosen plan: the table and the scatter plot.

@@ -102,6 +102,20 @@ def outside_core(model: Transformer, recipe: ElementBytes, framework: Framework,
     return attention.plus(feed_forward_per_token(model, recipe, framework, mixed=mixed))
 
 
+def every_other_product(model: Transformer, recipe: ElementBytes) -> PerToken:
+    """Return the bytes per token that a dense layer saves if it recomputes every other matrix product.
+
+    These are its input, the outputs of the first, third, fifth and seventh of its products (queries, values, the first
+    of the feed-forward layer, and its output), and the output of attention (torchtitan, activation_checkpoint.py).
+    """
+    width = model.heads * (model.latent.value_size if model.latent else model.head_size)
+    return PerToken(
+        whole=2.0 * recipe.activation * model.hidden,
+        split=float(recipe.activation * (2 * width + model.ffn)),
+        keys=float(recipe.activation * model.kv_heads * model.head_size),
+    )
+
+
 def entry(model: Transformer, recipe: ElementBytes, *, tokens: Floats, divided: Floats) -> Floats:
     """Return the bytes of one layer's input, which is all that full recomputation saves.
 

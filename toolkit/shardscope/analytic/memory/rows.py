@@ -170,6 +170,11 @@ def _layer(
     entry = saved.entry(model, recipe, tokens=shape.tokens, divided=shape.divided)
     whole = outside + core
     kept = np.where(full, entry, outside + kept_core)
+    if framework.every_other_product and not mixed:
+        half = saved.per_layer(
+            saved.every_other_product(model, recipe), (0.0, 0.0), **shape._asdict(), key_heads=model.kv_heads
+        )
+        kept = np.where(layouts.recompute == saved.SELECTIVE, np.minimum(half + core, whole), kept)
     return LayerSaved(kept, whole - kept)
 
 

@@ -1,4 +1,4 @@
-"""The entry point `shardscope.calibrate`."""
+"""Measure this machine, or a cluster emulated on it, with short real runs; see `shardscope.calibrate`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,12 @@ from shardscope.prediction.saved_calibration import save as save_as_default
 from shardscope.prediction.this_machine import core_speed
 from shardscope.runtime import Run
 from shardscope.spec.cluster import EmulatedCluster
-from shardscope.spec.host_calibration import THIS_MACHINE, Constant, HostCalibration, HostMachine
+from shardscope.spec.host_calibration import (
+    THIS_MACHINE,
+    Constant,
+    HostCalibration,
+    HostMachine,
+)
 
 BUDGET_S = 48.0
 """Seconds after which no further probe starts."""
@@ -37,7 +42,7 @@ _ELSEWHERE = "Constants that the runs do not determine are of another machine, s
 Told = Callable[[int, int, str], None]
 
 
-def calibrate(
+def calibrate_machine(
     cluster: EmulatedCluster | Run | None = None,
     *,
     runs: Run | Iterable[Run] | None = None,
@@ -45,42 +50,12 @@ def calibrate(
     save: bool = True,
     progress: Told | None = None,
 ) -> HostCalibration:
-    """Measure the constants of this machine, or of a cluster emulated on it, in less than a minute.
-
-    Short real runs of small jobs are launched: on 1, 2 and 4 ranks, through shared memory and over TCP, or on the
-    cluster. The constants of `ss.predict` are fitted to the times of their steps and of the parts of a step. Each
-    constant has an interval that contains 90 % of repeated measurements; errors are those of jobs left out of the fit.
-    Keep the machine quiet meanwhile: what other programs take shows as slower constants. Calibrate the machine before a
-    cluster, whose runs hardly determine the constants of computation.
-
-    Args:
-        cluster: An emulated cluster; None for this machine. A run is taken as `runs`.
-        runs: Finished runs of your own, to refine `prior` without further measurements.
-        prior: Calibration to refine; None takes the saved one, or the one that ships with Shardscope.
-        save: Whether predictions for this machine, or for this cluster, use the result from now on. It is saved in
-            ``$SHARDSCOPE_CACHE`` or ``~/.cache/shardscope``, for this user only.
-        progress: Function that is called before each probe with its number from 1, the number of probes, and the
-            probe's name.
-
-    Raises:
-        SpecError: `cluster` is not an emulated cluster or has a single device, or a run cannot be used.
-        DataError: The calibration cannot be saved; nothing has been measured yet.
-        LaunchError: The cluster cannot be emulated here, or a run cannot be started.
-        RunFailed: A rank of a probe failed.
-
-    Example:
-        >>> import shardscope as ss
-        >>> ss.calibrate()  # doctest: +SKIP
-        >>> ss.predict(ss.Job(model="mlp", data="digits", world_size=2)).interval  # doctest: +SKIP
-    """
+    """Measure the constants of this machine or of an emulated cluster; see `shardscope.calibrate`."""
     if isinstance(cluster, Run):
         given, cluster = cluster, None
         runs = [given, *_listed(runs)]
     if cluster is not None:
-        require(cluster, EmulatedCluster, by="calibrate", write="ss.Cluster.emulated(nodes=4), or no cluster")
         _check_devices(cluster)
-    if prior is not None:
-        require(prior, HostCalibration, by="calibrate", write="a calibration from ss.calibrate()")
     if save:
         check_can_save(cluster)
     started, load = time.monotonic(), os.getloadavg()[0]

@@ -1,32 +1,22 @@
-"""The scoreboard: prediction errors on the held-out rows of every data set, and the errors of two trivial formulas."""
+"""The scoreboard: prediction errors on tables of measured steps, and the errors of two trivial formulas.
+
+Each row is predicted as a user's row is, with the calibration of its device and software. Rows that were fitted are
+scored only on request.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from shardscope.measure.scoreboard.one_step import OneStep
 from shardscope.measure.scoreboard.rows import Row, predicted_seconds
-from shardscope.measure.scoreboard.score import Score, constant_mfu_seconds, plain_seconds
+from shardscope.measure.scoreboard.score import Floats, Score, constant_mfu_seconds, plain_seconds
 from shardscope.spec.calibration import Calibration
-
-_BY_DEVICE = {
-    "a100-80gb": "a100-fsdp",
-    "a100-40gb": "a100-fsdp",
-    "h100-80gb": "h100-fsdp",
-    "h100-96gb": "h100-fsdp",
-}
-CALIBRATIONS: Mapping[str, str] = {
-    "vtrain_ground_truth_multi": "a100-megatron",
-    "vtrain_ground_truth_single": "a100-megatron",
-    "simumax_b200": "b200-megatron",
-    "Megatron SC21, table 1": "a100-megatron",
-    "Megatron SC21, table 2, PTD-P": "a100-megatron",
-    "Megatron SC21, table 2, ZeRO-3": "a100-megatron",
-    "Korthikanti, table 5": "a100-megatron",
-}
-"""Calibration of each data set; for data sets that are not listed, the row's device determines the calibration."""
+from shardscope.spec.choice import calibration_for
+from shardscope.spec.software import software_of
 
 
 class Line(NamedTuple):
@@ -34,43 +24,75 @@ class Line(NamedTuple):
 
     dataset: str
     rows: str
-    """``"held out"``, ``"fitted"``, or ``"never fitted"`` if no row of the data set was fitted."""
+    """``"held out"``, ``"fitted"``, or ``"never fitted"`` if the calibration was fitted to other data sets only."""
     calibrations: tuple[str, ...]
     score: Score
+    one_step: OneStep
+    """Intervals, and errors after one row was measured; of several calibrations, the mean weighted by rows."""
     plain: Score
     """Score of the plain formula, which has one constant per data set and precision; see `score.plain_seconds`."""
     constant_mfu: Score
     """Score of the formula that divides the model's FLOPs by a constant fraction of the peak FLOP/s."""
+    scaled_plain: float
+    """MAPE of the plain formula's other rows after its constant was set by one row: the median over which one."""
 
 
-def board(datasets: Mapping[str, Sequence[Row]], *, fitted: bool = False) -> list[Line]:
-    """Return one line per data set; with `fitted`, also one for the rows to which the constants were fitted."""
+def board(
+    datasets: Mapping[str, Sequence[Row]],
+    *,
+    fitted: bool = False,
+    chosen: Callable[[Row], Calibration] | None = None,
+) -> list[Line]:
+    """Return one line per data set.
+
+    Args:
+        datasets: Rows by name of the data set.
+        fitted: Whether there is another line for the rows to which the constants were fitted.
+        chosen: Function that chooses the calibration of a row; None for `calibration_of_row`.
+    """
+    chosen = chosen or calibration_of_row
     lines = []
     for name, rows in datasets.items():
-        seen = [row for row in rows if row.key in _calibration(name, row).fitted]
-        unseen = [row for row in rows if row.key not in _calibration(name, row).fitted]
+        used = [chosen(row) for row in rows]
+        seen = [row for row, known in zip(rows, used, strict=True) if row.key in known.fitted]
+        unseen = [row for row, known in zip(rows, used, strict=True) if row.key not in known.fitted]
+        is_partly_fitted = any(key.startswith(f"{name},") for known in used for key in known.scores)
         if unseen:
-            lines.append(_line(name, unseen, "held out" if seen else "never fitted"))
+            lines.append(_line(name, unseen, "held out" if is_partly_fitted else "never fitted", chosen))
         if seen and fitted:
-            lines.append(_line(name, seen, "fitted"))
+            lines.append(_line(name, seen, "fitted", chosen))
     return lines
 
 
-def _calibration(dataset: str, row: Row) -> Calibration:
-    return Calibration.of(CALIBRATIONS.get(dataset) or _BY_DEVICE[row.cluster.device.name])
+def calibration_of_row(row: Row) -> Calibration:
+    """Return the calibration that a user gets for a row's device and software."""
+    return calibration_for(row.cluster.device, software_of(row.software))
 
 
-def _line(dataset: str, rows: Sequence[Row], kind: str) -> Line:
+def _line(dataset: str, rows: Sequence[Row], kind: str, chosen: Callable[[Row], Calibration]) -> Line:
     found: dict[str, list[Row]] = {}
     for row in rows:
-        found.setdefault(_calibration(dataset, row).name, []).append(row)
+        found.setdefault(chosen(row).name, []).append(row)
     columns: list[list[float]] = [[], [], [], []]
-    for name, mine in found.items():
-        known = Calibration.of(name)
+    steps = []
+    for mine in found.values():
+        known = chosen(mine[0])
         columns[0].extend(row.seconds for row in mine)
         columns[1].extend(predicted_seconds(mine, known))
         columns[2].extend(plain_seconds(mine, known.constant_rate))
         columns[3].extend(constant_mfu_seconds(mine, known.constant_mfu))
+        steps.append(OneStep.of(mine, known))
     measured, *guesses = (np.array(column) for column in columns)
     ours, plain, constant = (Score.of(guess, measured) for guess in guesses)
-    return Line(dataset, kind, tuple(found), ours, plain, constant)
+    shares = [len(mine) / len(rows) for mine in found.values()]
+    one_step = OneStep(*(float(np.dot(shares, column)) for column in zip(*steps, strict=True)))
+    return Line(dataset, kind, tuple(found), ours, one_step, plain, constant, _scaled(guesses[1], measured))
+
+
+def _scaled(guess: Floats, measured: Floats) -> float:
+    """Return the MAPE of the other rows if each row in turn sets the scale: the median over which one."""
+    ratios = guess / measured
+    if len(ratios) < 2:
+        return float("nan")
+    turns = [np.abs(np.delete(ratios, row) / ratios[row] - 1).mean() for row in range(len(ratios))]
+    return 100 * float(np.median(turns))

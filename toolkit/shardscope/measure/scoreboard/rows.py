@@ -31,6 +31,8 @@ class Row:
     """Measured step time, in seconds."""
     inputs: Mapping[str, object] = field(default_factory=dict)
     """Published inputs of the run, without measurements."""
+    software: str = "megatron-core"
+    """Software that ran it; a name of `spec.software.SOFTWARE`."""
 
     @property
     def key(self) -> str:

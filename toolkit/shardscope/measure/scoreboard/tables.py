@@ -105,10 +105,18 @@ def llama(name: str, seq: int) -> Transformer:
     )  # fmt: skip
 
 
-def _row(dataset: str, model: Transformer, devices: int, layout: Layout, seconds: float) -> Row:
+def _row(
+    dataset: str,
+    model: Transformer,
+    devices: int,
+    layout: Layout,
+    seconds: float,
+    *,
+    software: str = "megatron-core",
+) -> Row:
     machine = cluster(A100_80, devices, intra=NVLINK3, inter=SELENE)
     inputs = {"model": model.name, "devices": devices, "layout": layout.model_dump()}
-    return Row(dataset, model, machine, layout, seconds, inputs)
+    return Row(dataset, model, machine, layout, seconds, inputs, software)
 
 
 def _weak_scaling(  # noqa: PLR0917
@@ -140,7 +148,10 @@ def _scheme(  # noqa: PLR0917
         )  # fmt: skip
     layout = layout.replace(precision="fp16-mixed", flash_attention=False)
     seconds = float(megatron_flops(batch, SEQ, layers, hidden, VOCAB)) / (devices * tflops * 1e12)
-    return _row("Megatron SC21, table 2", gpt(layers, hidden, heads), devices, layout, seconds)
+    software = "deepspeed" if scheme == "zero3" else "megatron-core"
+    return _row(
+        "Megatron SC21, table 2", gpt(layers, hidden, heads), devices, layout, seconds, software=software
+    )
 
 
 def _both(  # noqa: PLR0917

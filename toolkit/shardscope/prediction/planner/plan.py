@@ -14,10 +14,11 @@ from shardscope.prediction.planner.rank import Objective, objective_weights
 from shardscope.prediction.planner.rules import REASONS
 from shardscope.prediction.planner.search import Found, SearchSettings, capacity, search
 from shardscope.prediction.planner.space import SearchAxes
+from shardscope.spec.choice import calibration_of
 from shardscope.spec.cluster import Cluster
-from shardscope.spec.host_calibration import AnyCalibration, of_device
+from shardscope.spec.host_calibration import AnyCalibration
 from shardscope.spec.job_parts import full_name
-from shardscope.spec.layout import Precision
+from shardscope.spec.layout import Layout, Precision
 from shardscope.spec.layout_optimizer import LayoutOptimizer, layout_optimizer, optimizer_names
 from shardscope.spec.model import Model, Transformer
 
@@ -39,6 +40,7 @@ def plan(
     optimizer: LayoutOptimizer | str | Sequence[LayoutOptimizer | str] = "adamw",
     flash_attention: bool | Sequence[bool] = True,
     calibration: AnyCalibration | None = None,
+    software: str | None = None,
 ) -> Plans:
     """Search all layouts of `model` on `cluster` and rank those that fit.
 
@@ -59,7 +61,9 @@ def plan(
         precision: A value of `Layout.precision` or an alias, or several.
         optimizer: A value of `Layout.optimizer`, or several.
         flash_attention: Whether attention is one fused kernel; ``[True, False]`` tries both.
-        calibration: Measured constants of the cluster; None for `Calibration.of` its device.
+        calibration: Measured constants of the cluster; None for those of its device and the software.
+        software: Name of the framework that runs the layouts; None for that of the calibration, or else ``deepspeed``
+            if all layouts are to be offloaded, ``fsdp2`` if all have ZeRO 2 or 3, and ``megatron-core`` otherwise.
 
     Raises:
         SpecError: A name is unknown or a value is invalid. If no layout fits, see `Plans.problem`.
@@ -69,14 +73,16 @@ def plan(
         >>> plans.best.layout  # doctest: +SKIP
     """
     cluster = Cluster.of(cluster) if isinstance(cluster, str) else cluster
-    setting = SearchSettings(known_model(model), cluster, of_device(cluster, calibration))
+    tried = (space or SearchAxes()).fixed(fix or {})
+    common = Layout(zero=min(tried.zero), offload="none" if "none" in tried.offload else tried.offload[0])
+    known = calibration_of(cluster, calibration, software=software, layout=common)
+    setting = SearchSettings(known_model(model), cluster, known)
     objective_weights(
         objective, has_price=setting.cluster.price_per_device_hour is not None
     )  # raises before the search
     if top is not None and top < 1:
         raise SpecError(f"top={top} leaves no rows; give 1 or more, or None for all")
     batch = _known_batch(setting.model, global_batch)
-    tried = (space or SearchAxes()).fixed(fix or {})
     recipes = _recipes(precision, optimizer, flash_attention)
     spared = tried if space is not None or "offload" in (fix or {}) else tried.fixed({"offload": "none"})
     pools, found = _searched(setting, batch, spared, recipes, top)

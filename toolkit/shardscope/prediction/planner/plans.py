@@ -282,7 +282,9 @@ class Plans:
     def caveat(self) -> str:
         """The calibration on which the step times are based, and its limitations."""
         known = self.setting.calibration
-        return f"calibration {known.name}" + (f": {known.note}" if known.note else "")
+        return f"software {known.software or 'unknown'}, calibration {known.name}" + (
+            f": {known.note}" if known.note else ""
+        )
 
     def __repr__(self) -> str:
         if not len(self):
@@ -306,7 +308,7 @@ class Plans:
         rows = [{**plan._asdict(), "layout": plan.layout.model_dump(mode="json")} for plan in self]
         known = self.setting.calibration
         return {
-            "calibration": known.name, "note": known.note,
+            "software": known.software, "calibration": known.name, "note": known.note,
             "considered": self.considered, "valid": self.valid, "kept": len(self.order),
             "rejected": dict(self.rejected),
             "problem": self.problem, "plans": rows,

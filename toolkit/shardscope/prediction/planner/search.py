@@ -22,6 +22,7 @@ from shardscope.prediction.step import StepParts, step_time
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.model import Transformer
+from shardscope.spec.software import memory_model
 
 Floats = npt.NDArray[np.float64]
 
@@ -162,7 +163,9 @@ def lacking_bytes(setting: SearchSettings, held: MemoryParts) -> Floats:
 
 def memory_parts(setting: SearchSettings, layouts: Layouts) -> MemoryParts:
     """Return bytes by type of memory; offloaded bytes that exceed a device's share of host memory are on drives."""
-    return device_memory(setting.model, layouts, host_capacity=host_bytes_per_device(setting.cluster))
+    room = host_bytes_per_device(setting.cluster)
+    framework = memory_model(setting.calibration.software)
+    return device_memory(setting.model, layouts, framework=framework, host_capacity=room)
 
 
 def capacity(setting: SearchSettings) -> float:

@@ -97,7 +97,8 @@ class LayoutCosts(NamedTuple):
             float(each.rows.micro["far hop" if far == "inter" else "near hop"][0]) for each in (whole, wire)
         ]
         link = cluster.inter if far == "inter" else cluster.intra
-        share = calibration.inter_efficiency if far == "inter" else calibration.intra_efficiency
+        near = calibration.intra_rate(cluster.intra) / cluster.intra.bandwidth
+        share = calibration.inter_efficiency if far == "inter" else near
         there, back = (float(np.max(each)) * whole.pace for each in host_seconds(whole.rows))
         assert link.bandwidth > 0
         return cls(
@@ -159,7 +160,7 @@ def _links(layout: Layout, cluster: Cluster, machine: Machine) -> dict[str, str]
         "tensor": (layout.tensor, 1), "context": (layout.context, layout.tensor),
         "expert": (layout.expert, layout.tensor), "data": (layout.data * layout.context, layout.tensor),
     }  # fmt: skip
-    within = cluster.intra.bandwidth * machine.calibration.intra_efficiency
+    within = machine.calibration.intra_rate(cluster.intra)
     return {
         axis: "intra"
         if is_inside_node(cluster, *group) or float(machine.link(*group)[0]) >= within

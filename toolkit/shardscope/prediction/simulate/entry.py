@@ -52,6 +52,7 @@ class Simulator:
         layout: Layout | None = None,
         *,
         calibration: AnyCalibration | None = None,
+        software: str | None = None,
         overlap: bool = False,
         stragglers: Mapping[int, float] | None = None,
         jitter: float = 0.0,
@@ -69,6 +70,7 @@ class Simulator:
             cluster: The cluster; for a job, None means this machine.
             layout: The layout of the model; omit it for a job.
             calibration: The cluster's constants, as for `predict`.
+            software: Name of the framework that runs the layout, as for `predict`.
             overlap: Whether the ranks of a job compute while they exchange gradients. Has no effect on layouts, whose
                 overlap is in the calibration.
             stragglers: Factor of the computing time of slow ranks, by rank: ``{3: 1.5}``.
@@ -96,7 +98,9 @@ class Simulator:
                     "layout has no effect on a job, whose strategy determines job.layout(); omit it, or give a "
                     "Transformer"
                 )
-            found = self.predicted(predict_job(model, cluster, calibration), variation, overlap=overlap)
+            found = self.predicted(
+                predict_job(model, cluster, calibration, software=software), variation, overlap=overlap
+            )
         else:
             require(
                 model,
@@ -109,7 +113,7 @@ class Simulator:
             assert isinstance(model, Transformer)
             assert isinstance(cluster, Cluster)
             assert layout is not None
-            found = simulate_layout(model, cluster, layout, calibration, variation)
+            found = simulate_layout(model, cluster, layout, calibration, variation, software=software)
         return _with_failures(found, [Failure(*each) for each in failures])
 
     def predicted(

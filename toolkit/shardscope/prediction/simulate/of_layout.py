@@ -56,7 +56,7 @@ class LayoutStep:
         self.graph = Graph([f"stage {rank}" for rank in range(layout.pipeline)])
         self.links = [
             {
-                "intra": self.graph.link(f"{lane}, inside the node", cluster.intra.bandwidth * cal.intra_efficiency),
+                "intra": self.graph.link(f"{lane}, inside the node", cal.intra_rate(cluster.intra)),
                 "inter": self.graph.link(f"{lane}, to other nodes", cluster.inter.bandwidth * cal.inter_efficiency),
             }
             for lane in self.graph.lanes

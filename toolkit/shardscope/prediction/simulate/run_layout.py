@@ -10,8 +10,9 @@ from shardscope.prediction.simulate.of_layout import LayoutStep, schedule_of
 from shardscope.prediction.simulate.replicas import Variation, replicate
 from shardscope.prediction.simulate.result import Simulation
 from shardscope.prediction.step.term import NAMES
+from shardscope.spec.choice import calibration_of
 from shardscope.spec.cluster import Cluster
-from shardscope.spec.host_calibration import AnyCalibration, of_device
+from shardscope.spec.host_calibration import AnyCalibration
 from shardscope.spec.layout import Layout
 from shardscope.spec.look import Arrangement
 from shardscope.spec.model import Transformer
@@ -31,6 +32,8 @@ def simulate_layout(
     layout: Layout,
     calibration: AnyCalibration | None,
     variation: Variation,
+    *,
+    software: str | None = None,
 ) -> Simulation:
     """Simulate one step of a layout; see `shardscope.simulate`.
 
@@ -40,7 +43,7 @@ def simulate_layout(
     """
     layout.check(model, cluster)
     variation.check(layout.num_devices)
-    known = of_device(cluster, calibration)
+    known = calibration_of(cluster, calibration, software=software, layout=layout)
     passes = len(schedule_of(layout).ops)
     in_layers = passes * _PER_LAYER * model.layers // schedule_of(layout).num_stages <= MOST_LAYERED
     step = LayoutStep(model, layout, cluster, known, in_layers=in_layers)

@@ -106,7 +106,7 @@ class Machine(NamedTuple):
         link = spanning_link(cluster, group, stride)
         ranks = np.asarray(group, float)
         leaving = members_per_node(cluster, group, stride) * cluster.inter.bandwidth * cal.inter_efficiency
-        within = cluster.intra.bandwidth * cal.intra_efficiency
+        within = cal.intra_rate(cluster.intra)
         rate = np.where(is_inside_node(cluster, group, stride), within, np.minimum(within, leaving))
         steps = np.ceil(np.log2(np.maximum(ranks, 1.0)))
         return np.asarray(rate), np.asarray(link.latency * steps / np.maximum(ranks - 1.0, 1.0))

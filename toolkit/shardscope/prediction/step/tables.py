@@ -277,6 +277,7 @@ def weights(
     recipe = RECIPES[precision]
     cal, replicas = machine.calibration, data * context
     owners = np.where(zero >= 1, shard, 1.0)
+    by_layer = np.where(zero >= 2, 1.0 / cal.shard_efficiency, 1.0)
     reduce_s = gather_s = codec = np.zeros_like(dense)
     layers = np.ceil(model.layers / pipeline)
     expert_owners = np.maximum(owners / expert, 1.0)
@@ -293,11 +294,11 @@ def weights(
         )
         whole = machine.collective("all_reduce", elements * recipe.gradient, group, stride)
         packed_s, coding_s = _compressed(machine, elements, (compression, compressions), group, stride)
-        plain_s = np.where(zero >= 1, scattered + between, whole)
+        plain_s = np.where(zero >= 1, (scattered + between) * by_layer, whole)
         reduce_s = reduce_s + np.where(compression == 0, plain_s, packed_s)
         codec = codec + coding_s
         gathered = machine.collective("all_gather", elements * recipe.parameter, within, stride)
-        gather_s = gather_s + np.where(zero >= 1, gathered, 0.0)
+        gather_s = gather_s + np.where(zero >= 1, gathered * np.where(zero == 3, by_layer, 1.0), 0.0)
     started = np.where((zero == 3) & (replicas > 1), layers * cal.collective_s, 0.0)
     own = dense / owners + experts / expert_owners
     state_bytes = (

@@ -109,7 +109,9 @@ def _inputs(
         "tokens": layout.micro_batch * model.seq / layout.context,
         "h": model.hidden,
     }
-    inside: dict[str, float | str] = {"share of bandwidth": cal.intra_efficiency}
+    inside: dict[str, float | str] = {
+        "share of bandwidth": cal.intra_rate(cluster.intra) / cluster.intra.bandwidth
+    }
     pipe: dict[str, float | str] = {"p": layout.pipeline, "v": layout.virtual_stages}
     states: dict[str, float | str] = {"elements": float(dense + experts)}
     return {

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from shardscope.errors import LaunchError
 from shardscope.machine import can_share_memory
-from shardscope.training.transports.cuda_ipc import CudaIpcGroup, CudaMemory
+from shardscope.training.transports.cuda_ipc import CudaIpcGroup
 from shardscope.training.transports.protocol import Transport
 from shardscope.training.transports.shm import CannotShare, SharedMemoryGroup, files
 from shardscope.training.transports.tcp import open_tcp
@@ -85,8 +85,8 @@ def open_route(
                 return Route(
                     SharedMemoryGroup(tcp, part, timeout), "shm", "all ranks are CPU ranks of one host"
                 )
-            memory = CudaMemory(torch.device("cuda", torch.cuda.current_device()))
-            group = CudaIpcGroup(tcp, part, timeout, memory, has_nccl=backend == "nccl")
+            device = torch.device("cuda", torch.cuda.current_device())
+            group = CudaIpcGroup(tcp, part, timeout, device, has_nccl=backend == "nccl")
             return Route(group, "cuda-ipc", "all ranks are GPU ranks of one host")
         except CannotShare as error:
             reason = str(error)

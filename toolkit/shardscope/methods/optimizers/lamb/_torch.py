@@ -139,6 +139,10 @@ class TorchLamb(LayerwiseOptimizer):
         own = ("max_grad_norm", "form", "reduce_grad_square", "duplicate_grad_params", "_grad_factor")
         return {**super().__getstate__(), **{name: getattr(self, name) for name in own}}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._kernels = None  # they update the moments of the state before
+
     def _new_state(self, param: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
         return {
             "step": torch.zeros((), dtype=torch.float32),

@@ -20,15 +20,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardscope.training.transports.cuda_ipc.collectives import DeviceSlots, StagedCollectives
-from shardscope.training.transports.cuda_ipc.memory import DeviceMemory, check_sharing
+from shardscope.training.transports.cuda_ipc.collectives import STAGED_BYTES, DeviceSlots, StagedCollectives
+from shardscope.training.transports.cuda_ipc.memory import CudaMemory, check_sharing
 from shardscope.training.transports.cuda_ipc.messages import DeviceMailbox
-from shardscope.training.transports.shm import SharedMemoryGroup
+from shardscope.training.transports.shm import CannotShare, SharedMemoryGroup
 from shardscope.training.transports.shm.collectives import Collectives
 from shardscope.training.transports.shm.messages import ANY
 from shardscope.training.transports.shm.works import Collective
-
-_STAGED_BYTES = 1 << 20
 
 
 class CudaIpcGroup(SharedMemoryGroup):
@@ -38,7 +36,7 @@ class CudaIpcGroup(SharedMemoryGroup):
         tcp: The TCP group.
         store: The group's store.
         timeout: Time after which a rank that waits for another fails.
-        memory: Memory of this rank's GPU.
+        device: This rank's GPU.
         has_nccl: Whether the TCP group's collectives of GPU tensors are NCCL's, which are then used.
 
     Raises:
@@ -50,15 +48,20 @@ class CudaIpcGroup(SharedMemoryGroup):
         tcp: dist.ProcessGroup,
         store: dist.Store,
         timeout: timedelta,
-        memory: DeviceMemory,
+        device: torch.device,
         *,
         has_nccl: bool,
     ) -> None:
         super().__init__(tcp, store, timeout)
-        self._memory, self._has_nccl = memory, has_nccl
+        self._gpu, self._memory, self._has_nccl = device, CudaMemory(device), has_nccl
         self._store = dist.PrefixStore("device", store)
-        check_sharing(memory, dist.PrefixStore("check", self._store), self.rank(), self.size())
-        self._device = DeviceMailbox(self._mailbox, memory, self._store, self.rank())
+        try:
+            check_sharing(self._memory, dist.PrefixStore("check", self._store), self.rank(), self.size())
+        except CannotShare:
+            self._peers.close()
+            self._peers.memory.close()
+            raise
+        self._device = DeviceMailbox(self._mailbox, self._memory, self._store, self.rank())
         self._staged = StagedCollectives(self._in_ram)
         self._on_device: DeviceSlots | None = None
 
@@ -91,7 +94,7 @@ class CudaIpcGroup(SharedMemoryGroup):
             return super()._collectives_of(tensors)
         if self._has_nccl:
             return None
-        if max((tensor.nbytes for tensor in tensors), default=0) <= _STAGED_BYTES:
+        if max((tensor.nbytes for tensor in tensors), default=0) <= STAGED_BYTES:
             return self._staged
         if self._on_device is None:  # all ranks get here at their first large tensor
             self._on_device = DeviceSlots(
@@ -100,11 +103,11 @@ class CudaIpcGroup(SharedMemoryGroup):
             )  # fmt: skip
         return self._on_device
 
-    def _submit(self, run: Callable[[], None], result: Any, options: Any) -> dist.Work:
-        """Run a collective on the stream of its caller, and wait on the host until the device is done."""
-        if not torch.cuda.is_initialized():
-            return super()._submit(run, result, options)
-        stream = torch.cuda.current_stream()
+    def _submit(self, by: Collectives, run: Callable[[], None], result: Any, options: Any) -> dist.Work:
+        """Run a collective of tensors on the GPU on the stream of its caller, and wait until the GPU is done."""
+        if by is self._in_ram:
+            return super()._submit(by, run, result, options)
+        stream = torch.cuda.current_stream(self._gpu)
 
         def on_stream() -> None:
             with torch.cuda.stream(stream):
@@ -117,4 +120,5 @@ class CudaIpcGroup(SharedMemoryGroup):
     def shutdown(self) -> None:
         """Leave the group once the other ranks have fetched the messages of this one, and release everything."""
         self._device.drain(self._peers)
+        self._on_device = None
         super().shutdown()

@@ -99,11 +99,11 @@ def check_sharing(memory: DeviceMemory, store: dist.Store, rank: int, world_size
     Raises:
         CannotShare: A rank could not; all ranks raise it.
     """
-    written = memory.allocate(_ALIGNMENT)
-    written.fill_(1 + rank % 255)
-    memory.synchronize()
     refusal, exported = "", ""
     try:
+        written = memory.allocate(_ALIGNMENT)
+        written.fill_(1 + rank % 255)
+        memory.synchronize()
         exported = memory.export(written)
     except RuntimeError as error:
         refusal = str(error)

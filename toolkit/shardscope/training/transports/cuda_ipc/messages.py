@@ -98,11 +98,12 @@ class DeviceMailbox:
             self._export(segment, target)
             self._serial += 1
             announcement = torch.tensor([segment, start, flat.numel(), self._serial])
+            sent = self._mailbox.send(announcement, target, _ANNOUNCEMENTS + tag)
             acknowledged = self._mailbox.receive(
                 torch.empty(0, dtype=torch.uint8), target, _ACKNOWLEDGEMENTS + self._serial
             )
             self._in_flight.append((acknowledged, (segment, start, size)))
-        return self._mailbox.send(announcement, target, _ANNOUNCEMENTS + tag)
+        return sent
 
     def receive(self, tensor: Tensor, source: int, tag: int) -> DeviceReceive:
         """Post the receive of a message from rank `source`, or any rank, that is at most as large as `tensor`."""
@@ -115,17 +116,20 @@ class DeviceMailbox:
         segment, start, num_bytes, serial = announcement.tolist()
         room = tensor.numel() * tensor.element_size()
         if num_bytes > room:
+            self._acknowledge(source, serial)
             raise dist.DistBackendError(
                 f"a message of {num_bytes} bytes from rank {self._mailbox.name(source)} does not fit into a tensor of "
                 f"{room} bytes; give both sides tensors of the same size"
             )
         data = self._open(source, segment)[start : start + num_bytes]
-        fits = tensor.is_contiguous()
-        into = tensor.detach().view(-1) if fits else tensor.new_empty(tensor.numel())
+        into = tensor.detach().contiguous().view(-1)
         into.view(torch.uint8)[:num_bytes].copy_(data)
-        if not fits:
+        if not tensor.is_contiguous():
             tensor.detach().copy_(into.view(tensor.shape))
         self._memory.synchronize()
+        self._acknowledge(source, serial)
+
+    def _acknowledge(self, source: int, serial: int) -> None:
         self._mailbox.send(torch.empty(0, dtype=torch.uint8), source, _ACKNOWLEDGEMENTS + serial)
 
     def _reclaim(self) -> None:

@@ -133,7 +133,8 @@ class SharedMemoryGroup:
             return None
         return next(((by, reduce) for known, reduce in _REDUCTIONS.items() if operation == known), None)
 
-    def _submit(self, run: Callable[[], None], result: Any, options: Any) -> dist.Work:
+    def _submit(self, by: Collectives, run: Callable[[], None], result: Any, options: Any) -> dist.Work:  # noqa: ARG002 - for GPUs
+        """Run a collective, which `by` carries out, in its turn."""
         return self._thread.submit(Collective(run, result), is_async=getattr(options, "asyncOp", True))
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> dist.Work:
@@ -148,7 +149,7 @@ class SharedMemoryGroup:
                 with _Flat(tensor) as flat:
                     by.all_reduce_(flat, reduce)
 
-        return self._submit(run, tensors, opts)
+        return self._submit(by, run, tensors, opts)
 
     allreduce_coalesced = allreduce
 
@@ -163,21 +164,21 @@ class SharedMemoryGroup:
             with _Flat(tensor) as flat:
                 by.broadcast_(flat, opts.rootRank)
 
-        return self._submit(run, tensors, opts)
+        return self._submit(by, run, tensors, opts)
 
     def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> dist.Work:
         (rows,), (own,) = outputs, inputs
         by = self._collectives_of([*rows, own])
         if by is None:
             return self._tcp.allgather(outputs, inputs, *_given(opts))
-        return self._submit(lambda: _all_gather(by, rows, own), outputs, opts)
+        return self._submit(by, lambda: _all_gather(by, rows, own), outputs, opts)
 
     def _allgather_base(self, output: Tensor, own: Tensor, opts: Any = None) -> dist.Work:
         by = self._collectives_of([output, own])
         if by is None:
             return self._tcp._allgather_base(output, own, *_given(opts))
         rows = list(output.detach().view(self._peers.world_size, -1))
-        return self._submit(lambda: _all_gather(by, rows, own), [output], opts)
+        return self._submit(by, lambda: _all_gather(by, rows, own), [output], opts)
 
     all_gather_single = _allgather_base
 
@@ -189,7 +190,7 @@ class SharedMemoryGroup:
         sums = self._sums(opts.reduceOp, [output, *chunks])
         if sums is None:
             return self._tcp.reduce_scatter(outputs, inputs, opts)
-        return self._submit(lambda: _reduce_scatter(*sums, output, chunks), outputs, opts)
+        return self._submit(sums[0], lambda: _reduce_scatter(*sums, output, chunks), outputs, opts)
 
     def _reduce_scatter_base(self, output: Tensor, whole: Tensor, opts: Any = None) -> dist.Work:
         opts = opts or dist.ReduceScatterOptions()
@@ -197,12 +198,12 @@ class SharedMemoryGroup:
         if sums is None:
             return self._tcp._reduce_scatter_base(output, whole, opts)
         chunks = list(whole.detach().contiguous().view(self._peers.world_size, -1))
-        return self._submit(lambda: _reduce_scatter(*sums, output, chunks), [output], opts)
+        return self._submit(sums[0], lambda: _reduce_scatter(*sums, output, chunks), [output], opts)
 
     reduce_scatter_single = _reduce_scatter_base
 
     def barrier(self, opts: Any = None) -> dist.Work:
-        return self._submit(self._in_ram.barrier, [], opts)
+        return self._submit(self._in_ram, self._in_ram.barrier, [], opts)
 
     # Ending.
 

@@ -1,0 +1,177 @@
+"""`ss.calibrate(rows=...)`: measured steps of a GPU cluster move constants as far as they determine them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import shardscope as ss
+from shardscope import cli
+from shardscope.errors import DataError, SpecError
+from shardscope.prediction.spread import FACTORS, moved
+
+CLUSTER = ss.Cluster.of("a100-80gb", nodes=4)
+MODEL = ss.Model.of("llama-2-13b")
+LAYOUTS = [
+    ss.Layout(data=d, tensor=t, pipeline=p, micro_batch=b, global_batch=256, recompute="full")
+    for d, t, p, b in [
+        (4, 8, 1, 1),
+        (8, 4, 1, 1),
+        (4, 4, 2, 2),
+        (2, 8, 2, 2),
+        (2, 4, 4, 4),
+        (16, 2, 1, 1),
+        (4, 2, 4, 1),
+    ]
+]
+
+
+def seconds(layout: ss.Layout, calibration: ss.Calibration | None = None) -> float:
+    return ss.predict(MODEL, CLUSTER, layout, calibration=calibration).step_time_s
+
+
+def row(layout: ss.Layout, time_s: float, **more: object) -> dict[str, object]:
+    degrees = ("data", "tensor", "pipeline", "micro_batch", "global_batch", "recompute")
+    return {**{name: getattr(layout, name) for name in degrees}, "step_time_s": time_s, **more}
+
+
+def test_one_row_moves_the_scale_and_narrows_the_interval() -> None:
+    measured = 1.25 * seconds(LAYOUTS[0])
+    mine = ss.calibrate(CLUSTER, rows=[row(LAYOUTS[0], measured)], model=MODEL)
+    before, after = (
+        ss.predict(MODEL, CLUSTER, LAYOUTS[0]),
+        ss.predict(MODEL, CLUSTER, LAYOUTS[0], calibration=mine),
+    )
+    assert after.step_time_s == pytest.approx(measured, rel=0.06)
+    assert all(seconds(other, mine) > 1.08 * seconds(other) for other in LAYOUTS[1:])
+    widths = [np.log(each.interval.high / each.interval.low) for each in (before, after)]
+    assert widths[1] < 0.6 * widths[0]
+    assert not mine.scores, "one row cannot be cross-validated"
+
+
+def test_rows_find_the_constants_that_made_them_and_name_the_row_that_does_not_fit() -> None:
+    step = dict.fromkeys(FACTORS, 0.0) | {"scale": 0.1, "intra_efficiency": -0.3}
+    truth = moved(ss.predict(MODEL, CLUSTER, LAYOUTS[0]).calibration, list(step.values()))
+    rows = [row(layout, seconds(layout, truth), label=f"run {place}") for place, layout in enumerate(LAYOUTS)]
+    rows[3]["step_time_s"] *= 2.5
+    mine = ss.calibrate(CLUSTER, rows=pd.DataFrame(rows), model=MODEL)
+    others = [layout for place, layout in enumerate(LAYOUTS) if place != 3]
+    assert [seconds(each, mine) for each in others] == pytest.approx(
+        [seconds(each, truth) for each in others], rel=0.03
+    )
+    assert mine.rows[3].weight < 0.2
+    assert min(each.weight for each in mine.rows if each.label != "run 3") > 0.5
+    assert "run 3 is an outlier" in mine.note
+    assert "run 3" in repr(mine)
+    assert mine.scores["rows, cross-validated"]["rows"] == len(LAYOUTS)
+
+
+def test_a_calibration_is_refined_by_further_rows_and_survives_a_file(tmp_path: Path) -> None:
+    first = ss.calibrate(CLUSTER, rows=row(LAYOUTS[0], 1.3 * seconds(LAYOUTS[0])), model=MODEL)
+    first = ss.Calibration.load(first.save(tmp_path / "mine.json"))
+    second = ss.calibrate(CLUSTER, rows=row(LAYOUTS[2], 1.3 * seconds(LAYOUTS[2])), model=MODEL, prior=first)
+    assert seconds(LAYOUTS[2], second) == pytest.approx(1.3 * seconds(LAYOUTS[2]), rel=0.04)
+    assert ss.predict(MODEL, CLUSTER, LAYOUTS[2], calibration=second).uncertainty.between < (
+        ss.predict(MODEL, CLUSTER, LAYOUTS[2], calibration=first).uncertainty.between
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"step_time_s": None}, r"rows\[1\]: has no measured time; give one of step_time_s"),
+        ({"tokens_per_s": 5.0}, "has step_time_s and tokens_per_s"),
+        ({"step_time_s": -1.0}, "step_time_s=-1.0 is not a measurement"),
+        ({"tensr": 2}, r"rows\[1\]: column='tensr' is not known; did you mean 'tensor'"),
+        ({"global_batch": None}, "global_batch is missing"),
+        ({"data": 3}, r"rows\[1\]: global_batch=256 is not a multiple of data=3"),
+        ({"device": "h100-80gb"}, "several clusters: the device is 'a100-80gb' in rows.0. and 'h100-80gb' in rows.1."),
+        ({"software": "fsdp2"}, "the software is 'megatron-core' in rows.0. and 'fsdp2' in rows.1."),
+        ({"software": "megatorn"}, "software='megatorn' is not known; did you mean 'megatron-core'"),
+    ],
+)  # fmt: skip
+def test_rows_that_cannot_be_used_are_refused_with_their_number(
+    change: dict[str, object], message: str
+) -> None:
+    good = row(LAYOUTS[0], 20.0)
+    with pytest.raises(SpecError, match=message):
+        ss.calibrate(CLUSTER, rows=[good, {**good, **change}], model=MODEL)
+
+
+def test_arguments_without_rows_are_refused() -> None:
+    for arguments in ({"model": MODEL}, {"layout": LAYOUTS[0]}, {"software": "fsdp2"}):
+        with pytest.raises(SpecError, match="has no effect without rows"):
+            ss.calibrate(**arguments)
+    with pytest.raises(SpecError, match="has no row"):
+        ss.calibrate(CLUSTER, rows=[], model=MODEL)
+    with pytest.raises(SpecError, match="the cluster is missing"):
+        ss.calibrate(rows=[row(LAYOUTS[0], 1.0)], model=MODEL)
+
+
+ARGUMENTS = """\
+------------------------ arguments ------------------------
+  bf16 ............................................ True
+  data_parallel_size .............................. 4
+  global_batch_size ............................... 256
+  hidden_size ..................................... 5120
+  micro_batch_size ................................ 1
+  num_attention_heads ............................. 40
+  num_layers ...................................... 40
+  padded_vocab_size ............................... 51200
+  recompute_granularity ........................... full
+  seq_length ...................................... 2048
+  sequence_parallel ............................... True
+  tensor_model_parallel_size ...................... 8
+  transformer_impl ................................ transformer_engine
+  use_distributed_optimizer ....................... True
+"""
+
+
+def test_a_log_of_megatron_states_its_model_layout_and_steps(tmp_path: Path) -> None:
+    steps = [90000.0, 40000.0, 20010.0, 20000.0, 19990.0]
+    lines = [
+        f" iteration {n}/ 10 | elapsed time per iteration (ms): {ms} | loss" for n, ms in enumerate(steps)
+    ]
+    path = tmp_path / "train.log"
+    path.write_text(ARGUMENTS + "\n".join(lines))
+    mine = ss.calibrate(CLUSTER, rows=path)
+    (found,) = mine.rows
+    assert (found.label, found.measured_s) == ("train.log", 20.0)
+    path.write_text("\n".join(lines))
+    with pytest.raises(SpecError, match="the model is missing"):
+        ss.calibrate(CLUSTER, rows=path)
+    path.write_text(ARGUMENTS.replace("num_layers", "layers") + "\n".join(lines))
+    with pytest.raises(SpecError, match="without num_layers; give the whole log"):
+        ss.calibrate(CLUSTER, rows=path)
+
+
+def test_a_log_of_torchtitan_needs_the_layout(tmp_path: Path) -> None:
+    path = tmp_path / "titan.log"
+    path.write_text(
+        "\n".join(f"\x1b[31mstep: {n}  loss: 8.0  memory: 39GiB  \x1b[34mtps: 1,{n}00" for n in range(1, 6))
+    )
+    with pytest.raises(SpecError, match="global_batch is missing"):
+        ss.calibrate(CLUSTER, rows=path, model=MODEL)
+    layout = ss.Layout(data=32, zero=3, global_batch=64)
+    mine = ss.calibrate(CLUSTER, rows=path, model=MODEL, layout=layout)
+    assert mine.software == "torchtitan"
+    assert mine.rows[0].measured_s == pytest.approx(64 * MODEL.seq / (1400 * 32))
+    path.write_text("no steps here")
+    with pytest.raises(DataError, match="has no step of Megatron"):
+        ss.calibrate(CLUSTER, rows=path, model=MODEL)
+
+
+def test_the_command_line_calibrates_with_a_file_and_predicts_with_the_result(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows, saved = tmp_path / "rows.csv", tmp_path / "mine.json"
+    pd.DataFrame([row(layout, 1.5 * seconds(layout)) for layout in LAYOUTS[:3]]).to_csv(rows, index=False)
+    arguments = ["calibrate", "--rows", str(rows), "--model", "llama-2-13b", "--device", "a100-80gb"]
+    assert cli.main([*arguments, "--output", str(saved)]) == 0
+    assert "by 3 measured steps" in capsys.readouterr().out
+    layout = ["--data", "4", "--tensor", "8", "--global-batch", "256", "--recompute", "full"]
+    cli.main(["predict", "llama-2-13b", "a100-80gb", "--nodes", "4", *layout, "--calibration", str(saved)])
+    assert "by 3 measured steps" in capsys.readouterr().out

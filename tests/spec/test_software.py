@@ -1,0 +1,83 @@
+"""Software: chosen by name, alias or layout; it selects constants and memory, and every answer names it."""
+
+from __future__ import annotations
+
+import pytest
+
+import shardscope as ss
+from shardscope.analytic.memory import FRAMEWORKS
+from shardscope.errors import SpecError
+from shardscope.spec.calibration import catalogue
+from shardscope.spec.software import SOFTWARE, assumed_software, software_of
+
+CLUSTER = ss.Cluster.of("a100-80gb")
+LAYOUT = ss.Layout(data=8, zero=3, global_batch=8)
+
+
+def test_all_software_has_a_memory_model_and_all_calibrations_name_their_software() -> None:
+    assert all(each.memory in FRAMEWORKS for each in SOFTWARE.values())
+    assert all(one.software in SOFTWARE for one in catalogue())
+
+
+def test_software_is_found_by_its_aliases() -> None:
+    assert software_of("NeMo").name == "megatron-core"
+    assert software_of("fsdp").name == "fsdp2"
+
+
+def test_a_layout_suggests_its_software() -> None:
+    assert assumed_software(LAYOUT).software.name == "fsdp2"
+    assert assumed_software(ss.Layout(tensor=8)).software.name == "megatron-core"
+    assert assumed_software(ss.Layout(zero=3, offload="states")).software.name == "deepspeed"
+
+
+def test_unknown_software_is_refused() -> None:
+    with pytest.raises(SpecError, match="software='jax' is not known.*megatron-core"):
+        ss.predict("llama-2-7b", CLUSTER, LAYOUT, software="jax")
+
+
+def test_every_answer_names_the_software_and_says_when_it_is_assumed() -> None:
+    assumed = ss.predict("llama-2-7b", CLUSTER, LAYOUT)
+    given = ss.predict("llama-2-7b", CLUSTER, LAYOUT, software="llm-foundry")
+    for text in (repr(assumed), assumed._repr_html_(), str(assumed.to_dict())):
+        assert "fsdp2" in text
+    assert "is assumed because of zero=3" in repr(assumed)
+    assert "assumed" not in repr(given)
+    assert given.calibration.name == "a100-fsdp"
+
+
+def test_software_that_was_not_measured_widens_the_interval_and_says_so() -> None:
+    measured = ss.predict("llama-2-7b", CLUSTER, LAYOUT, software="llm-foundry")
+    carried = ss.predict("llama-2-7b", CLUSTER, LAYOUT, software="torchtitan")
+    other = ss.predict("llama-2-7b", CLUSTER, LAYOUT, software="deepspeed")
+    assert "was never measured on a100-80gb" in carried.calibration.note
+    widths = [each.interval.high / each.interval.low for each in (measured, carried, other)]
+    assert widths == sorted(widths)
+    assert "90% interval" in repr(other)
+
+
+def test_software_selects_the_memory_model() -> None:
+    layout = ss.Layout(data=8, zero=1, global_batch=8)
+    megatron, deepspeed = (
+        ss.predict("llama-2-7b", CLUSTER, layout, software=name) for name in ("megatron-core", "deepspeed")
+    )
+    assert megatron.memory["stage 0"]["gradients"].value == 2 * deepspeed.memory["stage 0"]["gradients"].value
+
+
+def test_a_plan_takes_software_and_predicts_like_its_layouts() -> None:
+    model = ss.Model.transformer(layers=4, hidden=1024, heads=8, vocab=32000, seq=1024)
+    plans = ss.plan(model, CLUSTER, global_batch=32, software="fsdp2", fix={"zero": 3})
+    alone = ss.predict(model, CLUSTER, plans.best.layout, software="fsdp2")
+    assert plans.best.time_s == pytest.approx(alone.step_time_s)
+    assert plans.best.memory_bytes == pytest.approx(alone.peak_bytes)
+    assert "software fsdp2" in plans.caveat
+    assert ss.plan(model, CLUSTER, global_batch=32, fix={"zero": [2, 3]}).to_dict()["software"] == "fsdp2"
+
+
+def test_a_given_calibration_of_other_software_is_named() -> None:
+    found = ss.predict("llama-2-7b", CLUSTER, LAYOUT, ss.Calibration.of("a100-megatron"), software="fsdp2")
+    assert "measured with megatron-deepspeed" in found.calibration.note
+
+
+def test_software_has_no_effect_on_this_machine() -> None:
+    with pytest.raises(SpecError, match="no effect on this machine"):
+        ss.predict(ss.Job(model="mlp", data="digits"), software="fsdp2")

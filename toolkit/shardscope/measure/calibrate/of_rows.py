@@ -1,0 +1,167 @@
+"""Fit a calibration to measured steps of a GPU cluster: each constant stays near the prior unless rows say otherwise.
+
+The residuals are logarithms of measured / predicted time, with a Cauchy loss, so that a row that another program
+disturbed hardly counts. With one row, the constants that are known worst move most, above all the common scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from shardscope.errors import require
+from shardscope.measure.calibrate.tables import Given, Rows, read_rows
+from shardscope.measure.scoreboard.rows import Row, predicted_seconds
+from shardscope.measure.scoreboard.score import Score
+from shardscope.prediction.spread import Floats, covariance_of, moved, slopes
+from shardscope.spec.calibration import FACTORS, Calibration, FittedRow
+from shardscope.spec.choice import calibration_for
+from shardscope.spec.cluster import Cluster
+from shardscope.spec.layout import Layout
+from shardscope.spec.model import Model, Transformer
+from shardscope.spec.software import software_of
+
+NOISE = 0.06
+"""Standard deviation of the logarithm of measured / predicted time, of rows of one cluster."""
+_CAUCHY = 2.0
+"""Residual, in standard deviations, at which a row counts half."""
+_NARROWING = (16.0, 4.0, 1.0)
+"""Factors of `_CAUCHY`, one after the other: with a wide loss there is one minimum (Blake and Zisserman 1987)."""
+_ENOUGH = 3
+"""Number of configurations from which a row can be an outlier, and errors can be cross-validated."""
+_PRIOR_ROWS = 4.0
+"""Number of rows that the usual noise counts for in the estimate of the noise."""
+_OUTLIER = 0.5
+"""Weight below which a row is named as an outlier."""
+
+
+class Fit(NamedTuple):
+    """Factors that fit the rows best, with their covariance."""
+
+    x: Floats
+    covariance: Floats
+    residuals: Floats
+    """log(measured / predicted) of each row."""
+    left_out: Floats
+    """The same, predicted without all rows of the same configuration."""
+    weights: Floats
+
+
+def calibrate_rows(
+    rows: Rows,
+    *,
+    cluster: Cluster | None = None,
+    model: Model | str | None = None,
+    layout: Layout | None = None,
+    software: str | None = None,
+    prior: Calibration | None = None,
+) -> Calibration:
+    """Return a calibration fitted to measured steps; see `shardscope.calibrate`."""
+    known = Model.of(model) if isinstance(model, str) else model
+    if known is not None:
+        require(known, Transformer, by="calibrate", write="model='gpt3-175b', or a Transformer")
+        assert isinstance(known, Transformer)
+    if layout is not None:
+        require(layout, Layout, by="calibrate", write="layout=ss.Layout(...)")
+    read = read_rows(rows, Given(cluster, known, layout, software))
+    before = (
+        calibration_for(read[0].cluster.device, software_of(read[0].software)) if prior is None else prior
+    )
+    found = fitted(read, before)
+    return _calibration(read, before, found)
+
+
+def fitted(rows: Sequence[Row], before: Calibration) -> Fit:
+    """Return the factors of `before` that fit the rows best."""
+    measured = np.log([row.seconds for row in rows])
+    groups = _configurations(rows)
+    is_robust = len(set(groups)) >= _ENOUGH
+    inverse = np.asarray(np.linalg.inv(covariance_of(before)), np.float64)
+    x, weights = np.zeros(len(FACTORS)), np.ones(len(rows))
+    for factor in _NARROWING if is_robust else _NARROWING[-1:] * 2:
+        for _ in range(2):
+            predicted, slope = slopes(lambda cal: predicted_seconds(rows, cal), before, x)
+            off = measured - predicted
+            if is_robust:
+                weights = 1.0 / (1.0 + (off / (_CAUCHY * factor * NOISE)) ** 2)
+            x = _solved(inverse, slope, off + slope @ x, weights)
+    off = measured - np.log(predicted_seconds(rows, moved(before, x)))
+    normal = inverse + (slope.T * weights) @ slope / NOISE**2
+    return Fit(
+        x,
+        np.asarray(np.linalg.inv(normal), np.float64),
+        off,
+        _left_out(inverse, slope, off + slope @ x, weights, groups),
+        weights,
+    )
+
+
+def _solved(inverse: Floats, slope: Floats, target: Floats, weights: Floats) -> Floats:
+    normal = inverse + (slope.T * weights) @ slope / NOISE**2
+    return np.asarray(np.linalg.solve(normal, (slope.T * weights) @ target / NOISE**2))
+
+
+def _configurations(rows: Sequence[Row]) -> list[int]:
+    names = [f"{row.model!r} {row.layout!r}" for row in rows]
+    return [names.index(name) for name in names]
+
+
+def _left_out(
+    inverse: Floats, slope: Floats, target: Floats, weights: Floats, groups: Sequence[int]
+) -> Floats:
+    """Return log(measured / predicted) of each row by a fit without its configuration, linear around the best fit."""
+    found = np.empty(len(target))
+    for group in set(groups):
+        mine = np.array(groups) == group
+        x = _solved(inverse, slope[~mine], target[~mine], weights[~mine])
+        found[mine] = target[mine] - slope[mine] @ x
+    return found
+
+
+def _calibration(rows: Sequence[Row], before: Calibration, found: Fit) -> Calibration:
+    is_robust = len(set(_configurations(rows))) >= _ENOUGH
+    squares = (np.clip(found.left_out, -3 * NOISE, 3 * NOISE) ** 2).sum() if is_robust else 0.0
+    count = len(rows) if is_robust else 0
+    noise = float(np.sqrt((_PRIOR_ROWS * NOISE**2 + squares) / (_PRIOR_ROWS + count)))
+    first = rows[0]
+    each = tuple(
+        FittedRow(
+            label=str(row.inputs["label"]), measured_s=row.seconds, predicted_s=row.seconds * float(np.exp(-off)),
+            left_out_s=row.seconds * float(np.exp(-out)) if is_robust else None, weight=float(weight),
+        )
+        for row, off, out, weight in zip(rows, found.residuals, found.left_out, found.weights, strict=True)
+    )  # fmt: skip
+    return moved(before, found.x).replace(
+        name=f"{first.cluster.device.name}, {first.software}, by {len(rows)} measured step{'s' * (len(rows) > 1)}",
+        device=first.cluster.device.name,
+        software=first.software,
+        quantiles={"5": float(np.exp(-1.645 * noise)), "50": 1.0, "95": float(np.exp(1.645 * noise))},
+        covariance=tuple(map(tuple, found.covariance.tolist())),
+        scores=_scores(rows, found) if is_robust else {},
+        rows=each,
+        fitted=tuple(sorted({row.key for row in rows})),
+        measured_on=f"{first.cluster.num_devices} x {first.cluster.device.name}",
+        source="rows given to ss.calibrate",
+        note=" ".join(_notes(before, each)),
+    )
+
+
+def _scores(rows: Sequence[Row], found: Fit) -> dict[str, dict[str, float]]:
+    measured = np.array([row.seconds for row in rows])
+    score = Score.of(measured * np.exp(-found.left_out), measured)
+    figures = {"mape": score.mape, "max": score.worst, "rank": score.rank, "rows": float(score.rows)}
+    return {"rows, cross-validated": {name: round(value, 4) for name, value in figures.items()}}
+
+
+def _notes(before: Calibration, each: Sequence[FittedRow]) -> list[str]:
+    told = [f"constants that the rows do not determine are those of {before.name}"]
+    for row in each:
+        if row.weight < _OUTLIER:
+            ratio = row.measured_s / row.predicted_s
+            told.append(
+                f"; {row.label} is an outlier, {ratio:.2f} times what the other rows imply: its weight is "
+                f"{row.weight:.2f}"
+            )
+    return ["".join(told)]

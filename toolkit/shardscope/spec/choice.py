@@ -1,0 +1,72 @@
+"""The calibration for a device and software, and what it assumes."""
+
+from __future__ import annotations
+
+from shardscope.errors import SpecError
+from shardscope.spec.calibration import Calibration, catalogue, ridge_of
+from shardscope.spec.cluster import Cluster, Device
+from shardscope.spec.effects import OTHER, architecture, composed
+from shardscope.spec.host_calibration import AnyCalibration, HostCalibration
+from shardscope.spec.layout import Layout
+from shardscope.spec.software import Software, assumed_software, software_of
+
+
+def calibration_for(device: Device, software: Software) -> Calibration:
+    """Return the calibration that predictions for a device and software use.
+
+    If one cluster was measured with this software on this chip, it is that cluster's. Otherwise, or if several were, it
+    consists of what clusters with this software or this device have in common; see `spec.effects`.
+    """
+    chip = architecture(device.name)
+    for one in catalogue():
+        if one.is_only and one.software == software.name and chip == architecture(one.device) != OTHER:
+            return one if one.device == device.name else _on_same_chip(one, device)
+    return composed(software, device)
+
+
+def _on_same_chip(one: Calibration, device: Device) -> Calibration:
+    """Return the calibration for another device with the same chip, such as one with less memory."""
+    ridge = ridge_of(device)
+    scale = ridge / (one.ridge or ridge)
+    return one.replace(device=device.name, ridge=ridge, half_size=one.half_size * scale)
+
+
+def calibration_of(
+    cluster: Cluster,
+    calibration: AnyCalibration | None,
+    *,
+    software: str | None = None,
+    layout: Layout | None = None,
+) -> Calibration:
+    """Return the calibration for a prediction, whose note says what was assumed.
+
+    Args:
+        cluster: The cluster.
+        calibration: The given calibration; None for the one of the cluster's device and the software.
+        software: The given software; None for that of the calibration, or else the one that the layout suggests.
+        layout: The layout, or one with the settings that all layouts of a search share.
+
+    Raises:
+        SpecError: The calibration is of CPU ranks, or the software is not known.
+    """
+    if isinstance(calibration, HostCalibration):
+        raise SpecError(
+            f"calibration={calibration.name!r} is of CPU ranks and has no effect on {cluster.device.name}; omit it, or "
+            "give one for its device, such as ss.Calibration.of('h100-fsdp')"
+        )
+    if calibration is not None and (software is None or software_of(software).name == calibration.software):
+        return calibration
+    if software is not None:
+        chosen = software_of(software)
+        if calibration is None:
+            return calibration_for(cluster.device, chosen)
+        told = f"given for {chosen.name}, though it was measured with {calibration.software or 'unknown software'}"
+        return calibration.replace(software=chosen.name, note=_joined(calibration.note, told))
+    assumed = assumed_software(layout or Layout())
+    found = calibration_for(cluster.device, assumed.software)
+    told = f"software={assumed.software.name!r} is assumed {assumed.because}; give software=... for another"
+    return found.replace(note=_joined(told, found.note))
+
+
+def _joined(*notes: str) -> str:
+    return "; ".join(filter(None, notes))

@@ -1,0 +1,126 @@
+"""What constants of software and devices have in common: their effects, estimated from all measured tables together.
+
+The logarithm of each constant is the sum of its usual value and of the effects of the software's family, of the
+software, of the device's peak FLOP/s (a trend) and of its architecture. `tests/published/hierarchy.py` fits them, with
+one more effect for each table, whose standard deviation is the usual difference between clusters. So a cluster that was
+never measured gets the constants that similar ones have in common, and an interval that includes the differences.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from math import log
+from typing import Any, NamedTuple, cast
+
+from shardscope.spec.calibration import FACTORS, Calibration, ridge_of
+from shardscope.spec.cluster import Device
+from shardscope.spec.software import Software
+
+OTHER = "other"
+
+
+class TableScore(NamedTuple):
+    """Scores of one table of measured steps, predicted by effects estimated without it; errors in per cent."""
+
+    rows: int
+    left_out: float
+    """MAPE without any measured step of the table."""
+    after: float
+    """MAPE of the other rows after one row was measured: the median over which one."""
+    covered: float
+    """Share of measured times inside the 90 % interval."""
+    plain: float
+    """MAPE of the plain formula with the constant of the other tables."""
+    constant_mfu: float
+    """MAPE of a constant MFU, that of the other tables."""
+
+
+@cache
+def _fitted() -> Mapping[str, Any]:
+    text = (files("shardscope.spec") / "catalogue" / "effects" / "fitted.json").read_text("utf-8")
+    return cast("Mapping[str, Any]", json.loads(text))
+
+
+def table_scores() -> Mapping[str, TableScore]:
+    """Return the scores of all tables that the effects were fitted to, each left out in turn."""
+    return {name: TableScore(**score) for name, score in _fitted()["tables"].items()}
+
+
+def fitted_effects() -> Mapping[str, Mapping[str, float]]:
+    """Return the effects, by name: what each adds to the logarithm of each factor of a calibration."""
+    return cast("Mapping[str, Mapping[str, float]]", _fitted()["effects"])
+
+
+def architecture(device: str) -> str:
+    """Return the architecture whose effect a device has: that of devices with the same chip, or ``other``."""
+    found = (name for name, devices in _fitted()["architectures"].items() if device in devices)
+    return next(found, OTHER)
+
+
+def trend_of(device: Device) -> float:
+    """Return the factor of the trend: the logarithm of the 16-bit peak FLOP/s relative to an A100's."""
+    peaks = device.peak_flops
+    peak = next((peaks[name] for name in ("bf16", "fp16") if name in peaks), max(peaks.values()))
+    return log(peak / _fitted()["trend_from"])
+
+
+def effects_of(software: Software, device: Device) -> dict[str, float]:
+    """Return the names of the effects that constants have, and the factor of each."""
+    return {
+        "all": 1.0,
+        f"family {software.family}": 1.0,
+        f"software {software.name}": 1.0,
+        "trend": trend_of(device),
+        f"device {architecture(device.name)}": 1.0,
+    }
+
+
+def usual(device: Device) -> Calibration:
+    """Return the calibration that all effects are relative to; `half_size` is in proportion to the FLOP per byte."""
+    constants = dict(_fitted()["usual"])
+    constants["half_size"] *= ridge_of(device) / _fitted()["ridge_from"]
+    return Calibration(name="usual", device=device.name, ridge=ridge_of(device), **constants)
+
+
+def composed(software: Software, device: Device) -> Calibration:
+    """Return the calibration that software and device are expected to have on a cluster that was not measured."""
+    base, steps = usual(device), dict.fromkeys(FACTORS, 0.0)
+    for effect, factor in effects_of(software, device).items():
+        for name, value in fitted_effects().get(effect, {}).items():
+            steps[name] += factor * value
+    variances = _variances(software, device)
+    return base.moved(steps).replace(
+        name=f"{software.name} on {device.name}",
+        software=software.name,
+        quantiles=_fitted()["quantiles"],
+        covariance=[
+            [variance if row == column else 0.0 for column in range(len(variances))]
+            for row, variance in enumerate(variances)
+        ],
+        constant_mfu=_fitted()["constant_mfu"],
+        constant_rate=_fitted()["constant_rate"],
+        fitted=tuple(_fitted()["fitted"]),
+        measured_on="other clusters",
+        source=_fitted()["source"],
+        note=_note(software, device),
+    )
+
+
+def _variances(software: Software, device: Device) -> list[float]:
+    name = architecture(device.name)
+    spread = _fitted()["spreads"][software.name][name]
+    trend = _fitted()["trend_spread"] if name == OTHER else {}
+    return [spread[factor] ** 2 + (trend_of(device) * trend.get(factor, 0.0)) ** 2 for factor in FACTORS]
+
+
+def _note(software: Software, device: Device) -> str:
+    known = _fitted()["measured"]
+    pair = [software.name, architecture(device.name)]
+    if pair in known:
+        return f"constants are those of {software.label} on other clusters of this device"
+    measured = [f"{name} on {chip}" for name, chip in known if name == pair[0] or chip == pair[1]]
+    told = f"; the most similar measurements are {', '.join(measured[:4])}" if measured else ""
+    return f"{software.label} was never measured on {device.name}, so the interval is wider{told}"

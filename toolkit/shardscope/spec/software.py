@@ -1,0 +1,87 @@
+"""Training software: what a prediction assumes of the framework that runs a layout.
+
+Kernels, overlap of messages and memory differ more between frameworks than between clusters, so each calibration names
+the software that it was measured with. Software of one family shares kernels and the way in which it overlaps messages.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from shardscope.errors import unknown_name
+
+if TYPE_CHECKING:
+    from shardscope.spec.layout import Layout
+
+Family = Literal["megatron", "fsdp", "deepspeed"]
+
+
+class Software(NamedTuple):
+    """One framework, or a trainer that determines which framework and kernels are used."""
+
+    name: str
+    label: str
+    family: Family
+    memory: str
+    """Its memory model: a key of `analytic.memory.FRAMEWORKS`."""
+    aliases: tuple[str, ...] = ()
+
+
+_KNOWN = (
+    Software("megatron-core", "Megatron-Core", "megatron", "megatron-core", ("megatron", "megatron-lm", "nemo")),
+    Software("megatron-deepspeed", "Megatron-DeepSpeed", "megatron", "megatron-core"),
+    Software("fsdp2", "PyTorch FSDP2", "fsdp", "fsdp2", ("fsdp", "pytorch")),
+    Software("torchtitan", "torchtitan", "fsdp", "fsdp2"),
+    Software("llm-foundry", "LLM Foundry", "fsdp", "fsdp2", ("mosaic", "composer")),
+    Software("deepspeed", "DeepSpeed", "deepspeed", "deepspeed"),
+)  # fmt: skip
+SOFTWARE = {each.name: each for each in _KNOWN}
+"""All software by name."""
+_ALIASES = {alias: each.name for each in _KNOWN for alias in each.aliases}
+
+
+def software_names() -> tuple[str, ...]:
+    """Return the names of all software."""
+    return tuple(SOFTWARE)
+
+
+def software_of(name: str) -> Software:
+    """Return the software with this name or alias.
+
+    Raises:
+        SpecError: No software has this name.
+
+    Example:
+        >>> software_of("nemo").name
+        'megatron-core'
+    """
+    text = name.lower() if isinstance(name, str) else name
+    found = SOFTWARE.get(_ALIASES.get(text, text)) if isinstance(text, str) else None
+    if found is None:
+        raise unknown_name("software", name, SOFTWARE)
+    return found
+
+
+def memory_model(name: str) -> str:
+    """Return the memory model of a software, a key of `analytic.memory.FRAMEWORKS`; Megatron-Core's for no name."""
+    return SOFTWARE[name].memory if name else "megatron-core"
+
+
+class Assumed(NamedTuple):
+    """The software that a layout suggests, and why."""
+
+    software: Software
+    because: str
+
+
+def assumed_software(layout: Layout) -> Assumed:
+    """Return the software that is assumed for a layout if none is given.
+
+    Megatron does not shard gradients or parameters of a replica in a pipeline, so ZeRO 2 and 3 suggest FSDP2; DeepSpeed
+    is the framework that offloads model states.
+    """
+    if layout.offload != "none":
+        return Assumed(SOFTWARE["deepspeed"], f"because of offload={layout.offload!r}")
+    if layout.zero >= 2:
+        return Assumed(SOFTWARE["fsdp2"], f"because of zero={layout.zero}")
+    return Assumed(SOFTWARE["megatron-core"], "by default")
