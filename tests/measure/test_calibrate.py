@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -145,6 +146,12 @@ def test_what_is_measured_is_saved_and_used_by_later_predictions(monkeypatch: py
     assert [each[:2] for each in told] == [(1, 2), (2, 2)]
     assert saved() == found
     assert found.num_runs == 2
+    if sys.platform == "linux":
+        assert (
+            0
+            < found.value("idle_message_s", transport="shm")
+            < found.value("idle_message_s", transport="tcp")
+        )
     prediction = ss.predict(JOB)
     assert prediction.host == found
     assert prediction.where == f"this machine, calibrated on {found.measured_at[:10]}"

@@ -18,7 +18,7 @@ from shardscope.machine import usable_cores
 from shardscope.prediction import job as prediction_of_jobs
 from shardscope.prediction.rates import RankRates
 from shardscope.runlog.schema import MEMORY_KINDS
-from shardscope.spec.host_calibration import HostCalibration
+from shardscope.spec.host_calibration import Constant, HostCalibration
 from shardscope.spec.models import MODELS, GPTConfig
 from shardscope.spec.strategy import Work
 
@@ -112,6 +112,10 @@ def test_messages_of_sleeping_ranks_wait_for_each_other_at_the_cores() -> None:
     alone = rates.per_message_s(np.array([3] + 63 * [0]))
     assert 0 < alone < host.value("message_s", ranks=2, transport="tcp"), "which waits for ranks that compute"
     assert rates.per_message_s(np.array(64 * [3])) == pytest.approx(alone * max(1.0, 64 / usable_cores()))
+    measured = Constant(name="idle_message_s", transport="tcp", value=1e-4, low=1e-4, high=1e-4)
+    host = host.replace(constants=(*host.constants, measured))
+    rates = RankRates.of_this_machine(job, [Work(1.0)] * 64, host, emulated=cluster)
+    assert rates.per_message_s(np.array([3] + 63 * [0])) == pytest.approx(1e-4)
 
 
 def test_stated_times_are_nearly_certain() -> None:

@@ -202,22 +202,26 @@ def _messages(
     """
     transport, limit = transport_of(job, emulated), limit_of(job, emulated)
     known = transport if host.has("message_s", transport) else "tcp"
-    message_s = (
-        _undisturbed(host, known) if is_idle else host.value("message_s", ranks=ranks, transport=known)
-    )
     loopback = "tcp" if transport == "network" else transport
+    message_s = (
+        _undisturbed(host, known, loopback)
+        if is_idle
+        else host.value("message_s", ranks=ranks, transport=known)
+    )
     bandwidth = host.value("message_bandwidth", ranks=ranks, transport=loopback)
     if limit is None:
         return bandwidth, message_s, 0.0
     return min(bandwidth, _share(host, transport) * limit.bandwidth), message_s, limit.latency_s
 
 
-def _undisturbed(host: HostCalibration, transport: str) -> float:
+def _undisturbed(host: HostCalibration, transport: str, loopback: str) -> float:
     """Return the seconds per message of ranks that leave their cores idle.
 
-    With as many ranks as cores, messages already wait for ranks that compute. So the values for the fewest ranks are
-    continued to a single rank.
+    If they were not measured: with as many ranks as cores, messages already wait for ranks that compute, so the values
+    for the fewest ranks are continued to a single rank.
     """
+    if host.has("idle_message_s", loopback):
+        return host.value("idle_message_s", transport=loopback)
     rows = host.rows("message_s", transport)
     if len(rows) == 1:
         return rows[0].value

@@ -30,6 +30,7 @@ CONSTANTS: dict[str, Kind] = {
     "unit_s": Kind("s", "fixed time per unit for which ZeRO-2 or ZeRO-3 gathers parameters", ("ranks",)),
     "stage_s": Kind("s", "fixed time per micro-batch of a pipeline stage, in both passes", ("ranks",)),
     "message_s": Kind("s", "time per message", ("transport", "ranks")),
+    "idle_message_s": Kind("s", "time per message of ranks that do not compute", ("transport",)),
     "message_bandwidth": Kind("B/s", "bytes that one rank sends in a collective", ("transport", "ranks")),
     "link_efficiency": Kind(
         "x", "fraction of a link's bandwidth that messages between nodes reach", ("transport",)
@@ -42,6 +43,8 @@ CONSTANTS: dict[str, Kind] = {
 """All constants, by name."""
 MEASURED_OF_PAIRS = tuple(name for name, kind in CONSTANTS.items() if "nodes" in kind.needs)
 """Constants that only a calibration of an emulated cluster has; they show slow links, and no prediction uses them."""
+NOT_FITTED = (*MEASURED_OF_PAIRS, "idle_message_s")
+"""Constants that are measured on their own instead of fitted to runs; a calibration may lack them."""
 
 _SIZES = {
     "FLOP/s": ((1e9, "GFLOP/s"), (1e6, "MFLOP/s")),

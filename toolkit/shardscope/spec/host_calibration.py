@@ -17,7 +17,7 @@ from shardscope.spec import calibration_view as view
 from shardscope.spec._base import Spec
 from shardscope.spec.calibration import Calibration, Fitted
 from shardscope.spec.cluster import EmulatedCluster
-from shardscope.spec.constants import CONSTANTS, MEASURED_OF_PAIRS
+from shardscope.spec.constants import CONSTANTS, NOT_FITTED
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -171,7 +171,7 @@ class HostCalibration(Fitted):
         found = self.machine.difference(HostMachine.here())
         if found is not None:
             return f"The calibration of {self.measured_at} is of another machine: {found}."
-        known = {*MEASURED_OF_PAIRS, *(row.name for row in self.constants)}
+        known = {*NOT_FITTED, *(row.name for row in self.constants)}
         lacking = [name for name in CONSTANTS if name not in known]
         if lacking:
             return f"The calibration of {self.measured_at} is of an earlier version: it has no {lacking[0]}."

@@ -14,6 +14,7 @@ import numpy as np
 from shardscope.errors import DataError, SpecError, require
 from shardscope.measure.calibrate.design import Design, knots_of
 from shardscope.measure.calibrate.fit import Measured, fit
+from shardscope.measure.calibrate.idle import idle_message_constants
 from shardscope.measure.calibrate.links import pair_constants
 from shardscope.measure.calibrate.observed import Observed, observed
 from shardscope.measure.calibrate.prior import in_order, on_this_machine, prior_of
@@ -65,12 +66,13 @@ def calibrate_machine(
         before, is_known, _ = _known(None, prior)
         rows, jobs = _measured(cluster, progress or _silent)
         found = fitted(rows, jobs, before, cluster, is_vague=cluster is None or not is_known)
-        pairs = [] if cluster is None else pair_constants(cluster)
+        apart = [*idle_message_constants(), *([] if cluster is None else pair_constants(cluster))]
+        constants = {row.key: row for row in (*found.constants, *apart)}
         found = found.replace(
             name=_name(cluster),
             note=_note(load),
             load_average=load,
-            constants=in_order([*found.constants, *pairs]),
+            constants=in_order(constants.values()),
         )
     found = found.replace(
         took_s=time.monotonic() - started, measured_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M}"

@@ -29,7 +29,7 @@ from shardscope.prediction.rates import (
     stated_rates,
     transport_of,
 )
-from shardscope.spec.constants import CONSTANTS, MEASURED_OF_PAIRS
+from shardscope.spec.constants import CONSTANTS, NOT_FITTED
 from shardscope.spec.host_calibration import HostCalibration, knot_shares
 
 Floats = NDArray[np.float64]
@@ -91,7 +91,7 @@ def knots_of(predictions: Iterable[JobPrediction]) -> list[Knot]:
 
 def terms_of(prediction: JobPrediction) -> list[str]:
     """Return the constants that some part of this job's step time contains."""
-    names = [name for name in CONSTANTS if name not in ("slowdown", *MEASURED_OF_PAIRS)]
+    names = [name for name in CONSTANTS if name not in ("slowdown", *NOT_FITTED)]
     return [name for name in names if _count(prediction, name).any()]
 
 
