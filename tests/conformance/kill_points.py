@@ -55,6 +55,7 @@ def _points() -> dict[str, list[tuple[Any, str]]]:
         messages,
         peers,
         pipe,
+        shards,
         works,
     )
 
@@ -74,6 +75,9 @@ def _points() -> dict[str, list[tuple[Any, str]]]:
         "message": [
             *of(pipe.Outgoing, "_write"), *of(pipe.Incoming, "_open", "_copy"), *of(messages.Mailbox, "complete"),
         ],
+        "shards": of(
+            shards.ShardBuffers, "meet", "gather_pieces", "reduce_pieces", "add", "reduce", "_add_up", "to_reduce",
+        ),
         "shutdown": [
             *of(group.SharedMemoryGroup, "shutdown"), *of(peers.Peers, "close"), *of(works.CollectiveThread, "close"),
             *of(messages.Mailbox, "close"), *of(memory.SharedMemory, "close"),
@@ -81,7 +85,7 @@ def _points() -> dict[str, list[tuple[Any, str]]]:
     }  # fmt: skip
 
 
-POINTS = {"set-up": 10, "collective": 150, "message": 300, "shutdown": 5}
+POINTS = {"set-up": 10, "collective": 150, "message": 300, "shards": 100, "shutdown": 5}
 """Phases of a run, and how many calls a rank makes in each, at least, unless it runs for ever."""
 
 

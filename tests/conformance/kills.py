@@ -33,8 +33,13 @@ STRATEGIES = (
     "ring", "all-reduce", "tree", "hierarchical:2", "zero-1", "zero-2", "zero-3", "gossip", "parameter-server",
     "parameter-server:async", "pipeline",
 )  # fmt: skip
-WITH = {"collective": ("all-reduce", "gossip"), "message": tuple({*STRATEGIES} - {"all-reduce"})}
-"""The strategies that call the transport's collectives, or send messages, at every step; all of them do the rest."""
+WITH = {
+    "collective": ("all-reduce", "gossip"),
+    "message": tuple({*STRATEGIES} - {"all-reduce"}),
+    "shards": ("zero-2", "zero-3"),
+}
+"""The strategies that call the transport's collectives, send messages, or share shards, at every step; all of them do
+the rest."""
 KERNEL = """
 import json, sys
 import shardscope as ss
