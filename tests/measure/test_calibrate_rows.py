@@ -11,6 +11,8 @@ import pytest
 import shardscope as ss
 from shardscope import cli
 from shardscope.errors import DataError, SpecError
+from shardscope.measure.calibrate.tables import Given, read_rows
+from shardscope.measure.scoreboard.rows import Row
 from shardscope.prediction.spread import FACTORS, moved
 
 CLUSTER = ss.Cluster.of("a100-80gb", nodes=4)
@@ -88,7 +90,11 @@ def test_a_calibration_is_refined_by_further_rows_and_survives_a_file(tmp_path: 
         ({"tensr": 2}, r"rows\[1\]: column='tensr' is not known; did you mean 'tensor'"),
         ({"global_batch": None}, "global_batch is missing"),
         ({"data": 3}, r"rows\[1\]: global_batch=256 is not a multiple of data=3"),
-        ({"device": "h100-80gb"}, "several clusters: the device is 'a100-80gb' in rows.0. and 'h100-80gb' in rows.1."),
+        ({"device": "h100-80gb"}, r"rows\[1\]: device='h100-80gb' contradicts the given cluster, which has 'a100"),
+        ({"per_node": 4}, r"rows\[1\]: per_node=4 contradicts the given cluster, which has 8"),
+        ({"nodes": 4}, "column='nodes' is not known"),
+        ({"seq": 2048.7}, "seq=2048.7 is not an integer"),
+        ({"seq": "x"}, "seq='x' is not an integer"),
         ({"software": "fsdp2"}, "the software is 'megatron-core' in rows.0. and 'fsdp2' in rows.1."),
         ({"software": "megatorn"}, "software='megatorn' is not known; did you mean 'megatron-core'"),
     ],
@@ -111,6 +117,48 @@ def test_arguments_without_rows_are_refused() -> None:
         ss.calibrate(rows=[row(LAYOUTS[0], 1.0)], model=MODEL)
 
 
+@pytest.mark.parametrize(
+    ("header", "cells", "message"),
+    [
+        ("data,global_batch,tokens_per_s", "8,64,52,428", "has 4 cells in line 2, but 3 columns; write numbers"),
+        ("data,global_batch,step_time_s,data", "8,64,1.5,4", "has the column 'data' twice"),
+        ("step_time_s", "1.5", "global_batch is missing"),
+    ],
+)  # fmt: skip
+def test_a_csv_file_whose_cells_are_ambiguous_is_refused(
+    tmp_path: Path, header: str, cells: str, message: str
+) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text(f"{header}\n{cells}\n")
+    with pytest.raises(SpecError, match=message):
+        ss.calibrate(CLUSTER, rows=path, model=MODEL, layout=ss.Layout(recompute="full"))
+
+
+def read(path: Path, **given: object) -> Row:
+    (found,) = read_rows(path, Given(**{"cluster": CLUSTER, **given}))  # type: ignore[arg-type]
+    return found
+
+
+def test_tables_of_excel_are_read(tmp_path: Path) -> None:
+    for name, delimiter in (("ROWS.CSV", ","), ("rows.tsv", "\t")):
+        path = tmp_path / name
+        lines = [("data", "global_batch", "step_time_s"), ("8", "64", "1.5")]
+        path.write_text("\n".join(map(delimiter.join, lines)), encoding="utf-8-sig")
+        found = read(path, model=MODEL)
+        assert (found.layout.data, found.layout.global_batch, found.seconds) == (8, 64, 1.5)
+
+
+def test_numbers_of_numpy_are_numbers_and_a_file_without_rows_is_refused(tmp_path: Path) -> None:
+    cells = {"global_batch": 64, "step_time_s": np.float32(1.5), "seq": np.int64(1024)}
+    (found,) = read_rows(cells, Given(CLUSTER, MODEL))
+    assert (found.seconds, found.model.seq) == (1.5, 1024)
+    path = tmp_path / "rows.json"
+    for text in ("5", "null"):
+        path.write_text(text)
+        with pytest.raises(SpecError, match="is not a list of rows"):
+            read(path, model=MODEL)
+
+
 ARGUMENTS = """\
 ------------------------ arguments ------------------------
   bf16 ............................................ True
@@ -119,46 +167,95 @@ ARGUMENTS = """\
   hidden_size ..................................... 5120
   micro_batch_size ................................ 1
   num_attention_heads ............................. 40
+  num_experts ..................................... None
   num_layers ...................................... 40
-  padded_vocab_size ............................... 51200
   recompute_granularity ........................... full
-  seq_length ...................................... 2048
+  seq_length ...................................... 8192
   sequence_parallel ............................... True
   tensor_model_parallel_size ...................... 8
   transformer_impl ................................ transformer_engine
   use_distributed_optimizer ....................... True
+-------------------- end of arguments ---------------------
+ > padded vocab (size: 50257) with 943 dummy tokens (new size: 51200)
 """
 
 
-def test_a_log_of_megatron_states_its_model_layout_and_steps(tmp_path: Path) -> None:
-    steps = [90000.0, 40000.0, 20010.0, 20000.0, 19990.0]
-    lines = [
-        f" iteration {n}/ 10 | elapsed time per iteration (ms): {ms} | loss" for n, ms in enumerate(steps)
-    ]
+def steps_of(times_ms: list[float]) -> str:
+    return "\n".join(
+        f" iteration {n + 1:8}/      10 | consumed samples: 1 | elapsed time per iteration (ms): {ms} | loss"
+        for n, ms in enumerate(times_ms)
+    )
+
+
+STEPS = steps_of([90000.0, 40000.0, 20010.0, 20000.0, 19990.0])
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
     path = tmp_path / "train.log"
-    path.write_text(ARGUMENTS + "\n".join(lines))
-    mine = ss.calibrate(CLUSTER, rows=path)
-    (found,) = mine.rows
-    assert (found.label, found.measured_s) == ("train.log", 20.0)
-    path.write_text("\n".join(lines))
+    path.write_text(ARGUMENTS + STEPS)
+    return path
+
+
+def test_a_log_of_megatron_states_its_model_layout_and_steps(log: Path) -> None:
+    found = read(log)
+    assert (found.inputs["label"], found.seconds, found.software) == ("train.log", 20.0, "megatron-core")
+    model, layout = found.model, found.layout
+    assert (model.layers, model.hidden, model.heads, model.seq, model.vocab) == (40, 5120, 40, 8192, 51200)
+    assert layout == ss.Layout(
+        data=4, tensor=8, global_batch=256, zero=1, recompute="full", sequence_parallel=True
+    )
+    assert read(log, software="megatron-deepspeed").software == "megatron-deepspeed"
+    log.write_text((ARGUMENTS + STEPS).replace("distributed_optimizer", "torch_fsdp2"))
+    assert read(log).layout.zero == 3
+
+
+def test_a_log_of_a_mixture_of_experts_states_the_sequence_length(log: Path) -> None:
+    log.write_text((ARGUMENTS + STEPS).replace("num_experts ..................................... None",
+                                               "num_experts ..................................... 8"))  # fmt: skip
+    assert read(log, model=MODEL).model == MODEL.replace(seq=8192)
     with pytest.raises(SpecError, match="the model is missing"):
-        ss.calibrate(CLUSTER, rows=path)
-    path.write_text(ARGUMENTS.replace("num_layers", "layers") + "\n".join(lines))
-    with pytest.raises(SpecError, match="without num_layers; give the whole log"):
-        ss.calibrate(CLUSTER, rows=path)
+        read(log)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (STEPS, "the model is missing"),
+        (ARGUMENTS.replace("num_layers", "layers") + STEPS, "without num_layers; give the whole log"),
+        (ARGUMENTS.replace(". 40", ". None") + STEPS, "without num_layers, num_attention_heads"),
+        (ARGUMENTS + steps_of([90000.0, 40000.0]), "has 2 logged steps, and the first 2 are left out as warm-up"),
+        (2 * (ARGUMENTS + STEPS + "\n"), "has the arguments of 2 runs; give one file per run"),
+        (ARGUMENTS + STEPS + "\n" + STEPS, "goes back from step 5 to 1, so it has several runs"),
+    ],
+    ids=["no arguments", "no layers", "no numbers", "warm-up only", "two runs", "two runs' steps"],
+)  # fmt: skip
+def test_an_incomplete_or_ambiguous_log_is_refused(log: Path, text: str, message: str) -> None:
+    log.write_text(text)
+    with pytest.raises((SpecError, DataError), match=message):
+        read(log)
+
+
+def test_a_given_model_that_contradicts_the_log_is_refused(log: Path) -> None:
+    with pytest.raises(SpecError, match="of 40 layers of 5120, but model='llama-2-7b' has 32 layers of 4096"):
+        read(log, model=ss.Model.of("llama-2-7b"))
+
+
+def titan(path: Path) -> Path:
+    lines = (f"\x1b[31mstep: {n}  loss: 8.0  memory: 39GiB  \x1b[34mtps: 1,{n}00" for n in range(1, 6))
+    path.write_text("\n".join(lines))
+    return path
 
 
 def test_a_log_of_torchtitan_needs_the_layout(tmp_path: Path) -> None:
-    path = tmp_path / "titan.log"
-    path.write_text(
-        "\n".join(f"\x1b[31mstep: {n}  loss: 8.0  memory: 39GiB  \x1b[34mtps: 1,{n}00" for n in range(1, 6))
-    )
+    path = titan(tmp_path / "titan.log")
     with pytest.raises(SpecError, match="global_batch is missing"):
         ss.calibrate(CLUSTER, rows=path, model=MODEL)
     layout = ss.Layout(data=32, zero=3, global_batch=64)
     mine = ss.calibrate(CLUSTER, rows=path, model=MODEL, layout=layout)
     assert mine.software == "torchtitan"
     assert mine.rows[0].measured_s == pytest.approx(64 * MODEL.seq / (1400 * 32))
+    assert read(path, model=MODEL, layout=layout, software="fsdp2").software == "fsdp2"
     path.write_text("no steps here")
     with pytest.raises(DataError, match="has no step of Megatron"):
         ss.calibrate(CLUSTER, rows=path, model=MODEL)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -12,10 +13,15 @@ from shardscope.spec.model import Transformer
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _ARGUMENT = re.compile(r"(\w+) \.{3,} (.*\S)")
-_MEGATRON_STEP = re.compile(r"elapsed time per iteration \(ms\): ([\d.]+)")
-_TITAN_STEP = re.compile(r"\bstep: +\d+ .*\btps: +([\d,.]+)")
+_START = re.compile(r"-{3,} arguments -{3,}")
+_PADDED_VOCAB = re.compile(r"padded vocab .*\(new size: (\d+)\)")
+"""A later line, because Megatron pads the vocabulary only after it has printed its arguments."""
+_MEGATRON_STEP = re.compile(r"\biteration +(\d+) */.*?elapsed time per iteration \(ms\): ([\d.]+)")
+_TITAN_STEP = re.compile(r"\bstep: +(\d+) .*\btps: +([\d,.]+)")
 _WARM_UP = 2
 """Logged steps that are left out at the start, in which kernels are compiled and buffers allocated."""
+_SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+"""ZeRO stages of `data_parallel_sharding_strategy`, which Megatron's own FSDP follows."""
 _DEGREES = {
     "tensor": "tensor_model_parallel_size",
     "pipeline": "pipeline_model_parallel_size",
@@ -32,38 +38,61 @@ _NEEDED = (
 )
 
 
-def row_of_log(text: str, name: str) -> Mapping[str, Any]:
+def row_of_log(text: str, name: str, given: Transformer | None = None) -> Mapping[str, Any]:
     """Return the row that a log measures: the median over its steps after the first two.
 
     A log of Megatron-LM states its arguments, and so its model and layout; one of torchtitan states neither.
 
+    Args:
+        text: The log.
+        name: Its name, for messages and as the row's label.
+        given: The model that the log is said to be of, if any.
+
     Raises:
-        DataError: The log has no steps of Megatron or torchtitan.
-        SpecError: Megatron's arguments are incomplete.
+        DataError: The log has no steps of Megatron or torchtitan, too few, or those of several runs.
+        SpecError: Megatron's arguments are incomplete, or contradict the given model.
     """
     plain = _COLOURS.sub("", text)
-    if times := [float(found) for found in _MEGATRON_STEP.findall(plain)]:
+    if steps := _MEGATRON_STEP.findall(plain):
         arguments = dict(_ARGUMENT.findall(plain))
-        settings = _megatron(arguments, name) if arguments else {}
-        return {"label": name, "software": "megatron-core", **settings, "step_time_ms": median(_warm(times))}
-    if rates := [float(found.replace(",", "")) for found in _TITAN_STEP.findall(plain)]:
-        return {"label": name, "software": "torchtitan", "tokens_per_s_per_device": median(_warm(rates))}
+        if vocab := _PADDED_VOCAB.search(plain):
+            arguments["padded_vocab_size"] = vocab[1]
+        if (runs := len(_START.findall(plain))) > 1:
+            raise DataError(f"rows={name!r} has the arguments of {runs} runs; give one file per run")
+        settings = _megatron(arguments, name, given) if arguments else {}
+        return {"label": name, "software": "megatron-core", **settings, "step_time_ms": _typical(steps, name)}
+    if steps := _TITAN_STEP.findall(plain):
+        return {"label": name, "software": "torchtitan", "tokens_per_s_per_device": _typical(steps, name)}
     raise DataError(
-        f"rows={name!r} has no step of Megatron ('elapsed time per iteration (ms): ...') or torchtitan "
-        "('step: 10 ... tps: 6,667'); give such a log, or a CSV file"
+        f"rows={name!r} has no step of Megatron ('iteration 10/ 100 | ... elapsed time per iteration (ms): ...') or "
+        "torchtitan ('step: 10 ... tps: 6,667'); give such a log, or a CSV file"
     )
 
 
-def _warm(values: list[float]) -> list[float]:
-    return values[_WARM_UP:] or values[-1:]
+def _typical(steps: Sequence[tuple[str, str]], name: str) -> float:
+    """Return the median of what was logged after the warm-up, of pairs of a step's number and its value."""
+    numbers = [int(number) for number, _ in steps]
+    for before, after in pairwise(numbers):
+        if after < before:
+            raise DataError(
+                f"rows={name!r} goes back from step {before} to {after}, so it has several runs; give one file per run"
+            )
+    logged = sorted(set(numbers))
+    if len(logged) <= _WARM_UP:
+        raise DataError(
+            f"rows={name!r} has {len(logged)} logged step{'s' * (len(logged) > 1)}, and the first {_WARM_UP} are left "
+            f"out as warm-up; give a log of at least {_WARM_UP + 1}"
+        )
+    return median(float(value.replace(",", "")) for number, value in steps if int(number) >= logged[_WARM_UP])
 
 
-def _megatron(arguments: Mapping[str, str], name: str) -> dict[str, Any]:
-    lacking = [key for key in _NEEDED if key not in arguments]
+def _megatron(arguments: Mapping[str, str], name: str, given: Transformer | None) -> dict[str, Any]:
+    lacking = [key for key in _NEEDED if not arguments.get(key, "").isdigit()]
     if lacking:
         raise SpecError(
             f"rows={name!r} states Megatron's arguments without {', '.join(lacking)}; give the whole log"
         )
+    _check_model(arguments, name, given)
     degrees = {ours: int(arguments.get(theirs, 1)) for ours, theirs in _DEGREES.items()}
     layers, virtual = (
         int(arguments["num_layers"]),
@@ -72,11 +101,12 @@ def _megatron(arguments: Mapping[str, str], name: str) -> dict[str, Any]:
     is_interleaved = virtual.isdigit() and int(virtual) > 1
     return {
         **_model(arguments),
+        "seq": int(arguments["seq_length"]),
         **degrees,
         "data": _replicas(arguments, degrees),
         "micro_batch": int(arguments["micro_batch_size"]),
         "global_batch": int(arguments["global_batch_size"]),
-        "zero": int(_is_on(arguments, "use_distributed_optimizer")),
+        "zero": _zero(arguments),
         "schedule": "interleaved" if is_interleaved else "1f1b",
         "virtual_stages": int(virtual) if is_interleaved else 1,
         "recompute": _recompute(arguments, layers),
@@ -89,6 +119,30 @@ def _megatron(arguments: Mapping[str, str], name: str) -> dict[str, Any]:
 
 def _is_on(arguments: Mapping[str, str], name: str) -> bool:
     return arguments.get(name) == "True"
+
+
+def _check_model(arguments: Mapping[str, str], name: str, given: Transformer | None) -> None:
+    if given is None:
+        return
+    logged, told = (int(arguments["num_layers"]), int(arguments["hidden_size"])), (given.layers, given.hidden)
+    if logged != told:
+        raise SpecError(
+            f"rows={name!r} is of {logged[0]} layers of {logged[1]}, but model={given.name!r} has {told[0]} layers of "
+            f"{told[1]}; give the model that was trained, or omit it"
+        )
+
+
+def _zero(arguments: Mapping[str, str]) -> int:
+    if _is_on(arguments, "use_torch_fsdp2"):
+        return 3
+    if _is_on(arguments, "use_megatron_fsdp") or _is_on(arguments, "use_custom_fsdp"):
+        strategy = arguments.get("data_parallel_sharding_strategy", "no_shard")
+        if strategy not in _SHARDING:
+            raise SpecError(
+                f"data_parallel_sharding_strategy={strategy!r} is not known; the stages of {', '.join(_SHARDING)} are"
+            )
+        return _SHARDING[strategy]
+    return int(_is_on(arguments, "use_distributed_optimizer"))
 
 
 def _replicas(arguments: Mapping[str, str], degrees: Mapping[str, int]) -> int:
@@ -131,7 +185,8 @@ def _precision(arguments: Mapping[str, str]) -> str:
 def _model(arguments: Mapping[str, str]) -> dict[str, Any]:
     """Return the model, unless the arguments do not describe it: a mixture of experts, or an unknown vocabulary."""
     hidden, heads = int(arguments["hidden_size"]), int(arguments["num_attention_heads"])
-    if arguments.get("num_experts", "None") != "None" or "padded_vocab_size" not in arguments:
+    vocab = arguments.get("padded_vocab_size", "None")
+    if arguments.get("num_experts", "None") != "None" or not vocab.isdigit():
         return {}
     optional = {
         "kv_heads": arguments.get("num_query_groups") if _is_on(arguments, "group_query_attention") else None,
@@ -140,7 +195,7 @@ def _model(arguments: Mapping[str, str]) -> dict[str, Any]:
     sizes = {name: int(value) for name, value in optional.items() if value is not None and value.isdigit()}
     model = Transformer(
         name=f"gpt-{arguments['num_layers']}x{hidden}", layers=int(arguments["num_layers"]), hidden=hidden,
-        heads=heads, seq=int(arguments["seq_length"]), vocab=int(arguments["padded_vocab_size"]),
+        heads=heads, seq=int(arguments["seq_length"]), vocab=int(vocab),
         gated=_is_on(arguments, "swiglu"),
         tied=not _is_on(arguments, "untie_embeddings_and_output_weights"),
         positions="rotary" if arguments.get("position_embedding_type") == "rope" else "learned",

@@ -5,6 +5,9 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from io import StringIO
+from math import inf, nan
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,12 +27,12 @@ COLUMNS = (
     "model",
     "seq",
     "device",
-    "nodes",
     "per_node",
     "software",
     "label",
 )
 """All columns that are read."""
+_DELIMITERS = {".csv": ",", ".tsv": "\t"}
 Rows = str | Path | Mapping[str, Any] | Iterable[Mapping[str, Any]]
 """The path of a CSV or JSON file or of a log, a data frame, one row, or several."""
 
@@ -51,7 +54,7 @@ def read_rows(rows: Rows, given: Given) -> list[Row]:
         SpecError: There is no row, a column is missing or unknown, a value is invalid, or the rows are of several
             clusters or software.
     """
-    listed = _listed(rows)
+    listed = _listed(rows, given)
     if not listed:
         raise SpecError(f"rows={quoted(rows)} has no row; give at least one measured step")
     found = [_row(f"rows[{place}]", cells, given) for place, cells in enumerate(listed)]
@@ -61,11 +64,13 @@ def read_rows(rows: Rows, given: Given) -> list[Row]:
     return found
 
 
-def _listed(rows: Rows) -> list[Mapping[str, Any]]:
+def _listed(rows: Rows, given: Given) -> list[Mapping[str, Any]]:
     if isinstance(rows, str | Path):
-        return _of_file(Path(rows))
+        return _of_file(Path(rows), given)
     if isinstance(rows, Mapping):
         return [rows]
+    if not isinstance(rows, Iterable):
+        raise SpecError(f"rows={quoted(rows)} is not a list of rows; give rows=[...] or a file")
     records = rows.to_dict("records") if hasattr(rows, "to_dict") else list(rows)
     for place, cells in enumerate(records):
         if not isinstance(cells, Mapping):
@@ -76,26 +81,46 @@ def _listed(rows: Rows) -> list[Mapping[str, Any]]:
     return records
 
 
-def _of_file(path: Path) -> list[Mapping[str, Any]]:
+def _of_file(path: Path, given: Given) -> list[Mapping[str, Any]]:
     try:
-        text = path.read_text("utf-8")
+        text = path.read_text("utf-8-sig")  # Excel starts its CSV files with a byte-order mark
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"rows={str(path)!r} cannot be read: {error}; give a CSV file or a log") from None
-    if path.suffix == ".csv":
-        return [
-            {name: _value(cell) for name, cell in row.items()} for row in csv.DictReader(text.splitlines())
-        ]
-    if path.suffix == ".json":
+    kind = path.suffix.lower()
+    if kind in _DELIMITERS:
+        return _of_csv(text, path.name, _DELIMITERS[kind])
+    if kind == ".json":
         try:
-            return _listed(json.loads(text))
+            found = json.loads(text)
         except ValueError as error:
             raise DataError(f"rows={str(path)!r} is not JSON: {error}; give a list of objects") from None
-    return [row_of_log(text, path.name)]
+        if not isinstance(found, list | dict):
+            raise SpecError(f"rows={str(path)!r} is not a list of rows; give a list of objects")
+        return _listed(found, given)
+    row = row_of_log(text, path.name, given.model)
+    return [row if given.software is None else {**row, "software": given.software}]
 
 
-def _value(cell: Any) -> Any:
+def _of_csv(text: str, name: str, delimiter: str) -> list[Mapping[str, Any]]:
+    reader = csv.reader(StringIO(text, newline=""), delimiter=delimiter)
+    header = [cell.strip() for cell in next(reader, [])]
+    twice = next((each for each in header if header.count(each) > 1), None)
+    if twice is not None:
+        raise SpecError(f"rows={name!r} has the column {twice!r} twice; leave one out")
+    found: list[Mapping[str, Any]] = []
+    for cells in filter(None, reader):
+        if any(map(str.strip, cells[len(header) :])):
+            raise SpecError(
+                f"rows={name!r} has {len(cells)} cells in line {reader.line_num}, but {len(header)} columns; write "
+                "numbers without a thousands separator, such as 52428"
+            )
+        found.append({each: _value(cell) for each, cell in zip(header, cells, strict=False)})
+    return found
+
+
+def _value(cell: str) -> Any:
     """Return the number or bool that a cell of a CSV file contains, None if it is empty, or its text."""
-    text = cell.strip() if isinstance(cell, str) else ""
+    text = cell.strip()
     if text.lower() in {"true", "false"}:
         return text.lower() == "true"
     for kind in (int, float):
@@ -132,19 +157,20 @@ def _model(cells: Mapping[str, Any], given: Given) -> Transformer:
     name = cells.get("model")
     model = given.model if name is None else name if isinstance(name, Model) else Model.of(str(name))
     if model is None:
-        raise SpecError("the model is missing; give model='gpt3-175b' or a column model")
+        raise SpecError(
+            "the model is missing; give model='gpt3-175b', --model gpt3-175b in a shell, or a column model"
+        )
     if not isinstance(model, Transformer):
         raise SpecError(f"model={name!r} is not a transformer, and only transformers have layouts")
-    return model.replace(seq=int(cells["seq"])) if "seq" in cells else model
+    return model.replace(seq=_integer("seq", cells["seq"])) if "seq" in cells else model
 
 
 def _layout(cells: Mapping[str, Any], given: Given) -> Layout:
     own = {name: _whole(cells[name]) for name in Layout.model_fields if name in cells}
-    if given.layout is not None:
-        return given.layout.replace(**own)
-    if "global_batch" not in own:
+    stated = own.keys() | (set() if given.layout is None else given.layout.model_fields_set)
+    if "global_batch" not in stated:
         raise SpecError("global_batch is missing; give the sequences in one step")
-    return Layout(**own)
+    return Layout(**own) if given.layout is None else given.layout.replace(**own)
 
 
 def _whole(value: Any) -> Any:
@@ -152,13 +178,36 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
+def _integer(name: str, value: Any) -> int:
+    found = _whole(value)
+    if isinstance(found, bool) or not isinstance(found, Integral):
+        raise SpecError(f"{name}={quoted(value)} is not an integer; give a whole number such as 8")
+    return int(found)
+
+
 def _cluster(cells: Mapping[str, Any], given: Given, layout: Layout) -> Cluster:
-    if "device" in cells and (given.cluster is None or given.cluster.device.name != cells["device"]):
-        per_node = cells.get("per_node")
-        usual = Cluster.of(str(cells["device"]), per_node=None if per_node is None else int(per_node))
-        return sized(usual, layout.num_devices)
+    """Return the part of the cluster that a layout uses.
+
+    Raises:
+        SpecError: No cluster is given and the row names no device, or the row contradicts the given cluster.
+    """
+    per_node = _integer("per_node", cells["per_node"]) if "per_node" in cells else None
     if given.cluster is None:
-        raise SpecError("the cluster is missing; give cluster=ss.Cluster.of(...) or a column device")
+        if "device" not in cells:
+            raise SpecError(
+                "the cluster is missing; give cluster=ss.Cluster.of('a100-80gb'), --device a100-80gb in a shell, or a "
+                "column device"
+            )
+        return sized(Cluster.of(str(cells["device"]), per_node=per_node), layout.num_devices)
+    device = Cluster.of(str(cells["device"])).device.name if "device" in cells else None
+    for name, told, known in (
+        ("device", device, given.cluster.device.name),
+        ("per_node", per_node, given.cluster.per_node),
+    ):
+        if told is not None and told != known:
+            raise SpecError(
+                f"{name}={told!r} contradicts the given cluster, which has {known!r}; omit the cluster or the column"
+            )
     return sized(given.cluster, layout.num_devices)
 
 
@@ -177,14 +226,15 @@ def _seconds(cells: Mapping[str, Any], model: Transformer, layout: Layout) -> fl
         told = f"has {' and '.join(given)}" if given else "has no measured time"
         raise SpecError(f"{told}; give one of {', '.join(MEASURED)}")
     name, value = given[0], cells[given[0]]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+    number = float(value) if isinstance(value, Real) and not isinstance(value, bool) else nan
+    if not 0 < number < inf:
         raise SpecError(f"{name}={quoted(value)} is not a measurement; give a finite number above 0")
     tokens = layout.global_batch * model.seq
     return {
-        "step_time_s": float(value),
-        "step_time_ms": value / 1e3,
-        "tokens_per_s": tokens / value,
-        "tokens_per_s_per_device": tokens / (value * layout.num_devices),
+        "step_time_s": number,
+        "step_time_ms": number / 1e3,
+        "tokens_per_s": tokens / number,
+        "tokens_per_s_per_device": tokens / (number * layout.num_devices),
     }[name]
 
 
