@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -272,3 +273,23 @@ def test_the_command_line_calibrates_with_a_file_and_predicts_with_the_result(
     layout = ["--data", "4", "--tensor", "8", "--global-batch", "256", "--recompute", "full"]
     cli.main(["predict", "llama-2-13b", "a100-80gb", "--nodes", "4", *layout, "--calibration", str(saved)])
     assert "by 3 measured steps" in capsys.readouterr().out
+
+
+def test_the_command_line_takes_the_layout_of_a_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = titan(tmp_path / "titan.log")
+    arguments = ["calibrate", "--rows", str(path), "--model", "llama-2-13b", "--device", "a100-80gb"]
+    layout = ["--data", "32", "--zero", "3", "--global-batch", "64", "--seq", "1024"]
+    assert cli.main([*arguments, *layout, "--json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["rows"]
+    assert found["measured_s"] == pytest.approx(64 * 1024 / (1400 * 32))
+    for more, message in [
+        ([*arguments, "--no-save"], "--no-save has no effect with --rows"),
+        ([*arguments, "--root", str(tmp_path)], "--root has no effect with --rows"),
+        (["calibrate", "--tensor", "8"], "--tensor has no effect without --rows"),
+        (["calibrate", "--rows", str(path), "--seq", "1024"], "--seq has no effect without --model"),
+        ([*arguments[:-2], *layout], "--device a100-80gb"),
+    ]:
+        assert cli.main(more) != 0
+        assert message in capsys.readouterr().err
