@@ -35,7 +35,7 @@ def test_a_pair_never_measured_gets_what_similar_ones_have_in_common_and_a_wider
     v100, a100 = Device.of("v100-32gb"), Device.of("a100-80gb")
     carried, known = Calibration.of(v100, "megatron-core"), Calibration.of(a100, "megatron-core")
     assert "never measured on v100-32gb" in carried.note
-    assert "on other clusters of this device" in known.note
+    assert "on other clusters of a100-80gb or devices with the same chip (a100-40gb)" in known.note
     assert (carried.device, carried.software) == ("v100-32gb", "megatron-core")
     assert (np.diag(carried.covariance) > np.diag(known.covariance)).all()
     assert carried.half_size < known.half_size, "a V100 has fewer FLOP per byte"
@@ -45,6 +45,14 @@ def test_a_pair_that_one_cluster_measured_gets_its_calibration() -> None:
     assert Calibration.of("a100-80gb", "llm-foundry").name == "a100-fsdp"
     assert Calibration.of("b200", "megatron-core").name == "b200-megatron"
     assert Calibration.of("a100-80gb", "megatron-deepspeed").name == "megatron-deepspeed on a100-80gb"
+
+
+def test_constants_of_another_device_with_the_same_chip_say_so() -> None:
+    assert (
+        "measured on h100-80gb, which has the same chip as h200" in Calibration.of("h200", "llm-foundry").note
+    )
+    assert "same chip" not in Calibration.of("h100-80gb", "llm-foundry").note
+    assert "on other clusters of l4" in Calibration.of("l4", "megatron-core").note
 
 
 def test_every_table_that_effects_were_fitted_to_was_scored_without_it() -> None:

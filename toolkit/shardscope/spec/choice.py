@@ -28,7 +28,10 @@ def _on_same_chip(one: Calibration, device: Device) -> Calibration:
     """Return the calibration for another device with the same chip, such as one with less memory."""
     ridge = ridge_of(device)
     scale = ridge / (one.ridge or ridge)
-    return one.replace(device=device.name, ridge=ridge, half_size=one.half_size * scale)
+    told = f"constants were measured on {one.device}, which has the same chip as {device.name}"
+    return one.replace(
+        device=device.name, ridge=ridge, half_size=one.half_size * scale, note=_joined(told, one.note)
+    )
 
 
 def calibration_of(

@@ -120,7 +120,9 @@ def _note(software: Software, device: Device) -> str:
     known = _fitted()["measured"]
     pair = [software.name, architecture(device.name)]
     if pair in known:
-        return f"constants are those of {software.label} on other clusters of this device"
+        same = [name for name in _fitted()["architectures"][pair[1]] if name != device.name]
+        where = f"{device.name} or devices with the same chip ({', '.join(same)})" if same else device.name
+        return f"constants are those of {software.label} on other clusters of {where}"
     measured = [f"{name} on {chip}" for name, chip in known if name == pair[0] or chip == pair[1]]
     told = f"; the most similar measurements are {', '.join(measured[:4])}" if measured else ""
     return f"{software.label} was never measured on {device.name}, so the interval is wider{told}"
