@@ -1,4 +1,4 @@
-"""The scoreboard: compares predictions with tables that no calibration was fitted to."""
+"""The scoreboard: compares predictions with published tables, as fitted and as predicted without them."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from shardscope.spec.host_calibration import AnyCalibration
 
 CALIBRATION_HELP = (
-    "name of a GPU's calibration (default: the cluster's device), or the path of one that shardscope calibrate has "
-    "written (default: the one saved for this machine)"
+    "name of a GPU's calibration (default: by the cluster's device and the software), or the path of one that "
+    "shardscope calibrate has written (default for jobs on this machine: the saved one)"
 )
 
 

@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 ABOUT = (
     "Compare predicted step times with measured ones: mean errors, the share of measured times inside the 90% "
     "interval, and the errors of the other rows after one row of the table was measured (the median over which one). "
-    "The first list has the tables that ship, predicted as your layouts are. The second has all tables, each predicted "
-    "by constants that were fitted without it: what to expect on a cluster of your own."
+    "The first list has the tables that ship, predicted as your layouts are; constants were fitted to them. The second "
+    "has all tables, each predicted by constants fitted without it, as linearised around those fitted to all. It is "
+    "somewhat optimistic for a cluster of your own: several tables are of one cluster (such as four of Selene and two "
+    "of BLOOM's), and the others of that cluster stay when one is left out. How far constants may differ between "
+    "clusters was chosen by these scores."
 )
 
 

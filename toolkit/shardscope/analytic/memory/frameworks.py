@@ -3,8 +3,9 @@
 Three values were not taken from code, but inferred from 11 measured peaks of Megatron-LM on B200 GPUs, published by
 SimuMax: `ring_copies` from the only measurement with context parallelism, `routed_copies` from the only one with
 experts, and `workspace_bytes` from the 52 MiB that the formulas leave unexplained in dense models. The values for
-``fsdp2`` agree with torchtitan's peaks of Llama 3 8B within 7 %, but not with those of pipelines of 405B, which are
-about twice as large. The values for ``deepspeed`` follow its documentation, and have not been compared with peaks.
+``fsdp2`` agree within 4 % with three peaks of Llama 3.1 8B that torchtitan published, but not with those of pipelines
+of 405B, which are about twice as large. The values for ``deepspeed`` follow its documentation, and have not been
+compared with peaks.
 """
 
 from __future__ import annotations

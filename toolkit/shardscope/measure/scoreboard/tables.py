@@ -1,4 +1,4 @@
-"""Published step times that ship with Shardscope, copied from papers. No constant is fitted to them.
+"""Published step times that ship with Shardscope, copied from papers. The effects of `spec.effects` are fitted to them.
 
 Settings that a paper does not state are assumed. For Narayanan's table 1: micro-batches of 4 without a pipeline and of
 1 with a pipeline, and two (or three) virtual stages if the layers allow it. For Llama 3: four virtual stages and
