@@ -80,6 +80,12 @@ def test_a_calibration_is_refined_by_further_rows_and_survives_a_file(tmp_path: 
     assert ss.predict(MODEL, CLUSTER, LAYOUTS[2], calibration=second).uncertainty.between < (
         ss.predict(MODEL, CLUSTER, LAYOUTS[2], calibration=first).uncertainty.between
     )
+    assert second.rows[0] == first.rows[0]
+    assert len(second.rows) == 2
+    assert set(first.fitted) < set(second.fitted)
+    assert "by 2 measured steps" in second.name
+    with pytest.raises(SpecError, match=r"rows\[0\] was already fitted by prior=.* and would count twice"):
+        ss.calibrate(CLUSTER, rows=row(LAYOUTS[2], 1.3 * seconds(LAYOUTS[2])), model=MODEL, prior=second)
 
 
 @pytest.mark.parametrize(

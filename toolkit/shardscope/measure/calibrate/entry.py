@@ -67,13 +67,15 @@ def calibrate(
         rows: The path of a CSV or JSON file or of a log of Megatron-LM or torchtitan, a data frame, or dictionaries.
             Columns are the fields of `ss.Layout`, and one of ``step_time_s``, ``step_time_ms``, ``tokens_per_s`` and
             ``tokens_per_s_per_device``; optionally ``model``, ``seq``, ``device``, ``per_node``, ``software`` and
-            ``label``. Rows may use fewer devices than the cluster has.
+            ``label``. Rows may use fewer devices than the cluster has. A log counts from its third logged step, and one
+            of torchtitan needs `model` and `layout`.
         runs: Finished runs of your own on this machine, to refine `prior` without further measurements.
         prior: Calibration to refine; None takes the saved one, or the one that ships with Shardscope; for `rows`, the
-            one of device and software.
+            one of device and software. Rows that it was fitted to are kept, and cannot be given again.
         model: Model of all `rows` without a column ``model``.
         layout: Settings of all `rows`, which their columns override.
-        software: Software of all `rows` without a column ``software``; None for the one that their layouts suggest.
+        software: Software of all `rows` without a column ``software``; None for that of the log, or else the one that
+            their layouts suggest.
         save: Whether predictions for this machine, or for this cluster, use the result from now on. It is saved in
             ``$SHARDSCOPE_CACHE`` or ``~/.cache/shardscope``, for this user only. Calibrations of GPU clusters are not
             saved; use ``calibration.save("mine.json")``.

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardscope.errors import require
+from shardscope.errors import SpecError, require
 from shardscope.measure.calibrate.tables import Given, Rows, read_rows
 from shardscope.measure.scoreboard.rows import Row, predicted_seconds
 from shardscope.measure.scoreboard.score import Score
@@ -66,11 +66,23 @@ def calibrate_rows(
     if layout is not None:
         require(layout, Layout, by="calibrate", write="layout=ss.Layout(...)")
     read = read_rows(rows, Given(cluster, known, layout, software))
+    if prior is not None:
+        _check_new(read, prior)
     before = (
         calibration_for(read[0].cluster.device, software_of(read[0].software)) if prior is None else prior
     )
     found = fitted(read, before)
     return _calibration(read, before, found)
+
+
+def _check_new(rows: Sequence[Row], prior: Calibration) -> None:
+    seen = {(row.label, row.measured_s) for row in prior.rows}
+    for row in rows:
+        if row.key in prior.fitted and (row.inputs["label"], row.seconds) in seen:
+            raise SpecError(
+                f"{row.inputs['label']} was already fitted by prior={prior.name!r} and would count twice; leave it "
+                "out, or omit prior"
+            )
 
 
 def fitted(rows: Sequence[Row], before: Calibration) -> Fit:
@@ -125,7 +137,7 @@ def _calibration(rows: Sequence[Row], before: Calibration, found: Fit) -> Calibr
     squares = (np.clip(found.left_out, -3 * NOISE, 3 * NOISE) ** 2).sum() if is_robust else 0.0
     count = len(rows) if is_robust else 0
     noise = float(np.sqrt((_PRIOR_ROWS * NOISE**2 + squares) / (_PRIOR_ROWS + count)))
-    first = rows[0]
+    first, count_all = rows[0], len(before.rows) + len(rows)
     each = tuple(
         FittedRow(
             label=str(row.inputs["label"]), measured_s=row.seconds, predicted_s=row.seconds * float(np.exp(-off)),
@@ -134,14 +146,14 @@ def _calibration(rows: Sequence[Row], before: Calibration, found: Fit) -> Calibr
         for row, off, out, weight in zip(rows, found.residuals, found.left_out, found.weights, strict=True)
     )  # fmt: skip
     return moved(before, found.x).replace(
-        name=f"{first.cluster.device.name}, {first.software}, by {len(rows)} measured step{'s' * (len(rows) > 1)}",
+        name=f"{first.cluster.device.name}, {first.software}, by {count_all} measured step{'s' * (count_all > 1)}",
         device=first.cluster.device.name,
         software=first.software,
         quantiles={"5": float(np.exp(-1.645 * noise)), "50": 1.0, "95": float(np.exp(1.645 * noise))},
         covariance=tuple(map(tuple, found.covariance.tolist())),
         scores=_scores(rows, found) if is_robust else {},
-        rows=each,
-        fitted=tuple(sorted({row.key for row in rows})),
+        rows=(*before.rows, *each),
+        fitted=tuple(sorted({*before.fitted, *(row.key for row in rows)})),
         measured_on=f"{first.cluster.num_devices} x {first.cluster.device.name}",
         source="rows given to ss.calibrate",
         note=" ".join(_notes(before, each)),
