@@ -54,7 +54,8 @@ _UNSCALED = (
     "shard_overlap",
 )  # fmt: skip
 """Factors without a unit of time, which a common scale of all times does not change."""
-_FRACTIONS = ("efficiency", "overlap")
+FRACTIONS = ("efficiency", "overlap")
+"""Ends of the names of factors that are at most 1."""
 
 
 class Interval(NamedTuple):
@@ -228,7 +229,7 @@ class Calibration(Fitted):
                 continue
             sign = 0.0 if name in _UNSCALED else 1.0 if name.endswith("_s") else -1.0
             value = getattr(self, name) * exp(step + sign * scale)
-            changes[name] = min(value, 1.0) if name.endswith(_FRACTIONS) else value
+            changes[name] = min(value, 1.0) if name.endswith(FRACTIONS) else value
         return self.model_copy(update=changes)
 
     def intra_rate(self, link: Link) -> float:

@@ -15,7 +15,7 @@ from shardscope.errors import require
 from shardscope.measure.calibrate.tables import Given, Rows, read_rows
 from shardscope.measure.scoreboard.rows import Row, predicted_seconds
 from shardscope.measure.scoreboard.score import Score
-from shardscope.prediction.spread import Floats, covariance_of, moved, slopes
+from shardscope.prediction.spread import Floats, covariance_of, limits, moved, slopes
 from shardscope.spec.calibration import FACTORS, Calibration, FittedRow
 from shardscope.spec.choice import calibration_for
 from shardscope.spec.cluster import Cluster
@@ -31,6 +31,14 @@ _NARROWING = (16.0, 4.0, 1.0)
 """Factors of `_CAUCHY`, one after the other: with a wide loss there is one minimum (Blake and Zisserman 1987)."""
 _ENOUGH = 3
 """Number of configurations from which a row can be an outlier, and errors can be cross-validated."""
+_TURNS = 8
+"""Most Gauss-Newton steps at one width of the loss; most fits end after three."""
+_SIZES = (1.0, 0.5, 0.25, 0.1, 0.03)
+"""Fractions of a Gauss-Newton step to try: constants stop at their limits, so that a whole step can overshoot."""
+_AT_LIMIT = 1e-3
+"""Distance at which a factor is at its limit."""
+_STIFF = 1e9
+"""Weight that keeps a factor where it is."""
 _PRIOR_ROWS = 4.0
 """Number of rows that the usual noise counts for in the estimate of the noise."""
 _OUTLIER = 0.5
@@ -79,15 +87,12 @@ def fitted(rows: Sequence[Row], before: Calibration) -> Fit:
     groups = _configurations(rows)
     is_robust = len(set(groups)) >= _ENOUGH
     inverse = np.asarray(np.linalg.inv(covariance_of(before)), np.float64)
-    x, weights = np.zeros(len(FACTORS)), np.ones(len(rows))
-    for factor in _NARROWING if is_robust else _NARROWING[-1:] * 2:
-        for _ in range(2):
-            predicted, slope = slopes(lambda cal: predicted_seconds(rows, cal), before, x)
-            off = measured - predicted
-            if is_robust:
-                weights = 1.0 / (1.0 + (off / (_CAUCHY * factor * NOISE)) ** 2)
-            x = _solved(inverse, slope, off + slope @ x, weights)
-    off = measured - np.log(predicted_seconds(rows, moved(before, x)))
+    x = np.zeros(len(FACTORS))
+    for width in _NARROWING if is_robust else (np.inf,):
+        x = _descended(rows, before, inverse, x, _CAUCHY * width * NOISE)
+    predicted, slope = slopes(lambda cal: predicted_seconds(rows, cal), before, x)
+    off = measured - predicted
+    weights = _weights(off, _CAUCHY * NOISE if is_robust else np.inf)
     normal = inverse + (slope.T * weights) @ slope / NOISE**2
     return Fit(
         x,
@@ -98,9 +103,57 @@ def fitted(rows: Sequence[Row], before: Calibration) -> Fit:
     )
 
 
+def _descended(rows: Sequence[Row], before: Calibration, inverse: Floats, x: Floats, width: float) -> Floats:
+    """Return the factors after Gauss-Newton steps from x, each as far as the exact loss decreases most."""
+    measured = np.log([row.seconds for row in rows])
+
+    def loss(at: Floats) -> float:
+        off = measured - np.log(predicted_seconds(rows, moved(before, at)))
+        squares = off**2 if np.isinf(width) else width**2 * np.log1p((off / width) ** 2)
+        return float(squares.sum() / NOISE**2 + at @ inverse @ at)
+
+    def within(at: Floats) -> Floats:
+        return np.minimum(at, np.maximum(limits(before, at), 0.0))
+
+    least = loss(x)
+    for _ in range(_TURNS):
+        predicted, slope = slopes(lambda cal: predicted_seconds(rows, cal), before, x)
+        off = measured - predicted
+        tried = []
+        for held in _held(limits(before, x) <= x + _AT_LIMIT):
+            stay = _STIFF * held
+            normal, right = _normal(inverse, slope, off + slope @ x, _weights(off, width))
+            step = np.linalg.solve(normal + np.diag(stay), right + stay * x) - x
+            tried += [within(x + size * step) for size in _SIZES]
+        losses = [loss(at) for at in tried]
+        best = int(np.argmin(losses))
+        if losses[best] >= least * (1 - 1e-4):
+            break
+        x, least = tried[best], losses[best]
+    return x
+
+
+def _held(at_limit: Floats) -> list[Floats]:
+    """Return masks of the factors that a step leaves alone: none, those at their limits, the scale, or both.
+
+    The scale moves all factors, so it has a kink in the loss where one of them reaches its limit.
+    """
+    nothing, scale = np.zeros(len(FACTORS)), np.array([name == "scale" for name in FACTORS], np.float64)
+    return [nothing, scale, 1.0 * at_limit, np.maximum(scale, at_limit)] if at_limit.any() else [nothing]
+
+
+def _weights(off: Floats, width: float) -> Floats:
+    """Return the weight of each row in a Cauchy loss whose residuals count half at `width`."""
+    return 1.0 / (1.0 + (off / width) ** 2)
+
+
 def _solved(inverse: Floats, slope: Floats, target: Floats, weights: Floats) -> Floats:
-    normal = inverse + (slope.T * weights) @ slope / NOISE**2
-    return np.asarray(np.linalg.solve(normal, (slope.T * weights) @ target / NOISE**2))
+    return np.asarray(np.linalg.solve(*_normal(inverse, slope, target, weights)))
+
+
+def _normal(inverse: Floats, slope: Floats, target: Floats, weights: Floats) -> tuple[Floats, Floats]:
+    """Return both sides of the normal equations of the factors."""
+    return inverse + (slope.T * weights) @ slope / NOISE**2, (slope.T * weights) @ target / NOISE**2
 
 
 def _configurations(rows: Sequence[Row]) -> list[int]:
