@@ -107,6 +107,16 @@ def test_a_whole_plan_with_offload_predicts_like_its_layouts() -> None:
 def test_a_given_calibration_of_other_software_is_named() -> None:
     found = ss.predict("llama-2-7b", CLUSTER, LAYOUT, ss.Calibration.of("a100-megatron"), software="fsdp2")
     assert "measured with megatron-deepspeed" in found.calibration.note
+    same = ss.predict("llama-2-7b", CLUSTER, LAYOUT, ss.Calibration.of("a100-megatron"))
+    assert found.uncertainty.between > 1.2 * same.uncertainty.between
+
+
+def test_the_software_of_a_calibration_may_be_an_alias() -> None:
+    mine = ss.Calibration(name="mine", software="megatron")
+    assert mine.software == "megatron-core"
+    assert ss.predict("llama-2-7b", CLUSTER, LAYOUT, mine).software == "megatron-core"
+    with pytest.raises(SpecError, match="software='jax' is not known"):
+        ss.Calibration(name="mine", software="jax")
 
 
 def test_software_has_no_effect_on_this_machine() -> None:

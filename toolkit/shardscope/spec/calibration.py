@@ -9,7 +9,7 @@ from math import exp
 from pathlib import Path
 from typing import Annotated, NamedTuple, Self
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator, model_validator
 
 from shardscope.errors import SpecError, unknown_name
 from shardscope.spec._base import Spec
@@ -131,7 +131,7 @@ class Calibration(Fitted):
     device: str = ""
     """Catalogue name of the device that was measured."""
     software: str = ""
-    """Software that ran the measurements: a name of `spec.software.SOFTWARE`, or empty if unknown."""
+    """Software that ran the measurements: a name of `spec.software.SOFTWARE` or an alias, or empty if unknown."""
 
     is_only: bool = False
     """Whether no other cluster was measured with this device and software; predictions for both then use it."""
@@ -201,6 +201,11 @@ class Calibration(Fitted):
     independent with the usual standard deviations."""
     rows: tuple[FittedRow, ...] = ()
     """The measured steps, if `ss.calibrate` fitted the constants to them."""
+
+    @field_validator("software")
+    @classmethod
+    def _name_software(cls, given: str) -> str:
+        return software_of(given).name if given else given
 
     @model_validator(mode="after")
     def _check_covariance(self) -> Self:

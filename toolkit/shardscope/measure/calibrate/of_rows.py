@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardscope.errors import require
+from shardscope.errors import SpecError, require
 from shardscope.measure.calibrate.tables import Given, Rows, read_rows
 from shardscope.measure.scoreboard.rows import Row, predicted_seconds
 from shardscope.measure.scoreboard.score import Score
-from shardscope.prediction.spread import Floats, covariance_of, limits, moved, slopes
+from shardscope.prediction.spread import Floats, covariance_of, half_widths, limits, moved, slopes
 from shardscope.spec.calibration import FACTORS, Calibration, FittedRow
 from shardscope.spec.choice import calibration_for
 from shardscope.spec.cluster import Cluster
@@ -41,6 +41,12 @@ _STIFF = 1e9
 """Weight that keeps a factor where it is."""
 _PRIOR_ROWS = 4.0
 """Number of rows that the usual noise counts for in the estimate of the noise."""
+_Z = 1.645
+"""Half width of an interval that contains 90 % of a normal distribution, in standard deviations."""
+_SURPRISING = 3.0
+"""Difference from the prior's prediction, in standard deviations, at which a row is named."""
+_MOST_RATIO = 30.0
+"""Largest ratio of measured and predicted time; measured clusters differ by less than 4."""
 _OUTLIER = 0.5
 """Weight below which a row is named as an outlier."""
 
@@ -55,6 +61,10 @@ class Fit(NamedTuple):
     left_out: Floats
     """The same, predicted without all rows of the same configuration."""
     weights: Floats
+    between: Floats
+    """Half width, in logarithms, of each row's 90 % interval from what is not known of the constants."""
+    surprise: Floats
+    """log(measured / predicted) by the prior, in its standard deviations."""
 
 
 def calibrate_rows(
@@ -88,19 +98,30 @@ def fitted(rows: Sequence[Row], before: Calibration) -> Fit:
     is_robust = len(set(groups)) >= _ENOUGH
     inverse = np.asarray(np.linalg.inv(covariance_of(before)), np.float64)
     x = np.zeros(len(FACTORS))
+    first, prior_slope = slopes(lambda cal: predicted_seconds(rows, cal), before, x)
+    _check_possible(rows, measured - first)
     for width in _NARROWING if is_robust else (np.inf,):
         x = _descended(rows, before, inverse, x, _CAUCHY * width * NOISE)
     predicted, slope = slopes(lambda cal: predicted_seconds(rows, cal), before, x)
     off = measured - predicted
     weights = _weights(off, _CAUCHY * NOISE if is_robust else np.inf)
     normal = inverse + (slope.T * weights) @ slope / NOISE**2
-    return Fit(
-        x,
-        np.asarray(np.linalg.inv(normal), np.float64),
-        off,
-        _left_out(inverse, slope, off + slope @ x, weights, groups),
-        weights,
-    )
+    covariance = np.asarray(np.linalg.inv(normal), np.float64)
+    left_out = _left_out(inverse, slope, off + slope @ x, weights, groups)
+    between = _Z * np.sqrt(np.einsum("ri,ij,rj->r", slope, covariance, slope))
+    spread = np.hypot(NOISE, half_widths(prior_slope, before) / _Z)
+    return Fit(x, covariance, off, left_out, weights, between, (measured - first) / spread)
+
+
+def _check_possible(rows: Sequence[Row], off: Floats) -> None:
+    """Raise if a row differs from the prediction by a factor that no cluster explains, such as that of ms and s."""
+    for row, each in zip(rows, off, strict=True):
+        if abs(each) > np.log(_MOST_RATIO):
+            predicted = row.seconds * float(np.exp(-each))
+            raise SpecError(
+                f"{row.inputs['label']}: a step of {row.seconds:.4g} s is not plausible, {predicted:.4g} s is "
+                "predicted; check the unit (step_time_s or step_time_ms), global_batch and the model"
+            )
 
 
 def _descended(rows: Sequence[Row], before: Calibration, inverse: Floats, x: Floats, width: float) -> Floats:
@@ -197,7 +218,7 @@ def _calibration(rows: Sequence[Row], before: Calibration, found: Fit) -> Calibr
         fitted=tuple(sorted({row.key for row in rows})),
         measured_on=f"{first.cluster.num_devices} x {first.cluster.device.name}",
         source="rows given to ss.calibrate",
-        note=" ".join(_notes(before, each)),
+        note="; ".join(_notes(before, each, found, noise)),
     )
 
 
@@ -205,16 +226,28 @@ def _scores(rows: Sequence[Row], found: Fit) -> dict[str, dict[str, float]]:
     measured = np.array([row.seconds for row in rows])
     score = Score.of(measured * np.exp(-found.left_out), measured)
     figures = {"mape": score.mape, "max": score.worst, "rank": score.rank, "rows": float(score.rows)}
-    return {"rows, cross-validated": {name: round(value, 4) for name, value in figures.items()}}
+    known = {name: round(value, 4) for name, value in figures.items() if np.isfinite(value)}
+    return {"rows, cross-validated": known}  # equal times have no rank correlation
 
 
-def _notes(before: Calibration, each: Sequence[FittedRow]) -> list[str]:
+def _notes(before: Calibration, each: Sequence[FittedRow], found: Fit, noise: float) -> list[str]:
     told = [f"constants that the rows do not determine are those of {before.name}"]
-    for row in each:
+    width = np.hypot(found.between, _Z * noise)
+    for row, surprise, off, half in zip(each, found.surprise, found.residuals, width, strict=True):
         if row.weight < _OUTLIER:
             ratio = row.measured_s / row.predicted_s
             told.append(
-                f"; {row.label} is an outlier, {ratio:.2f} times what the other rows imply: its weight is "
+                f"{row.label} is an outlier, {ratio:.2f} times what the other rows imply: its weight is "
                 f"{row.weight:.2f}"
             )
-    return ["".join(told)]
+        elif abs(off) > half:
+            told.append(
+                f"{row.label} is outside its own 90 % interval: it took {row.measured_s:.4g} s, and constants that it "
+                f"makes likely give {row.predicted_s:.4g} s; check its unit, model and layout"
+            )
+        elif abs(surprise) > _SURPRISING:
+            told.append(
+                f"{row.label} is {abs(surprise):.1f} standard deviations {'slower' if surprise > 0 else 'faster'} than "
+                f"{before.name} predicts; check its unit, model and layout"
+            )
+    return told
