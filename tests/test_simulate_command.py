@@ -77,3 +77,33 @@ def test_options_without_effect_are_named(
 ) -> None:
     assert main(["simulate", *options]) == 2
     assert told in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("names", "calls", "said"),
+    [
+        (["a/step.0.et", "b/step.0.et"], 8, "names differ in the number of the rank"),
+        (["step.et", "step.1.et"], 8, "names differ in the number of the rank"),
+        (["step.0.et", "step.1.et"], 0, "the traces contain nothing that takes time"),
+        (["step.0.et", "step.1.et"], 4, "but not by ranks"),
+    ],
+)
+def test_traces_of_unclear_or_missing_ranks_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], names: list[str], calls: int, said: str
+) -> None:
+    pytest.importorskip("google.protobuf")
+    group = str([*range(calls)]) if calls else ""
+    nodes = (
+        [TraceNode(1, "sum", COLLECTIVE, attributes={"comm_size": 10**6, "pg_name": group})] if calls else []
+    )
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write_nodes(tmp_path / name, nodes)
+    paths = [str(tmp_path / name) for name in names]
+    assert main(["simulate", "--trace", *paths, "--link", "25GbE"]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_rank_is_slowed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", *LAYOUT, "--straggler", "1=2", "--straggler", "1=3"]) == 2
+    assert "--straggler is given twice for 1" in capsys.readouterr().err

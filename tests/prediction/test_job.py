@@ -111,11 +111,12 @@ def test_messages_of_sleeping_ranks_wait_for_each_other_at_the_cores() -> None:
     rates = RankRates.of_this_machine(job, [Work(1.0)] * 64, host, emulated=cluster)
     alone = rates.per_message_s(np.array([3] + 63 * [0]))
     assert 0 < alone < host.value("message_s", ranks=2, transport="tcp"), "which waits for ranks that compute"
-    assert rates.per_message_s(np.array(64 * [3])) == pytest.approx(alone * max(1.0, 64 / usable_cores()))
+    assert rates.per_message_s(np.array(64 * [3])) <= host.value("message_s", ranks=64, transport="tcp")
     measured = Constant(name="idle_message_s", transport="tcp", value=1e-4, low=1e-4, high=1e-4)
     host = host.replace(constants=(*host.constants, measured))
     rates = RankRates.of_this_machine(job, [Work(1.0)] * 64, host, emulated=cluster)
     assert rates.per_message_s(np.array([3] + 63 * [0])) == pytest.approx(1e-4)
+    assert rates.per_message_s(np.array(64 * [3])) == pytest.approx(1e-4 * max(1.0, 64 / usable_cores()))
 
 
 def test_stated_times_are_nearly_certain() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,11 +97,11 @@ def _simulated(arguments: argparse.Namespace) -> Simulation:
         )
     _check_options(arguments, asked[0])
     varied = {
-        "stragglers": dict(_factor(text) for text in arguments.straggler), "jitter": arguments.jitter,
+        "stragglers": _unique("--straggler", map(_factor, arguments.straggler)), "jitter": arguments.jitter,
         "seed": arguments.seed,
     }  # fmt: skip
     if arguments.trace is not None:
-        algorithms = dict(_algorithm(text) for text in arguments.algorithm or [])
+        algorithms = _unique("--algorithm", map(_algorithm, arguments.algorithm or []))
         return simulate.chakra(_by_rank(arguments.trace), _link(arguments), algorithms=algorithms, **varied)
     cluster, known = build_cluster(arguments), named_calibration(arguments.calibration)
     if arguments.job is not None:
@@ -135,11 +136,26 @@ def _check_options(arguments: argparse.Namespace, asked: str) -> None:
 
 
 def _by_rank(paths: list[str]) -> list[str]:
-    """Return the paths in the order of the last numbers in their names: a shell lists step.10.et before step.2.et."""
-    numbers = [re.findall(r"\d+", Path(path).name) for path in paths]
-    if not all(numbers):
-        return paths
-    return [path for _, path in sorted(zip((int(found[-1]) for found in numbers), paths, strict=True))]
+    """Return the paths in the order of the numbers in their names: a shell lists step.10.et before step.2.et.
+
+    Raises:
+        SpecError: The names do not say which rank a file is of.
+    """
+    numbers = [tuple(map(int, re.findall(r"\d+", Path(path).name))) for path in paths]
+    if len(paths) > 1 and (not all(numbers) or len(set(numbers)) < len(paths)):
+        raise SpecError(
+            "--trace needs files whose names differ in the number of the rank, such as step.0.et and step.1.et"
+        )
+    return [path for _, path in sorted(zip(numbers, paths, strict=True))]
+
+
+def _unique(flag: str, pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+    found: dict[Any, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise SpecError(f"{flag} is given twice for {key}; give it once")
+        found[key] = value
+    return found
 
 
 def _factor(text: str) -> tuple[int, float]:

@@ -114,10 +114,13 @@ def _communication(traffic: Traffic, rates: RankRates) -> Term | None:
 
 
 def _collective(name: str, sent: Sent, rates: RankRates) -> Term:
-    """Return the term for one collective; an unknown number of messages counts as one to each other rank."""
+    """Return the term for one collective; an unknown number of messages counts as one to each other rank.
+
+    As in a simulation, only messages of known number wait for those of other ranks.
+    """
     unknown = (sent.bytes > 0) & (sent.messages == 0)
     messages = np.where(unknown, len(sent.bytes) - 1, sent.messages)
-    seconds = sent.busiest / rates.link + messages * rates.per_message_s(messages)
+    seconds = sent.busiest / rates.link + messages * rates.per_message_s(sent.messages)
     rank = int(seconds.argmax())
     return _term(
         name, float(seconds[rank]), "bytes / bandwidth + messages × time per message", rates,

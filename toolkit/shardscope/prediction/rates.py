@@ -55,6 +55,8 @@ class RankRates(NamedTuple):
     cores: float = inf
     """Cores that handle the messages of all ranks, which wait for each other there; infinite if `message_s` contains
     these waits."""
+    most_message_s: float = inf
+    """Limit of the time per message with these waits, in seconds."""
 
     def per_message_s(self, messages: npt.NDArray[np.int64]) -> float:
         """Return the seconds per message of the rank that sends the most, in a collective.
@@ -66,7 +68,7 @@ class RankRates(NamedTuple):
         """
         busiest = max(1, int(np.max(messages)))
         waiting = max(1.0, float(np.sum(messages)) / busiest / self.cores) - 1.0
-        return self.message_s + waiting * self.handling_s
+        return min(self.message_s + waiting * self.handling_s, max(self.message_s, self.most_message_s))
 
     @classmethod
     def of_this_machine(
@@ -114,6 +116,7 @@ class RankRates(NamedTuple):
             emulated_flops=None if emulated is None else emulated.flops,
             handling_s=handling_s,
             cores=usable_cores() if is_idle else inf,
+            most_message_s=latency_s + _computing_message_s(job, host, ranks, emulated) if is_idle else inf,
         )
 
     @classmethod
@@ -212,6 +215,20 @@ def _messages(
     if limit is None:
         return bandwidth, message_s, 0.0
     return min(bandwidth, _share(host, transport) * limit.bandwidth), message_s, limit.latency_s
+
+
+def _computing_message_s(
+    job: Job, host: HostCalibration, ranks: float, emulated: EmulatedCluster | None
+) -> float:
+    """Return the seconds per message of ranks that compute, which those of others do not exceed; infinite if unknown.
+
+    It is a limit only where the time of idle ranks is a guess from it.
+    """
+    transport = transport_of(job, emulated)
+    if host.has("idle_message_s", "tcp" if transport == "network" else transport):
+        return inf
+    known = transport if host.has("message_s", transport) else "tcp"
+    return host.value("message_s", ranks=ranks, transport=known)
 
 
 def _undisturbed(host: HostCalibration, transport: str, loopback: str) -> float:

@@ -66,13 +66,14 @@ def calibrate_machine(
         before, is_known, _ = _known(None, prior)
         rows, jobs = _measured(cluster, progress or _silent)
         found = fitted(rows, jobs, before, cluster, is_vague=cluster is None or not is_known)
-        apart = [*idle_message_constants(), *([] if cluster is None else pair_constants(cluster))]
-        constants = {row.key: row for row in (*found.constants, *apart)}
+        idle, why_not = idle_message_constants()
+        pairs = [] if cluster is None else pair_constants(cluster)
+        kept = [row for row in found.constants if row.name != "idle_message_s"]
         found = found.replace(
             name=_name(cluster),
-            note=_note(load),
+            note=" ".join(filter(None, [_note(load), why_not])),
             load_average=load,
-            constants=in_order(constants.values()),
+            constants=in_order([*kept, *idle, *pairs]),
         )
     found = found.replace(
         took_s=time.monotonic() - started, measured_at=f"{datetime.now(UTC):%Y-%m-%d %H:%M}"

@@ -18,20 +18,22 @@ _NOISE = 0.2
 _PATIENCE_S = 30.0
 
 
-def idle_message_constants() -> list[Constant]:
-    """Return the time per message between two ranks, for each transport; none if it cannot be measured here."""
+def idle_message_constants() -> tuple[list[Constant], str]:
+    """Return the time per message between two ranks, for each transport, and a sentence if it cannot be measured."""
     if sys.platform != "linux":
-        return []
+        return [], ""
     try:
         done = subprocess.run(
             [sys.executable, "-c", _PROGRAM], capture_output=True, text=True, timeout=_PATIENCE_S, check=True
         )
-    except (OSError, subprocess.SubprocessError):  # then predictions take the times of ranks that compute
-        return []
-    return [
+        measured = json.loads(done.stdout)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        return [], f"The time of messages between idle ranks could not be measured ({type(error).__name__})."
+    found = [
         Constant(
             name="idle_message_s", transport=transport, value=value,
             low=value * (1 - _NOISE), high=value * (1 + _NOISE),
         )
-        for transport, value in json.loads(done.stdout)
+        for transport, value in measured
     ]  # fmt: skip
+    return found, ""

@@ -331,6 +331,10 @@ def simulate_files(
         replay = _built(kind.read(paths), link, {**ALGORITHMS, **(algorithms or {})}, variation)
         ranks = [[rank] for rank in range(len(paths))] if replay.together == 1 else [[*range(len(paths))]]
         done = replicate(replay.graph, [0], [], ranks, variation)
+    if not np.max(done.times.end, initial=0.0) > 0:
+        raise SpecError(
+            f"the traces contain nothing that takes time; give {kind.name} traces of a training step"
+        )
     seconds: dict[str, Any] = lane_seconds(done, int(busy_seconds(done).argmax()), "waiting for other ranks")
     return Simulation(
         label=f"{kind.name} trace {Path(paths[0]).name}", num_devices=len(paths), time=term_tree(seconds, {}, ()),
@@ -342,12 +346,19 @@ def _built(
     traces: Sequence[Sequence[TraceNode]], link: Link, algorithms: Mapping[str, str], variation: Variation
 ) -> _Replay:
     """Return the graph of the traces, in which one rank stands for all if they do the same."""
-    if variation.is_none and len(traces) > 1 and _are_alike(traces):
+    if variation.is_none and len(traces) > 1 and _are_alike(traces) and _meet_all(traces[0], len(traces)):
         try:
             return _Replay(traces[:1], link, algorithms, len(traces))
         except _Uneven:
             pass  # as in a tree, or in a ring whose chunks are not of one size
     return _Replay(traces, link, algorithms)
+
+
+def _meet_all(nodes: Sequence[TraceNode], num_ranks: int) -> bool:
+    """Return whether a rank communicates, and names no group that has other ranks than the traces."""
+    calls = [node for node in nodes if node.attributes.get("comm_size")]
+    named = [_named_members(node.attributes.get("pg_name", ""), num_ranks) for node in calls]
+    return bool(calls) and all(members in (set(), set(range(num_ranks))) for members in named)
 
 
 def _are_alike(traces: Sequence[Sequence[TraceNode]]) -> bool:

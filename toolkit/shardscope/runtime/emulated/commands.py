@@ -16,7 +16,8 @@ FRAME, ON_WIRE = 1514, 1538
 """Bytes of a full frame as the kernel counts them, and on the wire, with checksum, preamble and gap."""
 _PAYLOAD = 1448
 """Bytes of payload in a full frame."""
-_LEAST_BURST = 5000
+_LEAST_BURST, _LEAST_BURST_S = 5000, 250e-6
+"""Bytes that a bucket lets pass at once, at least, also as a time, since the kernel's timers may be late by as much."""
 _QUEUE_BYTES = 32 << 20
 """Buffer of each port, in bytes: deep, so that many nodes that send to one queue up, but lose nothing."""
 _SEGMENT_BYTES, _SEGMENT_S = (2 * _PAYLOAD, 65536), 500e-6
@@ -41,7 +42,8 @@ def bucket(bytes_per_s: float) -> str:
     The bucket holds a whole segment of a node with this rate, since the kernel would cut a larger one into frames.
     """
     bits = round(8 * bytes_per_s * FRAME / ON_WIRE)
-    burst = max(_LEAST_BURST, (segment_bytes(bytes_per_s) // _PAYLOAD + 1) * FRAME)
+    whole_segment = (segment_bytes(bytes_per_s) // _PAYLOAD + 1) * FRAME
+    burst = max(_LEAST_BURST, whole_segment, round(bytes_per_s * _LEAST_BURST_S))
     return f"tbf rate {bits}bit burst {burst}b limit {_QUEUE_BYTES}b"
 
 
