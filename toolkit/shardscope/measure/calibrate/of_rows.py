@@ -141,7 +141,7 @@ def _descended(rows: Sequence[Row], before: Calibration, inverse: Floats, x: Flo
         predicted, slope = slopes(lambda cal: predicted_seconds(rows, cal), before, x)
         off = measured - predicted
         tried = []
-        for held in _held(limits(before, x) <= x + _AT_LIMIT):
+        for held in _held(np.where(limits(before, x) <= x + _AT_LIMIT, 1.0, 0.0)):
             stay = _STIFF * held
             normal, right = _normal(inverse, slope, off + slope @ x, _weights(off, width))
             step = np.linalg.solve(normal + np.diag(stay), right + stay * x) - x
@@ -160,7 +160,7 @@ def _held(at_limit: Floats) -> list[Floats]:
     The scale moves all factors, so it has a kink in the loss where one of them reaches its limit.
     """
     nothing, scale = np.zeros(len(FACTORS)), np.array([name == "scale" for name in FACTORS], np.float64)
-    return [nothing, scale, 1.0 * at_limit, np.maximum(scale, at_limit)] if at_limit.any() else [nothing]
+    return [nothing, scale, at_limit, np.maximum(scale, at_limit)] if at_limit.any() else [nothing]
 
 
 def _weights(off: Floats, width: float) -> Floats:
