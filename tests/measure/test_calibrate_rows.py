@@ -55,6 +55,45 @@ def test_one_row_moves_the_scale_and_narrows_the_interval() -> None:
     assert not mine.scores, "one row cannot be cross-validated"
 
 
+@pytest.mark.parametrize(("factor", "most"), [(0.71, 1.12), (0.6, 1.26)])
+def test_a_row_faster_than_predicted_is_fitted_as_well_as_constants_below_1_allow(
+    factor: float, most: float
+) -> None:
+    measured = factor * seconds(LAYOUTS[0])
+    mine = ss.calibrate(CLUSTER, rows=[row(LAYOUTS[0], measured)], model=MODEL)
+    assert 1.0 < seconds(LAYOUTS[0], mine) / measured < most
+
+
+def test_rows_far_from_any_prediction_are_refused_or_named() -> None:
+    usual = seconds(LAYOUTS[0])
+    for factor in (1000, 1 / 1000):
+        with pytest.raises(SpecError, match="is not plausible.*check the unit"):
+            ss.calibrate(CLUSTER, rows=row(LAYOUTS[0], factor * usual), model=MODEL)
+    slow = ss.calibrate(CLUSTER, rows=row(LAYOUTS[0], 6 * usual), model=MODEL)
+    assert "standard deviations slower than" in slow.note or "outside its own 90 % interval" in slow.note
+    fast = ss.calibrate(CLUSTER, rows=row(LAYOUTS[0], 0.5 * usual), model=MODEL)
+    assert "outside its own 90 % interval" in fast.note
+    usual_note = ss.calibrate(CLUSTER, rows=row(LAYOUTS[0], 1.2 * usual), model=MODEL).note
+    assert "check its unit" not in usual_note
+
+
+def test_rows_with_equal_times_have_scores_without_a_rank() -> None:
+    mine = ss.calibrate(CLUSTER, rows=[row(layout, 30.0) for layout in LAYOUTS[:3]], model=MODEL)
+    assert "rank" not in mine.scores["rows, cross-validated"]
+    assert mine.scores["rows, cross-validated"]["mape"] > 0
+    assert "rows, cross-validated" in repr(mine)
+
+
+def test_a_constant_of_1_moves_down_and_widens_intervals() -> None:
+    layout = ss.Layout(data=32, zero=3, global_batch=64)
+    before = ss.Calibration.of("a100-fsdp").replace(shard_efficiency=1.0, shard_overlap=0.0)
+    found = ss.predict(MODEL, CLUSTER, layout, calibration=before)
+    assert dict(found.uncertainty.shares)["shard_efficiency"] > 0
+    slow = row(layout, 2 * found.step_time_s, zero=3)
+    mine = ss.calibrate(CLUSTER, rows=[slow], model=MODEL, prior=before, software=before.software)
+    assert mine.shard_efficiency < 0.9
+
+
 def test_rows_find_the_constants_that_made_them_and_name_the_row_that_does_not_fit() -> None:
     step = dict.fromkeys(FACTORS, 0.0) | {"scale": 0.1, "intra_efficiency": -0.3}
     truth = moved(ss.predict(MODEL, CLUSTER, LAYOUTS[0]).calibration, list(step.values()))

@@ -73,9 +73,50 @@ def test_a_plan_takes_software_and_predicts_like_its_layouts() -> None:
     assert ss.plan(model, CLUSTER, global_batch=32, fix={"zero": [2, 3]}).to_dict()["software"] == "fsdp2"
 
 
+@pytest.mark.parametrize(
+    ("device", "nodes", "batch", "fix"),
+    [
+        ("a100-80gb", 4, 64, {}),
+        ("a100-80gb", 1, 8, {"zero": [1, 2, 3], "tensor": [1, 2], "pipeline": 1}),
+        ("a100-40gb", 1, 8, {"offload": ["none", "all"], "tensor": [1, 8]}),
+    ],
+)
+def test_each_layout_of_a_plan_gets_the_software_that_it_suggests(
+    device: str, nodes: int, batch: int, fix: dict[str, object]
+) -> None:
+    cluster = ss.Cluster.of(device, nodes=nodes)
+    plans = ss.plan("llama-2-13b", cluster, global_batch=batch, top=None, fix=fix)
+    assert len(plans.software) > 1
+    firsts = {plan.software: plan for plan in reversed(list(plans) if fix else [plans[0], plans[-1]])}
+    for software, plan in firsts.items():
+        alone = ss.predict("llama-2-13b", cluster, plan.layout)
+        assert (alone.software, alone.fits) == (software, True)
+        assert plan.time_s == pytest.approx(alone.step_time_s)
+        assert plan.memory_bytes == pytest.approx(alone.peak_bytes)
+    first, second = plans[0], plans[len(plans) - 1]
+    assert plans.explain(1, len(plans)).time == pytest.approx((first.time_s, second.time_s))
+
+
+def test_a_whole_plan_with_offload_predicts_like_its_layouts() -> None:
+    plans = ss.plan("llama-3-70b", CLUSTER, top=1)
+    alone = ss.predict("llama-3-70b", CLUSTER, plans.best.layout)
+    assert plans.best.software == alone.software == "deepspeed"
+    assert plans.best.time_s == pytest.approx(alone.step_time_s)
+
+
 def test_a_given_calibration_of_other_software_is_named() -> None:
     found = ss.predict("llama-2-7b", CLUSTER, LAYOUT, ss.Calibration.of("a100-megatron"), software="fsdp2")
     assert "measured with megatron-deepspeed" in found.calibration.note
+    same = ss.predict("llama-2-7b", CLUSTER, LAYOUT, ss.Calibration.of("a100-megatron"))
+    assert found.uncertainty.between > 1.2 * same.uncertainty.between
+
+
+def test_the_software_of_a_calibration_may_be_an_alias() -> None:
+    mine = ss.Calibration(name="mine", software="megatron")
+    assert mine.software == "megatron-core"
+    assert ss.predict("llama-2-7b", CLUSTER, LAYOUT, mine).software == "megatron-core"
+    with pytest.raises(SpecError, match="software='jax' is not known"):
+        ss.Calibration(name="mine", software="jax")
 
 
 def test_software_has_no_effect_on_this_machine() -> None:

@@ -128,10 +128,12 @@ def _table(plans: Plans) -> str:
         dollars = "" if plan.dollars is None else f"{plan.dollars:.3g}"
         return [
             str(plan.rank), seconds(plan.time_s), f"{plan.tokens_per_s:,.0f}", dollars,
-            f"{plan.headroom_bytes / GIB:.1f} GiB", short(plan.layout),
+            f"{plan.headroom_bytes / GIB:.1f} GiB", *[plan.software] * is_mixed, short(plan.layout),
         ]  # fmt: skip
 
-    rows = aligned(["#", "step", "tokens/s", "$/step", "headroom", "layout"], [cells(plan) for plan in plans])
+    is_mixed = len(plans.software) > 1
+    header = ["#", "step", "tokens/s", "$/step", "headroom", *["software"] * is_mixed, "layout"]
+    rows = aligned(header, [cells(plan) for plan in plans])
     counts = ", ".join(f"{count:,} {reason}" for reason, count in plans.rejected.items())
     told = f"\n\n{plans.explain(1, 2)}" if len(plans) > 1 else ""
     return f"{rows}{told}\n\nRejected, of {plans.considered:,} combinations: {counts}.\n{plans.caveat}"

@@ -9,17 +9,20 @@ do not widen its interval, and constants that no measurement determined widen it
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import exp, hypot, log
+from math import exp, hypot, inf, log
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from shardscope.spec.calibration import FACTORS, Calibration, Interval
+from shardscope.spec.calibration import FACTORS, FRACTIONS, Calibration, Interval
 
 Floats = npt.NDArray[np.float64]
 
 _STEP = 1e-3
+_SCALE = list(FACTORS).index("scale")
+_FAR = 50.0
+"""A factor so small that no fraction is limited."""
 
 
 def moved(calibration: Calibration, x: Sequence[float] | Floats) -> Calibration:
@@ -32,6 +35,8 @@ def slopes(
 ) -> tuple[Floats, Floats]:
     """Return the logarithms of predicted seconds, shape `(rows,)`, and their derivatives, shape `(rows, factors)`.
 
+    For a fraction that is already 1, it is the derivative towards smaller values.
+
     Args:
         seconds: Function that predicts the step times of some rows with a calibration.
         calibration: The calibration.
@@ -39,10 +44,22 @@ def slopes(
     """
     x = np.zeros(len(FACTORS)) if at is None else at
     start = np.log(seconds(moved(calibration, x)))
+    steps = np.where(limits(calibration, x) < x + _STEP, -_STEP, _STEP)
     columns = [
-        (np.log(seconds(moved(calibration, x + step))) - start) / _STEP for step in _STEP * np.eye(len(x))
+        (np.log(seconds(moved(calibration, x + step))) - start) / step.sum() for step in np.diag(steps)
     ]
     return start, np.stack(columns, axis=1)
+
+
+def limits(calibration: Calibration, x: Floats) -> Floats:
+    """Return the largest value of each factor that has an effect, given the scale in x: fractions stay at most 1."""
+    found = np.full(len(FACTORS), np.inf)
+    nothing = dict.fromkeys(FACTORS, 0.0) | {"scale": float(x[_SCALE])}
+    for place, name in enumerate(FACTORS):
+        if name.endswith(FRACTIONS):
+            value = getattr(calibration.moved({**nothing, name: -_FAR}), name)
+            found[place] = inf if value == 0 else -log(value) - _FAR
+    return found
 
 
 def covariance_of(calibration: Calibration) -> Floats:

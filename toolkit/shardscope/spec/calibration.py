@@ -9,7 +9,7 @@ from math import exp
 from pathlib import Path
 from typing import Annotated, NamedTuple, Self
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, field_validator, model_validator
 
 from shardscope.errors import SpecError, unknown_name
 from shardscope.spec._base import Spec
@@ -54,7 +54,8 @@ _UNSCALED = (
     "shard_overlap",
 )  # fmt: skip
 """Factors without a unit of time, which a common scale of all times does not change."""
-_FRACTIONS = ("efficiency", "overlap")
+FRACTIONS = ("efficiency", "overlap")
+"""Ends of the names of factors that are at most 1."""
 
 
 class Interval(NamedTuple):
@@ -130,7 +131,7 @@ class Calibration(Fitted):
     device: str = ""
     """Catalogue name of the device that was measured."""
     software: str = ""
-    """Software that ran the measurements: a name of `spec.software.SOFTWARE`, or empty if unknown."""
+    """Software that ran the measurements: a name of `spec.software.SOFTWARE` or an alias, or empty if unknown."""
 
     is_only: bool = False
     """Whether no other cluster was measured with this device and software; predictions for both then use it."""
@@ -201,6 +202,11 @@ class Calibration(Fitted):
     rows: tuple[FittedRow, ...] = ()
     """The measured steps, if `ss.calibrate` fitted the constants to them."""
 
+    @field_validator("software")
+    @classmethod
+    def _name_software(cls, given: str) -> str:
+        return software_of(given).name if given else given
+
     @model_validator(mode="after")
     def _check_covariance(self) -> Self:
         if self.covariance and {len(self.covariance), *map(len, self.covariance)} != {len(FACTORS)}:
@@ -228,7 +234,7 @@ class Calibration(Fitted):
                 continue
             sign = 0.0 if name in _UNSCALED else 1.0 if name.endswith("_s") else -1.0
             value = getattr(self, name) * exp(step + sign * scale)
-            changes[name] = min(value, 1.0) if name.endswith(_FRACTIONS) else value
+            changes[name] = min(value, 1.0) if name.endswith(FRACTIONS) else value
         return self.model_copy(update=changes)
 
     def intra_rate(self, link: Link) -> float:

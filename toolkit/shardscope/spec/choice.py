@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardscope.errors import SpecError
-from shardscope.spec.calibration import Calibration, catalogue, ridge_of
+from shardscope.spec.calibration import FACTORS, Calibration, catalogue, ridge_of
 from shardscope.spec.cluster import Cluster, Device
 from shardscope.spec.effects import OTHER, architecture, composed
 from shardscope.spec.host_calibration import AnyCalibration, HostCalibration
@@ -64,11 +64,22 @@ def calibration_of(
         if calibration is None:
             return calibration_for(cluster.device, chosen)
         told = f"given for {chosen.name}, though it was measured with {calibration.software or 'unknown software'}"
-        return calibration.replace(software=chosen.name, note=_joined(calibration.note, told))
+        return calibration.replace(
+            software=chosen.name, note=_joined(calibration.note, told), covariance=_widened(calibration)
+        )
     assumed = assumed_software(layout or Layout())
     found = calibration_for(cluster.device, assumed.software)
     told = f"software={assumed.software.name!r} is assumed {assumed.because}; give software=... for another"
     return found.replace(note=_joined(told, found.note))
+
+
+def _widened(calibration: Calibration) -> list[list[float]]:
+    """Return the covariance for other software, whose constants differ as much again as those of another cluster."""
+    usual = [
+        [sd**2 * (row == column) for column in range(len(FACTORS))] for row, sd in enumerate(FACTORS.values())
+    ]
+    before = calibration.covariance or usual
+    return [[one + more for one, more in zip(*pair, strict=True)] for pair in zip(before, usual, strict=True)]
 
 
 def _joined(*notes: str) -> str:

@@ -127,12 +127,13 @@ def terms_info(plans: Plans, ranks: Sequence[int]) -> TermsInfo:
     from shardscope.prediction.planner.search import memory_parts, time_of
 
     ranks = tuple(dict.fromkeys(ranks))
-    table = Layouts.of([plans.layout(int(plans.order[rank - 1])) for rank in ranks])
-    times, memory = time_of(plans.setting, table), memory_parts(plans.setting, table)
+    layouts = [plans.layout(int(plans.order[rank - 1])) for rank in ranks]
+    asked = [(plans.asked.setting(layout), Layouts.of([layout])) for layout in layouts]
+    times, memory = [time_of(*each) for each in asked], [memory_parts(*each) for each in asked]
     return TermsInfo(
         tuple(f"plan {rank}" for rank in ranks),
-        tuple({part: float(getattr(times, part)[row]) for part in TIME_LOOKS} for row in range(len(ranks))),
-        tuple({kind: float(getattr(memory, kind)[row]) / GIB for kind in KINDS} for row in range(len(ranks))),
+        tuple({part: float(getattr(each, part)[0]) for part in TIME_LOOKS} for each in times),
+        tuple({kind: float(getattr(each, kind)[0]) / GIB for kind in KINDS} for each in memory),
         plans.setting.cluster.device.memory_bytes / GIB,
     )
 

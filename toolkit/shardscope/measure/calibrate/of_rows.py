@@ -15,7 +15,7 @@ from shardscope.errors import SpecError, require
 from shardscope.measure.calibrate.tables import Given, Rows, read_rows
 from shardscope.measure.scoreboard.rows import Row, predicted_seconds
 from shardscope.measure.scoreboard.score import Score
-from shardscope.prediction.spread import Floats, covariance_of, moved, slopes
+from shardscope.prediction.spread import Floats, covariance_of, half_widths, limits, moved, slopes
 from shardscope.spec.calibration import FACTORS, Calibration, FittedRow
 from shardscope.spec.choice import calibration_for
 from shardscope.spec.cluster import Cluster
@@ -31,8 +31,22 @@ _NARROWING = (16.0, 4.0, 1.0)
 """Factors of `_CAUCHY`, one after the other: with a wide loss there is one minimum (Blake and Zisserman 1987)."""
 _ENOUGH = 3
 """Number of configurations from which a row can be an outlier, and errors can be cross-validated."""
+_TURNS = 8
+"""Most Gauss-Newton steps at one width of the loss; most fits end after three."""
+_SIZES = (1.0, 0.5, 0.25, 0.1, 0.03)
+"""Fractions of a Gauss-Newton step to try: constants stop at their limits, so that a whole step can overshoot."""
+_AT_LIMIT = 1e-3
+"""Distance at which a factor is at its limit."""
+_STIFF = 1e9
+"""Weight that keeps a factor where it is."""
 _PRIOR_ROWS = 4.0
 """Number of rows that the usual noise counts for in the estimate of the noise."""
+_Z = 1.645
+"""Half width of an interval that contains 90 % of a normal distribution, in standard deviations."""
+_SURPRISING = 3.0
+"""Difference from the prior's prediction, in standard deviations, at which a row is named."""
+_MOST_RATIO = 30.0
+"""Largest ratio of measured and predicted time; measured clusters differ by less than 4."""
 _OUTLIER = 0.5
 """Weight below which a row is named as an outlier."""
 
@@ -47,6 +61,10 @@ class Fit(NamedTuple):
     left_out: Floats
     """The same, predicted without all rows of the same configuration."""
     weights: Floats
+    between: Floats
+    """Half width, in logarithms, of each row's 90 % interval from what is not known of the constants."""
+    surprise: Floats
+    """log(measured / predicted) by the prior, in its standard deviations."""
 
 
 def calibrate_rows(
@@ -91,28 +109,84 @@ def fitted(rows: Sequence[Row], before: Calibration) -> Fit:
     groups = _configurations(rows)
     is_robust = len(set(groups)) >= _ENOUGH
     inverse = np.asarray(np.linalg.inv(covariance_of(before)), np.float64)
-    x, weights = np.zeros(len(FACTORS)), np.ones(len(rows))
-    for factor in _NARROWING if is_robust else _NARROWING[-1:] * 2:
-        for _ in range(2):
-            predicted, slope = slopes(lambda cal: predicted_seconds(rows, cal), before, x)
-            off = measured - predicted
-            if is_robust:
-                weights = 1.0 / (1.0 + (off / (_CAUCHY * factor * NOISE)) ** 2)
-            x = _solved(inverse, slope, off + slope @ x, weights)
-    off = measured - np.log(predicted_seconds(rows, moved(before, x)))
+    x = np.zeros(len(FACTORS))
+    first, prior_slope = slopes(lambda cal: predicted_seconds(rows, cal), before, x)
+    _check_possible(rows, measured - first)
+    for width in _NARROWING if is_robust else (np.inf,):
+        x = _descended(rows, before, inverse, x, _CAUCHY * width * NOISE)
+    predicted, slope = slopes(lambda cal: predicted_seconds(rows, cal), before, x)
+    off = measured - predicted
+    weights = _weights(off, _CAUCHY * NOISE if is_robust else np.inf)
     normal = inverse + (slope.T * weights) @ slope / NOISE**2
-    return Fit(
-        x,
-        np.asarray(np.linalg.inv(normal), np.float64),
-        off,
-        _left_out(inverse, slope, off + slope @ x, weights, groups),
-        weights,
-    )
+    covariance = np.asarray(np.linalg.inv(normal), np.float64)
+    left_out = _left_out(inverse, slope, off + slope @ x, weights, groups)
+    between = _Z * np.sqrt(np.einsum("ri,ij,rj->r", slope, covariance, slope))
+    spread = np.hypot(NOISE, half_widths(prior_slope, before) / _Z)
+    return Fit(x, covariance, off, left_out, weights, between, (measured - first) / spread)
+
+
+def _check_possible(rows: Sequence[Row], off: Floats) -> None:
+    """Raise if a row differs from the prediction by a factor that no cluster explains, such as that of ms and s."""
+    for row, each in zip(rows, off, strict=True):
+        if abs(each) > np.log(_MOST_RATIO):
+            predicted = row.seconds * float(np.exp(-each))
+            raise SpecError(
+                f"{row.inputs['label']}: a step of {row.seconds:.4g} s is not plausible, {predicted:.4g} s is "
+                "predicted; check the unit (step_time_s or step_time_ms), global_batch and the model"
+            )
+
+
+def _descended(rows: Sequence[Row], before: Calibration, inverse: Floats, x: Floats, width: float) -> Floats:
+    """Return the factors after Gauss-Newton steps from x, each as far as the exact loss decreases most."""
+    measured = np.log([row.seconds for row in rows])
+
+    def loss(at: Floats) -> float:
+        off = measured - np.log(predicted_seconds(rows, moved(before, at)))
+        squares = off**2 if np.isinf(width) else width**2 * np.log1p((off / width) ** 2)
+        return float(squares.sum() / NOISE**2 + at @ inverse @ at)
+
+    def within(at: Floats) -> Floats:
+        return np.minimum(at, np.maximum(limits(before, at), 0.0))
+
+    least = loss(x)
+    for _ in range(_TURNS):
+        predicted, slope = slopes(lambda cal: predicted_seconds(rows, cal), before, x)
+        off = measured - predicted
+        tried = []
+        for held in _held(np.where(limits(before, x) <= x + _AT_LIMIT, 1.0, 0.0)):
+            stay = _STIFF * held
+            normal, right = _normal(inverse, slope, off + slope @ x, _weights(off, width))
+            step = np.linalg.solve(normal + np.diag(stay), right + stay * x) - x
+            tried += [within(x + size * step) for size in _SIZES]
+        losses = [loss(at) for at in tried]
+        best = int(np.argmin(losses))
+        if losses[best] >= least * (1 - 1e-4):
+            break
+        x, least = tried[best], losses[best]
+    return x
+
+
+def _held(at_limit: Floats) -> list[Floats]:
+    """Return masks of the factors that a step leaves alone: none, those at their limits, the scale, or both.
+
+    The scale moves all factors, so it has a kink in the loss where one of them reaches its limit.
+    """
+    nothing, scale = np.zeros(len(FACTORS)), np.array([name == "scale" for name in FACTORS], np.float64)
+    return [nothing, scale, at_limit, np.maximum(scale, at_limit)] if at_limit.any() else [nothing]
+
+
+def _weights(off: Floats, width: float) -> Floats:
+    """Return the weight of each row in a Cauchy loss whose residuals count half at `width`."""
+    return 1.0 / (1.0 + (off / width) ** 2)
 
 
 def _solved(inverse: Floats, slope: Floats, target: Floats, weights: Floats) -> Floats:
-    normal = inverse + (slope.T * weights) @ slope / NOISE**2
-    return np.asarray(np.linalg.solve(normal, (slope.T * weights) @ target / NOISE**2))
+    return np.asarray(np.linalg.solve(*_normal(inverse, slope, target, weights)))
+
+
+def _normal(inverse: Floats, slope: Floats, target: Floats, weights: Floats) -> tuple[Floats, Floats]:
+    """Return both sides of the normal equations of the factors."""
+    return inverse + (slope.T * weights) @ slope / NOISE**2, (slope.T * weights) @ target / NOISE**2
 
 
 def _configurations(rows: Sequence[Row]) -> list[int]:
@@ -156,7 +230,7 @@ def _calibration(rows: Sequence[Row], before: Calibration, found: Fit) -> Calibr
         fitted=tuple(sorted({*before.fitted, *(row.key for row in rows)})),
         measured_on=f"{first.cluster.num_devices} x {first.cluster.device.name}",
         source="rows given to ss.calibrate",
-        note=" ".join(_notes(before, each)),
+        note="; ".join(_notes(before, each, found, noise)),
     )
 
 
@@ -164,16 +238,28 @@ def _scores(rows: Sequence[Row], found: Fit) -> dict[str, dict[str, float]]:
     measured = np.array([row.seconds for row in rows])
     score = Score.of(measured * np.exp(-found.left_out), measured)
     figures = {"mape": score.mape, "max": score.worst, "rank": score.rank, "rows": float(score.rows)}
-    return {"rows, cross-validated": {name: round(value, 4) for name, value in figures.items()}}
+    known = {name: round(value, 4) for name, value in figures.items() if np.isfinite(value)}
+    return {"rows, cross-validated": known}  # equal times have no rank correlation
 
 
-def _notes(before: Calibration, each: Sequence[FittedRow]) -> list[str]:
+def _notes(before: Calibration, each: Sequence[FittedRow], found: Fit, noise: float) -> list[str]:
     told = [f"constants that the rows do not determine are those of {before.name}"]
-    for row in each:
+    width = np.hypot(found.between, _Z * noise)
+    for row, surprise, off, half in zip(each, found.surprise, found.residuals, width, strict=True):
         if row.weight < _OUTLIER:
             ratio = row.measured_s / row.predicted_s
             told.append(
-                f"; {row.label} is an outlier, {ratio:.2f} times what the other rows imply: its weight is "
+                f"{row.label} is an outlier, {ratio:.2f} times what the other rows imply: its weight is "
                 f"{row.weight:.2f}"
             )
-    return ["".join(told)]
+        elif abs(off) > half:
+            told.append(
+                f"{row.label} is outside its own 90 % interval: it took {row.measured_s:.4g} s, and constants that it "
+                f"makes likely give {row.predicted_s:.4g} s; check its unit, model and layout"
+            )
+        elif abs(surprise) > _SURPRISING:
+            told.append(
+                f"{row.label} is {abs(surprise):.1f} standard deviations {'slower' if surprise > 0 else 'faster'} than "
+                f"{before.name} predicts; check its unit, model and layout"
+            )
+    return told

@@ -23,7 +23,7 @@ class Score(NamedTuple):
     worst: float
     """Largest |predicted / measured - 1|, in per cent."""
     rank: float
-    """Spearman's rank correlation; NaN for a single row."""
+    """Spearman's rank correlation; NaN for a single row, and for rows with equal times."""
     rows: int
 
     @classmethod
@@ -35,7 +35,7 @@ class Score(NamedTuple):
 
 def rank_correlation(left: Floats, right: Floats) -> float:
     """Return Spearman's rank correlation: the correlation of ranks, where equal values share their mean rank."""
-    if len(left) < 2:
+    if min(len(np.unique(left)), len(np.unique(right))) < 2:
         return float("nan")
     return float(np.corrcoef(_ranks(left), _ranks(right))[0, 1])
 

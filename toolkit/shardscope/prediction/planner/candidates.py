@@ -77,11 +77,13 @@ class Candidates(NamedTuple):
     """Number of combinations of all axes, including invalid ones."""
     rejected: dict[str, int]
     """Number of invalid combinations, by reason."""
+    chosen: Mask
+    """Mask by way to store model states: False if the way belongs to another part of the search; see `only`."""
 
     @property
     def ways(self) -> Mask:
         """Mask by grid and way to store model states: False if the way duplicates another one on this grid."""
-        return np.repeat(self.shard > 0, len(self.offload), axis=1)
+        return np.repeat(self.shard > 0, len(self.offload), axis=1) & self.chosen
 
     @property
     def compressions(self) -> Ints:
@@ -93,6 +95,13 @@ class Candidates(NamedTuple):
     def num_valid(self) -> int:
         """Number of valid layouts."""
         return self.total - sum(self.rejected.values())
+
+    def only(self, chosen: Mask) -> Candidates:
+        """Return the candidates with some of the ways to store model states; counts are those of this part."""
+        count, before = int(chosen.sum()), int(self.chosen.sum())
+        part = self._replace(chosen=chosen, total=self.total // before * count)
+        rejected = {name: lost // before * count for name, lost in self.rejected.items()}
+        return part._replace(rejected={**rejected, "no replicas": _duplicates(part)})
 
     def layouts(self, body: Ints, way: Ints, compression: Ints) -> Layouts:
         """Return the layouts with these indices into `bodies`, `ways` and `compression`."""
@@ -149,14 +158,20 @@ def candidates(
     rejected = {name: count * choices * ways * packed for name, count in lost_grids.items()}
     for name, count in lost_bodies.items():
         rejected[name] = rejected.get(name, 0) + count * ways * packed
-    found = Candidates(grid, bodies, zero, shard, offload, compression, methods, recipe, 0, {})
-    same = int((ways * packed - found.ways.sum(1) * found.compressions)[bodies.grid].sum())
-    if same:
-        rejected["no replicas"] = same
+    found = Candidates(
+        grid, bodies, zero, shard, offload, compression, methods, recipe, 0, {}, np.ones(ways, bool)
+    )
+    rejected["no replicas"] = _duplicates(found)
     total = (sum(lost_grids.values()) + len(grid.data)) * choices * ways * packed
     return found._replace(
         total=total, rejected={name: rejected[name] for name in REASONS if rejected.get(name)}
     )
+
+
+def _duplicates(found: Candidates) -> int:
+    """Return the number of combinations that store model states like another one, for lack of replicas."""
+    every = int(found.chosen.sum()) * len(found.compression)
+    return int((every - found.ways.sum(1) * found.compressions)[found.bodies.grid].sum())
 
 
 def _grids(model: Transformer, devices: int, batch: int, space: SearchAxes) -> tuple[Grid, dict[str, int]]:

@@ -131,23 +131,21 @@ class Explanation(NamedTuple):
 
 
 def explain(
-    setting: SearchSettings, first: Layout, second: Layout, names: tuple[str, str] | None = None
+    settings: tuple[SearchSettings, SearchSettings], first: Layout, second: Layout, names: tuple[str, str]
 ) -> Explanation:
-    """Compare two layouts part by part; both must have the same precision, optimizer and flash attention."""
-    layouts = Layouts.of([first, second])
-    times = time_of(setting, layouts)._asdict()
-    total = times.pop("total")
-    memory = memory_parts(setting, layouts).total
+    """Compare two layouts part by part, each with its own setting."""
+    tables = [Layouts.of([layout]) for layout in (first, second)]
+    times = [time_of(*each) for each in zip(settings, tables, strict=True)]
+    memory = [float(memory_parts(*each).total[0]) for each in zip(settings, tables, strict=True)]
+    one, other = ({name: float(value[0]) for name, value in each._asdict().items()} for each in times)
+    total = one.pop("total"), other.pop("total")
     differences = [
-        Difference(part, float(one), float(other), _because(part, first, second))
-        for part, (one, other) in times.items()
-        if abs(one - other) > 1e-9 * float(total.max())
+        Difference(part, one[part], other[part], _because(part, first, second))
+        for part in one
+        if abs(one[part] - other[part]) > 1e-9 * max(total)
     ]
     differences.sort(key=lambda each: -abs(each.gain_s))
-    return Explanation(
-        first, second, tuple(differences), (float(total[0]), float(total[1])), (float(memory[0]), float(memory[1])),
-        names or ("the first", "the second"),
-    )  # fmt: skip
+    return Explanation(first, second, tuple(differences), total, (memory[0], memory[1]), names)
 
 
 def _because(part: str, first: Layout, second: Layout) -> tuple[str, ...]:

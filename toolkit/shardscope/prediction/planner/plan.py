@@ -7,14 +7,14 @@ from itertools import product
 from typing import Any, get_args
 
 from shardscope.errors import SpecError, unknown_name
+from shardscope.prediction.planner.asked import Asked
 from shardscope.prediction.planner.candidates import SharedSettings, candidates
 from shardscope.prediction.planner.filter import GIB, fit_of
 from shardscope.prediction.planner.plans import Plans, Pool, layout_at, short
 from shardscope.prediction.planner.rank import Objective, objective_weights
 from shardscope.prediction.planner.rules import REASONS
-from shardscope.prediction.planner.search import Found, SearchSettings, capacity, search
+from shardscope.prediction.planner.search import Found, capacity, search
 from shardscope.prediction.planner.space import SearchAxes
-from shardscope.spec.choice import calibration_of
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.host_calibration import AnyCalibration
 from shardscope.spec.job_parts import full_name
@@ -62,8 +62,9 @@ def plan(
         optimizer: A value of `Layout.optimizer`, or several.
         flash_attention: Whether attention is one fused kernel; ``[True, False]`` tries both.
         calibration: Measured constants of the cluster; None for those of its device and the software.
-        software: Name of the framework that runs the layouts; None for that of the calibration, or else ``deepspeed``
-            if all layouts are to be offloaded, ``fsdp2`` if all have ZeRO 2 or 3, and ``megatron-core`` otherwise.
+        software: Name of the framework that runs all layouts; None for that of the calibration, or else for each layout
+            the one that it suggests, as in `predict`: DeepSpeed with offload, FSDP2 with ZeRO 2 or 3, Megatron-Core
+            otherwise. `PlanRow.software` names it.
 
     Raises:
         SpecError: A name is unknown or a value is invalid. If no layout fits, see `Plans.problem`.
@@ -74,37 +75,33 @@ def plan(
     """
     cluster = Cluster.of(cluster) if isinstance(cluster, str) else cluster
     tried = (space or SearchAxes()).fixed(fix or {})
-    common = Layout(zero=min(tried.zero), offload="none" if "none" in tried.offload else tried.offload[0])
-    known = calibration_of(cluster, calibration, software=software, layout=common)
-    setting = SearchSettings(known_model(model), cluster, known)
-    objective_weights(
-        objective, has_price=setting.cluster.price_per_device_hour is not None
-    )  # raises before the search
+    asked = Asked(known_model(model), cluster, calibration, software)
+    asked.setting(Layout())  # raises before the search, as does the next line
+    objective_weights(objective, has_price=cluster.price_per_device_hour is not None)
     if top is not None and top < 1:
         raise SpecError(f"top={top} leaves no rows; give 1 or more, or None for all")
-    batch = _known_batch(setting.model, global_batch)
+    batch = _known_batch(asked.model, global_batch)
     recipes = _recipes(precision, optimizer, flash_attention)
     spared = tried if space is not None or "offload" in (fix or {}) else tried.fixed({"offload": "none"})
-    pools, found = _searched(setting, batch, spared, recipes, top)
+    pools, found = _searched(asked, batch, spared, recipes, top)
     if spared != tried and not any(len(each.rows.body) for each in found):
-        pools, found = _searched(setting, batch, tried, recipes, top)
+        pools, found = _searched(asked, batch, tried, recipes, top)
     problem = (
-        ""
-        if any(len(each.rows.body) for each in found)
-        else _nothing_fits(setting, batch, tried, pools, found)
+        "" if any(len(each.rows.body) for each in found) else _nothing_fits(asked, batch, tried, pools, found)
     )
-    return Plans(setting, batch, objective, top, tuple(pools), _rejected(pools, found), problem)
+    return Plans(asked, batch, objective, top, tuple(pools), _rejected(pools, found), problem)
 
 
 def _searched(
-    setting: SearchSettings, batch: int, space: SearchAxes, recipes: list[SharedSettings], top: int | None
+    asked: Asked, batch: int, space: SearchAxes, recipes: list[SharedSettings], top: int | None
 ) -> tuple[list[Pool], list[Found]]:
-    """Return two lists, with the candidates and the search result for each recipe."""
+    """Return two lists, with the candidates and the search result for each recipe and software."""
     pools, found = [], []
     for recipe in recipes:
-        here = candidates(setting.model, setting.cluster, global_batch=batch, space=space, recipe=recipe)
-        found.append(search(setting, here, keep=top))
-        pools.append(Pool(here, found[-1].rows))
+        here = candidates(asked.model, asked.cluster, global_batch=batch, space=space, recipe=recipe)
+        for setting, part in asked.parts(here):
+            found.append(search(setting, part, keep=top))
+            pools.append(Pool(setting, part, found[-1].rows))
     return pools, found
 
 
@@ -165,17 +162,15 @@ def _rejected(pools: list[Pool], found: list[Found]) -> dict[str, int]:
     return {reason: count for reason, count in counts.items() if count}
 
 
-def _nothing_fits(
-    setting: SearchSettings, batch: int, space: SearchAxes, pools: list[Pool], found: list[Found]
-) -> str:
+def _nothing_fits(asked: Asked, batch: int, space: SearchAxes, pools: list[Pool], found: list[Found]) -> str:
     """Return a message that names the layout closest to fitting, and a change that would make a layout fit."""
     near = [
         (each.closest.lacking_bytes, place) for place, each in enumerate(found) if len(each.closest.row.body)
     ]
     if not near:
-        return _nothing_valid(setting, pools)
+        return _nothing_valid(asked, pools)
     place = min(near)[1]
-    rows, here = found[place].closest.row, pools[place].found
+    rows, here, setting = found[place].closest.row, pools[place].found, pools[place].setting
     layout = layout_at(here.layouts(rows.body, rows.way, rows.compression), 0, batch)
     fit = fit_of(setting, layout)
     total = sum(pool.found.num_valid for pool in pools)
@@ -188,33 +183,30 @@ def _nothing_fits(
     return (
         f"none of {total:,} layouts fits: the closest, {short(layout)}, needs {fit.memory_bytes / GIB:.1f} GiB of "
         f"{capacity(setting) / GIB:.1f} GiB, {fit.lacking_bytes / GIB:.1f} GiB too much, mostly for {fit.largest}; "
-        f"{_more_nodes(setting, batch, space, here.recipe)}"
+        f"{_more_nodes(asked, batch, space, here.recipe)}"
     )
 
 
-def _nothing_valid(setting: SearchSettings, pools: list[Pool]) -> str:
+def _nothing_valid(asked: Asked, pools: list[Pool]) -> str:
     counts = pools[0].found.rejected
     reason = max(counts, key=counts.__getitem__) if counts else "devices"
     last = list(counts)[-1] if counts else reason
     others = "" if last == reason else f", and the last ones because {REASONS[last]}"
     how_many = "most" if others or len(counts) > 1 else "all"
     return (
-        f"no layout of {setting.model.name} on {setting.cluster.num_devices:,} devices is valid: of "
+        f"no layout of {asked.model.name} on {asked.cluster.num_devices:,} devices is valid: of "
         f"{sum(counts.values()):,} combinations {how_many} fail because {REASONS[reason]}{others}; "
         "loosen fix or space, or change global_batch"
     )
 
 
-def _more_nodes(setting: SearchSettings, batch: int, space: SearchAxes, recipe: SharedSettings) -> str:
+def _more_nodes(asked: Asked, batch: int, space: SearchAxes, recipe: SharedSettings) -> str:
     """Return advice: the number of nodes on which a layout fits, found by searching larger clusters."""
     factor = 2
-    while factor <= MOST_GROWTH and not setting.cluster.groups:
-        more = setting.cluster.replace(nodes=setting.cluster.nodes * factor)
-        there = setting._replace(cluster=more)
-        found = search(
-            there, candidates(setting.model, more, global_batch=batch, space=space, recipe=recipe), keep=1
-        )
-        if len(found.rows.body):
+    while factor <= MOST_GROWTH and not asked.cluster.groups:
+        more = asked.cluster.replace(nodes=asked.cluster.nodes * factor)
+        _, found = _searched(asked._replace(cluster=more), batch, space, [recipe], 1)
+        if any(len(each.rows.body) for each in found):
             return f"a layout would fit on {more.nodes} nodes ({more.num_devices} devices), or with more device memory"
         factor *= 4 if factor > 4 else 2
     return "use devices with more memory, a smaller micro_batch, zero=3, recompute='full' or offload='all'"

@@ -14,6 +14,7 @@ from shardscope.analytic.compute.flops import model_flops
 from shardscope.analytic.pareto import Indices
 from shardscope.errors import SpecError
 from shardscope.prediction.planner import explain as explaining
+from shardscope.prediction.planner.asked import Asked
 from shardscope.prediction.planner.candidates import Candidates
 from shardscope.prediction.planner.filter import GIB, problem_with
 from shardscope.prediction.planner.rank import Floats, Objective, objective_weights, ranking, scores
@@ -53,11 +54,14 @@ class PlanRow(NamedTuple):
     """Memory left free on the fullest device, in bytes."""
     dollars: float | None
     """Cost of one step, in US dollars; None if the cluster has no price."""
+    software: str
+    """Software for which the layout is planned; empty if the given calibration names none."""
 
 
 class Pool(NamedTuple):
-    """Candidates with one combination of precision, optimizer and attention, and the rows that the search kept."""
+    """Candidates with one software, precision, optimizer and attention, and the rows that the search kept."""
 
+    setting: SearchSettings
     found: Candidates
     rows: RankedRows
 
@@ -74,7 +78,7 @@ class Plans:
         >>> plans.best.layout, plans.frame, plans.explain(1, 2)  # doctest: +SKIP
     """
 
-    setting: SearchSettings
+    asked: Asked
     global_batch: int
     objective: Objective
     top: int | None
@@ -88,8 +92,19 @@ class Plans:
 
     def __post_init__(self) -> None:
         weights = objective_weights(self.objective, has_price=self._price is not None)
-        score = scores(weights, self.time_s, self.memory_bytes, capacity_bytes=capacity(self.setting))
+        room = capacity(self.pools[0].setting)
+        score = scores(weights, self.time_s, self.memory_bytes, capacity_bytes=room)
         object.__setattr__(self, "order", ranking(score, self.time_s, self.memory_bytes))
+
+    @cached_property
+    def setting(self) -> SearchSettings:
+        """Model and cluster, and the calibration of the best plan."""
+        return self.asked.setting(self[0].layout) if len(self) else self.pools[0].setting
+
+    @property
+    def software(self) -> tuple[str, ...]:
+        """Names of the software for which layouts are planned; several if each layout suggests its own."""
+        return tuple(dict.fromkeys(pool.setting.calibration.software for pool in self.pools))
 
     @cached_property
     def time_s(self) -> Floats:
@@ -118,7 +133,7 @@ class Plans:
 
     @property
     def _price(self) -> float | None:
-        return self.setting.cluster.price_per_device_hour
+        return self.asked.cluster.price_per_device_hour
 
     def __len__(self) -> int:
         """Return the number of rows in the table."""
@@ -139,16 +154,16 @@ class Plans:
             rank: Position of the row in the ranking, if known; 0 to look it up.
         """
         time, memory = float(self.time_s[kept]), float(self.memory_bytes[kept])
-        tokens = self.global_batch * self.setting.model.seq
+        tokens = self.global_batch * self.asked.model.seq
         rank = rank or int(np.flatnonzero(self.order == kept)[0]) + 1
-        layout = self.layout(kept)
+        (pool, _), layout = self._place(kept), self.layout(kept)
         return PlanRow(
-            rank, layout, time, tokens / time, self._mfu(layout.precision, time), memory,
-            capacity(self.setting) - memory, self._dollars(time),
+            rank, layout, time, tokens / time, self._mfu(pool.setting, layout.precision, time), memory,
+            capacity(pool.setting) - memory, self._dollars(time), pool.setting.calibration.software,
         )  # fmt: skip
 
-    def _mfu(self, precision: str, time_s: float) -> float:
-        model, cluster, calibration = self.setting
+    def _mfu(self, setting: SearchSettings, precision: str, time_s: float) -> float:
+        model, cluster, calibration = setting
         machine = Machine.of(cluster, calibration, precision)
         flops = float(model_flops(model, self.global_batch))
         return machine.utilization(flops, cluster.num_devices, time_s)
@@ -156,7 +171,7 @@ class Plans:
     def _dollars(self, time_s: float) -> float | None:
         if self._price is None:
             return None
-        return time_s / 3600 * self.setting.cluster.num_devices * self._price
+        return time_s / 3600 * self.asked.cluster.num_devices * self._price
 
     @property
     def best(self) -> PlanRow:
@@ -175,15 +190,19 @@ class Plans:
         return layout_at(columns, 0, self.global_batch)
 
     def layouts(self, kept: Any) -> Layouts:
-        """Return the layouts at indices into the kept rows; all must share precision, optimizer and attention."""
+        """Return the layouts at indices into the kept rows, which must be of the same pool."""
         at = np.asarray(kept, np.int64)
+        pool, start = self._place(int(at[0]))
+        rows = pool.rows.at(at - start)
+        return pool.found.layouts(rows.body, rows.way, rows.compression)
+
+    def _place(self, kept: int) -> tuple[Pool, int]:
+        """Return the pool of a kept row, and the index of the pool's first row."""
         start = 0
         for pool in self.pools:
-            count = len(pool.rows.time_s)
-            if len(at) and at[0] < start + count:
-                rows = pool.rows.at(at - start)
-                return pool.found.layouts(rows.body, rows.way, rows.compression)
-            start += count
+            if kept < start + len(pool.rows.time_s):
+                return pool, start
+            start += len(pool.rows.time_s)
         raise IndexError(f"row {kept} does not exist; {start} rows are kept")
 
     @cached_property
@@ -233,7 +252,11 @@ class Plans:
             if not 1 <= rank <= len(self.order):
                 raise SpecError(f"{name}={rank} is not a position in the ranking; use 1 to {len(self.order)}")
         one, other = (self.layout(int(self.order[rank - 1])) for rank in (first, second))
-        return explaining.explain(self.setting, one, other, (f"plan {first}", f"plan {second}"))
+        return self._explained(one, other, (f"plan {first}", f"plan {second}"))
+
+    def _explained(self, one: Layout, other: Layout, names: tuple[str, str]) -> explaining.Explanation:
+        settings = self.asked.setting(one), self.asked.setting(other)
+        return explaining.explain(settings, one, other, names)
 
     def stage_layers(self, rank: int = 1) -> tuple[int, ...]:
         """Return the number of layers on each pipeline stage of the plan at position `rank`, counted from 1.
@@ -241,10 +264,10 @@ class Plans:
         On a mixed cluster, the split is uneven if an uneven split is faster.
         """
         layout = self[rank - 1].layout
-        model, cluster = self.setting.model, self.setting.cluster
+        model, cluster = self.asked.model, self.asked.cluster
         if cluster.groups:
             one = self.layouts([int(self.order[rank - 1])])
-            found = cut(model, one, cluster, self.setting.calibration)
+            found = cut(model, one, cluster, self.asked.setting(layout).calibration)
             if found.stages.any():
                 return stage_layers(found, 0, model.layers)
         return even_split(model.layers, layout.pipeline)
@@ -256,21 +279,22 @@ class Plans:
                 f"global_batch={layout.global_batch} differs from the table's {self.global_batch}, and steps with "
                 f"different batches cannot be compared; call plan with global_batch={layout.global_batch}"
             )
-        problem = problem_with(self.setting, layout)
+        setting = self.asked.setting(layout)
+        problem = problem_with(setting, layout)
         if problem or not len(self):
             return problem or self.problem
         from shardscope.analytic.layouts import Layouts
 
         one = Layouts.of([layout])
-        time = float(time_of(self.setting, one).total[0])
-        memory = float(memory_parts(self.setting, one).total[0])
+        time = float(time_of(setting, one).total[0])
+        memory = float(memory_parts(setting, one).total[0])
         better = (self.time_s <= time) & (self.memory_bytes <= memory)
         beating = next((rank for rank, kept in enumerate(self.order, 1) if better[kept]), 0)
         rival = beating or 1
         kept = int(self.order[rival - 1])
         if self.layout(kept) == layout:
             return f"it is plan {rival} of the table"
-        told = explaining.explain(self.setting, self.layout(kept), layout, (f"plan {rival}", "it"))
+        told = self._explained(self.layout(kept), layout, (f"plan {rival}", "it"))
         how = (
             "beaten in both time and memory"
             if beating
@@ -282,8 +306,10 @@ class Plans:
     def caveat(self) -> str:
         """The calibration on which the step times are based, and its limitations."""
         known = self.setting.calibration
+        others = [name for name in self.software if name != known.software]
+        told = [known.note] * bool(known.note) + [f"other layouts are for {', '.join(others)}"] * bool(others)
         return f"software {known.software or 'unknown'}, calibration {known.name}" + (
-            f": {known.note}" if known.note else ""
+            f": {'; '.join(told)}" if told else ""
         )
 
     def __repr__(self) -> str:
@@ -291,7 +317,7 @@ class Plans:
             return f"<Plans: {self.problem}>"
         best = self[0]
         return (
-            f"<Plans: {self.valid:,} layouts on {self.setting.cluster.num_devices:,} devices; best "
+            f"<Plans: {self.valid:,} layouts on {self.asked.cluster.num_devices:,} devices; best "
             f"{explaining.seconds(best.time_s)} a step, {best.memory_bytes / GIB:.1f} GiB: {short(best.layout)}; "
             f"{self.caveat}>"
         )

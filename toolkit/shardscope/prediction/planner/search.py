@@ -14,15 +14,15 @@ import numpy.typing as npt
 
 from shardscope.analytic import pareto
 from shardscope.analytic.layouts import Layouts
-from shardscope.analytic.memory import MemoryParts, device_memory
-from shardscope.analytic.memory.offload import drive_bytes_per_device, host_bytes_per_device
+from shardscope.analytic.memory import MemoryParts
+from shardscope.analytic.memory.offload import drive_bytes_per_device
 from shardscope.prediction.planner.candidates import Candidates
 from shardscope.prediction.planner.rules import Ints
 from shardscope.prediction.step import StepParts, step_time
+from shardscope.prediction.step.held import memory_with
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.model import Transformer
-from shardscope.spec.software import memory_model
 
 Floats = npt.NDArray[np.float64]
 
@@ -163,9 +163,7 @@ def lacking_bytes(setting: SearchSettings, held: MemoryParts) -> Floats:
 
 def memory_parts(setting: SearchSettings, layouts: Layouts) -> MemoryParts:
     """Return bytes by type of memory; offloaded bytes that exceed a device's share of host memory are on drives."""
-    room = host_bytes_per_device(setting.cluster)
-    framework = memory_model(setting.calibration.software)
-    return device_memory(setting.model, layouts, framework=framework, host_capacity=room)
+    return memory_with(setting.model, layouts, setting.cluster, setting.calibration.software)
 
 
 def capacity(setting: SearchSettings) -> float:

@@ -71,7 +71,7 @@ def table_rows(
     paid = ("time to train", "cost") if tokens else ("tokens/s", "cost of a step")
     header = (
         "plan", "step", "MFU", "memory", "data", "tensor", "pipeline", "context", "expert", "ZeRO", "schedule",
-        "micro-batch", "recompute", "offload", "compression", *paid,
+        "micro-batch", "recompute", "offload", "compression", "software", *paid,
     )  # fmt: skip
     rows = [_cells(found, found[place], tokens) for place in range(min(count, len(found)))]
     told = [place for place in range(len(header)) if any(row[place] for row in rows)]
@@ -89,7 +89,7 @@ def _cells(found: Plans, plan: PlanRow, tokens: float | None) -> list[str]:
         layout.data, f"{layout.tensor}{' sp' * layout.sequence_parallel}",
         layout.pipeline, layout.context, layout.expert if found.setting.model.mixture else "", zero, schedule,
         layout.micro_batch, layout.recompute, layout.offload, layout.axis("compression"),
-        *_paid(found, plan, tokens),
+        plan.software if len(found.software) > 1 else "", *_paid(found, plan, tokens),
     ]  # fmt: skip
     return ["" if cell == "none" else str(cell).replace(" ", NO_BREAK) for cell in cells]
 

@@ -26,16 +26,15 @@ import numpy as np
 import numpy.typing as npt
 
 from shardscope.analytic.layouts import Ints, Layouts
-from shardscope.analytic.memory import device_memory
 from shardscope.analytic.memory.offload import (
     OFFLOADS_OPTIMIZER,
     HostTraffic,
     Offloadable,
     StepTraffic,
-    host_bytes_per_device,
     step_traffic,
 )
 from shardscope.analytic.schedules.closed import bubble_time, columns
+from shardscope.prediction.step.held import memory_with
 from shardscope.prediction.step.machine import Machine
 from shardscope.prediction.step.tables import LookupTable, micro_table, state_table
 from shardscope.spec.calibration import Calibration
@@ -140,7 +139,7 @@ def step_work(
     """Return the lookup tables of the layouts; the arguments are those of `even_time`."""
     machine = Machine.of(cluster, calibration, layouts.precision)
     if drive_share is None:
-        drive_share = _drive_share(model, layouts, cluster)
+        drive_share = _drive_share(model, layouts, cluster, calibration)
     return StepWork(
         layouts, micro_table(model, machine, layouts), state_table(model, machine, layouts), calibration,
         per_node=cluster.per_node if cluster.nodes > 1 else 1 << 62,
@@ -148,11 +147,11 @@ def step_work(
     )  # fmt: skip
 
 
-def _drive_share(model: Transformer, layouts: Layouts, cluster: Cluster) -> Floats:
+def _drive_share(model: Transformer, layouts: Layouts, cluster: Cluster, calibration: Calibration) -> Floats:
     """Return the fraction of each layout's offloaded bytes that does not fit in host memory."""
     if not (cluster.nvme_bandwidth and layouts.offload.any()):
         return np.zeros(1)
-    return device_memory(model, layouts, host_capacity=host_bytes_per_device(cluster)).drive_share
+    return memory_with(model, layouts, cluster, calibration.software).drive_share
 
 
 class StepWork(NamedTuple):
@@ -435,7 +434,7 @@ def cut(model: Transformer, layouts: Layouts, cluster: Cluster, calibration: Cal
 
     Each layer is assumed to take as much memory as on the fullest device of the even split.
     """
-    memory_bytes = device_memory(model, layouts, host_capacity=host_bytes_per_device(cluster)).total
+    memory_bytes = memory_with(model, layouts, cluster, calibration.software).total
     even = np.ceil(model.layers / layouts.pipeline)
     a_stage = (layouts.data * layouts.tensor * layouts.context).astype(float)
     times, stages, most = [], [], []

@@ -1,0 +1,16 @@
+"""Memory of layouts on a cluster, by the memory model of the software."""
+
+from __future__ import annotations
+
+from shardscope.analytic.layouts import Layouts
+from shardscope.analytic.memory import MemoryParts, device_memory
+from shardscope.analytic.memory.offload import host_bytes_per_device
+from shardscope.spec.cluster import Cluster
+from shardscope.spec.model import Transformer
+from shardscope.spec.software import memory_model
+
+
+def memory_with(model: Transformer, layouts: Layouts, cluster: Cluster, software: str) -> MemoryParts:
+    """Return bytes by type of memory; offloaded bytes that exceed a device's share of host memory are on drives."""
+    room = host_bytes_per_device(cluster)
+    return device_memory(model, layouts, framework=memory_model(software), host_capacity=room)
