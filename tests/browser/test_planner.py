@@ -16,7 +16,8 @@ planner
 """
 DOT = f"""() => {{
     const dots = [...document.querySelectorAll('{PLANNER} .js-plotly-plot .scatterlayer .point')];
-    const box = dots.map(dot => dot.getBoundingClientRect()).find(box => box.width > 4);
+    const boxes = dots.map(dot => dot.getBoundingClientRect()).filter(box => box.width > 4);
+    const box = boxes[Math.floor(Math.random() * boxes.length)];
     return box ? [box.x + box.width / 2, box.y + box.height / 2] : null;
 }}"""
 
