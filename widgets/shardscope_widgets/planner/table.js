@@ -8,8 +8,10 @@ function render({ model, el }) {
     table.setAttribute("role", "grid");
     table.setAttribute("aria-label", "Ranked plans");
     const head = table.createTHead().insertRow();
-    for (const name of model.get("header")) {
+    const classes = model.get("header").map((name) => "ss-column-" + name.replaceAll(/\W+/g, "-"));
+    for (const [place, name] of model.get("header").entries()) {
       const cell = document.createElement("th");
+      cell.className = classes[place];
       cell.scope = "col";
       cell.textContent = name;
       head.append(cell);
@@ -27,7 +29,11 @@ function render({ model, el }) {
         event.preventDefault();
         choose(Math.min(model.get("rows").length, Math.max(1, place + 1 + step)));
       });
-      for (const text of cells) row.insertCell().textContent = text;
+      for (const [place, text] of cells.entries()) {
+        const cell = row.insertCell();
+        cell.className = classes[place];
+        cell.textContent = text;
+      }
     });
     el.replaceChildren(table);
     if (focused) table.querySelector("tr[aria-selected=true]")?.focus();

@@ -220,6 +220,8 @@ class Staircase:
 
 
 def _closer(before: Closest, body: Ints, way: Ints, memory: Floats, lacking: Floats) -> Closest:
+    if not len(lacking):
+        return before
     at = int(np.argmin(lacking))
     if before.lacking_bytes <= lacking[at]:
         return before
