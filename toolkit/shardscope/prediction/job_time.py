@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from shardscope.analytic.communication import Traffic, compression_cost
 from shardscope.analytic.communication.traffic import Sent
 from shardscope.analytic.job_step import JobStep
@@ -114,12 +112,8 @@ def _communication(traffic: Traffic, rates: RankRates) -> Term | None:
 
 
 def _collective(name: str, sent: Sent, rates: RankRates) -> Term:
-    """Return the term for one collective; an unknown number of messages counts as one to each other rank.
-
-    As in a simulation, only messages of known number wait for those of other ranks.
-    """
-    unknown = (sent.bytes > 0) & (sent.messages == 0)
-    messages = np.where(unknown, len(sent.bytes) - 1, sent.messages)
+    """Return the term for one collective. Only messages of known number wait for those of other ranks."""
+    messages = sent.counted
     seconds = sent.busiest / rates.link + messages * rates.per_message_s(sent.messages)
     rank = int(seconds.argmax())
     return _term(

@@ -95,7 +95,7 @@ class RankRates(NamedTuple):
         updates = None if emulated is None else emulated.memory_bandwidth
         is_idle = _sleeps(emulated) and not _sleeps(host.cluster)
         alone = min(ranks, host.machine.cores) if is_idle else ranks
-        link, handling_s, latency_s = _messages(job, host, ranks, emulated, is_idle=is_idle)
+        sent = _messages(job, host, ranks, emulated, is_idle=is_idle)
 
         def fixed(name: str) -> float:
             return host.value(name, ranks=alone) * max(1.0, ranks / alone)
@@ -105,8 +105,8 @@ class RankRates(NamedTuple):
             bandwidth=host.value("bandwidth") * speed.bandwidth / slow,
             operation_s=host.value("operation_s") * slow,
             step_s=fixed("step_s"),
-            link=link,
-            message_s=handling_s + latency_s,
+            link=sent.bandwidth,
+            message_s=sent.handling_s + sent.latency_s,
             source=host.label,
             optimizer_bandwidth=updates or host.value("optimizer_bandwidth") * speed.bandwidth / slow,
             codec_bandwidth=host.value("codec_bandwidth") * speed.bandwidth / slow,
@@ -114,9 +114,9 @@ class RankRates(NamedTuple):
             unit_s=fixed("unit_s"),
             stage_s=fixed("stage_s"),
             emulated_flops=None if emulated is None else emulated.flops,
-            handling_s=handling_s,
+            handling_s=sent.handling_s,
             cores=usable_cores() if is_idle else inf,
-            most_message_s=latency_s + _computing_message_s(job, host, ranks, emulated) if is_idle else inf,
+            most_message_s=sent.most_s,
         )
 
     @classmethod
@@ -191,10 +191,29 @@ def limit_of(job: Job, emulated: EmulatedCluster | None = None) -> Link | None:
     return job.link if emulated is None else emulated.link
 
 
+class _Messages(NamedTuple):
+    """Messages of ranks on this machine.
+
+    Attributes:
+        bandwidth: Bytes per second that a rank can send.
+        handling_s: Seconds per message, without `latency_s`.
+        latency_s: Latency of the emulated link, in seconds.
+        most_s: Limit of the seconds per message of ranks whose messages wait for each other.
+    """
+
+    bandwidth: float
+    handling_s: float
+    latency_s: float
+    most_s: float
+
+
 def _messages(
     job: Job, host: HostCalibration, ranks: float, emulated: EmulatedCluster | None, *, is_idle: bool
-) -> tuple[float, float, float]:
-    """Return the bytes per second that a rank can send, and the seconds per message, without and of its latency.
+) -> _Messages:
+    """Return how ranks send.
+
+    The time of messages of idle ranks is measured on its own. In a calibration without it, it is a guess from the time
+    of ranks that compute, which then is also its limit.
 
     Args:
         job: The job.
@@ -206,39 +225,23 @@ def _messages(
     transport, limit = transport_of(job, emulated), limit_of(job, emulated)
     known = transport if host.has("message_s", transport) else "tcp"
     loopback = "tcp" if transport == "network" else transport
-    message_s = (
-        _undisturbed(host, known, loopback)
-        if is_idle
-        else host.value("message_s", ranks=ranks, transport=known)
-    )
-    bandwidth = host.value("message_bandwidth", ranks=ranks, transport=loopback)
-    if limit is None:
-        return bandwidth, message_s, 0.0
-    return min(bandwidth, _share(host, transport) * limit.bandwidth), message_s, limit.latency_s
-
-
-def _computing_message_s(
-    job: Job, host: HostCalibration, ranks: float, emulated: EmulatedCluster | None
-) -> float:
-    """Return the seconds per message of ranks that compute, which those of others do not exceed; infinite if unknown.
-
-    It is a limit only where the time of idle ranks is a guess from it.
-    """
-    transport = transport_of(job, emulated)
-    if host.has("idle_message_s", "tcp" if transport == "network" else transport):
-        return inf
-    known = transport if host.has("message_s", transport) else "tcp"
-    return host.value("message_s", ranks=ranks, transport=known)
-
-
-def _undisturbed(host: HostCalibration, transport: str, loopback: str) -> float:
-    """Return the seconds per message of ranks that leave their cores idle.
-
-    If they were not measured: with as many ranks as cores, messages already wait for ranks that compute, so the values
-    for the fewest ranks are continued to a single rank.
-    """
+    bandwidth, latency_s = host.value("message_bandwidth", ranks=ranks, transport=loopback), 0.0
+    if limit is not None:
+        bandwidth, latency_s = min(bandwidth, _share(host, transport) * limit.bandwidth), limit.latency_s
+    computing_s = host.value("message_s", ranks=ranks, transport=known)
+    if not is_idle:
+        return _Messages(bandwidth, computing_s, latency_s, inf)
     if host.has("idle_message_s", loopback):
-        return host.value("idle_message_s", transport=loopback)
+        return _Messages(bandwidth, host.value("idle_message_s", transport=loopback), latency_s, inf)
+    return _Messages(bandwidth, _guessed_idle_s(host, known), latency_s, computing_s + latency_s)
+
+
+def _guessed_idle_s(host: HostCalibration, transport: str) -> float:
+    """Return the seconds per message of ranks that leave their cores idle, from those of ranks that compute.
+
+    With as many ranks as cores, messages already wait for ranks that compute, so the values for the fewest ranks are
+    continued to a single rank.
+    """
     rows = host.rows("message_s", transport)
     if len(rows) == 1:
         return rows[0].value

@@ -45,6 +45,12 @@ class Sent(NamedTuple):
         return self.bytes if self.received is None else np.maximum(self.bytes, self.received)
 
     @property
+    def counted(self) -> Ints:
+        """Messages of each rank, where an unknown number counts as one to each other rank."""
+        unknown = (self.bytes > 0) & (self.messages == 0)
+        return np.where(unknown, len(self.bytes) - 1, self.messages)
+
+    @property
     def is_exact(self) -> bool:
         """Whether a run sends exactly `bytes`."""
         return self.bounds is None

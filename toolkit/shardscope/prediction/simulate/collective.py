@@ -23,7 +23,7 @@ from shardscope.prediction.simulate.rounds import WireArrays, Wires, add_rounds
 
 Rounds = Iterable[Round] | Iterable[Moves]
 Expansion = Callable[[str, int, int, Mapping[str, Any]], Rounds]
-"""Function that returns the rounds of an operation on a tensor of so many bytes, with so many workers and options."""
+"""Function ``(num_bytes, workers, options)`` that returns the rounds of an operation."""
 
 
 @dataclass(frozen=True)

@@ -200,9 +200,7 @@ class JobStep:
 
     def messages(self, collective: str) -> float:
         """Return the messages of the busiest rank in one call of a collective whose messages are not listed."""
-        sent = (self.prediction.traffic or {})[collective]
-        count = float(np.max(sent.messages)) or float(self.ranks - 1) * bool(np.max(sent.bytes) > 0)
-        return count / self.calls[collective]
+        return float(np.max((self.prediction.traffic or {})[collective].counted)) / self.calls[collective]
 
     # Pipelines
 
