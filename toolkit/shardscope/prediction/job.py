@@ -15,11 +15,13 @@ from shardscope.analytic.communication import Traffic
 from shardscope.analytic.communication.traffic import Sent, sent_bytes
 from shardscope.analytic.job_step import Backend, JobStep
 from shardscope.analytic.memory import RankStates
+from shardscope.analytic.reliability import Reliability
 from shardscope.analytic.show import figure, term_html, term_text
 from shardscope.analytic.terms import Term
 from shardscope.errors import SpecError
 from shardscope.machine import num_gpus, usable_memory_bytes
 from shardscope.prediction.budget import Budgeted
+from shardscope.prediction.failures import job_failures
 from shardscope.prediction.job_memory import kinds_by_rank, rank_memory
 from shardscope.prediction.job_time import job_time_term
 from shardscope.prediction.rates import RankRates, limit_of, stated_rates
@@ -278,6 +280,16 @@ class JobPrediction(Budgeted):
         """The cluster whose price `dollars` uses; None on this machine, which has no price."""
         return self.cluster
 
+    @cached_property
+    def reliability(self) -> Reliability | None:
+        """What failures and checkpoints cost; None without a failure rate, or if the model is not in the catalogue."""
+        config = _config(self.job)
+        if self.cluster is None or not isinstance(config, GPTConfig):
+            return None
+        return job_failures(
+            self.job, self.cluster, config.transformer(label_of(self.job.model)), self.step_time_s
+        )
+
     @property
     def note(self) -> str | None:
         """Caveats of the calibration, or why there is no step time; None if there is nothing to say."""
@@ -334,6 +346,7 @@ class JobPrediction(Budgeted):
             "step_time_s": self.step_time_s,
             "interval_s": self.interval and [*self.interval],
             "run_time_s": self.run_time_s,
+            "goodput": self.goodput,
             "peak_bytes": self.peak_bytes,
             "fits": self.fits,
             "states": states,
