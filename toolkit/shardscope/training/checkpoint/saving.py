@@ -147,7 +147,7 @@ class Saver:
         part = Part(
             final.with_name(f"{final.name}.partial"), final, step, rank, self._is_leader, tensors,
             {key: encode(key, value) for key, value in items.items() if key not in tensors},
-            self._unchanged, self._is_durable,
+            self._unchanged, self._is_durable, self._context.faults if self._is_durable else None,
         )  # fmt: skip
 
         def prepare() -> tuple[str, dict[Any, int]]:

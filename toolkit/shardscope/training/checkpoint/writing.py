@@ -13,6 +13,7 @@ import shutil
 import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from io import BufferedWriter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from shardscope.training.checkpoint.index import FILE, index_of
 from shardscope.training.checkpoint.pieces import HeldPiece
 from shardscope.training.checkpoint.unchanged import Place, Unchanged
 from shardscope.training.disk import advice_on
+from shardscope.training.faults import RankFaults
 
 _REMOVED = ".removed"
 """Suffix of the name of a checkpoint that is being deleted, so that it does not look complete if the run is killed."""
@@ -53,6 +55,7 @@ class Part:
         values: All values that are not tensors, in JSON types, by name.
         unchanged: Comparison with the previous checkpoint; None writes all pieces.
         is_durable: Whether the files must survive a crash of the machine.
+        faults: The faults that this rank carries out, some of them while it writes; None for none.
     """
 
     partial: Path
@@ -64,6 +67,7 @@ class Part:
     values: Mapping[str, Any]
     unchanged: Unchanged | None = None
     is_durable: bool = True
+    faults: RankFaults | None = None
 
     def write(self) -> Report:
         """Write the pieces, and return what is to be listed in the index.
@@ -110,7 +114,7 @@ class Part:
     def _write_file(self, name: str, keys: Iterable[str], described: dict[str, Any]) -> int:
         """Write pieces to a file, add them to their entries for the index, and return the size of the file."""
         at = 0
-        with open(self.partial / name, "xb", opener=_private) as file:
+        with self._opened(self.partial / name) as file:
             for key in keys:
                 held = self.tensors[key]
                 data = held.as_bytes()
@@ -126,6 +130,10 @@ class Part:
             if self.is_durable:
                 os.fsync(file.fileno())
         return at
+
+    def _opened(self, path: Path) -> BufferedWriter:
+        file = open(path, "xb", opener=_private)  # noqa: SIM115 - the caller closes it
+        return file if self.faults is None else self.faults.checkpoint_file(file, self.step)
 
     def prepare(self) -> None:
         """On the leader, create the folder to write to; what an interrupted save has left there is deleted.
