@@ -34,6 +34,7 @@ from shardscope.training.context import open_rank
 from shardscope.training.disk import advice_on, takes_no_more
 from shardscope.training.emulation import Emulation
 from shardscope.training.faults import FaultyControl, Place, RankFaults
+from shardscope.training.run_replicas import resume_newest
 from shardscope.training.trainer import EvaluationError, Trainer
 
 _COURTESY_S = 0.5
@@ -100,8 +101,11 @@ def _train(run: RunDir, resume: Resume | None, events: EventWriter, job: Job | N
         faults = _faults(run, events)
         with open_rank(job, events, faults=faults) as context:
             trainer = Trainer(job, context, run.path)
-            if resume is not None:
-                trainer.resume(checkpoints_of(resume.source), allow_pickle=resume.allow_pickle)
+            resume_newest(
+                trainer,
+                None if resume is None else checkpoints_of(resume.source),
+                allow_pickle=resume is not None and resume.allow_pickle,
+            )
             drift = job.strategy.drift(context.world_size)
             control = StopControl(
                 run, context.rank, context.world_size, drift, job.timeout_s, _notes_between_machines()
