@@ -14,6 +14,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from shardscope.runlog.divergence import Divergence, divergence_of
+from shardscope.runlog.epochs import Epochs
 from shardscope.runlog.figures import LOSS_WINDOW
 from shardscope.runlog.layers import LayerSamples
 from shardscope.runlog.schema import MEMORY_KINDS, OBSERVING, Event, Moved
@@ -50,6 +51,7 @@ class RunLog:
         noise: Two squared gradient norms for each step that measured gradient noise, by step: the mean squared norm of
             the small batches' gradients, and the squared norm of the mean gradient.
         layer_samples: Layer events at a limited number of steps.
+        epochs: Step times and cache hits of each epoch on shards.
         collectives: Training bytes sent by all ranks, by name of the collective.
         observing: Bytes sent by all ranks for measurements, evaluations and checkpoints, by purpose.
         last_t: Unix time of the newest event, in seconds.
@@ -72,6 +74,7 @@ class RunLog:
     held: dict[int, dict[str, int]] = field(default_factory=dict)
     noise: dict[int, tuple[float, float]] = field(default_factory=dict)
     layer_samples: LayerSamples = field(default_factory=LayerSamples)
+    epochs: Epochs = field(default_factory=Epochs)
     collectives: Counter[str] = field(default_factory=Counter)
     observing: Counter[str] = field(default_factory=Counter)
     last_t: float = 0.0
@@ -105,6 +108,7 @@ class RunLog:
 
     def _on_step(self, event: Event) -> None:
         number = event["step"]
+        self.epochs.add_counts(event)
         row = self._open.setdefault(number, {})
         row[event["rank"]] = event
         if len(row) == self.world_size:
@@ -123,6 +127,7 @@ class RunLog:
         for step in [step for step in self._open if step <= number]:
             del self._open[step]
         self.steps.append(_step(number, row, self._sent([*row, *self._late.pop(number, ())])))
+        self.epochs.add_step(row)
         for event in row:
             rank, peak = event["rank"], event["peak_memory_bytes"]
             self.peak_memory[rank] = max(self.peak_memory.get(rank, 0), peak)

@@ -69,6 +69,10 @@ class Summary:
         uncompressed_bytes_per_step: Bytes that all ranks together would send per step without compression, by formula.
         codec_s_per_step: Mean time spent packing and unpacking on the slowest rank, in seconds per step. This time
             is part of the step time, unless it overlaps the backward pass.
+        cache_hit_rate: Fraction of the shards that ranks opened that were in the cache of the data: since an earlier
+            epoch or run, or fetched by another rank; None without a cache.
+        fetched_bytes: Bytes of data that all ranks read from a source that is cached or emulated; None if there is
+            none.
         observing_bytes: Bytes sent by all ranks in the whole run for evaluations, checkpoints and measurements
             (gradient noise scale, consensus distance of gossip). Older runs did not count checkpoint traffic.
     """
@@ -101,6 +105,8 @@ class Summary:
     loss_mean: float | None = None
     diverged_at: int | None = None
     held_bytes: int | None = None
+    cache_hit_rate: float | None = None
+    fetched_bytes: int | None = None
 
     @property
     def bytes_ratio(self) -> float | None:
@@ -139,6 +145,8 @@ def summarise(log: RunLog, state: str, job: Job | None = None) -> Summary:
         process_bytes=log.process_bytes,
         wall_s=log.last_t - min(each["t"] for each in starts.values()) if starts else None,
         observing_bytes=log.observing.total(),
+        cache_hit_rate=log.epochs.hit_rate,
+        fetched_bytes=log.epochs.fetched_bytes,
         **_quality(log, "test"),
         **_quality(log, "validation"),
         transport=start.get("transport"),

@@ -12,4 +12,5 @@ from shardscope.spec.lr_schedule import LRSchedule as LRSchedule
 from shardscope.spec.method import Method as Method
 from shardscope.spec.model import Model as Model
 from shardscope.spec.optimizer import Optimizer as Optimizer
+from shardscope.spec.shards import Shards as Shards
 from shardscope.spec.strategy import Strategy as Strategy
