@@ -132,7 +132,7 @@ rest = ss.launch(whole.replace(world_size=2), resume=first).wait(timeout=120)
 
 def ranks_read(run):
     """The samples of all ranks of a run, from its first step to its last."""
-    steps = [int(step) - 1 for step in run.metrics().index]
+    steps = [int(step) - 1 for step in run.metrics()["step"]]
     ranks = range(run.job.world_size)
     return np.concatenate([shard(order.indices(s), r, len(ranks)) for s in steps for r in ranks])
 
@@ -198,7 +198,7 @@ def from_a_stream():
 
 
 streamed = ss.launch(job.replace(data=from_a_stream, steps=10)).wait(timeout=120)
-seen = int(streamed.metrics()["samples"].sum())
+seen = sum(event["samples"] for event in streamed.events("step"))
 say(
     f"{streamed.job.world_size} ranks shared {seen} samples of the stream; the loss ended at "
     f"{streamed.summary().loss:.2f}."

@@ -120,7 +120,9 @@ def test_closing_gives_up_a_slow_fetch(tmp_path):
     loader = Loader(source, GlobalSampler.of(source, 18, seed=0))
 
     def read() -> None:
-        with contextlib.suppress(CancelledError, RuntimeError):  # given up, or the loader was closed meanwhile
+        with contextlib.suppress(
+            CancelledError, RuntimeError
+        ):  # given up, or the loader was closed meanwhile
             loader.batch(0)
 
     reading = threading.Thread(target=read, daemon=True)
