@@ -20,6 +20,7 @@ from shardscope.analytic.terms import Term
 from shardscope.errors import SpecError
 from shardscope.machine import num_gpus, usable_memory_bytes
 from shardscope.prediction.budget import Budgeted
+from shardscope.prediction.data_source import WAITING
 from shardscope.prediction.job_memory import kinds_by_rank, rank_memory
 from shardscope.prediction.job_time import job_time_term
 from shardscope.prediction.rates import RankRates, limit_of, stated_rates
@@ -342,6 +343,12 @@ class JobPrediction(Budgeted):
             "memory": self.memory and self.memory.to_dict(),
         }
 
+    @property
+    def _data_bound(self) -> str:
+        """Clause that says for which part of a step ranks wait for data; empty if they do not."""
+        waits = [term for term in (self.time.walk() if self.time else ()) if term.name == WAITING]
+        return f", of which {figure(waits[0].value, 's')} a step waiting for data" if waits else ""
+
     @cached_property
     def _headline(self) -> tuple[str, ...]:
         count = f"{self.job.world_size} rank{'s' * (self.job.world_size > 1)}"
@@ -352,7 +359,7 @@ class JobPrediction(Budgeted):
             low, high = (figure(each, "s") for each in self.interval)
             took = (
                 f"step {figure(self.step_time_s, 's')} ({low} to {high}), {self.job.last_step} steps "
-                f"{figure(self.run_time_s, 's')}"
+                f"{figure(self.run_time_s, 's')}{self._data_bound}"
             )
         if self.peak_bytes is not None:
             held = f"the fullest rank needs {figure(self.peak_bytes, 'bytes')}"

@@ -12,6 +12,7 @@ from shardscope.analytic.communication import Traffic, compression_cost
 from shardscope.analytic.communication.traffic import Sent
 from shardscope.analytic.job_step import JobStep
 from shardscope.analytic.terms import Term
+from shardscope.prediction.data_source import with_waiting
 from shardscope.prediction.rates import RankRates
 from shardscope.prediction.traced import Traced
 from shardscope.spec.strategy import Work
@@ -20,7 +21,7 @@ _ROOFLINE = "roofline, Williams et al. 2009"
 
 
 def job_time_term(step: JobStep, found: Traced, traffic: Traffic | None, rates: RankRates) -> Term:
-    """Return the time of one step, in seconds, as a sum of terms; no overlap is assumed.
+    """Return the time of one step, in seconds, as a sum of terms; only reading from a slow source overlaps with others.
 
     Each operation takes the time of its matrix products or of its memory traffic, plus the time of its launch. The
     optimizer takes the time to read and write all states, plus a time per tensor, and the codec the time to read and
@@ -39,7 +40,8 @@ def job_time_term(step: JobStep, found: Traced, traffic: Traffic | None, rates: 
         _data(step, found, rates), *passes, _optimizer(step, work, rates), _codec(step, rates),
         _communication(traffic or {}, rates), _idle(step, sum(each.value for each in passes), work, rates),
     ]  # fmt: skip
-    return Term.total("step", tuple(part for part in parts if part is not None and part.value > 0))
+    kept = tuple(part for part in parts if part is not None and part.value > 0)
+    return Term.total("step", with_waiting(kept, step))
 
 
 def _data(step: JobStep, found: Traced, rates: RankRates) -> Term:

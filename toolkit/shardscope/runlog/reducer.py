@@ -14,6 +14,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from shardscope.runlog.divergence import Divergence, divergence_of
+from shardscope.runlog.epochs import Epochs
 from shardscope.runlog.figures import LOSS_WINDOW
 from shardscope.runlog.layers import LayerSamples
 from shardscope.runlog.restarts import Restart
@@ -51,6 +52,7 @@ class RunLog:
         noise: Two squared gradient norms for each step that measured gradient noise, by step: the mean squared norm of
             the small batches' gradients, and the squared norm of the mean gradient.
         layer_samples: Layer events at a limited number of steps.
+        epochs: Step times and cache hits of each epoch on shards.
         collectives: Training bytes sent by all ranks, by name of the collective.
         observing: Bytes sent by all ranks for measurements, evaluations and checkpoints, by purpose.
         faults: Events of the faults that were carried out on purpose, in order.
@@ -77,6 +79,7 @@ class RunLog:
     held: dict[int, dict[str, int]] = field(default_factory=dict)
     noise: dict[int, tuple[float, float]] = field(default_factory=dict)
     layer_samples: LayerSamples = field(default_factory=LayerSamples)
+    epochs: Epochs = field(default_factory=Epochs)
     collectives: Counter[str] = field(default_factory=Counter)
     observing: Counter[str] = field(default_factory=Counter)
     faults: list[Event] = field(default_factory=list)
@@ -138,6 +141,7 @@ class RunLog:
 
     def _on_step(self, event: Event) -> None:
         number = event["step"]
+        self.epochs.add_counts(event)
         row = self._open.setdefault(number, {})
         row[event["rank"]] = event
         if len(row) == self.world_size:
@@ -158,6 +162,7 @@ class RunLog:
         self.steps.append(_step(number, row, self._sent([*row, *self._late.pop(number, ())])))
         if self.restarts and self.restarts[-1].recovered_t is None:
             self.restarts[-1].recovered_t = self.steps[-1].t
+        self.epochs.add_step(row)
         for event in row:
             rank, peak = event["rank"], event["peak_memory_bytes"]
             self.peak_memory[rank] = max(self.peak_memory.get(rank, 0), peak)

@@ -143,7 +143,8 @@ _KINDS: Mapping[str, Check] = {
         },
         {
             "spans": _list_of(_is_span), "codec_s": is_real, "late_s": is_real,
-            "skipped": lambda value: isinstance(value, bool | int),
+            "skipped": lambda value: isinstance(value, bool | int), "epoch": is_whole,
+            "shards": _list_of(_row(is_whole, is_whole, is_whole, is_whole)),
             "noise": _fields({"small_square": _is_number, "large_square": _is_number}),
         },
     ),

@@ -69,6 +69,10 @@ class Summary:
         uncompressed_bytes_per_step: Bytes that all ranks together would send per step without compression, by formula.
         codec_s_per_step: Mean time spent packing and unpacking on the slowest rank, in seconds per step. This time
             is part of the step time, unless it overlaps the backward pass.
+        cache_hit_rate: Fraction of the shards that ranks opened that were in the cache of the data: since an earlier
+            epoch or run, or fetched by another rank; None without a cache.
+        fetched_bytes: Bytes of data that all ranks read from a source that is cached or emulated; None if there is
+            none.
         observing_bytes: Bytes sent by all ranks in the whole run for evaluations, checkpoints and measurements
             (gradient noise scale, consensus distance of gossip). Older runs did not count checkpoint traffic.
         restarts: Number of times that the ranks were started again after a failure.
@@ -108,6 +112,8 @@ class Summary:
     restarts: int = 0
     lost_steps: int = 0
     goodput: float | None = None
+    cache_hit_rate: float | None = None
+    fetched_bytes: int | None = None
 
     @property
     def bytes_ratio(self) -> float | None:
@@ -149,6 +155,8 @@ def summarise(log: RunLog, state: str, job: Job | None = None) -> Summary:
         lost_steps=log.lost_steps,
         goodput=log.goodput,
         observing_bytes=log.observing.total(),
+        cache_hit_rate=log.epochs.hit_rate,
+        fetched_bytes=log.epochs.fetched_bytes,
         **_quality(log, "test"),
         **_quality(log, "validation"),
         transport=start.get("transport"),

@@ -18,6 +18,7 @@ from shardscope.spec.job_parts import (
     PRECISIONS,
     Batch,
     Checkpoint,
+    Data,
     JobPrecision,
     Named,
     Record,
@@ -63,10 +64,11 @@ class Job(Spec):
     model: Named
     """The network to train: a built-in name such as ``"mlp"`` (all: `shardscope.spec.models.MODELS`), a callable that
     returns an `nn.Module`, such as its class, or an `nn.Module`, of whose weights each rank starts with a copy."""
-    data: Named
-    """What to train on: a built-in name, a path, or a callable. ``"digits"`` has images of shape (batch, 1, 8, 8) with
-    values from 0 to 1, and targets from 0 to 9; ``"python-source"`` has tokens of shape (batch, sequence). A path names
-    a text, ``.npz`` or ``.npy`` file; a callable returns ``(train, test)`` or ``(train, validation, test)``. If there
+    data: Data
+    """What to train on: a built-in name, a path, `Shards` with settings, or a callable. ``"digits"`` has images of
+    shape (batch, 1, 8, 8) with values from 0 to 1, and targets from 0 to 9; ``"python-source"`` has tokens of shape
+    (batch, sequence). A path names a text, ``.npz`` or ``.npy`` file, or shards, which may be larger than memory; a
+    callable returns ``(train, test)`` or ``(train, validation, test)``, and train may be an `IterableDataset`. If there
     is no validation split, half of the test rows are used for validation. Inputs and targets are tensors, or tuples or
     mappings of tensors. A model is called with the items of a tuple as positional arguments, and with those of a
     mapping as keyword arguments. A mapping with ``labels`` serves as both input and target, as Hugging Face models

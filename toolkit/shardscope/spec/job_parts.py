@@ -11,6 +11,7 @@ from shardscope.errors import SpecError
 from shardscope.spec._base import Spec
 from shardscope.spec.divisors import divisors_text
 from shardscope.spec.numbers import Count, CountOrZero
+from shardscope.spec.shards import Shards
 
 
 class Batch(Spec):
@@ -189,11 +190,13 @@ def _wrap(value: Any) -> Any:
 
 Named = Annotated[str | UserCode, BeforeValidator(_wrap)]
 """A name from a catalogue, or a user-defined callable."""
+Data = Annotated[str | UserCode | Shards, BeforeValidator(_wrap)]
+"""Data by name or path, a user-defined callable, or shards with settings."""
 
 
-def label_of(value: str | UserCode) -> str:
-    """Return the display name of a catalogue name or a callable."""
-    return value.name if isinstance(value, UserCode) else value
+def label_of(value: str | UserCode | Shards) -> str:
+    """Return the display name of a catalogue name, a callable, or shards."""
+    return value if isinstance(value, str) else value.name
 
 
 JobPrecision = Literal["fp32", "fp64", "bf16-mixed", "fp16-mixed"]

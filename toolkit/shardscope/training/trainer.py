@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from shardscope.errors import CheckpointError, ShardscopeError, SpecError
 from shardscope.spec import Job, UserCode
-from shardscope.spec.job_parts import Named, label_of
+from shardscope.spec.job_parts import Data, label_of
 from shardscope.spec.models import GPTConfig
 from shardscope.training.context import RankContext
 from shardscope.training.data import (
@@ -82,8 +82,8 @@ Evaluated = Callable[[int, float], None]
 """Called on every rank after an evaluation during training, with the step and the step's duration in seconds."""
 
 
-def resolve(value: Named) -> Any:
-    """Return the callable in a `UserCode`; a catalogue name is returned unchanged."""
+def resolve(value: Data) -> Any:
+    """Return the callable in a `UserCode`; a catalogue name, and shards, are returned unchanged."""
     return value.function if isinstance(value, UserCode) else value
 
 
@@ -117,7 +117,7 @@ class Trainer:
         self.model = self._prepare_model(model)
         self.num_params = sum(p.numel() for p in self.model.parameters())
         self.gradient_bytes = sum(p.nbytes for p in self.model.parameters() if p.requires_grad)
-        self.sampler = GlobalSampler(len(self.data.train), self.job.batch.global_batch, self.job.seed)
+        self.sampler = GlobalSampler.of(self.data.train, self.job.batch.global_batch, self.job.seed)
         self.loader = self._loader()
         self.strategy.example = self._example
         self.strategy.setup(self.model)
@@ -203,7 +203,7 @@ class Trainer:
                 f"the checkpoint is from the job's last step {saved.step}: nothing was left to train"
             )
         self.first_step = saved.step + 1
-        self.sampler.resume(saved.step, saved.data)
+        saved.notes.extend(self.sampler.resume(saved.step, saved.data))
         self.context.events.emit(
             "resume", step=saved.step, path=saved.path.name, samples=self.sampler.samples_before(saved.step),
             compressor_state=saved.restored.compressor_state, dropped=saved.restored.dropped, notes=saved.notes,
@@ -341,7 +341,7 @@ class Trainer:
             lr=self.optimizer.param_groups[0]["lr"], grad_norm=result.grad_norm, skipped=result.skipped,
             loss_scale=self.strategy.precision.loss_scale,
             memory_bytes=memory, peak_memory_bytes=self.strategy.memory.peak,
-            traffic=traffic, **self._late_seconds(),
+            traffic=traffic, **self._late_seconds(), **({} if self.loader is None else self.loader.fields(step - 1)),
             **self._codec_seconds(spans), **_noise(result), **({"spans": spans} if shown else {}),
         )  # fmt: skip
         self._write_late_traffic(step)
