@@ -34,6 +34,8 @@ def run_html(run: Run) -> str:
         "steps": run.job.progress(summary.last_step),
         **{FIGURES[name].label: figure_text(name, getattr(summary, name), "") for name in _FIGURES},
         "link": summary.link or "",
+        "straggler": summary.straggler or "",
+        "samples per rank": summary.shares or "",
         "note": run.note,
         "directory": printable(str(run.path)),
         "made with": str(run.provenance or ""),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Self
@@ -50,6 +51,15 @@ class Loader:
         ahead = _runs_user_code(source) if prefetch is None else prefetch
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="shardscope-loader") if ahead else None
         self._next: tuple[int, Future[Batch]] | None = None
+        self._samples: tuple[int, ...] | None = None
+
+    def divide(self, samples: Sequence[int]) -> None:
+        """Divide each global batch in these numbers of samples from now on, one for each rank, in rank order."""
+        if self._next is not None:
+            self._next[
+                1
+            ].result()  # was read for the former division; two threads must not use the sampler at once
+        self._samples, self._next = tuple(samples), None
 
     def batch(self, step: int) -> Batch:
         """Return the inputs and targets of this rank's rows in `step` (counted from 0)."""
@@ -61,7 +71,11 @@ class Loader:
 
     def rows(self, step: int) -> Tensor:
         """Return the indices of this rank's rows in `step` (counted from 0)."""
-        return shard(self.sampler.indices(step), self.rank, self.world_size)
+        indices = self.sampler.indices(step)
+        if self._samples is None:
+            return shard(indices, self.rank, self.world_size)
+        first = sum(self._samples[: self.rank])
+        return indices[first : first + self._samples[self.rank]]
 
     def close(self) -> None:
         """Stop reading ahead; waits until the batch that is being read is complete."""
