@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from shardscope.runlog.divergence import Divergence, divergence_of
 from shardscope.runlog.figures import LOSS_WINDOW
 from shardscope.runlog.layers import LayerSamples
+from shardscope.runlog.restarts import Restart
 from shardscope.runlog.schema import MEMORY_KINDS, OBSERVING, Event, Moved
 from shardscope.runlog.steps import ALIKE, MOST, Average, Step, StepKinds, Steps, per_step
 from shardscope.runlog.stragglers import Phases, Straggler
@@ -56,6 +57,10 @@ class RunLog:
         phases: Computing times of the newest steps, by rank and phase.
         shares: Samples of each rank in a step, as last divided by measured speed; empty if they have not been.
         dropped: Number of gradients that no update used, or that were not computed, because other workers were faster.
+        faults: Events of the faults that were carried out on purpose, in order.
+        restarts: Restarts of the ranks after failures, in order. Steps that a restart repeats replace the earlier ones.
+        lost_steps: Number of steps that all ranks had finished, and that restarts had to repeat.
+        first_t: Unix time at which the first rank started, in seconds; 0 before.
         last_t: Unix time of the newest event, in seconds.
 
     Example:
@@ -81,6 +86,10 @@ class RunLog:
     phases: Phases = field(default_factory=Phases)
     shares: tuple[int, ...] = ()
     dropped: int = 0
+    faults: list[Event] = field(default_factory=list)
+    restarts: list[Restart] = field(default_factory=list)
+    lost_steps: int = 0
+    first_t: float = 0.0
     last_t: float = 0.0
     _open: dict[int, dict[int, Event]] = field(default_factory=dict, repr=False)
     _late: dict[int, list[Event]] = field(default_factory=dict, repr=False)
@@ -107,8 +116,33 @@ class RunLog:
     def _on_start(self, event: Event) -> None:
         rank = event["rank"]
         self.starts[rank] = event
+        self.first_t = min(self.first_t or event["t"], event["t"])
         for row in self._open.values():
             row.pop(rank, None)  # a rank that restarts repeats these steps
+
+    def _on_fault(self, event: Event) -> None:
+        self.faults.append(event)
+
+    def _on_restart(self, event: Event) -> None:
+        self.restarts.append(Restart.of(event))
+        self._open.clear()
+        self.shares = ()  # ranks measure their speeds again
+        self._rewind(event["step"])
+
+    def _on_resume(self, event: Event) -> None:
+        if event["rank"] == 0 and self.last_step > event["step"]:
+            self._rewind(event["step"])  # earlier than the restart said, if the newest checkpoint is damaged
+
+    def _rewind(self, step: int) -> None:
+        """Forget what was recorded after `step`, because training goes on from there."""
+        lost = self.steps.truncate(step)
+        self.lost_steps += lost
+        if self.restarts:
+            self.restarts[-1].step, self.restarts[-1].lost_steps = step, self.restarts[-1].lost_steps + lost
+        self._late = {number: late for number, late in self._late.items() if number <= step}
+        self.noise = {number: each for number, each in self.noise.items() if number <= step}
+        self.evaluations = [each for each in self.evaluations if each.step <= step]
+        self.final = None
 
     def _on_step(self, event: Event) -> None:
         number = event["step"]
@@ -131,6 +165,8 @@ class RunLog:
             del self._open[step]
         self.steps.append(_step(number, row, self._sent([*row, *self._late.pop(number, ())])))
         self.phases.take(number, row)
+        if self.restarts and self.restarts[-1].recovered_t is None:
+            self.restarts[-1].recovered_t = self.steps[-1].t
         for event in row:
             self.dropped += bool(event.get("dropped"))
             rank, peak = event["rank"], event["peak_memory_bytes"]
@@ -233,6 +269,19 @@ class RunLog:
     def straggler(self) -> Straggler | None:
         """The rank that computes longer than the others and makes them wait; None if there is none."""
         return self.phases.straggler({rank: start.get("role") for rank, start in self.starts.items()})
+
+    @property
+    def wall_s(self) -> float | None:
+        """Time from the start of the first rank to the newest event, in seconds; None before."""
+        return self.last_t - self.first_t if self.starts else None
+
+    @property
+    def goodput(self) -> float | None:
+        """Fraction of the time that ranks spent in steps that count, that is, were not repeated; None before a step.
+
+        The rest is setup, evaluations, checkpoints, steps that a restart repeated, and the restarts themselves.
+        """
+        return sum(self.steps.column("step_time_s")) / self.wall_s if self.steps and self.wall_s else None
 
     @property
     def held_bytes(self) -> int | None:

@@ -75,6 +75,10 @@ class Summary:
             if there is none in the newest steps.
         shares: Samples of each rank in a step, divided by measured speed; None if they were not.
         dropped: Number of gradients that no update used, because other workers were faster (backup workers).
+        restarts: Number of times that the ranks were started again after a failure.
+        lost_steps: Number of steps that all ranks had finished, and that restarts had to repeat.
+        goodput: Fraction of `wall_s` spent in steps that count. The rest is setup, evaluations, checkpoints, restarts
+            and steps that had to be repeated.
     """
 
     state: str
@@ -108,6 +112,9 @@ class Summary:
     loss_mean: float | None = None
     diverged_at: int | None = None
     held_bytes: int | None = None
+    restarts: int = 0
+    lost_steps: int = 0
+    goodput: float | None = None
 
     @property
     def bytes_ratio(self) -> float | None:
@@ -144,7 +151,10 @@ def summarise(log: RunLog, state: str, job: Job | None = None) -> Summary:
         bytes_per_step=log.bytes_per_step,
         held_bytes=log.held_bytes,
         process_bytes=log.process_bytes,
-        wall_s=log.last_t - min(each["t"] for each in starts.values()) if starts else None,
+        wall_s=log.wall_s,
+        restarts=len(log.restarts),
+        lost_steps=log.lost_steps,
+        goodput=log.goodput,
         observing_bytes=log.observing.total(),
         straggler=None if log.straggler is None else log.straggler.text,
         shares=", ".join(map(str, log.shares)) or None,
@@ -173,7 +183,9 @@ def summary_from(stored: Any) -> Summary | None:
     return Summary(**values)
 
 
-_COUNTS = ("world_size", "steps", "last_step", "observing_bytes", "dropped")
+_COUNTS = (
+    "world_size", "steps", "last_step", "observing_bytes", "dropped", "restarts", "lost_steps",
+)  # fmt: skip
 _TEXTS = (
     "strategy", "transport", "transport_reason", "link", "link_note", "compression", "straggler", "shares",
 )  # fmt: skip
