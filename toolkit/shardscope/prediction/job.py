@@ -23,6 +23,7 @@ from shardscope.prediction.budget import Budgeted
 from shardscope.prediction.data_source import WAITING
 from shardscope.prediction.job_memory import kinds_by_rank, rank_memory
 from shardscope.prediction.job_time import job_time_term
+from shardscope.prediction.loads import slowness_on, used_samples_per_s
 from shardscope.prediction.rates import RankRates, limit_of, stated_rates
 from shardscope.prediction.saved_calibration import Chosen, chosen
 from shardscope.prediction.spread import Floats, Widened, widened
@@ -158,7 +159,7 @@ class JobPrediction(Budgeted):
             return RankRates.of_cluster(self.job, self.cluster, self.calibration)
         host = self.host or HostCalibration.shipped()
         return RankRates.of_this_machine(
-            self.job, self.job.strategy.work(self.step), host, emulated=self.emulated
+            self.job, self.job.strategy.work(self.step.alike), host, emulated=self.emulated
         )
 
     @property
@@ -246,14 +247,15 @@ class JobPrediction(Budgeted):
 
     @property
     def samples_per_s(self) -> float:
-        """Samples per second, over all ranks.
+        """Samples per second whose gradients are used, over all ranks.
 
         Raises:
             SpecError: The ranks run on GPUs of this machine.
         """
         if self.step_time_s is None:
             raise SpecError(f"device={self.job.device!r} has no step time: {self.note}")
-        return self.job.batch.global_batch / self.step_time_s
+        assert self.time is not None
+        return used_samples_per_s(self.step, self.time)
 
     @property
     def tokens_per_s(self) -> float:
@@ -455,7 +457,7 @@ def predict_job(
     found = trace(job)
     assert found.table.step is not None
     is_on_gpus, backend = _place(job, cluster)
-    step = JobStep(job, found.table.step, _settled(job), backend, is_on_gpus)
+    step = JobStep(job, found.table.step, _settled(job), backend, is_on_gpus, slowness_on(emulated))
     if cluster is not None:
         return JobPrediction(job, cluster, step, found, _of_pytorch(cluster, calibration, software))
     assert calibration is None or isinstance(calibration, HostCalibration)
