@@ -158,6 +158,10 @@ _KINDS: Mapping[str, Check] = {
     "process": _fields({"pid": is_whole}, {"started": lambda value: isinstance(value, str | float)}),
     "end": _fields({"state": lambda value: value in ("completed", "stopped")}, {"steps": is_whole}),
     "resume": _fields({**_STEP, "samples": is_whole, "notes": _list_of(_is_text)}),
+    "checkpoint": _fields(
+        {**_STEP, "path": _is_name, "seconds": is_real}, {"blocked_s": is_real, "bytes": is_whole}
+    ),
+    "checkpoint_interval": _fields({**_STEP, "every": is_whole, "save_s": is_real, "step_s": is_real}),
     "memory": _fields(
         {**_STEP, **dict.fromkeys(MEMORY_KINDS, is_whole)},
         {"peak": is_whole, "curve": _list_of(_row(is_time, *[is_whole] * len(MEMORY_KINDS)))},

@@ -11,13 +11,13 @@ from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 from shardscope.errors import SpecError, unknown_name
 from shardscope.spec import registry
 from shardscope.spec._base import Spec, leaving_out_unknown_fields
+from shardscope.spec.checkpoint import Checkpoint
 from shardscope.spec.compression import AnyCompression, Compression
 from shardscope.spec.data import check_compatible
 from shardscope.spec.job_format import FORMAT, require_readable
 from shardscope.spec.job_parts import (
     PRECISIONS,
     Batch,
-    Checkpoint,
     Data,
     JobPrecision,
     Named,
