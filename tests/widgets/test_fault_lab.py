@@ -163,7 +163,7 @@ class TestBreaker:
         assert breaker._rows["drop"].layout.display is None
         breaker.choices.rank = 1
         breaker.buttons["drop"].click()
-        assert str(run.injected[-1]) == "drop_link link=n1 step=13 lasts=3s"
+        assert run.injected[-1] == ss.Faults().drop_link("n1", step=13, lasts="3 s")
 
     def test_a_run_that_ended_can_be_resumed_but_not_broken(self, broken):
         breaker, run, problems = broken
