@@ -17,6 +17,7 @@ from shardscope.runlog.divergence import Divergence, divergence_of
 from shardscope.runlog.epochs import Epochs
 from shardscope.runlog.figures import LOSS_WINDOW
 from shardscope.runlog.layers import LayerSamples
+from shardscope.runlog.restarts import Restart
 from shardscope.runlog.schema import MEMORY_KINDS, OBSERVING, Event, Moved
 from shardscope.runlog.steps import ALIKE, MOST, Average, Step, StepKinds, Steps, per_step
 
@@ -54,6 +55,10 @@ class RunLog:
         epochs: Step times and cache hits of each epoch on shards.
         collectives: Training bytes sent by all ranks, by name of the collective.
         observing: Bytes sent by all ranks for measurements, evaluations and checkpoints, by purpose.
+        faults: Events of the faults that were carried out on purpose, in order.
+        restarts: Restarts of the ranks after failures, in order. Steps that a restart repeats replace the earlier ones.
+        lost_steps: Number of steps that all ranks had finished, and that restarts had to repeat.
+        first_t: Unix time at which the first rank started, in seconds; 0 before.
         last_t: Unix time of the newest event, in seconds.
 
     Example:
@@ -77,6 +82,10 @@ class RunLog:
     epochs: Epochs = field(default_factory=Epochs)
     collectives: Counter[str] = field(default_factory=Counter)
     observing: Counter[str] = field(default_factory=Counter)
+    faults: list[Event] = field(default_factory=list)
+    restarts: list[Restart] = field(default_factory=list)
+    lost_steps: int = 0
+    first_t: float = 0.0
     last_t: float = 0.0
     _open: dict[int, dict[int, Event]] = field(default_factory=dict, repr=False)
     _late: dict[int, list[Event]] = field(default_factory=dict, repr=False)
@@ -103,8 +112,32 @@ class RunLog:
     def _on_start(self, event: Event) -> None:
         rank = event["rank"]
         self.starts[rank] = event
+        self.first_t = min(self.first_t or event["t"], event["t"])
         for row in self._open.values():
             row.pop(rank, None)  # a rank that restarts repeats these steps
+
+    def _on_fault(self, event: Event) -> None:
+        self.faults.append(event)
+
+    def _on_restart(self, event: Event) -> None:
+        self.restarts.append(Restart.of(event))
+        self._open.clear()
+        self._rewind(event["step"])
+
+    def _on_resume(self, event: Event) -> None:
+        if event["rank"] == 0 and self.last_step > event["step"]:
+            self._rewind(event["step"])  # earlier than the restart said, if the newest checkpoint is damaged
+
+    def _rewind(self, step: int) -> None:
+        """Forget what was recorded after `step`, because training goes on from there."""
+        lost = self.steps.truncate(step)
+        self.lost_steps += lost
+        if self.restarts:
+            self.restarts[-1].step, self.restarts[-1].lost_steps = step, self.restarts[-1].lost_steps + lost
+        self._late = {number: late for number, late in self._late.items() if number <= step}
+        self.noise = {number: each for number, each in self.noise.items() if number <= step}
+        self.evaluations = [each for each in self.evaluations if each.step <= step]
+        self.final = None
 
     def _on_step(self, event: Event) -> None:
         number = event["step"]
@@ -127,6 +160,8 @@ class RunLog:
         for step in [step for step in self._open if step <= number]:
             del self._open[step]
         self.steps.append(_step(number, row, self._sent([*row, *self._late.pop(number, ())])))
+        if self.restarts and self.restarts[-1].recovered_t is None:
+            self.restarts[-1].recovered_t = self.steps[-1].t
         self.epochs.add_step(row)
         for event in row:
             rank, peak = event["rank"], event["peak_memory_bytes"]
@@ -221,6 +256,19 @@ class RunLog:
     def divergence(self) -> Divergence | None:
         """How the loss diverged; None if it did not."""
         return divergence_of(self.steps.column("number"), self.steps.column("loss"))
+
+    @property
+    def wall_s(self) -> float | None:
+        """Time from the start of the first rank to the newest event, in seconds; None before."""
+        return self.last_t - self.first_t if self.starts else None
+
+    @property
+    def goodput(self) -> float | None:
+        """Fraction of the time that ranks spent in steps that count, that is, were not repeated; None before a step.
+
+        The rest is setup, evaluations, checkpoints, steps that a restart repeated, and the restarts themselves.
+        """
+        return sum(self.steps.column("step_time_s")) / self.wall_s if self.steps and self.wall_s else None
 
     @property
     def held_bytes(self) -> int | None:

@@ -75,6 +75,10 @@ class Summary:
             none.
         observing_bytes: Bytes sent by all ranks in the whole run for evaluations, checkpoints and measurements
             (gradient noise scale, consensus distance of gossip). Older runs did not count checkpoint traffic.
+        restarts: Number of times that the ranks were started again after a failure.
+        lost_steps: Number of steps that all ranks had finished, and that restarts had to repeat.
+        goodput: Fraction of `wall_s` spent in steps that count. The rest is setup, evaluations, checkpoints, restarts
+            and steps that had to be repeated.
     """
 
     state: str
@@ -105,6 +109,9 @@ class Summary:
     loss_mean: float | None = None
     diverged_at: int | None = None
     held_bytes: int | None = None
+    restarts: int = 0
+    lost_steps: int = 0
+    goodput: float | None = None
     cache_hit_rate: float | None = None
     fetched_bytes: int | None = None
 
@@ -143,7 +150,10 @@ def summarise(log: RunLog, state: str, job: Job | None = None) -> Summary:
         bytes_per_step=log.bytes_per_step,
         held_bytes=log.held_bytes,
         process_bytes=log.process_bytes,
-        wall_s=log.last_t - min(each["t"] for each in starts.values()) if starts else None,
+        wall_s=log.wall_s,
+        restarts=len(log.restarts),
+        lost_steps=log.lost_steps,
+        goodput=log.goodput,
         observing_bytes=log.observing.total(),
         cache_hit_rate=log.epochs.hit_rate,
         fetched_bytes=log.epochs.fetched_bytes,
@@ -171,7 +181,7 @@ def summary_from(stored: Any) -> Summary | None:
     return Summary(**values)
 
 
-_COUNTS = ("world_size", "steps", "last_step", "observing_bytes")
+_COUNTS = ("world_size", "steps", "last_step", "observing_bytes", "restarts", "lost_steps")
 _TEXTS = ("strategy", "transport", "transport_reason", "link", "link_note", "compression")
 
 

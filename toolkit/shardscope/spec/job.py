@@ -32,6 +32,7 @@ from shardscope.spec.method import Method, methods_in
 from shardscope.spec.models import model_config
 from shardscope.spec.numbers import Count, Seed
 from shardscope.spec.optimizer import AnyOptimizer, Optimizer
+from shardscope.spec.recovery import RecoveryOrNumber
 from shardscope.spec.strategy import AnyStrategy, Strategy, strategies_where
 
 if TYPE_CHECKING:
@@ -108,6 +109,9 @@ class Job(Spec):
     evaluates only after the last step. The test split is evaluated once, after the last of all `steps`."""
     checkpoint: Checkpoint = Checkpoint()
     """When to save checkpoints, and how many to keep."""
+    recovery: RecoveryOrNumber = None
+    """What happens when a rank fails: a `Recovery`, or just the number of times that all ranks may be started again,
+    from the newest checkpoint. None ends the run with the error."""
     record: Record = Record()
     """How much of the run is recorded."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
