@@ -74,8 +74,8 @@ class Projector:
         self.run = run
         events = run.events()
         backend = next((event["backend"] for event in events if event["event"] == "start"), "")
-        self._wire = Wire(run.job, backend)  # without a start event, the check for steps below fails
-        self._steps = list(_measured(events, run.job.world_size))
+        self._wire = Wire(run.resized_job, backend)  # without a start event, the check for steps below fails
+        self._steps = list(_measured(events, run.world_size))
         if not self._steps:
             raise SpecError(
                 f"run {run.id} has no step with recorded spans; record them with Record(spans_first=100)"

@@ -8,6 +8,7 @@ from typing import Any
 
 from shardscope.runlog.files import is_real, is_whole
 from shardscope.runlog.reducer import RunLog
+from shardscope.runlog.resizes import sizes_text
 from shardscope.runlog.schema import Event
 from shardscope.runlog.steps import Step
 from shardscope.spec import Job
@@ -33,7 +34,10 @@ class Summary:
     Attributes:
         state: State of the run.
         strategy: Name of the strategy.
-        world_size: Number of ranks that have started.
+        world_size: Number of ranks that have started; after a resize, the new number. Averages per step and
+            figures of memory are then those since the resize.
+        world_sizes: All numbers of ranks in order, such as ``2 → 4 → 3``; None if the run was not resized.
+        resize_s: Time in which no rank trained because the number of ranks changed, in seconds; None without a resize.
         steps: Number of optimizer steps that all ranks finished in this run.
         last_step: Number of the last finished step, which is larger than `steps` in a resumed run.
         loss: Training loss of the last finished step, averaged over ranks.
@@ -101,6 +105,8 @@ class Summary:
     loss_mean: float | None = None
     diverged_at: int | None = None
     held_bytes: int | None = None
+    world_sizes: str | None = None
+    resize_s: float | None = None
 
     @property
     def bytes_ratio(self) -> float | None:
@@ -122,10 +128,14 @@ def summarise(log: RunLog, state: str, job: Job | None = None) -> Summary:
     start = starts[min(starts)] if starts else {}
     step, step_time = log.steps[-1] if log.steps else Step(0), log.step_time_s
     divergence = log.divergence
+    if job is not None and job.elastic is not None:
+        job = job.at_size(log.world_size)
     return Summary(
         state=state,
         strategy=start.get("strategy"),
-        world_size=len(starts),
+        world_size=log.world_size if log.resizes else len(starts),
+        world_sizes=sizes_text(log.resizes),
+        resize_s=sum(each.pause_s for each in log.resizes) if log.resizes else None,
         steps=len(log.steps),
         last_step=log.last_step,
         loss=log.loss,
@@ -137,7 +147,7 @@ def summarise(log: RunLog, state: str, job: Job | None = None) -> Summary:
         bytes_per_step=log.bytes_per_step,
         held_bytes=log.held_bytes,
         process_bytes=log.process_bytes,
-        wall_s=log.last_t - min(each["t"] for each in starts.values()) if starts else None,
+        wall_s=log.last_t - log.first_t if starts else None,
         observing_bytes=log.observing.total(),
         **_quality(log, "test"),
         **_quality(log, "validation"),
@@ -164,7 +174,7 @@ def summary_from(stored: Any) -> Summary | None:
 
 
 _COUNTS = ("world_size", "steps", "last_step", "observing_bytes")
-_TEXTS = ("strategy", "transport", "transport_reason", "link", "link_note", "compression")
+_TEXTS = ("strategy", "world_sizes", "transport", "transport_reason", "link", "link_note", "compression")
 
 
 def _quality(log: RunLog, split: str) -> dict[str, Any]:

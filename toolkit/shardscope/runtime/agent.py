@@ -37,6 +37,7 @@ from shardscope.runtime.processes import (
     process_started,
     remove_gpu_files,
 )
+from shardscope.runtime.resizing import newest_source, next_size
 from shardscope.runtime.rundir import RunDir
 from shardscope.runtime.status import Cause
 from shardscope.spec import Job
@@ -141,11 +142,21 @@ class Agent:
             provenance.record(self.run, command=self.request["command"], seed=self.run.read_job().seed)
 
     def _run_ranks(self) -> Ending:
-        job = self.run.read_job()
+        """Start ranks, and again when another number of them is asked for; return how the last ones ended."""
+        job, resume = self.run.read_job(), self.request["resume"]
+        while True:
+            ending = self._attempt(job, resume)
+            size = next_size(self.run, job, ending)
+            if size is None:
+                return ending
+            job, resume = job.at_size(size), newest_source(self.run, self.request["resume"])
+
+    def _attempt(self, job: Job, resume: str | None) -> Ending:
+        """Start the ranks of the job, and wait until they have ended."""
         try:
             states = elastic_launch(self._config(job.world_size), worker.main)(
                 str(self.run.path),
-                self.request["resume"],
+                resume,
                 self.request["code"],
                 self.request["allow_pickle"],
                 self.request["modules"],

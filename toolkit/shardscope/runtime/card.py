@@ -30,7 +30,7 @@ def run_html(run: Run) -> str:
     rows = {
         "state": run.state if at is None else f"{run.state}; the loss diverged at step {at}",
         "group": run.group,
-        "strategy": f"{run.job.strategy.label}, {run.job.world_size} ranks",
+        "strategy": f"{run.job.strategy.label}, {summary.world_sizes or run.job.world_size} ranks",
         "steps": run.job.progress(summary.last_step),
         **{FIGURES[name].label: figure_text(name, getattr(summary, name), "") for name in _FIGURES},
         "link": summary.link or "",

@@ -25,6 +25,8 @@ _SERVERS = 2
 _CODECS = "shardscope.training.compression.ready"
 """Module that only compressed runs need; the server imports it before it forks the agent of the first such run."""
 
+_CHECKPOINTS = "shardscope.training.checkpoint"
+
 
 def shut_down() -> None:
     """End the launch server, and all runs of this process except those launched with `detach`."""
@@ -175,7 +177,10 @@ def _imports(job: Job) -> list[str]:
     methods: list[Method] = [job.strategy, job.optimizer, job.lr_schedule, job.compression]
     methods += [value for method in methods for _, value in method if isinstance(value, Method)]
     modules = filter(None, map(registry.module_on_ranks, map(type, methods)))
-    return [*dict.fromkeys(modules), *([_CODECS] if job.compression.is_on else [])]
+    checkpoints = (
+        [_CHECKPOINTS] if job.elastic is not None else []
+    )  # otherwise a resize would wait for the import
+    return [*dict.fromkeys(modules), *([_CODECS] if job.compression.is_on else []), *checkpoints]
 
 
 def _request(

@@ -1,6 +1,7 @@
 from shardscope.spec.cluster import Cluster as Cluster
 from shardscope.spec.cluster import Device as Device
 from shardscope.spec.compression import Compression as Compression
+from shardscope.spec.elastic import Elastic as Elastic
 from shardscope.spec.job import Job as Job
 from shardscope.spec.job_parts import Batch as Batch
 from shardscope.spec.job_parts import Checkpoint as Checkpoint

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -55,6 +55,9 @@ from shardscope.training.parameters import save_parameters
 from shardscope.training.recompute import apply_recompute
 from shardscope.training.strategies import StepResult, build_strategy
 from shardscope.training.strategies.base import MicroBatch
+
+if TYPE_CHECKING:
+    from shardscope.training.checkpoint import Loaded
 
 FIGURES_EVERY = 10
 """Number of steps between events with a compressor's metrics; not 1, because computing residual norms takes time."""
@@ -178,7 +181,7 @@ class Trainer:
             pid=os.getpid(), host=socket.gethostname(),
         )  # fmt: skip
 
-    def resume(self, source: Path, *, allow_pickle: bool = False) -> None:
+    def resume(self, source: Path, *, allow_pickle: bool = False) -> Loaded:
         """Load a checkpoint, or the newest complete one in a folder; training continues with this job's settings.
 
         Args:
@@ -209,6 +212,7 @@ class Trainer:
             compressor_state=saved.restored.compressor_state, dropped=saved.restored.dropped, notes=saved.notes,
             **self._warmup(saved.step),
         )  # fmt: skip
+        return saved
 
     def _warmup(self, done: int) -> dict[str, int]:
         """Return the last step of the compressor's uncompressed warm-up, for the event; empty if it has none."""
@@ -237,7 +241,7 @@ class Trainer:
 
     def _check_extra_state(self) -> None:
         """Raise an error now, not at the first checkpoint, if extra state of a module cannot be saved."""
-        for name, module in self.model.named_modules() if self._saves_checkpoints else ():
+        for name, module in self.model.named_modules() if self.job.saves_checkpoints else ():
             if type(module).get_extra_state is not nn.Module.get_extra_state:
                 from shardscope.training.checkpoint.values import encode
 
@@ -397,7 +401,7 @@ class Trainer:
         assert step is not None  # all ranks are ending
         state = "completed" if step >= self.job.last_step else "stopped"
         if step >= self.first_step or state == "completed":  # also if nothing was left to train
-            if (self.job.checkpoint.at_end or self.job.until is not None) and not self._is_saved(step):
+            if self.job.saves_at_end(state) and not self._is_saved(step):
                 self._save(step)
             if self.job.record.parameters and state == "completed":
                 self.saved = save_parameters(self.folder, self.strategy)
@@ -442,16 +446,11 @@ class Trainer:
 
     def _save_after_failure(self, step: int) -> None:
         """Save a checkpoint after a failed evaluation, if the job saves checkpoints and this step has none."""
-        if self._saves_checkpoints and not self._is_saved(step):
+        if self.job.saves_checkpoints and not self._is_saved(step):
             try:
                 self._save(step)
             except CheckpointError as error:  # reported in addition to the error of the evaluation
                 self._not_saved = f"; saving a checkpoint failed too: {error}"
-
-    @property
-    def _saves_checkpoints(self) -> bool:
-        checkpoint = self.job.checkpoint
-        return checkpoint.at_end or checkpoint.every is not None or self.job.until is not None
 
     def _is_saved(self, step: int) -> bool:
         return self.saved is not None and self.saved.name in (f"step-{step}", PARAMETERS)
@@ -462,7 +461,7 @@ class Trainer:
         where = (
             "nothing was saved before it" if self.saved is None else f"the trained model is in {self.saved}"
         )
-        if self.saved is None and not self._saves_checkpoints:
+        if self.saved is None and not self.job.saves_checkpoints:
             where += "; set checkpoint=Checkpoint(at_end=True) to keep the trained model"
         return (
             f"the evaluation on the {split} split after step {step} failed ({what}); {where}{self._not_saved}"
