@@ -126,3 +126,20 @@ def start_elastic_agent(port: int, job: Path, run_dir: Path, *, is_host: bool) -
         **os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }  # fmt: skip
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+
+
+def test_torchrun_starts_ranks_again_from_their_newest_checkpoint(tmp_path: Path) -> None:
+    job = small_job(steps=12, checkpoint=ss.Checkpoint(every=4))
+    (tmp_path / "job.json").write_text(job.to_json())
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1", "--standalone",
+        "-m", "shardscope.runtime.worker", "--job", str(tmp_path / "job.json"), "--run-dir", str(tmp_path / "run"),
+        "--faults", "kill rank=1 step=7",
+    ]  # fmt: skip
+    env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    run = ss.Run.attach(tmp_path / "run")
+    assert run.state_text == "completed after 1 restart"
+    assert run.metrics()["loss"].tolist() == ss.launch(job).wait(60).metrics()["loss"].tolist()
+    assert [event["step"] for event in run.events("restart")] == [4]

@@ -62,6 +62,7 @@ from shardscope.spec import Cluster as Cluster
 from shardscope.spec import Compression as Compression
 from shardscope.spec import Device as Device
 from shardscope.spec import Elastic as Elastic
+from shardscope.spec import Faults as Faults
 from shardscope.spec import Job as Job
 from shardscope.spec import Layout as Layout
 from shardscope.spec import Link as Link
@@ -69,6 +70,7 @@ from shardscope.spec import LRSchedule as LRSchedule
 from shardscope.spec import Model as Model
 from shardscope.spec import Optimizer as Optimizer
 from shardscope.spec import Record as Record
+from shardscope.spec import Recovery as Recovery
 from shardscope.spec import Strategy as Strategy
 from shardscope.spec.calibration import Calibration as Calibration
 from shardscope.spec.host_calibration import HostCalibration as HostCalibration

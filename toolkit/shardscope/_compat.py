@@ -30,6 +30,12 @@ def ended_forkserver() -> tuple[int, int] | None:
     return (pid, os.waitstatus_to_exitcode(status)) if ended else None
 
 
+def forkserver_pid() -> int | None:
+    """Return the pid of this process's forkserver; None if there is none."""
+    pid: int | None = getattr(forkserver._forkserver, "_forkserver_pid", None)  # noqa: SLF001
+    return pid
+
+
 def fork_forkserver(folder: Path) -> int | None:
     """Start the forkserver as a fork of this process, which takes a millisecond and keeps all imported modules.
 

@@ -31,6 +31,7 @@ _ABOUT = {
     "lr_schedule": "learning-rate schedule",
     "compression": "how gradients are compressed",
     "loss": "cross-entropy or mse",
+    "recovery": "how often all ranks may be started again after a failure, from the newest checkpoint, such as 3",
 }
 """Help texts for fields whose docstrings describe Python objects, which cannot be given on the command line."""
 _DEFAULTS = {"model": "gpt-nano", "data": "digits or python-source, depending on the model"}

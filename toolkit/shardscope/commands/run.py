@@ -17,6 +17,7 @@ from shardscope.commands._progress import Progress, table
 from shardscope.commands._runs import ROOT_HELP
 from shardscope.commands._signals import Terminated, sigterm_interrupts
 from shardscope.errors import SpecError
+from shardscope.spec.fault_kinds import KINDS
 
 if TYPE_CHECKING:
     from shardscope.runtime import Run
@@ -44,6 +45,11 @@ def add_to(commands: Any) -> None:
         "--resume",
         help="run to resume from its newest checkpoint, or the path of a checkpoint; a run that was on an emulated "
         "cluster resumes on an equal one, unless --emulate is given",
+    )
+    parser.add_argument(
+        "--faults",
+        help="faults to carry out, such as 'kill rank=1 step=40; slow rank=0 factor=3 steps=10-20', or a faults.json; "
+        f"the kinds are {', '.join(KINDS)}",
     )
     parser.add_argument(
         "--allow-pickle", action="store_true",
@@ -77,8 +83,12 @@ def carry_out(arguments: argparse.Namespace) -> int:
     _refuse_options_of_predict(arguments)
 
     from shardscope.runtime import launch
+    from shardscope.runtime.card import recovery_facts
     from shardscope.runtime.preflight import preflight
+    from shardscope.runtime.rundir import faults_from
 
+    faults = faults_from(arguments.faults)
+    faults.check(job, cluster)
     found = preflight(job, cluster)
     if not arguments.json:
         print(found, file=sys.stderr)
@@ -90,6 +100,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
         root=arguments.root,
         resume=arguments.resume,
         allow_pickle=arguments.allow_pickle,
+        faults=faults,
         preflight=False,
         group=arguments.group,
     )
@@ -100,7 +111,11 @@ def carry_out(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(as_json({"id": run.id, "path": str(run.path), **asdict(summary)}))
     else:
-        print(f"{table(summary)}\n{run.path}")
+        facts = recovery_facts(summary)
+        recovered = [
+            f"{run.state_text}; {', '.join(f'{name} {text}' for name, text in facts.items())}"
+        ] * bool(facts)
+        print("\n".join([table(summary), *recovered, str(run.path)]))
     return 0
 
 

@@ -12,7 +12,7 @@ from shardscope.commands._json import as_json
 from shardscope.commands._runs import ROOT_HELP
 from shardscope.commands._table import aligned
 from shardscope.runlog.figures import FIGURES, figure_text
-from shardscope.runtime.status import printable
+from shardscope.runtime.status import printable, state_text
 from shardscope.spec.job_parts import label_of
 
 if TYPE_CHECKING:
@@ -72,8 +72,9 @@ def describe(run: Run) -> dict[str, Any]:
     """Return what identifies a run and how it ended, for JSON; the loss is known once the run has ended."""
     job, summary = run.job, run.stored_summary
     return {
-        "id": run.id, "path": str(run.path), "state": run.state, "strategy": job.strategy.label,
-        "world_size": job.world_size, "model": label_of(job.model), "steps": job.steps, "group": run.group,
+        "id": run.id, "path": str(run.path), "state": run.state, "restarts": run.restarts,
+        "strategy": job.strategy.label, "world_size": job.world_size, "model": label_of(job.model),
+        "steps": job.steps, "group": run.group,
         "made_by": run.made_by, "note": run.note, "loss": summary and summary.loss,
         "diverged_at": summary and summary.diverged_at,
     }  # fmt: skip
@@ -81,12 +82,18 @@ def describe(run: Run) -> dict[str, Any]:
 
 def _paint(cell: str) -> str:
     """Colour the state of a run, which is padded to the width of its column."""
-    colour = OF_STATE.get(cell.strip().partition(",")[0])
+    colour = OF_STATE.get(cell.strip().partition(",")[0].partition(" ")[0])
     return coloured(cell, colour) if colour else cell
 
 
 def _cells(row: dict[str, Any], columns: list[str]) -> list[str]:
-    texts = {**row, "loss": figure_text("loss", row["loss"], "-"), "note": " ".join(row["note"].split())}
+    state = state_text(row["state"], row["restarts"])
+    texts = {
+        **row,
+        "state": state,
+        "loss": figure_text("loss", row["loss"], "-"),
+        "note": " ".join(row["note"].split()),
+    }
     if row["diverged_at"] is not None:
-        texts["state"] = f"{row['state']}, diverged at step {row['diverged_at']}"
+        texts["state"] = f"{state}, diverged at step {row['diverged_at']}"
     return [printable(str(texts[name] or "")) for name in columns]

@@ -11,6 +11,7 @@ from shardscope.commands._colour import OF_STATE, coloured
 from shardscope.commands._json import as_json
 from shardscope.commands._progress import table
 from shardscope.commands._runs import add_run_argument, attach
+from shardscope.runtime.card import recovery_facts
 from shardscope.runtime.status import printable
 from shardscope.spec.job_parts import label_of
 
@@ -45,10 +46,12 @@ def text(run: Run) -> str:
     ranks = f"{summary.world_sizes} ranks" if summary.world_sizes else _ranks(job.world_size)
     facts = {
         "run": run.id,
-        "state": coloured(run.state, OF_STATE.get(run.state, "dim")),
+        "state": coloured(run.state_text, OF_STATE.get(run.state, "dim")),
         "job": f"{label_of(job.model)} on {label_of(job.data)}, {job.strategy.label}, {ranks}",
         "settings": f"{job.optimizer.label}, batch {job.batch.global_batch}, {job.precision}, seed {job.seed}",
         "steps": f"{summary.last_step} of {job.steps}",
+        **recovery_facts(summary),
+        "faults": run.faults.text if run.faults else "",
         "made with": str(run.provenance or ""),
         "directory": printable(str(run.path)),
     }
@@ -66,6 +69,7 @@ def _ranks(count: int) -> str:
 def _plain(run: Run) -> dict[str, Any]:
     error = run.error
     return {
-        "id": run.id, "path": str(run.path), "state": run.state, "job": json.loads(run.job.to_json()),
+        "id": run.id, "path": str(run.path), "state": run.state, "restarts": run.restarts, "faults": str(run.faults),
+        "job": json.loads(run.job.to_json()),
         "summary": asdict(run.summary()), "error": None if error is None else str(error),
     }  # fmt: skip

@@ -89,6 +89,12 @@ FIGURES = {
         "since before the model was built; on a GPU, the peak of the memory that PyTorch has allocated",
         bytes_text, "lower", "fullest rank",
     ),
+    "restarts": RunFigure("restarts", "how often the ranks were started again after a failure", _count, "lower"),
+    "lost_steps": RunFigure("lost steps", "finished steps that restarts had to repeat", _count, "lower"),
+    "goodput": RunFigure(
+        "goodput", "fraction of the time spent in steps that count: not repeated after a failure",
+        lambda value: f"{value:.1%}", "higher",
+    ),
 }  # fmt: skip
 """The figures of a run by name of the field of `Summary`."""
 

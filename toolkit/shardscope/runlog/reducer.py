@@ -17,6 +17,7 @@ from shardscope.runlog.divergence import Divergence, divergence_of
 from shardscope.runlog.figures import LOSS_WINDOW
 from shardscope.runlog.layers import LayerSamples
 from shardscope.runlog.resizes import Resize, resizes_of
+from shardscope.runlog.restarts import Restart
 from shardscope.runlog.schema import MEMORY_KINDS, OBSERVING, Event, Moved
 from shardscope.runlog.steps import ALIKE, MOST, Average, Step, StepKinds, Steps, per_step
 
@@ -53,7 +54,10 @@ class RunLog:
         layer_samples: Layer events at a limited number of steps.
         collectives: Training bytes sent by all ranks, by name of the collective.
         observing: Bytes sent by all ranks for measurements, evaluations and checkpoints, by purpose.
-        first_t: Unix time of the first start of a rank, in seconds; infinity until then.
+        faults: Events of the faults that were carried out on purpose, in order.
+        restarts: Restarts of the ranks after failures, in order. Steps that a restart repeats replace the earlier ones.
+        lost_steps: Number of steps that all ranks had finished, and that restarts had to repeat.
+        first_t: Unix time at which the first rank started, in seconds; 0 before.
         last_t: Unix time of the newest event, in seconds.
 
     Example:
@@ -76,7 +80,10 @@ class RunLog:
     layer_samples: LayerSamples = field(default_factory=LayerSamples)
     collectives: Counter[str] = field(default_factory=Counter)
     observing: Counter[str] = field(default_factory=Counter)
-    first_t: float = math.inf
+    faults: list[Event] = field(default_factory=list)
+    restarts: list[Restart] = field(default_factory=list)
+    lost_steps: int = 0
+    first_t: float = 0.0
     last_t: float = 0.0
     _open: dict[tuple[int, int], dict[int, Event]] = field(default_factory=dict, repr=False)
     """Events of unfinished steps by rank, for each step and number of ranks that take it."""
@@ -105,11 +112,11 @@ class RunLog:
 
     def _on_start(self, event: Event) -> None:
         rank, size = event["rank"], event.get("world_size", self.world_size)
-        self.first_t = min(self.first_t, event["t"])
         self._sizes[rank] = size
         if size != self.world_size:
             self._resize(size)
         self.starts[rank] = event
+        self.first_t = min(self.first_t or event["t"], event["t"])
         for row in self._open.values():
             row.pop(rank, None)  # a rank that restarts repeats these steps
 
@@ -118,6 +125,29 @@ class RunLog:
         self.world_size = world_size
         self.starts = {rank: start for rank, start in self.starts.items() if rank < world_size}
         self.peak_memory, self.held = {}, {}
+
+    def _on_fault(self, event: Event) -> None:
+        self.faults.append(event)
+
+    def _on_restart(self, event: Event) -> None:
+        self.restarts.append(Restart.of(event))
+        self._open.clear()
+        self._rewind(event["step"])
+
+    def _on_resume(self, event: Event) -> None:
+        if event["rank"] == 0 and self.last_step > event["step"]:
+            self._rewind(event["step"])  # earlier than the restart said, if the newest checkpoint is damaged
+
+    def _rewind(self, step: int) -> None:
+        """Forget what was recorded after `step`, because training goes on from there."""
+        lost = self.steps.truncate(step)
+        self.lost_steps += lost
+        if self.restarts:
+            self.restarts[-1].step, self.restarts[-1].lost_steps = step, self.restarts[-1].lost_steps + lost
+        self._late = {number: late for number, late in self._late.items() if number <= step}
+        self.noise = {number: each for number, each in self.noise.items() if number <= step}
+        self.evaluations = [each for each in self.evaluations if each.step <= step]
+        self.final = None
 
     def _on_step(self, event: Event) -> None:
         number, rank = event["step"], event["rank"]
@@ -141,6 +171,8 @@ class RunLog:
         for place in [place for place in self._open if place[0] <= number]:
             del self._open[place]
         self.steps.append(_step(number, row, self._sent([*row, *self._late.pop(number, ())])))
+        if self.restarts and self.restarts[-1].recovered_t is None:
+            self.restarts[-1].recovered_t = self.steps[-1].t
         for event in row:
             rank, peak = event["rank"], event["peak_memory_bytes"]
             self.peak_memory[rank] = max(self.peak_memory.get(rank, 0), peak)
@@ -240,6 +272,19 @@ class RunLog:
     def divergence(self) -> Divergence | None:
         """How the loss diverged; None if it did not."""
         return divergence_of(self.steps.column("number"), self.steps.column("loss"))
+
+    @property
+    def wall_s(self) -> float | None:
+        """Time from the start of the first rank to the newest event, in seconds; None before."""
+        return self.last_t - self.first_t if self.starts else None
+
+    @property
+    def goodput(self) -> float | None:
+        """Fraction of the time that ranks spent in steps that count, that is, were not repeated; None before a step.
+
+        The rest is setup, evaluations, checkpoints, steps that a restart repeated, and the restarts themselves.
+        """
+        return sum(self.steps.column("step_time_s")) / self.wall_s if self.steps and self.wall_s else None
 
     @property
     def held_bytes(self) -> int | None:

@@ -174,6 +174,14 @@ _KINDS: Mapping[str, Check] = {
     "update": _fields({**_STEP, "server": is_whole, "staleness": _list_of(is_whole)}),
     "traffic": _fields({**_STEP, "traffic": _any_value}),
     "consensus": _fields({**_STEP, "distance": _is_number}),
+    "fault": _fields({**_STEP, "kind": _is_name, "text": _is_text}, {"number": is_whole}),
+    "restart": _fields(
+        {**_STEP, "attempt": is_whole, "cause": _is_text, "source": _is_name},
+        {
+            "failed_rank": _or_none(is_whole), "failed_step": _or_none(is_whole), "failed_t": is_time,
+            "world_size": is_whole,
+        },
+    ),
     "compression": _fields({**_STEP, "figures": lambda value: isinstance(value, dict)}),
 }  # fmt: skip
 

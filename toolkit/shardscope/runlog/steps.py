@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -102,6 +102,14 @@ class Steps:
                 column.pop()
         for column, value in zip(self._columns, step, strict=True):
             column.append(value)
+
+    def truncate(self, last: int) -> int:
+        """Remove the steps after step `last`, which a restarted run repeats, and return their number."""
+        keep = bisect_right(self._columns[0], last)
+        removed = len(self) - keep
+        for column in self._columns:
+            del column[keep:]
+        return removed
 
     def column(self, name: str, every: int = 1) -> array[Any]:
         """Return a copy of a column: a field of `Step` or a rate (``samples_per_s``), at every `every`-th step."""

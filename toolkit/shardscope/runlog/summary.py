@@ -75,6 +75,10 @@ class Summary:
             is part of the step time, unless it overlaps the backward pass.
         observing_bytes: Bytes sent by all ranks in the whole run for evaluations, checkpoints and measurements
             (gradient noise scale, consensus distance of gossip). Older runs did not count checkpoint traffic.
+        restarts: Number of times that the ranks were started again after a failure.
+        lost_steps: Number of steps that all ranks had finished, and that restarts had to repeat.
+        goodput: Fraction of `wall_s` spent in steps that count. The rest is setup, evaluations, checkpoints, restarts
+            and steps that had to be repeated.
     """
 
     state: str
@@ -107,6 +111,9 @@ class Summary:
     held_bytes: int | None = None
     world_sizes: str | None = None
     resize_s: float | None = None
+    restarts: int = 0
+    lost_steps: int = 0
+    goodput: float | None = None
 
     @property
     def bytes_ratio(self) -> float | None:
@@ -147,7 +154,10 @@ def summarise(log: RunLog, state: str, job: Job | None = None) -> Summary:
         bytes_per_step=log.bytes_per_step,
         held_bytes=log.held_bytes,
         process_bytes=log.process_bytes,
-        wall_s=log.last_t - log.first_t if starts else None,
+        wall_s=log.wall_s,
+        restarts=len(log.restarts),
+        lost_steps=log.lost_steps,
+        goodput=log.goodput,
         observing_bytes=log.observing.total(),
         **_quality(log, "test"),
         **_quality(log, "validation"),
@@ -173,7 +183,7 @@ def summary_from(stored: Any) -> Summary | None:
     return Summary(**values)
 
 
-_COUNTS = ("world_size", "steps", "last_step", "observing_bytes")
+_COUNTS = ("world_size", "steps", "last_step", "observing_bytes", "restarts", "lost_steps")
 _TEXTS = ("strategy", "world_sizes", "transport", "transport_reason", "link", "link_note", "compression")
 
 

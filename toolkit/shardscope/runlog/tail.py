@@ -208,3 +208,13 @@ def select(events: list[Event], kind: str | None, rank: int | None) -> list[Even
     return [
         event for event in events if kind in (None, event["event"]) and rank in (None, event["rank"])
     ]  # fmt: skip
+
+
+def of_last_attempt(events: list[Event]) -> list[Event]:
+    """Return the events since the ranks were started again the last time; all of them if they never were.
+
+    Args:
+        events: Events ordered by time.
+    """
+    begin = max((index for index, event in enumerate(events) if event["event"] == "restart"), default=-1)
+    return events[begin + 1 :]

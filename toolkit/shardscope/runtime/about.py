@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from shardscope.runlog.summary import Summary
     from shardscope.runtime.rundir import RunDir
     from shardscope.spec import Job
+    from shardscope.spec.faults import Faults
 
 FILE = "about.json"
 _LONGEST = {"group": 80, "note": 2000, "baseline": 255, "made_by": 80}
@@ -129,6 +130,11 @@ class Described:
     def made_by(self) -> str | None:
         """Name of the tool that launched the run for a measurement of its own, such as ``check``; None for yours."""
         return read_about(self._dir.path).made_by or None
+
+    @property
+    def faults(self) -> Faults:
+        """The plan of faults that the run was launched with; empty if it has none."""
+        return self._dir.read_faults()
 
     @property
     def predicted(self) -> LaunchPrediction | None:

@@ -17,6 +17,8 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -26,18 +28,20 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from shardscope._compat import ended_forkserver, fork_forkserver, started_processes
+from shardscope._compat import ended_forkserver, fork_forkserver, forkserver_pid, started_processes
 from shardscope.errors import RunUnreadable, ShardscopeError
 from shardscope.runlog.files import OutOfReach
 from shardscope.runtime import provenance, rendezvous, server, worker
 from shardscope.runtime.failure import Ending, describe_failure, describe_lost_forkserver
 from shardscope.runtime.processes import (
     end_processes_of,
+    end_ranks_of,
     kill_descendants,
     process_started,
     remove_gpu_files,
 )
-from shardscope.runtime.resizing import newest_source, next_size
+from shardscope.runtime.resizing import next_size
+from shardscope.runtime.restarts import Restarts, Source
 from shardscope.runtime.rundir import RunDir
 from shardscope.runtime.status import Cause
 from shardscope.spec import Job
@@ -92,7 +96,7 @@ class Agent:
     request: dict[str, Any]
 
     def __post_init__(self) -> None:
-        self._me = {
+        self._me: dict[str, Any] = {
             "pid": os.getpid(),
             "process_started": process_started(),
             "detached": self.request["detach"],
@@ -101,6 +105,8 @@ class Agent:
         self._folder = os.open(self.run.path, os.O_RDONLY | os.O_DIRECTORY)
         self._cut: Ending | None = None  # set if this agent ended the run before the ranks had finished
         self._over = threading.Event()
+        self._lost_forkserver = False
+        self._parked = threading.Lock()  # held by the watcher while it works
         self._ranks: set[BaseProcess] = set()
         self._started_at = time.time()
         self._recorder = threading.Thread(target=self._record_provenance, name="provenance", daemon=True)
@@ -142,33 +148,73 @@ class Agent:
             provenance.record(self.run, command=self.request["command"], seed=self.run.read_job().seed)
 
     def _run_ranks(self) -> Ending:
-        """Start ranks, and again when another number of them is asked for; return how the last ones ended."""
-        job, resume = self.run.read_job(), self.request["resume"]
-        while True:
-            ending = self._attempt(job, resume)
-            size = next_size(self.run, job, ending)
-            if size is None:
-                return ending
-            job, resume = job.at_size(size), newest_source(self.run, self.request["resume"])
+        """Run the ranks to their end; start them again after a failure, as the job's recovery says, or if resized."""
+        job = self.run.read_job()
+        restarts = Restarts(self.run, job.recovery, self.request["resume"])
+        source = Source(self.request["resume"])
+        try:
+            while True:
+                ending = self._attempt(job, source)
+                failed_t, size = time.time(), next_size(self.run, job, ending)
+                if size is not None:
+                    job, source = job.at_size(size), restarts.source()
+                    continue
+                following = None if self._cut else restarts.after(ending)
+                if following is None:
+                    return self._cut or restarts.ended(ending)
+                source, job = following, job.at_size(restarts.size_after(job, ending))
+                self._clear_away()
+                restarts.note(ending, source, failed_t, job.world_size)
+                self._me["restarts"] = restarts.count
+                self.run.write_status("running", **self._me)
+                self._renew(source)
+        except SignalException:
+            return self._cut or Ending("stopped", "its agent received SIGTERM", cause=Cause.TERMINATED)
 
-    def _attempt(self, job: Job, resume: str | None) -> Ending:
-        """Start the ranks of the job, and wait until they have ended."""
+    def _clear_away(self) -> None:
+        """End what is left of the ranks of an attempt, and remove their files."""
+        self._recorder.join(_PROVENANCE_S)  # its helpers are not the ranks'
+        end_ranks_of(os.getpid(), spared=self._helpers())
+        self._ranks |= started_processes()
+        remove_gpu_files([rank.pid for rank in self._ranks if rank.pid is not None], since=self._started_at)
+
+    @contextmanager
+    def _alone(self) -> Iterator[bool]:
+        """Context manager in which the watcher does nothing, for a fork; yields False if the run is being ended."""
+        with self._parked:
+            yield self._cut is None
+
+    def _helpers(self) -> set[int]:
+        """Return the pids of the processes that outlive the ranks of an attempt."""
+        forkserver = forkserver_pid()
+        return set() if forkserver is None else {forkserver}
+
+    def _renew(self, _source: Source) -> None:
+        """Replace what failed together with the ranks, before they are started again."""
+        if self._lost_forkserver:
+            self._lost_forkserver = False
+            with self._alone():
+                (self.run.path / "control" / "forkserver").unlink(missing_ok=True)
+                fork_forkserver(self.run.path / "control")
+
+    def _attempt(self, job: Job, source: Source) -> Ending:
+        """Start the ranks from `source` and wait for them."""
         try:
             states = elastic_launch(self._config(job.world_size), worker.main)(
                 str(self.run.path),
-                resume,
+                source.resume,
                 self.request["code"],
                 self.request["allow_pickle"],
                 self.request["modules"],
             )
-        except SignalException:
-            return self._cut or Ending("stopped", "its agent received SIGTERM", cause=Cause.TERMINATED)
         except ChildFailedError as failed:
             return (
                 self._cut
                 or self._without_forkserver(job)
                 or describe_failure(self.run, job, failed, self._exit_codes())
             )
+        except SignalException:
+            raise
         except Exception as error:  # noqa: BLE001 - becomes the run's error
             traceback.print_exc()
             details = {
@@ -183,7 +229,8 @@ class Agent:
 
     def _without_forkserver(self, job: Job) -> Ending | None:
         """Return the ending of the run if the forkserver of the ranks has ended; None if it is alive."""
-        ended = ended_forkserver()
+        ended = None if self._lost_forkserver else ended_forkserver()
+        self._lost_forkserver = ended is not None
         return None if ended is None else describe_lost_forkserver(self.run, job, *ended)
 
     def _exit_codes(self) -> dict[int, int]:
@@ -208,20 +255,25 @@ class Agent:
         """
         deadline: float | None = None
         while not self._over.wait(_POLL_S):
-            self._ranks |= started_processes()
-            if select.select([self.lifeline], [], [], 0)[0]:
-                self._end(self._left_alone())
+            with self._parked:
+                self._ranks |= started_processes()
+                ending = self._cut_short()
+                if ending is None and deadline is None:
+                    grace = self._grace_s()
+                    deadline = None if grace is None else time.monotonic() + grace
+                elif ending is None and deadline is not None and time.monotonic() > deadline:
+                    why = "asked to stop; the ranks did not reach the end of a step in time and were killed"
+                    ending = Ending("stopped", why, cause=Cause.REQUESTED)
+                self._cut = ending
+            if ending is not None:
+                self._end(ending)
                 return
-            if self._is_lost():
-                self._end(self._lost())
-                return
-            if deadline is None:
-                grace = self._grace_s()
-                deadline = None if grace is None else time.monotonic() + grace
-            elif time.monotonic() > deadline:
-                why = "asked to stop; the ranks did not reach the end of a step in time and were killed"
-                self._end(Ending("stopped", why, cause=Cause.REQUESTED))
-                return
+
+    def _cut_short(self) -> Ending | None:
+        """Return how the run ends if it was left alone or has lost its directory; else None."""
+        if select.select([self.lifeline], [], [], 0)[0]:
+            return self._left_alone()
+        return self._lost() if self._is_lost() else None
 
     def _grace_s(self) -> float | None:
         """Return the grace period of a stop request, in seconds; None without a request, 0 if its file is damaged.

@@ -9,6 +9,7 @@ from shardscope.runlog.figures import FIGURES, figure_text
 from shardscope.runtime.status import printable
 
 if TYPE_CHECKING:
+    from shardscope.runlog.summary import Summary
     from shardscope.runtime.run import Run
 
 
@@ -23,16 +24,24 @@ _FIGURES = (
 )
 
 
+def recovery_facts(summary: Summary) -> dict[str, str]:
+    """Return the figures about restarts by their labels; empty for a run without restarts."""
+    names = ("lost_steps", "goodput") if summary.restarts else ()
+    return {FIGURES[name].label: figure_text(name, getattr(summary, name), "") for name in names}
+
+
 def run_html(run: Run) -> str:
     """Return a run as a small HTML table, with all text escaped."""
     summary, error = run.summary(), run.error
     at = summary.diverged_at
     rows = {
-        "state": run.state if at is None else f"{run.state}; the loss diverged at step {at}",
+        "state": run.state_text if at is None else f"{run.state_text}; the loss diverged at step {at}",
         "group": run.group,
         "strategy": f"{run.job.strategy.label}, {summary.world_sizes or run.job.world_size} ranks",
         "steps": run.job.progress(summary.last_step),
         **{FIGURES[name].label: figure_text(name, getattr(summary, name), "") for name in _FIGURES},
+        **recovery_facts(summary),
+        "faults": run.faults.text if run.faults else "",
         "link": summary.link or "",
         "note": run.note,
         "directory": printable(str(run.path)),

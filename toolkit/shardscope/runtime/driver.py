@@ -18,6 +18,7 @@ from shardscope.runtime.status import Cause
 from shardscope.runtime.user_modules import beyond_current_folder, of_current_folder
 from shardscope.spec import Job, registry
 from shardscope.spec.cluster import EmulatedCluster
+from shardscope.spec.faults import Faults
 from shardscope.spec.method import Method
 
 _SERVERS = 2
@@ -26,6 +27,7 @@ _CODECS = "shardscope.training.compression.ready"
 """Module that only compressed runs need; the server imports it before it forks the agent of the first such run."""
 
 _CHECKPOINTS = "shardscope.training.checkpoint"
+"""Module that ranks need to resume; those that are started again should not wait for its import."""
 
 
 def shut_down() -> None:
@@ -42,6 +44,7 @@ def launch(
     allow_pickle: bool = False,
     detach: bool = False,
     gated: bool = False,
+    faults: Faults | str | None = None,
     preflight: bool = True,
     group: str | None = None,
     made_by: str | None = None,
@@ -66,6 +69,8 @@ def launch(
         gated: Whether you end or continue the run after each evaluation, by `Run.stop` or `Run.approve`. Ranks wait for
             your decision, but no longer than a step takes, and not at all after two consecutive late decisions.
             Ranks that are not synchronous (asynchronous parameter servers, gossip) never wait.
+        faults: Faults to carry out during the run, such as ``ss.Faults().kill(rank=1, step=40)``, or their text. They
+            are not part of the job. Each happens once, also if a restart (`Job.recovery`) repeats its step.
         preflight: Whether to reject a job whose ranks are predicted not to fit in this machine's memory. This traces
             one step of each new model, which takes a few tenths of a second if this process or an earlier launch has
             already imported torch. A job with a model, data or loss function of your own is not checked. False starts
@@ -81,7 +86,8 @@ def launch(
         RunNotFound: The run to resume does not exist.
         RunUnreadable: The run to resume does not say on which cluster it was, because a file is damaged.
         SpecError: `gated` is set for a job without evaluations, the job names a method that is not installed, or it
-            does not suit the cluster: another number of ranks, a link of its own, a GPU.
+            does not suit the cluster: another number of ranks, a link of its own, a GPU. A fault cannot occur in this
+            run.
 
     Example:
         >>> import shardscope as ss
@@ -104,6 +110,8 @@ def launch(
             "allow_pickle=True has no effect without resume; omit it, or set resume to a run or checkpoint"
         )
     job.require_code()
+    plan = Faults.of(faults)
+    plan.check(job, on)
     predicted = None
     if preflight and not job.user_functions:  # only ranks may call user functions
         from shardscope.runtime.preflight import predicted_at_launch
@@ -113,7 +121,7 @@ def launch(
             needed.require_fits("launch it anyway with preflight=False")
     said = {name: text for name, text in (("group", group), ("made_by", made_by)) if text is not None}
     about = About.checked(**said).fields() if said else {}
-    run = RunDir.create(job, runs_root(root), gated=gated, about=about, cluster=on)
+    run = RunDir.create(job, runs_root(root), gated=gated, about=about, cluster=on, faults=plan)
     try:
         if predicted is not None:
             predicted.write(run)
@@ -177,10 +185,9 @@ def _imports(job: Job) -> list[str]:
     methods: list[Method] = [job.strategy, job.optimizer, job.lr_schedule, job.compression]
     methods += [value for method in methods for _, value in method if isinstance(value, Method)]
     modules = filter(None, map(registry.module_on_ranks, map(type, methods)))
-    checkpoints = (
-        [_CHECKPOINTS] if job.elastic is not None else []
-    )  # otherwise a resize would wait for the import
-    return [*dict.fromkeys(modules), *([_CODECS] if job.compression.is_on else []), *checkpoints]
+    goes_on = job.recovery is not None or job.elastic is not None
+    also = [_CODECS] * job.compression.is_on + [_CHECKPOINTS] * goes_on
+    return [*dict.fromkeys(modules), *also]
 
 
 def _request(

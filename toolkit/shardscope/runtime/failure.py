@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from shardscope.runlog.tail import read_events
+from shardscope.runlog.tail import of_last_attempt, read_events, select
 from shardscope.runtime.rundir import RunDir
 from shardscope.runtime.secondary_failure import is_secondary_failure
 from shardscope.runtime.status import Cause
@@ -34,9 +34,10 @@ def describe_failure(run: RunDir, job: Job, failed: ChildFailedError, exit_codes
         failed: The error from elastic, with the ranks that had failed when elastic first checked.
         exit_codes: Known exit codes of the rank processes, by pid.
     """
-    errors = sorted(read_events(run.path, kind="error"), key=lambda event: event["t"])
+    events = of_last_attempt(read_events(run.path))
+    errors = sorted(select(events, "error", None), key=lambda event: event["t"])
     causes = [event for event in errors if not is_secondary_failure(event)]
-    ranks = {event["pid"]: event["rank"] for event in read_events(run.path, kind="process")}
+    ranks = {event["pid"]: event["rank"] for event in select(events, "process", None)}
     codes = {ranks[pid]: code for pid, code in exit_codes.items() if code and pid in ranks}
     codes |= {rank: failure.exitcode for rank, failure in failed.failures.items()}
     said_why = {event["rank"] for event in errors}
@@ -106,4 +107,5 @@ def _cause(exitcode: int) -> Cause | None:
 
 
 def _last_step(run: RunDir, rank: int | None = None) -> int:
-    return max((event["step"] for event in read_events(run.path, kind="step", rank=rank)), default=0)
+    events = of_last_attempt(read_events(run.path))
+    return max((event["step"] for event in select(events, "step", rank)), default=0)

@@ -123,6 +123,24 @@ def end_processes_of(agent: int) -> None:
     _wait_until(are_gone, _DYING_S)
 
 
+def end_ranks_of(agent: int, spared: set[int]) -> None:
+    """Kill what is left of the ranks of an agent that goes on, with all that they have started, and wait for their end.
+
+    Args:
+        agent: Pid of the agent.
+        spared: Pids of the agent's helpers, such as its forkserver; what these have started is not spared.
+    """
+    killed: set[psutil.Process] = set()
+
+    def are_gone() -> bool:
+        nonlocal killed
+        left = [*psutil.Process(agent).children(recursive=True), *_session_of(agent)]
+        killed |= {*_kill([process for process in left if process.pid not in spared])}
+        return not any(map(_runs, killed))
+
+    _wait_until(are_gone, _DYING_S)
+
+
 def remove_gpu_files(pids: Iterable[int], since: float, folder: Path = Path("/dev/shm")) -> None:  # noqa: S108
     """Remove the files of ended processes through which they shared GPU memory.
 

@@ -42,10 +42,3 @@ def next_size(run: RunDir, job: Job, ending: Ending) -> int | None:
     with contextlib.suppress(FileNotFoundError):
         taken.unlink()
     return size
-
-
-def newest_source(run: RunDir, otherwise: str | None) -> str | None:
-    """Return what the next ranks resume from: the run itself, once it has a checkpoint, else what the first did."""
-    from shardscope.training.checkpoint import complete_checkpoints
-
-    return str(run.path) if complete_checkpoints(run.path / "checkpoints") else otherwise

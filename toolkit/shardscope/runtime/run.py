@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -19,13 +18,14 @@ from shardscope.errors import RunFailed, RunUnreadable, SpecError
 from shardscope.runlog.files import read_tail
 from shardscope.runlog.reducer import RunLog
 from shardscope.runlog.summary import Summary, summarise
-from shardscope.runlog.tail import Event, Tail, first_events, select
+from shardscope.runlog.tail import Event, Tail, of_last_attempt, select
 from shardscope.runtime.about import Described
-from shardscope.runtime.processes import end_run, is_alive
+from shardscope.runtime.processes import is_alive
 from shardscope.runtime.resizable import Resizable
 from shardscope.runtime.rundir import RunDir, find, holds_run, this_host
 from shardscope.runtime.secondary_failure import is_secondary_failure
 from shardscope.runtime.status import FINAL_STATES, Cause, Status, printable
+from shardscope.runtime.steering import Steered
 from shardscope.spec import Job
 from shardscope.spec.observed import ObservedJob
 
@@ -38,14 +38,8 @@ if TYPE_CHECKING:
     from shardscope.runtime.provenance import Provenance
     from shardscope.spec.cluster import EmulatedCluster
 
-_POLL_S = 0.02
-_START_S = 120.0  # time that `stop` waits for a run that is still starting, in seconds
-_KILL_AFTER_S = (
-    10.0  # time that an agent may take to write the final status after the grace period, in seconds
-)
 
-
-class Run(Described, Resizable):
+class Run(Described, Steered, Resizable):
     """One run of a job. Returned by `launch`, `runs` and `Run.attach`."""
 
     def __init__(self, directory: RunDir, job: Job | None = None) -> None:
@@ -129,6 +123,16 @@ class Run(Described, Resizable):
         return self._status().state
 
     @property
+    def state_text(self) -> str:
+        """State of the run, with the number of restarts if there were any: ``completed after 2 restarts``."""
+        return self._status().text
+
+    @property
+    def restarts(self) -> int:
+        """How often the ranks have been started again after a failure (see `Job.recovery`)."""
+        return self._status().restarts
+
+    @property
     def is_alive(self) -> bool:
         """Whether the run has not ended yet."""
         return self.state not in FINAL_STATES
@@ -201,12 +205,14 @@ class Run(Described, Resizable):
         return Status("failed", 0, 0.0, t=time.time(), error=self._first_error() or unknown)
 
     def _first_error(self, *, causes_only: bool = False) -> dict[str, Any] | None:
-        """Return the first error of any rank, preferring root causes to errors that only report a lost peer.
+        """Return the first error of any rank since the last restart; root causes before errors about a lost peer.
 
         With `causes_only`, errors that only report a lost peer are ignored. None if no error is left.
         """
         errors = [
-            event for event in self.events("error") if not (causes_only and is_secondary_failure(event))
+            event
+            for event in select(of_last_attempt(self.events()), "error", None)
+            if not (causes_only and is_secondary_failure(event))
         ]
         if not errors:
             return None
@@ -244,83 +250,6 @@ class Run(Described, Resizable):
 
     def _last_step(self) -> int:
         return max((event["step"] for event in self.events("step")), default=0)
-
-    # Waiting and stopping.
-
-    def wait(self, timeout: float | None = None) -> Self:
-        """Wait until the run has ended.
-
-        Args:
-            timeout: Seconds to wait; None waits indefinitely.
-
-        Raises:
-            RunFailed: A rank failed; the message names rank, step and strategy and includes the rank's traceback.
-            TimeoutError: The run has not ended in time; it keeps running.
-        """
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while self.is_alive:
-            if deadline is not None and time.monotonic() > deadline:
-                raise TimeoutError(
-                    f"run {self.id} has not ended within {timeout:g} s; it keeps running, and run.stop() ends it"
-                )
-            time.sleep(_POLL_S)
-        error = self.error
-        if error is not None:
-            raise error
-        return self
-
-    def stop(self, grace_s: float = 5.0) -> Self:
-        """Stop the run at the end of the current step, or kill it after `grace_s` seconds.
-
-        Returns when the run has ended and neither its agent nor its ranks are running on this machine. If it had
-        already ended, only ranks that outlived it are killed. Two kinds of run may still be running when this returns,
-        and stop as soon as they see the request: a run on another machine that has not stopped within ten seconds after
-        `grace_s`, and a run whose agent has not started within two minutes.
-
-        Raises:
-            SpecError: The run is an observed training loop, which only its own script can end.
-        """
-        if self.is_alive and isinstance(self.job, ObservedJob):
-            raise SpecError(
-                f"run {self.id} records a training script (ss.observe), so it cannot be stopped from here; end the "
-                "script"
-            )
-        if self.is_alive:
-            self._ask_to_stop(grace_s)
-        self._see_out(0.0 if self.is_alive else _KILL_AFTER_S)
-        return self
-
-    def _ask_to_stop(self, grace_s: float) -> None:
-        """Write the stop request, and wait until the run has ended or its agent has exceeded its time limit."""
-        with contextlib.suppress(
-            OSError
-        ):  # without a request, the run is killed below; if the directory is missing, the agent ends the run
-            self._dir.request_stop(grace_s)
-        deadline = time.monotonic() + grace_s + _KILL_AFTER_S
-        while self.is_alive and (time.monotonic() < deadline + _START_S * (self.state == "starting")):
-            time.sleep(
-                _POLL_S
-            )  # while the run is starting there is no agent yet; the agent finds the request once it has started
-
-    def approve(self, step: int) -> None:
-        """Let a run launched with ``gated=True`` continue past its evaluation at `step`.
-
-        Raises:
-            SpecError: The run was launched without ``gated=True``.
-        """
-        if not self._dir.approval.exists():
-            raise SpecError(f"run {self.id} does not wait for approval; launch it with gated=True")
-        self._dir.approve(index(step))
-
-    def _see_out(self, patience_s: float) -> None:
-        """Wait until the run's processes have ended; after `patience_s` seconds, kill the agent and its ranks."""
-        status = self._last_status
-        if status is None or status.host != this_host():
-            return  # the run's processes are on another machine
-        if status.state == "starting" or status.cause is Cause.NOT_STARTED:
-            return  # the recorded process is the launch server
-        ranks = [(event["pid"], event["started"]) for event in first_events(self.path) if "started" in event]
-        end_run((status.pid, status.process_started), ranks, patience_s)
 
     # Data of the run.
 

@@ -5,10 +5,12 @@
     provenance.json versions, machine, git state and command line at the launch; see `provenance`
     prediction.json the step time predicted at the launch; see `launch_prediction`
     cluster.json    the emulated cluster that the run is on; missing if it is on this machine itself
+    faults.json     the plan of faults, if the run has one
     about.json      group, note, baseline, and the tool that launched the run; see `about`
     status.json     state, pid of the agent, error; replaced atomically
     rank-N.jsonl    events, appended by rank N
-    control/        requests to the ranks (`stop`, `resize`, `approved`), rank 0's answers (`stop_at`, `decision`)
+    control/        requests to the ranks (`stop`, `resize`, `approved`), rank 0's answers (`stop_at`, `decision`);
+                    in `faults/`, which faults have been carried out (see `training.faults`)
     parameters.npz  all parameters after the last step, with `Record(parameters=True)`
     checkpoints/    written by `shardscope.training.checkpoint`
     logs/           stdout and stderr of the ranks and the agent
@@ -40,9 +42,10 @@ from shardscope.runtime.processes import ProcessStart, process_started
 from shardscope.runtime.status import Status, printable
 from shardscope.spec import Job
 from shardscope.spec.cluster import EmulatedCluster
+from shardscope.spec.faults import Faults
 
 ROOT_VARIABLE = "SHARDSCOPE_RUNS"
-CLUSTER_FILE = "cluster.json"
+CLUSTER_FILE, FAULTS_FILE = "cluster.json", "faults.json"
 _RESERVE_BYTES = 64 * 1024
 _LONGEST_NAME = 100
 """Maximum length of a run's name in the name of its directory; file systems allow 255 bytes with the time."""
@@ -79,6 +82,7 @@ class RunDir:
         gated: bool = False,
         about: Mapping[str, str] | None = None,
         cluster: EmulatedCluster | None = None,
+        faults: Faults | None = None,
     ) -> Self:
         """Create the directory of a new run and write its job; if `gated`, also create the file that `approval` names.
 
@@ -88,6 +92,7 @@ class RunDir:
             gated: Whether the run waits for approval after each evaluation.
             about: Content of `about.json`; the file is not written if this is empty.
             cluster: The emulated cluster that the run is on; None for this machine itself.
+            faults: The plan of faults; None or an empty one for none.
 
         Raises:
             LaunchError: The directory cannot be written, or the user's code cannot be pickled.
@@ -103,6 +108,7 @@ class RunDir:
                     run.write_json("about.json", about)
                 if cluster is not None:
                     run.write_whole(run.path / CLUSTER_FILE, cluster.to_json().encode())
+                run.write_faults(faults)
                 run = replace(run, code=run.write_job(job))
                 if gated:
                     run.approve(0)
@@ -140,6 +146,30 @@ class RunDir:
                 f"{CLUSTER_FILE} of run {printable(self.path.name)} is damaged: {error}"
             ) from None
 
+    def write_faults(self, faults: Faults | None) -> None:
+        """Write the plan of faults, unless it is empty."""
+        if faults:
+            self.write_whole(self.path / FAULTS_FILE, faults.to_json().encode())
+
+    def read_faults(self) -> Faults:
+        """Return the plan of faults of this run; empty if it has none.
+
+        Raises:
+            RunUnreadable: The file is damaged.
+        """
+        fields = self.read_json(FAULTS_FILE)
+        try:
+            return Faults() if fields is None else Faults.from_fields(fields)
+        except SpecError as error:
+            raise RunUnreadable(
+                f"{FAULTS_FILE} of run {printable(self.path.name)} is damaged: {error}"
+            ) from None
+
+    @property
+    def fault_claims(self) -> Path:
+        """Folder that says which faults have been carried out."""
+        return self.path / "control" / "faults"
+
     def read_job(self, *, with_code: bool = False) -> Job:
         """Return the job of this run. `with_code` also loads the user's own functions, if their digest is known.
 
@@ -165,7 +195,10 @@ class RunDir:
         cluster = self.read_cluster()
         node, local_rank = (None, rank) if cluster is None else divmod(rank, cluster.per_node)
         of_node = "" if node is None else f"node-{node}/"
-        return sorted(folder.glob(f"{of_node}*/attempt_*/{local_rank}/std*.log"))
+        found = folder.glob(f"{of_node}*/attempt_*/{local_rank}/std*.log")
+        return sorted(
+            found, key=lambda path: (path.parent.stat().st_mtime, path)
+        )  # restarts have folders of their own
 
     # Small files that are replaced atomically.
 
@@ -292,6 +325,23 @@ class RunDir:
     def rank_file(self, rank: int) -> Path:
         """Return the path of a rank's event log."""
         return self.path / f"rank-{rank}.jsonl"
+
+
+def faults_from(text: str | None) -> Faults:
+    """Return the plan of faults that an option gives: in words, or as the path of a ``faults.json``.
+
+    Raises:
+        SpecError: The file cannot be read, or a fault is not valid.
+    """
+    if text is None or not text.endswith(".json"):
+        return Faults.of(text)
+    try:
+        return Faults.from_json(Path(text).read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not text"
+        raise SpecError(
+            f"faults={text!r} cannot be read ({reason}); give a faults.json, or for example 'kill rank=1 step=40'"
+        ) from None
 
 
 def find(id_or_path: str | Path, root: str | Path | None = None) -> RunDir:

@@ -38,6 +38,7 @@ class Status:
     """Content of `status.json`. `pid` and `process_started` identify the process in charge of the run.
 
     `cause` is None for a run that completed or failed by itself, and for runs from versions that did not record it.
+    `restarts` counts how often the ranks have been started again after a failure.
     """
 
     state: str
@@ -49,6 +50,12 @@ class Status:
     reason: str | None = None
     error: Mapping[str, Any] | None = None
     cause: Cause | None = None
+    restarts: int = 0
+
+    @property
+    def text(self) -> str:
+        """The state in words, with the number of restarts: ``completed after 2 restarts``."""
+        return state_text(self.state, self.restarts)
 
     @classmethod
     def of(cls, value: Any) -> Self:
@@ -66,8 +73,13 @@ class Status:
         return cls(
             value["state"], value["pid"], value["process_started"], value["t"], _text(value.get("host")) or "",
             value.get("detached") is True, _text(value.get("reason")), _error(value.get("error")),
-            _cause(value.get("cause")),
+            _cause(value.get("cause")), value["restarts"] if is_whole(value.get("restarts")) else 0,
         )  # fmt: skip
+
+
+def state_text(state: str, restarts: int) -> str:
+    """Return the state of a run in words: ``completed``, or ``completed after 2 restarts``."""
+    return f"{state} after {restarts} restart{'s' * (restarts > 1)}" if restarts else state
 
 
 def _text(value: Any) -> str | None:

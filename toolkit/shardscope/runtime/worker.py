@@ -24,13 +24,16 @@ from shardscope.runlog.writer import EventWriter
 from shardscope.runtime.control import StopControl, StoreNotes
 from shardscope.runtime.processes import die_with_parent, exit_with_agent, ignore_interrupts, process_started
 from shardscope.runtime.provenance import record
+from shardscope.runtime.restarts import restart_under_torchrun
 from shardscope.runtime.resuming import Resume, announce_resize, newest_of
-from shardscope.runtime.rundir import RunDir
+from shardscope.runtime.rundir import RunDir, faults_from
 from shardscope.runtime.secondary_failure import is_secondary_failure
 from shardscope.runtime.user_modules import UserModules, make_importable
 from shardscope.spec import Job
 from shardscope.training.context import open_rank
 from shardscope.training.disk import advice_on, takes_no_more
+from shardscope.training.emulation import Emulation
+from shardscope.training.faults import FaultyControl, Place, RankFaults
 from shardscope.training.trainer import EvaluationError, Trainer
 
 _COURTESY_S = 0.5
@@ -92,7 +95,8 @@ def _train(run: RunDir, resume: Resume | None, events: EventWriter, job: Job | N
         if job.elastic is not None:
             job = job.at_size(int(os.environ["WORLD_SIZE"]))
         torch.set_num_threads(job.threads)
-        with open_rank(job, events) as context:
+        faults = _faults(run, events)
+        with open_rank(job, events, faults=faults) as context:
             trainer = Trainer(job, context, run.path)
             if job.elastic is not None and run.by_torchrun.exists():
                 resume = newest_of(run, context, resume)
@@ -104,7 +108,10 @@ def _train(run: RunDir, resume: Resume | None, events: EventWriter, job: Job | N
                 run, context.rank, context.world_size, drift, job.timeout_s, _notes_between_machines(),
                 is_resizable=job.elastic is not None and not run.by_torchrun.exists(),
             )  # fmt: skip
-            return trainer.train(control, evaluated=control.evaluated)
+            return trainer.train(
+                control if faults is None else FaultyControl(control.should_stop, faults),
+                evaluated=control.evaluated,
+            )
     except BaseException as error:
         if takes_no_more(error):
             run.release_reserve()
@@ -113,6 +120,16 @@ def _train(run: RunDir, resume: Resume | None, events: EventWriter, job: Job | N
         if is_secondary_failure(described):
             time.sleep(_COURTESY_S)
         raise
+
+
+def _faults(run: RunDir, events: EventWriter) -> RankFaults | None:
+    """Return this rank's part of the plan of faults; None if the run has none."""
+    plan = run.read_faults()
+    if not plan:
+        return None
+    emulation = Emulation.from_env(os.environ)
+    place = Place.from_env(os.environ, None if emulation is None else emulation.node)
+    return RankFaults(plan, place, run.fault_claims, events)
 
 
 def _notes_between_machines() -> StoreNotes | None:
@@ -159,6 +176,9 @@ def _under_torchrun() -> None:
         "--resume", type=Path, help="run directory (resumes from its newest checkpoint) or a checkpoint"
     )
     parser.add_argument(
+        "--faults", help="faults to carry out, such as 'kill rank=1 step=40', or a faults.json"
+    )
+    parser.add_argument(
         "--allow-pickle", action="store_true", help="read a pickled checkpoint, which can run code"
     )
     parser.add_argument(
@@ -169,29 +189,41 @@ def _under_torchrun() -> None:
     options = parser.parse_args()
     die_with_parent()
     run, rank = RunDir(options.run_dir.absolute()), int(os.environ["RANK"])
+    count = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     try:
         job = _for_this_world(_read_job(options.job, trust_code=options.trust_code))
+        faults = faults_from(options.faults)
+        faults.check(job, nodes=_num_nodes())
     except ShardscopeError as error:
         parser.error(str(error))
     goes_on = job.elastic is not None and _is_under_way(run)
-    if rank == 0 and run.read_status() is not None and not goes_on:
+    if rank == 0 and not (count or goes_on) and run.read_status() is not None:
         parser.error(
             f"--run-dir {run.path} already contains a run; give a new one (--resume resumes from an old one)"
         )
-    if int(os.environ.get("LOCAL_RANK", "0")) == 0:
+    resume = Resume(options.resume.absolute(), options.allow_pickle) if options.resume else None
+    if count:
+        source = restart_under_torchrun(run, None if resume is None else str(resume.source), count, rank)
+        resume = None if source.resume is None else Resume(Path(source.resume), options.allow_pickle)
+    elif int(os.environ.get("LOCAL_RANK", "0")) == 0:
         run.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if not goes_on:
-            run.write_control(run.by_torchrun, "")
-            run.write_job(job)
+        run.write_control(run.by_torchrun, "")
+        run.write_faults(faults)
+        run.write_job(job)
         if rank == 0:
-            run.write_status("running", pid=os.getpid(), process_started=process_started())
             record(run, command=sys.orig_argv, seed=job.seed)
             _advise(job)
-    resume = Resume(options.resume.absolute(), options.allow_pickle) if options.resume else None
+    if rank == 0:
+        run.write_status("running", pid=os.getpid(), process_started=process_started(), restarts=count)
     state = _wait_then_work(run, resume, job)
     if rank == 0:
-        run.write_status(state, pid=os.getpid(), process_started=process_started())
+        run.write_status(state, pid=os.getpid(), process_started=process_started(), restarts=count)
         run.write_summary(state)
+
+
+def _num_nodes() -> int:
+    """Return the number of machines, which torchrun calls groups."""
+    return int(os.environ.get("GROUP_WORLD_SIZE", "1"))
 
 
 def _read_job(file: Path, *, trust_code: bool) -> Job:

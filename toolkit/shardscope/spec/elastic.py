@@ -107,6 +107,17 @@ def sizes(job: Job) -> Iterator[int]:
             yield size
 
 
+def next_smaller(job: Job) -> int:
+    """Return the largest smaller number of ranks on which an elastic job can train; its own if there is none.
+
+    Example:
+        >>> from shardscope.spec import Job
+        >>> next_smaller(Job(model="mlp", data="digits", world_size=4, batch=64, elastic="2:4"))
+        2
+    """
+    return max((size for size in sizes(job) if size < job.world_size), default=job.world_size)
+
+
 def at_size(job: Job, world_size: int) -> Job:
     """Return an elastic job as it trains on another number of ranks.
 
@@ -117,13 +128,13 @@ def at_size(job: Job, world_size: int) -> Job:
         SpecError: The job cannot train on this number of ranks; the message lists those on which it can.
     """
     elastic = job.elastic
+    if world_size == job.world_size:
+        return job
     if elastic is None:
         raise SpecError(
             f"the job has a fixed world_size={job.world_size}; set elastic=ss.Elastic(least=..., most=...) to change "
             "it while it trains"
         )
-    if world_size == job.world_size:
-        return job
     made = _at(job, world_size) if elastic.least <= world_size <= elastic.most else None
     if isinstance(made, SpecError) or made is None:
         works = [*sizes(job)]

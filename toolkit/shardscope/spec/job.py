@@ -32,6 +32,7 @@ from shardscope.spec.method import Method, methods_in
 from shardscope.spec.models import model_config
 from shardscope.spec.numbers import Count, Seed
 from shardscope.spec.optimizer import AnyOptimizer, Optimizer
+from shardscope.spec.recovery import RecoveryOrNumber
 from shardscope.spec.strategy import AnyStrategy, Strategy, strategies_where
 
 if TYPE_CHECKING:
@@ -110,6 +111,9 @@ class Job(Spec):
     elastic: ElasticOrRange | None = None
     """How many ranks the run may have while it trains, such as ``"2:8"``: `Run.resize` changes their number. None keeps
     `world_size` to the end."""
+    recovery: RecoveryOrNumber = None
+    """What happens when a rank fails: a `Recovery`, or just the number of times that all ranks may be started again,
+    from the newest checkpoint. None ends the run with the error."""
     record: Record = Record()
     """How much of the run is recorded."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -17,6 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import torch
+
 from shardscope.spec import Job
 from shardscope.spec.cluster.emulated import EmulatedNode
 from shardscope.training import clock
@@ -50,10 +52,14 @@ class ComputePace:
     Args:
         job: The job.
         node: The node.
+        is_on_gpu: Whether the rank computes on a GPU, which takes its own time.
     """
 
-    def __init__(self, job: Job, node: EmulatedNode) -> None:
+    def __init__(self, job: Job, node: EmulatedNode, *, is_on_gpu: bool = False) -> None:
         self._node = node
+        self._is_on_gpu = is_on_gpu
+        self.factor = 1.0
+        """By how much more than the node's slowdown this rank is slowed down, as by a fault."""
         self._update_bytes = job.optimizer.states.moved_bytes_per_param(job.element_bytes)
         self._backward_passes = job.backward_passes
         self._flops: dict[int, float] = {}
@@ -66,6 +72,10 @@ class ComputePace:
         self.backward_end: float | None = None
         """When the last pass of `exchanging_backward` ended on the emulated processor, in Unix seconds; None if its
         time is not stated."""
+
+    @property
+    def _slowdown(self) -> float:
+        return self._node.slowdown * self.factor
 
     def take_late(self) -> float:
         """Return and reset the seconds by which computation took longer than on the emulated processor."""
@@ -135,7 +145,7 @@ class ComputePace:
         """
         wanted = self._pass_s(0, self._backward_passes)
         if wanted is None:
-            time.sleep((self._node.slowdown - 1) * self._last_computing)
+            time.sleep((self._slowdown - 1) * self._last_computing)
         spent, start = self._watch(), clock.now()
         self._due, self._has_held = None if wanted is None else start + wanted, False
         self.backward_end = None
@@ -168,16 +178,14 @@ class ComputePace:
         if rate is None and self._node.flops is not None:
             yield
             return
-        with self._lasting(
-            None if rate is None else elements * self._update_bytes / rate * self._node.slowdown
-        ):
+        with self._lasting(None if rate is None else elements * self._update_bytes / rate * self._slowdown):
             yield
 
     def _pass_s(self, stage: int, passes: float = 1.0) -> float | None:
         """Return the stated time of a pass, in seconds; None if only the slowdown is stated."""
         node = self._node
         return (
-            None if node.flops is None else passes * self._flops.get(stage, 0.0) / node.flops * node.slowdown
+            None if node.flops is None else passes * self._flops.get(stage, 0.0) / node.flops * self._slowdown
         )
 
     @contextmanager
@@ -187,7 +195,7 @@ class ComputePace:
         yield
         elapsed, computing = spent()
         self._sleep(
-            (self._node.slowdown * computing if wanted is None else wanted) - elapsed,
+            (self._slowdown * computing if wanted is None else wanted) - elapsed,
             can_be_late=bool(wanted),
         )
 
@@ -200,7 +208,9 @@ class ComputePace:
         start, processor, waited = time.perf_counter(), time.thread_time(), self._waited_s
 
         def spent() -> _Spent:
+            if self._is_on_gpu:
+                torch.cuda.synchronize()
             elapsed = time.perf_counter() - start - (self._waited_s - waited)
-            return _Spent(elapsed, time.thread_time() - processor)
+            return _Spent(elapsed, elapsed if self._is_on_gpu else time.thread_time() - processor)
 
         return spent

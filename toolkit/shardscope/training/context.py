@@ -15,17 +15,21 @@ import torch.distributed as dist
 from shardscope.errors import LaunchError
 from shardscope.runlog.writer import EventWriter
 from shardscope.spec import Job, Link
+from shardscope.spec.cluster.emulated import EmulatedNode
 from shardscope.training import clock
 from shardscope.training.collectives import process_group
 from shardscope.training.collectives.paced_group import PacedProcessGroup
 from shardscope.training.collectives.process_group import MeteredProcessGroup
 from shardscope.training.compute_pace import ComputePace
 from shardscope.training.emulation import Emulation
+from shardscope.training.faults import RankFaults
 from shardscope.training.meter import Meter
 from shardscope.training.transports.cuda_ipc import STAGED_BYTES
 
 SHARED_GPU = "gloo (shared GPU)"
 """Backend of ranks that share GPUs."""
+_AS_FAST = EmulatedNode(upload=1, download=1)
+"""A processor as fast as this machine's, for ranks that a fault slows down in some steps; its rates are not used."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,7 @@ class RankContext:
         local_world_size: Number of ranks on this machine; None if unknown.
         compresses: Whether the job compresses gradients.
         emulation: What the rank emulates on a node of an emulated cluster; None on real machines.
+        faults: The faults that this rank carries out; None if the run has no plan of faults.
     """
 
     rank: int
@@ -55,6 +60,7 @@ class RankContext:
     local_world_size: int | None = None
     compresses: bool = False
     emulation: Emulation | None = None
+    faults: RankFaults | None = None
 
     @property
     def transport(self) -> str:
@@ -125,13 +131,19 @@ def choose_device(job: Job, local_rank: int, local_world_size: int) -> tuple[tor
 
 
 @contextmanager
-def open_rank(job: Job, events: EventWriter, env: dict[str, str] | None = None) -> Iterator[RankContext]:
+def open_rank(
+    job: Job,
+    events: EventWriter,
+    env: dict[str, str] | None = None,
+    faults: RankFaults | None = None,
+) -> Iterator[RankContext]:
     """Return a context manager that joins the process group and yields this rank's context.
 
     Args:
         job: The job.
         events: Writer for this rank's event log.
         env: Environment variables with the rank and the world size, as set by `torchrun`; None for `os.environ`.
+        faults: The faults that this rank carries out.
     """
     place = os.environ if env is None else env
     rank, world_size = int(place["RANK"]), int(place["WORLD_SIZE"])
@@ -143,10 +155,15 @@ def open_rank(job: Job, events: EventWriter, env: dict[str, str] | None = None) 
     if device.type == "cuda":
         torch.cuda.set_device(device)
     meter, emulation = Meter(), Emulation.from_env(place)
-    if emulation is not None and emulation.processor is not None:
-        meter.pace = ComputePace(job, emulation.processor)
+    processor = None if emulation is None else emulation.processor
+    if processor is None and faults is not None and faults.is_slowed:
+        processor = _AS_FAST
+    if processor is not None:
+        meter.pace = ComputePace(job, processor, is_on_gpu=device.type == "cuda")
+    if faults is not None:
+        faults.pace = meter.pace
     if world_size == 1:
-        yield RankContext(rank, 1, device, meter, events, emulation=emulation)
+        yield RankContext(rank, 1, device, meter, events, emulation=emulation, faults=faults)
         return
     timeout = timedelta(seconds=job.timeout_s)
     group = process_group.init(
@@ -165,6 +182,6 @@ def open_rank(job: Job, events: EventWriter, env: dict[str, str] | None = None) 
     label = SHARED_GPU if shared else backend
     compresses = job.compression.is_on
     yield RankContext(
-        rank, world_size, device, meter, events, group, label, local_size, compresses, emulation
+        rank, world_size, device, meter, events, group, label, local_size, compresses, emulation, faults
     )
     dist.destroy_process_group()  # not after an error: it could block if another rank is stuck

@@ -75,7 +75,10 @@ class RunsComparison:
     def result_names(self) -> tuple[str, ...]:
         """Names of the results that at least one run has."""
         counted = "tokens_per_s" if all(run.summary.tokens_per_s for run in self.runs) else "samples_per_s"
-        names = [name for name in FIGURES if name not in {"samples_per_s", "tokens_per_s"} - {counted}]
+        hidden = {"samples_per_s", "tokens_per_s"} - {counted}
+        if not any(run.summary.restarts for run in self.runs):
+            hidden |= {"restarts", "lost_steps", "goodput"}
+        names = [name for name in FIGURES if name not in hidden]
         names.insert(names.index(counted) + 1, SPEED)
         return tuple(name for name in names if any(run.result(name) is not None for run in self.runs))
 

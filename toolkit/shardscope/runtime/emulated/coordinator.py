@@ -4,7 +4,7 @@
                                   └─ hub, which holds the namespaces
 
 Like any agent of a run, it handles stop requests, ends the run when its driver ends, and writes the final status. All
-node agents are forked before it starts its first thread.
+node agents are forked before it starts its first thread, or, after a failure, while its threads wait.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from shardscope.errors import LaunchError
 from shardscope.runtime.agent import Agent
 from shardscope.runtime.emulated import node as nodes
+from shardscope.runtime.emulated.link_faults import LinkFaults
 from shardscope.runtime.emulated.network import EmulatedNetwork
 from shardscope.runtime.emulated.node import NodeResult
 from shardscope.runtime.failure import Ending, describe_failure, describe_lost_forkserver
 from shardscope.runtime.processes import kill_descendants
+from shardscope.runtime.restarts import Source
 from shardscope.runtime.rundir import RunDir
 from shardscope.runtime.status import Cause
 from shardscope.spec import Job
@@ -94,12 +96,18 @@ def start_nodes(run: RunDir, lifeline: int, request: dict[str, Any]) -> Coordina
     except LaunchError as error:
         coordinator.not_started = str(error)
         return coordinator
-    for node in range(len(cluster.nodes)):
-        coordinator.agents.append(_fork_node(coordinator, node))
+    _fork_nodes(coordinator, request["resume"])
     return coordinator
 
 
-def _fork_node(coordinator: Coordinator, node: int) -> _NodeAgent:
+def _fork_nodes(coordinator: Coordinator, resume: str | None) -> None:
+    assert coordinator.network is not None
+    coordinator.agents.clear()
+    for node in range(len(coordinator.network.cluster.nodes)):
+        coordinator.agents.append(_fork_node(coordinator, node, {**coordinator.request, "resume": resume}))
+
+
+def _fork_node(coordinator: Coordinator, node: int, request: dict[str, Any]) -> _NodeAgent:
     network = coordinator.network
     assert network is not None
     read, write = os.pipe()
@@ -112,7 +120,7 @@ def _fork_node(coordinator: Coordinator, node: int) -> _NodeAgent:
     try:
         for each in (coordinator.lifeline, read, *(other.pipe for other in coordinator.agents)):
             os.close(each)
-        nodes.run_node(coordinator.run, coordinator.request, network, node, write)
+        nodes.run_node(coordinator.run, request, network, node, write)
         code = 0
     except BaseException:  # noqa: BLE001 - nothing above can handle it in a forked child
         traceback.print_exc()
@@ -129,14 +137,37 @@ class Coordinator(Agent):
         self.network: EmulatedNetwork | None = None
         self.agents: list[_NodeAgent] = []
         self.not_started = ""
+        self._links = LinkFaults.of_run(self.run)
 
     def _run_ranks(self) -> Ending:
+        ending = super()._run_ranks()
+        if self.network is not None:
+            self.network.close()
+        return ending
+
+    def _attempt(self, job: Job, source: Source) -> Ending:  # noqa: ARG002 - the nodes have been started from it
         if self.network is None:
             return Ending("failed", error={"message": self.not_started}, cause=Cause.NOT_STARTED)
-        lost = self._wait_for_nodes()
-        ending = self._cut or lost or self._ending(self.run.read_job())
-        self.network.close()
-        return ending
+        return self._wait_for_nodes() or self._ending(job)
+
+    def _helpers(self) -> set[int]:
+        return set() if self.network is None else {self.network.hub_pid}
+
+    def _renew(self, source: Source) -> None:
+        assert self.network is not None
+        if not self.network.is_alive():
+            cluster = self.network.cluster
+            self.network.close()
+            self.network = None
+            try:
+                self.network = EmulatedNetwork(cluster)
+            except LaunchError as error:
+                self.not_started = str(error)
+                return
+            self._links = LinkFaults.of_run(self.run)
+        with self._alone() as goes_on:
+            if goes_on:
+                _fork_nodes(self, source.resume)
 
     def _wait_for_nodes(self) -> Ending | None:
         """Wait until all node agents have ended. Return an ending if the network was lost, which ends them all."""
@@ -150,6 +181,8 @@ class Coordinator(Agent):
             if lost is None and not self.network.is_alive():
                 lost = self._lost_network()
                 self._kill(waiting)
+            elif lost is None:
+                self._links.carry_out(self.network)
             if deadline is None and any(agent.has_failed for agent in self.agents):
                 deadline = time.monotonic() + _PATIENCE_S
             elif deadline is not None and time.monotonic() > deadline:

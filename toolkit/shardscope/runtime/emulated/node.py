@@ -85,6 +85,7 @@ def run_node(run: RunDir, request: dict[str, Any], network: EmulatedNetwork, nod
     os.environ.update(Emulation(network.cluster, node, network.delays_in_kernel).to_env())
     folder = run.path / "control" / f"node-{node}"
     folder.mkdir(mode=0o700, exist_ok=True)
+    (folder / "forkserver").unlink(missing_ok=True)  # of an agent that was killed
     fork_forkserver(folder)
     found = _Ranks().run(_config(run, network, node), request)
     (folder / "forkserver").unlink(missing_ok=True)

@@ -13,6 +13,7 @@ import shutil
 import time
 import zlib
 from collections.abc import Callable, Mapping
+from io import BufferedWriter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -32,6 +33,8 @@ from shardscope.training.strategies.base import RankStrategy
 _REMOVED = ".removed"
 """Suffix of the name of a checkpoint that is being deleted, so that it does not look complete if the run is killed."""
 Result = TypeVar("Result")
+Opener = Callable[[Path], BufferedWriter]
+"""Opens a new file for a rank's part of the checkpoint."""
 Place = tuple[str, tuple[int, ...]]
 """The name of a tensor and the offsets of a piece, which identify the piece even if several ranks have copies of it."""
 
@@ -64,9 +67,14 @@ def save(
     final, partial = folder / f"step-{step}", folder / f"step-{step}.partial"
     started, context = time.time(), strategy.context
     contents = contents_of(strategy, optimizer, step, data)
+
+    def opened(path: Path) -> BufferedWriter:
+        file = open(path, "xb", opener=_private)  # noqa: SIM115 - the caller closes it
+        return file if context.faults is None else context.faults.checkpoint_file(file, step)
+
     with context.meter.span("compute", "checkpoint"):
         try:
-            _write(partial, final, contents, context)
+            _write(partial, final, contents, context, opened)
         except OSError as error:
             if context.rank == 0:
                 shutil.rmtree(partial, ignore_errors=True)
@@ -78,7 +86,9 @@ def save(
     return final
 
 
-def _write(partial: Path, final: Path, contents: Mapping[str, Any], context: RankContext) -> None:
+def _write(
+    partial: Path, final: Path, contents: Mapping[str, Any], context: RankContext, opened: Opener
+) -> None:
     tensors = {
         key: HeldPiece.of(key, value) for key, value in flat(contents) if isinstance(value, torch.Tensor)
     }
@@ -93,7 +103,7 @@ def _write(partial: Path, final: Path, contents: Mapping[str, Any], context: Ran
 
     own = _balanced(_on_every_rank(context, prepare))[context.rank]
     name = f"rank-{context.rank}.bin"
-    reports = _on_every_rank(context, lambda: (*_write_pieces(partial / name, own, tensors), values))
+    reports = _on_every_rank(context, lambda: (*_write_pieces(partial / name, own, tensors, opened), values))
 
     def complete() -> None:
         if context.rank == 0:
@@ -145,12 +155,12 @@ def _balanced(held: list[dict[Place, int]]) -> list[set[Place]]:
 
 
 def _write_pieces(
-    path: Path, own: set[Place], tensors: Mapping[str, HeldPiece]
+    path: Path, own: set[Place], tensors: Mapping[str, HeldPiece], opened: Opener
 ) -> tuple[dict[str, Any], int]:
     """Write the pieces in `own`, and return their entries for the index and the number of bytes written."""
     described: dict[str, Any] = {}
     at = 0
-    with open(path, "xb", opener=_private) as file:
+    with opened(path) as file:
         for key, held in tensors.items():
             described[key] = {
                 "dtype": str(held.tensor.dtype).removeprefix("torch."),

@@ -1,0 +1,49 @@
+"""The restarts of a run, and the work that they lost: what the reducer keeps of events of faults and restarts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardscope.runlog.schema import Event
+
+
+@dataclass
+class Restart:
+    """One restart of a run's ranks after a failure.
+
+    Attributes:
+        t: Time at which the agent started the ranks again, in Unix seconds.
+        attempt: Number of the restart, from 1.
+        cause: What had failed, as a sentence.
+        failed_rank: The rank that had failed; None if unknown.
+        failed_step: Step that the failed rank had finished last, or was in; None if unknown.
+        step: Step after which training went on; 0 if it began anew.
+        source: Where the state came from: ``"disk"``, ``"replica"``, or ``"start"`` if training began anew.
+        failed_t: Time at which the agent noticed the failure, in Unix seconds.
+        lost_steps: Number of finished steps that had to be repeated.
+        recovered_t: Time at which all ranks had finished their first step again; None before.
+    """
+
+    t: float
+    attempt: int
+    cause: str
+    failed_rank: int | None
+    failed_step: int | None
+    step: int
+    source: str
+    failed_t: float
+    lost_steps: int = 0
+    recovered_t: float | None = None
+
+    @classmethod
+    def of(cls, event: Event) -> Restart:
+        """Return the restart that an event describes, before it has recovered."""
+        return cls(
+            event["t"], event["attempt"], event["cause"], event.get("failed_rank"), event.get("failed_step"),
+            event["step"], event["source"], event.get("failed_t", event["t"]),
+        )  # fmt: skip
+
+    @property
+    def took_s(self) -> float | None:
+        """Seconds from the failure until all ranks had finished their first step again; None before."""
+        return None if self.recovered_t is None else self.recovered_t - self.failed_t

@@ -1,0 +1,57 @@
+"""Drops links of an emulated cluster, as the plan of faults says, and restores them.
+
+The rank that notices that such a fault is due writes its event and a request; the coordinator carries it out. A node's
+own link is taken down. What two nodes send each other is dropped by routes that lead nowhere.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from shardscope.runtime.emulated.network import INTERFACE, EmulatedNetwork
+from shardscope.runtime.rundir import RunDir
+from shardscope.spec.fault_kinds import DropLink
+
+
+@dataclass
+class LinkFaults:
+    """The faults of a run's links.
+
+    Attributes:
+        waiting: Faults that have not been carried out yet, by the file that asks for them.
+    """
+
+    waiting: dict[Path, DropLink]
+    _dropped: list[tuple[float, DropLink]] = field(default_factory=list)
+    """The links that will be restored, and when, by the monotonic clock."""
+
+    @classmethod
+    def of_run(cls, run: RunDir) -> Self:
+        """Return the faults of a run that nobody has asked for yet."""
+        found = {run.fault_claims / f"{number}.link": fault for number, fault in enumerate(run.read_faults())}
+        drops = {path: fault for path, fault in found.items() if isinstance(fault, DropLink)}
+        return cls({path: fault for path, fault in drops.items() if not path.exists()})
+
+    def carry_out(self, network: EmulatedNetwork) -> None:
+        """Drop the links whose faults were asked for, and restore those whose time is over. Call it often."""
+        for path in [path for path in self.waiting if path.exists()]:
+            fault = self.waiting.pop(path)
+            _switch(network, fault, is_on=False)
+            if fault.lasts_s is not None:
+                self._dropped.append((time.monotonic() + fault.lasts_s, fault))
+        for due in [due for due in self._dropped if time.monotonic() >= due[0]]:
+            self._dropped.remove(due)
+            _switch(network, due[1], is_on=True)
+
+
+def _switch(network: EmulatedNetwork, fault: DropLink, *, is_on: bool) -> None:
+    nodes = fault.nodes
+    if len(nodes) == 1:
+        network.popen(nodes[0], ["ip", "link", "set", INTERFACE, "up" if is_on else "down"]).wait()
+        return
+    for node, other in (nodes, nodes[::-1]):
+        route = ["ip", "route", "del" if is_on else "add", "blackhole", network.cluster.address(other)]
+        network.popen(node, route).wait()

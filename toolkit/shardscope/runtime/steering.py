@@ -1,0 +1,123 @@
+"""Waiting for a run, stopping it and answering it, from any process: requests are files in the run directory."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from operator import index
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from shardscope.errors import RunFailed, SpecError
+from shardscope.runlog.tail import first_events, read_events
+from shardscope.runtime.processes import end_run
+from shardscope.runtime.rundir import RunDir, this_host
+from shardscope.runtime.status import Cause, Status
+from shardscope.spec.observed import ObservedJob
+
+if TYPE_CHECKING:
+    from shardscope.spec import Job
+
+_POLL_S = 0.02
+_START_S = 120.0  # time that `stop` waits for a run that is still starting, in seconds
+_KILL_AFTER_S = (
+    10.0  # time that an agent may take to write the final status after the grace period, in seconds
+)
+
+
+class Steered:
+    """The part of a `Run` that waits for the run and stops it."""
+
+    _dir: RunDir
+    _last_status: Status | None
+
+    if TYPE_CHECKING:
+
+        @property
+        def job(self) -> Job: ...
+        @property
+        def path(self) -> Path: ...
+        @property
+        def id(self) -> str: ...
+        @property
+        def state(self) -> str: ...
+        @property
+        def is_alive(self) -> bool: ...
+        @property
+        def error(self) -> RunFailed | None: ...
+
+    def wait(self, timeout: float | None = None) -> Self:
+        """Wait until the run has ended.
+
+        Args:
+            timeout: Seconds to wait; None waits indefinitely.
+
+        Raises:
+            RunFailed: A rank failed; the message names rank, step and strategy and includes the rank's traceback.
+            TimeoutError: The run has not ended in time; it keeps running.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while self.is_alive:
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimeoutError(
+                    f"run {self.id} has not ended within {timeout:g} s; it keeps running, and run.stop() ends it"
+                )
+            time.sleep(_POLL_S)
+        error = self.error
+        if error is not None:
+            raise error
+        return self
+
+    def stop(self, grace_s: float = 5.0) -> Self:
+        """Stop the run at the end of the current step, or kill it after `grace_s` seconds.
+
+        Returns when the run has ended and neither its agent nor its ranks are running on this machine. If it had
+        already ended, only ranks that outlived it are killed. Two kinds of run may still be running when this returns,
+        and stop as soon as they see the request: a run on another machine that has not stopped within ten seconds after
+        `grace_s`, and a run whose agent has not started within two minutes.
+
+        Raises:
+            SpecError: The run is an observed training loop, which only its own script can end.
+        """
+        if self.is_alive and isinstance(self.job, ObservedJob):
+            raise SpecError(
+                f"run {self.id} records a training script (ss.observe), so it cannot be stopped from here; end the "
+                "script"
+            )
+        if self.is_alive:
+            self._ask_to_stop(grace_s)
+        self._see_out(0.0 if self.is_alive else _KILL_AFTER_S)
+        return self
+
+    def _ask_to_stop(self, grace_s: float) -> None:
+        """Write the stop request, and wait until the run has ended or its agent has exceeded its time limit."""
+        with contextlib.suppress(
+            OSError
+        ):  # without a request, the run is killed below; if the directory is missing, the agent ends the run
+            self._dir.request_stop(grace_s)
+        deadline = time.monotonic() + grace_s + _KILL_AFTER_S
+        while self.is_alive and (time.monotonic() < deadline + _START_S * (self.state == "starting")):
+            time.sleep(
+                _POLL_S
+            )  # while the run is starting there is no agent yet; the agent finds the request once it has started
+
+    def approve(self, step: int) -> None:
+        """Let a run launched with ``gated=True`` continue past its evaluation at `step`.
+
+        Raises:
+            SpecError: The run was launched without ``gated=True``.
+        """
+        if not self._dir.approval.exists():
+            raise SpecError(f"run {self.id} does not wait for approval; launch it with gated=True")
+        self._dir.approve(index(step))
+
+    def _see_out(self, patience_s: float) -> None:
+        """Wait until the run's processes have ended; after `patience_s` seconds, kill the agent and its ranks."""
+        status = self._last_status
+        if status is None or status.host != this_host():
+            return  # the run's processes are on another machine
+        if status.state == "starting" or status.cause is Cause.NOT_STARTED:
+            return  # the recorded process is the launch server
+        started = read_events(self.path, kind="process") if status.restarts else first_events(self.path)
+        ranks = [(event["pid"], event["started"]) for event in started if "started" in event]
+        end_run((status.pid, status.process_started), ranks, patience_s)

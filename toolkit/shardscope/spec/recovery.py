@@ -1,0 +1,51 @@
+"""What a run does when one of its ranks fails."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+
+from shardscope.errors import SpecError, quoted
+from shardscope.spec._base import Spec
+from shardscope.spec.numbers import CountOrZero
+
+
+class Recovery(Spec):
+    """What a run does when one of its ranks dies or fails: it starts all ranks again, up to `restarts` times.
+
+    They resume from the run's newest complete checkpoint, in the same run directory, or from the first step if there is
+    none. An error of your own code is tried again once: if it occurs again at the same step, the run ends with it.
+
+    Example:
+        >>> Recovery(2).restarts
+        2
+    """
+
+    _positional = "restarts"
+
+    restarts: CountOrZero = 3
+    """How often the ranks may be started again during the whole run; at least 0."""
+
+
+def recovery_from(value: Any) -> Any:
+    """Convert what `Job.recovery` accepts: a `Recovery`, its JSON fields, a number of restarts, or None.
+
+    Raises:
+        SpecError: The value is text that is neither a number nor ``none``.
+    """
+    if isinstance(value, dict):
+        return Recovery.from_fields(value)
+    if isinstance(value, str):
+        if value.strip() == "none":
+            return None
+        if not value.strip().isdecimal():
+            raise SpecError(
+                f"recovery={quoted(value)} is not valid; give the number of restarts such as 3, or 'none'"
+            )
+        return Recovery(restarts=int(value))
+    return Recovery(restarts=value) if type(value) is int else value
+
+
+RecoveryOrNumber = Annotated[Recovery | None, BeforeValidator(recovery_from)]
+"""A field that accepts a `Recovery`, a number of restarts, or None."""

@@ -1,0 +1,219 @@
+"""Carries out a rank's part of a plan of faults: kills processes, slows computation, fills the disk.
+
+Each fault is claimed by a file in the run directory before it is carried out, so that it happens once, and not again
+when a restarted run repeats its step. An event is written first, because a killed process writes nothing more.
+
+    control/faults/began      when the ranks began their first step, in Unix seconds
+    control/faults/N          fault number N of the plan has been carried out
+    control/faults/N.link     the agent of the emulated cluster is asked to drop the link of fault N
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from io import BufferedWriter
+from multiprocessing import parent_process
+from pathlib import Path
+from typing import Any, NamedTuple, Self, cast
+
+from shardscope.errors import LaunchError
+from shardscope.runlog.writer import EventWriter
+from shardscope.spec.fault_kinds import AnyFault, DropLink, FillDisk, Kill, Slow
+from shardscope.spec.faults import Faults
+from shardscope.training.compute_pace import ComputePace
+
+_FULL = "/dev/full"
+"""Linux's device that has no space left: every write to it fails with ENOSPC."""
+_EXCLUSIVE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+
+
+class Place(NamedTuple):
+    """Where a rank runs."""
+
+    rank: int
+    node: int
+    is_first: bool
+    """Whether it is the first rank of its node, which carries out the node's faults."""
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str], node: int | None = None) -> Place:
+        """Return the place that elastic's environment variables describe; `node` is that of an emulated cluster."""
+        own = int(env.get("GROUP_RANK", "0")) if node is None else node
+        return cls(int(env["RANK"]), own, int(env.get("LOCAL_RANK", "0")) == 0)
+
+
+@dataclass
+class RankFaults:
+    """The faults of one rank.
+
+    Attributes:
+        plan: All faults of the run.
+        place: Where this rank runs.
+        folder: The run's folder for claims, ``control/faults``.
+        events: Writer for this rank's event log.
+    """
+
+    plan: Faults
+    place: Place
+    folder: Path
+    events: EventWriter
+    pace: ComputePace | None = None
+    """Paces this rank's computation; must be set if `is_slowed`."""
+    _own: list[tuple[int, AnyFault]] = field(init=False)
+    _has_begun: bool = field(default=False, init=False)
+    _over: set[int] = field(default_factory=set, init=False)
+    """Numbers of the faults that are known to have been claimed."""
+
+    def __post_init__(self) -> None:
+        self._own = [(number, fault) for number, fault in enumerate(self.plan) if self._is_own(fault)]
+        if any(isinstance(fault, FillDisk) for _, fault in self._own) and not Path(_FULL).exists():
+            raise LaunchError(f"fill_disk needs {_FULL}, which only Linux has; leave it out")
+
+    def _is_own(self, fault: AnyFault) -> bool:
+        if isinstance(fault, DropLink):
+            return self.place.is_first and self.place.node == fault.nodes[0]
+        if isinstance(fault, FillDisk) or fault.rank is not None:
+            return fault.rank == self.place.rank
+        return fault.node == self.place.node and (self.place.is_first or isinstance(fault, Slow))
+
+    @property
+    def is_slowed(self) -> bool:
+        """Whether this rank computes slowly in some steps."""
+        return any(isinstance(fault, Slow) for _, fault in self._own)
+
+    def before_step(self, step: int) -> None:
+        """Carry out the faults that are due before `step`; may not return."""
+        if not self._own:
+            return
+        if not self._has_begun:
+            self._begin(step)
+        factor = 1.0
+        for number, fault in self._own:
+            if isinstance(fault, Slow):
+                if fault.is_on(step):
+                    factor *= fault.factor
+                    self._claim(number, fault, step)
+            elif isinstance(fault, Kill | DropLink) and fault.step == step and not _is_while_saving(fault):
+                self._carry_out(number, fault, step)
+        if self.pace is not None:
+            self.pace.factor = factor
+
+    def checkpoint_file(self, file: BufferedWriter, step: int) -> BufferedWriter:
+        """Return the file to write this rank's part of the checkpoint of `step` to: `file`, unless a fault is due."""
+        for number, fault in self._own:
+            is_due = isinstance(fault, FillDisk) or _is_while_saving(fault)
+            if not (is_due and step >= (fault.step or 0) and self._claim(number, fault, step)):  # type: ignore[union-attr]
+                continue
+            if isinstance(fault, Kill):
+                return cast("BufferedWriter", _DeadlyFile(file))
+            full = os.open(_FULL, os.O_WRONLY | os.O_CLOEXEC)
+            os.dup2(full, file.fileno(), inheritable=False)
+            os.close(full)
+        return file
+
+    def _begin(self, step: int) -> None:
+        """Note when the run began, unless it is noted, and start to wait for the faults that are due at a time."""
+        self._has_begun = True
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        timed = [(number, fault) for number, fault in self._own if isinstance(fault, Kill | DropLink)]
+        timed = [(number, fault) for number, fault in timed if fault.at_s is not None]
+        if timed:
+            began = self._began()
+            for number, fault in timed:
+                wait_s = max(0.0, began + (fault.at_s or 0.0) - time.time())
+                timer = threading.Timer(wait_s, self._carry_out, (number, fault, step))
+                timer.daemon = True
+                timer.start()
+
+    def _began(self) -> float:
+        path = self.folder / "began"
+        with suppress(FileExistsError):
+            file = os.open(path, _EXCLUSIVE, 0o600)
+            os.write(file, b"%.6f" % time.time())
+            os.close(file)
+        with suppress(ValueError):  # another rank has created the file, but not written it yet
+            return float(path.read_text())
+        return time.time()
+
+    def _carry_out(self, number: int, fault: Kill | DropLink, step: int) -> None:
+        if not self._claim(number, fault, step):
+            return
+        if isinstance(fault, DropLink):
+            os.close(os.open(self.folder / f"{number}.link", _EXCLUSIVE, 0o600))
+            return
+        if fault.node is not None:
+            agent = parent_process()
+            os.kill(os.getppid() if agent is None or agent.pid is None else agent.pid, signal.SIGKILL)
+        _die()
+
+    def _claim(self, number: int, fault: AnyFault, step: int) -> bool:
+        """Return whether the fault has not been carried out yet; from now on it has. Writes its event."""
+        if number in self._over:
+            return False
+        self._over.add(number)
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        try:
+            os.close(os.open(self.folder / str(number), _EXCLUSIVE, 0o600))
+        except FileExistsError:
+            return False
+        self.events.emit("fault", step=step, number=number, kind=fault.kind, text=fault.text)
+        return True
+
+
+def _is_while_saving(fault: AnyFault) -> bool:
+    return isinstance(fault, Kill) and fault.during == "checkpoint"
+
+
+class _DeadlyFile:
+    """A file whose first write, or last flush, kills this process: half of the data are in the file then."""
+
+    def __init__(self, file: BufferedWriter) -> None:
+        self._file = file
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def write(self, data: bytes | memoryview) -> int:
+        self._file.write(data[: len(data) // 2])
+        self.flush()
+        raise AssertionError("unreachable")
+
+    def flush(self) -> None:
+        self._file.flush()
+        _die()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+def _die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)  # the signal arrives within microseconds, but not necessarily before this thread goes on
+
+
+class FaultyControl:
+    """A `Control` of the trainer that carries out faults before each step.
+
+    Args:
+        should_stop: Function that says whether to stop before a step.
+        faults: The rank's faults.
+    """
+
+    def __init__(self, should_stop: Callable[[int], bool], faults: RankFaults) -> None:
+        self._should_stop, self._faults = should_stop, faults
+
+    def should_stop(self, step: int) -> bool:
+        """Return whether to stop before `step`."""
+        if self._should_stop(step):
+            return True
+        self._faults.before_step(step)
+        return False
