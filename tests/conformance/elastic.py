@@ -19,7 +19,8 @@ def elastic_job(**changes: Any) -> ss.Job:
     """A job for 2 to 4 ranks, on each of which its batch can be divided."""
     model = deep if "pipeline" in str(changes.get("strategy")) else "mlp"
     fields: dict[str, Any] = {
-        "model": model, "steps": STEPS, "batch": 48, "elastic": "2:4", "loss": slow_loss, "record": ss.Record(parameters=True),
+        "model": model, "steps": STEPS, "batch": 48, "elastic": "2:4", "loss": slow_loss,
+        "record": ss.Record(parameters=True),
         "optimizer": ss.Optimizer("sgd", lr=0.05, momentum=0.9), "timeout_s": 30,
     }  # fmt: skip
     return small_job(**{**fields, **changes})
