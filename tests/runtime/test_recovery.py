@@ -47,7 +47,8 @@ def test_a_killed_rank_costs_only_the_steps_since_the_last_checkpoint(strategy: 
     assert 0 < summary.goodput < 1
     (event,) = run.events("restart")
     assert (event["attempt"], event["failed_rank"], event["step"], event["source"]) == (1, 1, EVERY, "disk")
-    assert "rank 1 of strategy" in event["cause"]
+    assert event["cause"].startswith("rank 1")
+    assert event["cause"].endswith("was killed by SIGKILL after step 6, as its plan of faults says")
     (fault,) = run.events("fault")
     assert (fault["rank"], fault["step"], fault["text"]) == (1, 7, "rank 1 killed at step 7")
     assert "completed after 1 restart" in run._repr_html_()
@@ -163,9 +164,10 @@ def test_it_ends_with_its_driver_while_it_starts_again(tmp_path: Path) -> None:
 
 
 def test_a_slow_rank_computes_for_longer_in_the_steps_of_the_fault_only() -> None:
-    faults = ss.Faults().slow(1, factor=20, steps=(6, 9))
-    small = small_job(model="gpt-nano", data="python-source", steps=STEPS, batch=16)
-    run = ss.launch(small, faults=faults).wait(WITHIN_S)
+    """The factor is so large because it multiplies processor time, and spans also count waiting for a core."""
+    run = ss.launch(small_job(steps=STEPS), faults=ss.Faults().slow(1, factor=200, steps=(6, 9))).wait(
+        WITHIN_S
+    )
 
     def computing(rank: int, first: int, last: int) -> float:
         rows = [event for event in run.events("step", rank=rank) if first <= event["step"] <= last]

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-from shardscope.runlog.tail import of_last_attempt, read_events, select
+from shardscope.runlog.tail import Event, of_last_attempt, read_events, select
 from shardscope.runtime.rundir import RunDir
 from shardscope.runtime.secondary_failure import is_secondary_failure
 from shardscope.runtime.status import Cause
@@ -70,7 +70,8 @@ def _from_event(event: dict[str, Any], job: Job) -> Ending:
 def _from_exit(run: RunDir, job: Job, rank: int, exitcode: int) -> Ending:
     step = _last_step(run, rank)
     see = "" if exitcode == -signal.SIGKILL else f"; see run.logs({rank})"
-    message = f"{_who(rank, job)} {_how(exitcode, step, 'its')}{see}"
+    kills = [event for event in _events(run, "fault", rank) if event["kind"] == "kill"]
+    message = f"{_who(rank, job)} {_how(exitcode, step, 'its', is_planned=bool(kills))}{see}"
     error = {"message": message, "rank": rank, "step": step, "strategy": job.strategy.label}
     return Ending("failed", error=error, cause=_cause(exitcode))
 
@@ -93,8 +94,10 @@ def describe_lost_forkserver(run: RunDir, job: Job, pid: int, exitcode: int) -> 
     return Ending("failed", error=error, cause=_cause(exitcode))
 
 
-def _how(exitcode: int, step: int, whose: str) -> str:
+def _how(exitcode: int, step: int, whose: str, *, is_planned: bool = False) -> str:
     where = f"after step {step}" if step else f"before {whose} first step"
+    if exitcode == -signal.SIGKILL and is_planned:
+        return f"was killed by SIGKILL {where}, as its plan of faults says"
     if exitcode == -signal.SIGKILL:
         return f"was killed by SIGKILL {where} (by hand, or by the system because memory ran out)"
     if exitcode < 0:
@@ -107,5 +110,9 @@ def _cause(exitcode: int) -> Cause | None:
 
 
 def _last_step(run: RunDir, rank: int | None = None) -> int:
-    events = of_last_attempt(read_events(run.path))
-    return max((event["step"] for event in select(events, "step", rank)), default=0)
+    return max((event["step"] for event in _events(run, "step", rank)), default=0)
+
+
+def _events(run: RunDir, kind: str, rank: int | None) -> list[Event]:
+    """Return the events of one kind since the ranks were started the last time."""
+    return select(of_last_attempt(read_events(run.path)), kind, rank)

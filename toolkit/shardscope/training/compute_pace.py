@@ -17,8 +17,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
-
 from shardscope.spec import Job
 from shardscope.spec.cluster.emulated import EmulatedNode
 from shardscope.training import clock
@@ -209,6 +207,8 @@ class ComputePace:
 
         def spent() -> _Spent:
             if self._is_on_gpu:
+                import torch  # readers of recorded spans use this module without it
+
                 torch.cuda.synchronize()
             elapsed = time.perf_counter() - start - (self._waited_s - waited)
             return _Spent(elapsed, elapsed if self._is_on_gpu else time.thread_time() - processor)

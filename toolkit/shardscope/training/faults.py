@@ -6,6 +6,7 @@ when a restarted run repeats its step. An event is written first, because a kill
     control/faults/began      when the ranks began their first step, in Unix seconds
     control/faults/N          fault number N of the plan has been carried out
     control/faults/N.link     the agent of the emulated cluster is asked to drop the link of fault N
+    control/faults/N.done     it has dropped the link
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from shardscope.training.compute_pace import ComputePace
 
 _FULL = "/dev/full"
 """Linux's device that has no space left: every write to it fails with ENOSPC."""
+_PATIENCE_S, _POLL_S = 5.0, 1e-3
+"""How long to wait for the agent of the emulated cluster, and between two looks, in seconds."""
 _EXCLUSIVE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
@@ -146,11 +149,18 @@ class RankFaults:
             return
         if isinstance(fault, DropLink):
             os.close(os.open(self.folder / f"{number}.link", _EXCLUSIVE, 0o600))
+            self._wait_for(self.folder / f"{number}.done")
             return
         if fault.node is not None:
             agent = parent_process()
             os.kill(os.getppid() if agent is None or agent.pid is None else agent.pid, signal.SIGKILL)
         _die()
+
+    def _wait_for(self, path: Path) -> None:
+        """Wait until a file appears, so that the step begins after the fault."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while not path.exists() and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
 
     def _claim(self, number: int, fault: AnyFault, step: int) -> bool:
         """Return whether the fault has not been carried out yet; from now on it has. Writes its event."""

@@ -40,6 +40,7 @@ class LinkFaults:
         for path in [path for path in self.waiting if path.exists()]:
             fault = self.waiting.pop(path)
             _switch(network, fault, is_on=False)
+            path.with_suffix(".done").touch(mode=0o600)
             if fault.lasts_s is not None:
                 self._dropped.append((time.monotonic() + fault.lasts_s, fault))
         for due in [due for due in self._dropped if time.monotonic() >= due[0]]:
