@@ -94,7 +94,7 @@ def link_of_run(run: Run) -> Link | None:
 
 def steps_with_spans(run: Run) -> list[list[Event]]:
     """Return the step events of all ranks for each step after the warm-up whose spans every rank has recorded."""
-    rows = finished_with_spans(run.events(), run.world_size)
+    rows = finished_with_spans(run.events(), run.job.world_size)
     whole = [row for row in rows if row[0]["step"] > WARM_UP_STEPS]
     if not whole:
         raise SpecError(

@@ -21,6 +21,7 @@ from shardscope.runlog.schema import Event
 from shardscope.runlog.spans import finished_with_spans
 from shardscope.runlog.steps import WARM_UP_STEPS
 from shardscope.runtime import Run
+from shardscope.runtime.resizable import job_now
 from shardscope.spec import Link
 from shardscope.training.meter import Span
 
@@ -74,8 +75,8 @@ class Projector:
         self.run = run
         events = run.events()
         backend = next((event["backend"] for event in events if event["event"] == "start"), "")
-        self._wire = Wire(run.resized_job, backend)  # without a start event, the check for steps below fails
-        self._steps = list(_measured(events, run.world_size))
+        self._wire = Wire(job_now(run), backend)  # without a start event, the check for steps below fails
+        self._steps = list(_measured(events, run.job.world_size))
         if not self._steps:
             raise SpecError(
                 f"run {run.id} has no step with recorded spans; record them with Record(spans_first=100)"

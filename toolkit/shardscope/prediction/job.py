@@ -165,7 +165,7 @@ class JobPrediction(Budgeted):
         """Interval that contains 90 % of step times, in seconds; None if not `has_rates`.
 
         On this machine, it is from the errors on runs left out of the fit; on a cluster, see `uncertainty`. What an
-        emulated cluster states is nearly certain: the times of its processors, and latencies.
+        emulated cluster states is nearly certain: the times of its processors, latencies, and the rates of links.
         """
         if self.uncertainty is not None:
             return self.uncertainty.interval

@@ -114,7 +114,7 @@ def _communication(traffic: Traffic, rates: RankRates) -> Term | None:
 def _collective(name: str, sent: Sent, rates: RankRates) -> Term:
     """Return the term for one collective. Only messages of known number wait for those of other ranks."""
     messages = sent.counted
-    seconds = sent.busiest / rates.link + messages * rates.per_message_s(sent.messages)
+    seconds = sent.busiest / rates.link + messages * rates.per_message_s(sent)
     rank = int(seconds.argmax())
     return _term(
         name, float(seconds[rank]), "bytes / bandwidth + messages × time per message", rates,

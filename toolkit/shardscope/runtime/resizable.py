@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from operator import index
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from shardscope.errors import RunUnreadable, SpecError
 
@@ -11,6 +11,18 @@ if TYPE_CHECKING:
     from shardscope.runlog.reducer import RunLog
     from shardscope.runtime.rundir import RunDir
     from shardscope.spec import Job
+
+
+class _Sized(Protocol):
+    @property
+    def job(self) -> Job: ...
+    @property
+    def world_size(self) -> int: ...
+
+
+def job_now(run: _Sized) -> Job:
+    """Return the job of a run on its current number of ranks; the job itself, unless the run was resized."""
+    return run.job if run.job.elastic is None else run.job.at_size(run.world_size)
 
 
 class Resizable:
@@ -36,7 +48,7 @@ class Resizable:
     @property
     def resized_job(self) -> Job:
         """The job on the current number of ranks (`Job.at_size`); the job itself, unless the run was resized."""
-        return self.job if self.job.elastic is None else self.job.at_size(self.world_size)
+        return job_now(self)
 
     def resize(self, world_size: int) -> Self:
         """Go on with another number of ranks after the step in progress, and return at once.

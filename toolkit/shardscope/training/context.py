@@ -103,6 +103,12 @@ class RankContext:
         return self.transport != "cuda-ipc" or self.compresses or self.is_paced or is_small
 
     @property
+    def shares_memory(self) -> bool:
+        """Whether all ranks can use the same tensors: in CPU memory, or in the memory of one GPU."""
+        on_one_gpu = self.backend == SHARED_GPU and torch.cuda.device_count() == 1
+        return self.transport == "shm" or (self.transport == "cuda-ipc" and on_one_gpu)
+
+    @property
     def is_paced(self) -> bool:
         """Whether this rank delays its messages: for the job's link, or for the latency of an emulated cluster."""
         return isinstance(self.group, PacedProcessGroup)

@@ -24,6 +24,7 @@ from shardscope.runlog.schema import Event
 from shardscope.runlog.spans import finished_steps
 from shardscope.runtime import Run
 from shardscope.runtime.preflight import preflight
+from shardscope.runtime.resizable import job_now
 from shardscope.spec.cluster import Cluster, EmulatedCluster
 from shardscope.spec.host_calibration import AnyCalibration
 from shardscope.spec.observed import ObservedJob
@@ -74,7 +75,7 @@ def compare(
     if isinstance(run, str | Path):
         run = Run.attach(run, root)
     events = run.events()
-    job, steps = run.resized_job, finished_steps(events, run.job.world_size)
+    job, steps = job_now(run), finished_steps(events, run.job.world_size)
     if not steps:
         raise RunUnreadable(
             f"run {run.id} has nothing to compare: not all ranks have finished a step; wait for a step"
@@ -92,7 +93,8 @@ def compare(
         prediction = _where_it_ran(prediction, events)
     notes = [
         f"The run was resized ({sizes}): only the steps from {min(steps)} on are compared, on {job.world_size} ranks."
-        for sizes in filter(None, [sizes_text(run.reduced().resizes)])
+        for sizes in [sizes_text(run.reduced().resizes) if run.job.elastic is not None else None]
+        if sizes
     ]
     rows: Iterable[ComparedTerm] = [
         *traffic_rows(prediction, steps, notes),
@@ -115,7 +117,7 @@ def _predicted(
     """Return the prediction of a run's job on a cluster; None takes the emulated cluster of the run, if any."""
     if isinstance(run.job, ObservedJob):
         return predict(run.job) if cluster is None else predict(run.job, cluster)
-    return predict(run.resized_job, cluster or run.cluster, calibration=calibration)
+    return predict(job_now(run), cluster or run.cluster, calibration=calibration)
 
 
 def _where_it_ran(prediction: JobPrediction, events: Sequence[Event]) -> JobPrediction:
@@ -141,7 +143,7 @@ def comparison_or_reason(run: Run, prediction: JobPrediction | None = None) -> C
     try:
         if isinstance(run.job, ObservedJob):
             return compare(run)
-        prediction = prediction or preflight(run.resized_job, run.cluster).prediction
+        prediction = prediction or preflight(job_now(run), run.cluster).prediction
         return _NOT_PREDICTED if prediction is None else compare(run, prediction=prediction)
     except ShardscopeError as error:
         return str(error)

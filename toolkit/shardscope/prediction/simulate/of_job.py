@@ -106,8 +106,9 @@ class JobStep:
     def latency(self, collective: str) -> float:
         """Return the seconds of a message of a collective, besides those for which it occupies links."""
         if collective not in self._latencies:
-            messages = (self.prediction.traffic or {})[collective].messages
-            self._latencies[collective] = self.rates.per_message_s(messages)
+            self._latencies[collective] = self.rates.per_message_s(
+                (self.prediction.traffic or {})[collective]
+            )
         return self._latencies[collective]
 
     def emptied(self) -> Graph:

@@ -58,7 +58,7 @@ def trace_of(run: Run) -> list[list[TraceNode]]:
     events = run.events()
     steps = {
         number: rows
-        for number, rows in finished_steps(events, run.world_size).items()
+        for number, rows in finished_steps(events, run.job.world_size).items()
         if all(row.get("spans") for row in rows)
     }
     if not steps:
