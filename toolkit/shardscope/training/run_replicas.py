@@ -13,6 +13,7 @@ from shardscope.training.strategies.base import RankStrategy
 if TYPE_CHECKING:
     import torch
 
+    from shardscope.training.checkpoint import Loaded
     from shardscope.training.checkpoint.replicas import ReplicaSaver
     from shardscope.training.trainer import Trainer
 
@@ -76,7 +77,7 @@ class RunReplicas:
         return copy if copy is not None and step_of(copy) >= on_disk else None
 
 
-def resume_newest(trainer: Trainer, disk: Path | None, *, allow_pickle: bool = False) -> None:
+def resume_newest(trainer: Trainer, disk: Path | None, *, allow_pickle: bool = False) -> Loaded | None:
     """Resume from the newest copy in memory or, if that is older or cannot be loaded, from the disk.
 
     Args:
@@ -84,20 +85,20 @@ def resume_newest(trainer: Trainer, disk: Path | None, *, allow_pickle: bool = F
         disk: A checkpoint, or a folder of checkpoints; None if there is none.
         allow_pickle: Whether to read checkpoints of earlier versions, which are pickles and can run code.
 
+    Returns:
+        What was loaded; None if there is neither.
+
     Raises:
         CheckpointError: There are copies or checkpoints, but none can be loaded.
     """
     copy = trainer.replicas.newer_than(disk)
     if copy is not None:
         try:
-            trainer.resume(copy, kind="replica")
+            return trainer.resume(copy, kind="replica")
         except CheckpointError:
             if disk is None:
                 raise
-        else:
-            return
-    if disk is not None:
-        trainer.resume(disk, allow_pickle=allow_pickle)
+    return None if disk is None else trainer.resume(disk, allow_pickle=allow_pickle)
 
 
 def _newest_step(disk: Path) -> int:

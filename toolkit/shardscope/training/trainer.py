@@ -10,22 +10,20 @@ from __future__ import annotations
 
 import math
 import os
-import random
 import socket
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from shardscope.errors import CheckpointError, ShardscopeError, SpecError
 from shardscope.spec import Job, UserCode
-from shardscope.spec.job_parts import Named, label_of
+from shardscope.spec.job_parts import Data, label_of
 from shardscope.spec.models import GPTConfig
 from shardscope.training.context import RankContext
 from shardscope.training.data import (
@@ -49,11 +47,16 @@ from shardscope.training.memory import StepMemory
 from shardscope.training.models import build_model
 from shardscope.training.optim.sparse import prepare_sparse_embeddings
 from shardscope.training.parameters import save_parameters
+from shardscope.training.random_state import seed_everything
 from shardscope.training.recompute import apply_recompute
 from shardscope.training.run_checkpoints import RunCheckpoints
 from shardscope.training.run_replicas import RunReplicas
 from shardscope.training.strategies import StepResult, build_strategy
 from shardscope.training.strategies.base import MicroBatch
+from shardscope.training.work_shares import WorkShares
+
+if TYPE_CHECKING:
+    from shardscope.training.checkpoint import Loaded
 
 FIGURES_EVERY = 10
 """Number of steps between events with a compressor's metrics; not 1, because computing residual norms takes time."""
@@ -81,8 +84,8 @@ Evaluated = Callable[[int, float], None]
 """Called on every rank after an evaluation during training, with the step and the step's duration in seconds."""
 
 
-def resolve(value: Named) -> Any:
-    """Return the callable in a `UserCode`; a catalogue name is returned unchanged."""
+def resolve(value: Data) -> Any:
+    """Return the callable in a `UserCode`; a catalogue name, and shards, are returned unchanged."""
     return value.function if isinstance(value, UserCode) else value
 
 
@@ -102,7 +105,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self._not_saved = ""  # why the model could not be saved after a failed evaluation
-        _seed_everything(self.job.seed)
+        seed_everything(self.job.seed)
         self.loss_function = resolve_loss(resolve(self.job.loss))
         self.strategy = build_strategy(self.job, self.context)
         model = build_model(resolve(self.job.model))
@@ -112,8 +115,9 @@ class Trainer:
         self.model = self._prepare_model(model)
         self.num_params = sum(p.numel() for p in self.model.parameters())
         self.gradient_bytes = sum(p.nbytes for p in self.model.parameters() if p.requires_grad)
-        self.sampler = GlobalSampler(len(self.data.train), self.job.batch.global_batch, self.job.seed)
+        self.sampler = GlobalSampler.of(self.data.train, self.job.batch.global_batch, self.job.seed)
         self.loader = self._loader()
+        self.work = self._work_shares(self.loader)
         self.strategy.example = self._example
         self.strategy.setup(self.model)
         self.strategy.warm_up_buckets(self.loss_function)
@@ -156,6 +160,9 @@ class Trainer:
             return None
         return Loader(self.data.train, self.sampler, rank=rank, world_size=world_size)
 
+    def _work_shares(self, loader: Loader | None) -> WorkShares | None:
+        return None if loader is None else WorkShares(self.job, self.context, self.strategy, loader)
+
     def _example(self) -> MicroBatch:
         """Return a fixed micro-batch from the training split, on this rank's device."""
         inputs, targets = self._place(self._example_rows())
@@ -179,7 +186,7 @@ class Trainer:
             pid=os.getpid(), host=socket.gethostname(),
         )  # fmt: skip
 
-    def resume(self, source: Path, *, allow_pickle: bool = False, kind: str = "disk") -> None:
+    def resume(self, source: Path, *, allow_pickle: bool = False, kind: str = "disk") -> Loaded:
         """Load a checkpoint, or the newest complete one in a folder; training continues with this job's settings.
 
         Args:
@@ -205,12 +212,13 @@ class Trainer:
                 f"the checkpoint is from the job's last step {saved.step}: nothing was left to train"
             )
         self.first_step = saved.step + 1
-        self.sampler.resume(saved.step, saved.data)
+        saved.notes.extend(self.sampler.resume(saved.step, saved.data))
         self.context.events.emit(
             "resume", step=saved.step, path=saved.path.name, source=kind,
             samples=self.sampler.samples_before(saved.step), compressor_state=saved.restored.compressor_state,
             dropped=saved.restored.dropped, notes=saved.notes, **self._warmup(saved.step),
         )  # fmt: skip
+        return saved
 
     def _warmup(self, done: int) -> dict[str, int]:
         """Return the last step of the compressor's uncompressed warm-up, for the event; empty if it has none."""
@@ -239,7 +247,7 @@ class Trainer:
 
     def _check_extra_state(self) -> None:
         """Raise an error now, not at the first checkpoint, if extra state of a module cannot be saved."""
-        for name, module in self.model.named_modules() if self.checkpoints.are_saved else ():
+        for name, module in self.model.named_modules() if self.job.saves_checkpoints else ():
             if type(module).get_extra_state is not nn.Module.get_extra_state:
                 from shardscope.training.checkpoint.values import encode
 
@@ -318,10 +326,9 @@ class Trainer:
             group["lr"] = base * factor
 
     def _micro_batches(self, step: int) -> list[MicroBatch]:
-        if self.loader is None:
+        if self.loader is None or self.work is None:
             return []
-        batch = self._place(self.loader.batch(step - 1))
-        return split(batch, self.job.num_micro_batches)
+        return split(self._place(self.loader.batch(step - 1)), self.work.num_micro_batches)
 
     def _place(self, batch: Any) -> Any:
         """Move a batch to this rank's device, with floating-point tensors cast to the dtype of the weights."""
@@ -333,6 +340,7 @@ class Trainer:
 
     def _record(self, step: int, result: StepResult, micro_batches: list[MicroBatch], seconds: float) -> None:
         traffic, spans = self.context.meter.drain()
+        waited = self.context.meter.drain_waits()
         shown = self.job.record.shows(step)
         counted = micro_batches if result.loss is not None else []
         samples = sum(num_rows(inputs) for inputs, _ in counted)
@@ -340,12 +348,15 @@ class Trainer:
         memory = self.strategy.memory.sample()
         self.context.events.emit(
             "step", step=step, loss=result.loss, samples=samples, tokens=tokens, step_time_s=round(seconds, 6),
-            lr=self.optimizer.param_groups[0]["lr"], grad_norm=result.grad_norm, skipped=result.skipped,
+            lr=self.optimizer.param_groups[0]["lr"],
             loss_scale=self.strategy.precision.loss_scale,
             memory_bytes=memory, peak_memory_bytes=self.strategy.memory.peak,
-            traffic=traffic, **self._late_seconds(),
-            **self._codec_seconds(spans), **_noise(result), **({"spans": spans} if shown else {}),
+            traffic=traffic, **self._late_seconds(), **({} if self.loader is None else self.loader.fields(step - 1)),
+            **self._codec_seconds(spans), **result.as_event(), **({"waited": waited} if waited else {}),
+            **({"spans": spans} if shown else {}),
         )  # fmt: skip
+        if self.work is not None:
+            self.work.after_step(step, spans, waited)
         self._write_late_traffic(step)
         self._watch_compression(step)
 
@@ -401,8 +412,7 @@ class Trainer:
         assert step is not None  # all ranks are ending
         state = "completed" if step >= self.job.last_step else "stopped"
         if step >= self.first_step or state == "completed":  # also if nothing was left to train
-            is_wanted = self.job.checkpoint.at_end or self.job.until is not None
-            if is_wanted and not self.checkpoints.holds(step):
+            if self.job.saves_at_end(state) and not self.checkpoints.holds(step):
                 self._save(step)
             if self.job.record.parameters and state == "completed":
                 self.parameters_file = save_parameters(self.folder, self.strategy)
@@ -450,7 +460,7 @@ class Trainer:
         """Save a checkpoint after a failed evaluation, if the job saves checkpoints and this step has none."""
         is_missing = self.parameters_file is None and not self.checkpoints.holds(step)
         try:
-            if self.checkpoints.are_saved and is_missing:
+            if self.job.saves_checkpoints and is_missing:
                 self._save(step)
             self.checkpoints.wait()
         except CheckpointError as error:  # reported in addition to the error of the evaluation
@@ -461,7 +471,7 @@ class Trainer:
         what = reason if isinstance(error, FailedTogether) else f"{type(error).__name__}: {reason}"
         saved = self.parameters_file or self.checkpoints.newest
         where = "nothing was saved before it" if saved is None else f"the trained model is in {saved}"
-        if saved is None and not self.checkpoints.are_saved:
+        if saved is None and not self.job.saves_checkpoints:
             where += "; set checkpoint=Checkpoint(at_end=True) to keep the trained model"
         return (
             f"the evaluation on the {split} split after step {step} failed ({what}); {where}{self._not_saved}"
@@ -471,14 +481,3 @@ class Trainer:
         if self._wait_for_all(step):
             with self.context.paced(False):
                 self.checkpoints.save(step)
-
-
-def _seed_everything(seed: int) -> None:
-    """Seed all random number generators, so that initial weights are the same on all ranks and in repeated runs."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 - the user's code may draw from the global generator
-    torch.manual_seed(seed)
-
-
-def _noise(result: StepResult) -> dict[str, Any]:
-    return {} if result.noise is None else {"noise": result.noise.as_event()}
