@@ -24,7 +24,7 @@ from shardscope.cli import build_parser
 
 ROOT = Path(__file__).parents[1]
 GROUND = {"errors", "_compat", "_lazy", "_version", "disk_cache", "machine"}
-FIRST = GROUND | {"spec", "runlog"}
+FIRST = GROUND | {"spec", "runlog", "storage"}
 ENGINES = FIRST | {"training", "analytic"}
 SECOND = ENGINES | {"methods", "export"}
 THIRD = SECOND | {"prediction", "runtime", "simulate"}
@@ -38,6 +38,7 @@ MAY_IMPORT = {
     "machine": set(),
     "spec": GROUND,
     "runlog": GROUND | {"spec"},
+    "storage": GROUND | {"spec"},
     "training": FIRST,
     "analytic": FIRST,
     "methods": ENGINES,
@@ -60,6 +61,7 @@ WITHOUT_TORCH = (
     "disk_cache",
     "spec",
     "runlog",
+    "storage",
     "analytic",
     "simulate",
     "export",
@@ -124,11 +126,12 @@ def test_a_floor_imports_only_floors_below_it() -> None:
 
 PANELS = {
     "communication_calculator": set(),
+    "fault_lab": set(),
     "memory_calculator": set(),
     "pipeline_explorer": set(),
     "planner": set(),
     "step_player": set(),
-    "training_lab": {"step_player"},
+    "training_lab": {"fault_lab", "step_player"},
     "tuning_lab": {"training_lab"},
 }
 """Panels, and the panels that each contains; what they share lies in the kit, and the labs' form in `job_form`."""

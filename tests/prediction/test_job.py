@@ -14,11 +14,11 @@ from torch import Tensor, nn
 import shardscope as ss
 from conformance.ranks import RankPool
 from prediction.ranks_of import run_on
-from shardscope.machine import usable_cores
+from shardscope.analytic.communication.traffic import Sent
 from shardscope.prediction import job as prediction_of_jobs
 from shardscope.prediction.rates import RankRates
 from shardscope.runlog.schema import MEMORY_KINDS
-from shardscope.spec.host_calibration import Constant, HostCalibration
+from shardscope.spec.host_calibration import Constant, HostCalibration, HostMachine
 from shardscope.spec.models import MODELS, GPTConfig
 from shardscope.spec.strategy import Work
 
@@ -104,28 +104,42 @@ def test_a_budget_of_tokens_takes_days_and_dollars() -> None:
 
 
 def test_messages_of_sleeping_ranks_wait_for_each_other_at_the_cores() -> None:
-    """One rank's message waits until the cores have handled those that the others send at the same time."""
+    """The time of a message grows with the ranks that send at the same time, and contains that of few bytes."""
     job = ss.Job(model="mlp", data="digits", strategy="zero-3", world_size=64, batch=64)
     cluster = ss.Cluster.emulated(nodes=64, flops="1 GFLOP/s")
     host = HostCalibration.shipped()
     rates = RankRates.of_this_machine(job, [Work(1.0)] * 64, host, emulated=cluster)
-    alone = rates.per_message_s(np.array([3] + 63 * [0]))
+    none, one, all_of_them = np.zeros(64, int), np.array([3] + 63 * [0]), np.array(64 * [3])
+    alone = rates.per_message_s(Sent(none, one))
     assert 0 < alone < host.value("message_s", ranks=2, transport="tcp"), "which waits for ranks that compute"
-    assert rates.per_message_s(np.array(64 * [3])) <= host.value("message_s", ranks=64, transport="tcp")
-    measured = Constant(name="idle_message_s", transport="tcp", value=1e-4, low=1e-4, high=1e-4)
-    host = host.replace(constants=(*host.constants, measured))
+    assert (
+        alone
+        <= rates.per_message_s(Sent(none, all_of_them))
+        <= host.value("message_s", ranks=64, transport="tcp")
+    )
+    measured = tuple(
+        Constant(name="idle_message_s", transport="tcp", ranks=ranks, value=value, low=value, high=value)
+        for ranks, value in ((2, 1e-4), (64, 2e-3))
+    )
+    here = HostMachine.here()
+    host = host.replace(constants=(*host.constants, *measured), machine=here)
     rates = RankRates.of_this_machine(job, [Work(1.0)] * 64, host, emulated=cluster)
-    assert rates.per_message_s(np.array([3] + 63 * [0])) == pytest.approx(1e-4)
-    assert rates.per_message_s(np.array(64 * [3])) == pytest.approx(1e-4 * max(1.0, 64 / usable_cores()))
+    assert rates.per_message_s(Sent(none, one)) == pytest.approx(1e-4)
+    assert rates.per_message_s(Sent(none, all_of_them)) == pytest.approx(2e-3)
+    few = int(1e-3 * rates.link)
+    carried = rates.per_message_s(Sent(3 * few + none, all_of_them))
+    assert carried + few / rates.link == pytest.approx(2e-3)
+    assert rates.per_message_s(Sent(300 * few + none, all_of_them)) == pytest.approx(1e-4)
 
 
 def test_stated_times_are_nearly_certain() -> None:
-    """The interval is that of the time which the calibration predicts, and 2 % of the emulated passes."""
+    """The interval is that of the time which the calibration predicts, and 2 % of passes and transfers."""
     cluster = ss.Cluster.emulated(nodes=4, flops="1 MFLOP/s")
     found = ss.predict(job_of("ring"), cluster, calibration=HostCalibration.shipped())
-    passes_s = sum(part.value for part in found.time.parts if part.name in {"forward", "backward"})
-    low, high = HostCalibration.shipped().interval(found.step_time_s - passes_s)
-    assert found.interval == pytest.approx((0.98 * passes_s + low, 1.02 * passes_s + high))
+    stated_s = sum(part.value for part in found.time.parts if part.name in {"forward", "backward"})
+    stated_s += sum(sent.busiest.max() for sent in found.traffic.values()) / cluster.link.bandwidth
+    low, high = HostCalibration.shipped().interval(found.step_time_s - stated_s)
+    assert found.interval == pytest.approx((0.98 * stated_s + low, 1.02 * stated_s + high))
 
 
 def test_ranks_of_a_single_emulated_node_have_the_rates_of_this_machine() -> None:

@@ -20,32 +20,10 @@ from shardscope.training.transports.cuda_ipc.memory import Arena, check_sharing
 from shardscope.training.transports.cuda_ipc.messages import DeviceMailbox
 from shardscope.training.transports.shm import CannotShare
 from shardscope.training.transports.shm.messages import ANY
+from training.transports.device_files import Files
 
 SEGMENT = 4096
 SIZES = [0, 1, 511, 512, 513, SEGMENT, SEGMENT + 1, 10 * SEGMENT + 7]
-
-
-class Files:
-    """Memory in files of one folder, which every process can map."""
-
-    def __init__(self, folder: Path, rank: int) -> None:
-        self._folder, self._rank, self._paths = folder, rank, {}
-
-    def allocate(self, num_bytes: int) -> Tensor:
-        path = self._folder / f"{self._rank}-{len(self._paths)}"
-        segment = self.open(f"{num_bytes} {path}")
-        self._paths[segment.data_ptr()] = path
-        return segment
-
-    def export(self, segment: Tensor) -> str:
-        return f"{segment.numel()} {self._paths[segment.data_ptr()]}"
-
-    def open(self, exported: str) -> Tensor:
-        size, path = exported.split(maxsplit=1)
-        return torch.from_file(path, shared=True, size=int(size), dtype=torch.uint8)
-
-    def synchronize(self) -> None:
-        pass
 
 
 def mailbox(context: RankContext, folder: Path) -> DeviceMailbox:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,9 @@ from conformance.ranks import RankPool
 from shardscope.runtime.secondary_failure import is_secondary_failure
 from shardscope.training.collectives import RingAllReduce
 from shardscope.training.context import RankContext
+from shardscope.training.transports.cuda_ipc import DeviceShardBuffers
 from shardscope.training.transports.shm import ShardBuffers
+from training.transports.device_files import Files
 
 VICTIM = 1
 SIZES = [1, 7, 1000, 100_000]
@@ -24,14 +27,20 @@ SIZES = [1, 7, 1000, 100_000]
 UNIT_BYTES = 64_000
 
 
-def buffers_of(context: RankContext, name: str, timeout_s: float = 60.0) -> ShardBuffers:
+def buffers_of(
+    context: RankContext, name: str, timeout_s: float = 60.0, *, device: Path | None = None
+) -> ShardBuffers:
+    """The buffers of a test; with a folder, those of a GPU whose memory is in files there."""
     assert context.group is not None
 
     def disagreed() -> None:
         raise ValueError("the ranks disagree")
 
     store = dist.PrefixStore(f"test_shards/{name}", context.group.get_group_store())
-    return ShardBuffers(
+    kind: Callable[..., ShardBuffers] = ShardBuffers
+    if device is not None:
+        kind = partial(DeviceShardBuffers, memory=Files(device, context.rank))
+    return kind(
         store, context.rank, context.world_size, unit_bytes=UNIT_BYTES, total_bytes=20 * UNIT_BYTES,
         timeout_s=timeout_s, disagreed=disagreed,
     )  # fmt: skip
@@ -59,10 +68,16 @@ def reduced(shards: ShardBuffers, tensor: Tensor) -> Tensor:
     return output
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_a_mean_has_the_bits_of_the_ring(pool: RankPool, tmp_path: Path, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "on_device"),
+    [(torch.float32, False), (torch.float64, False), (torch.bfloat16, False), (torch.float32, True)],
+)
+def test_a_mean_has_the_bits_of_the_ring(
+    pool: RankPool, tmp_path: Path, dtype: torch.dtype, on_device: bool
+) -> None:
     def check(context: RankContext) -> None:
-        shards, ring = buffers_of(context, f"mean {dtype}"), RingAllReduce(context.group)
+        ring = RingAllReduce(context.group)
+        shards = buffers_of(context, f"mean {dtype} {on_device}", device=tmp_path if on_device else None)
         for size in [*SIZES, *SIZES]:
             mine = values(context.rank, size * context.world_size, dtype)
             expected = ring.reduce_scatter_(mine.clone()) / context.world_size
@@ -72,9 +87,13 @@ def test_a_mean_has_the_bits_of_the_ring(pool: RankPool, tmp_path: Path, dtype: 
     pool.run(check, tmp_path)
 
 
-def test_several_tensors_are_reduced_after_one_barrier(pool: RankPool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("on_device", [False, True])
+def test_several_tensors_are_reduced_after_one_barrier(
+    pool: RankPool, tmp_path: Path, on_device: bool
+) -> None:
     def check(context: RankContext) -> int:
-        shards, ring = buffers_of(context, "several"), RingAllReduce(context.group)
+        ring = RingAllReduce(context.group)
+        shards = buffers_of(context, f"several {on_device}", device=tmp_path if on_device else None)
         outputs, expected = [], []
         for seed in range(3):
             mine = values(context.rank + 10 * seed, 100 * context.world_size, torch.float32)
@@ -108,9 +127,12 @@ def test_a_buffer_without_room_says_so_until_it_has_been_reduced(pool: RankPool,
     pool.run(check, tmp_path)
 
 
-def test_a_gathered_tensor_has_the_chunks_of_all_ranks(pool: RankPool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("on_device", [False, True])
+def test_a_gathered_tensor_has_the_chunks_of_all_ranks(
+    pool: RankPool, tmp_path: Path, on_device: bool
+) -> None:
     def check(context: RankContext) -> None:
-        shards = buffers_of(context, "gather")
+        shards = buffers_of(context, f"gather {on_device}", device=tmp_path if on_device else None)
         for turn, size in enumerate([*SIZES, *SIZES, *SIZES]):
             expected = torch.cat(
                 [values(rank + turn, size, torch.float32) for rank in range(context.world_size)]

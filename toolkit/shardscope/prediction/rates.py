@@ -7,18 +7,33 @@ from math import inf
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from shardscope.analytic.communication.traffic import Sent
 from shardscope.machine import can_share_memory, usable_cores
 from shardscope.prediction.step.machine import Machine
 from shardscope.prediction.this_machine import core_speed
 from shardscope.spec import Job
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster, EmulatedCluster
-from shardscope.spec.host_calibration import HostCalibration, HostMachine, HostTransport
+from shardscope.spec.host_calibration import HostCalibration, HostMachine, HostTransport, knot_shares
 from shardscope.spec.job import IN_LAYOUTS
 from shardscope.spec.link import Link
 from shardscope.spec.strategy import Work
+
+
+class IdleMessages(NamedTuple):
+    """Time per message of ranks that do not compute, by how many of them send at the same time.
+
+    With more ranks than cores, messages wait for each other at the cores, and ranks for their turn.
+    """
+
+    ranks: tuple[float, ...]
+    """Numbers of ranks with known times, in ascending order."""
+    seconds: tuple[float, ...]
+
+    def at(self, ranks: float) -> float:
+        """Return the seconds per message of this number of ranks."""
+        return float(np.exp(knot_shares(ranks, self.ranks) @ np.log(self.seconds)))
 
 
 class RankRates(NamedTuple):
@@ -50,25 +65,21 @@ class RankRates(NamedTuple):
     seconds."""
     emulated_flops: float | None = None
     """FLOP/s at which passes are computed, whatever else they do; None unless a processor is emulated."""
-    handling_s: float = 0.0
-    """Part of `message_s` for which a message needs one of `cores`."""
-    cores: float = inf
-    """Cores that handle the messages of all ranks, which wait for each other there; infinite if `message_s` contains
-    these waits."""
-    most_message_s: float = inf
-    """Limit of the time per message with these waits, in seconds."""
+    idle: IdleMessages | None = None
+    """Messages of ranks that sleep; None if ranks compute, so that `message_s` contains their waits for a core."""
 
-    def per_message_s(self, messages: npt.NDArray[np.int64]) -> float:
-        """Return the seconds per message of the rank that sends the most, in a collective.
+    def per_message_s(self, sent: Sent) -> float:
+        """Return the seconds per message of a collective, besides those in which the link carries its bytes.
 
-        All ranks send at the same time, so a message waits until the cores have handled those of other ranks.
-
-        Args:
-            messages: Messages that each rank sends.
+        Sleeping ranks all send at the same time, and the cores handle their messages while the link is busy, too. So
+        their time per message, if it is the longer one, contains that of its bytes.
         """
-        busiest = max(1, int(np.max(messages)))
-        waiting = max(1.0, float(np.sum(messages)) / busiest / self.cores) - 1.0
-        return min(self.message_s + waiting * self.handling_s, max(self.message_s, self.most_message_s))
+        messages = np.maximum(sent.counted, 1)
+        senders = float(np.sum(sent.messages)) / max(1, int(np.max(sent.messages)))
+        if self.idle is None or senders <= 1.0:
+            return self.message_s
+        carried_s = float(np.max(sent.busiest / messages)) / self.link
+        return max(self.message_s, self.idle.at(senders) - carried_s)
 
     @classmethod
     def of_this_machine(
@@ -77,9 +88,10 @@ class RankRates(NamedTuple):
         """Return the rates of one rank of `job` on this machine, whose cores the ranks share.
 
         Ranks on emulated processors mostly sleep, and need no core for that. But what all do at the same time queues up
-        at the cores: their messages, and the fixed costs of a step, of a pipeline stage and of gathering parameters.
-        Ranks that wait in a schedule leave their core to others: a pipeline that mostly waits is not slowed down by few
-        cores, and a smaller bubble then gains little. The job's link, if it has one, limits the rate of sending.
+        at the cores: their messages (see `IdleMessages`), and the fixed costs of a step, of a pipeline stage and of
+        gathering parameters. Ranks that wait in a schedule leave their core to others: a pipeline that mostly waits is
+        not slowed down by few cores, and a smaller bubble then gains little. The job's link, if it has one, limits the
+        rate of sending.
 
         Args:
             job: The job.
@@ -106,7 +118,7 @@ class RankRates(NamedTuple):
             operation_s=host.value("operation_s") * slow,
             step_s=fixed("step_s"),
             link=sent.bandwidth,
-            message_s=sent.handling_s + sent.latency_s,
+            message_s=sent.message_s + sent.latency_s,
             source=host.label,
             optimizer_bandwidth=updates or host.value("optimizer_bandwidth") * speed.bandwidth / slow,
             codec_bandwidth=host.value("codec_bandwidth") * speed.bandwidth / slow,
@@ -114,9 +126,7 @@ class RankRates(NamedTuple):
             unit_s=fixed("unit_s"),
             stage_s=fixed("stage_s"),
             emulated_flops=None if emulated is None else emulated.flops,
-            handling_s=sent.handling_s,
-            cores=usable_cores() if is_idle else inf,
-            most_message_s=sent.most_s,
+            idle=sent.idle,
         )
 
     @classmethod
@@ -150,8 +160,9 @@ FREE = RankRates(
 
 
 def stated_rates(emulated: EmulatedCluster | None, limit: Link | None) -> RankRates:
-    """Return rates with which only what is stated takes time: latencies, and computation on emulated processors."""
+    """Return rates with which only what is stated takes time: links, latencies, and emulated processors."""
     return FREE._replace(
+        link=inf if limit is None else limit.bandwidth,
         message_s=0.0 if limit is None else limit.latency_s,
         emulated_flops=None if emulated is None else emulated.flops,
         optimizer_bandwidth=inf if emulated is None else emulated.memory_bandwidth or inf,
@@ -196,24 +207,21 @@ class _Messages(NamedTuple):
 
     Attributes:
         bandwidth: Bytes per second that a rank can send.
-        handling_s: Seconds per message, without `latency_s`.
+        message_s: Seconds per message, without `latency_s`.
         latency_s: Latency of the emulated link, in seconds.
-        most_s: Limit of the seconds per message of ranks whose messages wait for each other.
+        idle: Messages of ranks that sleep; None if ranks compute.
     """
 
     bandwidth: float
-    handling_s: float
+    message_s: float
     latency_s: float
-    most_s: float
+    idle: IdleMessages | None = None
 
 
 def _messages(
     job: Job, host: HostCalibration, ranks: float, emulated: EmulatedCluster | None, *, is_idle: bool
 ) -> _Messages:
     """Return how ranks send.
-
-    The time of messages of idle ranks is measured on its own. In a calibration without it, it is a guess from the time
-    of ranks that compute, which then is also its limit.
 
     Args:
         job: The job.
@@ -230,23 +238,35 @@ def _messages(
         bandwidth, latency_s = min(bandwidth, _share(host, transport) * limit.bandwidth), limit.latency_s
     computing_s = host.value("message_s", ranks=ranks, transport=known)
     if not is_idle:
-        return _Messages(bandwidth, computing_s, latency_s, inf)
-    if host.has("idle_message_s", loopback):
-        return _Messages(bandwidth, host.value("idle_message_s", transport=loopback), latency_s, inf)
-    return _Messages(bandwidth, _guessed_idle_s(host, known), latency_s, computing_s + latency_s)
+        return _Messages(bandwidth, computing_s, latency_s)
+    idle = _measured_idle(host, loopback) or _guessed_idle(host, known, computing_s)
+    return _Messages(bandwidth, idle.seconds[0], latency_s, idle)
 
 
-def _guessed_idle_s(host: HostCalibration, transport: str) -> float:
-    """Return the seconds per message of ranks that leave their cores idle, from those of ranks that compute.
+def _measured_idle(host: HostCalibration, transport: str) -> IdleMessages | None:
+    """Return the messages of ranks that sleep, if the calibration has them."""
+    if not host.has("idle_message_s", transport):
+        return None
+    rows, cores = host.rows("idle_message_s", transport), usable_cores() / host.machine.cores
+    return IdleMessages(tuple((row.ranks or 1) * cores for row in rows), tuple(row.value for row in rows))
+
+
+def _guessed_idle(host: HostCalibration, transport: str, most_s: float) -> IdleMessages:
+    """Return a guess of the messages of ranks that sleep, from those of ranks that compute.
 
     With as many ranks as cores, messages already wait for ranks that compute, so the values for the fewest ranks are
-    continued to a single rank.
+    continued to a single rank. With more ranks, messages wait in turn at the cores, but for at most `most_s`.
     """
     rows = host.rows("message_s", transport)
-    if len(rows) == 1:
-        return rows[0].value
-    (low, first), (high, second) = ((row.ranks or 1, row.value) for row in rows[:2])
-    return first * min(1.0, float((first / second) ** (np.log2(low) / np.log2(high / low))))
+    alone = rows[0].value
+    if len(rows) > 1:
+        (low, first), (high, second) = ((row.ranks or 1, row.value) for row in rows[:2])
+        alone *= min(1.0, float((first / second) ** (np.log2(low) / np.log2(high / low))))
+    turns = (1.0, 2.0, 4.0, 8.0)
+    return IdleMessages(
+        tuple(turn * usable_cores() for turn in turns),
+        tuple(max(alone, min(turn * alone, most_s)) for turn in turns),
+    )
 
 
 def _share(host: HostCalibration, transport: str) -> float:

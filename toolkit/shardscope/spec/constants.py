@@ -30,7 +30,7 @@ CONSTANTS: dict[str, Kind] = {
     "unit_s": Kind("s", "fixed time per unit for which ZeRO-2 or ZeRO-3 gathers parameters", ("ranks",)),
     "stage_s": Kind("s", "fixed time per micro-batch of a pipeline stage, in both passes", ("ranks",)),
     "message_s": Kind("s", "time per message", ("transport", "ranks")),
-    "idle_message_s": Kind("s", "time per message of ranks that do not compute", ("transport",)),
+    "idle_message_s": Kind("s", "time per message of ranks that do not compute", ("transport", "ranks")),
     "message_bandwidth": Kind("B/s", "bytes that one rank sends in a collective", ("transport", "ranks")),
     "link_efficiency": Kind(
         "x", "fraction of a link's bandwidth that messages between nodes reach", ("transport",)

@@ -213,7 +213,7 @@ AnyCalibration = Calibration | HostCalibration
 """A calibration of a type of GPU, or of the CPU ranks of one machine."""
 
 
-def knot_shares(ranks: float, knots: Sequence[int]) -> NDArray[np.float64]:
+def knot_shares(ranks: float, knots: Sequence[float]) -> NDArray[np.float64]:
     """Return the exponents with which the values at `knots` are multiplied to interpolate at `ranks`; they sum to 1.
 
     Interpolation is linear between the logarithms. Below the first knot, its value holds; beyond the last one, the

@@ -103,6 +103,12 @@ class RankContext:
         return self.transport != "cuda-ipc" or self.compresses or self.is_paced or is_small
 
     @property
+    def shares_memory(self) -> bool:
+        """Whether all ranks can use the same tensors: in CPU memory, or in the memory of one GPU."""
+        on_one_gpu = self.backend == SHARED_GPU and torch.cuda.device_count() == 1
+        return self.transport == "shm" or (self.transport == "cuda-ipc" and on_one_gpu)
+
+    @property
     def is_paced(self) -> bool:
         """Whether this rank delays its messages: for the job's link, or for the latency of an emulated cluster."""
         return isinstance(self.group, PacedProcessGroup)
@@ -155,13 +161,15 @@ def open_rank(
     if device.type == "cuda":
         torch.cuda.set_device(device)
     meter, emulation = Meter(), Emulation.from_env(place)
-    processor = None if emulation is None else emulation.processor
-    if processor is None and faults is not None and faults.is_slowed:
-        processor = _AS_FAST
-    if processor is not None:
+
+    def pace(processor: EmulatedNode = _AS_FAST) -> ComputePace:
         meter.pace = ComputePace(job, processor, is_on_gpu=device.type == "cuda")
+        return meter.pace
+
+    if emulation is not None and emulation.processor is not None:
+        pace(emulation.processor)
     if faults is not None:
-        faults.pace = meter.pace
+        faults.pace, faults.make_pace = meter.pace, pace
     if world_size == 1:
         yield RankContext(rank, 1, device, meter, events, emulation=emulation, faults=faults)
         return

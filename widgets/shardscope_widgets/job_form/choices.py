@@ -10,6 +10,7 @@ import traitlets as t
 from shardscope.errors import SpecError, unknown_name
 from shardscope.spec import (
     Batch,
+    Checkpoint,
     Compression,
     Job,
     Link,
@@ -17,11 +18,13 @@ from shardscope.spec import (
     Method,
     Optimizer,
     Record,
+    Recovery,
     Strategy,
     registry,
 )
 from shardscope.spec.data import DATA, is_path
 from shardscope.spec.models import MODELS
+from shardscope.spec.shards import Shards
 from shardscope.spec.units import parse
 from shardscope_widgets.job_form.families import applies, options_of
 from shardscope_widgets.kit.form import (
@@ -97,6 +100,20 @@ class JobChoices(t.HasTraits):
     )
     precision = trait_of(Job, "precision")
     recompute = trait_of(Job, "recompute")
+    checkpoint_every = own_trait(
+        0,
+        "Checkpoint every",
+        "Steps between two checkpoints, from which a run can resume.",
+        blank="none",
+        least=0,
+    )
+    restarts = own_trait(
+        0,
+        "Restarts",
+        "How often all ranks may start again from the newest checkpoint, after one of them has failed.",
+        least=0,
+        most=1000,
+    )
     noise_scale = trait_of(Record, "noise_scale", values=(("off", False), ("measured", True)))
     steps = trait_of(Job, "steps", default=200)
     seed = trait_of(Job, "seed")
@@ -104,7 +121,8 @@ class JobChoices(t.HasTraits):
     @t.validate("model", "data", "optimizer")
     def _known(self, proposal: Mapping[str, Any]) -> Any:
         field, value = proposal["trait"].name, proposal["value"]
-        free = callable(value) or (field == "data" and isinstance(value, str) and is_path(value))
+        is_own_data = isinstance(value, Shards) or (isinstance(value, str) and is_path(value))
+        free = callable(value) or (field == "data" and is_own_data)
         if not free and value not in known_names(field):
             raise unknown_name(field, value, known_names(field))
         return value
@@ -263,5 +281,7 @@ class JobChoices(t.HasTraits):
             "batch": Batch(global_batch=self.global_batch, micro_batch=self.micro_batch or suited),
             "link": self.link(),
             "record": Record(noise_scale=self.noise_scale),
+            "checkpoint": Checkpoint(every=self.checkpoint_every or None),
+            "recovery": Recovery(restarts=self.restarts) if self.restarts else None,
         }
         return Job(**plain | methods | parts)

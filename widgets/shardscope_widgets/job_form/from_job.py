@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardscope.spec import Job
+from shardscope.spec import Job, UserCode
 from shardscope.spec.units import bit_rate_text, seconds_text
 from shardscope_widgets.job_form.choices import AS_IT_IS, KINDS, NO_LATENCY
 from shardscope_widgets.job_form.families import options_of
@@ -30,9 +30,11 @@ def choices_of(job: Job) -> dict[str, Any]:
         "model": _plain(job.model), "data": _plain(job.data), "micro_batch": job.batch.micro_batch or 0,
         "optimizer": job.optimizer.name, "lr": job.optimizer.lr,
         "bandwidth": AS_IT_IS if job.link is None else bit_rate_text(job.link.bandwidth),
+        "checkpoint_every": job.checkpoint.every if isinstance(job.checkpoint.every, int) else 0,
+        "restarts": 0 if job.recovery is None else job.recovery.restarts,
         "latency": NO_LATENCY if job.link is None else seconds_text(job.link.latency_s),
     }  # fmt: skip
 
 
 def _plain(value: Any) -> Any:
-    return value if isinstance(value, str) else value.function
+    return value.function if isinstance(value, UserCode) else value

@@ -11,7 +11,8 @@ from shardscope.spec.host_calibration import Constant
 _PROGRAM = """\
 import json
 from shardscope.runtime.transport_speed import measure
-print(json.dumps([[speed.transport, speed.message_s] for speed in measure(2)]))
+speeds = [speed for ranks in (2, 4, 8) for speed in measure(ranks)]
+print(json.dumps([[speed.transport, speed.world_size, speed.message_s] for speed in speeds]))
 """
 _NOISE = 0.2
 """Half width of an interval, relative to the value: how much a measurement varies."""
@@ -19,7 +20,7 @@ _PATIENCE_S = 30.0
 
 
 def idle_message_constants() -> tuple[list[Constant], str]:
-    """Return the time per message between two ranks, for each transport, and a sentence if it cannot be measured."""
+    """Return the time per message for each transport and number of ranks, and a sentence if it cannot be measured."""
     if sys.platform != "linux":
         return [], ""
     try:
@@ -31,9 +32,9 @@ def idle_message_constants() -> tuple[list[Constant], str]:
         return [], f"The time of messages between idle ranks could not be measured ({type(error).__name__})."
     found = [
         Constant(
-            name="idle_message_s", transport=transport, value=value,
+            name="idle_message_s", transport=transport, ranks=ranks, value=value,
             low=value * (1 - _NOISE), high=value * (1 + _NOISE),
         )
-        for transport, value in measured
+        for transport, ranks, value in measured
     ]  # fmt: skip
     return found, ""

@@ -228,7 +228,12 @@ class FullyShardedStrategy(ZeroStrategy):
     def _may_share_buffers(self, step: JobStep) -> bool:
         """Return whether ranks of one host exchange the job's shards in shared buffers, not in a ring's messages."""
         job = step.job
-        if job.transport not in {"auto", "shm"} or self.collectives != "ring" or step.is_on_gpus:
+        if (
+            job.transport not in {"auto", "cuda-ipc" if step.is_on_gpus else "shm"}
+            or self.collectives != "ring"
+        ):
+            return False
+        if step.is_on_gpus and step.backend != "gloo":  # each rank has a GPU
             return False
         running = [rows for unit, rows in self._units(step).items() if unit in step.trace.running]
         needs_ring = self.why_ring(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import pairwise
@@ -74,6 +74,7 @@ from shardscope.training.strategies._stray_parameters import refusing_strays
 from shardscope.training.strategies._unit_boundary import UnitBoundary
 from shardscope.training.strategies.base import LossFunction, MicroBatch, Predict, StepResult
 from shardscope.training.strategies.partitioned import ParameterShare, Partitioned
+from shardscope.training.transports.cuda_ipc import CudaMemory, DeviceShardBuffers
 from shardscope.training.transports.shm import CannotShare, ShardBuffers
 from shardscope.training.transports.shm.shards import LINE
 
@@ -123,6 +124,10 @@ class FullySharded(Partitioned):
         self.copies_of_gradients = self.settings.replicas
         return model
 
+    @property
+    def _is_on_gpu(self) -> bool:
+        return self.context.device.type == "cuda"
+
     def _mesh(self) -> DeviceMesh:
         """Return a one-dimensional device mesh of all ranks, or, with replicas, a mesh with one row per replica."""
         replicas, kind = self.settings.replicas, self.context.device.type
@@ -134,8 +139,7 @@ class FullySharded(Partitioned):
     def _shard(self, model: nn.Module, mesh: DeviceMesh) -> None:
         from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
 
-        has_gpu = self.context.device.type == "cuda"
-        policy = CPUOffloadPolicy(pin_memory=has_gpu) if self.settings.offload else OffloadPolicy()
+        policy = CPUOffloadPolicy(pin_memory=self._is_on_gpu) if self.settings.offload else OffloadPolicy()
         self.read_outside = self._find_reads(model)
         uncut = {parameter for parameter in model.parameters() if not can_be_cut(parameter.shape)}
         names = {module: name for name, module in model.named_modules()}
@@ -186,11 +190,14 @@ class FullySharded(Partitioned):
             is_compressed=self.compressor is not None,
             has_frozen_units=not all(any(p.requires_grad for p in unit.parameters) for unit in units),
         )
-        if self.context.transport != "shm" or self.why_ring:
+        if not self.context.shares_memory or self.why_ring:
             return None
         sizes = [_gathered_bytes(unit) for unit in units]
+        buffers_of: Callable[..., ShardBuffers] = ShardBuffers
+        if self._is_on_gpu:
+            buffers_of = partial(DeviceShardBuffers, memory=CudaMemory(self.context.device))
         try:
-            buffers = ShardBuffers(
+            buffers = buffers_of(
                 dist.PrefixStore("shards", self.agreement.store), self.context.rank, self.context.world_size,
                 unit_bytes=max(sizes, default=0), total_bytes=sum(sizes) + LINE * len(sizes),
                 timeout_s=self.job.timeout_s, disagreed=self.agreement.raise_difference,
@@ -204,7 +211,7 @@ class FullySharded(Partitioned):
         described = super().described_transport()
         if self.shared is not None:
             described["transport_reason"] += f"; {_SHARED}"
-        elif self.ring is not None and self.context.transport == "shm":
+        elif self.ring is not None and self.context.shares_memory:
             described["transport_reason"] += f"; shards go around a ring because {self.why_ring}"
         return described
 
@@ -320,8 +327,9 @@ class FullySharded(Partitioned):
         self.exchanged = 0
         if (
             self.ring is not None
-        ):  # a reduce-scatter cannot be deferred if its result is accumulated or summed over replicas
-            self.ring.deferred = len(micro_batches) == 1 and self.settings.replicas == 1
+        ):  # a reduce-scatter cannot be deferred if FSDP2 adds, sums or copies its result
+            copies = self.settings.offload and self._is_on_gpu
+            self.ring.deferred = len(micro_batches) == 1 and self.settings.replicas == 1 and not copies
         if self.shared is not None:  # only a ring's messages can be shown one by one
             meter = self.context.meter
             self.shared.is_on = not meter.logged_step or meter.step != meter.logged_step

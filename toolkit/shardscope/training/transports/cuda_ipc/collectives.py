@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from shardscope.training.transports.cuda_ipc.memory import DeviceMemory
+from shardscope.training.transports.cuda_ipc.memory import DeviceMemory, open_or_share
 from shardscope.training.transports.shm.barriers import Barrier
 from shardscope.training.transports.shm.collectives import Collectives, Reduce, Slots
 from shardscope.training.transports.shm.peers import Peers
@@ -52,9 +52,9 @@ class DeviceSlots(Slots):
     ) -> None:
         self._memory = memory
         slots = [
-            _open_or_share(memory, store, peers, rank, 2 * slot_bytes) for rank in range(peers.world_size)
+            open_or_share(memory, store, peers, rank, 2 * slot_bytes) for rank in range(peers.world_size)
         ]
-        results = _open_or_share(memory, dist.PrefixStore("results", store), peers, 0, 2 * slot_bytes)
+        results = open_or_share(memory, dist.PrefixStore("results", store), peers, 0, 2 * slot_bytes)
         sets = [
             [part[parity * slot_bytes :][:slot_bytes] for part in (*slots, results)] for parity in range(2)
         ]
@@ -73,26 +73,6 @@ class DeviceSlots(Slots):
         super()._add([part.to(here) for part in parts], total, reduce)
         if total is not into:
             into.copy_(total)
-
-
-def _open_or_share(
-    memory: DeviceMemory, store: dist.Store, peers: Peers, owner: int, num_bytes: int
-) -> Tensor:
-    """Return memory of rank `owner`, which allocates it and lets each other rank open it."""
-    if peers.rank != owner:
-        try:
-            exported = store.get(f"{owner}/{peers.rank}").decode()
-        except dist.DistStoreError as error:
-            raise dist.DistBackendError(
-                f"Connection closed by peer: rank {owner} has shared no GPU memory ({error})"
-            ) from error
-        return memory.open(exported)
-    shared = memory.allocate(num_bytes)
-    memory.synchronize()
-    for other in range(peers.world_size):
-        if other != owner:  # what is exported can be opened once
-            store.set(f"{owner}/{other}", memory.export(shared))
-    return shared
 
 
 class StagedCollectives:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from shardscope.training.transports.shm.files import exchange
 from shardscope.training.transports.shm.memory import CannotShare
+from shardscope.training.transports.shm.peers import Peers
 
 SEGMENT_BYTES = 64 << 20
 _ALIGNMENT = 512
@@ -29,8 +30,8 @@ class DeviceMemory(Protocol):
     def open(self, exported: str) -> Tensor:
         """Open the memory that another process has exported."""
 
-    def synchronize(self) -> None:
-        """Wait until all copies that this thread has started are done."""
+    def synchronize(self, *, all_streams: bool = False) -> None:
+        """Wait until all copies on this thread's stream are done, or all that this process has started."""
 
 
 class CudaMemory:
@@ -51,8 +52,11 @@ class CudaMemory:
         storage = torch.UntypedStorage._new_shared_cuda(*parts)  # noqa: SLF001 - as torch.multiprocessing does
         return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
-    def synchronize(self) -> None:
-        torch.cuda.current_stream(self._device).synchronize()
+    def synchronize(self, *, all_streams: bool = False) -> None:
+        if all_streams:
+            torch.cuda.synchronize(self._device)
+        else:
+            torch.cuda.current_stream(self._device).synchronize()
 
 
 class Arena:
@@ -123,3 +127,23 @@ def check_sharing(memory: DeviceMemory, store: dist.Store, rank: int, world_size
         if text:
             first_line = text.splitlines()[0]
             raise CannotShare(f"the ranks cannot open each other's GPU memory (rank {r}: {first_line})")
+
+
+def open_or_share(
+    memory: DeviceMemory, store: dist.Store, peers: Peers, owner: int, num_bytes: int
+) -> Tensor:
+    """Return memory of rank `owner`, which allocates it and lets each other rank open it."""
+    if peers.rank != owner:
+        try:
+            exported = store.get(f"{owner}/{peers.rank}").decode()
+        except dist.DistStoreError as error:
+            raise dist.DistBackendError(
+                f"Connection closed by peer: rank {owner} has shared no GPU memory ({error})"
+            ) from error
+        return memory.open(exported)
+    shared = memory.allocate(num_bytes)
+    memory.synchronize()
+    for other in range(peers.world_size):
+        if other != owner:  # what is exported can be opened once
+            store.set(f"{owner}/{other}", memory.export(shared))
+    return shared

@@ -10,6 +10,8 @@ different ones learn it there.
 Several reduce-scatters can share one barrier: their tensors stay in the buffers until `reduce` adds them all up. Larger
 tensors than a buffer are exchanged in pieces, which takes a copy and a barrier for each.
 
+The buffers of `ShardBuffers` are in CPU memory; `cuda_ipc.DeviceShardBuffers` has them on a GPU that the ranks share.
+
 All buffers are double-buffered. A buffer is read before its rank arrives at the next barrier, and written again
 only after that barrier, so no rank overwrites what another still reads.
 
@@ -21,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -31,15 +34,23 @@ from shardscope.training.transports.shm.layout import Layout
 from shardscope.training.transports.shm.memory import PAGE, SharedMemory
 from shardscope.training.transports.shm.peers import Peers
 
-_MAX_GATHERED, _ALL_REDUCED = 32 << 20, 64 << 20
-_TOGETHER = 1 << 20
-"""Size up to which tensors wait for each other in a buffer, in bytes."""
 LINE = 64
 """Alignment of tensors in a buffer, in bytes."""
 
 
 def _pages(size: int) -> int:
     return -(-size // PAGE) * PAGE
+
+
+class Limits(NamedTuple):
+    """Largest sizes of the buffers of one model, in bytes."""
+
+    gathered: int = 32 << 20
+    """A buffer for gathered tensors."""
+    reduced: int = 64 << 20
+    """All buffers for tensors to reduce."""
+    together: int = 1 << 20
+    """Tensors that wait for each other in a buffer to be reduced."""
 
 
 @dataclass(frozen=True)
@@ -49,21 +60,23 @@ class ShardLayout(Layout):
     Attributes:
         unit_bytes: Size of the largest tensor, in bytes.
         total_bytes: Size of all tensors that are reduced in a step, in bytes.
+        limits: Largest sizes of the buffers.
     """
 
     unit_bytes: int
     total_bytes: int
+    limits: Limits
 
     @property
     def gathered_bytes(self) -> int:
         """Size of a buffer for gathered tensors, in bytes."""
-        return max(LINE * self.world_size, min(_pages(self.unit_bytes), _MAX_GATHERED))
+        return max(LINE * self.world_size, min(_pages(self.unit_bytes), self.limits.gathered))
 
     @property
     def reduced_bytes(self) -> int:
         """Size of a rank's buffer for tensors to reduce, in bytes; small tensors share one."""
-        most = _ALL_REDUCED // (2 * self.world_size) // PAGE * PAGE
-        wanted = max(self.unit_bytes, min(self.total_bytes, _TOGETHER))
+        most = self.limits.reduced // (2 * self.world_size) // PAGE * PAGE
+        wanted = max(self.unit_bytes, min(self.total_bytes, self.limits.together))
         return max(LINE * self.world_size, min(_pages(wanted), most))
 
     def digest_counter(self, rank: int, parity: int) -> int:
@@ -103,29 +116,44 @@ class ShardBuffers:
         CannotShare: A rank cannot open the memory; all ranks raise it.
     """
 
+    limits: ClassVar = Limits()
+
     def __init__(
         self, store: dist.Store, rank: int, world_size: int, *, unit_bytes: int, total_bytes: int,
         timeout_s: float, disagreed: Disagreed,
     ) -> None:  # fmt: skip
         self.rank, self.world_size, self._timeout_s = rank, world_size, timeout_s
-        self._layout = layout = ShardLayout(world_size, unit_bytes, total_bytes)
-        self._memory = SharedMemory(store, rank, world_size, layout.size)
+        self._layout = layout = ShardLayout(world_size, unit_bytes, total_bytes, self.limits)
+        self._memory = SharedMemory(store, rank, world_size, self._shared_bytes)
         self._peers = Peers(self._memory, layout, store, rank, rank)
         self._barrier, self._disagreed = Barrier(self._peers), disagreed
-        sets, ranks = range(2), range(world_size)
-        self._digests = [[layout.digest_counter(r, parity) for r in ranks] for parity in sets]
-        self._gathered = [
-            self._memory.tensor(layout.gathered_start(parity), layout.gathered_bytes) for parity in sets
-        ]
-        self._reduced = [
-            [self._memory.tensor(layout.reduced_start(parity, r), layout.reduced_bytes) for r in ranks]
-            for parity in sets
-        ]
+        self._digests = [[layout.digest_counter(r, parity) for r in range(world_size)] for parity in range(2)]
+        self._gathered, self._reduced = self._open_buffers()
         self._gather = self._reduce = self._used = 0
         self._parts: list[Tensor] = []
         self._pending: list[tuple[Tensor, list[Tensor]]] = []
         self._views: dict[tuple[int, int, int, torch.dtype], list[Tensor]] = {}
         self._wholes: dict[tuple[int, int, torch.dtype], Tensor] = {}
+
+    @property
+    def _shared_bytes(self) -> int:
+        """Size of the shared CPU memory, in bytes."""
+        return self._layout.size
+
+    def _open_buffers(self) -> tuple[list[Tensor], list[list[Tensor]]]:
+        """Return the two buffers for gathered tensors, and the two sets of all ranks' buffers for tensors to reduce."""
+        layout, sets = self._layout, range(2)
+        gathered = [
+            self._memory.tensor(layout.gathered_start(parity), layout.gathered_bytes) for parity in sets
+        ]
+        reduced = [
+            [
+                self._memory.tensor(layout.reduced_start(parity, r), layout.reduced_bytes)
+                for r in range(self.world_size)
+            ]
+            for parity in sets
+        ]
+        return gathered, reduced
 
     @property
     def own(self) -> list[Tensor]:
