@@ -28,9 +28,21 @@ def test_a_jobs_signature_has_plain_types_and_defaults() -> None:
 @pytest.mark.parametrize(
     ("spec", "text"),
     [
-        (ss.Batch, "(global_batch: int = 64, *, micro_batch: int | None = None)"),
+        (
+            ss.Batch,
+            (
+                "(global_batch: int = 64, *, micro_batch: int | None = None, "
+                "shares: tuple[int, ...] | Literal['measured'] | None = None, rebalance_every: int | None = None)"
+            ),
+        ),
         (ss.Strategy, "(name: str, **settings)"),
-        (ss.Checkpoint, "(every: int | None = None, *, at_end: bool = False, keep: int = 2)"),
+        (
+            ss.Checkpoint,
+            (
+                "(every: int | Literal['auto'] | None = None, *, at_end: bool = False, keep: int = 2, "
+                "asynchronous: bool = False, incremental: bool = False, mtbf_s: float | None = None)"
+            ),
+        ),
         (type(ss.LRSchedule("constant")), "(*, warmup_steps: int = 0)"),
     ],
 )

@@ -21,6 +21,7 @@ from shardscope.measure.compare_runs.of_runs import compare_runs as compare_runs
 from shardscope.measure.compression_speedup import compression_speedup as compression_speedup
 from shardscope.measure.explain.of_run import Explanation as Explanation
 from shardscope.measure.explain.of_run import explain as explain
+from shardscope.measure.jitter import jitter as jitter
 from shardscope.measure.scaling.result import Scaling as Scaling
 from shardscope.measure.scaling.scaling import extrapolate as extrapolate
 from shardscope.measure.scaling.scaling import scaling as scaling
@@ -61,6 +62,7 @@ from shardscope.spec import Checkpoint as Checkpoint
 from shardscope.spec import Cluster as Cluster
 from shardscope.spec import Compression as Compression
 from shardscope.spec import Device as Device
+from shardscope.spec import Elastic as Elastic
 from shardscope.spec import Faults as Faults
 from shardscope.spec import Job as Job
 from shardscope.spec import Layout as Layout

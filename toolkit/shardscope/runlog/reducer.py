@@ -17,9 +17,11 @@ from shardscope.runlog.divergence import Divergence, divergence_of
 from shardscope.runlog.epochs import Epochs
 from shardscope.runlog.figures import LOSS_WINDOW
 from shardscope.runlog.layers import LayerSamples
+from shardscope.runlog.resizes import Resize, resizes_of
 from shardscope.runlog.restarts import Restart
 from shardscope.runlog.schema import MEMORY_KINDS, OBSERVING, Event, Moved
 from shardscope.runlog.steps import ALIKE, MOST, Average, Step, StepKinds, Steps, per_step
+from shardscope.runlog.stragglers import Phases, Straggler
 
 if TYPE_CHECKING:
     from shardscope.spec import Job
@@ -39,11 +41,11 @@ class RunLog:
     """Columns and totals of a run, computed from the events that have been added so far.
 
     Attributes:
-        world_size: Number of ranks; a step has finished when all ranks have reported it.
+        world_size: Number of ranks, which a resize changes; a step has finished when all its ranks have reported it.
         kinds: The kinds of steps in the job, such as communicating and local steps; averages per step weight them by
             frequency.
         steps: The finished steps, in columns.
-        starts: Start event of each rank, by rank.
+        starts: Newest start event of each rank, by rank.
         evaluations: Evaluations during training, in order. They use the validation split; in runs from earlier versions
             of Shardscope, they use the test split.
         final: Evaluation on the test split after the last step; None until then, and in runs from earlier versions.
@@ -55,6 +57,9 @@ class RunLog:
         epochs: Step times and cache hits of each epoch on shards.
         collectives: Training bytes sent by all ranks, by name of the collective.
         observing: Bytes sent by all ranks for measurements, evaluations and checkpoints, by purpose.
+        phases: Computing times of the newest steps, by rank and phase.
+        shares: Samples of each rank in a step, as last divided by measured speed; empty if they have not been.
+        dropped: Number of gradients that no update used, or that were not computed, because other workers were faster.
         faults: Events of the faults that were carried out on purpose, in order.
         restarts: Restarts of the ranks after failures, in order. Steps that a restart repeats replace the earlier ones.
         lost_steps: Number of steps that all ranks had finished, and that restarts had to repeat.
@@ -82,12 +87,18 @@ class RunLog:
     epochs: Epochs = field(default_factory=Epochs)
     collectives: Counter[str] = field(default_factory=Counter)
     observing: Counter[str] = field(default_factory=Counter)
+    phases: Phases = field(default_factory=Phases)
+    shares: tuple[int, ...] = ()
+    dropped: int = 0
     faults: list[Event] = field(default_factory=list)
     restarts: list[Restart] = field(default_factory=list)
     lost_steps: int = 0
     first_t: float = 0.0
     last_t: float = 0.0
-    _open: dict[int, dict[int, Event]] = field(default_factory=dict, repr=False)
+    _open: dict[tuple[int, int], dict[int, Event]] = field(default_factory=dict, repr=False)
+    """Events of unfinished steps by rank, for each step and number of ranks that take it."""
+    _sizes: dict[int, int] = field(default_factory=dict, repr=False)
+    """Number of ranks with which each rank has started last, where its event says so."""
     _late: dict[int, list[Event]] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -110,11 +121,20 @@ class RunLog:
         return take is not None
 
     def _on_start(self, event: Event) -> None:
-        rank = event["rank"]
+        rank, size = event["rank"], event.get("world_size", self.world_size)
+        self._sizes[rank] = size
+        if size != self.world_size:
+            self._resize(size)
         self.starts[rank] = event
         self.first_t = min(self.first_t or event["t"], event["t"])
         for row in self._open.values():
             row.pop(rank, None)  # a rank that restarts repeats these steps
+
+    def _resize(self, world_size: int) -> None:
+        """Go on with another number of ranks, all of which are new processes."""
+        self.world_size = world_size
+        self.starts = {rank: start for rank, start in self.starts.items() if rank < world_size}
+        self.peak_memory, self.held = {}, {}
 
     def _on_fault(self, event: Event) -> None:
         self.faults.append(event)
@@ -122,6 +142,7 @@ class RunLog:
     def _on_restart(self, event: Event) -> None:
         self.restarts.append(Restart.of(event))
         self._open.clear()
+        self.shares = ()  # ranks measure their speeds again
         self._rewind(event["step"])
 
     def _on_resume(self, event: Event) -> None:
@@ -140,30 +161,34 @@ class RunLog:
         self.final = None
 
     def _on_step(self, event: Event) -> None:
-        number = event["step"]
+        number, rank = event["step"], event["rank"]
         self.epochs.add_counts(event)
-        row = self._open.setdefault(number, {})
-        row[event["rank"]] = event
-        if len(row) == self.world_size:
+        size = self._sizes.get(rank, self.world_size)
+        row = self._open.setdefault((number, size), {})
+        row[rank] = event
+        if len(row) == size:
             self._finish(number, [row[rank] for rank in sorted(row)])
 
     def _on_traffic(self, event: Event) -> None:
         """Add traffic that a rank's server sent for a step after the rank had finished that step."""
         number = event["step"]
-        if number in self._open or number > self.last_step:  # clocks differ, so it may come first
+        is_open = any(step == number for step, _ in self._open)
+        if is_open or number > self.last_step:  # clocks differ, so it may come first
             self._late.setdefault(number, []).append(event)
         else:
             late = self._sent([event])
             self.steps.add_traffic(number, late.sent_bytes, late.messages)
 
     def _finish(self, number: int, row: list[Event]) -> None:
-        for step in [step for step in self._open if step <= number]:
-            del self._open[step]
+        for place in [place for place in self._open if place[0] <= number]:
+            del self._open[place]
         self.steps.append(_step(number, row, self._sent([*row, *self._late.pop(number, ())])))
+        self.phases.take(number, row)
         if self.restarts and self.restarts[-1].recovered_t is None:
             self.restarts[-1].recovered_t = self.steps[-1].t
         self.epochs.add_step(row)
         for event in row:
+            self.dropped += bool(event.get("dropped"))
             rank, peak = event["rank"], event["peak_memory_bytes"]
             self.peak_memory[rank] = max(self.peak_memory.get(rank, 0), peak)
         if all("noise" in event for event in row):
@@ -195,6 +220,9 @@ class RunLog:
     def _on_memory(self, event: Event) -> None:
         self.held[event["rank"]] = {kind: event[kind] for kind in MEMORY_KINDS}
 
+    def _on_shares(self, event: Event) -> None:
+        self.shares = tuple(event["samples"])
+
     def _on_layers(self, event: Event) -> None:
         self.layer_samples.take(event)
 
@@ -212,9 +240,9 @@ class RunLog:
         until: int | None = None,
         kinds: StepKinds | None = None,
     ) -> float | None:
-        """Return the average per step of a field of `Step` over the run; None until each kind of step has occurred.
+        """Return the average per step of a field of `Step`; None until each kind of step has occurred.
 
-        See `steps.per_step`.
+        The average is over the run, or over the steps since its last resize. See `steps.per_step`.
 
         Args:
             figure: Name of the field.
@@ -222,13 +250,19 @@ class RunLog:
             until: Last step to count when weighting the kinds of steps; None means the last finished step.
             kinds: The kinds of steps; None means those of the job.
         """
-        numbers, values = self.steps.column("number"), self.steps.column(figure)
+        first = self.steps.since_resize()
+        numbers, values = self.steps.column("number")[first:], self.steps.column(figure)[first:]
         return per_step(numbers, values, self.kinds if kinds is None else kinds, average=average, until=until)
 
     @property
     def last_step(self) -> int:
         """Number of the last finished step; 0 before the first. A resumed run does not start at 1."""
         return self.steps[-1].number if self.steps else 0
+
+    @property
+    def resizes(self) -> list[Resize]:
+        """Changes of the number of ranks, in order."""
+        return resizes_of(self.steps)
 
     @property
     def step_time_s(self) -> float | None:
@@ -256,6 +290,11 @@ class RunLog:
     def divergence(self) -> Divergence | None:
         """How the loss diverged; None if it did not."""
         return divergence_of(self.steps.column("number"), self.steps.column("loss"))
+
+    @property
+    def straggler(self) -> Straggler | None:
+        """The rank that computes longer than the others and makes them wait; None if there is none."""
+        return self.phases.straggler({rank: start.get("role") for rank, start in self.starts.items()})
 
     @property
     def wall_s(self) -> float | None:
@@ -286,7 +325,7 @@ def _step(number: int, row: list[Event], moved: Moved) -> Step:
 
     A single loop is used for speed, because this function runs for every step of every log.
     """
-    t = seconds = loss = codec = compute = late = 0.0
+    t = seconds = loss = weighted = codec = compute = late = 0.0
     samples = tokens = memory = peak = num_losses = 0
     lr, norm, skipped = row[0]["lr"], math.nan, False
     for event in row:
@@ -294,6 +333,7 @@ def _step(number: int, row: list[Event], moved: Moved) -> Step:
         if event["loss"] is not None:
             lr = event["lr"] if not num_losses else lr
             loss, num_losses = loss + float(event["loss"]), num_losses + 1
+            weighted += float(event["loss"]) * event["samples"]
         if event["grad_norm"] is not None:
             norm = max(float(event["grad_norm"]), norm)  # in this order, max also replaces the initial NaN
         samples, tokens = samples + event["samples"], tokens + (event["tokens"] or 0)
@@ -302,7 +342,8 @@ def _step(number: int, row: list[Event], moved: Moved) -> Step:
         late = max(late, event.get("late_s", 0.0))
         compute = max(compute, _compute_seconds(event)) if "spans" in event else math.nan
         skipped = skipped or bool(event.get("skipped"))
-    loss = loss / num_losses if num_losses else math.nan
+    is_even = len({event["samples"] for event in row if event["loss"] is not None}) < 2
+    loss = (loss / num_losses if is_even else weighted / samples) if num_losses else math.nan
     sent = min(moved.sent_bytes, MOST), min(moved.messages, MOST)
     return Step(
         number,
@@ -320,6 +361,7 @@ def _step(number: int, row: list[Event], moved: Moved) -> Step:
         compute,
         skipped,
         late,
+        len(row),
     )
 
 

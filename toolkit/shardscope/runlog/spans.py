@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from shardscope.runlog.schema import Event
 
@@ -18,6 +19,23 @@ def lane_of(event: Event, lane: str) -> list[Interval]:
         lane: ``compute``, ``communication`` or ``codec``.
     """
     return sorted((start, end) for name, _, start, end, _ in event["spans"] if name == lane)
+
+
+def phase_seconds(
+    spans: Iterable[Sequence[Any]], waited: Mapping[str, float] | None = None
+) -> dict[str, float]:
+    """Return the time that a rank spent computing in one step by phase, such as ``forward``, in seconds.
+
+    Args:
+        spans: The rank's spans of the step, as rows of an event.
+        waited: Seconds that the rank waited for others within passes, by phase; they are not counted.
+    """
+    found: dict[str, float] = {}
+    for lane, name, start, end, *_ in spans:
+        if lane == "compute":
+            found[name] = found.get(name, 0.0) + float(end - start)
+    waits = waited or {}
+    return {name: max(0.0, seconds - waits.get(name, 0.0)) for name, seconds in found.items()}
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:
@@ -39,12 +57,18 @@ def covered(intervals: Iterable[Interval]) -> float:
 def finished_steps(events: Iterable[Event], world_size: int) -> dict[int, list[Event]]:
     """Return the step events of all steps that all ranks have finished: by step number, a list sorted by rank.
 
-    Late traffic, which a rank's server sent for a step after the rank had finished the step, is added to that rank's
-    event.
+    Of a run that was resized, these are the steps since the last change of its number of ranks. Late traffic, which a
+    rank's server sent for a step after the rank had finished the step, is added to that rank's event.
+
+    Args:
+        events: The run's events, in order.
+        world_size: Number of ranks of a run whose start events are not among the events or do not state it.
     """
     steps: dict[int, dict[int, Event]] = {}
     for event in events:
-        if event["event"] == "step":
+        if event["event"] == "start" and event.get("world_size", world_size) != world_size:
+            world_size, steps = event["world_size"], {}
+        elif event["event"] == "step":
             steps.setdefault(event["step"], {})[event["rank"]] = event
         elif event["event"] == "traffic" and event["rank"] in (row := steps.get(event["step"], {})):
             row[event["rank"]] = _with_late(row[event["rank"]], event)

@@ -9,7 +9,7 @@
     about.json      group, note, baseline, and the tool that launched the run; see `about`
     status.json     state, pid of the agent, error; replaced atomically
     rank-N.jsonl    events, appended by rank N
-    control/        requests to the ranks (`stop`, `approved`) and rank 0's answers (`stop_at`, `decision`);
+    control/        requests to the ranks (`stop`, `resize`, `approved`), rank 0's answers (`stop_at`, `decision`);
                     in `faults/`, which faults have been carried out (see `training.faults`)
     parameters.npz  all parameters after the last step, with `Record(parameters=True)`
     checkpoints/    written by `shardscope.training.checkpoint`
@@ -46,6 +46,7 @@ from shardscope.spec.faults import Faults
 
 ROOT_VARIABLE = "SHARDSCOPE_RUNS"
 CLUSTER_FILE, FAULTS_FILE = "cluster.json", "faults.json"
+_CHECKPOINT = re.compile(r"step-(\d{1,18})")
 _RESERVE_BYTES = 64 * 1024
 _LONGEST_NAME = 100
 """Maximum length of a run's name in the name of its directory; file systems allow 255 bytes with the time."""
@@ -275,6 +276,16 @@ class RunDir:
         return self.path / "control" / "stop_at"
 
     @property
+    def resize_request(self) -> Path:
+        """File that requests another number of ranks; contains this number."""
+        return self.path / "control" / "resize"
+
+    @property
+    def by_torchrun(self) -> Path:
+        """File that exists if torchrun starts the ranks, so that the run has no agent of its own."""
+        return self.path / "control" / "torchrun"
+
+    @property
     def approval(self) -> Path:
         """File with the step of the latest approved evaluation, or 0; it exists from the start of a gated run."""
         return self.path / "control" / "approved"
@@ -287,6 +298,10 @@ class RunDir:
     def request_stop(self, grace_s: float) -> None:
         """Request the ranks to stop at the end of a step; they are killed after `grace_s` seconds."""
         self.write_control(self.stop_request, json.dumps(grace_s))
+
+    def request_resize(self, world_size: int) -> None:
+        """Request the ranks to save and end after a step, so that `world_size` ranks go on."""
+        self.write_control(self.resize_request, str(world_size))
 
     def approve(self, step: int) -> None:
         """Let the ranks continue past the evaluation at `step`; 0 marks a new run as gated."""
@@ -307,6 +322,14 @@ class RunDir:
             f"the run directory {self.path} is gone: it was deleted or moved, which ended the run; launch the job "
             "again"
         )
+
+    def saved_steps(self) -> list[int]:
+        """Return the steps of the complete checkpoints in this directory."""
+        try:
+            names = os.listdir(self.path / "checkpoints")
+        except OSError:
+            return []
+        return [int(found[1]) for name in names if (found := _CHECKPOINT.fullmatch(name))]
 
     def rank_file(self, rank: int) -> Path:
         """Return the path of a rank's event log."""
@@ -419,7 +442,7 @@ def cluster_of(path: Path) -> EmulatedCluster | None:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    return re.fullmatch(r"step-\d+", path.name) is not None and path.is_dir() and not holds_run(path)
+    return _CHECKPOINT.fullmatch(path.name) is not None and path.is_dir() and not holds_run(path)
 
 
 def _make_unique(root: Path, name: str) -> Path:

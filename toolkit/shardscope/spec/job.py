@@ -11,13 +11,14 @@ from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 from shardscope.errors import SpecError, unknown_name
 from shardscope.spec import registry
 from shardscope.spec._base import Spec, leaving_out_unknown_fields
+from shardscope.spec.checkpoint import Checkpoint
 from shardscope.spec.compression import AnyCompression, Compression
 from shardscope.spec.data import check_compatible
+from shardscope.spec.elastic import ElasticOrRange, at_size
 from shardscope.spec.job_format import FORMAT, require_readable
 from shardscope.spec.job_parts import (
     PRECISIONS,
     Batch,
-    Checkpoint,
     Data,
     JobPrecision,
     Named,
@@ -109,6 +110,9 @@ class Job(Spec):
     evaluates only after the last step. The test split is evaluated once, after the last of all `steps`."""
     checkpoint: Checkpoint = Checkpoint()
     """When to save checkpoints, and how many to keep."""
+    elastic: ElasticOrRange | None = None
+    """How many ranks the run may have while it trains, such as ``"2:8"``: `Run.resize` changes their number. None keeps
+    `world_size` to the end."""
     recovery: RecoveryOrNumber = None
     """What happens when a rank fails: a `Recovery`, or just the number of times that all ranks may be started again,
     from the newest checkpoint. None ends the run with the error."""
@@ -240,8 +244,12 @@ class Job(Spec):
         self.strategy.check(self)
         if self.compression.is_here:
             self.compression.check(self)
+        if self.batch.shares is not None:
+            _check_shares(self)
         if self.record.noise_scale:
             _check_noise_scale(self)
+        if self.elastic is not None:
+            self.elastic.check(self)
 
     def _check_ranks(self) -> None:
         name, low, high = self.strategy.name, self.strategy.min_ranks, self.strategy.max_ranks
@@ -264,6 +272,31 @@ class Job(Spec):
         if isinstance(self.loss, str) and self.loss not in LOSSES:
             raise unknown_name("loss", self.loss, LOSSES)
 
+    def at_size(self, world_size: int) -> Self:
+        """Return this job, which must be `elastic`, as it trains on another number of ranks.
+
+        Raises:
+            SpecError: The job cannot train on this number of ranks; the message lists those on which it can.
+
+        Example:
+            >>> Job(model="mlp", data="digits", world_size=2, batch=48, elastic="2:4").at_size(3).batch.per_rank(3)
+            16
+        """
+        return cast("Self", at_size(self, world_size))
+
+    @property
+    def saves_checkpoints(self) -> bool:
+        """Whether a run of this job can save checkpoints."""
+        return self.checkpoint.is_on or any(map(self.saves_at_end, ("completed", "stopped")))
+
+    def saves_at_end(self, state: str) -> bool:
+        """Return whether a run saves a checkpoint as it ends in this state, ``"completed"`` or ``"stopped"``.
+
+        An elastic job does so when it is stopped, because its ranks stop for others to go on.
+        """
+        is_elastic = self.elastic is not None and state == "stopped"
+        return self.checkpoint.at_end or self.until is not None or is_elastic
+
     @property
     def last_step(self) -> int:
         """The last step of a run: `until` if it is set, else `steps`."""
@@ -280,7 +313,7 @@ class Job(Spec):
 
     @property
     def num_micro_batches(self) -> int:
-        """Number of micro-batches that a rank, or a whole pipeline, processes in one step."""
+        """Number of micro-batches that a rank, or a whole pipeline, processes in one step: the most of any rank."""
         return self.batch.accumulation_steps(self.num_data_ranks)
 
     @property
@@ -318,6 +351,11 @@ class Job(Spec):
             raise SpecError(
                 f"strategy={self.strategy.name!r} has no corresponding layout, because a layout describes only "
                 "replicas, ZeRO shards and pipeline stages; use for example strategy='ring' or 'zero-3'"
+            )
+        if self.batch.shares is not None:
+            raise SpecError(
+                f"batch.shares={self.batch.shares!r} has no corresponding layout, because replicas of a layout have "
+                "equal shares; leave shares out"
             )
         if self.precision not in IN_LAYOUTS:
             raise SpecError(
@@ -399,6 +437,42 @@ def _with_code(named: Any, code: Callable[..., Any]) -> Any:
         )
     registry.register_loaded(code)
     return code(**named.settings)
+
+
+def _check_shares(job: Job) -> None:
+    """Reject unequal shares where gradients are not averaged over all ranks at once, and so cannot be weighted.
+
+    Raises:
+        SpecError: The shares have to be equal; the message says why, and what to use.
+    """
+    told = f"batch.shares={job.batch.shares!r} cannot be combined with"
+    reason = job.strategy.needs_even_because
+    if reason is not None:
+        raise SpecError(
+            f"{told} strategy={job.strategy.label!r}, where {reason}; leave shares out, or use another strategy, such "
+            "as 'ring'"
+        )
+    name = job.compression.name
+    if job.compression.period > 1 or job.compression.is_a_vote:
+        why = (
+            "ranks vote"
+            if job.compression.is_a_vote
+            else "each rank trains its own parameters for several steps"
+        )
+        raise SpecError(
+            f"{told} compression={name!r}, with which {why}; leave shares out, or use another method, such as 'topk'"
+        )
+    if job.record.noise_scale:
+        raise SpecError(
+            f"{told} record.noise_scale=True, which compares gradients of equal numbers of samples; leave one of them "
+            "out"
+        )
+    micro = job.batch.micro_batch
+    if micro is not None and job.strategy.exchanges_in_passes:
+        raise SpecError(
+            f"{told} batch.micro_batch={micro} and strategy={job.strategy.label!r}, whose ranks exchange in each pass, "
+            "so all need equally many; leave micro_batch out, so that each rank makes one pass"
+        )
 
 
 def _check_noise_scale(job: Job) -> None:

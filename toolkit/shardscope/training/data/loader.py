@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Self
@@ -56,6 +57,12 @@ class Loader:
             ThreadPoolExecutor(1, thread_name_prefix="shardscope-loader") if self.prefetch else None
         )
         self._ahead: deque[tuple[int, Future[Batch]]] = deque()
+        self._samples: tuple[int, ...] | None = None
+
+    def divide(self, samples: Sequence[int]) -> None:
+        """Divide each global batch in these numbers of samples from now on, one for each rank, in rank order."""
+        self._drop_ahead()  # was read for the former division
+        self._samples = tuple(samples)
 
     def batch(self, step: int) -> Batch:
         """Return the inputs and targets of this rank's rows in `step` (counted from 0)."""
@@ -68,7 +75,11 @@ class Loader:
 
     def rows(self, step: int) -> Tensor:
         """Return the indices of this rank's rows in `step` (counted from 0)."""
-        return shard(self.sampler.indices(step), self.rank, self.world_size)
+        indices = self.sampler.indices(step)
+        if self._samples is None:
+            return shard(indices, self.rank, self.world_size)
+        first = sum(self._samples[: self.rank])
+        return indices[first : first + self._samples[self.rank]]
 
     def fields(self, step: int) -> dict[str, Any]:
         """Return the fields of the event of `step` (counted from 0) on shards: its epoch, and what was opened since.
@@ -106,11 +117,15 @@ class Loader:
         """Return the batch of `step` if it was read ahead; otherwise give up what was, and return None."""
         if self._ahead and self._ahead[0][0] == step:
             return self._ahead.popleft()[1].result()
+        self._drop_ahead()
+        return None
+
+    def _drop_ahead(self) -> None:
+        """Give up what was read ahead, and wait for it: two threads must not use the sampler at once."""
         for _, future in self._ahead:
             if not future.cancel():
-                future.exception()  # waits: two threads must not use the sampler at once
+                future.exception()
         self._ahead.clear()
-        return None
 
     def _read(self, step: int) -> Batch:
         rows = self.rows(step)
