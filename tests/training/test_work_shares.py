@@ -208,7 +208,11 @@ def test_a_straggler_is_named_until_the_work_is_shared_by_speed() -> None:
     """On emulated nodes, two of which are half as fast: the run names one, and shares by speed leave none."""
     needs_namespaces()
     cluster = ss.Cluster.emulated(nodes=3, slowdown={2: 2.0}, flops="40 MFLOP/s")
-    even = ss.launch(small_job(world_size=3, batch=60, steps=12), cluster).wait(120).summary()
+    run = ss.launch(small_job(world_size=3, batch=60, steps=12), cluster).wait(120)
+    even, jitter = run.summary(), ss.jitter(run)
+    assert (jitter.num_ranks, jitter.num_steps) == (3, 10)
+    assert jitter.between > jitter.within
+    assert jitter.slowdown(4096) > jitter.slowdown(8) > 1
     assert str(even.straggler).startswith("rank 2 is 2 times slower in")
     assert even.shares is None
     shared = ss.launch(

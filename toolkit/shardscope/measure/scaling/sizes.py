@@ -51,6 +51,8 @@ def sized_job(job: Job, workers: int, kind: Kind) -> Job:
         SpecError: The job does not suit this number of workers.
     """
     alone: dict[str, Any] = {"strategy": "single", "compression": "none"} if workers == 1 else {}
+    if workers == 1:  # there is nothing to divide
+        job = job.replace(batch=job.batch.replace(shares=None, rebalance_every=None))
     if kind == "strong":
         return job.replace(world_size=workers, batch=_divided(job.batch, job, workers), **alone)
     share = job.batch.per_rank(job.num_data_ranks)
