@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +53,9 @@ from shardscope.training.run_checkpoints import RunCheckpoints
 from shardscope.training.strategies import StepResult, build_strategy
 from shardscope.training.strategies.base import MicroBatch
 from shardscope.training.work_shares import WorkShares
+
+if TYPE_CHECKING:
+    from shardscope.training.checkpoint import Loaded
 
 FIGURES_EVERY = 10
 """Number of steps between events with a compressor's metrics; not 1, because computing residual norms takes time."""
@@ -179,7 +182,7 @@ class Trainer:
             pid=os.getpid(), host=socket.gethostname(),
         )  # fmt: skip
 
-    def resume(self, source: Path, *, allow_pickle: bool = False) -> None:
+    def resume(self, source: Path, *, allow_pickle: bool = False) -> Loaded:
         """Load a checkpoint, or the newest complete one in a folder; training continues with this job's settings.
 
         Args:
@@ -210,6 +213,7 @@ class Trainer:
             compressor_state=saved.restored.compressor_state, dropped=saved.restored.dropped, notes=saved.notes,
             **self._warmup(saved.step),
         )  # fmt: skip
+        return saved
 
     def _warmup(self, done: int) -> dict[str, int]:
         """Return the last step of the compressor's uncompressed warm-up, for the event; empty if it has none."""
@@ -238,7 +242,7 @@ class Trainer:
 
     def _check_extra_state(self) -> None:
         """Raise an error now, not at the first checkpoint, if extra state of a module cannot be saved."""
-        for name, module in self.model.named_modules() if self.checkpoints.are_saved else ():
+        for name, module in self.model.named_modules() if self.job.saves_checkpoints else ():
             if type(module).get_extra_state is not nn.Module.get_extra_state:
                 from shardscope.training.checkpoint.values import encode
 
@@ -401,8 +405,7 @@ class Trainer:
         assert step is not None  # all ranks are ending
         state = "completed" if step >= self.job.last_step else "stopped"
         if step >= self.first_step or state == "completed":  # also if nothing was left to train
-            is_wanted = self.job.checkpoint.at_end or self.job.until is not None
-            if is_wanted and not self.checkpoints.holds(step):
+            if self.job.saves_at_end(state) and not self.checkpoints.holds(step):
                 self._save(step)
             if self.job.record.parameters and state == "completed":
                 self.parameters_file = save_parameters(self.folder, self.strategy)
@@ -450,7 +453,7 @@ class Trainer:
         """Save a checkpoint after a failed evaluation, if the job saves checkpoints and this step has none."""
         is_missing = self.parameters_file is None and not self.checkpoints.holds(step)
         try:
-            if self.checkpoints.are_saved and is_missing:
+            if self.job.saves_checkpoints and is_missing:
                 self._save(step)
             self.checkpoints.wait()
         except CheckpointError as error:  # reported in addition to the error of the evaluation
@@ -461,7 +464,7 @@ class Trainer:
         what = reason if isinstance(error, FailedTogether) else f"{type(error).__name__}: {reason}"
         saved = self.parameters_file or self.checkpoints.newest
         where = "nothing was saved before it" if saved is None else f"the trained model is in {saved}"
-        if saved is None and not self.checkpoints.are_saved:
+        if saved is None and not self.job.saves_checkpoints:
             where += "; set checkpoint=Checkpoint(at_end=True) to keep the trained model"
         return (
             f"the evaluation on the {split} split after step {step} failed ({what}); {where}{self._not_saved}"

@@ -41,6 +41,7 @@ class Loaded:
         step: The step after which the checkpoint was saved.
         data: The position in the data after that step, from `GlobalSampler.state_dict`.
         restored: The result of restoring the compressor's state.
+        world_size: Number of ranks that saved the checkpoint; None in checkpoints of earlier versions.
         notes: Sentences for the user, one for each part of the state that was changed or dropped.
     """
 
@@ -49,6 +50,7 @@ class Loaded:
     data: Mapping[str, int]
     restored: RestoredState
     notes: list[str]
+    world_size: int | None = None
 
 
 def load(
@@ -104,7 +106,8 @@ def _load(
     _restore_random_state(reader, context)
     size = strategy.job.batch.global_batch
     data = extra.get("data") or {**_NO_DATA, "global_size": size}
-    return Loaded(reader.path, int(extra["step"]), data, restored, [*notes, *changes, *restored.notes])
+    told = [*notes, *changes, *restored.notes]
+    return Loaded(reader.path, int(extra["step"]), data, restored, told, extra.get("world_size"))
 
 
 def _restore_random_state(reader: Reader | PickledReader, context: RankContext) -> None:
