@@ -146,7 +146,7 @@ def test_one_slow_rank_is_named() -> None:
 
 
 def test_a_straggler_on_a_slow_node_is_told_what_shares_by_speed_gain() -> None:
-    """Three nodes, one of half the speed, do the work of 2.5: 1.25 times as fast as at the speed of the slowest."""
+    """Three nodes, one of half the speed, do the work of 2.5, and at the speed of the slowest that of 1.5."""
     job = ss.Job(**GPT, world_size=3, batch=60)
     cluster = ss.Cluster.emulated(nodes=3, flops="100 MFLOP/s", slowdown={2: 2.0})
     chosen = best_change("straggler", job, partial(predict_job, cluster=cluster), cores=2)
