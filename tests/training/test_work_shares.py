@@ -223,6 +223,7 @@ def test_a_straggler_is_named_until_the_work_is_shared_by_speed() -> None:
     assert late < 0.75 * even.step_time_s
 
 
+@pytest.mark.slow
 def test_stages_by_speed_leave_no_stage_that_others_wait_for() -> None:
     """Twelve equal layers on two nodes, the second at half speed: six and six, or eight and four."""
     needs_namespaces()
