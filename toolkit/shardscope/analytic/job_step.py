@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from math import lcm
 from typing import Literal
 
 from shardscope.analytic.sharding import replica_buckets
@@ -14,6 +15,8 @@ from shardscope.spec.model.step import ParameterRow, StepTrace
 from shardscope.spec.optimizer import OptimizerStates
 
 Backend = Literal["gloo", "nccl"]
+SETTLED = 3
+"""First step that starts with optimizer states and DistributedDataParallel's final buckets already in place."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ class JobStep:
         number: Number of the step, from 1.
         backend: Library that `torch.distributed` uses for the collectives that Shardscope does not implement itself.
         is_on_gpus: Whether the ranks compute on GPUs; ranks that share one use gloo.
+        slowness: Computing time of each rank relative to that on the slowest device; empty if all are alike.
     """
 
     job: Job
@@ -33,6 +37,16 @@ class JobStep:
     number: int
     backend: Backend = "gloo"
     is_on_gpus: bool = False
+    slowness: tuple[float, ...] = ()
+
+    def slow(self, rank: int) -> float:
+        """Return the computing time of a rank relative to that on the slowest device; at most 1."""
+        return self.slowness[rank] if self.slowness else 1.0
+
+    @property
+    def alike(self) -> JobStep:
+        """The same step on ranks that are all as slow as the slowest device."""
+        return replace(self, slowness=())
 
     @property
     def world_size(self) -> int:
@@ -118,3 +132,12 @@ class JobStep:
 def shapes_of(rows: Iterable[ParameterRow]) -> list[tuple[int, ...]]:
     """Return the shapes of parameter tensors."""
     return [tuple(row.shape) for row in rows]
+
+
+def settled_step(job: Job) -> int:
+    """Return the number of the first step after all warm-ups in which every periodic message is sent."""
+    first = max(SETTLED, job.compression.uncompressed(job.steps) + 1)
+    if not job.compression.is_fixed:
+        first = max(first, job.last_step)
+    period = lcm(job.compression.period, getattr(job.strategy, "mix_every", 1))
+    return -(-first // period) * period

@@ -144,7 +144,9 @@ _KINDS: Mapping[str, Check] = {
         },
         {
             "spans": _list_of(_is_span), "codec_s": is_real, "late_s": is_real,
-            "skipped": lambda value: isinstance(value, bool | int),
+            "skipped": lambda value: isinstance(value, bool | int), "dropped": lambda value: isinstance(value, bool),
+            "waited": _dict_of(is_real), "epoch": is_whole,
+            "shards": _list_of(_row(is_whole, is_whole, is_whole, is_whole)),
             "noise": _fields({"small_square": _is_number, "large_square": _is_number}),
         },
     ),
@@ -158,6 +160,10 @@ _KINDS: Mapping[str, Check] = {
     "end": _fields({"state": lambda value: value in ("completed", "stopped")}, {"steps": is_whole}),
     "resize": _fields({**_STEP, "before": is_whole, "world_size": is_whole, "global_batch": is_whole}),
     "resume": _fields({**_STEP, "samples": is_whole, "notes": _list_of(_is_text)}),
+    "checkpoint": _fields(
+        {**_STEP, "path": _is_name, "seconds": is_real}, {"blocked_s": is_real, "bytes": is_whole}
+    ),
+    "checkpoint_interval": _fields({**_STEP, "every": is_whole, "save_s": is_real, "step_s": is_real}),
     "memory": _fields(
         {**_STEP, **dict.fromkeys(MEMORY_KINDS, is_whole)},
         {"peak": is_whole, "curve": _list_of(_row(is_time, *[is_whole] * len(MEMORY_KINDS)))},
@@ -172,6 +178,7 @@ _KINDS: Mapping[str, Check] = {
     ),
     "schedule": _fields({**_STEP, "ops": _list_of(_is_op)}),
     "update": _fields({**_STEP, "server": is_whole, "staleness": _list_of(is_whole)}),
+    "shares": _fields({**_STEP, "samples": _list_of(is_whole), "seconds_per_sample": _list_of(is_real)}),
     "traffic": _fields({**_STEP, "traffic": _any_value}),
     "consensus": _fields({**_STEP, "distance": _is_number}),
     "fault": _fields({**_STEP, "kind": _is_name, "text": _is_text}, {"number": is_whole}),

@@ -1,3 +1,4 @@
+from shardscope.spec.checkpoint import Checkpoint as Checkpoint
 from shardscope.spec.cluster import Cluster as Cluster
 from shardscope.spec.cluster import Device as Device
 from shardscope.spec.compression import Compression as Compression
@@ -5,7 +6,6 @@ from shardscope.spec.elastic import Elastic as Elastic
 from shardscope.spec.faults import Faults as Faults
 from shardscope.spec.job import Job as Job
 from shardscope.spec.job_parts import Batch as Batch
-from shardscope.spec.job_parts import Checkpoint as Checkpoint
 from shardscope.spec.job_parts import Record as Record
 from shardscope.spec.job_parts import UserCode as UserCode
 from shardscope.spec.layout import Layout as Layout
@@ -15,4 +15,5 @@ from shardscope.spec.method import Method as Method
 from shardscope.spec.model import Model as Model
 from shardscope.spec.optimizer import Optimizer as Optimizer
 from shardscope.spec.recovery import Recovery as Recovery
+from shardscope.spec.shards import Shards as Shards
 from shardscope.spec.strategy import Strategy as Strategy

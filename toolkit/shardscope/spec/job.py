@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 from shardscope.errors import SpecError, unknown_name
 from shardscope.spec import registry
 from shardscope.spec._base import Spec, leaving_out_unknown_fields
+from shardscope.spec.checkpoint import Checkpoint
 from shardscope.spec.compression import AnyCompression, Compression
 from shardscope.spec.data import check_compatible
 from shardscope.spec.elastic import ElasticOrRange, at_size
@@ -18,7 +19,7 @@ from shardscope.spec.job_format import FORMAT, require_readable
 from shardscope.spec.job_parts import (
     PRECISIONS,
     Batch,
-    Checkpoint,
+    Data,
     JobPrecision,
     Named,
     Record,
@@ -64,10 +65,11 @@ class Job(Spec):
     model: Named
     """The network to train: a built-in name such as ``"mlp"`` (all: `shardscope.spec.models.MODELS`), a callable that
     returns an `nn.Module`, such as its class, or an `nn.Module`, of whose weights each rank starts with a copy."""
-    data: Named
-    """What to train on: a built-in name, a path, or a callable. ``"digits"`` has images of shape (batch, 1, 8, 8) with
-    values from 0 to 1, and targets from 0 to 9; ``"python-source"`` has tokens of shape (batch, sequence). A path names
-    a text, ``.npz`` or ``.npy`` file; a callable returns ``(train, test)`` or ``(train, validation, test)``. If there
+    data: Data
+    """What to train on: a built-in name, a path, `Shards` with settings, or a callable. ``"digits"`` has images of
+    shape (batch, 1, 8, 8) with values from 0 to 1, and targets from 0 to 9; ``"python-source"`` has tokens of shape
+    (batch, sequence). A path names a text, ``.npz`` or ``.npy`` file, or shards, which may be larger than memory; a
+    callable returns ``(train, test)`` or ``(train, validation, test)``, and train may be an `IterableDataset`. If there
     is no validation split, half of the test rows are used for validation. Inputs and targets are tensors, or tuples or
     mappings of tensors. A model is called with the items of a tuple as positional arguments, and with those of a
     mapping as keyword arguments. A mapping with ``labels`` serves as both input and target, as Hugging Face models
@@ -242,6 +244,8 @@ class Job(Spec):
         self.strategy.check(self)
         if self.compression.is_here:
             self.compression.check(self)
+        if self.batch.shares is not None:
+            _check_shares(self)
         if self.record.noise_scale:
             _check_noise_scale(self)
         if self.elastic is not None:
@@ -283,13 +287,10 @@ class Job(Spec):
     @property
     def saves_checkpoints(self) -> bool:
         """Whether a run of this job can save checkpoints."""
-        return self.checkpoint.every is not None or any(map(self.saves_at_end, ("completed", "stopped")))
+        return self.checkpoint.is_on or self.saves_at_end("stopped")
 
     def saves_at_end(self, state: str) -> bool:
-        """Return whether a run saves a checkpoint as it ends in this state, ``"completed"`` or ``"stopped"``.
-
-        An elastic job does so when it is stopped, because its ranks stop for others to go on.
-        """
+        """Return whether a run also saves a checkpoint as it ends: ``"completed"``, or ``"stopped"`` for others to go on."""
         is_elastic = self.elastic is not None and state == "stopped"
         return self.checkpoint.at_end or self.until is not None or is_elastic
 
@@ -309,7 +310,7 @@ class Job(Spec):
 
     @property
     def num_micro_batches(self) -> int:
-        """Number of micro-batches that a rank, or a whole pipeline, processes in one step."""
+        """Number of micro-batches that a rank, or a whole pipeline, processes in one step: the most of any rank."""
         return self.batch.accumulation_steps(self.num_data_ranks)
 
     @property
@@ -347,6 +348,11 @@ class Job(Spec):
             raise SpecError(
                 f"strategy={self.strategy.name!r} has no corresponding layout, because a layout describes only "
                 "replicas, ZeRO shards and pipeline stages; use for example strategy='ring' or 'zero-3'"
+            )
+        if self.batch.shares is not None:
+            raise SpecError(
+                f"batch.shares={self.batch.shares!r} has no corresponding layout, because replicas of a layout have "
+                "equal shares; leave shares out"
             )
         if self.precision not in IN_LAYOUTS:
             raise SpecError(
@@ -428,6 +434,42 @@ def _with_code(named: Any, code: Callable[..., Any]) -> Any:
         )
     registry.register_loaded(code)
     return code(**named.settings)
+
+
+def _check_shares(job: Job) -> None:
+    """Reject unequal shares where gradients are not averaged over all ranks at once, and so cannot be weighted.
+
+    Raises:
+        SpecError: The shares have to be equal; the message says why, and what to use.
+    """
+    told = f"batch.shares={job.batch.shares!r} cannot be combined with"
+    reason = job.strategy.needs_even_because
+    if reason is not None:
+        raise SpecError(
+            f"{told} strategy={job.strategy.label!r}, where {reason}; leave shares out, or use another strategy, such "
+            "as 'ring'"
+        )
+    name = job.compression.name
+    if job.compression.period > 1 or job.compression.is_a_vote:
+        why = (
+            "ranks vote"
+            if job.compression.is_a_vote
+            else "each rank trains its own parameters for several steps"
+        )
+        raise SpecError(
+            f"{told} compression={name!r}, with which {why}; leave shares out, or use another method, such as 'topk'"
+        )
+    if job.record.noise_scale:
+        raise SpecError(
+            f"{told} record.noise_scale=True, which compares gradients of equal numbers of samples; leave one of them "
+            "out"
+        )
+    micro = job.batch.micro_batch
+    if micro is not None and job.strategy.exchanges_in_passes:
+        raise SpecError(
+            f"{told} batch.micro_batch={micro} and strategy={job.strategy.label!r}, whose ranks exchange in each pass, "
+            "so all need equally many; leave micro_batch out, so that each rank makes one pass"
+        )
 
 
 def _check_noise_scale(job: Job) -> None:

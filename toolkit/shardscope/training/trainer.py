@@ -8,26 +8,22 @@ Compared with a hand-written training script, the loop adds only one line of JSO
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
-import random
 import socket
 import time
-import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from shardscope.errors import CheckpointError, ShardscopeError, SpecError
 from shardscope.spec import Job, UserCode
-from shardscope.spec.job_parts import Named, label_of
+from shardscope.spec.job_parts import Data, label_of
 from shardscope.spec.models import GPTConfig
 from shardscope.training.context import RankContext
 from shardscope.training.data import (
@@ -50,11 +46,13 @@ from shardscope.training.loss import resolve_loss
 from shardscope.training.memory import StepMemory
 from shardscope.training.models import build_model
 from shardscope.training.optim.sparse import prepare_sparse_embeddings
-from shardscope.training.parameters import FILE as PARAMETERS
 from shardscope.training.parameters import save_parameters
+from shardscope.training.random_state import seed_everything
 from shardscope.training.recompute import apply_recompute
+from shardscope.training.run_checkpoints import RunCheckpoints
 from shardscope.training.strategies import StepResult, build_strategy
 from shardscope.training.strategies.base import MicroBatch
+from shardscope.training.work_shares import WorkShares
 
 if TYPE_CHECKING:
     from shardscope.training.checkpoint import Loaded
@@ -85,8 +83,8 @@ Evaluated = Callable[[int, float], None]
 """Called on every rank after an evaluation during training, with the step and the step's duration in seconds."""
 
 
-def resolve(value: Named) -> Any:
-    """Return the callable in a `UserCode`; a catalogue name is returned unchanged."""
+def resolve(value: Data) -> Any:
+    """Return the callable in a `UserCode`; a catalogue name, and shards, are returned unchanged."""
     return value.function if isinstance(value, UserCode) else value
 
 
@@ -106,11 +104,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self._not_saved = ""  # why the model could not be saved after a failed evaluation
-        self._folder_descriptor: int | None = None  # of the run directory, if there is one
-        with contextlib.suppress(FileNotFoundError):
-            self._folder_descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            weakref.finalize(self, os.close, self._folder_descriptor)
-        _seed_everything(self.job.seed)
+        seed_everything(self.job.seed)
         self.loss_function = resolve_loss(resolve(self.job.loss))
         self.strategy = build_strategy(self.job, self.context)
         model = build_model(resolve(self.job.model))
@@ -120,8 +114,9 @@ class Trainer:
         self.model = self._prepare_model(model)
         self.num_params = sum(p.numel() for p in self.model.parameters())
         self.gradient_bytes = sum(p.nbytes for p in self.model.parameters() if p.requires_grad)
-        self.sampler = GlobalSampler(len(self.data.train), self.job.batch.global_batch, self.job.seed)
+        self.sampler = GlobalSampler.of(self.data.train, self.job.batch.global_batch, self.job.seed)
         self.loader = self._loader()
+        self.work = self._work_shares(self.loader)
         self.strategy.example = self._example
         self.strategy.setup(self.model)
         self.strategy.warm_up_buckets(self.loss_function)
@@ -131,7 +126,10 @@ class Trainer:
         torch.manual_seed(self.job.seed + 1 + self.context.rank)  # a different dropout on each rank
         self.plan: dict[str, int] = {}
         self.first_step = 1
-        self.saved: Path | None = None  # path of the newest saved checkpoint or parameters
+        self.parameters_file: Path | None = None  # once it has been written
+        self.checkpoints = RunCheckpoints(
+            self.job, self.folder, strategy=self.strategy, optimizer=self.optimizer, sampler=self.sampler
+        )
         self.context.meter.drain()  # traffic to broadcast the initial weights belongs to no step
         self._announce()
 
@@ -157,6 +155,9 @@ class Trainer:
         if rank is None:
             return None
         return Loader(self.data.train, self.sampler, rank=rank, world_size=world_size)
+
+    def _work_shares(self, loader: Loader | None) -> WorkShares | None:
+        return None if loader is None else WorkShares(self.job, self.context, self.strategy, loader)
 
     def _example(self) -> MicroBatch:
         """Return a fixed micro-batch from the training split, on this rank's device."""
@@ -206,7 +207,7 @@ class Trainer:
                 f"the checkpoint is from the job's last step {saved.step}: nothing was left to train"
             )
         self.first_step = saved.step + 1
-        self.sampler.resume(saved.step, saved.data)
+        saved.notes.extend(self.sampler.resume(saved.step, saved.data))
         self.context.events.emit(
             "resume", step=saved.step, path=saved.path.name, samples=self.sampler.samples_before(saved.step),
             compressor_state=saved.restored.compressor_state, dropped=saved.restored.dropped, notes=saved.notes,
@@ -241,7 +242,7 @@ class Trainer:
 
     def _check_extra_state(self) -> None:
         """Raise an error now, not at the first checkpoint, if extra state of a module cannot be saved."""
-        for name, module in self.model.named_modules() if self.job.saves_checkpoints else ():
+        for name, module in self.model.named_modules() if self.checkpoints.are_saved else ():
             if type(module).get_extra_state is not nn.Module.get_extra_state:
                 from shardscope.training.checkpoint.values import encode
 
@@ -320,10 +321,9 @@ class Trainer:
             group["lr"] = base * factor
 
     def _micro_batches(self, step: int) -> list[MicroBatch]:
-        if self.loader is None:
+        if self.loader is None or self.work is None:
             return []
-        batch = self._place(self.loader.batch(step - 1))
-        return split(batch, self.job.num_micro_batches)
+        return split(self._place(self.loader.batch(step - 1)), self.work.num_micro_batches)
 
     def _place(self, batch: Any) -> Any:
         """Move a batch to this rank's device, with floating-point tensors cast to the dtype of the weights."""
@@ -335,6 +335,7 @@ class Trainer:
 
     def _record(self, step: int, result: StepResult, micro_batches: list[MicroBatch], seconds: float) -> None:
         traffic, spans = self.context.meter.drain()
+        waited = self.context.meter.drain_waits()
         shown = self.job.record.shows(step)
         counted = micro_batches if result.loss is not None else []
         samples = sum(num_rows(inputs) for inputs, _ in counted)
@@ -342,12 +343,15 @@ class Trainer:
         memory = self.strategy.memory.sample()
         self.context.events.emit(
             "step", step=step, loss=result.loss, samples=samples, tokens=tokens, step_time_s=round(seconds, 6),
-            lr=self.optimizer.param_groups[0]["lr"], grad_norm=result.grad_norm, skipped=result.skipped,
+            lr=self.optimizer.param_groups[0]["lr"],
             loss_scale=self.strategy.precision.loss_scale,
             memory_bytes=memory, peak_memory_bytes=self.strategy.memory.peak,
-            traffic=traffic, **self._late_seconds(),
-            **self._codec_seconds(spans), **_noise(result), **({"spans": spans} if shown else {}),
+            traffic=traffic, **self._late_seconds(), **({} if self.loader is None else self.loader.fields(step - 1)),
+            **self._codec_seconds(spans), **result.as_event(), **({"waited": waited} if waited else {}),
+            **({"spans": spans} if shown else {}),
         )  # fmt: skip
+        if self.work is not None:
+            self.work.after_step(step, spans, waited)
         self._write_late_traffic(step)
         self._watch_compression(step)
 
@@ -385,8 +389,8 @@ class Trainer:
                 self.context.events.emit("plan", step=step, plan=plan)
 
     def _after_step(self, step: int, took_s: float, evaluated: Evaluated | None) -> None:
-        every = self.job.checkpoint.every
-        if every and step % every == 0:  # saved before the evaluation, as that may fail
+        self.checkpoints.check()
+        if self.checkpoints.interval.is_due(step, took_s):  # saved before the evaluation, as that may fail
             self._save(step)
         if self.job.eval_every and step % self.job.eval_every == 0 and step < self.job.last_step:
             self._evaluate(step)
@@ -401,14 +405,15 @@ class Trainer:
         assert step is not None  # all ranks are ending
         state = "completed" if step >= self.job.last_step else "stopped"
         if step >= self.first_step or state == "completed":  # also if nothing was left to train
-            if self.job.saves_at_end(state) and not self._is_saved(step):
+            if self.job.saves_at_end(state) and not self.checkpoints.holds(step):
                 self._save(step)
             if self.job.record.parameters and state == "completed":
-                self.saved = save_parameters(self.folder, self.strategy)
+                self.parameters_file = save_parameters(self.folder, self.strategy)
             if state == "completed":  # a user who stops a run should not wait for an evaluation
                 # last, so that the trained model is saved if this fails
                 self._evaluate(step, is_last=step >= self.job.steps)
         self.strategy.close()
+        self.checkpoints.wait()
         self.context.events.emit("end", state=state, steps=step, traffic=self.context.meter.drain()[0])
         return state
 
@@ -446,52 +451,26 @@ class Trainer:
 
     def _save_after_failure(self, step: int) -> None:
         """Save a checkpoint after a failed evaluation, if the job saves checkpoints and this step has none."""
-        if self.job.saves_checkpoints and not self._is_saved(step):
-            try:
+        is_missing = self.parameters_file is None and not self.checkpoints.holds(step)
+        try:
+            if self.checkpoints.are_saved and is_missing:
                 self._save(step)
-            except CheckpointError as error:  # reported in addition to the error of the evaluation
-                self._not_saved = f"; saving a checkpoint failed too: {error}"
-
-    def _is_saved(self, step: int) -> bool:
-        return self.saved is not None and self.saved.name in (f"step-{step}", PARAMETERS)
+            self.checkpoints.wait()
+        except CheckpointError as error:  # reported in addition to the error of the evaluation
+            self._not_saved = f"; saving a checkpoint failed too: {error}"
 
     def _not_evaluated(self, split: str, step: int, error: BaseException) -> str:
         reason = next(iter(str(error).strip().splitlines()), "")
         what = reason if isinstance(error, FailedTogether) else f"{type(error).__name__}: {reason}"
-        where = (
-            "nothing was saved before it" if self.saved is None else f"the trained model is in {self.saved}"
-        )
-        if self.saved is None and not self.job.saves_checkpoints:
+        saved = self.parameters_file or self.checkpoints.newest
+        where = "nothing was saved before it" if saved is None else f"the trained model is in {saved}"
+        if saved is None and not self.checkpoints.are_saved:
             where += "; set checkpoint=Checkpoint(at_end=True) to keep the trained model"
         return (
             f"the evaluation on the {split} split after step {step} failed ({what}); {where}{self._not_saved}"
         )
 
     def _save(self, step: int) -> None:
-        if not self._wait_for_all(step):
-            return
-        from shardscope.training import checkpoint
-
-        if self.context.rank == 0 and self._folder_descriptor is not None:
-            self._keep_checkpoint_folder()
-        with self.context.paced(False):
-            self.saved = checkpoint.save(
-                self.folder / "checkpoints", step, strategy=self.strategy, optimizer=self.optimizer,
-                keep=self.job.checkpoint.keep, data=self.sampler.state_dict(),
-            )  # fmt: skip
-
-    def _keep_checkpoint_folder(self) -> None:
-        """Create ``checkpoints/`` in this run's directory, which may have been moved and its old path reused."""
-        with contextlib.suppress(OSError):  # if this fails, saving will fail on all ranks with an error
-            os.mkdir("checkpoints", 0o700, dir_fd=self._folder_descriptor)
-
-
-def _seed_everything(seed: int) -> None:
-    """Seed all random number generators, so that initial weights are the same on all ranks and in repeated runs."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 - the user's code may draw from the global generator
-    torch.manual_seed(seed)
-
-
-def _noise(result: StepResult) -> dict[str, Any]:
-    return {} if result.noise is None else {"noise": result.noise.as_event()}
+        if self._wait_for_all(step):
+            with self.context.paced(False):
+                self.checkpoints.save(step)

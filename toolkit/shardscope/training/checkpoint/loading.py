@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from shardscope.errors import CheckpointError
+from shardscope.training.checkpoint.agreement import gather_items
 from shardscope.training.checkpoint.compressor_state import RestoredState, restore_compressor_state
 from shardscope.training.checkpoint.contents import (
     RANK,
@@ -29,7 +29,6 @@ from shardscope.training.context import RankContext
 from shardscope.training.random_state import random_state, set_random_state
 from shardscope.training.strategies.base import RankStrategy
 
-Item = TypeVar("Item")
 _NO_DATA = {"global_size": 0, "step": 0, "epoch": 0, "row": 0, "samples": 0}
 
 
@@ -93,7 +92,8 @@ def _load(
     optimizer: torch.optim.Optimizer,
 ) -> Loaded:
     context, known = strategy.context, reader.keys
-    extra = _fill_known(reader, {"extra": extra_of(strategy, optimizer, 0, _NO_DATA)})["extra"]
+    saved = {name: 0 for name in (*_NO_DATA, "order") if f"extra.data.{name}" in known}
+    extra = _fill_known(reader, {"extra": extra_of(strategy, optimizer, 0, saved)})["extra"]
     fits, changes = optimizer_state_fits(strategy.job, extra)
     asked = loadable_part(strategy.state_to_fill(optimizer, known), known, with_state=fits)
     changes += _averaging_notes(known, asked)
@@ -157,7 +157,7 @@ def _open(
     folder = source.parent if named else source
     found = [
         folder / name
-        for name in _gather_items(context, [source.name] if named else _names(source, context))[0]
+        for name in gather_items(context, [source.name] if named else _names(source, context))[0]
     ]
     if not found:
         raise CheckpointError(
@@ -182,14 +182,6 @@ def _open(
 def _names(folder: Path, context: RankContext) -> list[str]:
     """On rank 0, return the names of the checkpoints in `folder`, oldest first; on other ranks, an empty list."""
     return [path.name for path in complete_checkpoints(folder)] if context.rank == 0 else []
-
-
-def _gather_items(context: RankContext, mine: Item) -> list[Item]:
-    """Gather one item from each rank, in rank order."""
-    every = [mine] * context.world_size
-    if context.group is not None:
-        dist.all_gather_object(every, mine)
-    return every
 
 
 @dataclass(frozen=True)
@@ -226,7 +218,7 @@ def _verified_by_all(
         look = _ReadAttempt(damage=str(error))
     except CheckpointError as error:
         look = _ReadAttempt(refusal=str(error))
-    looks = _gather_items(context, look)
+    looks = gather_items(context, look)
     refusals = [look.refusal for look in looks if look.refusal is not None]
     damages = [look.damage for look in looks if look.damage is not None]
     if refusals:
@@ -251,7 +243,7 @@ def _notes(damages: list[str], path: Path) -> list[str]:
 
 
 def _instead(named: Path, context: RankContext) -> str:
-    for name in reversed(_gather_items(context, _names(named.parent, context))[0]):
+    for name in reversed(gather_items(context, _names(named.parent, context))[0]):
         if name == named.name:
             continue
         with suppress(CheckpointError):  # a pickle
