@@ -126,11 +126,12 @@ def test_a_floor_imports_only_floors_below_it() -> None:
 
 PANELS = {
     "communication_calculator": set(),
+    "fault_lab": set(),
     "memory_calculator": set(),
     "pipeline_explorer": set(),
     "planner": set(),
     "step_player": set(),
-    "training_lab": {"step_player"},
+    "training_lab": {"fault_lab", "step_player"},
     "tuning_lab": {"training_lab"},
 }
 """Panels, and the panels that each contains; what they share lies in the kit, and the labs' form in `job_form`."""

@@ -18,6 +18,7 @@ CELLS = (
     "lab = sw.TrainingLab()\nlab",
     'sw.TuningLab(name="none-yet")',
     "sw.Twin(run)",
+    "sw.FaultLab(run)",
     "figures.plans(planner.plans)",
     "figures.plan_rejections(planner.plans).show()",
     "sw.summary([run, run])",
@@ -56,7 +57,7 @@ def panels(shared_notebook, tmp_path_factory):
     shared_notebook.page.set_viewport_size({"width": 1400, "height": 9000})  # nothing is left out of the page
     shared_notebook.open(path).run_all()
     shared_notebook.page.wait_for_function(
-        f"() => document.querySelectorAll('{PANELS}').length === 7"
+        f"() => document.querySelectorAll('{PANELS}').length === 8"
         f" && document.querySelectorAll('.js-plotly-plot .main-svg').length > 18",
         timeout=240_000,
     )

@@ -19,7 +19,7 @@ class FakeRuntime:
         kept = [run for run in self.known if not run.is_deleted and (all or run.made_by is None)]
         return Runs(reversed(kept), self.skipped)
 
-    def launch(self, job, root=None, preflight=True, group=None):
+    def launch(self, job, root=None, preflight=True, group=None, resume=None):
         ranks = [start_event(job.strategy.name, job.world_size, rank) for rank in range(job.world_size)]
         run_id = f"{len(self.known):03d}-{job.label}"
         self.known.append(FakeRun(run_id, job, ranks, state="running", title=job.label))

@@ -46,7 +46,9 @@ class FakeRun:
     baseline: str | None = None
     made_by: str | None = None
     is_deleted: bool = False
-    cluster: None = None
+    cluster: Any = None
+    newest_checkpoint: int | None = None
+    injected: list[Any] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -55,6 +57,14 @@ class FakeRun:
     @property
     def is_alive(self) -> bool:
         return self.state in {"starting", "running"}
+
+    def inject(self, faults: Any) -> None:
+        self.injected.append(faults)
+
+    def reduced(self) -> RunLog:
+        log = RunLog.of(self.job)
+        log.feed(self.all_events)
+        return log
 
     def events(self, kind: str | None = None, rank: int | None = None) -> list[dict[str, Any]]:
         keep = lambda event: kind in {None, event["event"]} and rank in {None, event["rank"]}

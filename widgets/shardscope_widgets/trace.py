@@ -19,6 +19,7 @@ from shardscope.spec.job_parts import label_of
 from shardscope.spec.optimizer import Optimizer
 from shardscope.spec.pipeline_schedule import PipelineSchedule
 from shardscope.spec.run_names import RunLook, run_names
+from shardscope_widgets.attempts import Attempts
 
 _OF_A_STEP = frozenset({"step", "traffic", "messages", "memory", "schedule"})
 _MOST_EARLY = 2000
@@ -102,6 +103,7 @@ class Trace(RunLog):
             micro-batch and the global batch; (0, 0) if not recorded.
         optimizer: The job's optimizer.
         early: Events of the first steps, one of which is recorded message by message.
+        attempts: When each rank started and trained, from one restart to the next.
     """
 
     run_id: str
@@ -128,6 +130,7 @@ class Trace(RunLog):
     batches: tuple[int, int] = (0, 0)
     optimizer: Optimizer | None = None
     early: list[Event] = field(default_factory=list, repr=False)
+    attempts: Attempts = field(default_factory=Attempts, repr=False)
     _newest: dict[int, int] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -162,6 +165,7 @@ class Trace(RunLog):
         new = list(events)
         room = max(0, _MOST_EARLY - len(self.early))
         self.early += [event for event in new if event["event"] in _OF_A_STEP][:room]
+        self.attempts.feed(new)
         return super().feed(new)
 
     def step_events(self) -> StepEvents | None:

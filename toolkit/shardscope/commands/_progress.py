@@ -79,12 +79,12 @@ def table(summary: Summary) -> str:
         **({"link": summary.link} if summary.link else {}),
     }
     notes = [f"\nlink: {summary.link_note}"] if summary.link_note else []
-    if summary.resize_s is not None:
-        notes.append(f"\nNo rank trained for {duration_text(summary.resize_s)} while their number changed.")
     if summary.straggler is not None:
         notes.append(f"\n{summary.straggler[0].upper()}{summary.straggler[1:]}.")
     if summary.shares is not None:
         notes.append(f"\nSamples per rank, by measured speed: {summary.shares}.")
+    if summary.resize_s is not None:
+        notes.append(f"\nNo rank trained for {duration_text(summary.resize_s)} while their number changed.")
     if summary.diverged_at is not None:
         notes.append(
             f"\nThe loss diverged at step {summary.diverged_at}; lower the learning rate or warm it up."

@@ -205,8 +205,8 @@ _COUNTS = (
     "world_size", "steps", "last_step", "observing_bytes", "dropped", "restarts", "lost_steps",
 )  # fmt: skip
 _TEXTS = (
-    "strategy", "transport", "transport_reason", "link", "link_note", "compression", "straggler", "shares",
-    "world_sizes",
+    "strategy", "world_sizes", "transport", "transport_reason", "link", "link_note", "compression", "straggler",
+    "shares",
 )  # fmt: skip
 
 

@@ -46,6 +46,7 @@ from shardscope.spec.faults import Faults
 
 ROOT_VARIABLE = "SHARDSCOPE_RUNS"
 CLUSTER_FILE, FAULTS_FILE = "cluster.json", "faults.json"
+_CHECKPOINT = re.compile(r"step-(\d{1,18})")
 _RESERVE_BYTES = 64 * 1024
 _LONGEST_NAME = 100
 """Maximum length of a run's name in the name of its directory; file systems allow 255 bytes with the time."""
@@ -322,6 +323,14 @@ class RunDir:
             "again"
         )
 
+    def saved_steps(self) -> list[int]:
+        """Return the steps of the complete checkpoints in this directory."""
+        try:
+            names = os.listdir(self.path / "checkpoints")
+        except OSError:
+            return []
+        return [int(found[1]) for name in names if (found := _CHECKPOINT.fullmatch(name))]
+
     def rank_file(self, rank: int) -> Path:
         """Return the path of a rank's event log."""
         return self.path / f"rank-{rank}.jsonl"
@@ -433,7 +442,7 @@ def cluster_of(path: Path) -> EmulatedCluster | None:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    return re.fullmatch(r"step-\d+", path.name) is not None and path.is_dir() and not holds_run(path)
+    return _CHECKPOINT.fullmatch(path.name) is not None and path.is_dir() and not holds_run(path)
 
 
 def _make_unique(root: Path, name: str) -> Path:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 from shardscope.errors import RunFailed, SpecError
 from shardscope.runlog.tail import first_events, read_events
+from shardscope.runtime.inject import inject
 from shardscope.runtime.processes import end_run
 from shardscope.runtime.rundir import RunDir, this_host
 from shardscope.runtime.status import Cause, Status
@@ -17,6 +18,7 @@ from shardscope.spec.observed import ObservedJob
 
 if TYPE_CHECKING:
     from shardscope.spec import Job
+    from shardscope.spec.faults import Faults
 
 _POLL_S = 0.02
 _START_S = 120.0  # time that `stop` waits for a run that is still starting, in seconds
@@ -26,7 +28,7 @@ _KILL_AFTER_S = (
 
 
 class Steered:
-    """The part of a `Run` that waits for the run and stops it."""
+    """The part of a `Run` that waits for the run, stops it, and breaks it."""
 
     _dir: RunDir
     _last_status: Status | None
@@ -100,6 +102,35 @@ class Steered:
             time.sleep(
                 _POLL_S
             )  # while the run is starting there is no agent yet; the agent finds the request once it has started
+
+    def inject(self, faults: Faults | str) -> Self:
+        """Carry out more faults in this run, which must be running; `launch` takes those that are known beforehand.
+
+        A fault whose step has passed is carried out before the next step.
+
+        Args:
+            faults: The faults, such as ``ss.Faults().kill(rank=1, step=40)``, or their text.
+
+        Raises:
+            SpecError: The run has ended, or is an observed training loop. Or a fault cannot occur in it, or is at a
+                time instead of a step.
+
+        Example:
+            >>> run.inject("kill rank=1 step=40")  # doctest: +SKIP
+        """
+        if isinstance(self.job, ObservedJob):
+            raise SpecError(
+                f"run {self.id} records a training script (ss.observe), which carries out no faults; launch a job"
+            )
+        if not self.is_alive:
+            raise SpecError(f"run {self.id} has ended ({self.state}); inject faults while it is running")
+        inject(self._dir, self.job, self._dir.read_cluster(), faults)
+        return self
+
+    @property
+    def newest_checkpoint(self) -> int | None:
+        """Step of the newest complete checkpoint of this run; None if it has none."""
+        return max(self._dir.saved_steps(), default=None)
 
     def approve(self, step: int) -> None:
         """Let a run launched with ``gated=True`` continue past its evaluation at `step`.

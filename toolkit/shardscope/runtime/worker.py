@@ -22,6 +22,7 @@ import torch.distributed as dist
 from shardscope.errors import ShardscopeError
 from shardscope.runlog.writer import EventWriter
 from shardscope.runtime.control import StopControl, StoreNotes
+from shardscope.runtime.inject import PlanWatch
 from shardscope.runtime.processes import die_with_parent, exit_with_agent, ignore_interrupts, process_started
 from shardscope.runtime.provenance import record
 from shardscope.runtime.restarts import restart_under_torchrun
@@ -30,6 +31,7 @@ from shardscope.runtime.rundir import RunDir, faults_from
 from shardscope.runtime.secondary_failure import is_secondary_failure
 from shardscope.runtime.user_modules import UserModules, make_importable
 from shardscope.spec import Job
+from shardscope.spec.faults import Faults
 from shardscope.training.context import open_rank
 from shardscope.training.disk import advice_on, takes_no_more
 from shardscope.training.emulation import Emulation
@@ -108,10 +110,7 @@ def _train(run: RunDir, resume: Resume | None, events: EventWriter, job: Job | N
                 run, context.rank, context.world_size, drift, job.timeout_s, _notes_between_machines(),
                 is_resizable=job.elastic is not None and not run.by_torchrun.exists(),
             )  # fmt: skip
-            return trainer.train(
-                control if faults is None else FaultyControl(control.should_stop, faults),
-                evaluated=control.evaluated,
-            )
+            return trainer.train(FaultyControl(control.should_stop, faults), evaluated=control.evaluated)
     except BaseException as error:
         if takes_no_more(error):
             run.release_reserve()
@@ -122,14 +121,13 @@ def _train(run: RunDir, resume: Resume | None, events: EventWriter, job: Job | N
         raise
 
 
-def _faults(run: RunDir, events: EventWriter) -> RankFaults | None:
-    """Return this rank's part of the plan of faults; None if the run has none."""
-    plan = run.read_faults()
-    if not plan:
-        return None
+def _faults(run: RunDir, events: EventWriter) -> RankFaults:
+    """Return this rank's part of the plan of faults, which may grow while the rank trains."""
+    watch = PlanWatch(run)
+    plan = watch() or Faults()
     emulation = Emulation.from_env(os.environ)
     place = Place.from_env(os.environ, None if emulation is None else emulation.node)
-    return RankFaults(plan, place, run.fault_claims, events)
+    return RankFaults(plan, place, run.fault_claims, events, grown=watch)
 
 
 def _notes_between_machines() -> StoreNotes | None:

@@ -290,7 +290,7 @@ class Job(Spec):
         return self.checkpoint.is_on or self.saves_at_end("stopped")
 
     def saves_at_end(self, state: str) -> bool:
-        """Return whether a run also saves a checkpoint as it ends: ``"completed"``, or ``"stopped"`` if others go on."""
+        """Return whether a run saves a checkpoint as it ends, ``"completed"`` or, perhaps for others, ``"stopped"``."""
         is_elastic = self.elastic is not None and state == "stopped"
         return self.checkpoint.at_end or self.until is not None or is_elastic
 

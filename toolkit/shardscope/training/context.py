@@ -161,13 +161,15 @@ def open_rank(
     if device.type == "cuda":
         torch.cuda.set_device(device)
     meter, emulation = Meter(), Emulation.from_env(place)
-    processor = None if emulation is None else emulation.processor
-    if processor is None and faults is not None and faults.is_slowed:
-        processor = _AS_FAST
-    if processor is not None:
+
+    def pace(processor: EmulatedNode = _AS_FAST) -> ComputePace:
         meter.pace = ComputePace(job, processor, is_on_gpu=device.type == "cuda")
+        return meter.pace
+
+    if emulation is not None and emulation.processor is not None:
+        pace(emulation.processor)
     if faults is not None:
-        faults.pace = meter.pace
+        faults.pace, faults.make_pace = meter.pace, pace
     if world_size == 1:
         yield RankContext(rank, 1, device, meter, events, emulation=emulation, faults=faults)
         return

@@ -60,23 +60,32 @@ class RankFaults:
         place: Where this rank runs.
         folder: The run's folder for claims, ``control/faults``.
         events: Writer for this rank's event log.
+        grown: Called before each step; returns the plan if faults were added to it, else None.
     """
 
     plan: Faults
     place: Place
     folder: Path
     events: EventWriter
+    grown: Callable[[], Faults | None] = lambda: None
     pace: ComputePace | None = None
-    """Paces this rank's computation; must be set if `is_slowed`."""
+    """Paces this rank's computation."""
+    make_pace: Callable[[], ComputePace] | None = None
+    """Makes `pace` once the rank is to compute slowly; needed if `pace` is None and there are such faults."""
     _own: list[tuple[int, AnyFault]] = field(init=False)
     _has_begun: bool = field(default=False, init=False)
     _over: set[int] = field(default_factory=set, init=False)
     """Numbers of the faults that are known to have been claimed."""
 
     def __post_init__(self) -> None:
-        self._own = [(number, fault) for number, fault in enumerate(self.plan) if self._is_own(fault)]
-        if any(isinstance(fault, FillDisk) for _, fault in self._own) and not Path(_FULL).exists():
+        self._own = self._from(0)
+
+    def _from(self, first: int) -> list[tuple[int, AnyFault]]:
+        """Return this rank's faults from number `first` on, with their numbers."""
+        own = [each for each in enumerate(self.plan) if each[0] >= first and self._is_own(each[1])]
+        if any(isinstance(fault, FillDisk) for _, fault in own) and not Path(_FULL).exists():
             raise LaunchError(f"fill_disk needs {_FULL}, which only Linux has; leave it out")
+        return own
 
     def _is_own(self, fault: AnyFault) -> bool:
         if isinstance(fault, DropLink):
@@ -85,13 +94,12 @@ class RankFaults:
             return fault.rank == self.place.rank
         return fault.node == self.place.node and (self.place.is_first or isinstance(fault, Slow))
 
-    @property
-    def is_slowed(self) -> bool:
-        """Whether this rank computes slowly in some steps."""
-        return any(isinstance(fault, Slow) for _, fault in self._own)
-
     def before_step(self, step: int) -> None:
         """Carry out the faults that are due before `step`; may not return."""
+        plan = self.grown()
+        if plan is not None:
+            num_known, self.plan = len(self.plan), plan
+            self._own += [(number, _not_before(fault, step)) for number, fault in self._from(num_known)]
         if not self._own:
             return
         if not self._has_begun:
@@ -104,6 +112,8 @@ class RankFaults:
                     self._claim(number, fault, step)
             elif isinstance(fault, Kill | DropLink) and fault.step == step and not _is_while_saving(fault):
                 self._carry_out(number, fault, step)
+        if self.pace is None and self.make_pace is not None and factor > 1:
+            self.pace = self.make_pace()
         if self.pace is not None:
             self.pace.factor = factor
 
@@ -174,6 +184,17 @@ class RankFaults:
             return False
         self.events.emit("fault", step=step, number=number, kind=fault.kind, text=fault.text)
         return True
+
+
+def _not_before(fault: AnyFault, step: int) -> AnyFault:
+    """Return a fault that was added before `step`, from this step on if its own has passed."""
+    if isinstance(fault, Slow):
+        first, last = fault.steps
+        late = max(0, step - first)
+        return fault.replace(steps=(first + late, None if last is None else last + late))
+    if isinstance(fault, Kill | DropLink) and fault.step is not None:
+        return fault.replace(step=max(fault.step, step))
+    return fault
 
 
 def _is_while_saving(fault: AnyFault) -> bool:

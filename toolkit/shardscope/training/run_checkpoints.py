@@ -95,11 +95,6 @@ class RunCheckpoints:
             weakref.finalize(self, os.close, self._descriptor)
 
     @property
-    def are_saved(self) -> bool:
-        """Whether the job saves checkpoints."""
-        return self.job.saves_checkpoints
-
-    @property
     def newest(self) -> Path | None:
         """Path of the newest complete checkpoint that this run has saved; None if there is none."""
         return None if self._saver is None else self._saver.newest

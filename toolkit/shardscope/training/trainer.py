@@ -242,7 +242,7 @@ class Trainer:
 
     def _check_extra_state(self) -> None:
         """Raise an error now, not at the first checkpoint, if extra state of a module cannot be saved."""
-        for name, module in self.model.named_modules() if self.checkpoints.are_saved else ():
+        for name, module in self.model.named_modules() if self.job.saves_checkpoints else ():
             if type(module).get_extra_state is not nn.Module.get_extra_state:
                 from shardscope.training.checkpoint.values import encode
 
@@ -453,7 +453,7 @@ class Trainer:
         """Save a checkpoint after a failed evaluation, if the job saves checkpoints and this step has none."""
         is_missing = self.parameters_file is None and not self.checkpoints.holds(step)
         try:
-            if self.checkpoints.are_saved and is_missing:
+            if self.job.saves_checkpoints and is_missing:
                 self._save(step)
             self.checkpoints.wait()
         except CheckpointError as error:  # reported in addition to the error of the evaluation
@@ -464,7 +464,7 @@ class Trainer:
         what = reason if isinstance(error, FailedTogether) else f"{type(error).__name__}: {reason}"
         saved = self.parameters_file or self.checkpoints.newest
         where = "nothing was saved before it" if saved is None else f"the trained model is in {saved}"
-        if saved is None and not self.checkpoints.are_saved:
+        if saved is None and not self.job.saves_checkpoints:
             where += "; set checkpoint=Checkpoint(at_end=True) to keep the trained model"
         return (
             f"the evaluation on the {split} split after step {step} failed ({what}); {where}{self._not_saved}"

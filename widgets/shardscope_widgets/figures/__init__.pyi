@@ -56,6 +56,11 @@ from shardscope_widgets.figures._epochs import draw_epochs as draw_epochs
 from shardscope_widgets.figures._epochs import epochs as epochs
 from shardscope_widgets.figures._epochs import epochs_info as epochs_info
 from shardscope_widgets.figures._epochs import epochs_text as epochs_text
+from shardscope_widgets.figures._faults import FaultsInfo as FaultsInfo
+from shardscope_widgets.figures._faults import faults_info as faults_info
+from shardscope_widgets.figures._faults import faults_text as faults_text
+from shardscope_widgets.figures._faults_plot import draw_faults as draw_faults
+from shardscope_widgets.figures._faults_plot import faults as faults
 from shardscope_widgets.figures._front import FrontInfo as FrontInfo
 from shardscope_widgets.figures._front import front as front
 from shardscope_widgets.figures._front import front_info as front_info

@@ -10,6 +10,7 @@ import traitlets as t
 from shardscope.errors import SpecError, unknown_name
 from shardscope.spec import (
     Batch,
+    Checkpoint,
     Compression,
     Job,
     Link,
@@ -17,6 +18,7 @@ from shardscope.spec import (
     Method,
     Optimizer,
     Record,
+    Recovery,
     Strategy,
     registry,
 )
@@ -98,6 +100,20 @@ class JobChoices(t.HasTraits):
     )
     precision = trait_of(Job, "precision")
     recompute = trait_of(Job, "recompute")
+    checkpoint_every = own_trait(
+        0,
+        "Checkpoint every",
+        "Steps between two checkpoints, from which a run can resume.",
+        blank="none",
+        least=0,
+    )
+    restarts = own_trait(
+        0,
+        "Restarts",
+        "How often all ranks may start again from the newest checkpoint, after one of them has failed.",
+        least=0,
+        most=1000,
+    )
     noise_scale = trait_of(Record, "noise_scale", values=(("off", False), ("measured", True)))
     steps = trait_of(Job, "steps", default=200)
     seed = trait_of(Job, "seed")
@@ -265,5 +281,7 @@ class JobChoices(t.HasTraits):
             "batch": Batch(global_batch=self.global_batch, micro_batch=self.micro_batch or suited),
             "link": self.link(),
             "record": Record(noise_scale=self.noise_scale),
+            "checkpoint": Checkpoint(every=self.checkpoint_every or None),
+            "recovery": Recovery(restarts=self.restarts) if self.restarts else None,
         }
         return Job(**plain | methods | parts)

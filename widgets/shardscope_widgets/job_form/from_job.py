@@ -30,6 +30,8 @@ def choices_of(job: Job) -> dict[str, Any]:
         "model": _plain(job.model), "data": _plain(job.data), "micro_batch": job.batch.micro_batch or 0,
         "optimizer": job.optimizer.name, "lr": job.optimizer.lr,
         "bandwidth": AS_IT_IS if job.link is None else bit_rate_text(job.link.bandwidth),
+        "checkpoint_every": job.checkpoint.every if isinstance(job.checkpoint.every, int) else 0,
+        "restarts": 0 if job.recovery is None else job.recovery.restarts,
         "latency": NO_LATENCY if job.link is None else seconds_text(job.link.latency_s),
     }  # fmt: skip
 

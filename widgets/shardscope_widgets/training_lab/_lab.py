@@ -16,6 +16,7 @@ from IPython.display import HTML, display, update_display
 
 from shardscope.errors import ShardscopeError
 from shardscope.spec.settings import settings_of
+from shardscope_widgets.fault_lab import Breaker
 from shardscope_widgets.figures._overview import MOST_RUNS
 from shardscope_widgets.html import summary_html
 from shardscope_widgets.job_form.choices import JobChoices
@@ -89,7 +90,11 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         table = RunsTable(self._guard, self._redraw, self._forget)
         advice, ghosts = AdvicePanel(self._press_try), Ghosts(self._redraw)
         self._queue = advice.queue = ChangeQueue(self._book, self._try)
-        self.screen = Screen(self, self.check.box, advice, ghosts, table)
+        breaker = Breaker(self._guard, self.resume)
+
+        self.screen = Screen(
+            self, check_box=self.check.box, advice=advice, ghosts=ghosts, table=table, breaker=breaker
+        )
         self.children = self.screen.children
         self.add_class("ss-lab")
         self._wire()
@@ -152,6 +157,18 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         run = launch(self.job(), root=self._book.root, preflight=not self.screen.forecast.anyway.value)
         self.watch(run)
         return run
+
+    def resume(self, run: Run) -> Run:
+        """Start a run that continues another one from its newest checkpoint, as the Resume button does.
+
+        Raises:
+            ShardscopeError: The run cannot be resumed.
+        """
+        from shardscope.runtime import launch
+
+        resumed = launch(run.job, root=self._book.root, resume=run, group=run.group)
+        self.watch(resumed)
+        return resumed
 
     def fill(self, job: Job) -> None:
         """Set all controls to the values of a job; the lab names the settings of it that have no control."""
@@ -377,6 +394,7 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
     def _draw_details(self) -> None:
         self.screen.draw_details(self._focus_trace(), self._shown_traces())
         entry = self._book.entries.get(self.focus)
+        self.screen.draw_faults(entry)
         is_over = entry is not None and not entry.is_alive and bool(entry.trace.steps)
         self.screen.outcome.want(entry.run if entry is not None and is_over else None)
 

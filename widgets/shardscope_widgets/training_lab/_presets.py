@@ -68,6 +68,13 @@ PRESETS = (
             "steps": 40,
         },
     ),
+    Preset(
+        "Survive a failure",
+        "Press Start, and kill a rank under Faults: all ranks continue from the newest checkpoint, and the steps since "
+        "then are marked as lost.",
+        {"strategy": "zero-2", "world_size": 2, "steps": 300, "checkpoint_every": 20, "restarts": 3},
+        "Faults",
+    ),
 )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import ipywidgets as widgets
 
+from shardscope_widgets.fault_lab import Breaker, FaultsView
 from shardscope_widgets.figures.theme import RunStyle, run_looks
 from shardscope_widgets.job_form import controls
 from shardscope_widgets.job_form.choices import KINDS, JobChoices
@@ -39,15 +40,18 @@ class Screen:
         advice: The explanation of the run in focus.
         ghosts: Predicted values of the runs.
         table: The table that compares the shown runs.
+        breaker: Buttons that break the run in focus, or continue it.
     """
 
     def __init__(
         self,
         choices: JobChoices,
+        *,
         check_box: widgets.Widget,
         advice: AdvicePanel,
         ghosts: Ghosts,
         table: RunsTable,
+        breaker: Breaker,
     ) -> None:
         self.controls = controls.make_controls(choices)
         self.options = {kind: Options(choices, kind) for kind in KINDS}
@@ -62,10 +66,13 @@ class Screen:
         self.presets = PresetBar(choices, self._chose)
         self.topics = controls.Topics(choices, self.controls, self.options)
         self.history, self.live, self.panels, self.player = History(), LiveView(), Panels(), StepPlayer()
-        self.tabs = widgets.Tab(
-            [widgets.VBox([self.live.box, self.panels.box]), self.table.box, self.outcome.box, self.player],
-            titles=("Live", "Side by side", "Predicted", "One step"),
-        )
+        self.breaker, self.faults = breaker, FaultsView()
+        tabs = {
+            "Live": widgets.VBox([self.live.box, self.panels.box]), "Side by side": table.box,
+            "Predicted": self.outcome.box, "One step": self.player,
+            "Faults": widgets.VBox([breaker.box, self.faults.box]),
+        }  # fmt: skip
+        self.tabs = widgets.Tab(list(tabs.values()), titles=tuple(tabs))
         self.looks: dict[str, RunStyle] = {}
         """Line styles of the shown runs, by run id."""
         self._played = ""
@@ -133,6 +140,11 @@ class Screen:
         if found is not None or self.player.step_events is not None:
             self.player.show(found)
         return found is not None
+
+    def draw_faults(self, entry: RunEntry | None) -> None:
+        """Draw what failed in the run in focus, and offer to break or to resume it."""
+        self.faults.draw(None if entry is None else entry.trace)
+        self.breaker.show(None if entry is None else entry.run, None if entry is None else entry.trace)
 
     def draw_summary(self, shown: Sequence[RunEntry]) -> None:
         """Draw the table that compares the runs."""

@@ -13,6 +13,7 @@ from shardscope_widgets.figures import _residual, _twin, theme
 from shardscope_widgets.kit.frame import LAB_CSS, Frame
 from shardscope_widgets.kit.live_figure import LiveFigure
 from shardscope_widgets.kit.markup import classed, heading, status_html, words_html
+from shardscope_widgets.kit.run_chooser import RunChooser
 from shardscope_widgets.kit.swatch import chip
 from shardscope_widgets.words import safe
 
@@ -27,15 +28,13 @@ class TwinFrame(Frame):
 
 
 class Screen:
-    """All widgets of the panel."""
+    """All widgets of the panel, with the list of runs from which the person chooses."""
 
-    def __init__(self) -> None:
-        self.run = widgets.Dropdown(description="Run", tooltip="The run that is compared, newest first")
+    def __init__(self, chooser: RunChooser) -> None:
+        self.run, self.again = chooser.control, chooser.again
         self.where = widgets.Dropdown(
             description="Predicted for", tooltip="Cluster of the prediction and the simulation"
         )
-        self.again = widgets.Button(description="Read again", icon="refresh")
-        self.again.tooltip = "Look for new runs, and read the chosen one up to its newest step"
         self.against = widgets.ToggleButtons(
             options=["predicted", "simulated"], tooltips=["Formulas", "Event-level simulation"]
         )
@@ -65,7 +64,7 @@ class Screen:
         ])  # fmt: skip
 
     def _arrange(self) -> tuple[widgets.Widget, ...]:
-        bar = classed(widgets.HBox([self.run, self.where, self.again]), "ss-twin-bar")
+        bar = classed(widgets.HBox([self.run, self.where, self.again]), "ss-run-bar")
         return TwinFrame(title="Twin", about=ABOUT), bar, self.status, self.details
 
     def say(self, text: str, state: str = "") -> None:

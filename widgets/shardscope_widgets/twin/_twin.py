@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +11,13 @@ import traitlets as t
 
 from shardscope.measure.compare.comparison import Comparison
 from shardscope.measure.compare.residual import Expected
-from shardscope.runtime import Run, runs
+from shardscope.runtime import Run
 from shardscope_widgets.figures._twin import twin_info
 from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.kit.markup import classed
+from shardscope_widgets.kit.run_chooser import RunChooser
 from shardscope_widgets.twin._findings import AS_RUN, HERE, Findings
 from shardscope_widgets.twin._screen import Screen
-
-MOST_RUNS = 40
-"""Largest number of runs that can be chosen, newest first."""
-_NONE = "There are no runs yet. Launch one with ss.launch(job), then press “Read again”."
-_UNKNOWN = "There is no run {!r} among the {} that can be chosen. Choose one of them, or give Twin the run or its path."
 
 
 class Twin(widgets.VBox):  # type: ignore[misc]
@@ -55,17 +50,16 @@ class Twin(widgets.VBox):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self.findings: Findings | None = None
-        self._root, self._given = root, None if run is None else _attached(run, root)
-        self._runs: dict[str, Run] = {}
+        self._chooser = RunChooser(run, root)
         self._working = threading.Lock()
         self._thread: threading.Thread | None = None
         self._guard = Guard(lambda problem: setattr(self, "problem", problem))
-        self.screen = Screen()
+        self.screen = Screen(self._chooser)
         self._problem = widgets.HTML()
         self.children = (*self.screen.children[:-1], self._problem, self.screen.children[-1])
         classed(self, "ss-lab", "ss-twin")
-        self._offer()
-        self.run_id = self._given.id if self._given is not None else next(iter(self._runs), "")
+        self._chooser.offer("")
+        self.run_id = self._chooser.first
         for name, value in choices.items():
             self._require_trait(name)
             setattr(self, name, value)
@@ -80,7 +74,7 @@ class Twin(widgets.VBox):  # type: ignore[misc]
     @property
     def run(self) -> Run | None:
         """The run that is shown; None if there is none."""
-        return self._runs.get(self.run_id)
+        return self._chooser.runs.get(self.run_id)
 
     @property
     def comparison(self) -> Comparison | None:
@@ -95,9 +89,9 @@ class Twin(widgets.VBox):  # type: ignore[misc]
 
     def refresh(self) -> None:
         """Look for new runs, and read the chosen one up to its newest step."""
-        self._offer()
-        if not self.run_id and self._runs:
-            self.run_id = next(iter(self._runs))
+        self._chooser.offer(self.run_id)
+        if not self.run_id and self._chooser.first:
+            self.run_id = self._chooser.first
         else:
             self._begin()
 
@@ -113,28 +107,14 @@ class Twin(widgets.VBox):  # type: ignore[misc]
         self.observe(callback(self._draw_step), "step")
         self.observe(lambda change: setattr(self._problem, "value", change["new"]), "problem")
 
-    def _offer(self) -> None:
-        """List the runs, the given one first."""
-        found = list(runs(self._root)[:MOST_RUNS])
-        given = self._given
-        if given is not None:
-            found = [given, *(run for run in found if run.id != given.id)]
-        self._runs = {run.id: run for run in found}
-        chosen = self.run_id
-        options = [(_label(run), run.id) for run in found] or [("no runs", "")]
-        self.screen.run.options = options
-        if chosen in self._runs:
-            self.screen.run.value = chosen
-
     def _begin(self) -> None:
         """Start comparing the chosen run, and return at once."""
         run, self.problem, self.findings = self.run, "", None
         if run is None:
             self.screen.hide()
-            self.screen.say(_UNKNOWN.format(self.run_id, len(self._runs)) if self._runs else _NONE)
+            self.screen.say(self._chooser.why_not(self.run_id))
             return
-        if self.screen.run.value != run.id:
-            self.screen.run.value = run.id
+        self._chooser.mark(run.id)
         self._offer_places(run)
         self.screen.say(f"{run.name} is being predicted, simulated and compared.", "running")
         self._thread = threading.Thread(
@@ -210,20 +190,3 @@ class Twin(widgets.VBox):  # type: ignore[misc]
 
     def __repr__(self) -> str:
         return f"Twin({self.run_id or 'no run'})"
-
-
-def _attached(run: Run | str | Path, root: str | Path | None) -> Run:
-    return Run.attach(run, root) if isinstance(run, str | Path) else run
-
-
-def _label(run: Run) -> str:
-    ranks = f"{run.job.world_size} rank{'s' * (run.job.world_size > 1)}"
-    return f"{run.name} · {ranks} · {_when(run.id)}"
-
-
-def _when(run_id: str) -> str:
-    """Return when a run was launched, from the start of its name; the name itself if it was renamed."""
-    try:
-        return f"{datetime.strptime(run_id[:15], '%Y%m%d-%H%M%S'):%d %b %H:%M}"  # noqa: DTZ007 - local time, shown as it is
-    except ValueError:
-        return run_id

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Self
 
 from shardscope.runtime.emulated.network import INTERFACE, EmulatedNetwork
+from shardscope.runtime.inject import PlanWatch
 from shardscope.runtime.rundir import RunDir
 from shardscope.spec.fault_kinds import DropLink
 
@@ -21,22 +22,40 @@ class LinkFaults:
     """The faults of a run's links.
 
     Attributes:
+        run: The run directory.
         waiting: Faults that have not been carried out yet, by the file that asks for them.
     """
 
-    waiting: dict[Path, DropLink]
+    run: RunDir
+    waiting: dict[Path, DropLink] = field(default_factory=dict)
+    _num_known: int = 0
     _dropped: list[tuple[float, DropLink]] = field(default_factory=list)
     """The links that will be restored, and when, by the monotonic clock."""
+
+    def __post_init__(self) -> None:
+        self._watch = PlanWatch(self.run)
 
     @classmethod
     def of_run(cls, run: RunDir) -> Self:
         """Return the faults of a run that nobody has asked for yet."""
-        found = {run.fault_claims / f"{number}.link": fault for number, fault in enumerate(run.read_faults())}
-        drops = {path: fault for path, fault in found.items() if isinstance(fault, DropLink)}
-        return cls({path: fault for path, fault in drops.items() if not path.exists()})
+        links = cls(run)
+        links._look()
+        links.waiting = {path: fault for path, fault in links.waiting.items() if not path.exists()}
+        return links
+
+    def _look(self) -> None:
+        """Take the faults that are new in the plan."""
+        plan = self._watch()
+        if plan is None:
+            return
+        for number, fault in enumerate(plan):
+            if number >= self._num_known and isinstance(fault, DropLink):
+                self.waiting[self.run.fault_claims / f"{number}.link"] = fault
+        self._num_known = len(plan)
 
     def carry_out(self, network: EmulatedNetwork) -> None:
         """Drop the links whose faults were asked for, and restore those whose time is over. Call it often."""
+        self._look()
         for path in [path for path in self.waiting if path.exists()]:
             fault = self.waiting.pop(path)
             _switch(network, fault, is_on=False)

@@ -1,0 +1,161 @@
+"""The timeline of faults: which steps were lost, when ranks trained again, and what it says."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.events import step_event
+from shardscope_widgets import figures
+from shardscope_widgets.figures._faults import DETECTION, LOST, RESTART, START, TRAINING
+from shardscope_widgets.figures._faults_plot import faults_parts
+from shardscope_widgets.trace import Trace
+
+RANKS = (0, 1)
+
+
+def started(t):
+    """Processes that begin at `t`, and are ready to train 0.2 s later."""
+    begun = [{"event": "process", "rank": rank, "t": t, "pid": 100 + rank} for rank in RANKS]
+    return [*begun, *({"event": "start", "rank": rank, "t": t + 0.2, "strategy": "ring"} for rank in RANKS)]
+
+
+def resume(rank, t, step):
+    return {"event": "resume", "rank": rank, "t": t, "step": step, "samples": 4 * step, "notes": []}
+
+
+def steps(first, last, start, *, ranks=RANKS):
+    """Steps of 0.1 s, the first of which starts at `start`."""
+    return [
+        step_event(step, rank, t=start + 0.1 * (step - first + 1))
+        for step in range(first, last + 1)
+        for rank in ranks
+    ]
+
+
+def kill(rank, t, step, number=0):
+    return {
+        "event": "fault", "rank": rank, "t": t, "step": step, "kind": "kill", "number": number,
+        "text": f"rank {rank} killed at step {step}",
+    }  # fmt: skip
+
+
+def restart(t, step, failed_step, *, attempt=1, rank=1, failed_t=None):
+    return {
+        "event": "restart", "rank": 0, "t": t, "attempt": attempt, "cause": f"rank {rank} was killed",
+        "failed_rank": rank, "failed_step": failed_step, "step": step, "source": "disk" if step else "start",
+        "failed_t": t if failed_t is None else failed_t,
+    }  # fmt: skip
+
+
+def broken(*more):
+    """Seven steps from second 1 on; rank 1 is killed before step 8, and all continue from step 5 at second 3."""
+    return [
+        *started(0.0), *steps(1, 7, 1.0), kill(1, 1.75, 8),
+        restart(1.9, 5, 7, failed_t=1.85), *started(2.0),
+        *(resume(rank, 2.5, 5) for rank in RANKS), *steps(6, 10, 3.0), *more,
+    ]  # fmt: skip
+
+
+def info_of(events):
+    trace = Trace("id", "a run", "ring", world_size=2)
+    for event in events:
+        trace.feed([event])  # one by one, as a lab receives them
+    return figures.faults_info(trace)
+
+
+def bars_of(info, rank):
+    return [
+        (bar.kind, round(bar.start_s, 3), round(bar.end_s, 3), bar.first_step, bar.last_step)
+        for bar in info.bars
+        if bar.rank == rank
+    ]
+
+
+class TestInfo:
+    def test_a_rank_trains_loses_waits_and_starts_again(self):
+        info = info_of(broken())
+        assert bars_of(info, 0) == [
+            (START, 0.0, 1.0, 0, 0), (TRAINING, 1.0, 1.5, 1, 5), (LOST, 1.5, 1.75, 6, 7), (DETECTION, 1.75, 1.85, 0, 0),
+            (RESTART, 1.85, 3.0, 0, 0), (TRAINING, 3.0, 3.5, 6, 10),
+        ]  # fmt: skip
+
+    def test_the_incident_says_who_when_and_how_much(self):
+        (incident,) = info_of(broken()).incidents
+        assert (incident.rank, incident.last_step, incident.resumed, incident.num_lost) == (1, 7, 5, 2)
+        assert (incident.failed_s, incident.detected_s, incident.again_s) == pytest.approx((1.75, 1.85, 3.0))
+
+    def test_lines_of_progress_end_where_steps_were_lost(self):
+        first, second = info_of(broken()).progress
+        assert (first.steps[0], first.steps[-1], first.kept) == (0, 7, 5)
+        assert (second.steps[0], second.steps[-1], second.kept) == (5, 10, 10)
+        assert first.times_s[-1] == pytest.approx(1.7)
+
+    def test_until_ranks_train_again_the_incident_is_open(self):
+        info = info_of(broken()[: 4 + 14 + 2])
+        assert info.incidents[0].again_s is None
+        assert info.bars[-1].kind == DETECTION
+        assert "are starting again" in figures.faults_text(info)
+
+    def test_a_second_failure_further_back_takes_steps_that_seemed_safe(self):
+        again = [
+            kill(1, 3.55, 11, 1), restart(3.7, 0, 10, attempt=2), *started(3.8),
+            *steps(1, 12, 5.0),
+        ]  # fmt: skip
+        info = info_of(broken(*again))
+        kinds = [kind for kind, *_ in bars_of(info, 1)]
+        assert kinds == [START, LOST, DETECTION, RESTART, LOST, DETECTION, RESTART, TRAINING]
+        assert [each.resumed for each in info.incidents] == [5, 0]
+
+    def test_without_faults_there_is_only_training(self):
+        info = info_of([*started(0.0), *steps(1, 5, 1.0)])
+        assert [kind for kind, *_ in bars_of(info, 0)] == [START, TRAINING]
+        assert info.incidents == ()
+        assert "no rank has failed" in figures.faults_text(info)
+
+    def test_a_rank_that_vanished_without_a_word_failed_at_its_newest_event(self):
+        info = info_of([event for event in broken() if event["event"] != "fault"])
+        assert info.incidents[0].failed_s == pytest.approx(1.7)
+
+
+class TestText:
+    def test_it_names_the_rank_the_checkpoint_the_lost_steps_and_the_goodput(self):
+        text = figures.faults_text(info_of(broken()))
+        assert text.startswith(
+            "Rank 1 killed at step 8, noticed after 100 ms; training continued after 1.25 s"
+        )
+        assert "from the checkpoint of step 5 on disk, and 2 finished steps had to be repeated." in text
+        assert "Goodput 30%: 1 s of 3.3 s went into steps that count; lost work 250 ms," in text
+
+    def test_many_failures_are_counted_and_the_last_ones_told(self):
+        events, begin = [*started(0.0)], 1.0
+        for number in range(5):
+            events += [*steps(1, 3, begin), restart(begin + 0.5, 0, 3, attempt=number + 1)]
+            events += started(begin + 0.6)
+            begin += 1.0
+        info = info_of([*events, *steps(1, 3, begin)])
+        assert figures.faults_text(info).startswith("5 failures")
+        assert figures.faults_text(info).count("was killed") == 3
+
+
+class TestDrawing:
+    def test_lost_work_failure_and_checkpoint_are_marked(self):
+        figure = figures.draw_faults(info_of(broken()))
+        named = {trace.name for trace in figure.data if trace.showlegend}
+        assert named == {
+            START, TRAINING, LOST, DETECTION, RESTART, "failure", "resumed from",
+        }  # fmt: skip
+        assert {note.text for note in figure.layout.annotations} == {"<b>rank 1 failed</b><br>2 steps lost"}
+
+    def test_a_checkpoint_that_is_recorded_is_marked_where_it_was_complete(self):
+        saved = {"event": "checkpoint", "rank": 0, "t": 1.62, "step": 5, "path": "step-5", "seconds": 0.1}
+        events = sorted([*broken(), saved], key=lambda event: event["t"])
+        traces, _ = faults_parts(info_of(events))
+        (mark,) = [trace for trace in traces if trace["name"] == "resumed from"]
+        assert (mark["x"], mark["y"]) == ([pytest.approx(1.62)], [5])
+
+    def test_a_slow_rank_is_a_mark_in_its_row_and_no_failure(self):
+        slow = {**kill(0, 1.25, 3), "kind": "slow", "text": "rank 0 computes 3 times slower in steps 3 to 4"}
+        info = info_of([*started(0.0), *steps(1, 5, 1.0), slow])
+        assert [(mark.rank, mark.at_s) for mark in info.marks] == [(0, 1.25)]
+        assert info.incidents == ()
+        assert "Also: rank 0 computes 3 times slower in steps 3 to 4." in figures.faults_text(info)

@@ -1,0 +1,12 @@
+"""The Fault Lab: what failed in a run, how it recovered, and which steps were lost; and buttons to break a run.
+
+_view     the timeline and its sentences
+_breaker  the buttons that break a running run; `_words` says what each will do
+_lab      the widget; the Training Lab contains the other two
+"""
+
+from shardscope_widgets.fault_lab._breaker import Breaker
+from shardscope_widgets.fault_lab._lab import FaultLab
+from shardscope_widgets.fault_lab._view import FaultsView
+
+__all__ = ["Breaker", "FaultLab", "FaultsView"]

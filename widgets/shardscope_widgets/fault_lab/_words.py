@@ -1,0 +1,93 @@
+"""What each button that breaks a run will do to a run, in plain sentences."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from shardscope.spec import Job
+from shardscope_widgets.words import plural
+
+NOT_RUNNING = "Only a running run can be broken. Start one, and break it here while it trains."
+OBSERVED = "This run records a training script of your own (ss.observe), which cannot be broken from here."
+_NO_RECOVERY = (
+    "The run then fails, because its job has no recovery: set Restarts, and Checkpoint every, before it starts to see "
+    "it go on."
+)
+
+
+class Standing(NamedTuple):
+    """How far a run has got: its job, the last finished step, and the step of its newest checkpoint (0 for none)."""
+
+    job: Job
+    last_step: int
+    saved: int
+
+
+def when_text(step: int) -> str:
+    """Return when a fault takes place: before its step, or before the next one if `step` is 0."""
+    return f"before step {step}" if step else "before its next step"
+
+
+def kill_text(standing: Standing, rank: int, step: int) -> str:
+    """Return what killing a rank does.
+
+    Args:
+        standing: How far the run has got.
+        rank: The rank.
+        step: The step before which it is killed; 0 for the next one.
+    """
+    job, saved = standing.job, standing.saved
+    killed = f"The process of rank {rank} gets SIGKILL {when_text(step)}, as if its machine had lost power."
+    if job.recovery is None:
+        return f"{killed} {_NO_RECOVERY}"
+    done, every = max(step or standing.last_step + 1, 1) - 1, job.checkpoint.every
+    if isinstance(every, int) and done > standing.last_step:  # there will be newer checkpoints by then
+        saved = max(saved, done - done % every)
+    lost = max(0, done - saved)
+    source = (
+        f"from the checkpoint of step {saved}" if saved else "from the beginning, as there is no checkpoint"
+    )
+    return f"{killed} All ranks then continue {source}, and repeat {plural(lost, 'step')}."
+
+
+def slow_text(standing: Standing, rank: int, step: int, factor: float, num_steps: int) -> str:
+    """Return what slowing a rank down does.
+
+    Args:
+        standing: How far the run has got.
+        rank: The rank.
+        step: The first slow step; 0 for the next one.
+        factor: How many times as long the rank computes.
+        num_steps: Number of slow steps.
+    """
+    begin = f"from step {step} on" if step else "from its next step on"
+    slowed = f"Rank {rank} computes {factor:g} times slower for {plural(num_steps, 'step')}, {begin}."
+    strategy, world_size = standing.job.strategy, standing.job.world_size
+    if world_size == 1:
+        return slowed
+    drift, bound = strategy.drift(world_size), getattr(strategy, "bound", math.inf)
+    if drift is None and math.isfinite(bound):
+        how = f"the others run ahead until gradients are {plural(int(bound), 'update')} stale, and then wait for it"
+    elif drift is None:
+        how = "the other ranks do not wait for it"
+    elif drift:
+        how = f"the others run up to {plural(drift, 'step')} ahead, and then wait for it"
+    else:
+        how = "all ranks wait for the slowest in every step"
+    return f"{slowed} With {strategy.label}, {how}."
+
+
+def drop_text(node: int, step: int, seconds: float, timeout_s: float) -> str:
+    """Return what dropping the link of a node does.
+
+    Args:
+        node: The node.
+        step: The step before which it is dropped; 0 for the next one.
+        seconds: How long.
+        timeout_s: How long a rank waits for another one, in seconds.
+    """
+    dropped = f"The link of node {node} carries nothing for {seconds:g} s, {when_text(step)}."
+    if seconds < timeout_s:
+        return f"{dropped} The other ranks wait until its messages arrive again."
+    return f"{dropped} That is longer than ranks wait for each other ({timeout_s:g} s), so the run fails or restarts."

@@ -1,0 +1,301 @@
+"""Faults of a run: what each rank did between failures, which steps were lost, and what share of the time was useful.
+
+All times are in seconds from the first event of any rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from shardscope.runlog.restarts import Restart
+from shardscope.runlog.schema import Event
+from shardscope_widgets.attempts import Attempt, Attempts
+from shardscope_widgets.trace import Trace
+from shardscope_widgets.words import duration_text, listed, plural
+
+START, TRAINING, LOST, DETECTION, RESTART = "start", "training", "lost work", "detection", "restart"
+SOURCES = {"disk": "on disk", "replica": "in the memory of another rank"}
+"""Where the state from which training continues is, by the name in events."""
+MOST_POINTS = 300
+"""Largest number of points of one line of progress."""
+MOST_CHECKPOINTS = 60
+"""Largest number of checkpoints that are marked, the newest."""
+_MOST_TOLD = 3
+"""Largest number of failures that are told one by one."""
+
+
+class FaultBar(NamedTuple):
+    """What a rank did for a time: start, train, train steps that were lost, wait for detection, or restart.
+
+    The steps are those that ended in this time; both are 0 if there are none.
+    """
+
+    rank: int
+    kind: str
+    start_s: float
+    end_s: float
+    first_step: int = 0
+    last_step: int = 0
+
+
+class Incident(NamedTuple):
+    """A failure and its recovery.
+
+    Attributes:
+        cause: What failed, in words.
+        rank: The rank that failed first; None if it is unknown.
+        failed_s: When it failed.
+        detected_s: When the agent saw it.
+        again_s: When all ranks began to train again; None until then.
+        last_step: The last step that any rank had finished.
+        resumed: Step of the checkpoint from which training continued; 0 for the beginning.
+        source: Where the state came from: ``disk``, ``replica`` or ``start``.
+        num_lost: Number of finished steps that had to be trained again.
+    """
+
+    cause: str
+    rank: int | None
+    failed_s: float
+    detected_s: float
+    again_s: float | None
+    last_step: int
+    resumed: int
+    source: str
+    num_lost: int
+
+
+class FaultMark(NamedTuple):
+    """An injected fault that no restart followed, such as a slow rank."""
+
+    rank: int
+    at_s: float
+    kind: str
+    text: str
+
+
+class Progress(NamedTuple):
+    """Steps over time in one attempt of all ranks; those after step `kept` were lost."""
+
+    times_s: tuple[float, ...]
+    steps: tuple[int, ...]
+    kept: int
+
+
+class FaultsInfo(NamedTuple):
+    """The timeline of one run.
+
+    Attributes:
+        label: Name of the run.
+        world_size: Number of ranks that have a row.
+        bars: What each rank did, in order of time.
+        incidents: Failures with a restart, in order of time.
+        marks: Other injected faults, in order of time.
+        progress: Steps over time, a line for each attempt.
+        saved: Steps of the newest checkpoints, and when each was complete.
+        end_s: Time of the newest event.
+        wall_s: Time from the start of the first rank to the newest event (`RunLog.wall_s`), of which `goodput` is a
+            share; 0 before.
+        num_lost: Number of finished steps that had to be trained again.
+        goodput: Share of `wall_s` that went into steps that count (`RunLog.goodput`); None before the first
+            step.
+    """
+
+    label: str
+    world_size: int
+    bars: tuple[FaultBar, ...]
+    incidents: tuple[Incident, ...]
+    marks: tuple[FaultMark, ...]
+    progress: tuple[Progress, ...]
+    saved: tuple[tuple[int, float], ...]
+    end_s: float
+    wall_s: float
+    num_lost: int
+    goodput: float | None
+
+    def seconds(self, kind: str) -> float:
+        """Return the time that a rank spent on bars of one kind, averaged over the ranks."""
+        return sum(bar.end_s - bar.start_s for bar in self.bars if bar.kind == kind) / max(1, self.world_size)
+
+    def reached_s(self, step: int) -> float | None:
+        """Return when the run first reached a step; None if it is not among the points that are drawn."""
+        times = (
+            time
+            for line in self.progress
+            for time, each in zip(line.times_s, line.steps, strict=True)
+            if each == step
+        )
+        return next(times, None)
+
+
+def faults_info(trace: Trace) -> FaultsInfo:
+    """Return the timeline of a run so far."""
+    attempts = trace.attempts
+    zero = attempts.begun or 0.0
+    end = max((each.last for each in attempts), default=zero) - zero
+    incidents = [_incident(trace, number, zero) for number in range(len(trace.restarts))]
+    bars = [
+        bar
+        for attempt in attempts
+        for bar in _bars(attempt, attempts, incidents, end)
+        if bar.end_s > bar.start_s
+    ]
+    saved = sorted(attempts.saved.items())[-MOST_CHECKPOINTS:]
+    return FaultsInfo(
+        trace.label,
+        max([trace.world_size, *(rank + 1 for rank in attempts.of_rank)]),
+        tuple(sorted(bars, key=lambda bar: (bar.start_s, bar.rank))),
+        tuple(incidents),
+        tuple(_marks(trace, zero)),
+        tuple(_progress(attempts, incidents, zero)),
+        tuple((step, t - zero) for step, t in saved),
+        end,
+        trace.wall_s or 0.0,
+        trace.lost_steps,
+        trace.goodput,
+    )
+
+
+def _incident(trace: Trace, number: int, zero: float) -> Incident:
+    restart = trace.restarts[number]
+    since = trace.restarts[number - 1].t if number else 0.0
+    before = [each for each in trace.attempts if since <= each.begun < restart.t]
+    after = [each for each in trace.attempts if each.begun >= restart.t]
+    again = _again(after)
+    injected = [event["text"] for event in _faults_in(trace, restart, since)]
+    return Incident(
+        injected[-1] if injected else restart.cause,
+        restart.failed_rank,
+        _failed_at(trace, restart, since) - zero,
+        restart.failed_t - zero,
+        None if again is None else again - zero,
+        max((each.last_step for each in before), default=restart.step),
+        restart.step,
+        restart.source,
+        restart.lost_steps,
+    )
+
+
+def _failed_at(trace: Trace, restart: Restart, since: float) -> float:
+    """Return when the first rank failed: at its injected fault or its error, else at its newest event before.
+
+    The agent sees it a little later, and a rank that just vanished has left no other trace.
+    """
+    rank = restart.failed_rank
+    own = [
+        each
+        for each in trace.attempts.of_rank.get(-1 if rank is None else rank, ())
+        if each.begun < restart.t
+    ]
+    known = [
+        float(event["t"])
+        for event in trace.faults
+        if event["rank"] == rank and since < event["t"] < restart.t
+    ]
+    if own and own[-1].error is not None:
+        known.append(float(own[-1].error["t"]))
+    if not known and own:
+        known.append(own[-1].last)
+    return min([*known[-1:], restart.failed_t])
+
+
+def _faults_in(trace: Trace, restart: Restart, since: float) -> list[Event]:
+    """Return the faults that ended the failed rank on purpose."""
+    return [
+        event
+        for event in trace.faults
+        if event["kind"] == "kill" and event["rank"] == restart.failed_rank and since < event["t"] < restart.t
+    ]
+
+
+def _again(after: Sequence[Attempt]) -> float | None:
+    """Return when all ranks had started their first step after a restart; None until then."""
+    next_of = {each.rank: each for each in reversed(after)}
+    starts = [each.first for each in next_of.values()]
+    known = [start for start in starts if start is not None]
+    return max(known) if known and len(known) == len(starts) else None
+
+
+def _bars(
+    attempt: Attempt, attempts: Attempts, incidents: Sequence[Incident], end: float
+) -> Iterator[FaultBar]:
+    """Yield what a rank did in one attempt, and until the restart that followed it."""
+    zero = attempts.begun or 0.0
+    rank, begun = attempt.rank, attempt.begun - zero
+    earlier = [each for each in incidents if each.detected_s <= begun]
+    later = [each for each in incidents if each.detected_s > begun]
+    stop = later[0].failed_s if later else end
+    first = stop if attempt.first is None else attempt.first - zero
+    yield FaultBar(rank, RESTART if earlier else START, earlier[-1].detected_s if earlier else begun, first)
+    kept = max(attempt.resumed, min([attempt.last_step, *(each.resumed for each in later)]))
+    kept_end = first if kept == attempt.resumed else (attempt.end_of(kept) or attempt.last) - zero
+    if later and kept in attempts.saved:  # saving the checkpoint is not lost either
+        kept_end = max(kept_end, min(attempts.saved[kept] - zero, stop))
+    if kept > attempt.resumed:
+        yield FaultBar(rank, TRAINING, first, kept_end, attempt.resumed + 1, kept)
+    if later:
+        is_known, seen = attempt.last_step > kept, later[0].detected_s
+        stop = min(max(stop, attempt.last - zero), seen)
+        yield FaultBar(rank, LOST, kept_end, stop, (kept + 1) * is_known, attempt.last_step * is_known)
+        yield FaultBar(rank, DETECTION, stop, seen)
+
+
+def _marks(trace: Trace, zero: float) -> Iterator[FaultMark]:
+    """Yield the faults that are not the cause of a restart."""
+    for event in trace.faults:
+        if event["kind"] != "kill":
+            yield FaultMark(event["rank"], event["t"] - zero, event["kind"], event["text"])
+
+
+def _progress(attempts: Attempts, incidents: Sequence[Incident], zero: float) -> Iterator[Progress]:
+    """Yield steps over time between restarts, on the rank that got furthest."""
+    edges = [*(each.detected_s for each in incidents), float("inf")]
+    for number, edge in enumerate(edges):
+        since = edges[number - 1] if number else -1.0
+        own = [each for each in attempts if since <= each.begun - zero < edge and each.first is not None]
+        if not own:
+            continue
+        best = max(own, key=lambda each: len(each.ends))
+        kept = min([best.last_step, *(each.resumed for each in incidents[number:])])
+        every = max(1, len(best.ends) // MOST_POINTS)
+        drawn = {*range(best.resumed, best.last_step, every), best.last_step, max(kept, best.resumed)}
+        points = [(step, (best.end_of(step) or best.first or 0.0) - zero) for step in sorted(drawn)]
+        yield Progress(tuple(round(time, 4) for _, time in points), tuple(step for step, _ in points), kept)
+
+
+def faults_text(info: FaultsInfo) -> str:
+    """Return sentences on what failed, how the run recovered, and what share of the time was useful."""
+    if not info.bars:
+        return "No rank has started yet."
+    told = [_told(each) for each in info.incidents[-_MOST_TOLD:]]
+    if len(info.incidents) > _MOST_TOLD:
+        told.insert(0, f"{len(info.incidents)} failures, of which these are the last {_MOST_TOLD}.")
+    if not info.incidents:
+        told = [f"{info.label}: no rank has failed."]
+    told += [f"Also: {mark.text}." for mark in info.marks[-_MOST_TOLD:]]
+    return " ".join([*told, _goodput(info)]).strip()
+
+
+def _told(incident: Incident) -> str:
+    cause = incident.cause[:1].upper() + incident.cause[1:]
+    noticed = f"noticed after {duration_text(max(0.0, incident.detected_s - incident.failed_s))}"
+    if incident.again_s is None:
+        return f"{cause}, {noticed}; the ranks are starting again."
+    where = f"the checkpoint of step {incident.resumed} {SOURCES.get(incident.source, '')}".strip()
+    return (
+        f"{cause}, {noticed}; training continued after {duration_text(incident.again_s - incident.failed_s)} from "
+        f"{where if incident.resumed else 'the beginning'}, and {plural(incident.num_lost, 'finished step')} had to be "
+        "repeated."
+    )
+
+
+def _goodput(info: FaultsInfo) -> str:
+    if info.goodput is None:
+        return ""
+    parts = [(LOST, "lost work"), (DETECTION, "detection"), (RESTART, "restarts")]
+    rest = [f"{name} {duration_text(info.seconds(kind))}" for kind, name in parts if info.seconds(kind) > 0]
+    took = f"; {listed(rest)}" if rest else ""
+    return (
+        f"Goodput {info.goodput:.0%}: {duration_text(info.goodput * info.wall_s)} of {duration_text(info.wall_s)} went "
+        f"into steps that count{took}."
+    )
