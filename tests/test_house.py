@@ -24,7 +24,7 @@ from shardscope.cli import build_parser
 
 ROOT = Path(__file__).parents[1]
 GROUND = {"errors", "_compat", "_lazy", "_version", "disk_cache", "machine"}
-FIRST = GROUND | {"spec", "runlog"}
+FIRST = GROUND | {"spec", "runlog", "storage"}
 ENGINES = FIRST | {"training", "analytic"}
 SECOND = ENGINES | {"methods", "export"}
 THIRD = SECOND | {"prediction", "runtime", "simulate"}
@@ -38,6 +38,7 @@ MAY_IMPORT = {
     "machine": set(),
     "spec": GROUND,
     "runlog": GROUND | {"spec"},
+    "storage": GROUND | {"spec"},
     "training": FIRST,
     "analytic": FIRST,
     "methods": ENGINES,
@@ -60,6 +61,7 @@ WITHOUT_TORCH = (
     "disk_cache",
     "spec",
     "runlog",
+    "storage",
     "analytic",
     "simulate",
     "export",

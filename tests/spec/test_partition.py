@@ -55,3 +55,17 @@ def test_an_even_split_differs_by_one_layer_at_most(num_layers: int, num_stages:
 def test_fewer_layers_than_stages_are_refused(function) -> None:
     with pytest.raises(SpecError, match="3 layers to split, fewer than the pipeline's 4 stages"):
         function()
+
+
+@given(
+    st.lists(st.integers(0, 100), min_size=3, max_size=7),
+    st.lists(st.sampled_from([1, 2, 3]), min_size=2, max_size=3),
+)
+def test_no_cut_for_devices_of_unlike_speed_has_a_costlier_stage_than_needed(
+    costs: list[int], slowness: list[int]
+) -> None:
+    def slowest(split: tuple[int, ...]) -> int:
+        return max(slow * cost for slow, cost in zip(slowness, stage_costs(costs, split), strict=True))
+
+    found = optimal_split(costs, len(slowness), slowness=slowness)
+    assert slowest(found) == min(map(slowest, every_cut(len(costs), len(slowness))))

@@ -18,7 +18,7 @@ def subclasses(cls: type) -> list[type]:
 def test_a_jobs_signature_has_plain_types_and_defaults() -> None:
     text = str(inspect.signature(ss.Job))
     assert text.startswith(
-        "(*, model: str | Callable, data: str | Callable, strategy: str | Strategy = 'ring',"
+        "(*, model: str | Callable, data: str | Callable | Shards, strategy: str | Strategy = 'ring',"
     )
     assert "world_size: int = 2" in text
     assert "batch: Batch = Batch(64), compression: str | Compression = 'none'" in text
@@ -28,7 +28,13 @@ def test_a_jobs_signature_has_plain_types_and_defaults() -> None:
 @pytest.mark.parametrize(
     ("spec", "text"),
     [
-        (ss.Batch, "(global_batch: int = 64, *, micro_batch: int | None = None)"),
+        (
+            ss.Batch,
+            (
+                "(global_batch: int = 64, *, micro_batch: int | None = None, "
+                "shares: tuple[int, ...] | Literal['measured'] | None = None, rebalance_every: int | None = None)"
+            ),
+        ),
         (ss.Strategy, "(name: str, **settings)"),
         (ss.Checkpoint, "(every: int | None = None, *, at_end: bool = False, keep: int = 2)"),
         (type(ss.LRSchedule("constant")), "(*, warmup_steps: int = 0)"),
@@ -48,7 +54,10 @@ def test_a_docstring_lists_the_fields() -> None:
     assert text.startswith("One training job.")
     assert "\n    model: The network to train: a built-in name" in text
     assert "a callable that\n        returns an `nn.Module`" in text
-    assert "\n    data: What to train on: a built-in name, a path, or a callable." in text
+    assert (
+        "\n    data: What to train on: a built-in name, a path, `Shards` with settings, or a callable."
+        in text
+    )
 
 
 def test_a_users_own_method_is_shown_in_the_same_way() -> None:

@@ -21,6 +21,7 @@ from shardscope.measure.compare_runs.of_runs import compare_runs as compare_runs
 from shardscope.measure.compression_speedup import compression_speedup as compression_speedup
 from shardscope.measure.explain.of_run import Explanation as Explanation
 from shardscope.measure.explain.of_run import explain as explain
+from shardscope.measure.jitter import jitter as jitter
 from shardscope.measure.scaling.result import Scaling as Scaling
 from shardscope.measure.scaling.scaling import extrapolate as extrapolate
 from shardscope.measure.scaling.scaling import scaling as scaling
@@ -70,6 +71,7 @@ from shardscope.spec import Model as Model
 from shardscope.spec import Optimizer as Optimizer
 from shardscope.spec import Record as Record
 from shardscope.spec import Recovery as Recovery
+from shardscope.spec import Shards as Shards
 from shardscope.spec import Strategy as Strategy
 from shardscope.spec.calibration import Calibration as Calibration
 from shardscope.spec.host_calibration import HostCalibration as HostCalibration
@@ -80,6 +82,7 @@ from shardscope.spec.space import Between as Between
 from shardscope.spec.space import Choices as Choices
 from shardscope.spec.space import PowersOfTwo as PowersOfTwo
 from shardscope.spec.space import Space as Space
+from shardscope.storage.write import write_shards as write_shards
 from shardscope.training.compression.codec import SimpleCodec as SimpleCodec
 from shardscope.training.strategies.own_all_reduce import OwnAllReduce as OwnAllReduce
 from shardscope.tuning.batch_sweep import batch_sweep as batch_sweep

@@ -81,12 +81,21 @@ def cache_dir() -> Path:
         DataError: Another user owns the directory or can write to it.
     """
     path = Path(os.environ.get("SHARDSCOPE_CACHE") or Path.home() / ".cache" / "shardscope").expanduser()
+    require_private(path, setting="SHARDSCOPE_CACHE")
+    return path
+
+
+def require_private(path: Path, *, setting: str) -> None:
+    """Check that only this user can write to a cache directory, if it exists; `setting` is what chooses another one.
+
+    Raises:
+        DataError: Another user owns the directory or can write to it.
+    """
     if path.exists() and not _is_private(path.stat()):
         raise DataError(
             f"the cache directory {str(path)!r} can be written by other users; "
-            "set SHARDSCOPE_CACHE to a directory that only you can write"
+            f"set {setting} to a directory that only you can write"
         )
-    return path
 
 
 def store(path: Path, write: Callable[[Any], object]) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardscope.methods.strategies.parameter_server._torch_admission import Admission
+from shardscope.methods.strategies.parameter_server._admission import Admission
 
 BOUNDS = st.sampled_from([0, 1, 2, 5, math.inf])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -26,6 +26,7 @@ class JobStep:
         number: Number of the step, from 1.
         backend: Library that `torch.distributed` uses for the collectives that Shardscope does not implement itself.
         is_on_gpus: Whether the ranks compute on GPUs; ranks that share one use gloo.
+        slowness: Computing time of each rank relative to that on the slowest device; empty if all are alike.
     """
 
     job: Job
@@ -33,6 +34,16 @@ class JobStep:
     number: int
     backend: Backend = "gloo"
     is_on_gpus: bool = False
+    slowness: tuple[float, ...] = ()
+
+    def slow(self, rank: int) -> float:
+        """Return the computing time of a rank relative to that on the slowest device; at most 1."""
+        return self.slowness[rank] if self.slowness else 1.0
+
+    @property
+    def alike(self) -> JobStep:
+        """The same step on ranks that are all as slow as the slowest device."""
+        return replace(self, slowness=())
 
     @property
     def world_size(self) -> int:

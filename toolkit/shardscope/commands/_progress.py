@@ -79,6 +79,10 @@ def table(summary: Summary) -> str:
         **({"link": summary.link} if summary.link else {}),
     }
     notes = [f"\nlink: {summary.link_note}"] if summary.link_note else []
+    if summary.straggler is not None:
+        notes.append(f"\n{summary.straggler[0].upper()}{summary.straggler[1:]}.")
+    if summary.shares is not None:
+        notes.append(f"\nSamples per rank, by measured speed: {summary.shares}.")
     if summary.diverged_at is not None:
         notes.append(
             f"\nThe loss diverged at step {summary.diverged_at}; lower the learning rate or warm it up."

@@ -20,8 +20,10 @@ from shardscope.analytic.terms import Term
 from shardscope.errors import SpecError
 from shardscope.machine import num_gpus, usable_memory_bytes
 from shardscope.prediction.budget import Budgeted
+from shardscope.prediction.data_source import WAITING
 from shardscope.prediction.job_memory import kinds_by_rank, rank_memory
 from shardscope.prediction.job_time import job_time_term
+from shardscope.prediction.loads import slowness_on, used_samples_per_s
 from shardscope.prediction.rates import RankRates, limit_of, stated_rates
 from shardscope.prediction.saved_calibration import Chosen, chosen
 from shardscope.prediction.spread import Floats, Widened, widened
@@ -157,7 +159,7 @@ class JobPrediction(Budgeted):
             return RankRates.of_cluster(self.job, self.cluster, self.calibration)
         host = self.host or HostCalibration.shipped()
         return RankRates.of_this_machine(
-            self.job, self.job.strategy.work(self.step), host, emulated=self.emulated
+            self.job, self.job.strategy.work(self.step.alike), host, emulated=self.emulated
         )
 
     @property
@@ -245,14 +247,15 @@ class JobPrediction(Budgeted):
 
     @property
     def samples_per_s(self) -> float:
-        """Samples per second, over all ranks.
+        """Samples per second whose gradients are used, over all ranks.
 
         Raises:
             SpecError: The ranks run on GPUs of this machine.
         """
         if self.step_time_s is None:
             raise SpecError(f"device={self.job.device!r} has no step time: {self.note}")
-        return self.job.batch.global_batch / self.step_time_s
+        assert self.time is not None
+        return used_samples_per_s(self.step, self.time)
 
     @property
     def tokens_per_s(self) -> float:
@@ -342,6 +345,12 @@ class JobPrediction(Budgeted):
             "memory": self.memory and self.memory.to_dict(),
         }
 
+    @property
+    def _data_bound(self) -> str:
+        """Clause that says for which part of a step ranks wait for data; empty if they do not."""
+        waits = [term for term in (self.time.walk() if self.time else ()) if term.name == WAITING]
+        return f", of which {figure(waits[0].value, 's')} a step waiting for data" if waits else ""
+
     @cached_property
     def _headline(self) -> tuple[str, ...]:
         count = f"{self.job.world_size} rank{'s' * (self.job.world_size > 1)}"
@@ -352,7 +361,7 @@ class JobPrediction(Budgeted):
             low, high = (figure(each, "s") for each in self.interval)
             took = (
                 f"step {figure(self.step_time_s, 's')} ({low} to {high}), {self.job.last_step} steps "
-                f"{figure(self.run_time_s, 's')}"
+                f"{figure(self.run_time_s, 's')}{self._data_bound}"
             )
         if self.peak_bytes is not None:
             held = f"the fullest rank needs {figure(self.peak_bytes, 'bytes')}"
@@ -448,7 +457,7 @@ def predict_job(
     found = trace(job)
     assert found.table.step is not None
     is_on_gpus, backend = _place(job, cluster)
-    step = JobStep(job, found.table.step, _settled(job), backend, is_on_gpus)
+    step = JobStep(job, found.table.step, _settled(job), backend, is_on_gpus, slowness_on(emulated))
     if cluster is not None:
         return JobPrediction(job, cluster, step, found, _of_pytorch(cluster, calibration, software))
     assert calibration is None or isinstance(calibration, HostCalibration)

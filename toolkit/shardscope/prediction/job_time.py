@@ -12,6 +12,8 @@ from shardscope.analytic.communication import Traffic, compression_cost
 from shardscope.analytic.communication.traffic import Sent
 from shardscope.analytic.job_step import JobStep
 from shardscope.analytic.terms import Term
+from shardscope.prediction.data_source import with_waiting
+from shardscope.prediction.loads import awaited, rank_loads
 from shardscope.prediction.rates import RankRates
 from shardscope.prediction.traced import Traced
 from shardscope.spec.strategy import Work
@@ -20,12 +22,13 @@ _ROOFLINE = "roofline, Williams et al. 2009"
 
 
 def job_time_term(step: JobStep, found: Traced, traffic: Traffic | None, rates: RankRates) -> Term:
-    """Return the time of one step, in seconds, as a sum of terms; no overlap is assumed.
+    """Return the time of one step, in seconds, as a sum of terms; only reading from a slow source overlaps with others.
 
     Each operation takes the time of its matrix products or of its memory traffic, plus the time of its launch. The
     optimizer takes the time to read and write all states, plus a time per tensor, and the codec the time to read and
     write the gradient and its packets. Each collective takes as long as its slowest rank needs to send or to receive
-    its bytes, and to send its messages.
+    its bytes, and to send its messages. Ranks of unlike speed wait for the one that computes longest, apart from those
+    whose gradients are dropped.
 
     Args:
         step: The training step to predict.
@@ -33,13 +36,14 @@ def job_time_term(step: JobStep, found: Traced, traffic: Traffic | None, rates: 
         traffic: Bytes and messages that each rank sends in the step; None if unknown.
         rates: Compute, memory and link rates of one rank.
     """
-    work = max(step.job.strategy.work(step), key=lambda each: each.computing)
+    work = awaited(step, rank_loads(step))
     passes = [_pass("forward", step, found, work, rates), _pass("backward", step, found, work, rates)]
     parts = [
-        _data(step, found, rates), *passes, _optimizer(step, work, rates), _codec(step, rates),
+        _data(step, found, rates), *passes, _optimizer(step, rates), _codec(step, rates),
         _communication(traffic or {}, rates), _idle(step, sum(each.value for each in passes), work, rates),
     ]  # fmt: skip
-    return Term.total("step", tuple(part for part in parts if part is not None and part.value > 0))
+    kept = tuple(part for part in parts if part is not None and part.value > 0)
+    return Term.total("step", with_waiting(kept, step))
 
 
 def _data(step: JobStep, found: Traced, rates: RankRates) -> Term:
@@ -77,9 +81,9 @@ def _pass(name: str, step: JobStep, found: Traced, work: Work, rates: RankRates)
     return Term.total(name, parts if gathers else parts[:-1])
 
 
-def _optimizer(step: JobStep, work: Work, rates: RankRates) -> Term:
+def _optimizer(step: JobStep, rates: RankRates) -> Term:
     states, shards = step.job.optimizer.states, step.world_size if step.job.strategy.zero_stage else 1
-    share = min(1.0, work.computing)
+    share = min(1.0, max(each.computing for each in step.job.strategy.work(step.alike)))
     updated = step.num_elements * states.moved_bytes_per_param(step.element_bytes) / shards * share
     tensors = len(step.trained) * share
     parts = (

@@ -27,6 +27,7 @@ from shardscope.spec import Job
 from shardscope.spec._base import Spec
 from shardscope.spec.data import DATA
 from shardscope.spec.model.table import LayerTable
+from shardscope.spec.shards import Shards
 
 Elsewhere = Callable[[str], str]
 _NUM_SAMPLES = 2
@@ -91,6 +92,9 @@ def traced(job: Job, elsewhere: Elsewhere | None = None, *, builds: bool = True)
 
 def _file(data: object) -> tuple[Any, object]:
     """Return the data with its path made absolute, and a stamp that changes whenever the file is written."""
+    if isinstance(data, Shards):
+        path, stamp = _file(data.path)
+        return data.replace(path=path, slow=None), stamp  # an example must not be read slowly
     if not isinstance(data, str) or data in DATA:
         return data, None
     path = Path(data).absolute()
@@ -129,7 +133,7 @@ def _versions() -> tuple[object, ...]:
     package = Path(__file__).parents[1]
     sources = [
         path
-        for folder in ("spec", "training", "prediction")
+        for folder in ("spec", "storage", "training", "prediction")
         for path in package.joinpath(folder).rglob("*.py")
     ]
     return version("torch"), __version__, max(path.stat().st_mtime_ns for path in sources)

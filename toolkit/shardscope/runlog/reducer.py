@@ -14,11 +14,13 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from shardscope.runlog.divergence import Divergence, divergence_of
+from shardscope.runlog.epochs import Epochs
 from shardscope.runlog.figures import LOSS_WINDOW
 from shardscope.runlog.layers import LayerSamples
 from shardscope.runlog.restarts import Restart
 from shardscope.runlog.schema import MEMORY_KINDS, OBSERVING, Event, Moved
 from shardscope.runlog.steps import ALIKE, MOST, Average, Step, StepKinds, Steps, per_step
+from shardscope.runlog.stragglers import Phases, Straggler
 
 if TYPE_CHECKING:
     from shardscope.spec import Job
@@ -51,8 +53,12 @@ class RunLog:
         noise: Two squared gradient norms for each step that measured gradient noise, by step: the mean squared norm of
             the small batches' gradients, and the squared norm of the mean gradient.
         layer_samples: Layer events at a limited number of steps.
+        epochs: Step times and cache hits of each epoch on shards.
         collectives: Training bytes sent by all ranks, by name of the collective.
         observing: Bytes sent by all ranks for measurements, evaluations and checkpoints, by purpose.
+        phases: Computing times of the newest steps, by rank and phase.
+        shares: Samples of each rank in a step, as last divided by measured speed; empty if they have not been.
+        dropped: Number of gradients that no update used, or that were not computed, because other workers were faster.
         faults: Events of the faults that were carried out on purpose, in order.
         restarts: Restarts of the ranks after failures, in order. Steps that a restart repeats replace the earlier ones.
         lost_steps: Number of steps that all ranks had finished, and that restarts had to repeat.
@@ -77,8 +83,12 @@ class RunLog:
     held: dict[int, dict[str, int]] = field(default_factory=dict)
     noise: dict[int, tuple[float, float]] = field(default_factory=dict)
     layer_samples: LayerSamples = field(default_factory=LayerSamples)
+    epochs: Epochs = field(default_factory=Epochs)
     collectives: Counter[str] = field(default_factory=Counter)
     observing: Counter[str] = field(default_factory=Counter)
+    phases: Phases = field(default_factory=Phases)
+    shares: tuple[int, ...] = ()
+    dropped: int = 0
     faults: list[Event] = field(default_factory=list)
     restarts: list[Restart] = field(default_factory=list)
     lost_steps: int = 0
@@ -119,6 +129,7 @@ class RunLog:
     def _on_restart(self, event: Event) -> None:
         self.restarts.append(Restart.of(event))
         self._open.clear()
+        self.shares = ()  # ranks measure their speeds again
         self._rewind(event["step"])
 
     def _on_resume(self, event: Event) -> None:
@@ -138,6 +149,7 @@ class RunLog:
 
     def _on_step(self, event: Event) -> None:
         number = event["step"]
+        self.epochs.add_counts(event)
         row = self._open.setdefault(number, {})
         row[event["rank"]] = event
         if len(row) == self.world_size:
@@ -156,9 +168,12 @@ class RunLog:
         for step in [step for step in self._open if step <= number]:
             del self._open[step]
         self.steps.append(_step(number, row, self._sent([*row, *self._late.pop(number, ())])))
+        self.phases.take(number, row)
         if self.restarts and self.restarts[-1].recovered_t is None:
             self.restarts[-1].recovered_t = self.steps[-1].t
+        self.epochs.add_step(row)
         for event in row:
+            self.dropped += bool(event.get("dropped"))
             rank, peak = event["rank"], event["peak_memory_bytes"]
             self.peak_memory[rank] = max(self.peak_memory.get(rank, 0), peak)
         if all("noise" in event for event in row):
@@ -189,6 +204,9 @@ class RunLog:
 
     def _on_memory(self, event: Event) -> None:
         self.held[event["rank"]] = {kind: event[kind] for kind in MEMORY_KINDS}
+
+    def _on_shares(self, event: Event) -> None:
+        self.shares = tuple(event["samples"])
 
     def _on_layers(self, event: Event) -> None:
         self.layer_samples.take(event)
@@ -253,6 +271,11 @@ class RunLog:
         return divergence_of(self.steps.column("number"), self.steps.column("loss"))
 
     @property
+    def straggler(self) -> Straggler | None:
+        """The rank that computes longer than the others and makes them wait; None if there is none."""
+        return self.phases.straggler({rank: start.get("role") for rank, start in self.starts.items()})
+
+    @property
     def wall_s(self) -> float | None:
         """Time from the start of the first rank to the newest event, in seconds; None before."""
         return self.last_t - self.first_t if self.starts else None
@@ -281,7 +304,7 @@ def _step(number: int, row: list[Event], moved: Moved) -> Step:
 
     A single loop is used for speed, because this function runs for every step of every log.
     """
-    t = seconds = loss = codec = compute = late = 0.0
+    t = seconds = loss = weighted = codec = compute = late = 0.0
     samples = tokens = memory = peak = num_losses = 0
     lr, norm, skipped = row[0]["lr"], math.nan, False
     for event in row:
@@ -289,6 +312,7 @@ def _step(number: int, row: list[Event], moved: Moved) -> Step:
         if event["loss"] is not None:
             lr = event["lr"] if not num_losses else lr
             loss, num_losses = loss + float(event["loss"]), num_losses + 1
+            weighted += float(event["loss"]) * event["samples"]
         if event["grad_norm"] is not None:
             norm = max(float(event["grad_norm"]), norm)  # in this order, max also replaces the initial NaN
         samples, tokens = samples + event["samples"], tokens + (event["tokens"] or 0)
@@ -297,7 +321,8 @@ def _step(number: int, row: list[Event], moved: Moved) -> Step:
         late = max(late, event.get("late_s", 0.0))
         compute = max(compute, _compute_seconds(event)) if "spans" in event else math.nan
         skipped = skipped or bool(event.get("skipped"))
-    loss = loss / num_losses if num_losses else math.nan
+    is_even = len({event["samples"] for event in row if event["loss"] is not None}) < 2
+    loss = (loss / num_losses if is_even else weighted / samples) if num_losses else math.nan
     sent = min(moved.sent_bytes, MOST), min(moved.messages, MOST)
     return Step(
         number,

@@ -143,7 +143,9 @@ _KINDS: Mapping[str, Check] = {
         },
         {
             "spans": _list_of(_is_span), "codec_s": is_real, "late_s": is_real,
-            "skipped": lambda value: isinstance(value, bool | int),
+            "skipped": lambda value: isinstance(value, bool | int), "dropped": lambda value: isinstance(value, bool),
+            "waited": _dict_of(is_real), "epoch": is_whole,
+            "shards": _list_of(_row(is_whole, is_whole, is_whole, is_whole)),
             "noise": _fields({"small_square": _is_number, "large_square": _is_number}),
         },
     ),
@@ -170,6 +172,7 @@ _KINDS: Mapping[str, Check] = {
     ),
     "schedule": _fields({**_STEP, "ops": _list_of(_is_op)}),
     "update": _fields({**_STEP, "server": is_whole, "staleness": _list_of(is_whole)}),
+    "shares": _fields({**_STEP, "samples": _list_of(is_whole), "seconds_per_sample": _list_of(is_real)}),
     "traffic": _fields({**_STEP, "traffic": _any_value}),
     "consensus": _fields({**_STEP, "distance": _is_number}),
     "fault": _fields({**_STEP, "kind": _is_name, "text": _is_text}, {"number": is_whole}),

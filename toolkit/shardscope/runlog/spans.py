@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from shardscope.runlog.schema import Event
 
@@ -18,6 +19,23 @@ def lane_of(event: Event, lane: str) -> list[Interval]:
         lane: ``compute``, ``communication`` or ``codec``.
     """
     return sorted((start, end) for name, _, start, end, _ in event["spans"] if name == lane)
+
+
+def phase_seconds(
+    spans: Iterable[Sequence[Any]], waited: Mapping[str, float] | None = None
+) -> dict[str, float]:
+    """Return the time that a rank spent computing in one step by phase, such as ``forward``, in seconds.
+
+    Args:
+        spans: The rank's spans of the step, as rows of an event.
+        waited: Seconds that the rank waited for others within passes, by phase; they are not counted.
+    """
+    found: dict[str, float] = {}
+    for lane, name, start, end, *_ in spans:
+        if lane == "compute":
+            found[name] = found.get(name, 0.0) + float(end - start)
+    waits = waited or {}
+    return {name: max(0.0, seconds - waits.get(name, 0.0)) for name, seconds in found.items()}
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:

@@ -69,8 +69,16 @@ class Summary:
         uncompressed_bytes_per_step: Bytes that all ranks together would send per step without compression, by formula.
         codec_s_per_step: Mean time spent packing and unpacking on the slowest rank, in seconds per step. This time
             is part of the step time, unless it overlaps the backward pass.
+        cache_hit_rate: Fraction of the shards that ranks opened that were in the cache of the data: since an earlier
+            epoch or run, or fetched by another rank; None without a cache.
+        fetched_bytes: Bytes of data that all ranks read from a source that is cached or emulated; None if there is
+            none.
         observing_bytes: Bytes sent by all ranks in the whole run for evaluations, checkpoints and measurements
             (gradient noise scale, consensus distance of gossip). Older runs did not count checkpoint traffic.
+        straggler: Sentence on the rank that computes longer than the others and makes them wait, with the remedy; None
+            if there is none in the newest steps.
+        shares: Samples of each rank in a step, divided by measured speed; None if they were not.
+        dropped: Number of gradients that no update used, because other workers were faster (backup workers).
         restarts: Number of times that the ranks were started again after a failure.
         lost_steps: Number of steps that all ranks had finished, and that restarts had to repeat.
         goodput: Fraction of `wall_s` spent in steps that count. The rest is setup, evaluations, checkpoints, restarts
@@ -100,6 +108,9 @@ class Summary:
     compression: str | None = None
     uncompressed_bytes_per_step: float | None = None
     codec_s_per_step: float | None = None
+    straggler: str | None = None
+    shares: str | None = None
+    dropped: int = 0
     observing_bytes: int = 0
     last_step: int = 0
     loss_mean: float | None = None
@@ -108,6 +119,8 @@ class Summary:
     restarts: int = 0
     lost_steps: int = 0
     goodput: float | None = None
+    cache_hit_rate: float | None = None
+    fetched_bytes: int | None = None
 
     @property
     def bytes_ratio(self) -> float | None:
@@ -149,6 +162,11 @@ def summarise(log: RunLog, state: str, job: Job | None = None) -> Summary:
         lost_steps=log.lost_steps,
         goodput=log.goodput,
         observing_bytes=log.observing.total(),
+        cache_hit_rate=log.epochs.hit_rate,
+        fetched_bytes=log.epochs.fetched_bytes,
+        straggler=None if log.straggler is None else log.straggler.text,
+        shares=", ".join(map(str, log.shares)) or None,
+        dropped=log.dropped,
         **_quality(log, "test"),
         **_quality(log, "validation"),
         transport=start.get("transport"),
@@ -173,8 +191,12 @@ def summary_from(stored: Any) -> Summary | None:
     return Summary(**values)
 
 
-_COUNTS = ("world_size", "steps", "last_step", "observing_bytes", "restarts", "lost_steps")
-_TEXTS = ("strategy", "transport", "transport_reason", "link", "link_note", "compression")
+_COUNTS = (
+    "world_size", "steps", "last_step", "observing_bytes", "dropped", "restarts", "lost_steps",
+)  # fmt: skip
+_TEXTS = (
+    "strategy", "transport", "transport_reason", "link", "link_note", "compression", "straggler", "shares",
+)  # fmt: skip
 
 
 def _quality(log: RunLog, split: str) -> dict[str, Any]:

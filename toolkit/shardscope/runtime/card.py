@@ -43,6 +43,8 @@ def run_html(run: Run) -> str:
         **recovery_facts(summary),
         "faults": run.faults.text if run.faults else "",
         "link": summary.link or "",
+        "straggler": summary.straggler or "",
+        "samples per rank": summary.shares or "",
         "note": run.note,
         "directory": printable(str(run.path)),
         "made with": str(run.provenance or ""),

@@ -14,4 +14,5 @@ from shardscope.spec.method import Method as Method
 from shardscope.spec.model import Model as Model
 from shardscope.spec.optimizer import Optimizer as Optimizer
 from shardscope.spec.recovery import Recovery as Recovery
+from shardscope.spec.shards import Shards as Shards
 from shardscope.spec.strategy import Strategy as Strategy

@@ -18,6 +18,7 @@ from shardscope.spec.job_parts import (
     PRECISIONS,
     Batch,
     Checkpoint,
+    Data,
     JobPrecision,
     Named,
     Record,
@@ -63,10 +64,11 @@ class Job(Spec):
     model: Named
     """The network to train: a built-in name such as ``"mlp"`` (all: `shardscope.spec.models.MODELS`), a callable that
     returns an `nn.Module`, such as its class, or an `nn.Module`, of whose weights each rank starts with a copy."""
-    data: Named
-    """What to train on: a built-in name, a path, or a callable. ``"digits"`` has images of shape (batch, 1, 8, 8) with
-    values from 0 to 1, and targets from 0 to 9; ``"python-source"`` has tokens of shape (batch, sequence). A path names
-    a text, ``.npz`` or ``.npy`` file; a callable returns ``(train, test)`` or ``(train, validation, test)``. If there
+    data: Data
+    """What to train on: a built-in name, a path, `Shards` with settings, or a callable. ``"digits"`` has images of
+    shape (batch, 1, 8, 8) with values from 0 to 1, and targets from 0 to 9; ``"python-source"`` has tokens of shape
+    (batch, sequence). A path names a text, ``.npz`` or ``.npy`` file, or shards, which may be larger than memory; a
+    callable returns ``(train, test)`` or ``(train, validation, test)``, and train may be an `IterableDataset`. If there
     is no validation split, half of the test rows are used for validation. Inputs and targets are tensors, or tuples or
     mappings of tensors. A model is called with the items of a tuple as positional arguments, and with those of a
     mapping as keyword arguments. A mapping with ``labels`` serves as both input and target, as Hugging Face models
@@ -238,6 +240,8 @@ class Job(Spec):
         self.strategy.check(self)
         if self.compression.is_here:
             self.compression.check(self)
+        if self.batch.shares is not None:
+            _check_shares(self)
         if self.record.noise_scale:
             _check_noise_scale(self)
 
@@ -278,7 +282,7 @@ class Job(Spec):
 
     @property
     def num_micro_batches(self) -> int:
-        """Number of micro-batches that a rank, or a whole pipeline, processes in one step."""
+        """Number of micro-batches that a rank, or a whole pipeline, processes in one step: the most of any rank."""
         return self.batch.accumulation_steps(self.num_data_ranks)
 
     @property
@@ -316,6 +320,11 @@ class Job(Spec):
             raise SpecError(
                 f"strategy={self.strategy.name!r} has no corresponding layout, because a layout describes only "
                 "replicas, ZeRO shards and pipeline stages; use for example strategy='ring' or 'zero-3'"
+            )
+        if self.batch.shares is not None:
+            raise SpecError(
+                f"batch.shares={self.batch.shares!r} has no corresponding layout, because replicas of a layout have "
+                "equal shares; leave shares out"
             )
         if self.precision not in IN_LAYOUTS:
             raise SpecError(
@@ -397,6 +406,42 @@ def _with_code(named: Any, code: Callable[..., Any]) -> Any:
         )
     registry.register_loaded(code)
     return code(**named.settings)
+
+
+def _check_shares(job: Job) -> None:
+    """Reject unequal shares where gradients are not averaged over all ranks at once, and so cannot be weighted.
+
+    Raises:
+        SpecError: The shares have to be equal; the message says why, and what to use.
+    """
+    told = f"batch.shares={job.batch.shares!r} cannot be combined with"
+    reason = job.strategy.needs_even_because
+    if reason is not None:
+        raise SpecError(
+            f"{told} strategy={job.strategy.label!r}, where {reason}; leave shares out, or use another strategy, such "
+            "as 'ring'"
+        )
+    name = job.compression.name
+    if job.compression.period > 1 or job.compression.is_a_vote:
+        why = (
+            "ranks vote"
+            if job.compression.is_a_vote
+            else "each rank trains its own parameters for several steps"
+        )
+        raise SpecError(
+            f"{told} compression={name!r}, with which {why}; leave shares out, or use another method, such as 'topk'"
+        )
+    if job.record.noise_scale:
+        raise SpecError(
+            f"{told} record.noise_scale=True, which compares gradients of equal numbers of samples; leave one of them "
+            "out"
+        )
+    micro = job.batch.micro_batch
+    if micro is not None and job.strategy.exchanges_in_passes:
+        raise SpecError(
+            f"{told} batch.micro_batch={micro} and strategy={job.strategy.label!r}, whose ranks exchange in each pass, "
+            "so all need equally many; leave micro_batch out, so that each rank makes one pass"
+        )
 
 
 def _check_noise_scale(job: Job) -> None:

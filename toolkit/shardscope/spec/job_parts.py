@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from math import gcd
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import BeforeValidator, PrivateAttr, model_validator
 
-from shardscope.errors import SpecError
+from shardscope.errors import SpecError, quoted
 from shardscope.spec._base import Spec
 from shardscope.spec.divisors import divisors_text
 from shardscope.spec.numbers import Count, CountOrZero
+from shardscope.spec.shards import Shards
+from shardscope.spec.shares import MEASURED, samples_by_share
+
+
+def _check_shares(value: Any) -> Any:
+    if isinstance(value, str) and re.fullmatch(r"\d{1,9}(,\d{1,9})*", value):  # as on a command line
+        value = tuple(map(int, value.split(",")))
+    is_list = (
+        isinstance(value, list | tuple) and value and all(type(each) is int and each >= 1 for each in value)
+    )
+    if value is not None and value != MEASURED and not is_list:
+        raise SpecError(
+            f"batch.shares={quoted(value)} is not valid; give one whole number of at least 1 for each rank, such as "
+            f"(2, 2, 1, 1), or {MEASURED!r}"
+        )
+    return value
 
 
 class Batch(Spec):
@@ -20,21 +38,54 @@ class Batch(Spec):
     _former_names: ClassVar = {"global_size": "global_batch", "micro_size": "micro_batch"}
 
     global_batch: Count = 64
-    """Samples in one optimizer step over all ranks. 1 to 2147483647, divisible by the number of ranks."""
+    """Samples in one optimizer step over all ranks. 1 to 2147483647, divisible by the number of ranks, or in proportion
+    to `shares`."""
     micro_batch: Count | None = None
     """Samples in one forward pass on one rank; None uses the rank's whole share, or in a pipeline a size that suits the
     schedule. Must divide the rank's share."""
+    shares: Annotated[tuple[Count, ...] | Literal["measured"] | None, BeforeValidator(_check_shares)] = None
+    """Shares of the ranks in the global batch, for ranks of unlike speed: one number for each, such as
+    ``(2, 2, 1, 1)``; or ``"measured"``, which starts with equal shares, and after a few steps divides the batch by
+    measured speed, in whole micro-batches. Gradients are weighted by samples, so the trained weights are those of equal
+    shares. None gives all ranks equal shares."""
+    rebalance_every: Count | None = None
+    """With ``shares="measured"``: steps after which the batch is divided again; None divides it once."""
+
+    @model_validator(mode="after")
+    def _check_rebalance(self) -> Self:
+        if self.rebalance_every is not None and self.shares != MEASURED:
+            raise SpecError(
+                f"batch.rebalance_every={self.rebalance_every} has no effect without shares='measured'; set "
+                "shares='measured', or leave rebalance_every out"
+            )
+        return self
 
     def per_rank(self, num_ranks: int, *, among: str | None = None) -> int:
-        """Return the number of samples per rank in one step.
+        """Return the number of samples in one step of the rank that has the most.
 
         Args:
             num_ranks: Number of ranks over which the batch is divided.
             among: Description of these ranks for error messages; None if they are all ranks of the job.
 
         Raises:
-            SpecError: The global batch is not divisible by `num_ranks`.
+            SpecError: The global batch cannot be divided among `num_ranks` ranks.
         """
+        return max(self.samples(num_ranks, among=among))
+
+    def samples(self, num_ranks: int, *, among: str | None = None) -> tuple[int, ...]:
+        """Return the number of samples of each rank in one step; equal numbers if speeds are yet to be measured.
+
+        The arguments are those of `per_rank`.
+
+        Example:
+            >>> Batch(global_batch=96, shares=(2, 2, 1, 1)).samples(4)
+            (32, 32, 16, 16)
+
+        Raises:
+            SpecError: The global batch cannot be divided among `num_ranks` ranks.
+        """
+        if isinstance(self.shares, tuple):
+            return samples_by_share(self.global_batch, self.shares, num_ranks)
         share, rest = divmod(self.global_batch, num_ranks)
         if rest or not share:
             below, above = share * num_ranks, (share + 1) * num_ranks
@@ -43,24 +94,26 @@ class Batch(Spec):
                 f"batch.global_batch={self.global_batch} is not divisible by "
                 f"{among or f'world_size={num_ranks}'}; use {near}"
             )
-        return share
+        return (share,) * num_ranks
 
     def accumulation_steps(self, num_ranks: int, *, among: str | None = None) -> int:
         """Return the number of gradient-accumulation steps, that is, of micro-batches per rank in one optimizer step.
 
-        The arguments are those of `per_rank`.
+        With uneven shares, it is that of the rank with the most samples. The arguments are those of `per_rank`.
 
         Raises:
             SpecError: The micro-batch does not divide the rank's share.
         """
-        share = self.per_rank(num_ranks, among=among)
-        micro = self.micro_batch or share
-        if share % micro:
+        samples = self.samples(num_ranks, among=among)
+        most, common = max(samples), gcd(*samples)
+        micro = self.micro_batch or most
+        if self.micro_batch is not None and common % micro:
+            told = f"the per-rank batch {most}" if common == most else f"the per-rank batches {samples}"
             raise SpecError(
-                f"batch.micro_batch={micro} does not divide the per-rank batch {share}; "
-                f"use one of {divisors_text(share, near=micro)}"
+                f"batch.micro_batch={micro} does not divide {told}; "
+                f"use one of {divisors_text(common, near=micro)}"
             )
-        return share // micro
+        return most // micro
 
 
 class Checkpoint(Spec):
@@ -189,11 +242,13 @@ def _wrap(value: Any) -> Any:
 
 Named = Annotated[str | UserCode, BeforeValidator(_wrap)]
 """A name from a catalogue, or a user-defined callable."""
+Data = Annotated[str | UserCode | Shards, BeforeValidator(_wrap)]
+"""Data by name or path, a user-defined callable, or shards with settings."""
 
 
-def label_of(value: str | UserCode) -> str:
-    """Return the display name of a catalogue name or a callable."""
-    return value.name if isinstance(value, UserCode) else value
+def label_of(value: str | UserCode | Shards) -> str:
+    """Return the display name of a catalogue name, a callable, or shards."""
+    return value if isinstance(value, str) else value.name
 
 
 JobPrecision = Literal["fp32", "fp64", "bf16-mixed", "fp16-mixed"]

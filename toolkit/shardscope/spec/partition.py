@@ -14,7 +14,9 @@ from math import inf
 from shardscope.errors import SpecError
 
 
-def optimal_split(costs: Sequence[float], num_stages: int) -> tuple[int, ...]:
+def optimal_split(
+    costs: Sequence[float], num_stages: int, *, slowness: Sequence[float] | None = None
+) -> tuple[int, ...]:
     """Return the numbers of layers in the stages, split so that the most expensive stage costs as little as possible.
 
     No stage is empty. Among the partitions with this minimum, one with the smallest sum of squared stage costs is
@@ -23,18 +25,25 @@ def optimal_split(costs: Sequence[float], num_stages: int) -> tuple[int, ...]:
     Args:
         costs: Cost of each layer, in order; at least 0, in any unit.
         num_stages: 1 to ``len(costs)``.
+        slowness: Factor of the cost of all layers in each stage, for stages on devices of unlike speed; None for 1.
 
     Raises:
         SpecError: There are fewer layers than stages.
 
     Example:
-        >>> optimal_split([1, 1, 1, 1, 4], 2)
-        (4, 1)
+        >>> optimal_split([1, 1, 1, 1, 4], 2), optimal_split([1] * 6, 2, slowness=[1, 2])
+        ((4, 1), (4, 2))
     """
     require_enough_layers(len(costs), num_stages)
-    sums = [0.0, *accumulate(costs)]
-    _, worst = _cut(sums, num_stages, join=max, cost=lambda c: c)
-    ends, _ = _cut(sums, num_stages, join=lambda a, b: a + b, cost=lambda c: c * c if c <= worst else inf)
+    sums, slow = [0.0, *accumulate(costs)], [1.0] * num_stages if slowness is None else slowness
+    assert len(slow) == num_stages, f"{len(slow)} factors for {num_stages} stages"
+    _, worst = _cut(sums, num_stages, join=max, cost=lambda total, stage: total * slow[stage])
+
+    def square(total: float, stage: int) -> float:
+        cost = total * slow[stage]
+        return cost * cost if cost <= worst else inf
+
+    ends, _ = _cut(sums, num_stages, join=lambda a, b: a + b, cost=square)
     return tuple(end - start for start, end in pairwise((0, *ends)))
 
 
@@ -67,17 +76,21 @@ def _cut(
     num_stages: int,
     *,
     join: Callable[[float, float], float],
-    cost: Callable[[float], float],
+    cost: Callable[[float, int], float],
 ) -> tuple[list[int], float]:
-    """Return the stage ends that minimise the total cost (stage costs combined by `join`), and that cost."""
+    """Return the stage ends that minimise the total cost (stage costs combined by `join`), and that cost.
+
+    `cost` takes the summed costs of the layers of a stage, and the stage.
+    """
     num_layers = len(sums) - 1
-    best = [cost(total) for total in sums]  # best[i]: cost of the first i layers, at first in one stage
+    best = [cost(total, 0) for total in sums]  # best[i]: cost of the first i layers, at first in one stage
     starts: list[list[int]] = []
     for stage in range(1, num_stages):
         row, start_of = [inf] * len(sums), [0] * len(sums)
         for end in range(stage + 1, num_layers + 1):
             row[end], start_of[end] = min(
-                (join(best[start], cost(sums[end] - sums[start])), start) for start in range(stage, end)
+                (join(best[start], cost(sums[end] - sums[start], stage)), start)
+                for start in range(stage, end)
             )
         best = row
         starts.append(start_of)

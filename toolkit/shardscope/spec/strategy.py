@@ -34,7 +34,7 @@ _CARGO = {
 class Work(NamedTuple):
     """Compute and idle time of one rank in a step.
 
-    Both are fractions of the time that the rank would need to process its samples if it held the whole model.
+    Both are fractions of the time that the slowest device would need for the rank's samples if it held the whole model.
     """
 
     computing: float = 1.0
@@ -150,6 +150,21 @@ class Strategy(Method):
         """Clause that says why the gradient noise scale cannot be measured with this strategy; None if it can."""
         return None
 
+    @property
+    def needs_even_because(self) -> str | None:
+        """Clause that says why all ranks need equal shares of the batch; None if gradients are weighted by samples."""
+        return None
+
+    @property
+    def exchanges_in_passes(self) -> bool:
+        """Whether ranks exchange in each forward or backward pass, so that all need as many micro-batches."""
+        return (self.zero_stage or 0) >= 2
+
+    @property
+    def num_dropped(self) -> int:
+        """Number of the slowest ranks that a step does not wait for, because it drops their gradients."""
+        return 0
+
     def drift(self, world_size: int) -> int | None:  # noqa: ARG002
         """Return how many steps a rank can be ahead of rank 0: 0 if ranks stay synchronised; None if unbounded."""
         return 0
@@ -261,7 +276,7 @@ class Strategy(Method):
         Args:
             step: The `shardscope.analytic.job_step.JobStep` of a job with this strategy.
         """
-        return [Work()] * step.world_size
+        return [Work(step.slow(rank)) for rank in range(step.world_size)]
 
     @required
     def build(self, job: Job, context: Any) -> Any:

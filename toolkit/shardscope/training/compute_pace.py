@@ -103,6 +103,10 @@ class ComputePace:
         self._flops[stage] = float(counter.get_total_flops())
         time.sleep(self._pass_s(stage) or 0.0)  # in full: counting takes longer than computing
 
+    def recount(self) -> None:
+        """Count the FLOPs of passes again, because the size of micro-batches changes."""
+        self._flops.clear()
+
     def begin_queue(self) -> None:
         """Let the passes of `queued` follow one another from now on."""
         self._free_at = clock.now()

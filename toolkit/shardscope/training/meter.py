@@ -137,6 +137,8 @@ class Meter:
     pace: ComputePace | None = None
     _traffic_by_step: dict[int, dict[str, Traffic]] = field(default_factory=dict)
     _is_observing: bool = False
+    _pass: str = ""
+    _waited_s: dict[str, float] = field(default_factory=dict)
     _spans: list[Span] = field(default_factory=list)
     _messages: list[list[Any]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -211,9 +213,12 @@ class Meter:
     @contextmanager
     def forward_span(self) -> Iterator[None]:
         """Return a context manager that records the span of a forward pass of the model."""
-        paced = nullcontext() if self.pace is None else self.pace.forward(0)
-        with self.span("compute", "forward"), paced:
-            yield
+        paced, self._pass = nullcontext() if self.pace is None else self.pace.forward(0), "forward"
+        try:
+            with self.span("compute", "forward"), paced:
+                yield
+        finally:
+            self._pass = ""
 
     @contextmanager
     def backward_span(self) -> Iterator[None]:
@@ -222,7 +227,7 @@ class Meter:
         If gradients are exchanged in it, the span ends when the last of them is passed to its collective, or when the
         pass ends on an emulated processor.
         """
-        start, pace = clock.now(), self.pace
+        start, pace, self._pass = clock.now(), self.pace, "backward"
 
         def ended() -> float:
             return self.handed_over if start < self.handed_over else math.inf
@@ -231,6 +236,7 @@ class Meter:
             with nullcontext() if pace is None else pace.exchanging_backward(ended):
                 yield
         finally:
+            self._pass = ""
             emulated = None if pace is None else pace.backward_end
             self.add_span(
                 Span(
@@ -275,9 +281,20 @@ class Meter:
         if self.pace is not None:
             self.pace.hold_gradients()
 
-    def waiting(self) -> AbstractContextManager[None]:
-        """Return a context manager around a wait for other ranks, which is not emulated computation."""
-        return nullcontext() if self.pace is None else self.pace.waiting()
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Return a context manager around a wait for other ranks within a pass, which is not computation."""
+        start = clock.now()
+        try:
+            with nullcontext() if self.pace is None else self.pace.waiting():
+                yield
+        finally:
+            self._waited_s[self._pass] = self._waited_s.get(self._pass, 0.0) + clock.now() - start
+
+    def drain_waits(self) -> dict[str, float]:
+        """Return and clear the seconds for which this rank waited for others within passes, by name of the pass."""
+        waited, self._waited_s = self._waited_s, {}
+        return {name: round(seconds, 6) for name, seconds in waited.items() if name}
 
     @contextmanager
     def span(self, lane: str, name: str, num_bytes: int = 0) -> Iterator[None]:

@@ -48,3 +48,10 @@ def _numpy_state() -> dict[str, Any]:
     words = torch.from_numpy(state["state"]["key"].astype(np.int64))
     numbers = torch.tensor([state["state"]["pos"], state["has_gauss"]])
     return {"numpy": torch.cat([words, numbers]), "numpy_gauss": state["gauss"]}
+
+
+def seed_everything(seed: int) -> None:
+    """Seed all random number generators, so that initial weights are the same on all ranks and in repeated runs."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 - the user's code may draw from the global generator
+    torch.manual_seed(seed)

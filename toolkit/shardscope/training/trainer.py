@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import random
 import socket
 import time
 import weakref
@@ -21,13 +20,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from shardscope.errors import CheckpointError, ShardscopeError, SpecError
 from shardscope.spec import Job, UserCode
-from shardscope.spec.job_parts import Named, label_of
+from shardscope.spec.job_parts import Data, label_of
 from shardscope.spec.models import GPTConfig
 from shardscope.training.context import RankContext
 from shardscope.training.data import (
@@ -52,9 +50,11 @@ from shardscope.training.models import build_model
 from shardscope.training.optim.sparse import prepare_sparse_embeddings
 from shardscope.training.parameters import FILE as PARAMETERS
 from shardscope.training.parameters import save_parameters
+from shardscope.training.random_state import seed_everything
 from shardscope.training.recompute import apply_recompute
 from shardscope.training.strategies import StepResult, build_strategy
 from shardscope.training.strategies.base import MicroBatch
+from shardscope.training.work_shares import WorkShares
 
 FIGURES_EVERY = 10
 """Number of steps between events with a compressor's metrics; not 1, because computing residual norms takes time."""
@@ -82,8 +82,8 @@ Evaluated = Callable[[int, float], None]
 """Called on every rank after an evaluation during training, with the step and the step's duration in seconds."""
 
 
-def resolve(value: Named) -> Any:
-    """Return the callable in a `UserCode`; a catalogue name is returned unchanged."""
+def resolve(value: Data) -> Any:
+    """Return the callable in a `UserCode`; a catalogue name, and shards, are returned unchanged."""
     return value.function if isinstance(value, UserCode) else value
 
 
@@ -107,7 +107,7 @@ class Trainer:
         with contextlib.suppress(FileNotFoundError):
             self._folder_descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             weakref.finalize(self, os.close, self._folder_descriptor)
-        _seed_everything(self.job.seed)
+        seed_everything(self.job.seed)
         self.loss_function = resolve_loss(resolve(self.job.loss))
         self.strategy = build_strategy(self.job, self.context)
         model = build_model(resolve(self.job.model))
@@ -117,8 +117,9 @@ class Trainer:
         self.model = self._prepare_model(model)
         self.num_params = sum(p.numel() for p in self.model.parameters())
         self.gradient_bytes = sum(p.nbytes for p in self.model.parameters() if p.requires_grad)
-        self.sampler = GlobalSampler(len(self.data.train), self.job.batch.global_batch, self.job.seed)
+        self.sampler = GlobalSampler.of(self.data.train, self.job.batch.global_batch, self.job.seed)
         self.loader = self._loader()
+        self.work = self._work_shares(self.loader)
         self.strategy.example = self._example
         self.strategy.setup(self.model)
         self.strategy.warm_up_buckets(self.loss_function)
@@ -154,6 +155,9 @@ class Trainer:
         if rank is None:
             return None
         return Loader(self.data.train, self.sampler, rank=rank, world_size=world_size)
+
+    def _work_shares(self, loader: Loader | None) -> WorkShares | None:
+        return None if loader is None else WorkShares(self.job, self.context, self.strategy, loader)
 
     def _example(self) -> MicroBatch:
         """Return a fixed micro-batch from the training split, on this rank's device."""
@@ -203,7 +207,7 @@ class Trainer:
                 f"the checkpoint is from the job's last step {saved.step}: nothing was left to train"
             )
         self.first_step = saved.step + 1
-        self.sampler.resume(saved.step, saved.data)
+        saved.notes.extend(self.sampler.resume(saved.step, saved.data))
         self.context.events.emit(
             "resume", step=saved.step, path=saved.path.name, samples=self.sampler.samples_before(saved.step),
             compressor_state=saved.restored.compressor_state, dropped=saved.restored.dropped, notes=saved.notes,
@@ -316,10 +320,9 @@ class Trainer:
             group["lr"] = base * factor
 
     def _micro_batches(self, step: int) -> list[MicroBatch]:
-        if self.loader is None:
+        if self.loader is None or self.work is None:
             return []
-        batch = self._place(self.loader.batch(step - 1))
-        return split(batch, self.job.num_micro_batches)
+        return split(self._place(self.loader.batch(step - 1)), self.work.num_micro_batches)
 
     def _place(self, batch: Any) -> Any:
         """Move a batch to this rank's device, with floating-point tensors cast to the dtype of the weights."""
@@ -331,6 +334,7 @@ class Trainer:
 
     def _record(self, step: int, result: StepResult, micro_batches: list[MicroBatch], seconds: float) -> None:
         traffic, spans = self.context.meter.drain()
+        waited = self.context.meter.drain_waits()
         shown = self.job.record.shows(step)
         counted = micro_batches if result.loss is not None else []
         samples = sum(num_rows(inputs) for inputs, _ in counted)
@@ -338,12 +342,15 @@ class Trainer:
         memory = self.strategy.memory.sample()
         self.context.events.emit(
             "step", step=step, loss=result.loss, samples=samples, tokens=tokens, step_time_s=round(seconds, 6),
-            lr=self.optimizer.param_groups[0]["lr"], grad_norm=result.grad_norm, skipped=result.skipped,
+            lr=self.optimizer.param_groups[0]["lr"],
             loss_scale=self.strategy.precision.loss_scale,
             memory_bytes=memory, peak_memory_bytes=self.strategy.memory.peak,
-            traffic=traffic, **self._late_seconds(),
-            **self._codec_seconds(spans), **_noise(result), **({"spans": spans} if shown else {}),
+            traffic=traffic, **self._late_seconds(), **({} if self.loader is None else self.loader.fields(step - 1)),
+            **self._codec_seconds(spans), **result.as_event(), **({"waited": waited} if waited else {}),
+            **({"spans": spans} if shown else {}),
         )  # fmt: skip
+        if self.work is not None:
+            self.work.after_step(step, spans, waited)
         self._write_late_traffic(step)
         self._watch_compression(step)
 
@@ -485,14 +492,3 @@ class Trainer:
         """Create ``checkpoints/`` in this run's directory, which may have been moved and its old path reused."""
         with contextlib.suppress(OSError):  # if this fails, saving will fail on all ranks with an error
             os.mkdir("checkpoints", 0o700, dir_fd=self._folder_descriptor)
-
-
-def _seed_everything(seed: int) -> None:
-    """Seed all random number generators, so that initial weights are the same on all ranks and in repeated runs."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002 - the user's code may draw from the global generator
-    torch.manual_seed(seed)
-
-
-def _noise(result: StepResult) -> dict[str, Any]:
-    return {} if result.noise is None else {"noise": result.noise.as_event()}

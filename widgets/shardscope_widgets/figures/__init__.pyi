@@ -50,6 +50,12 @@ from shardscope_widgets.figures._curves import traffic as traffic
 from shardscope_widgets.figures._curves import traffic_info as traffic_info
 from shardscope_widgets.figures._efficiency import efficiency as efficiency
 from shardscope_widgets.figures._efficiency import efficiency_text as efficiency_text
+from shardscope_widgets.figures._epochs import EpochRow as EpochRow
+from shardscope_widgets.figures._epochs import EpochsInfo as EpochsInfo
+from shardscope_widgets.figures._epochs import draw_epochs as draw_epochs
+from shardscope_widgets.figures._epochs import epochs as epochs
+from shardscope_widgets.figures._epochs import epochs_info as epochs_info
+from shardscope_widgets.figures._epochs import epochs_text as epochs_text
 from shardscope_widgets.figures._faults import FaultsInfo as FaultsInfo
 from shardscope_widgets.figures._faults import faults_info as faults_info
 from shardscope_widgets.figures._faults import faults_text as faults_text

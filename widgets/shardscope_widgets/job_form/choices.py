@@ -24,6 +24,7 @@ from shardscope.spec import (
 )
 from shardscope.spec.data import DATA, is_path
 from shardscope.spec.models import MODELS
+from shardscope.spec.shards import Shards
 from shardscope.spec.units import parse
 from shardscope_widgets.job_form.families import applies, options_of
 from shardscope_widgets.kit.form import (
@@ -120,7 +121,8 @@ class JobChoices(t.HasTraits):
     @t.validate("model", "data", "optimizer")
     def _known(self, proposal: Mapping[str, Any]) -> Any:
         field, value = proposal["trait"].name, proposal["value"]
-        free = callable(value) or (field == "data" and isinstance(value, str) and is_path(value))
+        is_own_data = isinstance(value, Shards) or (isinstance(value, str) and is_path(value))
+        free = callable(value) or (field == "data" and is_own_data)
         if not free and value not in known_names(field):
             raise unknown_name(field, value, known_names(field))
         return value

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardscope.spec import Job
+from shardscope.spec import Job, UserCode
 from shardscope.spec.units import bit_rate_text, seconds_text
 from shardscope_widgets.job_form.choices import AS_IT_IS, KINDS, NO_LATENCY
 from shardscope_widgets.job_form.families import options_of
@@ -37,4 +37,4 @@ def choices_of(job: Job) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    return value if isinstance(value, str) else value.function
+    return value.function if isinstance(value, UserCode) else value

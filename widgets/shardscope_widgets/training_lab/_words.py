@@ -66,6 +66,12 @@ def _loss(entry: RunEntry) -> str:
     return "" if entry.loss is None else f", {FIGURES['loss'].label} {figure_text('loss', entry.loss)}"
 
 
+def straggler_text(trace: Trace) -> str:
+    """Return a sentence on the rank that the others wait for, with what to do; empty if there is none."""
+    found = trace.straggler
+    return "" if found is None else f" {found.text[0].upper()}{found.text[1:]}."
+
+
 def divergence_text(trace: Trace) -> str:
     """Return a sentence about a loss that diverged, with what to do; empty if it did not."""
     found = trace.divergence
@@ -88,7 +94,8 @@ def status_text(entry: RunEntry | None, predicted_s: float | None = None) -> str
     verb = verbs.get(entry.state) or ("was stopped" if entry.state == "stopped" else "has failed")
     rate = _rate(entry.trace) if entry.is_alive else ""
     slow = _slow_text(entry, predicted_s)
-    return f"{name} {verb}: {progress_text(entry)}{rate}.{slow}{divergence_text(entry.trace)}"
+    straggler = straggler_text(entry.trace)
+    return f"{name} {verb}: {progress_text(entry)}{rate}.{slow}{straggler}{divergence_text(entry.trace)}"
 
 
 def _slow_text(entry: RunEntry, predicted_s: float | None) -> str:

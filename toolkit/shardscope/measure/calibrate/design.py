@@ -156,7 +156,7 @@ def _node_slowdown(prediction: JobPrediction) -> float | None:
     """Return the slowdown of the slowest emulated node; None if ranks that share cores are slower anyway."""
     if prediction.emulated is None:
         return None
-    active = active_ranks(prediction.job.strategy.work(prediction.step))
+    active = active_ranks(prediction.job.strategy.work(prediction.step.alike))
     slow = prediction.emulated.slowdown
     return slow if slow > shared_slowdown(_host(prediction), active) else None
 
@@ -172,7 +172,9 @@ def _weights(prediction: JobPrediction, name: str, knots: Sequence[Knot]) -> Flo
     sign = 1.0 if CONSTANTS[name].unit == "s" else -1.0
     found = sign * _shares(name, prediction.job.world_size, _transport(prediction, name), knots)
     if name in _COMPUTING and not _node_slowdown(prediction):
-        found += _shares("slowdown", active_ranks(prediction.job.strategy.work(prediction.step)), None, knots)
+        found += _shares(
+            "slowdown", active_ranks(prediction.job.strategy.work(prediction.step.alike)), None, knots
+        )
     return found
 
 

@@ -19,6 +19,7 @@ from shardscope.measure.compare.traffic import kind_of_step, traffic_rows
 from shardscope.prediction.job import JobPrediction
 from shardscope.prediction.observed import ObservedPrediction
 from shardscope.prediction.predict import predict
+from shardscope.runlog.reducer import RunLog
 from shardscope.runlog.schema import Event
 from shardscope.runlog.spans import finished_steps
 from shardscope.runtime import Run
@@ -93,6 +94,10 @@ def compare(
         *traffic_rows(prediction, steps, notes),
         *memory_rows(prediction, events, notes),
     ]
+    log = RunLog.of(run.job)
+    log.feed(events)
+    if log.straggler is not None:
+        notes.append(f"{log.straggler.text[0].upper()}{log.straggler.text[1:]}.")
     where = "this machine"
     per = kind_of_step(prediction, steps)
     if isinstance(prediction, JobPrediction):

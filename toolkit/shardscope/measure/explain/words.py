@@ -48,7 +48,7 @@ _STANDS_OUT = 1.3
 _NO_REMEDY = {
     "uneven stages": "Split the layers in another way: set the pipeline's split to even, or to numbers of layers.",
     "data": "Keep the data in memory, or prepare it before the run.",
-    "straggler": "Free the processor of that rank, or give its device less work.",
+    "straggler": "Free the processor of that rank, or share the batch by speed: set batch.shares to 'measured'.",
     "uneven steps": "Close other programs that use this machine's processor.",
     "shared cores": "Use a machine with one core for each rank.",
     "idle": "Look for code between the passes, such as logging, and close other programs.",

@@ -17,6 +17,7 @@ from shardscope.analytic.communication.plan import Exchange, Flow, StepPlan, Whe
 from shardscope.analytic.schedules import DURATIONS, ScheduledOp
 from shardscope.errors import SpecError
 from shardscope.prediction.job import JobPrediction
+from shardscope.prediction.loads import awaited, rank_loads
 from shardscope.prediction.simulate.graph import Graph
 from shardscope.prediction.simulate.parts import StepTimes
 from shardscope.prediction.simulate.pipeline import add_schedule, micro_batch_label
@@ -61,8 +62,8 @@ class JobStep:
         self.rates = found.rates
         self._latencies: dict[str, float] = {}
         self._add_links()
-        work = [each.computing for each in job.strategy.work(found.step)]
-        self.work = [each / max(work) for each in work]
+        loads = rank_loads(found.step)
+        self.work = [each.computing / awaited(found.step, loads).computing for each in loads]
         self.label, self.cargo = "", job.strategy.cargo
         plan: StepPlan | None = job.strategy.plan(found.step) if self.ranks <= MOST_LISTED else None
         if plan is None:
@@ -215,7 +216,10 @@ class JobStep:
         unit = times.backward * sum(self.work) / count / DURATIONS["B"]
         seconds = {op: unit * DURATIONS[op] for op in "BIW"} | {"F": times.forward * sum(self.work) / count}
         stages = flow.stage_costs or (1.0,) * table.num_stages
-        costs = [each * len(stages) / sum(stages) for each in stages]
+        paced = [
+            each * self.prediction.step.slow(table.stage_ranks[stage]) for stage, each in enumerate(stages)
+        ]
+        costs = [each * len(stages) / sum(paced) for each in paced]
         on_its_way: dict[tuple[int, int], int] = {}  # messages between two ranks keep their order
         now, waiting = [self.graph.add(rank) for rank in range(self.ranks)], set(range(self.ranks))
 

@@ -91,7 +91,8 @@ def _load(
     optimizer: torch.optim.Optimizer,
 ) -> Loaded:
     context, known = strategy.context, reader.keys
-    extra = _fill_known(reader, {"extra": extra_of(strategy, optimizer, 0, _NO_DATA)})["extra"]
+    saved = {name: 0 for name in (*_NO_DATA, "order") if f"extra.data.{name}" in known}
+    extra = _fill_known(reader, {"extra": extra_of(strategy, optimizer, 0, saved)})["extra"]
     fits, changes = optimizer_state_fits(strategy.job, extra)
     asked = loadable_part(strategy.state_to_fill(optimizer, known), known, with_state=fits)
     changes += _averaging_notes(known, asked)

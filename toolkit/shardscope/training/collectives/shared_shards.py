@@ -59,10 +59,11 @@ class SharedShards:
         """
         digest = self._agreement.note(purpose)
         start = self._meter.handed_over = clock.now()
-        if is_shared:
-            self.buffers.meet(digest, "an all-gather")
-        else:
-            self.buffers.gather_pieces(output, digest)
+        with self._meter.waiting():
+            if is_shared:
+                self.buffers.meet(digest, "an all-gather")
+            else:
+                self.buffers.gather_pieces(output, digest)
         self._record(_GATHER, output.nbytes, start, clock.now())
 
     # Reduce-scatter.
@@ -88,7 +89,8 @@ class SharedShards:
         digest = self._agreement.note(purpose)
         start = self._meter.handed_over = clock.now()
         if not is_shared:
-            self.buffers.reduce_pieces(output, gradients, self.ring.num_ranks, digest)
+            with self._meter.waiting():
+                self.buffers.reduce_pieces(output, gradients, self.ring.num_ranks, digest)
             self._record(_REDUCE, gradients.nbytes, start, clock.now())
             return
         self.buffers.add(output)
@@ -98,7 +100,8 @@ class SharedShards:
 
     def _reduce(self, digest: int) -> None:
         start = clock.now()
-        self.buffers.meet(digest, "a reduce-scatter")
+        with self._meter.waiting():
+            self.buffers.meet(digest, "a reduce-scatter")
         self._add_up(start)
 
     def _add_up(self, start: float) -> None:

@@ -1,4 +1,4 @@
-"""Training data: opens a data set by name, from a file or from a user's function, and reads each rank's batches.
+"""Training data: opens a data set by name, from files or from a user's function, and reads each rank's batches.
 
 `load_data` returns a `Dataset` with training, validation and test rows. A `GlobalSampler` chooses the rows of each
 step's global batch, `shard` selects one rank's rows from them, and a `Loader` reads those rows.
@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from shardscope.spec.data import data_info, is_path
+from shardscope.spec.shards import Shards
+from shardscope.storage.formats import holds_shards
 from shardscope.training.data.batches import Batch, call, map_tensors, num_rows, read_batch, split, tensors_of
 from shardscope.training.data.digits import read_digits
 from shardscope.training.data.files import read_path
 from shardscope.training.data.loader import Loader
 from shardscope.training.data.sampler import GlobalSampler, shard
+from shardscope.training.data.shard_source import read_shards
 from shardscope.training.data.sources import Dataset, DataSource
 from shardscope.training.data.text import read_python_source
 from shardscope.training.data.user import call_user
@@ -38,12 +41,17 @@ __all__ = [
 
 
 def load_data(
-    data: str | Path | Callable[..., Any], *, seed: int = 0, seq: int = 64, vocab: int | None = None
+    data: str | Path | Shards | Callable[..., Any],
+    *,
+    seed: int = 0,
+    seq: int = 64,
+    vocab: int | None = None,
 ) -> Dataset:
     """Open the data of a job, with a validation split (see `Dataset.with_validation`).
 
     Args:
-        data: A name in `shardscope.spec.data.DATA`, the path of a file, or a function that returns the data.
+        data: A name in `shardscope.spec.data.DATA`, the path of a file or of shards, shards with settings, or a
+            function that returns the data.
         seed: Passed to a function in `data` that has a parameter `seed`; not used otherwise.
         seq: Tokens per window, for text and other token data.
         vocab: The model's vocabulary size; reading a token outside it raises an error. None accepts all tokens.
@@ -55,7 +63,11 @@ def load_data(
     return _open(data, seed=seed, seq=seq, vocab=vocab).with_validation()
 
 
-def _open(data: str | Path | Callable[..., Any], *, seed: int, seq: int, vocab: int | None) -> Dataset:
+def _open(
+    data: str | Path | Shards | Callable[..., Any], *, seed: int, seq: int, vocab: int | None
+) -> Dataset:
+    if isinstance(data, Shards):
+        return read_shards(data, seq=seq, vocab=vocab)
     if callable(data):
         return call_user(data, seed=seed)
     if data == "digits":
@@ -64,4 +76,7 @@ def _open(data: str | Path | Callable[..., Any], *, seed: int, seq: int, vocab: 
         return read_python_source(seq=seq, vocab=vocab)
     if isinstance(data, str) and not is_path(data):
         data_info(data)
-    return read_path(Path(data).expanduser(), seq=seq, vocab=vocab)
+    path = Path(data).expanduser()
+    if holds_shards(path):
+        return read_shards(Shards(path=str(path)), seq=seq, vocab=vocab)
+    return read_path(path, seq=seq, vocab=vocab)

@@ -48,10 +48,10 @@ def read_path(path: Path, *, seq: int, vocab: int | None = None) -> Dataset:
 def _require_file(path: Path) -> None:
     if not path.exists():
         raise DataError(
-            f"data={str(path)!r} does not exist; give the path of a text, .npz, .npy or .bin file"
+            f"data={str(path)!r} does not exist; give the path of a text, .npz, .npy or .bin file, or of shards"
         )
     if not path.is_file():
-        raise DataError(f"data={str(path)!r} is a directory; give the path of a file")
+        raise DataError(f"data={str(path)!r} is not a regular file; give the path of a file")
     if path.stat().st_size == 0:
         raise DataError(f"data={str(path)!r} is empty; give a non-empty file")
 

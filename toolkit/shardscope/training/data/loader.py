@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from torch import Tensor
 
 from shardscope.training.data.batches import Batch, read_batch
+from shardscope.training.data.order import WindowShuffle
 from shardscope.training.data.sampler import GlobalSampler, shard
+from shardscope.training.data.shard_source import ShardSource
 from shardscope.training.data.sources import ArraySource, DataSource, RowSource, TensorSource, WindowSource
 
 
@@ -18,15 +22,16 @@ class Loader:
 
     Sources that only copy rows are read on demand: a batch of 16 takes 0.05 ms (digits) to 0.15 ms (text), and reading
     it in a thread did not shorten a 2.7 ms step when measured. Sources that run the user's code, such as a PyTorch
-    `Dataset`, are read one step ahead in a thread. That code should draw random numbers from its own generator, because
-    training uses PyTorch's global generator at the same time.
+    `Dataset`, are read one step ahead in a thread, and shards as many steps ahead as the user asks for. The user's code
+    should draw random numbers from its own generator, because training uses PyTorch's global generator at the same
+    time.
 
     Args:
         source: Source of the rows.
         sampler: Chooses the rows of each step.
         rank: This rank.
         world_size: Number of ranks among which each global batch is divided.
-        prefetch: Whether to read one step ahead; None does so if the source runs the user's code.
+        prefetch: Number of steps to read ahead; None for what suits the source.
 
     Example:
         >>> sampler = GlobalSampler(len(dataset.train), 64, seed=0)
@@ -41,33 +46,64 @@ class Loader:
         *,
         rank: int = 0,
         world_size: int = 1,
-        prefetch: bool | None = None,
+        prefetch: int | None = None,
     ) -> None:
         self.source = source
         self.sampler = sampler
         self.rank = rank
         self.world_size = world_size
-        ahead = _runs_user_code(source) if prefetch is None else prefetch
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="shardscope-loader") if ahead else None
-        self._next: tuple[int, Future[Batch]] | None = None
+        self.prefetch = _steps_ahead(source) if prefetch is None else int(prefetch)
+        self._thread = (
+            ThreadPoolExecutor(1, thread_name_prefix="shardscope-loader") if self.prefetch else None
+        )
+        self._ahead: deque[tuple[int, Future[Batch]]] = deque()
+        self._samples: tuple[int, ...] | None = None
+
+    def divide(self, samples: Sequence[int]) -> None:
+        """Divide each global batch in these numbers of samples from now on, one for each rank, in rank order."""
+        self._drop_ahead()  # was read for the former division
+        self._samples = tuple(samples)
 
     def batch(self, step: int) -> Batch:
         """Return the inputs and targets of this rank's rows in `step` (counted from 0)."""
         if self._thread is None:
             return self._read(step)
         batch = self._prefetched(step) or self._read(step)
-        self._next = step + 1, self._thread.submit(self._read, step + 1)
+        for ahead in range(step + 1 + len(self._ahead), step + 1 + self.prefetch):
+            self._ahead.append((ahead, self._thread.submit(self._read, ahead)))
         return batch
 
     def rows(self, step: int) -> Tensor:
         """Return the indices of this rank's rows in `step` (counted from 0)."""
-        return shard(self.sampler.indices(step), self.rank, self.world_size)
+        indices = self.sampler.indices(step)
+        if self._samples is None:
+            return shard(indices, self.rank, self.world_size)
+        first = sum(self._samples[: self.rank])
+        return indices[first : first + self._samples[self.rank]]
+
+    def fields(self, step: int) -> dict[str, Any]:
+        """Return the fields of the event of `step` (counted from 0) on shards: its epoch, and what was opened since.
+
+        ``shards`` has a row for each epoch whose shards were opened since the last call: the epoch, shards opened, hits
+        of the cache, and bytes fetched. Both fields are missing for other sources.
+        """
+        if not isinstance(self.source, ShardSource):
+            return {}
+        counts = self.source.reader.take_counts()
+        rows = [[epoch, each.opened, each.hits, each.fetched_bytes] for epoch, each in counts.items()]
+        return {"epoch": self.sampler.place_of(step)[0], **({"shards": rows} if rows else {})}
 
     def close(self) -> None:
         """Stop reading ahead; waits until the batch that is being read is complete."""
+        reader = self.source.reader if isinstance(self.source, ShardSource) else None
+        if reader is not None:
+            reader.hurry()
         if self._thread is not None:
             self._thread.shutdown(cancel_futures=True)
-        self._thread = self._next = None
+        if reader is not None:
+            reader.close()
+        self._thread = None
+        self._ahead.clear()
 
     def __enter__(self) -> Self:
         return self
@@ -78,17 +114,30 @@ class Loader:
         self.close()
 
     def _prefetched(self, step: int) -> Batch | None:
-        if self._next is None:
-            return None
-        read_step, future = self._next
-        batch = future.result()  # always waited for: two threads must not use the sampler at once
-        return batch if read_step == step else None
+        """Return the batch of `step` if it was read ahead; otherwise give up what was, and return None."""
+        if self._ahead and self._ahead[0][0] == step:
+            return self._ahead.popleft()[1].result()
+        self._drop_ahead()
+        return None
+
+    def _drop_ahead(self) -> None:
+        """Give up what was read ahead, and wait for it: two threads must not use the sampler at once."""
+        for _, future in self._ahead:
+            if not future.cancel():
+                future.exception()
+        self._ahead.clear()
 
     def _read(self, step: int) -> Batch:
-        return read_batch(self.source, self.rows(step))
+        rows = self.rows(step)
+        if isinstance(self.source, ShardSource) and isinstance(self.sampler.order, WindowShuffle):
+            place, count = self.sampler.place_of(step), self.sampler.global_batch
+            self.source.announce(self.sampler.order, place, count, turn=self.rank / self.world_size)
+        return read_batch(self.source, rows)
 
 
-def _runs_user_code(source: DataSource) -> bool:
+def _steps_ahead(source: DataSource) -> int:
     while isinstance(source, RowSource):
         source = source.source
-    return not isinstance(source, ArraySource | TensorSource | WindowSource)
+    if isinstance(source, ShardSource):
+        return source.prefetch
+    return 0 if isinstance(source, ArraySource | TensorSource | WindowSource) else 1

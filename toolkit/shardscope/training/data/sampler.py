@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from shardscope.errors import DataError
+from shardscope.training.data.order import FullShuffle, Order
+from shardscope.training.data.shard_source import ShardSource
+from shardscope.training.data.sources import DataSource
+from shardscope.training.data.stream import StreamSource
+
+_OTHER_ORDER = (
+    "the shards, or the window in which they are shuffled, differ from those at the checkpoint: in this epoch, some "
+    "rows may be read twice and others not at all"
+)
 
 
 class Origin(NamedTuple):
@@ -31,14 +38,16 @@ class Origin(NamedTuple):
 class GlobalSampler:
     """Chooses the rows of every step's global batch; the choice is the same on every rank, and at any world size.
 
-    Each epoch visits the rows in a new random order, which depends only on the seed and the epoch's number. So the rows
-    of any step can be computed directly, for example on resume. Rows left over at the end of an epoch are skipped. A
-    run resumed with a different `global_batch` continues at the row that the earlier run had reached (`resume`).
+    Each epoch visits the rows in a new order, which depends only on the seed and the epoch's number: all rows shuffled,
+    or for shards those of a few shards at a time (see `order`). So the rows of any step can be computed directly, for
+    example on resume. Rows left over at the end of an epoch are skipped. A run resumed with a different `global_batch`
+    continues at the row that the earlier run had reached (`resume`).
 
     Args:
         num_samples: Number of rows in the data.
         global_batch: Rows per step, over all ranks.
         seed: Seed for the random orders; not negative.
+        order: The order of rows in each epoch; None shuffles all.
 
     Raises:
         DataError: `global_batch` is less than 1 or greater than `num_samples`.
@@ -49,7 +58,7 @@ class GlobalSampler:
         (2, torch.Size([4]))
     """
 
-    def __init__(self, num_samples: int, global_batch: int, seed: int) -> None:
+    def __init__(self, num_samples: int, global_batch: int, seed: int, *, order: Order | None = None) -> None:
         if not 1 <= global_batch <= num_samples:
             raise DataError(
                 f"global_batch={global_batch} is out of range for data with {num_samples} rows; "
@@ -59,7 +68,13 @@ class GlobalSampler:
         self.global_batch = global_batch
         self.seed = seed
         self.origin = Origin()
-        self._epoch, self._order = -1, torch.empty(0, dtype=torch.int64)
+        self.order = FullShuffle(num_samples, seed) if order is None else order
+
+    @classmethod
+    def of(cls, source: DataSource, global_batch: int, seed: int) -> Self:
+        """Return the sampler for a source, in the order that suits it."""
+        order = source.order(seed) if isinstance(source, ShardSource | StreamSource) else None
+        return cls(len(source), global_batch, seed, order=order)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -68,34 +83,38 @@ class GlobalSampler:
 
     def indices(self, step: int) -> Tensor:
         """Return the row indices of the global batch in `step` (counted from 0): int64, `(global_batch,)`."""
-        epoch, start = self._place_of(step)
-        return self._order_of(epoch)[start : start + self.global_batch]
+        epoch, start = self.place_of(step)
+        return self.order.rows(epoch, start, start + self.global_batch)
 
     def samples_before(self, step: int) -> int:
         """Return the total number of samples used by all steps before `step`."""
         return self.origin.samples + (step - self.origin.step) * self.global_batch
 
     def state_dict(self) -> dict[str, int]:
-        """Return the state that a checkpoint keeps for `resume`; older checkpoints have the same keys."""
-        return {"global_size": self.global_batch, **self.origin._asdict()}
+        """Return the state that a checkpoint keeps for `resume`; older checkpoints do not have ``order``."""
+        told = {"global_size": self.global_batch, **self.origin._asdict()}
+        return {**told, "order": self.order.identity} if self.order.identity else told
 
-    def resume(self, step: int, state: Mapping[str, int]) -> None:
-        """Continue where the sampler of an earlier run stopped.
+    def resume(self, step: int, state: Mapping[str, int]) -> list[str]:
+        """Continue where the sampler of an earlier run stopped, and return notes for the user.
 
         Args:
             step: The first step of this run, counted from 0.
             state: The `state_dict` of the earlier sampler, which had the same rows and seed; its `global_batch` may
                 differ.
         """
-        earlier = GlobalSampler(self.num_samples, state["global_size"], self.seed)
+        earlier = GlobalSampler(self.num_samples, state["global_size"], self.seed, order=self.order)
         earlier.origin = Origin(*(state[name] for name in Origin._fields))
         same = earlier.global_batch == self.global_batch
         self.origin = earlier.origin if same else earlier._origin_at(step)
+        if state.get("order", 0) == self.order.identity:
+            return []
+        return [_OTHER_ORDER]
 
     def _origin_at(self, step: int) -> Origin:
-        return Origin(step, *self._place_of(step), self.samples_before(step))
+        return Origin(step, *self.place_of(step), self.samples_before(step))
 
-    def _place_of(self, step: int) -> tuple[int, int]:
+    def place_of(self, step: int) -> tuple[int, int]:
         """Return the epoch of `step`, and the position of the step's first row in that epoch's order."""
         since = step - self.origin.step
         assert since >= 0, f"step {step} is before step {self.origin.step}, at which this run starts"
@@ -104,13 +123,6 @@ class GlobalSampler:
             return self.origin.epoch, self.origin.row + since * self.global_batch
         epochs, position = divmod(since - left, self.steps_per_epoch)
         return self.origin.epoch + 1 + epochs, position * self.global_batch
-
-    def _order_of(self, epoch: int) -> Tensor:
-        if epoch != self._epoch:
-            seeds = np.random.SeedSequence(self.seed, spawn_key=(epoch,))
-            order = np.random.default_rng(seeds).permutation(self.num_samples)
-            self._epoch, self._order = epoch, torch.from_numpy(order)
-        return self._order
 
 
 def shard(indices: Tensor, rank: int, world_size: int) -> Tensor:

@@ -6,7 +6,7 @@ A row is one sample. A source reads only the requested rows, so each rank reads 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -64,7 +64,7 @@ class Dataset:
             return self
         rows = torch.arange(len(self.test))
         middle = (len(rows) + 1) // 2
-        is_text = isinstance(self.test, WindowSource)
+        is_text = getattr(self.test, "is_text", False)
         first, second = (rows[:middle], rows[middle:]) if is_text else (rows[::2], rows[1::2])
         return replace(self, validation=RowSource(self.test, first), test=RowSource(self.test, second))
 
@@ -141,6 +141,8 @@ class WindowSource:
         DataError: `tokens` is not a one-dimensional array of integers, or is too short for one window.
     """
 
+    is_text: ClassVar = True
+
     tokens: Array
     seq: int
     vocab: int | None = None
@@ -185,9 +187,10 @@ class WindowSource:
 
 @dataclass(frozen=True)
 class ItemSource:
-    """Source that reads and collates the items of a map-style `torch.utils.data.Dataset`.
+    """Source that reads and collates the items of a map-style `torch.utils.data.Dataset`, or a Hugging Face `Dataset`.
 
-    Each item is a pair of an input and a target, or a mapping with ``labels``.
+    Each item is a pair of an input and a target, or a mapping with ``labels``. Items are read together by the method
+    ``__getitems__``, as by PyTorch's `DataLoader`, if there is one.
     """
 
     items: TorchDataset[Any]
@@ -201,15 +204,26 @@ class ItemSource:
         Raises:
             DataError: The items cannot be stacked, or are neither pairs nor mappings with ``labels``.
         """
-        items = [self.items[index] for index in indices.tolist()]
-        try:
-            batch = default_collate(items)
-        except (RuntimeError, TypeError, KeyError) as error:
-            reason = " ".join(str(error).split()).rstrip(".")
-            raise DataError(
-                f"data returned items that cannot be stacked ({reason}); return items of equal structure and shape"
-            ) from error
-        return as_pair(batch)
+        wanted = indices.tolist()
+        if hasattr(self.items, "__getitems__"):
+            return collate(self.items.__getitems__(wanted))
+        return collate([self.items[index] for index in wanted])
+
+
+def collate(items: list[Any]) -> Batch:
+    """Return the items, each a pair of an input and a target or a mapping with ``labels``, stacked into a batch.
+
+    Raises:
+        DataError: The items cannot be stacked, or are neither pairs nor mappings with ``labels``.
+    """
+    try:
+        batch = default_collate(items)
+    except (RuntimeError, TypeError, KeyError) as error:
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise DataError(
+            f"data returned items that cannot be stacked ({reason}); return items of equal structure and shape"
+        ) from error
+    return as_pair(batch)
 
 
 @dataclass(frozen=True)

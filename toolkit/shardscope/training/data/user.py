@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, TypeGuard
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeGuard, cast
 
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
@@ -12,10 +12,11 @@ from torch.utils.data import IterableDataset
 
 from shardscope.errors import DataError
 from shardscope.training.data.sources import Dataset, DataSource, ItemSource, TensorSource, hold_out
+from shardscope.training.data.stream import StreamSource
 
 _FORMS = (
     "tensors (x, y), where each may be a tuple or a mapping of tensors, a mapping of tensors with 'labels', "
-    "a map-style torch Dataset or an object with __len__ and batch(indices)"
+    "a map-style torch Dataset, an IterableDataset for training, or an object with __len__ and batch(indices)"
 )
 
 
@@ -28,6 +29,9 @@ def call_user(make_data: Callable[..., Any], *, seed: int) -> Dataset:
     - a pair (train, test);
     - three data sets (train, validation, test).
 
+    The training data may be a stream, such as a PyTorch `IterableDataset` (see `StreamSource`); the other splits may
+    not, as they are read in any order.
+
     A value that could be either one data set or a pair of them, such as ``((a, b), (c, d))``, is read as (train, test).
     Without a validation set, half of the test rows are used for validation (see `Dataset.with_validation`).
 
@@ -39,8 +43,24 @@ def call_user(make_data: Callable[..., Any], *, seed: int) -> Dataset:
         return made
     if _is_split(made):
         train, *validation, test = (_source(part, make_data) for part in made)
+        _refuse_streams((*validation, test), make_data)
         return Dataset(train=train, test=test, validation=next(iter(validation), None))
-    return hold_out(_source(made, make_data))
+    source = _source(made, make_data)
+    _refuse_streams((source,), make_data)
+    return hold_out(source)
+
+
+def _refuse_streams(sources: Sequence[DataSource], make_data: Callable[..., Any]) -> None:
+    """Reject a stream from which test rows would have to be read or held out.
+
+    Raises:
+        DataError: One of the sources is a stream.
+    """
+    if any(isinstance(source, StreamSource) for source in sources):
+        raise DataError(
+            f"data={_name(make_data)} returned a stream (IterableDataset) to test on, which has no length and no row "
+            "numbers; return (train, test), where only train is a stream"
+        )
 
 
 def _is_split(made: object) -> TypeGuard[tuple[Any, ...]]:
@@ -79,9 +99,16 @@ def _read(made: object) -> DataSource | None:
             return TensorSource(made, labels)
         case (x, y) if isinstance(made, tuple) and _is_structure(made):
             return TensorSource(x, y)
-        case TorchDataset() if hasattr(made, "__len__") and not isinstance(made, IterableDataset):
-            return ItemSource(made)
+    if isinstance(made, IterableDataset) or _is_stream(made):
+        return StreamSource(made)
+    if hasattr(made, "__len__") and (isinstance(made, TorchDataset) or hasattr(made, "__getitems__")):
+        return ItemSource(cast("TorchDataset[Any]", made))
     return None
+
+
+def _is_stream(made: object) -> TypeGuard[Iterable[Any]]:
+    """Return whether the value can be iterated over again and again, such as a Hugging Face `IterableDataset`."""
+    return hasattr(made, "__iter__") and not hasattr(made, "__len__") and not hasattr(made, "__next__")
 
 
 def _takes_seed(function: Callable[..., Any]) -> bool:

@@ -64,13 +64,24 @@ class StepResult:
             pipeline stage other than the last.
         grad_norm: Norm of the gradient before clipping; None if it was not computed.
         skipped: Whether the update was skipped because fp16 gradients overflowed.
+        dropped: Whether the gradient was not used, or not computed, because other ranks were faster (backup workers).
         noise: Measurement of the gradient noise scale; None if it was not measured in this step.
     """
 
     loss: float | None
     grad_norm: float | None
     skipped: bool = False
+    dropped: bool = False
     noise: NoiseSample | None = None
+
+    def as_event(self) -> dict[str, Any]:
+        """Return the fields of the step's event, without those that do not apply."""
+        fields: dict[str, Any] = {"grad_norm": self.grad_norm, "skipped": self.skipped}
+        if self.dropped:
+            fields["dropped"] = True
+        if self.noise is not None:
+            fields["noise"] = self.noise.as_event()
+        return fields
 
 
 class RankStrategy(ABC):
@@ -94,6 +105,8 @@ class RankStrategy(ABC):
     """Number of ranks that have each piece of the mean gradient; None if all ranks have all of it."""
     carrier: Carrier
     """Communication functions for the compressor; set by `wrap` if the strategy supports compression."""
+    sample_weight: float = 1.0
+    """Number of this rank's samples in a step, relative to the mean over the ranks that share the batch."""
     example: Callable[[], MicroBatch]
     """Function that returns a micro-batch, the same on every rank, for strategies that test the model before training;
     set before `setup` is called."""
@@ -198,7 +211,7 @@ class RankStrategy(ABC):
         loss_function: LossFunction,
         optimizer: torch.optim.Optimizer,
     ) -> StepResult:
-        """Take one optimizer step on this rank's micro-batches, which have equal sizes."""
+        """Take one optimizer step on this rank's micro-batches, which have equal sizes; see `sample_weight`."""
         optimizer.zero_grad(set_to_none=True)
         if self.compressor is not None:
             self.compressor.begin_step(self.context.meter.step)
@@ -214,7 +227,7 @@ class RankStrategy(ABC):
             )  # fmt: skip
         if self.compressor is not None:
             self.compressor.after_step(self.parameters, self.carrier, self.context.meter.step)
-        return StepResult(loss, grad_norm, skipped, noise)
+        return StepResult(loss, grad_norm, skipped, noise=noise)
 
     def _measure(self, noise: GradientNoise) -> NoiseSample | None:
         gradients = [p.grad for p in self.parameters if p.grad is not None]
@@ -236,8 +249,10 @@ class RankStrategy(ABC):
         with meter.forward_span(), self.precision.autocast():
             loss = loss_function(call(self.module, inputs), targets) / parts
         self.memory.sample()  # all activations are in memory now
+        # the mean over ranks of weighted gradients is the mean over all samples
+        weighted = loss if self.sample_weight == 1 else loss * self.sample_weight
         with meter.backward_span():
-            self.precision.scale(loss).backward()
+            self.precision.scale(weighted).backward()
         self.memory.sample()  # all gradients are in memory now
         return loss.detach()
 

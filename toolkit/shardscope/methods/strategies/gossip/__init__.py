@@ -69,6 +69,11 @@ class Gossip(Strategy):
         """Why the gradient noise scale cannot be measured under this strategy."""
         return "no gradient is ever averaged over all ranks, and each rank has its own parameters"
 
+    @property
+    def needs_even_because(self) -> str:
+        """Why all ranks need equal shares of the batch."""
+        return "ranks average parameters, not gradients"
+
     def check(self, job: Job) -> None:
         """Reject settings without effect, and compression whose noise exceeds the differences between ranks."""
         compression = job.compression

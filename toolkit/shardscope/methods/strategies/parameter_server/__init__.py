@@ -40,6 +40,10 @@ class ParameterServer(Strategy):
     learning rate, so that parameters move as far in total as in a synchronous run. With a bound of 0, the run is
     synchronous: each update uses the gradients of all workers.
 
+    With `backups`, the run is synchronous except that an update waits for all workers but this many, which drops the
+    gradients of the slowest. A worker whose gradient was dropped continues with the newest parameters at the step that
+    the others have reached. Chen et al., Revisiting distributed synchronous SGD (arXiv 1604.00981, 2016), section 3.2.
+
     With compression, a worker sends one packet to each server, which unpacks it. Parameters are sent back uncompressed.
     Each worker keeps its own error-feedback residual.
 
@@ -57,6 +61,9 @@ class ParameterServer(Strategy):
     """Bound on staleness: 0 (``sync``), none (``async``), or `staleness` (``ssp``, stale synchronous parallel)."""
     staleness: CountOrZero = 1
     """Maximum staleness of a gradient in mode ``ssp``, in updates, at least 0; with 0, the run is synchronous."""
+    backups: CountOrZero = 0
+    """Backup workers in mode ``sync``: each update uses the first gradients of all workers but this many, and drops
+    those that arrive later. At most the number of workers minus 1."""
     servers: Count = 1
     """Number of servers, which are the lowest ranks. Each holds whole tensors, balanced by size, and their
     optimizer state."""
@@ -70,12 +77,18 @@ class ParameterServer(Strategy):
             raise SpecError(
                 f"staleness={self.staleness} has no effect with mode={self.mode!r}; leave it out, or use mode='ssp'"
             )
+        if self.mode != "sync" and self.backups:
+            raise SpecError(
+                f"backups={self.backups} has no effect with mode={self.mode!r}, which does not wait for all workers; "
+                "leave it out, or use mode='sync'"
+            )
         return self
 
     @property
     def label(self) -> str:
         """Name with options, such as ``parameter-server`` or ``parameter-server:async, 2 servers, dedicated``."""
         mode = "" if self.mode == "sync" else f":{self.mode}"
+        mode += f", {self.backups} backup{'s' * (self.backups > 1)}" if self.backups else ""
         servers = f", {self.servers} servers" if self.servers > 1 else ""
         return f"{self.name}{mode}{servers}{', dedicated' if self.dedicated else ''}"
 
@@ -87,7 +100,26 @@ class ParameterServer(Strategy):
     @property
     def clips_at_servers(self) -> bool:
         """Whether servers clip the mean gradient, which is exact; otherwise each worker clips its own gradient."""
-        return self.bound == 0
+        return self.bound == 0 and (not self.backups or self.servers == 1)
+
+    @property
+    def is_lockstep(self) -> bool:
+        """Whether all workers take each step together: each update uses the gradients of all."""
+        return self.bound == 0 and not self.backups
+
+    @property
+    def num_dropped(self) -> int:
+        """Number of the slowest workers whose gradients an update does not wait for."""
+        return self.backups
+
+    def num_used(self, world_size: int) -> int:
+        """Return the number of workers whose gradients a synchronous update waits for."""
+        return self.num_data_ranks(world_size) - self.backups
+
+    @property
+    def needs_even_because(self) -> str | None:
+        """Why all workers need equal shares of the batch; None in a synchronous run that drops nothing."""
+        return None if self.is_lockstep else "an update does not use the gradients of all workers"
 
     def num_data_ranks(self, world_size: int) -> int:
         """Return the number of workers: all ranks, except dedicated servers."""
@@ -110,16 +142,18 @@ class ParameterServer(Strategy):
 
     def drift(self, world_size: int) -> int | None:
         """Return 0 in a synchronous run; None otherwise, since a worker may be any number of steps ahead."""
-        return 0 if self.bound == 0 else None
+        return 0 if self.is_lockstep else None
 
     @property
     def differs_because(self) -> str | None:
-        """Why results differ from training in one process: updates use stale gradients; None in a synchronous run."""
-        return (
-            None
-            if self.bound == 0
-            else "gradients are applied as they arrive, to newer parameters than those they were computed on"
-        )
+        """Why results differ from training in one process: stale or dropped gradients; None in a synchronous run."""
+        if self.backups:
+            return "gradients of the slowest workers are dropped"
+        if self.bound > 0:
+            return (
+                "gradients are applied as they arrive, to newer parameters than those they were computed on"
+            )
+        return None
 
     def shards(self, sizes: Sequence[int]) -> list[list[int]]:
         """Assign tensors to servers, and return the indices of each server's tensors in ascending order.
@@ -151,18 +185,24 @@ class ParameterServer(Strategy):
                 f"strategy.servers={self.servers} is too many for world_size={world_size}{reason}; "
                 f"use at most {most}"
             )
+        workers = self.num_data_ranks(world_size)
+        if self.backups >= workers:
+            raise SpecError(
+                f"strategy.backups={self.backups} leaves no worker of {workers} whose gradient is used; "
+                f"use at most {workers - 1}"
+            )
         norm = job.optimizer.settings.get("max_grad_norm", "off")
         if self.servers > 1 and not self.clips_at_servers and norm != "off":
             raise SpecError(
                 f"optimizer.max_grad_norm={norm} needs the whole gradient, but with servers={self.servers} and "
-                f"mode={self.mode!r} each server sees only a part; use max_grad_norm='off' with clip_norm={norm}, or "
-                "servers=1"
+                f"{f'backups={self.backups}' if self.backups else f'mode={self.mode!r}'} each server sees only a part; "
+                f"use max_grad_norm='off' with clip_norm={norm}, or servers=1"
             )
 
     @property
     def ranks_meet(self) -> bool:
-        """Whether all ranks exchange gradients together; true only in a synchronous run."""
-        return self.bound == 0
+        """Whether all ranks exchange gradients together; true only in a synchronous run that drops nothing."""
+        return self.is_lockstep
 
     def exchanged_bytes(self, gradient_bytes: int, world_size: int, *, micro_batches: int = 1) -> float:
         """Return the bytes of one push and one pull per worker; a worker and a server on the same rank send none."""
@@ -177,7 +217,8 @@ class ParameterServer(Strategy):
 
     def work(self, step: JobStep) -> list[Work]:
         """Return the work of each rank: 1 for workers, 0 for dedicated servers. Server threads are not counted."""
-        return [Work(float(rank in self.workers(step.world_size))) for rank in range(step.world_size)]
+        workers = self.workers(step.world_size)
+        return [Work(step.slow(rank) * (rank in workers)) for rank in range(step.world_size)]
 
     def traffic(self, step: JobStep) -> Traffic:
         """Return the traffic of one push and one pull per worker, including headers and the norms that servers sum."""

@@ -59,6 +59,7 @@ class ParameterServerRank(RankStrategy):
             self.client = Client(self.job, context, self.shards, self.link, self.server, pushes=pushes)
         self._is_settled = True
         self._ended_at: int | None = None
+        self._reached = 0  # the last step that all servers have finished, as far as this worker knows
         return model
 
     def _pushes(self, compressor: Compressor | None) -> Pushes:
@@ -91,7 +92,7 @@ class ParameterServerRank(RankStrategy):
             return server.optimizer.layer_signals()
 
     def stops_before(self, step: int, *, asked: bool) -> bool:
-        if self.server is None or self.client is not None or self.settings.bound == 0:
+        if self.server is None or self.client is not None or self.settings.is_lockstep:
             return asked
         return not self.server.serve(step)  # each worker checks the stop request by itself
 
@@ -109,17 +110,22 @@ class ParameterServerRank(RankStrategy):
             return StepResult(None, None)
         if self.server is not None:
             self.server.resume(number)
+        if number <= self._reached:
+            return StepResult(None, None, dropped=True)
         optimizer.zero_grad(set_to_none=True)
         if self.compressor is not None:
             self.compressor.begin_step(number)
         loss = self._accumulate(micro_batches, loss_function)
         finite = self.precision.unscale([p.grad for p in self.parameters if p.grad is not None])
         norm = self._clip() if finite else None
-        mean_norm, skipped = self.client.exchange(number, finite=finite)
-        self.precision.follow(skipped=skipped)
-        if self.job.clip_norm is not None and self.settings.clips_at_servers and not skipped:
-            norm = mean_norm
-        return StepResult(loss, norm, skipped)
+        done = self.client.exchange(number, finite=finite)
+        self._reached = done.reached
+        if done.dropped:
+            return StepResult(None, None, dropped=True)
+        self.precision.follow(skipped=done.skipped)
+        if self.job.clip_norm is not None and self.settings.clips_at_servers and not done.skipped:
+            norm = done.norm
+        return StepResult(loss, norm, done.skipped)
 
     def _clip(self) -> float | None:
         """Clip the worker's whole gradient before it is pushed, unless servers clip the mean."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch.distributed as dist
 from torch import Tensor
@@ -29,6 +30,22 @@ _MAX_PAUSE_S = 86400.0
 """How long a worker that pauses or ends waits for slower workers, in seconds. Servers detect a worker that hangs much
 earlier: they fail if the worker sends nothing for `timeout_s`. For the answer to a push, a worker waits twice as
 long."""
+
+
+class Exchanged(NamedTuple):
+    """What servers did with the gradients of a step.
+
+    Attributes:
+        norm: Norm of the mean gradient if servers clip it, else 0.
+        skipped: Whether any server skipped the update.
+        dropped: Whether all servers dropped the gradients, because the update of the step was over.
+        reached: The last step that all servers have finished; later than this worker's if gradients were dropped.
+    """
+
+    norm: float
+    skipped: bool
+    dropped: bool
+    reached: int
 
 
 class Client:
@@ -63,15 +80,12 @@ class Client:
         }
         self._timeout_s = job.timeout_s
 
-    def exchange(self, step: int, *, finite: bool) -> tuple[float, bool]:
-        """Push the gradients of `step`, wait until they have been applied, and pull the new parameters.
+    def exchange(self, step: int, *, finite: bool) -> Exchanged:
+        """Push the gradients of `step`, wait until they have been applied or dropped, and pull the new parameters.
 
         Args:
             step: Number of the step.
             finite: Whether all gradients are finite; if not, servers skip the update.
-
-        Returns:
-            The norm of the mean gradient if servers clip it, else 0; and whether any server skipped the update.
 
         Raises:
             SpecError: A parameter has no gradient.
@@ -86,7 +100,14 @@ class Client:
             answers = self._request(Kind.PUSH, step, finite=finite)
             for s, inbox in self._inbox.items():  # the server on this rank has already written its parameters
                 copy_tensors_(self.shards[s].parameters, self.shards[s].views(inbox.payload))
-        return answers[0][1], any(skipped for _, _, skipped in answers)
+        used = [answer for answer in answers if answer[0] != AnswerKind.DROPPED]
+        reached = [int(value) if kind == AnswerKind.DROPPED else step for kind, value, _ in answers]
+        return Exchanged(
+            norm=used[0][1] if used else 0.0,
+            skipped=any(skipped for _, _, skipped in used),
+            dropped=not used,
+            reached=min(reached),
+        )
 
     @property
     def work_space(self) -> list[Tensor]:

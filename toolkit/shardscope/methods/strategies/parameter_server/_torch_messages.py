@@ -75,11 +75,13 @@ class AnswerKind(IntEnum):
 
     With ``DONE``, the header also has the gradient norm and whether the update was skipped; with ``SYNCHRONIZED``, it
     has the step that all workers have finished. ``WORKER_ENDS`` tells a paused worker that another worker has ended.
+    ``DROPPED`` says that the gradient came after the update of its step, and has the step that the server has reached.
     """
 
     DONE = 0
     SYNCHRONIZED = 1
     WORKER_ENDS = 2
+    DROPPED = 3
 
 
 @dataclass(frozen=True)

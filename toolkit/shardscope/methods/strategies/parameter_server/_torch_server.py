@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardscope.methods.strategies.parameter_server import ParameterServer
-from shardscope.methods.strategies.parameter_server._torch_admission import Admission
+from shardscope.methods.strategies.parameter_server._admission import admission_of
 from shardscope.methods.strategies.parameter_server._torch_messages import (
     TO_SERVER,
     TO_WORKER,
@@ -77,7 +77,8 @@ class ParameterShardServer:
         self._base_lrs = [float(group["lr"]) for group in self.optimizer.param_groups]
 
         self.state = threading.Condition()
-        self.admission = Admission(self.spec.bound)
+        needed = self.spec.num_used(context.world_size) if self.spec.backups else None
+        self.admission = admission_of(self.spec.bound, needed)
         self.clocks = dict.fromkeys(self.workers, 0)
         self.failure: BaseException | None = None
         self.ended = False
@@ -119,7 +120,7 @@ class ParameterShardServer:
         this rank may decide when all ranks stop, and because traffic that it receives counts towards its current step.
         """
         with self.state:
-            self._limit = step if self.spec.bound == 0 else None
+            self._limit = step if self.spec.is_lockstep else None
             self._left = self._joined
             if not self._threads:
                 self._start()
@@ -137,10 +138,15 @@ class ParameterShardServer:
             thread.start()
 
     def serve(self, step: int) -> bool:
-        """Serve until the slowest worker has finished `step`. Return False if all workers ended before that."""
+        """Serve until `step` is finished. Return False if all workers ended before that."""
         self.resume(step)
-        self._wait(lambda: self.ended or min(self.clocks.values()) >= step)
-        return min(self.clocks.values()) >= step
+        self._wait(lambda: self.ended or self._finished_step >= step)
+        return self._finished_step >= step
+
+    @property
+    def _finished_step(self) -> int:
+        """The last step of the slowest worker or, with backup workers, of the fastest."""
+        return (max if self.spec.backups else min)(self.clocks.values())
 
     def synchronize(self) -> int:
         """Serve until all workers pause or end, and return the step that all have finished; for dedicated servers."""
@@ -221,7 +227,7 @@ class ParameterShardServer:
             self._awaited.discard(worker)
             if kind == Kind.PUSH:
                 self._pushed[worker] = int(step), bool(finite), message.payload
-                self.admission.push(worker)
+                self._admit(worker, int(step))
             else:
                 self._stopped[worker] = Kind(kind), int(step)
                 self.clocks[worker] = int(step)
@@ -233,12 +239,22 @@ class ParameterShardServer:
 
     # Updates.
 
+    def _admit(self, worker: int, step: int) -> None:
+        """Keep the gradient of a worker for an update, or drop it if the update of its step is over."""
+        if not self.admission.is_late(step):
+            self.admission.push(worker)
+            return
+        self._wait_for_sends()
+        self.clocks[worker] = step
+        self._answer_pushes([worker], (AnswerKind.DROPPED, float(self._finished_step), 0.0))
+
     def _apply(self) -> None:
         workers = sorted(self.admission.held)
         self._wait_for_sends()
         skipped = not all(self._pushed[worker][1] for worker in workers)
         norm = 0.0 if skipped else self._update(workers)
-        update = self.admission.take(applied=not skipped)
+        step = max(self._pushed[worker][0] for worker in workers)
+        update = self.admission.take(applied=not skipped, step=step)
         self.clocks |= {worker: self._pushed[worker][0] for worker in workers}
         if not skipped:
             self.context.events.emit(
@@ -269,11 +285,15 @@ class ParameterShardServer:
         return norm
 
     def _set_rates(self, workers: list[int]) -> None:
-        """Set the learning rates: with m workers, each gradient adds 1/m of the scheduled rate at its worker's step."""
+        """Set the learning rates: with m workers, each gradient adds 1/m of the scheduled rate at its worker's step.
+
+        With backup workers, the gradients of an update stand for those of all workers, and add up to the whole rate.
+        """
         job = self.job
         factors = [job.lr_schedule.factor(self._pushed[worker][0], job.steps) for worker in workers]
+        count = len(workers if self.spec.backups else self.workers)
         for group, base in zip(self.optimizer.param_groups, self._base_lrs, strict=True):
-            group["lr"] = base * (sum(factors) / len(self.workers))
+            group["lr"] = base * (sum(factors) / count)
 
     def _answer_pushes(self, workers: list[int], header: Header) -> None:
         """Answer the pushes of these workers with the newest parameters."""

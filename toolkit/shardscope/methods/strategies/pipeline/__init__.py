@@ -51,9 +51,10 @@ class Pipeline(Strategy):
     microbatches: Count | None = None
     """Number of micro-batches in one pass through the pipeline; None means all micro-batches of a step. If a step has
     more, it takes several passes."""
-    split: Literal["time", "memory", "even"] | tuple[CountOrZero, ...] = "time"
-    """How layers are split into stages: by measured time, by memory, evenly by number, or explicitly, with a tuple that
-    gives the number of layers in each stage."""
+    split: Literal["time", "speed", "memory", "even"] | tuple[CountOrZero, ...] = "time"
+    """How layers are split into stages: by time as measured on rank 0, by time on each stage's own device (``speed``,
+    for devices of unlike speed), by memory, evenly by number, or explicitly, with a tuple that gives the number of
+    layers in each stage."""
 
     @model_validator(mode="after")
     def _check_stages_per_rank(self) -> Self:
@@ -110,6 +111,11 @@ class Pipeline(Strategy):
     def hides_noise_because(self) -> str:
         """Why the gradient noise scale cannot be measured under this strategy."""
         return "each rank holds the gradients of its own stages only"
+
+    @property
+    def needs_even_because(self) -> str:
+        """Why the batch cannot be divided unevenly."""
+        return "all ranks work on the whole batch (split='speed' gives fast ranks more layers)"
 
     def check(self, job: Job) -> None:
         """Reject too few micro-batches, too few layers, and an explicit split that does not add up.
@@ -176,15 +182,28 @@ class Pipeline(Strategy):
         """False, because each stage sends only to its neighbours, independently of other ranks."""
         return False
 
-    def split_of(self, trace: StepTrace, job: Job) -> tuple[int, ...]:
-        """Return the predicted number of layers in each stage; a split by time is predicted from FLOPs."""
+    @property
+    def _is_measured(self) -> bool:
+        """Whether the split is known only once the ranks have measured times."""
+        return self.split in ("time", "speed")
+
+    def split_of(self, trace: StepTrace, job: Job, slowness: Sequence[float] = ()) -> tuple[int, ...]:
+        """Return the predicted number of layers in each stage; a split by time is predicted from FLOPs.
+
+        Args:
+            trace: Trace of a step.
+            job: The job.
+            slowness: Computing time of each rank relative to the slowest device; empty if all are alike.
+        """
         pieces, num_stages = trace.pieces, job.world_size * self.stages_per_rank
         if isinstance(self.split, tuple):
             return self.split
         if self.split == "even":
             return even_split(len(pieces), num_stages)
-        if self.split == "time":
-            return optimal_split([piece.flops for piece in pieces], num_stages)
+        if self.split in ("time", "speed"):
+            ranks = self.stage_ranks(job.world_size)
+            slow = [slowness[rank] for rank in ranks] if self.split == "speed" and slowness else None
+            return optimal_split([piece.flops for piece in pieces], num_stages, slowness=slow)
         size, copies = job.element_bytes, 2 + job.optimizer.states.tensors
         rows, samples = trace.parameters, job.batch.per_rank(1) // job.num_micro_batches
         states = [
@@ -196,7 +215,7 @@ class Pipeline(Strategy):
 
     def stages(self, step: JobStep) -> list[tuple[int, Sequence[PipelinePiece]]]:
         """Return the rank and the layers of each stage, in stage order."""
-        ends = accumulate(self.split_of(step.trace, step.job))
+        ends = accumulate(self.split_of(step.trace, step.job, step.slowness))
         pieces, ranks = step.trace.pieces, self.stage_ranks(step.world_size)
         return [(rank, pieces[a:b]) for rank, (a, b) in zip(ranks, pairwise([0, *ends]), strict=True)]
 
@@ -231,22 +250,25 @@ class Pipeline(Strategy):
     def work(self, step: JobStep) -> list[Work]:
         """Return the work of each rank: its fraction of all FLOPs, and the bubble (0 for very long schedules).
 
-        With stages of unequal FLOPs, the bubble includes waiting for slower stages. A rank that ends its passes before
-        the others starts the next step, unless ranks meet at the end of a step; so the step lasts as long as the passes
-        of the rank that is busy or waiting the longest, and for ZB-H2 there is no bubble.
+        With stages of unequal FLOPs or unlike devices, the bubble includes waiting for slower stages. A rank that ends
+        its passes before the others starts the next step, unless ranks meet at the end of a step; so the step lasts as
+        long as the passes of the rank that is busy or waiting the longest, and for ZB-H2 there is no bubble.
         """
         if not step.trace.pieces:
-            return [Work(1.0 / step.world_size)] * step.world_size
-        costs, shares = self._stage_costs(step), [0.0] * step.world_size
-        for rank, cost in zip(self.stage_ranks(step.world_size), costs, strict=True):
-            shares[rank] += cost / sum(costs)
+            return [Work(step.slow(rank) / step.world_size) for rank in range(step.world_size)]
+        flops, shares = self._stage_costs(step), [0.0] * step.world_size
+        ranks = self.stage_ranks(step.world_size)
+        costs = [each * step.slow(rank) for rank, each in zip(ranks, flops, strict=True)]
+        for rank, cost in zip(ranks, costs, strict=True):
+            shares[rank] += cost / sum(flops)
         table = self._table(step)
         if table is None:
             return [Work(share) for share in shares]
         timeline = table.timeline(stage_cost=costs)
         spans = [row[-1].end - row[0].start for row in timeline.rows]
         seconds = timeline.end if self._ranks_meet_after(step) else max(spans)
-        whole = seconds / (step.world_size * (1.0 - timeline.bubble_fraction) * timeline.end)
+        busy = step.world_size * (1.0 - timeline.bubble_fraction) * timeline.end
+        whole = seconds / busy * sum(shares)
         return [Work(share, max(0.0, whole - share)) for share in shares]
 
     def _ranks_meet_after(self, step: JobStep) -> bool:
@@ -273,7 +295,7 @@ class Pipeline(Strategy):
         if not pieces:
             return None
         sizes, handed_on = self._output_bytes(step)
-        is_known = self.split != "time" or min(sizes) == max(sizes)
+        is_known = not self._is_measured or min(sizes) == max(sizes)
         crossing = pipeline_traffic(
             handed_on, ranks, step.micro_batches, bounds=None if is_known else (min(sizes), max(sizes))
         )
@@ -287,7 +309,7 @@ class Pipeline(Strategy):
         """Return the output bytes of one micro-batch, for each layer and for each stage, except the last of each."""
         pieces, samples = step.trace.pieces, step.job.batch.per_rank(1) // step.micro_batches
         sizes = [int(piece.output_bytes * samples) for piece in pieces[:-1]]
-        ends = list(accumulate(self.split_of(step.trace, step.job)))
+        ends = list(accumulate(self.split_of(step.trace, step.job, step.slowness)))
         return sizes, [sizes[end - 1] for end in ends[:-1]]
 
     def _tied(self, step: JobStep) -> list[tuple[int, list[int]]]:
@@ -350,7 +372,7 @@ class Pipeline(Strategy):
         if not step.trace.pieces:
             return None
         found = pipeline_states(step, self.stages(step))
-        return found._replace(is_exact=found.is_exact and self.split != "time")
+        return found._replace(is_exact=found.is_exact and not self._is_measured)
 
     def build(self, job: Job, context: Any) -> Any:
         from shardscope.methods.strategies.pipeline._torch import PipelineRank

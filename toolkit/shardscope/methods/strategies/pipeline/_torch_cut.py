@@ -64,7 +64,8 @@ def cut(model: nn.Module, inputs: Any, autocast: Autocast, job: Job, context: Ra
     layers = layers_in_order(model)
     ranks = settings.stage_ranks(context.world_size)
     check_split(settings.split, len(layers), len(ranks), of=f"a model of type {type(model).__name__}")
-    probes = probe(model, layers, inputs, autocast, measure=settings.split == "time" and context.rank == 0)
+    is_timed = settings.split == "speed" or (settings.split == "time" and context.rank == 0)
+    probes = probe(model, layers, inputs, autocast, measure=is_timed, count=settings.split == "speed")
     split = _split(job, layers, probes, len(ranks), context)
     ends = list(accumulate(split))
     stages = [layers[start:end] for start, end in pairwise([0, *ends])]
@@ -85,8 +86,30 @@ def _split(
         costs = [_state_bytes(layer, job) + found.stored_bytes for (_, layer), found in pairs]
         return optimal_split(costs, num_stages)
     seconds = torch.tensor([found.seconds for found in probes], dtype=torch.float64)
+    slow = None
+    if settings.split == "speed":
+        seconds, by_rank = _on_own_device(probes, seconds, context)
+        slow = [by_rank[rank] for rank in settings.stage_ranks(context.world_size)]
     dist.broadcast(seconds, 0, group=context.group)
-    return optimal_split(seconds.tolist(), num_stages)
+    return optimal_split(seconds.tolist(), num_stages, slowness=slow)
+
+
+def _on_own_device(
+    probes: Sequence[LayerProbe], seconds: Tensor, context: RankContext
+) -> tuple[Tensor, list[float]]:
+    """Return the time of each layer on this rank's device, and the time of all layers on each rank.
+
+    On an emulated processor of stated speed, the time is that of the layer's FLOPs.
+    """
+    node = None if context.emulation is None else context.emulation.processor
+    if node is not None:
+        if node.flops is not None:
+            seconds = torch.tensor([found.flops for found in probes], dtype=torch.float64) / node.flops
+        seconds = seconds * node.slowdown
+    whole = torch.zeros(context.world_size, dtype=torch.float64)
+    whole[context.rank] = float(seconds.sum())
+    dist.all_reduce(whole, group=context.group)
+    return seconds, whole.tolist()
 
 
 def _state_bytes(layer: nn.Module, job: Job) -> float:

@@ -33,10 +33,12 @@ class LayerProbe:
     """Bytes of activations saved for the backward pass."""
     seconds: float
     """Time of a forward and a backward pass in seconds; 0 if not measured."""
+    flops: float = 0.0
+    """FLOPs of a forward pass; 0 if not counted."""
 
 
 def probe(
-    model: nn.Module, layers: Layers, inputs: Any, autocast: Autocast, *, measure: bool
+    model: nn.Module, layers: Layers, inputs: Any, autocast: Autocast, *, measure: bool, count: bool = False
 ) -> list[LayerProbe]:
     """Probe all layers in order, each with the output of the layer before it; the model is left unchanged.
 
@@ -46,6 +48,7 @@ def probe(
         inputs: Inputs of one micro-batch.
         autocast: Function that returns the autocast context of the job's precision.
         measure: Whether to measure times.
+        count: Whether to count FLOPs.
 
     Raises:
         SpecError: A layer's output is not a floating-point tensor, which a pipeline cannot send or differentiate.
@@ -64,7 +67,7 @@ def probe(
                 )
             seconds = _seconds(layer, x) if measure else 0.0
             handed_on = [torch.empty_like(t, device="meta", requires_grad=False) for t in tensors_in(y)]
-            found.append(LayerProbe(handed_on, stored, seconds))
+            found.append(LayerProbe(handed_on, stored, seconds, _flops(layer, x) if count else 0.0))
             x = y
     return found
 
@@ -105,6 +108,14 @@ def _seconds(layer: nn.Module, x: Any) -> float:
         _finish(device)
         times.append(time.perf_counter() - start)
     return min(times)
+
+
+def _flops(layer: nn.Module, x: Any) -> float:
+    from shardscope.training.flops import flop_counter  # a slow import, needed only here
+
+    with flop_counter() as counter:
+        call(layer, x)
+    return float(counter.get_total_flops())
 
 
 def _finish(device: torch.device) -> None:

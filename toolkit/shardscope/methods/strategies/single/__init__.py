@@ -30,6 +30,11 @@ class Single(Strategy):
         """Return an empty mapping, which means a layout on a single device."""
         return {}
 
+    @property
+    def needs_even_because(self) -> str:
+        """Why the batch cannot be divided unevenly."""
+        return "one process has the whole batch"
+
     def traffic(self, step: JobStep) -> Traffic:
         """Return an empty mapping, since one process sends nothing."""
         return {}

@@ -10,6 +10,10 @@ cannot lead to a deadlock. Suppose that server S holds back a gradient a of work
 as computing, and whose last gradient applied by S is b. Then S answered A's push before a no earlier than it answered
 b; otherwise a would already be too stale. So b was pushed before a. In a cycle of waiting servers, a gradient would
 have been pushed before itself, which is impossible.
+
+With backup workers, an update uses the first gradients of a step, and those of the same step that arrive later are
+dropped. The worker of a dropped gradient pulls the newest parameters, so it never computes for a step that is over. In
+the end all workers compute for the same step, so enough gradients for it arrive.
 """
 
 from __future__ import annotations
@@ -54,6 +58,10 @@ class Admission:
         """Record that a worker has stopped computing, because it pauses or ends."""
         self.computing.pop(worker, None)
 
+    def is_late(self, step: int) -> bool:
+        """Return whether a gradient for `step` is to be dropped; never without backup workers."""
+        return False
+
     @property
     def is_due(self) -> bool:
         """Whether the waiting gradients can be applied now."""
@@ -61,10 +69,50 @@ class Admission:
             self.version - pulled < self.bound for pulled in self.computing.values()
         )
 
-    def take(self, *, applied: bool = True) -> AdmittedUpdate:
-        """Remove all waiting gradients, and return them as one update; `applied` is False if the update is skipped."""
+    def take(self, *, applied: bool = True, step: int = 0) -> AdmittedUpdate:
+        """Remove all waiting gradients, and return them as one update.
+
+        Args:
+            applied: Whether parameters change; False if the update is skipped.
+            step: The step of the gradients; has no effect without backup workers.
+        """
         workers = sorted(self.held)
         update = AdmittedUpdate(workers, [self.version - self.held.pop(worker) for worker in workers])
         assert max(update.staleness) <= self.bound
         self.version += applied
         return update
+
+
+@dataclass
+class BackupAdmission(Admission):
+    """State of a server with backup workers.
+
+    Attributes:
+        needed: Number of gradients that an update waits for, as long as so many workers have not stopped.
+        step: The last step whose update has been decided.
+    """
+
+    needed: int = 1
+    step: int = 0
+
+    def is_late(self, step: int) -> bool:
+        return step <= self.step
+
+    @property
+    def is_due(self) -> bool:
+        at_work = len(self.held) + len(self.computing)
+        return bool(self.held) and len(self.held) >= min(self.needed, at_work)
+
+    def take(self, *, applied: bool = True, step: int = 0) -> AdmittedUpdate:
+        self.step = step
+        return super().take(applied=applied)
+
+
+def admission_of(bound: float, needed: int | None) -> Admission:
+    """Return the initial state of a server.
+
+    Args:
+        bound: Maximum staleness of a gradient.
+        needed: Number of gradients that an update waits for if there are backup workers; None without them.
+    """
+    return Admission(bound) if needed is None else BackupAdmission(bound, needed=needed)

@@ -1,0 +1,214 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 13 · Data that does not fit in memory
+#
+# [← Faults](12-faults.ipynb) · [Index](00-index.ipynb)
+#
+# How do ranks read data that is larger than memory, from a source that is slower than training, and still see every
+# sample exactly once an epoch? Data in *shards*, files of a few megabytes, is read row by row. Ranks fetch shards ahead
+# of their use, share a cache on disk, and continue at the right row after a failure, on any number of ranks.
+#
+# `ss.write_shards` writes arrays, or the parts that a generator yields, which may be more than fits in memory.
+
+# %%
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from sklearn.datasets import load_digits
+
+import shardscope as ss
+from shardscope.spec.units import bytes_text
+from shardscope_widgets import figures, say
+
+FOLDER = Path(tempfile.mkdtemp())
+digits = load_digits()
+mixed = np.random.default_rng(0).permutation(
+    len(digits.target)
+)  # shards of a sorted source would be one-sided
+images = (digits.images[mixed, None] / 16).astype("float32")
+
+
+def parts(size=100):
+    """Images and classes, a few at a time."""
+    for start in range(0, len(images), size):
+        yield images[start : start + size], digits.target[mixed[start : start + size]]
+
+
+shards = ss.write_shards(FOLDER / "digits", parts(), shard_size="24 kB")
+files = sorted(Path(shards.path).iterdir())
+say(
+    f"{len(images):,} images are in {len(files)} shards of up to {bytes_text(max(f.stat().st_size for f in files))}, "
+    f"from `{files[0].name}` to `{files[-1].name}`."
+)
+
+# %% [markdown]
+# ## The order of the samples
+#
+# A rank cannot jump to random rows of a large data set without waiting for each. So the shuffle has two levels: the
+# shards in random order, and then all rows of a few shards, a *window*, at a time. The order depends on the seed and
+# the epoch alone. The ranks divide each global batch of it, so their number does not matter.
+
+# %%
+from shardscope.training.data import GlobalSampler, load_data
+
+BATCH = 80
+train = load_data(shards).train
+order = GlobalSampler.of(train, BATCH, seed=0)
+epoch = np.concatenate([order.indices(step).numpy() for step in range(order.steps_per_epoch)])
+nearby = np.abs(np.diff(epoch)) == 1
+say(
+    f"An epoch of {len(train):,} training samples has {order.steps_per_epoch} steps of {BATCH}. It visits "
+    f"{len(np.unique(epoch)):,} different samples and none twice; the {len(train) - len(epoch)} left over at its end "
+    f"are others in each epoch. Only {nearby.mean():.1%} of the samples are followed by their neighbour."
+)
+
+# %% [markdown]
+# ## A slow source, before and after the cache
+#
+# `slow` emulates a source with limited bandwidth, such as an object store far away: each rank reads at most this fast.
+# With a `cache`, each shard is fetched once by one of the ranks and then read from disk, also in later epochs and in
+# later runs. The prediction comes first: batches are read ahead while ranks compute, so they wait only for the rest.
+
+# %%
+slow = shards.replace(
+    slow=ss.Link(bandwidth="80 kB/s", latency="10 ms"),
+    cache="50 MB", cache_folder=str(FOLDER / "cache"), window=4,
+)  # fmt: skip
+job = ss.Job(model="mlp", data=slow, world_size=2, batch=BATCH, steps=3 * order.steps_per_epoch)
+expected = ss.predict(job)
+later = expected.at_step(order.steps_per_epoch + 1)
+say(
+    f"Predicted: {1e3 * expected.step_time_s:.0f} ms a step in the first epoch, of which "
+    f"{1e3 * expected.time['data'].value:.0f} ms for data, and {1e3 * later.step_time_s:.1f} ms from the cache."
+)
+expected
+
+# %%
+run = ss.launch(job).wait(timeout=120)
+epochs = run.reduced().epochs
+say(
+    figures.epochs_text(figures.epochs_info(epochs))
+    + " In the first epoch, a hit is a shard that the other rank has fetched."
+)
+figures.epochs(epochs)
+
+# %%
+again = ss.launch(job.replace(steps=order.steps_per_epoch)).wait(timeout=120)
+say(
+    f"The next run finds {again.summary().cache_hit_rate:.0%} of its shards in the cache and fetches "
+    f"{bytes_text(again.summary().fetched_bytes)}: its epoch takes {again.reduced().epochs[0].time_s:.1f} s, where the "
+    f"first took {epochs[0].time_s:.1f} s."
+)
+
+# %% [markdown]
+# ## Stopped in mid-epoch, resumed on another number of ranks
+#
+# A checkpoint stores the position in the order of the samples. The resumed run continues at the next sample, whatever
+# its number of ranks. `ranks_read` asks the same sampler as the ranks for what each of them reads.
+
+
+# %%
+from shardscope.training.data import shard
+
+whole = job.replace(steps=order.steps_per_epoch, world_size=4, data=shards)
+first = ss.launch(whole.replace(until=whole.steps // 3)).wait(timeout=120)
+rest = ss.launch(whole.replace(world_size=2), resume=first).wait(timeout=120)
+
+
+def ranks_read(run):
+    """The samples of all ranks of a run, from its first step to its last."""
+    steps = [int(step) - 1 for step in run.metrics()["step"]]
+    ranks = range(run.job.world_size)
+    return np.concatenate([shard(order.indices(s), r, len(ranks)) for s in steps for r in ranks])
+
+
+samples = np.concatenate([ranks_read(first), ranks_read(rest)])
+exact = len(np.unique(samples)) == len(samples) == len(epoch)
+say(
+    f"{first.job.world_size} ranks trained {first.summary().steps} steps, then {rest.job.world_size} ranks "
+    f"{rest.summary().steps}. Together they read {len(samples):,} samples: "
+    + ("each of the epoch exactly once." if exact else "not each of the epoch exactly once!")
+)
+
+# %% [markdown]
+# ## Formats of others
+#
+# Tar files in the layout of WebDataset, Parquet files, and what a Hugging Face `Dataset` writes with `save_to_disk` are
+# read as shards too. They are unpacked into the cache, from where rows are mapped into memory.
+
+# %%
+import io
+import tarfile
+
+for number in range(4):
+    with tarfile.open(FOLDER / f"digits-{number}.tar", "w") as tar:
+        for row in range(number, len(images), 4):
+            array = io.BytesIO()
+            np.save(array, images[row])
+            label = str(digits.target[mixed[row]]).encode()
+            for suffix, content in (("x.npy", array.getvalue()), ("cls", label)):
+                member = tarfile.TarInfo(f"{row:06d}.{suffix}")
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+
+packed = ss.Shards(str(FOLDER), format="tar", cache="50 MB", cache_folder=str(FOLDER / "unpacked"))
+trained = ss.launch(job.replace(data=packed, steps=10)).wait(timeout=120)
+say(
+    f"From tar files, the loss went from {trained.metrics()['loss'].iloc[0]:.2f} to {trained.summary().loss:.2f} in "
+    f"{trained.summary().steps} steps."
+)
+
+# %% [markdown]
+# ## A stream of your own
+#
+# A function may return a PyTorch `IterableDataset` to train on. A stream has no row numbers, so each rank reads all of
+# it and keeps its own samples; a resumed run skips what was used. Its order is its own, and test data must not be a
+# stream.
+
+# %%
+import torch
+from torch.utils.data import IterableDataset
+
+
+class Stream(IterableDataset):
+    """Yields the images one by one, as a service would."""
+
+    def __iter__(self):
+        for row in range(len(images)):
+            yield torch.from_numpy(images[row]), int(digits.target[mixed[row]])
+
+
+def from_a_stream():
+    return Stream(), (torch.from_numpy(images[:100]), torch.from_numpy(digits.target[mixed[:100]]))
+
+
+streamed = ss.launch(job.replace(data=from_a_stream, steps=10)).wait(timeout=120)
+seen = sum(event["samples"] for event in streamed.events("step"))
+say(
+    f"{streamed.job.world_size} ranks shared {seen} samples of the stream; the loss ended at "
+    f"{streamed.summary().loss:.2f}."
+)
+
+# %% [markdown]
+# ## Try next
+#
+# - Make the cache smaller than the data, and draw `figures.epochs` again: which part of the shards is still there?
+# - Train a GPT on shards of tokens: `ss.write_shards` takes one-dimensional arrays of integers too.
+# - Kill a rank in mid-epoch with the [notebook on faults](12-faults.ipynb), and let it recover.
+#
+# [← Faults](12-faults.ipynb) · [Index](00-index.ipynb)

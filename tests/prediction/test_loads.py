@@ -1,0 +1,129 @@
+"""Predictions for ranks of unlike speed: what a step waits for, and how many gradients are used per second."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+import shardscope as ss
+from shardscope.analytic.stragglers import expected_slowest
+from shardscope.prediction.loads import awaited, rank_loads
+from shardscope.prediction.stale_updates import gradients_per_s
+
+SLOW = {3: 2.0}
+
+
+def predicted(slowdown: dict[int, float] | None = None, **changes: Any) -> ss.JobPrediction:
+    fields = {"model": "mlp", "data": "digits", "strategy": "ring", "world_size": 4, "batch": 56, **changes}
+    cluster = ss.Cluster.emulated(nodes=fields["world_size"], flops="2 MFLOP/s", slowdown=slowdown)
+    return ss.predict(ss.Job(**fields), cluster)
+
+
+def passes_s(prediction: ss.JobPrediction) -> float:
+    assert prediction.time is not None
+    return prediction.time["forward"].value + prediction.time["backward"].value
+
+
+def slow_down(**changes: Any) -> float:
+    return predicted(**changes).samples_per_s / predicted(SLOW, **changes).samples_per_s
+
+
+def test_ranks_that_meet_wait_for_the_slowest() -> None:
+    assert passes_s(predicted(SLOW)) == pytest.approx(2 * passes_s(predicted()))
+    assert slow_down() == pytest.approx(2.0, rel=0.05)
+    assert slow_down(compression="local-sgd") == pytest.approx(2.0, rel=0.05)
+
+
+@pytest.mark.parametrize("shares", [(2, 2, 2, 1), "measured"])
+def test_work_shared_by_speed_leaves_the_harmonic_mean(shares: Any) -> None:
+    """Three ranks of speed 1 and one of speed 1/2 do the work of 3.5."""
+    found = predicted(SLOW, batch=ss.Batch(56, shares=shares))
+    assert passes_s(found) == pytest.approx(passes_s(predicted()) * 4 / 3.5)
+    assert [each.computing for each in rank_loads(found.step)] == pytest.approx(
+        [rank_loads(found.step)[0].computing] * 4
+    )
+
+
+def test_uneven_shares_on_even_ranks_take_as_long_as_the_most() -> None:
+    found = predicted(batch=ss.Batch(56, shares=(4, 1, 1, 1)))
+    assert passes_s(found) == pytest.approx(passes_s(predicted()) * 32 / 14)
+
+
+def test_backup_workers_do_not_wait_for_the_slowest() -> None:
+    found = predicted(SLOW, strategy=ss.ParameterServer(backups=1))
+    assert passes_s(found) == pytest.approx(passes_s(predicted()))
+    assert awaited(found.step, rank_loads(found.step)).computing == 0.5
+    assert slow_down(strategy=ss.ParameterServer(backups=1)) == pytest.approx(1.0)
+    two = predicted({2: 2.0, 3: 2.0}, strategy=ss.ParameterServer(backups=1))
+    assert passes_s(two) == pytest.approx(2 * passes_s(predicted()))
+
+
+def test_a_slow_stage_is_the_bottleneck_of_a_pipeline() -> None:
+    pipeline = ss.Pipeline(split="even")
+    even, slow = (predicted(each, strategy=pipeline, world_size=2, batch=64) for each in (None, {1: 3.0}))
+    heavy = max(rank_loads(even.step), key=lambda each: each.computing)
+    loads = rank_loads(slow.step)
+    assert loads[0].computing == pytest.approx(rank_loads(even.step)[0].computing / 3)
+    assert loads[1].computing == pytest.approx(rank_loads(even.step)[1].computing)
+    assert loads[0].computing + loads[0].waiting == pytest.approx(loads[1].computing + loads[1].waiting)
+    assert heavy.computing <= 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {}, {"strategy": "zero-3"}, {"batch": ss.Batch(56, shares=(2, 2, 2, 1))},
+        {"strategy": ss.ParameterServer(backups=1)}, {"strategy": ss.Pipeline(split="even"), "batch": 64},
+    ],
+)  # fmt: skip
+def test_the_simulation_has_the_same_computing_times(changes: dict[str, Any]) -> None:
+    """Per rank: what the formulas say of the rank that is waited for, times its own work."""
+    prediction = predicted(SLOW, **changes)
+    loads = rank_loads(prediction.step)
+    scale = passes_s(prediction) / awaited(prediction.step, loads).computing
+    simulated = ss.simulate.predicted(prediction)
+    busy = computing_by_rank(simulated)
+    assert busy == pytest.approx([each.computing * scale for each in loads], rel=1e-6)
+
+
+def computing_by_rank(simulated: ss.Simulation) -> list[float]:
+    seconds = [0.0] * simulated.num_devices
+    for event in simulated.timeline.events:
+        if event.kind in ("forward", "backward"):
+            seconds[event.rank] += event.end_s - event.start_s
+    return seconds
+
+
+def test_a_bound_on_staleness_lies_between_synchronous_and_asynchronous() -> None:
+    cycles = [1.0, 1.0, 1.0, 2.0]
+    rates = [gradients_per_s(bound, cycles) for bound in (0, 1, 2, 5, math.inf)]
+    assert rates[0] == pytest.approx(4 / 2)
+    assert rates[-1] == pytest.approx(3.5, rel=0.02)
+    assert rates == sorted(rates)
+    assert gradients_per_s(0, [1.0] * 4) == gradients_per_s(math.inf, [1.0] * 4) == pytest.approx(4.0)
+
+
+def test_bounded_staleness_loses_less_to_a_straggler() -> None:
+    loss = [slow_down(strategy=strategy) for strategy in (
+        "parameter-server", ss.ParameterServer(mode="ssp", staleness=8), "parameter-server:async",
+    )]  # fmt: skip
+    assert loss[0] > 1.8
+    assert loss[1] == pytest.approx(8 / 7, rel=0.05)
+    assert loss[2] == pytest.approx(8 / 7, rel=0.05)
+
+
+def test_simulated_jitter_is_the_expected_maximum() -> None:
+    """The step of a ring of 16 ranks, over many seeds: the same figure as the integral over order statistics."""
+    cluster = ss.Cluster.emulated(nodes=16, flops="2 MFLOP/s")
+    prediction = ss.predict(
+        ss.Job(model="mlp", data="digits", strategy="all-reduce", world_size=16, batch=64), cluster
+    )
+    alone = ss.simulate.predicted(prediction).step_time_s
+    times = [ss.simulate(prediction.job, cluster, jitter=0.1, seed=seed).step_time_s for seed in range(40)]
+    assert prediction.time is not None
+    parts = [prediction.time["forward"].value, prediction.time["backward"].value]
+    std = 0.1 * math.hypot(*parts)
+    expected = float(expected_slowest(sum(parts), std, 16)) - sum(parts)
+    assert sum(times) / len(times) - alone == pytest.approx(expected, rel=0.15)

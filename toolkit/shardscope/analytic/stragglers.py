@@ -1,0 +1,212 @@
+"""How long the slowest of many ranks computes: order statistics of their times, and the jitter that they follow from.
+
+Ranks that meet in each step wait for the slowest one, so a step takes the expected maximum over ranks. For n normal
+times with mean μ and standard deviation σ it is about μ + σ sqrt(2 ln n); the exact value is an integral over
+the density of the order statistic (David and Nagaraja, Order Statistics, 3rd edition, sections 2.1 and 4.5):
+
+    E = integral of x f(x) dx, where f = n! / ((k - 1)! (n - k)!) F^(k - 1) (1 - F)^(n - k) F'
+
+for the k-th smallest of n times with distribution F: k = n is the maximum, and k = n - b the time of an update that
+drops the b slowest gradients. Ranks that meet only every H steps wait for the slowest mean over H steps, whose standard
+deviation is smaller by sqrt(H).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from math import erfc, sqrt
+from typing import Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from shardscope.errors import SpecError
+
+Floats = npt.NDArray[np.float64]
+Distribution = Literal["normal", "lognormal"]
+
+_REACH, _POINTS = 13.0, 6001
+"""Range of the integral, in standard deviations, and its number of points; the error is below 1e-9 for 2**30 ranks."""
+_MOST = 2.0**30
+_FEWEST_STEPS = 2
+
+
+class _Grid(NamedTuple):
+    x: Floats
+    log_density: Floats
+    log_below: Floats
+    log_above: Floats
+
+
+@cache
+def _grid() -> _Grid:
+    """Return points of a standard normal variable, with logarithms of its density and of both tails there."""
+    x = np.linspace(-_REACH, _REACH, _POINTS)
+    above = np.array([erfc(each / sqrt(2)) / 2 for each in x])
+    log_above = np.where(x < 0, np.log1p(-np.minimum(above[::-1], 0.5)), np.log(above))
+    return _Grid(x, -(x**2) / 2 - np.log(2 * np.pi) / 2, log_above[::-1], log_above)
+
+
+@cache
+def _log_choose(ranks: float, dropped: float) -> float:
+    """Return the logarithm of n! / ((k - 1)! (n - k)!), with k = n - dropped."""
+    from math import lgamma
+
+    return lgamma(ranks + 1) - lgamma(ranks - dropped) - lgamma(dropped + 1)
+
+
+def expected_slowest(
+    mean: npt.ArrayLike,
+    std: npt.ArrayLike,
+    ranks: npt.ArrayLike,
+    *,
+    dropped: npt.ArrayLike = 0,
+    every: npt.ArrayLike = 1,
+    distribution: Distribution = "lognormal",
+) -> Floats:
+    """Return the expected time that ranks wait for, of independent times with this mean and standard deviation.
+
+    All numbers may be arrays, which broadcast.
+
+    Args:
+        mean: Mean time of a rank, above 0 for ``lognormal``.
+        std: Standard deviation of a rank's time, at least 0.
+        ranks: n, the number of ranks.
+        dropped: Number of the slowest ranks that are not waited for, below n.
+        every: Steps between two meetings of the ranks; the result is the mean time of one step.
+        distribution: ``normal``, or ``lognormal`` for times, which are positive and skewed.
+
+    Example:
+        >>> round(float(expected_slowest(100.0, 5.0, 4096, distribution="normal")), 1)
+        117.6
+
+    Raises:
+        SpecError: An argument is out of range.
+    """
+    each = np.broadcast_arrays(*(np.asarray(value, float) for value in (mean, std, ranks, dropped, every)))
+    _check(*each)
+    values = np.vectorize(_expected, otypes=[float], excluded={5, "distribution"})
+    found: Floats = np.asarray(values(*each, distribution=distribution))
+    return found
+
+
+def _check(mean: Floats, std: Floats, ranks: Floats, dropped: Floats, every: Floats) -> None:
+    if (std < 0).any() or (mean <= 0).any():
+        raise SpecError("mean must be above 0 and std at least 0; give times in seconds")
+    if (ranks < 1).any() or (ranks > _MOST).any() or (dropped < 0).any() or (dropped >= ranks).any():
+        raise SpecError(
+            f"ranks={ranks.flat[0]:g} with dropped={dropped.flat[0]:g} is not valid; give 1 to 2**30 ranks, and drop "
+            "fewer than all"
+        )
+    if (every < 1).any():
+        raise SpecError(f"every={every.min():g} is not valid; give at least 1")
+
+
+def _expected(  # noqa: PLR0917 - np.vectorize passes its arrays by position
+    mean: float, std: float, ranks: float, dropped: float, every: float, distribution: Distribution
+) -> float:
+    grid = _grid()
+    log_weight = (
+        _log_choose(float(ranks), float(dropped)) + (ranks - dropped - 1) * grid.log_below
+        + dropped * grid.log_above + grid.log_density
+    )  # fmt: skip
+    weight = np.exp(log_weight) * (grid.x[1] - grid.x[0])
+    own = std / sqrt(every)
+    if distribution == "normal":
+        return float(mean + own * (weight @ grid.x))
+    sigma = sqrt(np.log1p((own / mean) ** 2))
+    return float(mean * (weight @ np.exp(sigma * grid.x - sigma**2 / 2)))
+
+
+def asymptotic_slowest(mean: npt.ArrayLike, std: npt.ArrayLike, ranks: npt.ArrayLike) -> Floats:
+    """Return μ + σ sqrt(2 ln n), the leading term of the expected maximum of n normal times; an upper bound of it.
+
+    David and Nagaraja, Order Statistics, 3rd edition, section 10.5 (the limit), and section 4.2 (the bound).
+
+    Example:
+        >>> round(float(asymptotic_slowest(100.0, 5.0, 4096)), 1)
+        120.4
+    """
+    found: Floats = np.asarray(mean, float) + np.asarray(std, float) * np.sqrt(
+        2 * np.log(np.asarray(ranks, float))
+    )
+    return found
+
+
+def empirical_slowest(seconds: npt.ArrayLike, ranks: int) -> float:
+    """Return the expected maximum of `ranks` draws from measured times, with repetition.
+
+    It never exceeds the largest measured time, so it is meant for at most about as many ranks as there are times;
+    `Jitter.slowest_s` fits a distribution instead.
+
+    Args:
+        seconds: Measured times, of any shape.
+        ranks: Number of draws, at least 1.
+    """
+    ordered = np.sort(np.asarray(seconds, float).ravel())
+    at = np.arange(len(ordered) + 1) / len(ordered)
+    return float(np.diff(at**ranks) @ ordered)
+
+
+@dataclass(frozen=True)
+class Jitter:
+    """How computing times differ between ranks and between steps, as log-normal factors of the mean.
+
+    Attributes:
+        mean_s: Mean computing time of a rank in a step, in seconds.
+        between: Standard deviation of the logarithm of a rank's own speed, which it keeps from step to step.
+        within: Standard deviation of the logarithm of the time of one step of one rank.
+        num_ranks: Number of measured ranks.
+        num_steps: Number of measured steps.
+    """
+
+    mean_s: float
+    between: float
+    within: float
+    num_ranks: int
+    num_steps: int
+
+    def slowest_s(
+        self, ranks: npt.ArrayLike, *, dropped: npt.ArrayLike = 0, every: npt.ArrayLike = 1
+    ) -> Floats:
+        """Return the expected time of the rank that others wait for in a step, in seconds.
+
+        Ranks keep their own speed between meetings, and the rest averages out over `every` steps. The arguments are
+        those of `expected_slowest`.
+        """
+        variance = self.between**2 + self.within**2 / np.asarray(every, float)
+        std = self.mean_s * np.sqrt(np.expm1(variance))
+        return expected_slowest(self.mean_s, std, ranks, dropped=dropped)
+
+    def slowdown(
+        self, ranks: npt.ArrayLike, *, dropped: npt.ArrayLike = 0, every: npt.ArrayLike = 1
+    ) -> Floats:
+        """Return `slowest_s` relative to the mean time of a rank."""
+        return self.slowest_s(ranks, dropped=dropped, every=every) / self.mean_s
+
+
+def jitter_of(seconds: npt.ArrayLike) -> Jitter:
+    """Return the jitter of measured computing times.
+
+    The variance of the logarithms is split into parts between and within ranks, as in a one-way analysis of variance
+    with random effects (Searle, Casella and McCulloch, Variance Components, section 3.5).
+
+    Args:
+        seconds: Times of shape (steps, ranks), at least 2 of each, all above 0.
+
+    Raises:
+        SpecError: There are too few times, or one is not positive.
+    """
+    table = np.asarray(seconds, float)
+    if table.ndim != 2 or min(table.shape) < _FEWEST_STEPS:
+        raise SpecError(
+            f"seconds has the shape {table.shape}; give at least 2 steps and 2 ranks, as (steps, ranks)"
+        )
+    if not (table > 0).all():
+        raise SpecError(f"seconds has the value {table.min():g}; give times above 0")
+    logs = np.log(table)
+    steps, ranks = logs.shape
+    within = float(((logs - logs.mean(axis=0)) ** 2).sum() / (ranks * (steps - 1)))
+    between = float(logs.mean(axis=0).var(ddof=1)) - within / steps
+    return Jitter(float(table.mean()), sqrt(max(0.0, between)), sqrt(within), ranks, steps)

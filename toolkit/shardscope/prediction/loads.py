@@ -1,0 +1,83 @@
+"""Work of each rank in a step on ranks of unlike speed, with a batch that may be divided unevenly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardscope.analytic.job_step import JobStep
+from shardscope.analytic.terms import Term
+from shardscope.methods.strategies.parameter_server import ParameterServer
+from shardscope.prediction.stale_updates import gradients_per_s
+from shardscope.spec.cluster import EmulatedCluster
+from shardscope.spec.shares import MEASURED, samples_by_speed
+from shardscope.spec.strategy import Work
+
+_PASSES = ("forward", "backward")
+
+
+def slowness_on(emulated: EmulatedCluster | None) -> tuple[float, ...]:
+    """Return the computing time of each rank relative to that on the slowest node; empty if all are alike.
+
+    Without a stated rate, ranks also wait for this machine's cores, so the factors of single nodes are not used.
+    """
+    if emulated is None or emulated.flops is None:
+        return ()
+    factors = [node.slowdown / emulated.slowdown for node in emulated.nodes for _ in range(emulated.per_node)]
+    return () if min(factors) == 1 else tuple(factors)
+
+
+def rank_loads(step: JobStep) -> list[Work]:
+    """Return the compute and idle time of each rank in a step, with its share of the batch.
+
+    Both are fractions of the time in which the slowest device would process the whole model for the samples of the rank
+    that has the most (`JobStep.samples` in each micro-batch).
+    """
+    work: list[Work] = list(step.job.strategy.work(step))
+    readers = [rank for rank, each in enumerate(work) if each.computing > 0]
+    if len(readers) == step.job.num_data_ranks:  # in a pipeline, all ranks process all samples
+        for rank, count in zip(readers, rank_samples(step, readers), strict=True):
+            share = count / (step.samples * step.micro_batches)
+            work[rank] = Work(work[rank].computing * share, work[rank].waiting * share)
+    return work
+
+
+def rank_samples(step: JobStep, readers: Sequence[int]) -> tuple[int, ...]:
+    """Return the samples of each rank that reads data; shares yet to be measured follow from the speeds of devices.
+
+    Args:
+        step: The step.
+        readers: These ranks, in order.
+    """
+    batch = step.job.batch
+    if batch.shares != MEASURED:
+        return batch.samples(len(readers))
+    return samples_by_speed(
+        batch.global_batch, [1 / step.slow(rank) for rank in readers], batch.micro_batch or 1
+    )
+
+
+def awaited(step: JobStep, loads: Sequence[Work]) -> Work:
+    """Return the work of the rank that a step waits for: the slowest, apart from those whose gradients are dropped."""
+    order = sorted(loads, key=lambda each: -each.computing)
+    return order[step.job.strategy.num_dropped]
+
+
+def used_samples_per_s(step: JobStep, time: Term) -> float:
+    """Return the samples of all ranks per second whose gradients are used.
+
+    Workers of a parameter server that is not synchronous do not wait for each other in each step, so a slow one slows
+    the others down only as far as the bound on staleness makes them wait.
+
+    Args:
+        step: The step.
+        time: Its time, the result of `job_time_term`.
+    """
+    job, strategy = step.job, step.job.strategy
+    used = 1 - strategy.num_dropped / job.num_data_ranks
+    if not isinstance(strategy, ParameterServer) or strategy.bound == 0:
+        return used * job.batch.global_batch / time.value
+    loads = rank_loads(step)
+    passes_s = sum(part.value for part in time.parts if part.name in _PASSES)
+    per_load = passes_s / awaited(step, loads).computing
+    cycles = [each.computing * per_load + time.value - passes_s for each in loads if each.computing > 0]
+    return gradients_per_s(strategy.bound, cycles) * job.batch.global_batch / job.num_data_ranks

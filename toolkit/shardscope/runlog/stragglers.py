@@ -1,0 +1,148 @@
+"""Stragglers: ranks that compute longer than the others, step after step, so that the others wait for them.
+
+Only computation counts: a rank that waits for others is not slow, however long its step takes. Waits for other ranks
+within a pass are left out (see `spans.phase_seconds`). A rank is named only if it is the slowest in most of the newest
+steps, so noise and ranks that are slow in turn raise no alarm. In a pipeline, stages legitimately differ; there
+the alarm names the stage that the others wait for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf
+from statistics import median
+
+from shardscope.runlog.alarms import Alarm
+from shardscope.runlog.schema import Event
+from shardscope.runlog.spans import phase_seconds
+from shardscope.runlog.steps import WARM_UP_STEPS
+from shardscope.spec.units import duration_text
+
+MOST_STEPS = 50
+"""Number of the newest steps with recorded spans that are compared."""
+FEWEST_STEPS = 5
+"""Number of steps below which no rank is called a straggler. By chance, one of two equal ranks is the slower one in
+each of five steps in 6 % of runs, but not by `SLOWER`."""
+SLOWER = 1.15
+"""Computing time of a straggler relative to the median of the other ranks, at least. Ranks that share a machine's cores
+differ by up to about 10 % in medians over ten steps."""
+MOSTLY = 0.8
+"""Fraction of the steps in which a straggler is the slowest rank, at least."""
+_SERVES = "server_update"
+"""Span of a parameter server's update, which runs in threads beside the passes of a rank."""
+_STAGE = "stage"
+_REMEDY = "free its processor, or share the batch by speed with batch=ss.Batch(..., shares='measured')"
+
+
+@dataclass(frozen=True)
+class Straggler(Alarm):
+    """Alarm about a rank for which the others wait.
+
+    Attributes:
+        rank: The rank.
+        phase: The phase of a step in which it loses most time, such as ``forward``.
+        slower: Time of the rank in this phase relative to the median of the other ranks.
+        wait_s: Time that a rank of median speed waits for it in a step, in seconds.
+    """
+
+    rank: int = 0
+    phase: str = ""
+    slower: float = 1.0
+    wait_s: float = 0.0
+
+
+@dataclass
+class Phases:
+    """Computing times of the newest steps of a run, by rank and phase."""
+
+    _steps: deque[tuple[int, list[dict[str, float]], list[int]]] = field(
+        default_factory=lambda: deque(maxlen=MOST_STEPS)
+    )
+    _num_seen: int = 0
+
+    def take(self, number: int, row: Sequence[Event]) -> None:
+        """Add a finished step: the events of all ranks, in rank order; ignored unless all have recorded spans."""
+        if not all("spans" in event for event in row):
+            return
+        while self._steps and self._steps[-1][0] >= number:  # a restarted run repeats steps
+            self._steps.pop()
+        self._num_seen += 1
+        phases = [phase_seconds(event["spans"], event.get("waited")) for event in row]
+        self._steps.append((number, phases, [event["samples"] for event in row]))
+
+    def straggler(self, roles: Mapping[int, str | None]) -> Straggler | None:
+        """Return the rank that the others wait for; None if there is none, or too few steps have been recorded.
+
+        Args:
+            roles: Role of each rank in the strategy.
+        """
+        skipped = max(0, WARM_UP_STEPS - (self._num_seen - len(self._steps)))
+        steps = list(self._steps)[skipped:]
+        ranks = [rank for rank in range(len(steps[0][1])) if _computes(steps, rank)] if steps else []
+        if len(ranks) < 2 or len(steps) < FEWEST_STEPS:
+            return None
+        seconds = {rank: [_total(phases[rank]) for _, phases, _ in steps] for rank in ranks}
+        middle = {rank: median(each) for rank, each in seconds.items()}
+        slowest = max(ranks, key=lambda rank: middle[rank])
+        others = [rank for rank in ranks if rank != slowest]
+        usual_s = median(middle[rank] for rank in others)
+        first = sum(max(ranks, key=lambda rank: seconds[rank][i]) == slowest for i in range(len(steps)))
+        if middle[slowest] < SLOWER * usual_s or first < MOSTLY * len(steps):
+            return None
+        phase, slower = _slowest_phase(steps, slowest, others)
+        samples = [steps[-1][2][rank] for rank in (slowest, *others)]
+        ratio, wait_s = middle[slowest] / usual_s, middle[slowest] - usual_s
+        found = Straggler("straggler", (), ratio, "", slowest, phase, slower, wait_s)
+        return replace(found, text=_text(found, roles.get(slowest) or "", samples))
+
+
+_Steps = Sequence[tuple[int, list[dict[str, float]], list[int]]]
+
+
+def _computes(steps: _Steps, rank: int) -> bool:
+    return any(phases[rank].get("forward", 0.0) > 0 for _, phases, _ in steps)
+
+
+def _total(phases: Mapping[str, float]) -> float:
+    return sum(seconds for name, seconds in phases.items() if name != _SERVES)
+
+
+def _slowest_phase(steps: _Steps, rank: int, others: Sequence[int]) -> tuple[str, float]:
+    """Return the phase in which a rank loses most time, and its time relative to the median of the others."""
+
+    def middle(of: int, phase: str) -> float:
+        return median(phases[of].get(phase, 0.0) for _, phases, _ in steps)
+
+    names = dict.fromkeys(name for _, phases, _ in steps for name in phases[rank] if name != _SERVES)
+    usual = {name: median(middle(other, name) for other in others) for name in names}
+    lost = {name: middle(rank, name) - usual[name] for name in names}
+    phase = max(lost, key=lambda name: lost[name])
+    return phase, middle(rank, phase) / usual[phase] if usual[phase] > 0 else inf
+
+
+def _text(found: Straggler, role: str, samples: Sequence[int]) -> str:
+    """Return the sentence of an alarm.
+
+    Args:
+        found: The alarm, without its sentence.
+        role: Role of the rank in the strategy; empty if it has none.
+        samples: Samples of the rank in a step, followed by those of the others.
+    """
+    times = "much" if found.slower == inf else f"{found.slower:.2g} times"
+    is_slower = f"{times} slower in {found.phase} than the median rank"
+    waits = f"the others wait {duration_text(found.wait_s)} a step for it"
+    if role.startswith(_STAGE):
+        return (
+            f"{role} (rank {found.rank}) is the bottleneck: it is {is_slower}, and {waits}; give it fewer layers with "
+            "split=(...), or divide the layers by each rank's speed with split='speed'"
+        )
+    own, *other = samples
+    more, remedy = "", _REMEDY
+    if own > median(other):
+        more = f", with {own} samples, where the median rank has {median(other):g}"
+        remedy = "reduce its share in batch.shares"
+    elif found.phase == "data":
+        remedy = "look at its data source"
+    return f"rank {found.rank} is {is_slower}{more}; {waits}; {remedy}"

@@ -1,0 +1,142 @@
+"""A cache of shards on local disk: shared by the ranks of a machine, limited in size, and kept between runs.
+
+    get(name, make)     a memory-mapped shard, and whether it was there; if not, `make` creates it
+
+Each shard is one ``.npy`` file. It is written under another name and then renamed, while a lock for that shard makes
+other ranks wait rather than fetch it too. The operating system releases the locks of a killed process. A hit renews the
+file's time of modification, by which the shards that were not used for longest are found. A shard that is deleted while
+a rank still maps it stays readable there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+
+from shardscope.disk_cache import require_private
+from shardscope.errors import DataError
+from shardscope.spec.units import bytes_text
+from shardscope.storage.formats import Array
+
+_ROOM = "room.lock"
+"""Lock that is held while shards are deleted and one is added, so that the limit holds at any time."""
+
+
+class Got(NamedTuple):
+    """A shard from the cache, and whether it was there already."""
+
+    rows: Array
+    was_there: bool
+
+
+class ShardCache:
+    """Cache of the shards of one data set.
+
+    Args:
+        folder: Folder of the cache; it is created, readable only by its owner.
+        most_bytes: Size limit of all complete shards together. Shards being written come on top of it.
+
+    Raises:
+        DataError: Another user can write to the folder, or it cannot be created.
+    """
+
+    def __init__(self, folder: Path, most_bytes: float) -> None:
+        self.folder, self.most_bytes = folder, most_bytes
+        require_private(folder, setting="cache_folder")
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise DataError(
+                f"the cache folder {str(folder)!r} cannot be created ({error.strerror}); set cache_folder to another"
+            ) from None
+
+    def get(self, name: str, make: Callable[[BinaryIO], object]) -> Got:
+        """Return a shard; if it is not in the cache or is damaged, `make` writes it to a binary file as ``.npy``.
+
+        Raises:
+            DataError: The shard cannot be written, or is larger than the cache.
+        """
+        path = self.folder / f"{name}.npy"
+        rows = _mapped(path)
+        if rows is None:
+            with _locked(self.folder / f"{name}.lock"):
+                rows = _mapped(path)
+                if rows is None:
+                    return Got(self._add(path, make), was_there=False)
+        return Got(rows, was_there=True)
+
+    def __len__(self) -> int:
+        """Return the number of shards in the cache."""
+        return sum(1 for _ in self.folder.glob("*.npy"))
+
+    def _add(self, path: Path, make: Callable[[BinaryIO], object]) -> Array:
+        part = path.with_suffix(".part")  # of one process at a time, so a killed one leaves at most this file
+        try:
+            with part.open("wb") as file:
+                make(file)
+            size = part.stat().st_size
+            self._require_fits(size)
+            rows = _mapped(part)
+            assert rows is not None, "just written"
+            with _locked(self.folder / _ROOM):
+                self._make_room(size)
+                part.replace(path)
+        except OSError as error:
+            part.unlink(missing_ok=True)
+            raise DataError(
+                f"the cache in {str(self.folder)!r} cannot be written ({error.strerror}); free space there, or set "
+                "cache_folder to another folder"
+            ) from None
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+        return rows
+
+    def _require_fits(self, num_bytes: int) -> None:
+        if num_bytes > self.most_bytes:
+            raise DataError(
+                f"cache={bytes_text(self.most_bytes)} is smaller than a shard of {bytes_text(num_bytes)}; use at least "
+                f"{bytes_text(2 * num_bytes)}"
+            )
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Delete the shards that were not used for longest, until `num_bytes` more fit; the room lock is held."""
+        found = []
+        for path in self.folder.glob("*.npy"):
+            status = path.stat()
+            found.append((status.st_mtime_ns, status.st_size, path))
+        total = num_bytes + sum(size for _, size, _ in found)
+        for _, size, path in sorted(found):
+            if total <= self.most_bytes:
+                break
+            path.unlink(missing_ok=True)
+            total -= size
+
+
+def _mapped(path: Path) -> Array | None:
+    """Return a shard, memory-mapped, and mark it as used; None if it is missing. A damaged one is deleted."""
+    try:
+        rows: Array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except OSError:
+        return None
+    except (ValueError, EOFError):  # left behind by a machine that lost power
+        path.unlink(missing_ok=True)
+        return None
+    with suppress(OSError):  # deleted by another rank since; the mapping stays valid
+        os.utime(path, ns=(time.time_ns(),) * 2)  # finer than the clock that the system would take
+    return rows
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock, which other threads and processes wait for; a process that dies releases it."""
+    with path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,152 @@
+"""What every format of shards provides, and `open_shards`, which opens a folder or file in its format.
+
+The rows of a shard are an array, either structured with fields for inputs and targets, or one-dimensional integers,
+which are tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from shardscope.errors import DataError
+from shardscope.spec.shards import Shards
+
+Array = npt.NDArray[Any]
+_SUFFIXES = {"npy": (".npy",), "tar": (".tar",), "parquet": (".parquet",), "arrow": (".arrow",)}
+
+
+class ShardInfo(NamedTuple):
+    """One shard: its file, its number of rows (of tokens, if it holds tokens), and the size of the file in bytes."""
+
+    path: Path
+    rows: int
+    num_bytes: int
+
+    @property
+    def stamp(self) -> str:
+        """Digest of the file's path, size and time of modification, which changes whenever the file is written."""
+        status = self.path.stat()
+        told = (str(self.path.resolve()), status.st_size, status.st_mtime_ns)
+        return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+
+
+class ShardFormat(Protocol):
+    """Shards in one format.
+
+    Attributes:
+        shards: The shards, ordered by name.
+        columns: Names of the columns of inputs and targets in the files.
+        fields: Names of the fields of inputs and targets in the arrays.
+        is_mapped: Whether `read` maps a file into memory; otherwise it unpacks the whole shard.
+        holds_tokens: Whether the shards are one-dimensional arrays of tokens.
+    """
+
+    shards: tuple[ShardInfo, ...]
+    columns: tuple[str, str]
+    fields: tuple[str, str]
+    is_mapped: bool
+    holds_tokens: bool
+
+    def read(self, index: int) -> Array:
+        """Return the rows of a shard.
+
+        Raises:
+            DataError: The file is damaged, or does not have the columns.
+        """
+        ...
+
+
+def open_shards(spec: Shards, *, path: str | None = None) -> ShardFormat:
+    """Open shards in their format.
+
+    Args:
+        spec: The shards.
+        path: Path to open in place of that of `spec`, such as ``spec.test``.
+
+    Raises:
+        DataError: There are no shards in this format, or a package that reads the format is not installed.
+    """
+    where = Path(path or spec.path).expanduser()
+    kind, files = _files(where, spec.format)
+    names = spec.inputs, spec.targets
+    if kind == "npy":
+        from shardscope.storage.npy import NpyShards
+
+        return NpyShards(files, names[0] or "x", names[1] or "y")
+    if kind == "tar":
+        from shardscope.storage.tar import TarShards
+
+        return TarShards(files, names[0] or "x.npy", names[1] or "cls")
+    from shardscope.storage.tables import TableShards
+
+    return TableShards(files, names[0] or "x", names[1] or "y", is_parquet=kind == "parquet")
+
+
+def holds_shards(path: Path) -> bool:
+    """Return whether a path is a folder, or a file in one of the formats that are only read as shards."""
+    return path.is_dir() or path.suffix.lower() in {".tar", ".parquet", ".arrow"}
+
+
+def _files(path: Path, kind: str) -> tuple[str, list[Path]]:
+    """Return the format of the shards in a path and their files, ordered by name."""
+    if not path.exists():
+        raise DataError(f"data={str(path)!r} does not exist; give the path of a folder with shards")
+    inside = sorted(path.iterdir()) if path.is_dir() else [path]
+    by_kind = {
+        each: files
+        for each, suffixes in _SUFFIXES.items()
+        if (files := [file for file in inside if file.suffix.lower() in suffixes and file.is_file()])
+    }
+    if kind == "auto" and len(by_kind) == 1:
+        return next(iter(by_kind.items()))
+    if kind in by_kind:
+        return kind, by_kind[kind]
+    if len(by_kind) > 1 and kind == "auto":
+        raise DataError(
+            f"data={str(path)!r} has files in several formats ({', '.join(by_kind)}); "
+            "choose one with ss.Shards(path, format=...)"
+        )
+    what = "any shards" if kind == "auto" else f"any .{kind} shards"
+    folders = [file.name for file in inside if file.is_dir()][:3]
+    hint = f", or one of its folders {', '.join(folders)}" if folders else ""
+    raise DataError(
+        f"data={str(path)!r} does not have {what}; give a folder of .npy, .tar, .parquet or .arrow files{hint}, "
+        "or make one with ss.write_shards"
+    )
+
+
+def paired(x: Array, y: Array, *, where: str) -> Array:
+    """Return inputs and targets as one structured array with the fields ``x`` and ``y``.
+
+    Args:
+        x: The inputs, one per row.
+        y: The targets, one per row.
+        where: The file, for error messages.
+
+    Raises:
+        DataError: The values are not numbers, or not of equal length.
+    """
+    for name, array in (("inputs", x), ("targets", y)):
+        if array.dtype.kind not in "biuf":
+            raise DataError(
+                f"{where}: the {name} have type {array.dtype}; use numbers, or arrays of numbers of equal shape"
+            )
+    if len(x) != len(y):
+        raise DataError(f"{where} has {len(x)} inputs but {len(y)} targets; give one target for each input")
+    rows = np.empty(len(x), dtype=[("x", x.dtype, x.shape[1:]), ("y", y.dtype, y.shape[1:])])
+    rows["x"], rows["y"] = x, y
+    return rows
+
+
+def not_a_column(name: str, known: Sequence[str], *, where: str) -> DataError:
+    """Return the error for a column that a file does not have."""
+    found = ", ".join(known) or "none"
+    return DataError(
+        f"{where} does not have {name!r}, only {found}; choose with ss.Shards(path, inputs=..., targets=...)"
+    )

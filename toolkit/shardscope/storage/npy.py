@@ -1,0 +1,59 @@
+"""Shards as ``.npy`` files, memory-mapped in place: the format that `write_shards` writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from shardscope.errors import DataError
+from shardscope.storage.formats import Array, ShardInfo, not_a_column
+
+
+class NpyShards:
+    """Shards that are structured arrays with a field for each column, or one-dimensional arrays of tokens.
+
+    The header of a file states its dtype and its number of rows, so no index can disagree with the files.
+    """
+
+    is_mapped = True
+
+    def __init__(self, files: Sequence[Path], inputs: str, targets: str) -> None:
+        self.columns = self.fields = (inputs, targets)
+        self.shards = tuple(self._info(path) for path in files)
+        self.holds_tokens = _mapped(files[0]).dtype.names is None
+        kinds = {self._kind(path) for path in (files[0], files[-1])}
+        if len(kinds) > 1:
+            raise DataError(
+                f"{files[0]} and {files[-1]} have rows of different types; put them into different folders"
+            )
+
+    def read(self, index: int) -> Array:
+        """Return the rows of a shard, memory-mapped."""
+        return _mapped(self.shards[index].path)
+
+    def _kind(self, path: Path) -> str:
+        rows = _mapped(path)
+        if rows.ndim == 1 and rows.dtype.kind in "iu":
+            return str(rows.dtype)
+        if rows.ndim != 1 or rows.dtype.names is None:
+            raise DataError(
+                f"{path} has shape {rows.shape} and type {rows.dtype}; shards are one-dimensional, of integer tokens, "
+                "or structured with the fields x and y; make them with ss.write_shards"
+            )
+        for name in self.columns:
+            if name not in rows.dtype.names:
+                raise not_a_column(name, rows.dtype.names, where=str(path))
+        return str(rows.dtype)
+
+    def _info(self, path: Path) -> ShardInfo:
+        return ShardInfo(path, len(_mapped(path)), path.stat().st_size)
+
+
+def _mapped(path: Path) -> Array:
+    try:
+        rows: Array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{path} cannot be read as .npy: {error}") from None
+    return rows if rows.ndim else rows[None]

@@ -1,0 +1,44 @@
+"""Which rows of shards are for training, and which are held out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from shardscope.storage.formats import ShardFormat
+
+_EVERY = 10
+"""One of this many shards is held out or, of fewer shards, this share of the rows of each."""
+
+
+class Part(NamedTuple):
+    """Adjacent rows of one shard."""
+
+    shard: int
+    start: int
+    stop: int
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows."""
+        return self.stop - self.start
+
+
+def whole_parts(shards: ShardFormat, seq: int) -> list[Part]:
+    """Return all rows of each shard; of tokens, a row is a window of `seq` tokens and the one after them."""
+    rows = [max(0, each.rows - 1) // seq if shards.holds_tokens else each.rows for each in shards.shards]
+    return [Part(shard, 0, count) for shard, count in enumerate(rows)]
+
+
+def hold_out(parts: Sequence[Part]) -> tuple[list[Part], list[Part]]:
+    """Split shards into training and test rows: whole shards if there are enough, otherwise the last rows of each."""
+    if len(parts) >= _EVERY:
+        return (
+            [part for place, part in enumerate(parts) if place % _EVERY != _EVERY - 1],
+            [part for place, part in enumerate(parts) if place % _EVERY == _EVERY - 1],
+        )
+    cuts = [part.stop - max(1, part.stop // _EVERY) * (part.stop > 1) for part in parts]
+    return (
+        [part._replace(stop=cut) for part, cut in zip(parts, cuts, strict=True)],
+        [part._replace(start=cut) for part, cut in zip(parts, cuts, strict=True)],
+    )

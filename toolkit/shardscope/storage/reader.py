@@ -1,0 +1,210 @@
+"""Opens shards while training, several at a time and ahead of their use, and counts what came from the cache.
+
+A rank holds the shards of two windows open: the one that it trains on, and the next. An open shard is a mapping of a
+file, whose pages the operating system reads and drops as needed, so memory does not grow with the data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from shardscope.disk_cache import cache_dir
+from shardscope.errors import DataError
+from shardscope.spec.shards import Shards
+from shardscope.spec.units import bytes_text
+from shardscope.storage.cache import ShardCache
+from shardscope.storage.formats import Array, ShardFormat
+from shardscope.storage.pace import Pace
+
+_THREADS = 4
+"""Shards that a rank opens, or fetches, at the same time."""
+UNPACKED_BYTES = 10e9
+"""Size limit of the cache of formats that are unpacked into it, if the user gives none."""
+
+
+@dataclass
+class Counts:
+    """What reading the shards of one epoch took, on one rank.
+
+    Attributes:
+        opened: Shards opened; with a cache, one for each shard and epoch.
+        hits: Of these, shards that were open still, or in the cache, perhaps fetched by another rank.
+        fetched_bytes: Bytes read from a source that is cached or emulated.
+    """
+
+    opened: int = 0
+    hits: int = 0
+    fetched_bytes: int = 0
+
+
+class ShardReader:
+    """Opens the shards of a data set.
+
+    Args:
+        shards: The shards in their format.
+        spec: How to cache and read them.
+
+    Raises:
+        DataError: The cache cannot be used, or does not hold the shards of one window.
+    """
+
+    def __init__(self, shards: ShardFormat, spec: Shards) -> None:
+        self.shards, self.spec = shards, spec
+        self.cache = _cache_of(shards, spec)
+        self._pace = None if spec.slow is None else Pace(spec.slow)
+        self._open: OrderedDict[int, Future[Array]] = OrderedDict()
+        self._announced: set[tuple[int, int]] = set()
+        self._epoch = 0
+        self._counts: dict[int, Counts] = {}
+        self._uncounted: set[int] = set()  # fetched before they were announced, as for the model's example
+        self._lock = threading.Lock()
+        self._pool: ThreadPoolExecutor | None = None
+
+    def announce(self, epoch: int, window: int, shards: Sequence[int], *, is_next: bool) -> None:
+        """Start to open the shards of a window, several at a time; does nothing if it was announced before.
+
+        Args:
+            epoch: The epoch in which they are used.
+            window: Number of the window in that epoch.
+            shards: The shards, in the order in which this rank opens them.
+            is_next: Whether the window is opened ahead of its use.
+        """
+        with self._lock:
+            if not is_next:
+                self._epoch = epoch
+            if (epoch, window) in self._announced or (is_next and not self._holds_two_windows):
+                return
+            if window == 0:
+                self._announced = {each for each in self._announced if each[0] == epoch - 1}
+            self._announced.add((epoch, window))
+            for shard in shards:
+                if shard in self._open and self.cache is not None:
+                    self._count(epoch, opened=1, hits=int(shard not in self._uncounted))
+                    self._uncounted.discard(shard)
+                self._opening(shard, epoch)
+
+    def rows(self, places: Mapping[int, int]) -> dict[int, Array]:
+        """Return the rows of shards, mapped, to read some of them.
+
+        With an emulated source and no cache, this takes as long as reading these rows from it.
+
+        Args:
+            places: How many rows of each shard are about to be read.
+        """
+        started = time.monotonic()
+        with self._lock:
+            opening = {shard: self._opening(shard, None) for shard in places}
+        found = {shard: future.result() for shard, future in opening.items()}
+        if self._pace is not None and self.cache is None:
+            num_bytes = sum(self._row_bytes(shard) * count for shard, count in places.items())
+            self._pace.wait(num_bytes, started)
+            with self._lock:
+                self._count(self._epoch, fetched_bytes=round(num_bytes))
+        return found
+
+    def take_counts(self) -> dict[int, Counts]:
+        """Return what was counted since the last call, by epoch."""
+        with self._lock:
+            counts, self._counts = self._counts, {}
+        return counts
+
+    def hurry(self) -> None:
+        """End all waits for an emulated source, so that threads which read ahead can end."""
+        if self._pace is not None:
+            self._pace.close()
+
+    def close(self) -> None:
+        """Stop opening shards ahead; those that are being fetched are completed at once."""
+        self.hurry()
+        with self._lock:
+            pool, self._pool = self._pool, None
+            self._open.clear()
+            self._announced.clear()
+        if pool is not None:
+            pool.shutdown(cancel_futures=True)
+
+    @property
+    def _holds_two_windows(self) -> bool:
+        return self.cache is None or self.cache.most_bytes >= 2 * _window_bytes(self.shards, self.spec)
+
+    def _row_bytes(self, shard: int) -> float:
+        info = self.shards.shards[shard]
+        return info.num_bytes / max(1, info.rows)
+
+    def _opening(self, shard: int, epoch: int | None) -> Future[Array]:
+        """Return a shard that is open or being opened; the lock is held. `epoch` is None if it was not announced."""
+        future = self._open.get(shard)
+        if future is None:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="shardscope-shards")
+            future = self._open[shard] = self._pool.submit(self._read, shard, epoch)
+            while len(self._open) > 2 * self.spec.window + _THREADS:
+                self._open.popitem(last=False)
+        self._open.move_to_end(shard)
+        return future
+
+    def _read(self, shard: int, epoch: int | None) -> Array:
+        """Return the rows of a shard from the cache, or mapped in place."""
+        if self.cache is None:
+            return self.shards.read(shard)
+        info = self.shards.shards[shard]
+        name = f"{shard:06d}-{info.stamp}"
+        rows, was_there = self.cache.get(name, partial(self._fetch, shard))
+        with self._lock:
+            if epoch is not None:
+                self._count(epoch, opened=1, hits=int(was_there))
+            elif not was_there:
+                self._uncounted.add(shard)
+            if not was_there:
+                self._count(self._epoch if epoch is None else epoch, fetched_bytes=info.num_bytes)
+        return rows
+
+    def _fetch(self, shard: int, file: BinaryIO) -> None:
+        """Copy a shard into the cache, as an array; takes at least as long as an emulated source."""
+        started = time.monotonic()
+        np.lib.format.write_array(file, np.asarray(self.shards.read(shard)), allow_pickle=False)
+        if self._pace is not None:
+            self._pace.wait(self.shards.shards[shard].num_bytes, started)
+
+    def _count(self, epoch: int, *, opened: int = 0, hits: int = 0, fetched_bytes: int = 0) -> None:
+        counts = self._counts.setdefault(epoch, Counts())
+        counts.opened += opened
+        counts.hits += hits
+        counts.fetched_bytes += fetched_bytes
+
+
+def _cache_of(shards: ShardFormat, spec: Shards) -> ShardCache | None:
+    """Return the cache of a data set, in a folder of its own; None if its shards are mapped in place."""
+    if spec.cache is None and shards.is_mapped:
+        return None
+    limit = UNPACKED_BYTES if spec.cache is None else spec.cache
+    needed = _window_bytes(shards, spec)
+    if limit < needed:
+        raise DataError(
+            f"cache={bytes_text(limit)} does not hold the {min(spec.window, len(shards.shards))} shards that are "
+            f"shuffled together; use at least {bytes_text(needed)}, or a smaller window"
+        )
+    told = (str(shards.shards[0].path.resolve().parent), shards.columns)
+    digest = hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+    root = (
+        cache_dir() / "shards"
+        if spec.cache_folder is None
+        else Path(spec.cache_folder).expanduser().absolute()
+    )
+    return ShardCache(root / digest, limit)
+
+
+def _window_bytes(shards: ShardFormat, spec: Shards) -> int:
+    """Return the size of the largest shards of one window."""
+    return sum(sorted((shard.num_bytes for shard in shards.shards), reverse=True)[: spec.window])

@@ -1,0 +1,124 @@
+"""Shards as tar files in the layout of WebDataset: the members of a sample share their name up to its first dot.
+
+They are read with `tarfile` rather than with the package ``webdataset``, which reads a tar file from its start: a
+stream has no row numbers, so neither an exact order of rows nor a resume at the same row could be had from it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shardscope.disk_cache import cached
+from shardscope.errors import DataError
+from shardscope.storage.formats import Array, ShardInfo, not_a_column, paired
+
+_MOST_INDEXED = 4096
+
+
+class TarShards:
+    """Shards whose samples are members such as ``000017.x.npy`` and ``000017.cls``."""
+
+    fields = ("x", "y")
+    is_mapped = holds_tokens = False
+
+    def __init__(self, files: Sequence[Path], inputs: str, targets: str) -> None:
+        self.columns = (inputs.removeprefix("."), targets.removeprefix("."))
+        self.shards = tuple(self._info(path) for path in files)
+
+    def read(self, index: int) -> Array:
+        """Return the rows of a shard, in the order of the file."""
+        path, (inputs, targets) = self.shards[index].path, self.columns
+        with _opened(path) as file:
+            samples = [
+                (_value(file, parts[inputs], key), _value(file, parts[targets], key))
+                for key, parts in _samples(file)
+                if inputs in parts and targets in parts
+            ]
+        x, y = (_stacked([sample[column] for sample in samples], path) for column in (0, 1))
+        return paired(x, y, where=str(path))
+
+    def _info(self, path: Path) -> ShardInfo:
+        """Return a shard; its number of rows is kept on disk, as counting them reads the header of each member."""
+        status = path.stat()
+        asked = (str(path.resolve()), status.st_mtime_ns, status.st_size, self.columns)
+        rows = cached(
+            f"tar-{hashlib.sha256(repr(asked).encode()).hexdigest()[:32]}.json",
+            lambda: self._count(path),
+            read=lambda file: int(json.loads(file.read_text())),
+            write=lambda file, count: file.write(json.dumps(count).encode()),
+            keep=_MOST_INDEXED,
+        )
+        return ShardInfo(path, rows, status.st_size)
+
+    def _count(self, path: Path) -> int:
+        known: dict[str, None] = {}
+        rows = 0
+        with _opened(path) as file:
+            for _, parts in _samples(file):
+                known |= dict.fromkeys(parts)
+                rows += all(column in parts for column in self.columns)
+        if not rows:
+            missing = next((name for name in self.columns if name not in known), self.columns[0])
+            raise not_a_column(missing, [*known][:8], where=str(path))
+        return rows
+
+
+def _opened(path: Path) -> tarfile.TarFile:
+    try:
+        return tarfile.open(path, "r:")  # uncompressed, so that counting members skips their content
+    except (OSError, tarfile.TarError) as error:
+        raise DataError(f"{path} cannot be read as an uncompressed tar file: {error}") from None
+
+
+def _samples(file: tarfile.TarFile) -> Iterator[tuple[str, dict[str, tarfile.TarInfo]]]:
+    """Yield the name of each sample and its members by suffix, in the order of the file."""
+    now, parts = "", dict[str, tarfile.TarInfo]()
+    try:
+        for member in file:
+            if not member.isfile():
+                continue
+            folder, _, base = member.name.rpartition("/")
+            stem, _, suffix = base.partition(".")
+            key = f"{folder}/{stem}"
+            if key != now and parts:
+                yield now, parts
+                parts = {}
+            now = key
+            parts[suffix] = member
+    except tarfile.TarError as error:
+        raise DataError(f"{file.name!r} is damaged after the member {now!r}: {error}") from None
+    if parts:
+        yield now, parts
+
+
+def _value(file: tarfile.TarFile, member: tarfile.TarInfo, key: str) -> Any:
+    """Return one member as a number or an array."""
+    content = file.extractfile(member)
+    assert content is not None, "only files are listed"
+    raw, suffix = content.read(), member.name.rpartition(".")[2].lower()
+    try:
+        if suffix == "npy":
+            return np.load(io.BytesIO(raw), allow_pickle=False)
+        return json.loads(raw)  # a class in .cls is a number, as in .json
+    except (ValueError, EOFError) as error:
+        raise DataError(
+            f"{file.name!r}: the member {member.name!r} of the sample {key.lstrip('/')!r} is not an array or a number "
+            f"({str(error).splitlines()[0]}); store .npy, .cls or .json, or give a function that decodes it as data="
+        ) from None
+
+
+def _stacked(values: Sequence[Any], path: Path) -> Array:
+    try:
+        return np.stack([np.asarray(value) for value in values])
+    except ValueError as error:
+        raise DataError(
+            f"{path} has samples of different shapes ({error}); crop or pad them to one shape"
+        ) from None
