@@ -67,6 +67,9 @@ def case(number: int, source: random.Random) -> Outcome:
     if setup.place == "emulated" and why_not_emulated():
         return Outcome("skipped: clusters cannot be emulated here")
     victim = "checkpoint" if in_checkpoint else source.choice(_victims(setup.place))
+    _losses_undisturbed(
+        setup
+    )  # also starts the launch server, which outlives the case and must not have its mark
     os.environ[MARK] = uuid.uuid4().hex
     root = Path(tempfile.mkdtemp(prefix="shardscope-recovery-"))
     try:

@@ -46,7 +46,7 @@ def test_columns_are_what_all_ranks_did_together() -> None:
                    peak_memory_bytes=8, traffic=traffic(20, messages=4), codec_s=0.05, skipped=True, spans=[]),
     ]  # fmt: skip
     (step,) = log_of(rows).steps
-    assert step == Step(1, 1.0, 1.0, 0.4, 3, 30, 0.3, math.inf, 30, 5, 7, 9, 0.05, 0.1, 1)
+    assert step == Step(1, 1.0, 1.0, 0.4, 3, 30, 0.3, math.inf, 30, 5, 7, 9, 0.05, 0.1, 1, 0.0, 2)
     assert (step.samples_per_s, step.tokens_per_s) == (pytest.approx(7.5), pytest.approx(75))
 
 

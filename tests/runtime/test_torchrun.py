@@ -11,7 +11,7 @@ import pytest
 
 import shardscope as ss
 from conformance.ports import free_port
-from conformance.runs import small_job
+from conformance.runs import small_job, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -79,6 +79,53 @@ def test_a_run_directory_that_is_taken_is_refused(tmp_path: Path) -> None:
     assert "already contains a run" in "".join(outputs)
     assert all(codes)
     assert ss.Run.attach(done.path).state == "completed"
+
+
+@pytest.mark.weekly
+def test_an_elastic_job_goes_on_when_nodes_join_and_leave(tmp_path: Path) -> None:
+    """One node of two ranks, then two nodes, then the first alone again, in one run directory."""
+    record, every = ss.Record(parameters=True), ss.Checkpoint(every=1)
+    job = small_job(
+        world_size=2, elastic="2:4", batch=48, steps=400, checkpoint=every, record=record, timeout_s=15,
+        link=ss.Link(bandwidth="50 Mbit/s", latency="20 ms"),
+    )  # fmt: skip
+    (tmp_path / "job.json").write_text(job.to_json())
+    folder, port = tmp_path / "run", free_port()
+    first = start_elastic_agent(port, tmp_path / "job.json", folder, is_host=True)
+    agents = [first]
+    try:
+        wait_for(lambda: (folder / "job.json").exists() and ss.Run.attach(folder).reduced().last_step > 3)
+        run = ss.Run.attach(folder)
+        with pytest.raises(ss.SpecError, match="were started by torchrun; start it on more nodes"):
+            run.resize(4)
+        second = start_elastic_agent(port, tmp_path / "job.json", folder, is_host=False)
+        agents.append(second)
+        wait_for(lambda: run.reduced().world_size == 4 and run.reduced().steps[-1].world_size == 4)
+        last = run.reduced().last_step
+        wait_for(lambda: run.reduced().last_step > last + 2)
+        second.kill()
+        output, _ = first.communicate(timeout=300)
+    finally:
+        for agent in agents:
+            agent.kill()
+            agent.wait()
+    assert first.returncode == 0, output
+    assert run.state == "completed"
+    assert run.summary().world_sizes == "2 → 4 → 2"
+    assert list(run.metrics()["step"]) == list(range(1, 401))
+
+
+def start_elastic_agent(port: int, job: Path, run_dir: Path, *, is_host: bool) -> subprocess.Popen[str]:
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=2", "--max-restarts=3",
+        "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=elastic",
+        f"--rdzv-conf=is_host={is_host},last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3",
+        "-m", "shardscope.runtime.worker", "--job", str(job), "--run-dir", str(run_dir),
+    ]  # fmt: skip
+    env = {
+        **os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    }  # fmt: skip
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
 
 
 def test_torchrun_starts_ranks_again_from_their_newest_checkpoint(tmp_path: Path) -> None:

@@ -36,7 +36,13 @@ def test_a_jobs_signature_has_plain_types_and_defaults() -> None:
             ),
         ),
         (ss.Strategy, "(name: str, **settings)"),
-        (ss.Checkpoint, "(every: int | None = None, *, at_end: bool = False, keep: int = 2)"),
+        (
+            ss.Checkpoint,
+            (
+                "(every: int | Literal['auto'] | None = None, *, at_end: bool = False, keep: int = 2, "
+                "asynchronous: bool = False, incremental: bool = False, mtbf_s: float | None = None)"
+            ),
+        ),
         (type(ss.LRSchedule("constant")), "(*, warmup_steps: int = 0)"),
     ],
 )

@@ -51,6 +51,17 @@ class TestCurves:
             in figures.loss([trace_of(3.0)], smoothing=3).layout.xaxis.title.text
         )
 
+    def test_a_mark_says_where_the_number_of_ranks_changed(self):
+        trace = trace_of(3.0, 2.0, 1.0, 0.5)
+        trace.steps = Steps(
+            step._replace(world_size=size) for step, size in zip(trace.steps, (2, 2, 4, 3), strict=True)
+        )
+        notes = figures.throughput([trace]).layout.annotations
+        assert [(note.x, note.text) for note in notes] == [(3, "4 ranks"), (4, "3 ranks")]
+        assert "run: 4 ranks" in [
+            note.text for note in figures.overview([trace, trace_of(3.0)]).layout.annotations
+        ]
+
     def test_a_diverged_run_does_not_flatten_the_others(self):
         good, bad = trace_of(3.0, 2.0, 1.0), trace_of(3.0, 50.0, 900.0, 2000.0, 2460.0)
         bad.label = "lr 5"

@@ -62,6 +62,7 @@ from shardscope.spec import Checkpoint as Checkpoint
 from shardscope.spec import Cluster as Cluster
 from shardscope.spec import Compression as Compression
 from shardscope.spec import Device as Device
+from shardscope.spec import Elastic as Elastic
 from shardscope.spec import Faults as Faults
 from shardscope.spec import Job as Job
 from shardscope.spec import Layout as Layout

@@ -29,6 +29,7 @@ from shardscope.commands import (
     predict,
     report,
     reproduce,
+    resize,
     run,
     runs,
     scoreboard,
@@ -42,8 +43,8 @@ from shardscope.commands._parser import Parser
 from shardscope.errors import RunFailed, ShardscopeError
 
 COMMANDS = (
-    lab, demo, run, check, compare, reproduce, stop, runs, show, logs, report, export, tune, predict, simulate, plan,
-    scoreboard, calibrate, accuracy, doctor,
+    lab, demo, run, check, compare, reproduce, stop, resize, runs, show, logs, report, export, tune, predict, simulate,
+    plan, scoreboard, calibrate, accuracy, doctor,
 )  # fmt: skip
 """All commands, in the order of the help: to start with, one run, all runs, tuning, large models, this machine."""
 _ABOUT = "Describe a training job; predict its traffic, memory and time, run it on real processes, and compare the two."

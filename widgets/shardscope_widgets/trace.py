@@ -180,6 +180,11 @@ class Trace(RunLog):
             return None
         return recorded_step(self.job, self.early, self.label)
 
+    def _resize(self, world_size: int) -> None:
+        """Drop the details of steps that other ranks took; figures of ranks show those since the last resize."""
+        super()._resize(world_size)
+        self.spans, self.ops, self.pass_times, self.links, self._newest = {}, {}, {}, {}, {}
+
     def _on_step(self, event: Event) -> None:
         super()._on_step(event)
         number, rank = event["step"], event["rank"]

@@ -13,7 +13,7 @@ from conformance.alone import Never, trainer_in
 from conformance.ranks import RankPool
 from conformance.runs import small_job
 from shardscope.errors import CheckpointError
-from shardscope.training.checkpoint import saving
+from shardscope.training.checkpoint import writing
 from shardscope.training.context import RankContext
 from shardscope.training.disk import takes_no_more
 from shardscope.training.trainer import Trainer
@@ -41,12 +41,12 @@ def test_what_one_rank_cannot_write_is_one_sentence_on_all(
         for step in (1, 2):
             trainer.take_step(step)
         trainer._after_step(2, 0.0, None)
-        before, saving._private = saving._private, refusing
+        before, writing._private = writing._private, refusing
         try:
             with pytest.raises(CheckpointError) as refused:
                 trainer._after_step(4, 0.0, None)
         finally:
-            saving._private = before
+            writing._private = before
         trainer._after_step(4, 0.0, None)
         return str(refused.value), takes_no_more(refused.value)
 
@@ -98,7 +98,7 @@ def test_a_checkpoint_that_is_half_deleted_does_not_carry_the_name_of_one(
 
     trainer = trainer_in(tmp_path, checkpoint=ss.Checkpoint(every=1, keep=1), steps=5)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(saving.shutil, "rmtree", killed)
+        patch.setattr(writing.shutil, "rmtree", killed)
         trainer.train(Never())
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["step-1.removed", "step-2"]
     trainer_in(tmp_path, checkpoint=ss.Checkpoint(every=3, keep=1)).train(Never())

@@ -1,5 +1,5 @@
-"""Closed-form predictions of a job's communication, memory and pipeline schedule. Needs NumPy, but not torch."""
+"""Closed-form predictions: communication, memory, pipeline schedules, reliability. Needs NumPy, but not torch."""
 
-from shardscope.analytic import communication, memory, schedules, stragglers
+from shardscope.analytic import communication, memory, reliability, schedules, stragglers
 
-__all__ = ["communication", "memory", "schedules", "stragglers"]
+__all__ = ["communication", "memory", "reliability", "schedules", "stragglers"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import lcm
 from typing import Literal
 
 from shardscope.analytic.sharding import replica_buckets
@@ -14,6 +15,8 @@ from shardscope.spec.model.step import ParameterRow, StepTrace
 from shardscope.spec.optimizer import OptimizerStates
 
 Backend = Literal["gloo", "nccl"]
+SETTLED = 3
+"""First step that starts with optimizer states and DistributedDataParallel's final buckets already in place."""
 
 
 @dataclass(frozen=True)
@@ -129,3 +132,12 @@ class JobStep:
 def shapes_of(rows: Iterable[ParameterRow]) -> list[tuple[int, ...]]:
     """Return the shapes of parameter tensors."""
     return [tuple(row.shape) for row in rows]
+
+
+def settled_step(job: Job) -> int:
+    """Return the number of the first step after all warm-ups in which every periodic message is sent."""
+    first = max(SETTLED, job.compression.uncompressed(job.steps) + 1)
+    if not job.compression.is_fixed:
+        first = max(first, job.last_step)
+    period = lcm(job.compression.period, getattr(job.strategy, "mix_every", 1))
+    return -(-first // period) * period

@@ -23,6 +23,15 @@ def add_cluster_options(parser: argparse.ArgumentParser, *, only_with: str = "")
     )
 
 
+def add_mtbf_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option for the failure rate of a cluster's devices."""
+    parser.add_argument(
+        "--device-mtbf-hours",
+        type=float,
+        help="mean time between failures of one device; the time to train then includes checkpoints and failures",
+    )
+
+
 def build_cluster(arguments: argparse.Namespace) -> Cluster | None:
     """Return the cluster given by the options; None, for this machine, without ``--cluster``.
 

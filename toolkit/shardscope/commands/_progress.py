@@ -71,7 +71,7 @@ def table(summary: Summary) -> str:
     shown = ("loss", "loss_mean", "test_loss", "test_accuracy", "step_time_s", counted, "bytes_per_step")
     columns = {
         "strategy": summary.strategy or "?",
-        "ranks": str(summary.world_size),
+        "ranks": summary.world_sizes or str(summary.world_size),
         "steps": str(summary.steps),
         **_figures(summary, shown),
         **_compression(summary),
@@ -83,6 +83,8 @@ def table(summary: Summary) -> str:
         notes.append(f"\n{summary.straggler[0].upper()}{summary.straggler[1:]}.")
     if summary.shares is not None:
         notes.append(f"\nSamples per rank, by measured speed: {summary.shares}.")
+    if summary.resize_s is not None:
+        notes.append(f"\nNo rank trained for {duration_text(summary.resize_s)} while their number changed.")
     if summary.diverged_at is not None:
         notes.append(
             f"\nThe loss diverged at step {summary.diverged_at}; lower the learning rate or warm it up."

@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from shardscope.commands._calibration import CALIBRATION_HELP, add_software_option, named_calibration
+from shardscope.commands._cluster import add_mtbf_option
 from shardscope.commands._fields import add_field, given_fields
 from shardscope.commands._json import as_json
 from shardscope.commands._table import aligned
@@ -46,6 +47,7 @@ def add_to(commands: Any) -> None:
         metavar="AXIS=VALUE[,VALUE]",
         help="search only these values of a field, for example tensor=8",
     )
+    add_mtbf_option(parser)
     for name in _OF_A_LAYOUT:
         add_field(parser, Layout, name, names=optimizer_names() if name == "optimizer" else ())
     parser.add_argument("--calibration", help=CALIBRATION_HELP)
@@ -84,7 +86,12 @@ def _search(arguments: argparse.Namespace) -> Plans:
         )
     return plan(
         arguments.model,
-        Cluster.of(arguments.device, nodes=arguments.devices // per_node, per_node=per_node),
+        Cluster.of(
+            arguments.device,
+            nodes=arguments.devices // per_node,
+            per_node=per_node,
+            device_mtbf_hours=arguments.device_mtbf_hours,
+        ),
         _objective(arguments.objective),
         top=arguments.top,
         calibration=named_calibration(arguments.calibration),
@@ -121,6 +128,7 @@ def _value(text: str) -> Any:
 
 
 def _table(plans: Plans) -> str:
+    from shardscope.prediction.failures import failures_text, layout_failures
     from shardscope.prediction.planner import short
     from shardscope.prediction.planner.explain import seconds
 
@@ -136,4 +144,9 @@ def _table(plans: Plans) -> str:
     rows = aligned(header, [cells(plan) for plan in plans])
     counts = ", ".join(f"{count:,} {reason}" for reason, count in plans.rejected.items())
     told = f"\n\n{plans.explain(1, 2)}" if len(plans) > 1 else ""
-    return f"{rows}{told}\n\nRejected, of {plans.considered:,} combinations: {counts}.\n{plans.caveat}"
+    failures = failures_text(
+        layout_failures(plans.asked.model, plans.asked.cluster, plans.best.layout),
+        plans.asked.cluster.num_devices,
+    )
+    rejected = f"Rejected, of {plans.considered:,} combinations: {counts}."
+    return "\n".join(filter(None, [f"{rows}{told}\n", failures, rejected, plans.caveat]))

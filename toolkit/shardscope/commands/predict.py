@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from shardscope.commands._calibration import CALIBRATION_HELP, add_software_option, named_calibration
+from shardscope.commands._cluster import add_mtbf_option
 from shardscope.commands._fields import add_field, given_fields
 from shardscope.commands._json import as_json
 from shardscope.errors import SpecError
@@ -33,6 +34,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument("cluster", help="a device or a node from the catalogue, for example a100-80gb")
     parser.add_argument("--nodes", type=int, default=1, help="number of nodes (default: 1)")
     parser.add_argument("--per-node", type=int, help="devices per node (default: as in the standard node)")
+    add_mtbf_option(parser)
     parser.add_argument("--calibration", help=CALIBRATION_HELP)
     add_software_option(parser)
     parser.add_argument(
@@ -61,7 +63,10 @@ def carry_out(arguments: argparse.Namespace) -> int:
     from shardscope.spec.cluster import Cluster
 
     known, software = named_calibration(arguments.calibration), arguments.software
-    cluster = Cluster.of(arguments.cluster, nodes=arguments.nodes, per_node=arguments.per_node)
+    cluster = Cluster.of(
+        arguments.cluster, nodes=arguments.nodes, per_node=arguments.per_node,
+        device_mtbf_hours=arguments.device_mtbf_hours,
+    )  # fmt: skip
     model, given = named_model(arguments), given_fields(arguments, Layout)
     layout = Layout(**given) if given else _fastest(model, cluster, known, software)
     found = predict_layout(model, cluster, layout, known, software=software)

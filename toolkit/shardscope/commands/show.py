@@ -43,10 +43,11 @@ def carry_out(arguments: argparse.Namespace) -> int:
 def text(run: Run) -> str:
     """Return the facts about the run, its table of results and, if it failed, the error."""
     job, summary, error = run.job, run.summary(), run.error
+    ranks = f"{summary.world_sizes} ranks" if summary.world_sizes else _ranks(job.world_size)
     facts = {
         "run": run.id,
         "state": coloured(run.state_text, OF_STATE.get(run.state, "dim")),
-        "job": f"{label_of(job.model)} on {label_of(job.data)}, {job.strategy.label}, {_ranks(job.world_size)}",
+        "job": f"{label_of(job.model)} on {label_of(job.data)}, {job.strategy.label}, {ranks}",
         "settings": f"{job.optimizer.label}, batch {job.batch.global_batch}, {job.precision}, seed {job.seed}",
         "steps": f"{summary.last_step} of {job.steps}",
         **recovery_facts(summary),

@@ -217,7 +217,10 @@ def _row(run: Run) -> PredictedRun | None:
     if predicted is None or run.is_alive:
         return None
     try:
-        measured = run.summary().step_time_s
+        summary = run.summary()
+        measured = (
+            None if summary.world_sizes else summary.step_time_s
+        )  # predicted for the first number of ranks
         started = min((event["t"] for event in run.events("start")), default=None)
         cluster = "this machine" if run.cluster is None else run.cluster.name
         settings = {**settings_of(run.job), "cluster": cluster, "constants": predicted.constants}

@@ -173,7 +173,7 @@ def break_even(
     for compression in compressions:
         refuse_unsteady(compression)
     ring = Strategy("ring", bucket_mb=getattr(job.strategy, "bucket_mb", None))
-    ringed = job.replace(strategy=ring, world_size=2, batch=2, compression=Compression("none"))
+    ringed = job.replace(strategy=ring, world_size=2, batch=2, compression=Compression("none"), elastic=None)
     jobs = [ringed.replace(compression=one) for one in compressions]
     buckets = gradient_buckets(ringed)
     plain = tuple(exchange(ringed, buckets, count) for count in counts)

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from math import inf
 from numbers import Real
 
+from shardscope.analytic.reliability import Reliability
 from shardscope.errors import SpecError
 from shardscope.spec.cluster import Cluster
 
@@ -30,21 +31,42 @@ class Budgeted(ABC):
     def priced(self) -> Cluster | None:
         """The cluster whose price `dollars` uses; None for this machine, which has no price."""
 
+    @property
+    @abstractmethod
+    def reliability(self) -> Reliability | None:
+        """What failures and checkpoints cost; None if the cluster states no failure rate."""
+
+    @property
+    def goodput(self) -> float | None:
+        """Expected fraction of the time that is spent on training which no failure undoes, from 0 to 1.
+
+        It is for a checkpoint at the optimal interval; None if the cluster's `device_mtbf_hours` is None.
+        """
+        return None if self.reliability is None else float(self.reliability.goodput)
+
     def time_to_train(self, tokens: float) -> float:
-        """Return the training time for a number of tokens, in seconds, without failures and evaluations.
+        """Return the expected training time for a number of tokens, in seconds, without evaluations.
+
+        It includes checkpoints and failures if the cluster's `device_mtbf_hours` is given.
 
         Raises:
-            SpecError: `tokens` is not a positive finite number.
+            SpecError: `tokens` is not a positive finite number, or training never ends, because of failures.
         """
         if isinstance(tokens, bool) or not isinstance(tokens, Real) or not 0 < tokens < inf:
             raise SpecError(f"tokens={tokens!r} is not a number of tokens; give a finite number above 0")
-        return float(tokens) / self.tokens_per_s
+        goodput = 1.0 if self.goodput is None else self.goodput
+        if not goodput:
+            raise SpecError(
+                "failures come before a checkpoint is complete, so training never ends; raise the cluster's "
+                "device_mtbf_hours or storage_bandwidth, or lower its restart_s"
+            )
+        return float(tokens) / self.tokens_per_s / goodput
 
     def dollars(self, tokens: float) -> float:
-        """Return the cost of training on a number of tokens, in US dollars, at the cluster's price.
+        """Return the cost of `time_to_train` for a number of tokens, in US dollars, at the cluster's price.
 
         Raises:
-            SpecError: The cluster has no price.
+            SpecError: The cluster has no price, or training never ends.
         """
         cluster = self.priced
         if cluster is None:
@@ -59,8 +81,8 @@ class Budgeted(ABC):
 class Throughput(Budgeted):
     """A throughput in tokens per second on a cluster, for the time and the cost of a token budget."""
 
-    def __init__(self, tokens_per_s: float, cluster: Cluster) -> None:
-        self._tokens_per_s, self._cluster = tokens_per_s, cluster
+    def __init__(self, tokens_per_s: float, cluster: Cluster, reliability: Reliability | None = None) -> None:
+        self._tokens_per_s, self._cluster, self._reliability = tokens_per_s, cluster, reliability
 
     @property
     def tokens_per_s(self) -> float:
@@ -76,3 +98,8 @@ class Throughput(Budgeted):
     def priced(self) -> Cluster:
         """The cluster."""
         return self._cluster
+
+    @property
+    def reliability(self) -> Reliability | None:
+        """What failures and checkpoints cost; None if no failure rate is stated."""
+        return self._reliability

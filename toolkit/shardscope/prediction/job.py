@@ -6,21 +6,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from html import escape
-from math import lcm
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shardscope.analytic.communication import Traffic
 from shardscope.analytic.communication.traffic import Sent, sent_bytes
-from shardscope.analytic.job_step import Backend, JobStep
+from shardscope.analytic.job_step import Backend, JobStep, settled_step
 from shardscope.analytic.memory import RankStates
+from shardscope.analytic.reliability import Reliability
 from shardscope.analytic.show import figure, term_html, term_text
 from shardscope.analytic.terms import Term
 from shardscope.errors import SpecError
 from shardscope.machine import num_gpus, usable_memory_bytes
 from shardscope.prediction.budget import Budgeted
 from shardscope.prediction.data_source import WAITING
+from shardscope.prediction.failures import job_failures
 from shardscope.prediction.job_memory import kinds_by_rank, rank_memory
 from shardscope.prediction.job_time import job_time_term
 from shardscope.prediction.loads import slowness_on, used_samples_per_s
@@ -53,8 +54,6 @@ _NO_RATES = (
 )
 _SLACK = 0.02
 """Half width of the interval of times that an emulated cluster states, relative to them: sleeps end a little late."""
-_SETTLED = 3
-"""First step that starts with optimizer states and DistributedDataParallel's final buckets already in place."""
 
 
 @dataclass(frozen=True)
@@ -281,6 +280,16 @@ class JobPrediction(Budgeted):
         """The cluster whose price `dollars` uses; None on this machine, which has no price."""
         return self.cluster
 
+    @cached_property
+    def reliability(self) -> Reliability | None:
+        """What failures and checkpoints cost; None without a failure rate, or if the model is not in the catalogue."""
+        config = _config(self.job)
+        if self.cluster is None or not isinstance(config, GPTConfig):
+            return None
+        return job_failures(
+            self.job, self.cluster, config.transformer(label_of(self.job.model)), self.step_time_s
+        )
+
     @property
     def note(self) -> str | None:
         """Caveats of the calibration, or why there is no step time; None if there is nothing to say."""
@@ -337,6 +346,7 @@ class JobPrediction(Budgeted):
             "step_time_s": self.step_time_s,
             "interval_s": self.interval and [*self.interval],
             "run_time_s": self.run_time_s,
+            "goodput": self.goodput,
             "peak_bytes": self.peak_bytes,
             "fits": self.fits,
             "states": states,
@@ -457,7 +467,7 @@ def predict_job(
     found = trace(job)
     assert found.table.step is not None
     is_on_gpus, backend = _place(job, cluster)
-    step = JobStep(job, found.table.step, _settled(job), backend, is_on_gpus, slowness_on(emulated))
+    step = JobStep(job, found.table.step, settled_step(job), backend, is_on_gpus, slowness_on(emulated))
     if cluster is not None:
         return JobPrediction(job, cluster, step, found, _of_pytorch(cluster, calibration, software))
     assert calibration is None or isinstance(calibration, HostCalibration)
@@ -480,15 +490,6 @@ def _place(job: Job, cluster: Cluster | None) -> tuple[bool, Backend]:
     if job.device == "cuda" and not here:  # another machine's GPUs, one per rank
         return True, "nccl"
     return here > 0, "nccl" if job.world_size <= here else "gloo"
-
-
-def _settled(job: Job) -> int:
-    """Return the number of the first step after all warm-ups in which every periodic message is sent."""
-    first = max(_SETTLED, job.compression.uncompressed(job.steps) + 1)
-    if not job.compression.is_fixed:
-        first = max(first, job.last_step)
-    period = lcm(job.compression.period, getattr(job.strategy, "mix_every", 1))
-    return -(-first // period) * period
 
 
 def _config(job: Job) -> Any:

@@ -10,9 +10,11 @@ from shardscope.analytic.compute.flops import hardware_flops, model_flops
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import device_memory, memory_term
 from shardscope.analytic.memory.offload import drive_bytes_per_device, host_bytes_per_device
+from shardscope.analytic.reliability import Reliability
 from shardscope.analytic.show import term_html, term_text
 from shardscope.analytic.terms import Term
 from shardscope.prediction.budget import Budgeted
+from shardscope.prediction.failures import failures_text, layout_failures
 from shardscope.prediction.spread import Floats, Widened, widened
 from shardscope.prediction.step.machine import Machine
 from shardscope.prediction.step.step import step_time
@@ -101,6 +103,11 @@ class Prediction(Budgeted):
         machine = Machine.of(self.cluster, self.calibration, self.layout.precision)
         return machine.utilization(float(flops), self.num_devices, self.step_time_s)
 
+    @cached_property
+    def reliability(self) -> Reliability | None:
+        """What failures and checkpoints cost at the optimal interval; None if the cluster states no failure rate."""
+        return layout_failures(self.model, self.cluster, self.layout)
+
     @property
     def num_devices(self) -> int:
         """Number of devices that the layout uses."""
@@ -128,6 +135,7 @@ class Prediction(Budgeted):
             "tokens_per_s": self.tokens_per_s,
             "mfu": self.mfu,
             "hfu": self.hfu,
+            "goodput": self.goodput,
             "time": self.time.to_dict(),
             "memory": self.memory.to_dict(),
         }
@@ -148,6 +156,7 @@ class Prediction(Budgeted):
             f"software {self.software or 'unknown'}, calibration {self.calibration.name}"
             + (f": {self.calibration.note}" if self.calibration.note else ""),
             self.uncertainty.sentence,
+            *filter(None, [failures_text(self.reliability, self.num_devices)]),
         ]
 
     def _repr_html_(self) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from shardscope.analytic.communication import Traffic
 from shardscope.analytic.communication.traffic import between, by_backend, sent_bytes, together
 from shardscope.analytic.communication.zero import times, unit_traffic
-from shardscope.analytic.job_step import JobStep
+from shardscope.analytic.job_step import SETTLED, JobStep
 from shardscope.analytic.memory import RankStates, spread_states
 from shardscope.analytic.sharding import padded_elements
 from shardscope.spec.model.step import ParameterRow, StepTrace
@@ -21,9 +21,6 @@ from shardscope.spec.observed import ObservedJob, ShardedUnit
 
 if TYPE_CHECKING:
     import pandas as pd
-
-_SETTLED = 3
-"""First step that starts with optimizer states and DistributedDataParallel's final buckets already in place."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +130,7 @@ class ObservedPrediction:
             moments={},
         )
         is_on_gpus = job.backend == "nccl"
-        return JobStep(job, trace, _SETTLED, "nccl" if is_on_gpus else "gloo", is_on_gpus)
+        return JobStep(job, trace, SETTLED, "nccl" if is_on_gpus else "gloo", is_on_gpus)
 
     @property
     def sent_bytes(self) -> Any:

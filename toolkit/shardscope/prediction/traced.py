@@ -94,7 +94,8 @@ def _file(data: object) -> tuple[Any, object]:
     """Return the data with its path made absolute, and a stamp that changes whenever the file is written."""
     if isinstance(data, Shards):
         path, stamp = _file(data.path)
-        return data.replace(path=path, slow=None), stamp  # an example must not be read slowly
+        # An example must not be read slowly, nor end up in the cache of the runs.
+        return data.replace(path=path, slow=None, cache=None), stamp
     if not isinstance(data, str) or data in DATA:
         return data, None
     path = Path(data).absolute()

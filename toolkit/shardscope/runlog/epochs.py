@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import fmean
 
 from shardscope.runlog.schema import Event
 
@@ -31,8 +31,11 @@ class Epoch:
 
     @property
     def step_time_s(self) -> float | None:
-        """Median duration of a step on its slowest rank, in seconds; None before the first."""
-        return median(self.seconds) if self.seconds else None
+        """Mean duration of a step on its slowest rank, in seconds; None before the first.
+
+        Not the median, as ranks wait for data mostly where a window of shards begins, in few steps.
+        """
+        return fmean(self.seconds) if self.seconds else None
 
     @property
     def time_s(self) -> float:

@@ -11,7 +11,7 @@ from shardscope.runlog.tail import Event
 
 _METRICS = (
     "number", "t", "loss", "step_time_s", "samples_per_s", "tokens_per_s", "lr", "grad_norm", "sent_bytes",
-    "memory_bytes", "peak_memory_bytes",
+    "memory_bytes", "peak_memory_bytes", "world_size",
 )  # fmt: skip
 _COLUMNS = {"number": "step", "memory_bytes": "process_bytes_now", "peak_memory_bytes": "process_bytes"}
 """Columns that have another name in data frames than in the events."""

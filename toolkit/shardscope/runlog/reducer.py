@@ -17,6 +17,7 @@ from shardscope.runlog.divergence import Divergence, divergence_of
 from shardscope.runlog.epochs import Epochs
 from shardscope.runlog.figures import LOSS_WINDOW
 from shardscope.runlog.layers import LayerSamples
+from shardscope.runlog.resizes import Resize, resizes_of
 from shardscope.runlog.restarts import Restart
 from shardscope.runlog.schema import MEMORY_KINDS, OBSERVING, Event, Moved
 from shardscope.runlog.steps import ALIKE, MOST, Average, Step, StepKinds, Steps, per_step
@@ -40,11 +41,11 @@ class RunLog:
     """Columns and totals of a run, computed from the events that have been added so far.
 
     Attributes:
-        world_size: Number of ranks; a step has finished when all ranks have reported it.
+        world_size: Number of ranks, which a resize changes; a step has finished when all its ranks have reported it.
         kinds: The kinds of steps in the job, such as communicating and local steps; averages per step weight them by
             frequency.
         steps: The finished steps, in columns.
-        starts: Start event of each rank, by rank.
+        starts: Newest start event of each rank, by rank.
         evaluations: Evaluations during training, in order. They use the validation split; in runs from earlier versions
             of Shardscope, they use the test split.
         final: Evaluation on the test split after the last step; None until then, and in runs from earlier versions.
@@ -94,7 +95,10 @@ class RunLog:
     lost_steps: int = 0
     first_t: float = 0.0
     last_t: float = 0.0
-    _open: dict[int, dict[int, Event]] = field(default_factory=dict, repr=False)
+    _open: dict[tuple[int, int], dict[int, Event]] = field(default_factory=dict, repr=False)
+    """Events of unfinished steps by rank, for each step and number of ranks that take it."""
+    _sizes: dict[int, int] = field(default_factory=dict, repr=False)
+    """Number of ranks with which each rank has started last, where its event says so."""
     _late: dict[int, list[Event]] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -117,11 +121,20 @@ class RunLog:
         return take is not None
 
     def _on_start(self, event: Event) -> None:
-        rank = event["rank"]
+        rank, size = event["rank"], event.get("world_size", self.world_size)
+        self._sizes[rank] = size
+        if size != self.world_size:
+            self._resize(size)
         self.starts[rank] = event
         self.first_t = min(self.first_t or event["t"], event["t"])
         for row in self._open.values():
             row.pop(rank, None)  # a rank that restarts repeats these steps
+
+    def _resize(self, world_size: int) -> None:
+        """Go on with another number of ranks, all of which are new processes."""
+        self.world_size = world_size
+        self.starts = {rank: start for rank, start in self.starts.items() if rank < world_size}
+        self.peak_memory, self.held = {}, {}
 
     def _on_fault(self, event: Event) -> None:
         self.faults.append(event)
@@ -148,25 +161,27 @@ class RunLog:
         self.final = None
 
     def _on_step(self, event: Event) -> None:
-        number = event["step"]
+        number, rank = event["step"], event["rank"]
         self.epochs.add_counts(event)
-        row = self._open.setdefault(number, {})
-        row[event["rank"]] = event
-        if len(row) == self.world_size:
+        size = self._sizes.get(rank, self.world_size)
+        row = self._open.setdefault((number, size), {})
+        row[rank] = event
+        if len(row) == size:
             self._finish(number, [row[rank] for rank in sorted(row)])
 
     def _on_traffic(self, event: Event) -> None:
         """Add traffic that a rank's server sent for a step after the rank had finished that step."""
         number = event["step"]
-        if number in self._open or number > self.last_step:  # clocks differ, so it may come first
+        is_open = any(step == number for step, _ in self._open)
+        if is_open or number > self.last_step:  # clocks differ, so it may come first
             self._late.setdefault(number, []).append(event)
         else:
             late = self._sent([event])
             self.steps.add_traffic(number, late.sent_bytes, late.messages)
 
     def _finish(self, number: int, row: list[Event]) -> None:
-        for step in [step for step in self._open if step <= number]:
-            del self._open[step]
+        for place in [place for place in self._open if place[0] <= number]:
+            del self._open[place]
         self.steps.append(_step(number, row, self._sent([*row, *self._late.pop(number, ())])))
         self.phases.take(number, row)
         if self.restarts and self.restarts[-1].recovered_t is None:
@@ -225,9 +240,9 @@ class RunLog:
         until: int | None = None,
         kinds: StepKinds | None = None,
     ) -> float | None:
-        """Return the average per step of a field of `Step` over the run; None until each kind of step has occurred.
+        """Return the average per step of a field of `Step`; None until each kind of step has occurred.
 
-        See `steps.per_step`.
+        The average is over the run, or over the steps since its last resize. See `steps.per_step`.
 
         Args:
             figure: Name of the field.
@@ -235,13 +250,19 @@ class RunLog:
             until: Last step to count when weighting the kinds of steps; None means the last finished step.
             kinds: The kinds of steps; None means those of the job.
         """
-        numbers, values = self.steps.column("number"), self.steps.column(figure)
+        first = self.steps.since_resize()
+        numbers, values = self.steps.column("number")[first:], self.steps.column(figure)[first:]
         return per_step(numbers, values, self.kinds if kinds is None else kinds, average=average, until=until)
 
     @property
     def last_step(self) -> int:
         """Number of the last finished step; 0 before the first. A resumed run does not start at 1."""
         return self.steps[-1].number if self.steps else 0
+
+    @property
+    def resizes(self) -> list[Resize]:
+        """Changes of the number of ranks, in order."""
+        return resizes_of(self.steps)
 
     @property
     def step_time_s(self) -> float | None:
@@ -340,6 +361,7 @@ def _step(number: int, row: list[Event], moved: Moved) -> Step:
         compute,
         skipped,
         late,
+        len(row),
     )
 
 

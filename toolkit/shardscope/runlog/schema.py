@@ -133,6 +133,7 @@ _KINDS: Mapping[str, Check] = {
             "backend": _is_name, "transport": _is_name, "transport_reason": _is_name, "role": _or_none(_is_name),
             "num_params": _or_none(is_whole),
             "gradient_bytes": is_whole, "pid": is_whole,
+            "world_size": lambda value: is_whole(value, MOST_RANKS) and value > 0,
         },
     ),
     "step": _fields(
@@ -157,7 +158,12 @@ _KINDS: Mapping[str, Check] = {
     ),
     "process": _fields({"pid": is_whole}, {"started": lambda value: isinstance(value, str | float)}),
     "end": _fields({"state": lambda value: value in ("completed", "stopped")}, {"steps": is_whole}),
+    "resize": _fields({**_STEP, "before": is_whole, "world_size": is_whole, "global_batch": is_whole}),
     "resume": _fields({**_STEP, "samples": is_whole, "notes": _list_of(_is_text)}),
+    "checkpoint": _fields(
+        {**_STEP, "path": _is_name, "seconds": is_real}, {"blocked_s": is_real, "bytes": is_whole}
+    ),
+    "checkpoint_interval": _fields({**_STEP, "every": is_whole, "save_s": is_real, "step_s": is_real}),
     "memory": _fields(
         {**_STEP, **dict.fromkeys(MEMORY_KINDS, is_whole)},
         {"peak": is_whole, "curve": _list_of(_row(is_time, *[is_whole] * len(MEMORY_KINDS)))},

@@ -57,12 +57,18 @@ def covered(intervals: Iterable[Interval]) -> float:
 def finished_steps(events: Iterable[Event], world_size: int) -> dict[int, list[Event]]:
     """Return the step events of all steps that all ranks have finished: by step number, a list sorted by rank.
 
-    Late traffic, which a rank's server sent for a step after the rank had finished the step, is added to that rank's
-    event.
+    Of a run that was resized, these are the steps since the last change of its number of ranks. Late traffic, which a
+    rank's server sent for a step after the rank had finished the step, is added to that rank's event.
+
+    Args:
+        events: The run's events, in order.
+        world_size: Number of ranks of a run whose start events are not among the events or do not state it.
     """
     steps: dict[int, dict[int, Event]] = {}
     for event in events:
-        if event["event"] == "step":
+        if event["event"] == "start" and event.get("world_size", world_size) != world_size:
+            world_size, steps = event["world_size"], {}
+        elif event["event"] == "step":
             steps.setdefault(event["step"], {})[event["rank"]] = event
         elif event["event"] == "traffic" and event["rank"] in (row := steps.get(event["step"], {})):
             row[event["rank"]] = _with_late(row[event["rank"]], event)

@@ -1,4 +1,4 @@
-"""The finished steps of a run, stored in columns of about 130 bytes per step so that long runs fit in memory.
+"""The finished steps of a run, stored in columns of about 140 bytes per step so that long runs fit in memory.
 
 In most jobs all steps are alike, so their mean or median is representative. Some jobs have several kinds of steps: with
 local SGD, only every `period`-th step communicates with the other ranks, and some compressors send the gradients of the
@@ -43,6 +43,7 @@ class Step(NamedTuple):
         late_s: Time by which computation took longer than on the emulated processor, in seconds, on the rank that was
             latest; 0 if none is emulated.
         skipped: 1 if any rank skipped its update, for example after an overflow; otherwise 0.
+        world_size: Number of ranks that took the step.
     """
 
     number: int
@@ -61,6 +62,7 @@ class Step(NamedTuple):
     compute_s: float = math.nan
     skipped: int = 0
     late_s: float = 0.0
+    world_size: int = 0
 
     @property
     def samples_per_s(self) -> float:
@@ -115,6 +117,12 @@ class Steps:
             amounts, seconds = self.column(_RATES[name], every), self.column("step_time_s", every)
             return array("d", (amount / each for amount, each in zip(amounts, seconds, strict=True)))
         return self._columns[Step._fields.index(name)][::every]
+
+    def since_resize(self) -> int:
+        """Return the index of the first step of the newest ones that were taken by the same number of ranks."""
+        sizes = np.asarray(self._columns[Step._fields.index("world_size")])
+        others = np.flatnonzero(sizes != sizes[-1]) if len(sizes) else sizes
+        return int(others[-1]) + 1 if len(others) else 0
 
     def add_traffic(self, number: int, sent_bytes: int, messages: int) -> None:
         """Add traffic that was sent for step `number` after that step finished; ignored if there is no such step."""

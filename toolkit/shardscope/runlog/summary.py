@@ -8,6 +8,7 @@ from typing import Any
 
 from shardscope.runlog.files import is_real, is_whole
 from shardscope.runlog.reducer import RunLog
+from shardscope.runlog.resizes import sizes_text
 from shardscope.runlog.schema import Event
 from shardscope.runlog.steps import Step
 from shardscope.spec import Job
@@ -33,7 +34,10 @@ class Summary:
     Attributes:
         state: State of the run.
         strategy: Name of the strategy.
-        world_size: Number of ranks that have started.
+        world_size: Number of ranks that have started; after a resize, the new number. Averages per step and
+            figures of memory are then those since the resize.
+        world_sizes: All numbers of ranks in order, such as ``2 → 4 → 3``; None if the run was not resized.
+        resize_s: Time in which no rank trained because the number of ranks changed, in seconds; None without a resize.
         steps: Number of optimizer steps that all ranks finished in this run.
         last_step: Number of the last finished step, which is larger than `steps` in a resumed run.
         loss: Training loss of the last finished step, averaged over ranks.
@@ -116,6 +120,8 @@ class Summary:
     loss_mean: float | None = None
     diverged_at: int | None = None
     held_bytes: int | None = None
+    world_sizes: str | None = None
+    resize_s: float | None = None
     restarts: int = 0
     lost_steps: int = 0
     goodput: float | None = None
@@ -142,10 +148,14 @@ def summarise(log: RunLog, state: str, job: Job | None = None) -> Summary:
     start = starts[min(starts)] if starts else {}
     step, step_time = log.steps[-1] if log.steps else Step(0), log.step_time_s
     divergence = log.divergence
+    if job is not None and job.elastic is not None:
+        job = job.at_size(log.world_size)
     return Summary(
         state=state,
         strategy=start.get("strategy"),
-        world_size=len(starts),
+        world_size=log.world_size if log.resizes else len(starts),
+        world_sizes=sizes_text(log.resizes),
+        resize_s=sum(each.pause_s for each in log.resizes) if log.resizes else None,
         steps=len(log.steps),
         last_step=log.last_step,
         loss=log.loss,
@@ -195,7 +205,8 @@ _COUNTS = (
     "world_size", "steps", "last_step", "observing_bytes", "dropped", "restarts", "lost_steps",
 )  # fmt: skip
 _TEXTS = (
-    "strategy", "transport", "transport_reason", "link", "link_note", "compression", "straggler", "shares",
+    "strategy", "world_sizes", "transport", "transport_reason", "link", "link_note", "compression", "straggler",
+    "shares",
 )  # fmt: skip
 
 

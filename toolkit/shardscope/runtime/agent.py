@@ -40,6 +40,7 @@ from shardscope.runtime.processes import (
     process_started,
     remove_gpu_files,
 )
+from shardscope.runtime.resizing import next_size
 from shardscope.runtime.restarts import Restarts, Source
 from shardscope.runtime.rundir import RunDir
 from shardscope.runtime.status import Cause
@@ -147,20 +148,23 @@ class Agent:
             provenance.record(self.run, command=self.request["command"], seed=self.run.read_job().seed)
 
     def _run_ranks(self) -> Ending:
-        """Run the ranks to their end; start them again after a failure, as the job's recovery says."""
+        """Run the ranks to their end; start them again after a failure, as the job's recovery says, or if resized."""
         job = self.run.read_job()
         restarts = Restarts(self.run, job.recovery, self.request["resume"])
         source = Source(self.request["resume"])
         try:
             while True:
                 ending = self._attempt(job, source)
-                failed_t = time.time()
+                failed_t, size = time.time(), next_size(self.run, job, ending)
+                if size is not None:
+                    job, source = job.at_size(size), restarts.source()
+                    continue
                 following = None if self._cut else restarts.after(ending)
                 if following is None:
                     return self._cut or restarts.ended(ending)
-                source = following
+                source, job = following, job.at_size(restarts.size_after(job, ending))
                 self._clear_away()
-                restarts.note(ending, source, failed_t)
+                restarts.note(ending, source, failed_t, job.world_size)
                 self._me["restarts"] = restarts.count
                 self.run.write_status("running", **self._me)
                 self._renew(source)

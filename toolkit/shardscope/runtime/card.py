@@ -37,7 +37,7 @@ def run_html(run: Run) -> str:
     rows = {
         "state": run.state_text if at is None else f"{run.state_text}; the loss diverged at step {at}",
         "group": run.group,
-        "strategy": f"{run.job.strategy.label}, {run.job.world_size} ranks",
+        "strategy": f"{run.job.strategy.label}, {summary.world_sizes or run.job.world_size} ranks",
         "steps": run.job.progress(summary.last_step),
         **{FIGURES[name].label: figure_text(name, getattr(summary, name), "") for name in _FIGURES},
         **recovery_facts(summary),

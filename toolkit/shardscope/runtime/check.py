@@ -68,7 +68,7 @@ def both_jobs(job: Job, steps: int) -> tuple[Job, Job]:
         )
     lr_schedule = job.lr_schedule.replace(warmup_steps=min(job.lr_schedule.warmup_steps, steps))
     sharded = job.replace(
-        steps=steps, lr_schedule=lr_schedule, checkpoint=Checkpoint(), eval_every=None,
+        steps=steps, lr_schedule=lr_schedule, checkpoint=Checkpoint(), eval_every=None, elastic=None,
         record=job.record.replace(parameters=True), name=f"check {job.strategy.label} {label_of(job.model)}",
     )  # fmt: skip
     micro = job.batch.micro_batch or job.batch.per_rank(job.num_data_ranks)

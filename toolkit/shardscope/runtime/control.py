@@ -6,6 +6,9 @@ it, so every other rank finds the note before the next step. If other ranks can 
 n steps later. If they can be any number of steps ahead, each rank stops as soon as it sees the request; such a strategy
 synchronises its ranks afterwards.
 
+A request for another number of ranks ends them in the same way: they save a checkpoint, and the agent starts as many
+ranks as asked, which go on from it.
+
 On one machine the note is a file. Ranks on several machines share the directory over a network, whose clients may cache
 that a file does not exist, so there the note goes through the process group's store.
 
@@ -89,6 +92,7 @@ class StopControl:
         timeout_s: Time that the other ranks wait for rank 0, in addition to the time that rank 0 itself waits for a
             decision, in seconds.
         notes: How rank 0 passes step numbers to the other ranks; None uses files in the run directory.
+        is_resizable: Whether the ranks also stop for a resize request, because an agent starts the next ones.
     """
 
     run: RunDir
@@ -97,6 +101,7 @@ class StopControl:
     drift: int | None = 0
     timeout_s: float = 60.0
     notes: Notes | None = None
+    is_resizable: bool = False
     _is_gated: bool = field(init=False)
     _late: int = field(default=0, init=False)
 
@@ -107,15 +112,18 @@ class StopControl:
     def should_stop(self, step: int) -> bool:
         """Return whether to stop before `step`. Called by every rank before every step."""
         if self.drift is None:
-            return self.run.stop_request.exists()
+            return self._is_asked()
         last = self._notes.read(self.run.stop_at)
         if last is not None:
             return step > last
-        if self.rank == 0 and self.run.stop_request.exists():
+        if self.rank == 0 and self._is_asked():
             if self.world_size == 1:
                 return True
             self._notes.write(self.run.stop_at, step + self.drift)
         return False
+
+    def _is_asked(self) -> bool:
+        return self.run.stop_request.exists() or (self.is_resizable and self.run.resize_request.exists())
 
     def evaluated(self, step: int, patience_s: float) -> None:
         """Wait for the decision on an evaluation, if the run is gated. Called by every rank after every evaluation.

@@ -27,7 +27,7 @@ _CODECS = "shardscope.training.compression.ready"
 """Module that only compressed runs need; the server imports it before it forks the agent of the first such run."""
 
 _CHECKPOINTS = "shardscope.training.checkpoint"
-"""Module that ranks need to resume; those that are started again after a failure should not wait for its import."""
+"""Module that ranks need to resume; those that are started again should not wait for its import."""
 
 
 def shut_down() -> None:
@@ -185,7 +185,8 @@ def _imports(job: Job) -> list[str]:
     methods: list[Method] = [job.strategy, job.optimizer, job.lr_schedule, job.compression]
     methods += [value for method in methods for _, value in method if isinstance(value, Method)]
     modules = filter(None, map(registry.module_on_ranks, map(type, methods)))
-    also = [_CODECS] * job.compression.is_on + [_CHECKPOINTS] * (job.recovery is not None)
+    goes_on = job.recovery is not None or job.elastic is not None
+    also = [_CODECS] * job.compression.is_on + [_CHECKPOINTS] * goes_on
     return [*dict.fromkeys(modules), *also]
 
 

@@ -13,6 +13,8 @@ from shardscope.runtime.failure import Ending
 from shardscope.runtime.rundir import RunDir
 from shardscope.runtime.secondary_failure import is_secondary_failure
 from shardscope.runtime.status import Cause
+from shardscope.spec import Job
+from shardscope.spec.elastic import next_smaller
 from shardscope.spec.recovery import Recovery
 from shardscope.training.checkpoint.folders import complete_checkpoints, step_of
 
@@ -79,6 +81,7 @@ class Restarts:
     resume: str | None
     count: int = 0
     _before: set[_Error] = field(default_factory=set)
+    _losses: int = 0
 
     def after(self, ending: Ending) -> Source | None:
         """Return what the next attempt starts from, after one that ended so; None if the run ends."""
@@ -101,13 +104,22 @@ class Restarts:
             return Source(str(self.run.path), step_of(saved[-1]), "disk")
         return Source(self.resume)
 
-    def note(self, ending: Ending, source: Source, failed_t: float) -> None:
+    def size_after(self, job: Job, ending: Ending) -> int:
+        """Return the number of ranks that go on after a failure: fewer if an elastic job has lost a rank."""
+        is_lost = (ending.error or {}).get("rank") is not None and _own_error(ending) is None
+        if job.elastic is None or not is_lost:
+            return job.world_size
+        self._losses += 1
+        return job.world_size if self._losses <= job.elastic.spares else next_smaller(job)
+
+    def note(self, ending: Ending, source: Source, failed_t: float, world_size: int | None = None) -> None:
         """Write the event of a restart into rank 0's log; no rank may be running."""
         error = ending.error or {}
         with suppress(OSError), EventWriter(self.run.rank_file(0), 0) as events:
             events.emit(
                 "restart", attempt=self.count, cause=str(error.get("message", "")), failed_rank=error.get("rank"),
                 failed_step=error.get("step"), step=source.step, source=source.kind, failed_t=failed_t,
+                **({} if world_size is None else {"world_size": world_size}),
             )  # fmt: skip
 
     def ended(self, ending: Ending) -> Ending:

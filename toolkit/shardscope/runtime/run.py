@@ -21,6 +21,7 @@ from shardscope.runlog.summary import Summary, summarise
 from shardscope.runlog.tail import Event, Tail, of_last_attempt, select
 from shardscope.runtime.about import Described
 from shardscope.runtime.processes import is_alive
+from shardscope.runtime.resizable import Resizable
 from shardscope.runtime.rundir import RunDir, find, holds_run, this_host
 from shardscope.runtime.secondary_failure import is_secondary_failure
 from shardscope.runtime.status import FINAL_STATES, Cause, Status, printable
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from shardscope.spec.cluster import EmulatedCluster
 
 
-class Run(Described, Steered):
+class Run(Described, Steered, Resizable):
     """One run of a job. Returned by `launch`, `runs` and `Run.attach`."""
 
     def __init__(self, directory: RunDir, job: Job | None = None) -> None:
@@ -305,7 +306,7 @@ class Run(Described, Steered):
         Columns: step, t (Unix seconds), loss (mean over ranks), step_time_s (slowest rank), samples_per_s,
         tokens_per_s, lr, grad_norm, sent_bytes (sum over ranks), process_bytes_now and process_bytes (growth of
         the memory of the process since before the model was built, at the end of the step and at its peak so far;
-        maximum over ranks).
+        maximum over ranks), world_size (number of ranks that took the step).
         """
         from shardscope.runlog.frames import metrics_frame
 
@@ -325,11 +326,12 @@ class Run(Described, Steered):
         """Return the computations, messages and memory of one recorded step; None if there is none yet.
 
         Args:
-            step: Number of the step; None for the one whose messages were recorded (`Record.messages_first`).
+            step: Number of the step, since the last resize; None for the one whose messages were recorded
+                (`Record.messages_first`).
         """
         from shardscope.runlog.recorded_step import recorded_step
 
-        return recorded_step(self.job, self.events(), self.name, step=step)
+        return recorded_step(self.resized_job, self.events(), self.name, step=step)
 
     def memory(self) -> pd.DataFrame:
         """Return a data frame with one row for each rank and step in which memory was measured by type.

@@ -9,7 +9,7 @@
     about.json      group, note, baseline, and the tool that launched the run; see `about`
     status.json     state, pid of the agent, error; replaced atomically
     rank-N.jsonl    events, appended by rank N
-    control/        requests to the ranks (`stop`, `approved`) and rank 0's answers (`stop_at`, `decision`);
+    control/        requests to the ranks (`stop`, `resize`, `approved`), rank 0's answers (`stop_at`, `decision`);
                     in `faults/`, which faults have been carried out (see `training.faults`)
     parameters.npz  all parameters after the last step, with `Record(parameters=True)`
     checkpoints/    written by `shardscope.training.checkpoint`
@@ -276,6 +276,16 @@ class RunDir:
         return self.path / "control" / "stop_at"
 
     @property
+    def resize_request(self) -> Path:
+        """File that requests another number of ranks; contains this number."""
+        return self.path / "control" / "resize"
+
+    @property
+    def by_torchrun(self) -> Path:
+        """File that exists if torchrun starts the ranks, so that the run has no agent of its own."""
+        return self.path / "control" / "torchrun"
+
+    @property
     def approval(self) -> Path:
         """File with the step of the latest approved evaluation, or 0; it exists from the start of a gated run."""
         return self.path / "control" / "approved"
@@ -288,6 +298,10 @@ class RunDir:
     def request_stop(self, grace_s: float) -> None:
         """Request the ranks to stop at the end of a step; they are killed after `grace_s` seconds."""
         self.write_control(self.stop_request, json.dumps(grace_s))
+
+    def request_resize(self, world_size: int) -> None:
+        """Request the ranks to save and end after a step, so that `world_size` ranks go on."""
+        self.write_control(self.resize_request, str(world_size))
 
     def approve(self, step: int) -> None:
         """Let the ranks continue past the evaluation at `step`; 0 marks a new run as gated."""

@@ -15,7 +15,6 @@ import sys
 import time
 import traceback
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -27,7 +26,8 @@ from shardscope.runtime.inject import PlanWatch
 from shardscope.runtime.processes import die_with_parent, exit_with_agent, ignore_interrupts, process_started
 from shardscope.runtime.provenance import record
 from shardscope.runtime.restarts import restart_under_torchrun
-from shardscope.runtime.rundir import RunDir, checkpoints_of, faults_from
+from shardscope.runtime.resuming import Resume, announce_resize, newest_of
+from shardscope.runtime.rundir import RunDir, faults_from
 from shardscope.runtime.secondary_failure import is_secondary_failure
 from shardscope.runtime.user_modules import UserModules, make_importable
 from shardscope.spec import Job
@@ -42,17 +42,13 @@ _COURTESY_S = 0.5
 """Time that a rank waits before it exits, in seconds, if it failed only because another rank had died. As soon as one
 rank ends, the agent ends all others, and the rank that failed first may not have written its error yet."""
 
+_UNSHARED = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"
+"""Environment variable without which agents of torch 2.13 end when a node joins (pytorch/pytorch#135712)."""
+
 _WRITERS = frozenset(
     {"shardscope.runlog.files", "shardscope.runlog.writer", "shardscope.training.parameters"}
 )
 """Modules that write into the run directory; they never call user code."""
-
-
-class Resume(NamedTuple):
-    """What to resume from: a run directory or a checkpoint in one, and whether the checkpoint may be a pickle."""
-
-    source: Path
-    allow_pickle: bool = False
 
 
 def main(
@@ -98,16 +94,22 @@ def _train(run: RunDir, resume: Resume | None, events: EventWriter, job: Job | N
     trainer: Trainer | None = None
     try:
         job = job or run.read_job(with_code=True)
+        if job.elastic is not None:
+            job = job.at_size(int(os.environ["WORLD_SIZE"]))
         torch.set_num_threads(job.threads)
         faults = _faults(run, events)
         with open_rank(job, events, faults=faults) as context:
             trainer = Trainer(job, context, run.path)
+            if job.elastic is not None and run.by_torchrun.exists():
+                resume = newest_of(run, context, resume)
             if resume is not None:
-                trainer.resume(checkpoints_of(resume.source), allow_pickle=resume.allow_pickle)
+                saved = trainer.resume(resume.checkpoints, allow_pickle=resume.allow_pickle)
+                announce_resize(run, job, context, saved)
             drift = job.strategy.drift(context.world_size)
             control = StopControl(
-                run, context.rank, context.world_size, drift, job.timeout_s, _notes_between_machines()
-            )
+                run, context.rank, context.world_size, drift, job.timeout_s, _notes_between_machines(),
+                is_resizable=job.elastic is not None and not run.by_torchrun.exists(),
+            )  # fmt: skip
             return trainer.train(FaultyControl(control.should_stop, faults), evaluated=control.evaluated)
     except BaseException as error:
         if takes_no_more(error):
@@ -192,7 +194,8 @@ def _under_torchrun() -> None:
         faults.check(job, nodes=_num_nodes())
     except ShardscopeError as error:
         parser.error(str(error))
-    if rank == 0 and not count and run.read_status() is not None:
+    goes_on = job.elastic is not None and _is_under_way(run)
+    if rank == 0 and not (count or goes_on) and run.read_status() is not None:
         parser.error(
             f"--run-dir {run.path} already contains a run; give a new one (--resume resumes from an old one)"
         )
@@ -202,10 +205,12 @@ def _under_torchrun() -> None:
         resume = None if source.resume is None else Resume(Path(source.resume), options.allow_pickle)
     elif int(os.environ.get("LOCAL_RANK", "0")) == 0:
         run.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        run.write_control(run.by_torchrun, "")
         run.write_faults(faults)
         run.write_job(job)
         if rank == 0:
             record(run, command=sys.orig_argv, seed=job.seed)
+            _advise(job)
     if rank == 0:
         run.write_status("running", pid=os.getpid(), process_started=process_started(), restarts=count)
     state = _wait_then_work(run, resume, job)
@@ -233,8 +238,37 @@ def _read_job(file: Path, *, trust_code: bool) -> Job:
 
 
 def _for_this_world(job: Job) -> Job:
+    """Return the job with the number of ranks that torchrun has started.
+
+    An elastic job stays as it is, because what it trains on other numbers of ranks depends on its own number; only
+    whether it can train on this number is checked.
+
+    Raises:
+        SpecError: The job cannot train on this number of ranks.
+    """
     world_size = int(os.environ["WORLD_SIZE"])
+    if job.elastic is not None:
+        job.at_size(world_size)
+        return job
     return job if job.world_size == world_size else job.replace(world_size=world_size)
+
+
+def _is_under_way(run: RunDir) -> bool:
+    """Return whether ranks have trained in this directory and others may go on: they neither completed nor stopped."""
+    status = run.read_status()
+    return status is not None and status.state not in ("completed", "stopped")
+
+
+def _advise(job: Job) -> None:
+    if job.elastic is not None and os.environ.get(_UNSHARED) != "1":
+        print(
+            f"shardscope: set {_UNSHARED}=1 for torchrun, or its agents may end when a node joins",
+            file=sys.stderr,
+        )
+    if job.elastic is not None and job.checkpoint.every is None:
+        print(
+            "shardscope: set checkpoint.every, or a resize starts from the first step again", file=sys.stderr
+        )
 
 
 def _wait_then_work(run: RunDir, resume: Resume | None, job: Job) -> str:

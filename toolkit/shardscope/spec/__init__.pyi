@@ -1,10 +1,11 @@
+from shardscope.spec.checkpoint import Checkpoint as Checkpoint
 from shardscope.spec.cluster import Cluster as Cluster
 from shardscope.spec.cluster import Device as Device
 from shardscope.spec.compression import Compression as Compression
+from shardscope.spec.elastic import Elastic as Elastic
 from shardscope.spec.faults import Faults as Faults
 from shardscope.spec.job import Job as Job
 from shardscope.spec.job_parts import Batch as Batch
-from shardscope.spec.job_parts import Checkpoint as Checkpoint
 from shardscope.spec.job_parts import Record as Record
 from shardscope.spec.job_parts import UserCode as UserCode
 from shardscope.spec.layout import Layout as Layout

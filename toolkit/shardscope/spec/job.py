@@ -11,13 +11,14 @@ from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 from shardscope.errors import SpecError, unknown_name
 from shardscope.spec import registry
 from shardscope.spec._base import Spec, leaving_out_unknown_fields
+from shardscope.spec.checkpoint import Checkpoint
 from shardscope.spec.compression import AnyCompression, Compression
 from shardscope.spec.data import check_compatible
+from shardscope.spec.elastic import ElasticOrRange, at_size
 from shardscope.spec.job_format import FORMAT, require_readable
 from shardscope.spec.job_parts import (
     PRECISIONS,
     Batch,
-    Checkpoint,
     Data,
     JobPrecision,
     Named,
@@ -109,6 +110,9 @@ class Job(Spec):
     evaluates only after the last step. The test split is evaluated once, after the last of all `steps`."""
     checkpoint: Checkpoint = Checkpoint()
     """When to save checkpoints, and how many to keep."""
+    elastic: ElasticOrRange | None = None
+    """How many ranks the run may have while it trains, such as ``"2:8"``: `Run.resize` changes their number. None keeps
+    `world_size` to the end."""
     recovery: RecoveryOrNumber = None
     """What happens when a rank fails: a `Recovery`, or just the number of times that all ranks may be started again,
     from the newest checkpoint. None ends the run with the error."""
@@ -244,6 +248,8 @@ class Job(Spec):
             _check_shares(self)
         if self.record.noise_scale:
             _check_noise_scale(self)
+        if self.elastic is not None:
+            self.elastic.check(self)
 
     def _check_ranks(self) -> None:
         name, low, high = self.strategy.name, self.strategy.min_ranks, self.strategy.max_ranks
@@ -265,6 +271,31 @@ class Job(Spec):
                 check_compatible(self.model, self.data)
         if isinstance(self.loss, str) and self.loss not in LOSSES:
             raise unknown_name("loss", self.loss, LOSSES)
+
+    def at_size(self, world_size: int) -> Self:
+        """Return this job, which must be `elastic`, as it trains on another number of ranks.
+
+        Raises:
+            SpecError: The job cannot train on this number of ranks; the message lists those on which it can.
+
+        Example:
+            >>> Job(model="mlp", data="digits", world_size=2, batch=48, elastic="2:4").at_size(3).batch.per_rank(3)
+            16
+        """
+        return cast("Self", at_size(self, world_size))
+
+    @property
+    def saves_checkpoints(self) -> bool:
+        """Whether a run of this job can save checkpoints."""
+        return self.checkpoint.is_on or any(map(self.saves_at_end, ("completed", "stopped")))
+
+    def saves_at_end(self, state: str) -> bool:
+        """Return whether a run saves a checkpoint as it ends in this state, ``"completed"`` or ``"stopped"``.
+
+        An elastic job does so when it is stopped, because its ranks stop for others to go on.
+        """
+        is_elastic = self.elastic is not None and state == "stopped"
+        return self.checkpoint.at_end or self.until is not None or is_elastic
 
     @property
     def last_step(self) -> int:

@@ -1,4 +1,4 @@
-"""Parts of a job: the batch, the checkpoints, what to record, user-defined functions, and the names of precisions."""
+"""Parts of a job: the batch, what to record, user-defined functions, and the names of precisions."""
 
 from __future__ import annotations
 
@@ -114,19 +114,6 @@ class Batch(Spec):
                 f"use one of {divisors_text(common, near=micro)}"
             )
         return most // micro
-
-
-class Checkpoint(Spec):
-    """When to save checkpoints, and how many to keep."""
-
-    _positional = "every"
-
-    every: Count | None = None
-    """Steps between two checkpoints; None saves none during training."""
-    at_end: bool = False
-    """Also save after the last step, and when the run is stopped."""
-    keep: Count = 2
-    """Number of checkpoints to keep, at least 1; older ones are deleted after a newer one is complete."""
 
 
 class Record(Spec):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 from pydantic import BeforeValidator, Field, SerializeAsAny
 
@@ -84,6 +84,10 @@ class NormSums(NamedTuple):
     """Number of elements in the all-reduce over ranks with distinct gradients: 1 for the squared global norm, or 0."""
 
 
+SCALING_EXPONENTS: Mapping[str, float] = {"linear": 1.0, "sqrt": 0.5}
+"""Exponent p of each scaling rule: the learning rate is proportional to the batch size to the power of p."""
+
+
 class Optimizer(Method):
     """An update rule with its settings.
 
@@ -122,6 +126,15 @@ class Optimizer(Method):
     if TYPE_CHECKING:
 
         def __init__(self, name: str, **settings: Any) -> None: ...
+
+    def scaled(self, growth: float) -> Self:
+        """Return the optimizer for a batch that is `growth` times as large: its learning rate follows `scaling`.
+
+        Example:
+            >>> Optimizer("sgd", lr=0.1).scaled(4.0).lr, Optimizer("lamb", lr=0.1).scaled(4.0).lr
+            (0.4, 0.2)
+        """
+        return self if growth == 1 else self.replace(lr=self.lr * growth ** SCALING_EXPONENTS[self.scaling])
 
     @property
     def states(self) -> OptimizerStates:

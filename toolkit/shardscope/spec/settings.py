@@ -12,7 +12,9 @@ from shardscope.spec.job import Job
 from shardscope.spec.job_parts import label_of
 from shardscope.spec.units import three_digits
 
-_LEFT_OUT = frozenset({"name", "record", "checkpoint", "recovery", "timeout_s", "eval_every", "until"})
+_LEFT_OUT = frozenset(
+    {"name", "record", "checkpoint", "recovery", "timeout_s", "eval_every", "until", "elastic"}
+)
 _FIRST = (
     "model", "data", "strategy", "optimizer", "optimizer.lr", "batch.global_batch", "compression", "world_size",
     "precision", "lr_schedule", "link",

@@ -13,6 +13,7 @@ _ADVICE = {
     errno.EACCES: _WRITABLE,
     errno.EPERM: _WRITABLE,
     errno.EROFS: _WRITABLE,
+    errno.EOPNOTSUPP: "use another file system, or incremental=False",
 }
 
 

@@ -8,17 +8,15 @@ Compared with a hand-written training script, the loop adds only one line of JSO
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import socket
 import time
-import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -48,13 +46,16 @@ from shardscope.training.loss import resolve_loss
 from shardscope.training.memory import StepMemory
 from shardscope.training.models import build_model
 from shardscope.training.optim.sparse import prepare_sparse_embeddings
-from shardscope.training.parameters import FILE as PARAMETERS
 from shardscope.training.parameters import save_parameters
 from shardscope.training.random_state import seed_everything
 from shardscope.training.recompute import apply_recompute
+from shardscope.training.run_checkpoints import RunCheckpoints
 from shardscope.training.strategies import StepResult, build_strategy
 from shardscope.training.strategies.base import MicroBatch
 from shardscope.training.work_shares import WorkShares
+
+if TYPE_CHECKING:
+    from shardscope.training.checkpoint import Loaded
 
 FIGURES_EVERY = 10
 """Number of steps between events with a compressor's metrics; not 1, because computing residual norms takes time."""
@@ -103,10 +104,6 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self._not_saved = ""  # why the model could not be saved after a failed evaluation
-        self._folder_descriptor: int | None = None  # of the run directory, if there is one
-        with contextlib.suppress(FileNotFoundError):
-            self._folder_descriptor = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            weakref.finalize(self, os.close, self._folder_descriptor)
         seed_everything(self.job.seed)
         self.loss_function = resolve_loss(resolve(self.job.loss))
         self.strategy = build_strategy(self.job, self.context)
@@ -129,7 +126,10 @@ class Trainer:
         torch.manual_seed(self.job.seed + 1 + self.context.rank)  # a different dropout on each rank
         self.plan: dict[str, int] = {}
         self.first_step = 1
-        self.saved: Path | None = None  # path of the newest saved checkpoint or parameters
+        self.parameters_file: Path | None = None  # once it has been written
+        self.checkpoints = RunCheckpoints(
+            self.job, self.folder, strategy=self.strategy, optimizer=self.optimizer, sampler=self.sampler
+        )
         self.context.meter.drain()  # traffic to broadcast the initial weights belongs to no step
         self._announce()
 
@@ -182,7 +182,7 @@ class Trainer:
             pid=os.getpid(), host=socket.gethostname(),
         )  # fmt: skip
 
-    def resume(self, source: Path, *, allow_pickle: bool = False) -> None:
+    def resume(self, source: Path, *, allow_pickle: bool = False) -> Loaded:
         """Load a checkpoint, or the newest complete one in a folder; training continues with this job's settings.
 
         Args:
@@ -213,6 +213,7 @@ class Trainer:
             compressor_state=saved.restored.compressor_state, dropped=saved.restored.dropped, notes=saved.notes,
             **self._warmup(saved.step),
         )  # fmt: skip
+        return saved
 
     def _warmup(self, done: int) -> dict[str, int]:
         """Return the last step of the compressor's uncompressed warm-up, for the event; empty if it has none."""
@@ -241,7 +242,7 @@ class Trainer:
 
     def _check_extra_state(self) -> None:
         """Raise an error now, not at the first checkpoint, if extra state of a module cannot be saved."""
-        for name, module in self.model.named_modules() if self._saves_checkpoints else ():
+        for name, module in self.model.named_modules() if self.job.saves_checkpoints else ():
             if type(module).get_extra_state is not nn.Module.get_extra_state:
                 from shardscope.training.checkpoint.values import encode
 
@@ -388,8 +389,8 @@ class Trainer:
                 self.context.events.emit("plan", step=step, plan=plan)
 
     def _after_step(self, step: int, took_s: float, evaluated: Evaluated | None) -> None:
-        every = self.job.checkpoint.every
-        if every and step % every == 0:  # saved before the evaluation, as that may fail
+        self.checkpoints.check()
+        if self.checkpoints.interval.is_due(step, took_s):  # saved before the evaluation, as that may fail
             self._save(step)
         if self.job.eval_every and step % self.job.eval_every == 0 and step < self.job.last_step:
             self._evaluate(step)
@@ -404,14 +405,15 @@ class Trainer:
         assert step is not None  # all ranks are ending
         state = "completed" if step >= self.job.last_step else "stopped"
         if step >= self.first_step or state == "completed":  # also if nothing was left to train
-            if (self.job.checkpoint.at_end or self.job.until is not None) and not self._is_saved(step):
+            if self.job.saves_at_end(state) and not self.checkpoints.holds(step):
                 self._save(step)
             if self.job.record.parameters and state == "completed":
-                self.saved = save_parameters(self.folder, self.strategy)
+                self.parameters_file = save_parameters(self.folder, self.strategy)
             if state == "completed":  # a user who stops a run should not wait for an evaluation
                 # last, so that the trained model is saved if this fails
                 self._evaluate(step, is_last=step >= self.job.steps)
         self.strategy.close()
+        self.checkpoints.wait()
         self.context.events.emit("end", state=state, steps=step, traffic=self.context.meter.drain()[0])
         return state
 
@@ -449,46 +451,26 @@ class Trainer:
 
     def _save_after_failure(self, step: int) -> None:
         """Save a checkpoint after a failed evaluation, if the job saves checkpoints and this step has none."""
-        if self._saves_checkpoints and not self._is_saved(step):
-            try:
+        is_missing = self.parameters_file is None and not self.checkpoints.holds(step)
+        try:
+            if self.job.saves_checkpoints and is_missing:
                 self._save(step)
-            except CheckpointError as error:  # reported in addition to the error of the evaluation
-                self._not_saved = f"; saving a checkpoint failed too: {error}"
-
-    @property
-    def _saves_checkpoints(self) -> bool:
-        checkpoint = self.job.checkpoint
-        return checkpoint.at_end or checkpoint.every is not None or self.job.until is not None
-
-    def _is_saved(self, step: int) -> bool:
-        return self.saved is not None and self.saved.name in (f"step-{step}", PARAMETERS)
+            self.checkpoints.wait()
+        except CheckpointError as error:  # reported in addition to the error of the evaluation
+            self._not_saved = f"; saving a checkpoint failed too: {error}"
 
     def _not_evaluated(self, split: str, step: int, error: BaseException) -> str:
         reason = next(iter(str(error).strip().splitlines()), "")
         what = reason if isinstance(error, FailedTogether) else f"{type(error).__name__}: {reason}"
-        where = (
-            "nothing was saved before it" if self.saved is None else f"the trained model is in {self.saved}"
-        )
-        if self.saved is None and not self._saves_checkpoints:
+        saved = self.parameters_file or self.checkpoints.newest
+        where = "nothing was saved before it" if saved is None else f"the trained model is in {saved}"
+        if saved is None and not self.job.saves_checkpoints:
             where += "; set checkpoint=Checkpoint(at_end=True) to keep the trained model"
         return (
             f"the evaluation on the {split} split after step {step} failed ({what}); {where}{self._not_saved}"
         )
 
     def _save(self, step: int) -> None:
-        if not self._wait_for_all(step):
-            return
-        from shardscope.training import checkpoint
-
-        if self.context.rank == 0 and self._folder_descriptor is not None:
-            self._keep_checkpoint_folder()
-        with self.context.paced(False):
-            self.saved = checkpoint.save(
-                self.folder / "checkpoints", step, strategy=self.strategy, optimizer=self.optimizer,
-                keep=self.job.checkpoint.keep, data=self.sampler.state_dict(),
-            )  # fmt: skip
-
-    def _keep_checkpoint_folder(self) -> None:
-        """Create ``checkpoints/`` in this run's directory, which may have been moved and its old path reused."""
-        with contextlib.suppress(OSError):  # if this fails, saving will fail on all ranks with an error
-            os.mkdir("checkpoints", 0o700, dir_fd=self._folder_descriptor)
+        if self._wait_for_all(step):
+            with self.context.paced(False):
+                self.checkpoints.save(step)

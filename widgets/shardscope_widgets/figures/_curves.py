@@ -13,6 +13,7 @@ from shardscope.measure.compare_runs.view import DIVERGED
 from shardscope.runlog.figures import loss_text
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures._compression_look import method_look
+from shardscope_widgets.figures._resizes import resize_notes
 from shardscope_widgets.figures.theme import RunStyle
 from shardscope_widgets.trace import Trace, named_apart
 
@@ -39,7 +40,8 @@ PLAIN = LossView()
 class Curve(NamedTuple):
     """One run's value at each step; `smooth` is the moving average, drawn as a bold line.
 
-    `diverged_at` is the step at which the loss diverged; None if it did not.
+    `diverged_at` is the step at which the loss diverged; None if it did not. `resizes` are the steps at which the
+    number of ranks changed, with the new number.
     """
 
     label: str
@@ -48,6 +50,7 @@ class Curve(NamedTuple):
     values: tuple[float | None, ...]
     smooth: tuple[float | None, ...]
     diverged_at: int | None = None
+    resizes: tuple[tuple[int, int], ...] = ()
 
 
 class RunCurvesInfo(NamedTuple):
@@ -100,7 +103,8 @@ def _curve(trace: Trace, look: RunStyle, field: str, smoothing: int) -> Curve:
     )
     diverged = trace.divergence if field == "loss" else None
     return Curve(
-        trace.label, look, tuple(steps), finite_or_none(values), finite_or_none(smooth), diverged and diverged.step
+        trace.label, look, tuple(steps), finite_or_none(values), finite_or_none(smooth), diverged and diverged.step,
+        tuple((each.step, each.after) for each in trace.resizes),
     )  # fmt: skip
 
 
@@ -229,7 +233,9 @@ def draw(info: RunCurvesInfo, *, height: int = 320) -> go.Figure:
         axis |= loss_axis(info)
     note = smoothing_text(info.view.smoothing)
     figure.update_layout(
-        xaxis=theme.axis(f"step ({note})" if note else "step"), yaxis=axis, annotations=divergence_notes(info)
+        xaxis=theme.axis(f"step ({note})" if note else "step"),
+        yaxis=axis,
+        annotations=divergence_notes(info) + resize_notes(info),
     )
     return theme.style(figure, height=height)
 

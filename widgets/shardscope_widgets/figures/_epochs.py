@@ -16,7 +16,7 @@ _LEFT, _RIGHT = [0.0, 0.46], [0.56, 1.0]
 
 
 class EpochRow(NamedTuple):
-    """One epoch, counted from 1: the median time of its steps in seconds, its hit rate, and the bytes fetched.
+    """One epoch, counted from 1: the mean time of its steps in seconds, its hit rate, and the bytes fetched.
 
     The hit rate, a fraction, is None if there is no cache.
     """
@@ -91,7 +91,7 @@ def draw_epochs(info: EpochsInfo) -> go.Figure:
         xaxis2=theme.axis("epoch", domain=_RIGHT, anchor="y2", **whole),
         yaxis2=theme.axis(anchor="x2", range=[0, 1.02], tickformat=".0%", nticks=5),
         annotations=[
-            theme.note("<b>Time of a step</b>, median", x=_LEFT[0], y=1) | {"yshift": 6},
+            theme.note("<b>Time of a step</b>, mean", x=_LEFT[0], y=1) | {"yshift": 6},
             theme.note("<b>Hit rate</b> of the cache", x=_RIGHT[0], y=1) | {"yshift": 6},
         ],
         showlegend=False,

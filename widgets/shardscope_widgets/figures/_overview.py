@@ -15,6 +15,7 @@ from shardscope.runlog.figures import FIGURES
 from shardscope_widgets.figures import _curves, _memory, theme
 from shardscope_widgets.figures._curves import PLAIN, SMOOTHING, LossView, RunCurvesInfo
 from shardscope_widgets.figures._memory import MemoryInfo
+from shardscope_widgets.figures._resizes import resize_notes
 from shardscope_widgets.trace import Trace
 
 MOST_RUNS = 8
@@ -94,6 +95,7 @@ def overview_layout(info: OverviewInfo) -> dict[str, Any]:
     layout: dict[str, Any] = {
         "annotations": [_heading(title, note, x[0], y[1]) for title, note, x, y in headings]
         + _curves.divergence_notes(info.loss)
+        + resize_notes(info.throughput, x="x2", y="y2")
     }
     if not any(curve.steps for curve in info.loss.curves):
         return layout | _BLANK

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from shardscope.prediction.failures import failures_text, layout_failures
 from shardscope.prediction.layout import uncertainty_of
 from shardscope.prediction.planner import REASONS, Plans, short
 from shardscope.prediction.planner.explain import seconds
@@ -156,8 +157,14 @@ def plans_text(plans: Plans, *, tokens: float | None = None) -> str:
     return (
         f"{fits:,} of {plans.valid:,} valid layouts fit on {devices:,} devices. The best needs {held:.1f} of "
         f"{capacity:.1f} GiB and takes {seconds(best.time_s)} per step ({low} to {high}), MFU {best.mfu:.0%}"
-        f"{dollars}: {short(best.layout)}. {_step_size(plans)}{_whole(plans, tokens)}"
+        f"{dollars}: {short(best.layout)}. {_step_size(plans)}{_whole(plans, tokens)}{_failures(plans)}"
     )
+
+
+def _failures(plans: Plans) -> str:
+    model, cluster, _ = plans.setting
+    text = failures_text(layout_failures(model, cluster, plans[0].layout), cluster.num_devices)
+    return f" {text}" if text else ""
 
 
 def _step_size(plans: Plans) -> str:

@@ -9,10 +9,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from shardscope.errors import SpecError, unknown_name
+from shardscope.spec.optimizer import SCALING_EXPONENTS
 
 Floats = NDArray[np.float64]
-SCALING_EXPONENTS = {"linear": 1.0, "sqrt": 0.5}
-"""Exponent p of each rule: the learning rate is proportional to the batch size to the power of p."""
 
 
 def positive(name: str, values: ArrayLike) -> Floats:

@@ -130,6 +130,30 @@ def model_states(
     return parts._replace(optimizer=parts.optimizer + counters)
 
 
+def checkpoint_bytes(
+    num_params: npt.ArrayLike, *, optimizer: AnyStates = "adamw", precision: str = "fp32"
+) -> Floats:
+    """Return the size of a checkpoint in bytes: parameters and optimizer state, each once.
+
+    Narayanan et al. 2021 (arXiv 2104.04473, section 5.10) report 13.8 TB for a trillion parameters in mixed precision
+    with Adam, which is 14 bytes per parameter.
+
+    Args:
+        num_params: Number of elements in all parameters.
+        optimizer: Name of the optimizer, an `Optimizer`, or its `OptimizerStates`.
+        precision: A key of `RECIPES`, or an alias.
+
+    Raises:
+        SpecError: The optimizer or the precision is unknown.
+
+    Example:
+        >>> float(checkpoint_bytes(1e12, precision="fp16-mixed")) / 1e12
+        14.0
+    """
+    states = model_states(num_params, optimizer=optimizer, precision=precision)
+    return np.asarray(states.parameters + states.optimizer)
+
+
 def partitioned(whole: ModelStates, *, stage: npt.NDArray[np.int64], ranks: Floats) -> ModelStates:
     """Return the model states on one rank if ZeRO shards the `whole` states over `ranks` ranks at this stage."""
     part = 1 / ranks

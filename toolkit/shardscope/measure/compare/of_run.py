@@ -20,10 +20,12 @@ from shardscope.prediction.job import JobPrediction
 from shardscope.prediction.observed import ObservedPrediction
 from shardscope.prediction.predict import predict
 from shardscope.runlog.reducer import RunLog
+from shardscope.runlog.resizes import sizes_text
 from shardscope.runlog.schema import Event
 from shardscope.runlog.spans import finished_steps
 from shardscope.runtime import Run
 from shardscope.runtime.preflight import preflight
+from shardscope.runtime.resizable import job_now
 from shardscope.spec.cluster import Cluster, EmulatedCluster
 from shardscope.spec.host_calibration import AnyCalibration
 from shardscope.spec.observed import ObservedJob
@@ -47,8 +49,9 @@ def compare(
     Bytes and messages are means over the newest steps after the warm-up, and each of these steps is predicted
     separately. Memory is from the newest step that measured memory by type. Times are medians. If the first steps were
     uncompressed, bytes, messages and times cover compressed steps only, and are labelled so (`Comparison.per`). A run
-    that has not ended is compared up to its newest step. For a training loop that `ss.observe` recorded, only bytes and
-    model states are compared. A step is also simulated, where `ss.simulate` can simulate the job.
+    that has not ended is compared up to its newest step, and one that was resized from its last resize on. For a
+    training loop that `ss.observe` recorded, only bytes and model states are compared. A step is also simulated, where
+    `ss.simulate` can simulate the job.
 
     Args:
         run: A run with at least one finished step, or its name or path.
@@ -73,7 +76,7 @@ def compare(
     if isinstance(run, str | Path):
         run = Run.attach(run, root)
     events = run.events()
-    steps = finished_steps(events, run.job.world_size)
+    job, steps = job_now(run), finished_steps(events, run.job.world_size)
     if not steps:
         raise RunUnreadable(
             f"run {run.id} has nothing to compare: not all ranks have finished a step; wait for a step"
@@ -82,14 +85,18 @@ def compare(
         prediction = _predicted(run, cluster, calibration)
     elif calibration is not None:
         raise SpecError("calibration has no effect on a prediction that is given; omit one of the two")
-    if prediction.job.world_size != run.job.world_size:
+    if prediction.job.world_size != job.world_size:
         raise SpecError(
-            f"prediction is for {prediction.job.world_size} ranks, but run {run.id} has {run.job.world_size}; use "
-            "ss.predict(run.job)"
+            f"prediction is for {prediction.job.world_size} ranks, but run {run.id} has {job.world_size}; use "
+            "ss.predict(run.resized_job)"
         )
     if isinstance(prediction, JobPrediction) and prediction.cluster is None:
         prediction = _where_it_ran(prediction, events)
-    notes: list[str] = []
+    notes = [
+        f"The run was resized ({sizes}): only the steps from {min(steps)} on are compared, on {job.world_size} ranks."
+        for sizes in [sizes_text(run.reduced().resizes) if run.job.elastic is not None else None]
+        if sizes
+    ]
     rows: Iterable[ComparedTerm] = [
         *traffic_rows(prediction, steps, notes),
         *memory_rows(prediction, events, notes),
@@ -115,7 +122,7 @@ def _predicted(
     """Return the prediction of a run's job on a cluster; None takes the emulated cluster of the run, if any."""
     if isinstance(run.job, ObservedJob):
         return predict(run.job) if cluster is None else predict(run.job, cluster)
-    return predict(run.job, cluster or run.cluster, calibration=calibration)
+    return predict(job_now(run), cluster or run.cluster, calibration=calibration)
 
 
 def _where_it_ran(prediction: JobPrediction, events: Sequence[Event]) -> JobPrediction:
@@ -141,7 +148,7 @@ def comparison_or_reason(run: Run, prediction: JobPrediction | None = None) -> C
     try:
         if isinstance(run.job, ObservedJob):
             return compare(run)
-        prediction = prediction or preflight(run.job, run.cluster).prediction
+        prediction = prediction or preflight(job_now(run), run.cluster).prediction
         return _NOT_PREDICTED if prediction is None else compare(run, prediction=prediction)
     except ShardscopeError as error:
         return str(error)

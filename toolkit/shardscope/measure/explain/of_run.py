@@ -30,6 +30,7 @@ from shardscope.runlog.schema import OBSERVING, Event
 from shardscope.runlog.spans import finished_steps
 from shardscope.runtime import Run
 from shardscope.runtime.preflight import preflight
+from shardscope.runtime.resizable import job_now
 from shardscope.spec import Job
 
 LEAST_LOSS = 0.1
@@ -83,11 +84,12 @@ def explain(run: Run | str | Path, *, root: str | Path | None = None) -> Explana
 
 def explain_events(run: Run, events: Sequence[Event]) -> Explanation:
     """Explain a run from its newest events; see `explain`."""
-    prediction = preflight(run.job, run.cluster).prediction
-    step = measured_step(events, run.job, prediction, cores=_cores(run))
+    job = job_now(run)
+    prediction = preflight(job, run.cluster).prediction
+    step = measured_step(events, job, prediction, cores=_cores(run))
     if step is None:
         raise RunUnreadable(f"run {run.id} has no finished step with recorded spans yet; wait for a step")
-    return explanation(step, run.job, lambda job: preflight(job, run.cluster).prediction, cores=_cores(run))
+    return explanation(step, job, lambda job: preflight(job, run.cluster).prediction, cores=_cores(run))
 
 
 def _cores(run: Run) -> float:

@@ -50,6 +50,7 @@ def sized_job(job: Job, workers: int, kind: Kind) -> Job:
     Raises:
         SpecError: The job does not suit this number of workers.
     """
+    job = job.replace(elastic=None)  # its range of ranks is of no concern here
     alone: dict[str, Any] = {"strategy": "single", "compression": "none"} if workers == 1 else {}
     if kind == "strong":
         return job.replace(world_size=workers, batch=_divided(job.batch, job, workers), **alone)

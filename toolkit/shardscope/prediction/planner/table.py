@@ -7,6 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING, NamedTuple
 
 from shardscope.prediction.budget import Throughput
+from shardscope.prediction.failures import layout_failures
 from shardscope.prediction.planner.explain import seconds
 from shardscope.prediction.planner.filter import GIB
 from shardscope.spec.pipeline_schedule import PipelineSchedule
@@ -37,8 +38,12 @@ class Budget(NamedTuple):
 
 
 def budget_of(found: Plans, plan: PlanRow, tokens: float) -> Budget:
-    """Return how long a plan trains on a number of tokens, without failures and evaluations, and what it costs."""
-    rate = Throughput(plan.tokens_per_s, found.setting.cluster)
+    """Return how long a plan trains on a number of tokens, without evaluations, and what it costs.
+
+    The time includes checkpoints and failures if the cluster states a failure rate.
+    """
+    failures = layout_failures(found.setting.model, found.setting.cluster, plan.layout)
+    rate = Throughput(plan.tokens_per_s, found.setting.cluster, failures)
     dollars = None if plan.dollars is None else rate.dollars(tokens)
     return Budget(tokens, rate.time_to_train(tokens) / DAY_S, dollars)
 

@@ -26,6 +26,11 @@ def on_cluster(job: Job, cluster: EmulatedCluster) -> Job:
             f"world_size={job.world_size} does not match the {cluster.num_devices} ranks of {cluster.name}; use "
             f"world_size={cluster.num_devices}, or other nodes or per_node"
         )
+    if job.elastic is not None:
+        raise SpecError(
+            f"elastic={job.elastic.label!r} cannot be combined with an emulated cluster, which has a fixed number of "
+            "devices; use elastic=None, or train on this machine"
+        )
     if job.link is not None:
         raise SpecError(
             f"link={job.link.label!r} cannot be combined with an emulated cluster, which has links of its own; "

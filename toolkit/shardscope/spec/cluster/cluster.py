@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pydantic import NonNegativeFloat
+from pydantic import NonNegativeFloat, PositiveFloat
 
 from shardscope.errors import SpecError
 from shardscope.spec import catalogue
@@ -15,7 +15,7 @@ from shardscope.spec.cluster.parts import Device
 from shardscope.spec.cluster.usual import device_and_node, inter_link, intra_link, link_of, usual_price
 from shardscope.spec.link import Link
 from shardscope.spec.numbers import Degree
-from shardscope.spec.units import BandwidthOrNone, Bytes, BytesOrNone
+from shardscope.spec.units import Bandwidth, BandwidthOrNone, Bytes, BytesOrNone, Seconds
 
 _HOST_FIELDS = ("host_memory_bytes", "nvme_bytes", "nvme_bandwidth")
 
@@ -43,6 +43,15 @@ class Cluster(_Emulated, Spec):
     """NVMe capacity of one node, in bytes."""
     nvme_bandwidth: BandwidthOrNone = 0.0
     """Bandwidth of one node's NVMe drives, in bytes per second."""
+    device_mtbf_hours: PositiveFloat | None = None
+    """Mean time between failures of one device with its share of the node and the network, in hours; None predicts
+    training without failures. It was about 50,000 hours for the H100s that trained Llama 3 (arXiv 2407.21783)."""
+    storage_bandwidth: Bandwidth = 6.5e8
+    """Bytes per second at which one node writes and reads checkpoints while all nodes do so. The default is the
+    sustained 2 TB/s of Llama 3's storage, divided by its nodes (arXiv 2407.21783, section 3.3.1)."""
+    restart_s: Seconds = 300.0
+    """Time from a failure to the first step after it, without reading the checkpoint: to detect the failure, replace
+    the node and start the ranks."""
     price_per_device_hour: NonNegativeFloat | None = None
     """Price in US dollars per device and hour; None if unknown."""
     price_source: str = ""
@@ -56,6 +65,11 @@ class Cluster(_Emulated, Spec):
             return sum(group.num_devices for group in self.groups)
         return self.nodes * self.per_node
 
+    @property
+    def num_nodes(self) -> int:
+        """Number of nodes in all groups."""
+        return sum(group.num_nodes for group in self.groups) if self.groups else self.nodes
+
     @classmethod
     def of(
         cls,
@@ -67,6 +81,7 @@ class Cluster(_Emulated, Spec):
         inter: str | Link | None = None,
         ports: int | None = None,
         price: float | None = None,
+        device_mtbf_hours: float | None = None,
     ) -> Cluster:
         """Build a cluster from a device (``"a100-80gb"``) or node type (``"p4d.24xlarge"``) in the catalogue.
 
@@ -79,6 +94,7 @@ class Cluster(_Emulated, Spec):
             inter: Link between nodes, specified like `intra`; one port per device unless `ports` is given.
             ports: Number of network ports, each with the bandwidth of `inter`, that the devices of a node share.
             price: US dollars per device and hour; None for the catalogue's price, which may be unknown.
+            device_mtbf_hours: Mean time between failures of one device, in hours; None predicts without failures.
 
         Raises:
             SpecError: A name is unknown, a count is below 1, or a bandwidth has no unit.
@@ -100,6 +116,7 @@ class Cluster(_Emulated, Spec):
             intra=intra_link(intra, node),
             inter=inter_link(inter, ports, count, node),
             **host,
+            device_mtbf_hours=device_mtbf_hours,
             price_per_device_hour=dollars,
             price_source=price_source,
         )
@@ -110,7 +127,7 @@ class Cluster(_Emulated, Spec):
 
         The field `groups` contains the parts. The other fields are worst cases over all parts: the smallest memory, the
         lowest rates, the dtypes that all devices support, the fewest devices per node, the least host memory. But
-        `num_devices` counts all devices, and the price is the mean over all devices.
+        `num_devices` counts all devices, and the price and the failure rate are the means over all devices.
 
         Args:
             groups: Clusters in pipeline order; a mixed cluster is replaced by its groups.
@@ -132,6 +149,9 @@ class Cluster(_Emulated, Spec):
             host_memory_bytes=min(part.host_memory_bytes for part in parts),
             nvme_bytes=min(part.nvme_bytes for part in parts),
             nvme_bandwidth=min(part.nvme_bandwidth for part in parts),
+            device_mtbf_hours=_mean_mtbf(parts),
+            storage_bandwidth=min(part.storage_bandwidth for part in parts),
+            restart_s=max(part.restart_s for part in parts),
             price_per_device_hour=price,
             price_source="" if price is None else "mean over all devices",
             groups=parts,
@@ -151,3 +171,13 @@ def _mean_price(parts: Sequence[Cluster]) -> float | None:
             return None
         total += part.price_per_device_hour * part.num_devices
     return total / sum(part.num_devices for part in parts)
+
+
+def _mean_mtbf(parts: Sequence[Cluster]) -> float | None:
+    """Return the time between failures of the mean device, in hours: failure rates add up. None if one is unknown."""
+    rate = 0.0
+    for part in parts:
+        if part.device_mtbf_hours is None:
+            return None
+        rate += part.num_devices / part.device_mtbf_hours
+    return sum(part.num_devices for part in parts) / rate

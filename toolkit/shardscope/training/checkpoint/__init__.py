@@ -1,6 +1,9 @@
 """Checkpoints: all ranks save them together and atomically; loading one executes no code from it.
 
-    saving            every rank writes some of the tensors; rank 0 writes the index and renames the folder
+    saving            all ranks agree who writes which tensors, and write them now or in the background
+    writing           the files: every rank writes its part; rank 0 writes the index and renames the folder
+    background        the thread that writes while training continues, from the copies of `snapshot`
+    unchanged         tensors that have not changed, which incremental checkpoints share
     loading           loads the newest complete checkpoint, the same on all ranks
     contents          the contents of a checkpoint: model, optimizer, position in the data, random state
     compressor_state  the state of compressors
@@ -23,15 +26,15 @@ from shardscope.training.checkpoint.contents import (
 )
 from shardscope.training.checkpoint.folders import complete_checkpoints
 from shardscope.training.checkpoint.loading import Loaded, load
-from shardscope.training.checkpoint.saving import save
+from shardscope.training.checkpoint.saving import Saver
 
 __all__ = [
     "Loaded",
+    "Saver",
     "complete_checkpoints",
     "load",
     "load_optimizer_state_of",
     "load_state_of",
     "optimizer_state_of",
-    "save",
     "state_of",
 ]

@@ -68,7 +68,7 @@ def extra_of(
     return {
         "step": step, "data": dict(data), "precision": strategy.precision.state_dict(), "layout": strategy.layout,
         "optimizer": spec.name, "carries": f"{frozen}{spec.carries}", "method": method_of(job.compression),
-        "gradient_order": strategy.gradient_order,
+        "gradient_order": strategy.gradient_order, "world_size": strategy.context.world_size,
     }  # fmt: skip
 
 

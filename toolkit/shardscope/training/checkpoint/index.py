@@ -3,6 +3,7 @@
     step-N/
         index.json      the values, and the location of each tensor's pieces; written last, with its own checksum
         rank-R.bin      the bytes of the tensor pieces that rank R wrote, one after another
+        rank-R-step-M.bin   in incremental checkpoints: pieces that have not changed since step M; see `unchanged`
 
 Every entry of an index is validated before use: file names cannot point outside the folder, and no piece extends beyond
 its file.
@@ -32,7 +33,7 @@ _CHUNK_BYTES = 2**24
 
 Count = Annotated[int, Field(ge=0, le=2**62)]
 Shape = Annotated[tuple[Count, ...], Field(max_length=64)]
-FileName = Annotated[str, Field(pattern=r"^rank-[0-9]{1,6}\.bin$")]
+FileName = Annotated[str, Field(pattern=r"^rank-[0-9]{1,6}(-step-[0-9]{1,18})?\.bin$")]
 
 
 class Damaged(CheckpointError):

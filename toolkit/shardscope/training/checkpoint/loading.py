@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from shardscope.errors import CheckpointError
+from shardscope.training.checkpoint.agreement import gather_items
 from shardscope.training.checkpoint.compressor_state import RestoredState, restore_compressor_state
 from shardscope.training.checkpoint.contents import (
     RANK,
@@ -29,7 +29,6 @@ from shardscope.training.context import RankContext
 from shardscope.training.random_state import random_state, set_random_state
 from shardscope.training.strategies.base import RankStrategy
 
-Item = TypeVar("Item")
 _NO_DATA = {"global_size": 0, "step": 0, "epoch": 0, "row": 0, "samples": 0}
 
 
@@ -42,6 +41,7 @@ class Loaded:
         step: The step after which the checkpoint was saved.
         data: The position in the data after that step, from `GlobalSampler.state_dict`.
         restored: The result of restoring the compressor's state.
+        world_size: Number of ranks that saved the checkpoint; None in checkpoints of earlier versions.
         notes: Sentences for the user, one for each part of the state that was changed or dropped.
     """
 
@@ -50,6 +50,7 @@ class Loaded:
     data: Mapping[str, int]
     restored: RestoredState
     notes: list[str]
+    world_size: int | None = None
 
 
 def load(
@@ -105,7 +106,8 @@ def _load(
     _restore_random_state(reader, context)
     size = strategy.job.batch.global_batch
     data = extra.get("data") or {**_NO_DATA, "global_size": size}
-    return Loaded(reader.path, int(extra["step"]), data, restored, [*notes, *changes, *restored.notes])
+    told = [*notes, *changes, *restored.notes]
+    return Loaded(reader.path, int(extra["step"]), data, restored, told, extra.get("world_size"))
 
 
 def _restore_random_state(reader: Reader | PickledReader, context: RankContext) -> None:
@@ -155,7 +157,7 @@ def _open(
     folder = source.parent if named else source
     found = [
         folder / name
-        for name in _gather_items(context, [source.name] if named else _names(source, context))[0]
+        for name in gather_items(context, [source.name] if named else _names(source, context))[0]
     ]
     if not found:
         raise CheckpointError(
@@ -180,14 +182,6 @@ def _open(
 def _names(folder: Path, context: RankContext) -> list[str]:
     """On rank 0, return the names of the checkpoints in `folder`, oldest first; on other ranks, an empty list."""
     return [path.name for path in complete_checkpoints(folder)] if context.rank == 0 else []
-
-
-def _gather_items(context: RankContext, mine: Item) -> list[Item]:
-    """Gather one item from each rank, in rank order."""
-    every = [mine] * context.world_size
-    if context.group is not None:
-        dist.all_gather_object(every, mine)
-    return every
 
 
 @dataclass(frozen=True)
@@ -224,7 +218,7 @@ def _verified_by_all(
         look = _ReadAttempt(damage=str(error))
     except CheckpointError as error:
         look = _ReadAttempt(refusal=str(error))
-    looks = _gather_items(context, look)
+    looks = gather_items(context, look)
     refusals = [look.refusal for look in looks if look.refusal is not None]
     damages = [look.damage for look in looks if look.damage is not None]
     if refusals:
@@ -249,7 +243,7 @@ def _notes(damages: list[str], path: Path) -> list[str]:
 
 
 def _instead(named: Path, context: RankContext) -> str:
-    for name in reversed(_gather_items(context, _names(named.parent, context))[0]):
+    for name in reversed(gather_items(context, _names(named.parent, context))[0]):
         if name == named.name:
             continue
         with suppress(CheckpointError):  # a pickle

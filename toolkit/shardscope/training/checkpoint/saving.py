@@ -1,4 +1,4 @@
-"""Saves a checkpoint: every rank writes some of the pieces, then rank 0 writes the index and renames the folder.
+"""Saves the checkpoints of a run: every rank writes some of the pieces, then rank 0 completes the checkpoint.
 
 If several ranks have a copy of a piece, it is assigned to the one with the fewest bytes assigned so far. The ranks tell
 one another whether their writes succeeded, so that if one rank fails, all ranks raise the same error.
@@ -6,228 +6,188 @@ one another whether their writes succeeded, so that if one rank fails, all ranks
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import shutil
 import time
-import zlib
-from collections.abc import Callable, Mapping
-from io import BufferedWriter
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar
 
 import torch
-import torch.distributed as dist
 
 from shardscope.errors import CheckpointError
+from shardscope.training.checkpoint.agreement import on_every_rank
+from shardscope.training.checkpoint.background import Background, Notices
 from shardscope.training.checkpoint.contents import contents_of
-from shardscope.training.checkpoint.folders import complete_checkpoints, step_of
-from shardscope.training.checkpoint.index import FILE, index_of
 from shardscope.training.checkpoint.pieces import HeldPiece, flat
+from shardscope.training.checkpoint.snapshot import HostCopies
+from shardscope.training.checkpoint.unchanged import Unchanged
 from shardscope.training.checkpoint.values import encode
-from shardscope.training.context import RankContext
-from shardscope.training.disk import advice_on
+from shardscope.training.checkpoint.writing import Part, Report, balanced, not_written
 from shardscope.training.strategies.base import RankStrategy
 
-_REMOVED = ".removed"
-"""Suffix of the name of a checkpoint that is being deleted, so that it does not look complete if the run is killed."""
-Result = TypeVar("Result")
-Opener = Callable[[Path], BufferedWriter]
-"""Opens a new file for a rank's part of the checkpoint."""
-Place = tuple[str, tuple[int, ...]]
-"""The name of a tensor and the offsets of a piece, which identify the piece even if several ranks have copies of it."""
 
-
-def save(
-    folder: Path,
-    step: int,
-    *,
-    strategy: RankStrategy,
-    optimizer: torch.optim.Optimizer,
-    keep: int,
-    data: Mapping[str, int],
-) -> Path:
-    """Save the state after `step`, and delete old checkpoints. All ranks must call this together.
+class Saver:
+    """Saves the checkpoints of a run, one after another; all ranks call its methods together.
 
     Args:
-        folder: The folder for the run's checkpoints.
-        step: The last step taken.
+        folder: The folder for the checkpoints.
         strategy: The strategy that holds the model.
         optimizer: The strategy's optimizer.
-        keep: Number of checkpoints to keep, including this one.
-        data: The position in the data: the result of `GlobalSampler.state_dict`.
-
-    Returns:
-        The path of the checkpoint.
-
-    Raises:
-        CheckpointError: The checkpoint could not be written; earlier ones are kept.
+        keep: Number of checkpoints to keep, including the newest.
+        asynchronous: Whether to write while training continues.
+        incremental: Whether to write only pieces that have changed.
+        is_durable: Whether checkpoints must survive a crash of the machine.
     """
-    final, partial = folder / f"step-{step}", folder / f"step-{step}.partial"
-    started, context = time.time(), strategy.context
-    contents = contents_of(strategy, optimizer, step, data)
 
-    def opened(path: Path) -> BufferedWriter:
-        file = open(path, "xb", opener=_private)  # noqa: SIM115 - the caller closes it
-        return file if context.faults is None else context.faults.checkpoint_file(file, step)
+    event: ClassVar[str] = "checkpoint"
+    """Kind of the event that every rank writes when a checkpoint is complete."""
 
-    with context.meter.span("compute", "checkpoint"):
-        try:
-            _write(partial, final, contents, context, opened)
-        except OSError as error:
-            if context.rank == 0:
-                shutil.rmtree(partial, ignore_errors=True)
-            raise CheckpointError(_not_written(final, error)) from error
-        if context.rank == 0:
-            _drop_old(folder, step, keep)
-    seconds, traffic = round(time.time() - started, 4), context.meter.drain()[0]
-    context.events.emit("checkpoint", step=step, path=final.name, seconds=seconds, traffic=traffic)
-    return final
+    def __init__(
+        self, folder: Path, *, strategy: RankStrategy, optimizer: torch.optim.Optimizer, keep: int,
+        asynchronous: bool = False, incremental: bool = False, is_durable: bool = True,
+    ) -> None:  # fmt: skip
+        self.folder = folder
+        self.newest: Path | None = None
+        """Path of the newest complete checkpoint; None before the first."""
+        self.blocked_s = 0.0
+        """Time for which the last save has delayed training, in seconds."""
+        self._strategy, self._optimizer, self._context = strategy, optimizer, strategy.context
+        self._keep, self._is_durable = keep, is_durable
+        self._is_leader = self._context.rank == 0
+        self._copies = HostCopies() if asynchronous else None
+        self._unchanged = Unchanged(_frozen(strategy)) if incremental else None
+        self._background: Background | None = None
 
+    @property
+    def in_flight(self) -> Path | None:
+        """Path of the checkpoint that is being written in the background; None if none is."""
+        return None if self._background is None else self._background.part.final
 
-def _write(
-    partial: Path, final: Path, contents: Mapping[str, Any], context: RankContext, opened: Opener
-) -> None:
-    tensors = {
-        key: HeldPiece.of(key, value) for key, value in flat(contents) if isinstance(value, torch.Tensor)
-    }
-    values = {key: encode(key, value) for key, value in flat(contents) if key not in tensors}
-    held = {(key, piece.offsets): piece.tensor.nbytes for key, piece in tensors.items()}
+    def save(self, step: int, data: Mapping[str, int]) -> None:
+        """Save the state after `step`, and delete old checkpoints.
 
-    def prepare() -> dict[Place, int]:
-        if context.rank == 0:
-            shutil.rmtree(partial, ignore_errors=True)
-            partial.mkdir(mode=0o700)
-        return held
+        Without `asynchronous`, the checkpoint is complete when this returns. Otherwise this first waits until the
+        previous one is complete.
 
-    own = _balanced(_on_every_rank(context, prepare))[context.rank]
-    name = f"rank-{context.rank}.bin"
-    reports = _on_every_rank(context, lambda: (*_write_pieces(partial / name, own, tensors, opened), values))
+        Args:
+            step: The last step taken.
+            data: The position in the data: the result of `GlobalSampler.state_dict`.
 
-    def complete() -> None:
-        if context.rank == 0:
-            _complete(partial, final, reports)
+        Raises:
+            CheckpointError: This or the previous checkpoint could not be written; earlier ones are kept.
+        """
+        started, meter = time.time(), self._context.meter
+        self.wait()
+        contents = contents_of(self._strategy, self._optimizer, step, data)
+        with meter.span("compute", "checkpoint"):
+            try:
+                part, name = self._part(step, contents)
+                if self._copies is None:
+                    written = self._write(part)
+                else:
+                    copies, is_copied = self._copies.take(part.tensors)
+            except OSError as error:
+                raise self._refusal(self.folder / f"step-{step}", error) from error
+        self.blocked_s, traffic = time.time() - started, meter.drain()[0]
+        final, blocked_s = part.final, round(self.blocked_s, 4)
 
-    _on_every_rank(context, complete)
+        def completed(num_bytes: int) -> None:
+            self._context.events.emit(
+                self.event, step=step, path=final.name, seconds=round(time.time() - started, 4),
+                blocked_s=blocked_s, bytes=num_bytes, traffic=traffic,
+            )  # fmt: skip
 
+        if self._copies is None:
+            completed(written)
+            self._note_complete(part)
+            return
+        self._background = Background(
+            replace(part, tensors=copies), Notices.of(self._context, name), world_size=self._context.world_size,
+            keep=self._keep, is_copied=is_copied, completed=completed,
+        )  # fmt: skip
 
-def _on_every_rank(context: RankContext, work: Callable[[], Result]) -> list[Result]:
-    """Run `work` on every rank, and return the results of all ranks in rank order.
+    def check(self) -> None:
+        """Raise the error of a checkpoint that has been written in the background, if it failed; called every step.
 
-    Raises:
-        OSError: `work` raised this error on some rank; all ranks raise it.
-    """
-    mine: tuple[Result | None, tuple[int | None, str] | None]
-    try:
-        mine = (work(), None)
-    except OSError as error:
-        mine = (None, (error.errno, error.strerror or str(error)))
-    every = [mine]
-    if context.group is not None:
-        every = [mine] * context.world_size
-        dist.all_gather_object(every, mine)
-    for _, failed in every:
-        if failed is not None:
-            raise OSError(*failed)
-    return [result for result, _ in every]  # type: ignore[misc]  # None only where `work` returned None
+        Raises:
+            CheckpointError: The checkpoint could not be written; earlier ones are kept.
+        """
+        background = self._background
+        if background is None or not background.is_done:
+            return
+        self._background = None
+        if background.error is not None:
+            raise background.error
+        if background.failed is not None:
+            raise self._refusal(background.part.final, OSError(*background.failed))
+        self._note_complete(background.part)
 
+    def wait(self) -> None:
+        """Wait until no checkpoint is being written in the background.
 
-def _balanced(held: list[dict[Place, int]]) -> list[set[Place]]:
-    """Distribute the pieces among the ranks that have them, so that all ranks write similar numbers of bytes.
+        Raises:
+            CheckpointError: The checkpoint could not be written; earlier ones are kept.
+        """
+        if self._background is not None:
+            self._background.wait()
+            self.check()
 
-    Args:
-        held: For each rank, the pieces that it has and their sizes in bytes.
+    def _part(self, step: int, contents: Mapping[str, Any]) -> tuple[Part, str]:
+        """Agree with the other ranks on who writes which piece.
 
-    Returns:
-        For each rank, the pieces to write.
-    """
-    holders: dict[Place, list[int]] = {}
-    for rank, pieces in enumerate(held):
-        for place in pieces:
-            holders.setdefault(place, []).append(rank)
-    load, own = [0] * len(held), [set[Place]() for _ in held]
-    for place, ranks in holders.items():
-        rank = min(ranks, key=lambda rank: load[rank])
-        load[rank] += held[rank][place]
-        own[rank].add(place)
-    return own
+        Returns:
+            This rank's part, and a name for the checkpoint that no other one has.
+        """
+        items = dict(flat(contents))
+        tensors = {
+            key: HeldPiece.of(key, value) for key, value in items.items() if isinstance(value, torch.Tensor)
+        }
+        final, rank = self.folder / f"step-{step}", self._context.rank
+        part = Part(
+            final.with_name(f"{final.name}.partial"), final, step, rank, self._is_leader, tensors,
+            {key: encode(key, value) for key, value in items.items() if key not in tensors},
+            self._unchanged, self._is_durable, self._context.faults if self._is_durable else None,
+        )  # fmt: skip
 
-
-def _write_pieces(
-    path: Path, own: set[Place], tensors: Mapping[str, HeldPiece], opened: Opener
-) -> tuple[dict[str, Any], int]:
-    """Write the pieces in `own`, and return their entries for the index and the number of bytes written."""
-    described: dict[str, Any] = {}
-    at = 0
-    with opened(path) as file:
-        for key, held in tensors.items():
-            described[key] = {
-                "dtype": str(held.tensor.dtype).removeprefix("torch."),
-                "shape": held.whole,
-                "pieces": [],
+        def prepare() -> tuple[str, dict[Any, int]]:
+            if part.is_leader:
+                part.prepare()
+            return uuid.uuid4().hex, {
+                (key, piece.offsets): piece.tensor.nbytes for key, piece in tensors.items()
             }
-            data = held.as_bytes() if (key, held.offsets) in own else memoryview(b"")
-            if not data:  # another rank writes the piece, or it has no elements
-                continue
-            described[key]["pieces"].append({
-                "file": path.name, "at": at, "offsets": held.offsets, "shape": tuple(held.tensor.shape),
-                "checksum": zlib.crc32(data),
-            })  # fmt: skip
-            file.write(data)
-            at += len(data)
-        file.flush()
-        os.fsync(file.fileno())
-    return described, at
+
+        prepared = on_every_rank(self._context, prepare)
+        own = balanced([held for _, held in prepared])[rank]
+        assigned = {key: piece for key, piece in tensors.items() if (key, piece.offsets) in own}
+        return replace(part, tensors=assigned), prepared[0][0]
+
+    def _write(self, part: Part) -> int:
+        """Write the checkpoint now; return the number of bytes that this rank has written."""
+        try:
+            reports = on_every_rank(self._context, part.write)
+            self._share(part, reports)
+            on_every_rank(self._context, lambda: part.complete(reports) if part.is_leader else None)
+        except (OSError, CheckpointError):
+            if part.is_leader:
+                part.discard()
+            raise
+        if part.is_leader:
+            part.drop_older(self._keep)
+        return reports[part.rank].written_bytes
+
+    def _share(self, part: Part, reports: Sequence[Report]) -> None:
+        """Pass files to other folders; checkpoints on disk are in a single folder."""
+
+    def _refusal(self, final: Path, error: OSError) -> CheckpointError:
+        return not_written(final, error)
+
+    def _note_complete(self, part: Part) -> None:
+        self.newest = part.final
+        if self._unchanged is not None:
+            self._unchanged.commit(part.final)
 
 
-def _complete(partial: Path, final: Path, reports: list[tuple[dict[str, Any], int, dict[str, Any]]]) -> None:
-    """Write the index, which lists the files of all ranks, and rename the folder when everything is on disk."""
-    tensors: dict[str, Any] = {}
-    values: dict[str, Any] = {}
-    for described, _, said in reports:
-        values = {**said, **values}
-        for key, stored in described.items():
-            tensors.setdefault(key, {**stored, "pieces": []})["pieces"] += stored["pieces"]
-    files = {f"rank-{rank}.bin": size for rank, (_, size, _) in enumerate(reports)}
-    with open(partial / FILE, "x", encoding="utf-8", opener=_private) as file:
-        json.dump(index_of(tensors, values, files), file, allow_nan=False)
-        file.flush()
-        os.fsync(file.fileno())
-    _sync_folder(partial)
-    if final.exists():  # an earlier checkpoint of the same step; deleted once the new one has its name
-        final.rename(final.with_suffix(_REMOVED))
-    partial.rename(final)
-    _sync_folder(final.parent)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
-def _sync_folder(path: Path) -> None:
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _drop_old(folder: Path, step: int, keep: int) -> None:
-    """Delete old checkpoints, except those from steps after `step`, which an earlier run wrote."""
-    older = [path for path in complete_checkpoints(folder) if step_of(path) < step]
-    for path in older[: len(older) + 1 - keep]:
-        with contextlib.suppress(OSError):
-            path.rename(path.with_suffix(_REMOVED))
-    for path in folder.glob(f"step-*{_REMOVED}"):
-        shutil.rmtree(path, ignore_errors=True)
-
-
-def _not_written(final: Path, error: OSError) -> str:
-    before = complete_checkpoints(final.parent) if os.access(final.parent, os.R_OK) else []
-    left = (
-        f"the newest earlier checkpoint is {before[-1].name}" if before else "there is no earlier checkpoint"
-    )
-    advice = advice_on(error)
-    where = f"checkpoint {final.name} in {final.parent}"
-    return f"{error.strerror} while writing {where}; {left}{'; ' * bool(advice)}{advice}"
+def _frozen(strategy: RankStrategy) -> set[str]:
+    """Return the names in checkpoints of parameters that are not trained."""
+    return {f"model.{name}" for name, p in strategy.model.named_parameters() if not p.requires_grad}

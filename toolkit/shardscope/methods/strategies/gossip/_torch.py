@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shardscope.errors import CheckpointError, SpecError
+from shardscope.errors import SpecError
 from shardscope.methods.strategies import gossip
 from shardscope.methods.strategies.gossip._torch_choco import PublicCopies
 from shardscope.training.collectives.neighbours import Neighbours
@@ -138,23 +138,16 @@ class GossipRank(RankStrategy):
         }
 
     def state_to_fill(self, optimizer: torch.optim.Optimizer, known: set[str]) -> dict[str, Any]:
-        """Return the state to fill from a checkpoint: one model for all ranks if a different strategy saved it."""
-        return (
-            self.checkpoint_state(optimizer) if _NUM_RANKS in known else super().checkpoint_state(optimizer)
-        )
+        """Return the state to fill from a checkpoint: the ranks' own models, if as many gossip ranks saved it.
+
+        Otherwise, it is one model for all ranks: the mean of the ranks' models, or that of a different strategy.
+        """
+        saved = {key.partition(".")[0] for key in known if key.startswith("rank-")}
+        is_own = _NUM_RANKS in known and len(saved) == self.context.world_size
+        return self.checkpoint_state(optimizer) if is_own else super().checkpoint_state(optimizer)
 
     def load_checkpoint_state(self, state: dict[str, Any], optimizer: torch.optim.Optimizer) -> None:
-        """Load this rank's own state, or the common state if ranks have no separate states.
-
-        Raises:
-            CheckpointError: The checkpoint was saved with a different number of ranks.
-        """
-        saved = int(state.get(_NUM_RANKS, self.context.world_size))
-        if saved != self.context.world_size:
-            raise CheckpointError(
-                f"this checkpoint holds the models of {saved} gossip ranks, not of {self.context.world_size}; "
-                f"resume with world_size={saved}"
-            )
+        """Load this rank's own state, or the common state if ranks have no separate states."""
         if (
             self.public is not None
         ):  # start from the mean, which all ranks have, unless `load_compressor_state` restores saved copies
@@ -173,5 +166,12 @@ class GossipRank(RankStrategy):
     def load_compressor_state(self, state: dict[str, Tensor]) -> None:
         assert self.public is not None
         for rank, copy in self.public.copies.items():
-            copy.copy_(state.pop(f"{_PUBLIC}{rank}"))
+            saved = state.pop(f"{_PUBLIC}{rank}", None)
+            if saved is not None:
+                copy.copy_(saved)
         super().load_compressor_state(state)
+
+    def reshard_compressor_state(self, state: dict[str, Tensor], layout: str) -> dict[str, Tensor]:
+        """Convert the state without the public copies, which are those of other neighbours; they stay the mean."""
+        kept = {name: tensor for name, tensor in state.items() if not name.startswith(_PUBLIC)}
+        return super().reshard_compressor_state(kept, layout)

@@ -1,0 +1,104 @@
+"""Ranks join and leave while a job trains, and it ends where it would have ended without them."""
+
+from __future__ import annotations
+
+import pytest
+
+import shardscope as ss
+from conformance.elastic import STEPS, apart, elastic_job, fixed, resized
+from conformance.runs import all_gone, endless_job, family, rank_pids, small_job, wait_for
+
+BOUND = 1e-5
+"""That of the equivalence of a job with the same job on one process."""
+QUICK = ("ring", "zero-3")
+OTHERS = (
+    "ring:2", "tree", "all-reduce", "hierarchical", "zero-1", "zero-2", "parameter-server", "pipeline:gpipe",
+    "pipeline:1f1b", "pipeline:zero-bubble",
+)  # fmt: skip
+OWN_ORDER = ["parameter-server:async", "parameter-server:ssp", "gossip"]
+
+
+@pytest.mark.parametrize(
+    "strategy", [*QUICK, *(pytest.param(each, marks=pytest.mark.weekly) for each in OTHERS)]
+)
+def test_a_job_ends_where_it_ends_on_a_fixed_number_of_ranks(strategy: str) -> None:
+    job = elastic_job(strategy=strategy)
+    run = resized(job, 4, 3, 2)
+    log, summary = run.reduced(), run.summary()
+    assert [each[1:3] for each in log.resizes] == [(2, 4), (4, 3), (3, 2)]
+    assert (run.state, summary.world_sizes, summary.world_size) == ("completed", "2 → 4 → 3 → 2", 2)
+    assert list(log.steps.column("number")) == list(range(1, STEPS + 1))  # none lost, none twice
+    assert len({event["step"] for event in run.events("step", rank=0)}) == len(run.events("step", rank=0))
+    if job.strategy.num_data_ranks(2) == 2:
+        assert sum(log.steps.column("samples")) == 48 * STEPS
+    assert max(apart(run, fixed(job))) < BOUND
+    told = [(event["before"], event["world_size"]) for event in run.events("resize")]
+    assert told == [(2, 4), (4, 3), (3, 2)]
+
+
+@pytest.mark.weekly
+@pytest.mark.parametrize("strategy", OWN_ORDER)
+def test_strategies_without_a_fixed_order_go_on_too(strategy: str) -> None:
+    run = resized(elastic_job(strategy=strategy, optimizer="adamw"), 4, 3, 2)
+    losses = run.metrics()["loss"]
+    assert run.summary().world_sizes == "2 → 4 → 3 → 2"
+    assert run.summary().last_step == STEPS
+    assert losses.iloc[-3:].mean() < losses.iloc[:3].mean()
+
+
+@pytest.mark.weekly
+def test_a_scaled_batch_sees_each_row_once_and_takes_the_learning_rate_along() -> None:
+    job = elastic_job(elastic=ss.Elastic(least=2, most=4, batch="scaled"))
+    run = resized(job, 4)
+    steps = run.reduced().steps
+    assert set(zip(steps.column("world_size"), steps.column("samples"), steps.column("lr"), strict=True)) == {
+        (2, 48, 0.05),
+        (4, 96, 0.1),
+    }
+
+
+@pytest.mark.parametrize("spares", [0, pytest.param(1, marks=pytest.mark.weekly)])
+def test_a_run_that_loses_a_rank_goes_on_with_fewer_unless_there_is_a_spare(spares: int) -> None:
+    elastic = ss.Elastic(least=2, most=4, spares=spares)
+    job = elastic_job(world_size=3, elastic=elastic, recovery=1, checkpoint=ss.Checkpoint(2), steps=12)
+    run = ss.launch(job, faults=ss.Faults().kill(rank=1, step=6)).wait(120)
+    sizes = [3] * 12 if spares else [3] * 4 + [2] * 8
+    assert list(run.metrics()["world_size"]) == sizes
+    assert [(event["step"], event["world_size"]) for event in run.events("restart")] == [(4, sizes[-1])]
+    assert run.state_text == "completed after 1 restart"
+    assert run.summary().world_sizes == (None if spares else "3 → 2")
+    assert max(apart(run, fixed(job.replace(recovery=None)))) < BOUND
+
+
+def test_requests_that_cannot_be_met_are_refused_with_a_way_out() -> None:
+    run = ss.launch(endless_job(batch=64, elastic="2:4"))
+    rank_pids(run)
+    with pytest.raises(ss.SpecError, match=r"64 is not divisible by world_size=3.* can train on 2, 4 ranks"):
+        run.resize(3)
+    with pytest.raises(ss.SpecError, match="world_size=8 is outside elastic='2:4'"):
+        run.resize(8)
+    processes = family(run)
+    run.resize(4)
+    run.stop(grace_s=60.0)  # comes first, whether or not the ranks were about to change
+    assert run.state == "stopped"
+    assert all_gone(processes)
+    with pytest.raises(ss.SpecError, match="has ended; resume it with another number of ranks"):
+        run.resize(2)
+
+
+@pytest.mark.weekly
+def test_a_run_is_resized_before_its_first_step_and_at_its_last_one() -> None:
+    run = ss.launch(elastic_job(steps=6))
+    run.resize(4)
+    wait_for(lambda: run.reduced().last_step >= 6, run)
+    if run.is_alive:
+        run.resize(3)
+    run.wait(60)
+    assert list(run.metrics()["step"]) == list(range(1, 7))
+    assert run.metrics()["world_size"].iloc[-1] == 4
+
+
+def test_a_job_of_a_fixed_size_is_not_resized() -> None:
+    run = ss.launch(small_job()).wait(60)
+    with pytest.raises(ss.SpecError, match="the job has a fixed world_size=2; set elastic="):
+        run.resize(4)

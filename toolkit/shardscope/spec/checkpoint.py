@@ -1,0 +1,88 @@
+"""When and how a job saves checkpoints."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import field_validator, model_validator
+
+from shardscope.errors import SpecError, quoted
+from shardscope.spec._base import Spec
+from shardscope.spec.numbers import LARGEST_COUNT, Count
+from shardscope.spec.units import Seconds
+
+AUTO = "auto"
+
+
+class Checkpoint(Spec):
+    """When to save checkpoints, how to write them, and how many to keep.
+
+    Example:
+        >>> Checkpoint(every=100, asynchronous=True).every
+        100
+    """
+
+    _positional = "every"
+
+    every: Count | Literal["auto"] | None = None
+    """Steps between two checkpoints; None saves none during training. ``"auto"`` saves one after a few steps, measures
+    what it costs, and continues at the interval that loses the least time at the failure rate that `mtbf_s` states."""
+    at_end: bool = False
+    """Also save after the last step, and when the run is stopped."""
+    keep: Count = 2
+    """Number of checkpoints to keep, at least 1; older ones are deleted after a newer one is complete."""
+    asynchronous: bool = False
+    """Whether training continues while a checkpoint is written: it waits only until each rank has copied its part of
+    the state to host memory, which stays allocated. A save waits for the previous one to be complete. If a checkpoint
+    cannot be written, the run fails at its next step."""
+    incremental: bool = False
+    """Whether to write only tensors that have changed since the previous checkpoint, such as those that are not frozen.
+    The others are hard links to files of earlier checkpoints, and stay on disk when these are deleted. Every checkpoint
+    is complete, but damage to a shared file affects all checkpoints that share it."""
+    mtbf_s: Seconds | None = None
+    """With `every="auto"`: mean time between two failures of the whole job, in seconds or with a unit."""
+
+    @field_validator("every", mode="before")
+    @classmethod
+    def _check_every(cls, value: Any) -> Any:
+        if isinstance(value, str) and value.isdecimal():  # as on the command line
+            value = int(value)
+        is_count = isinstance(value, int) and 1 <= value <= LARGEST_COUNT
+        if value is None or value == AUTO or is_count:
+            return value
+        raise SpecError(
+            f"checkpoint.every={quoted(value)} is not valid: give a number of steps, 1 to {LARGEST_COUNT}, or 'auto'"
+        )
+
+    @model_validator(mode="after")
+    def _check_mtbf(self) -> Self:
+        if self.every == AUTO and not self.mtbf_s:
+            raise SpecError(
+                "checkpoint.every='auto' needs the failure rate that it is for; give mtbf_s, such as mtbf_s='6 h'"
+            )
+        if self.every != AUTO and self.mtbf_s is not None:
+            raise SpecError(
+                f"checkpoint.mtbf_s={self.mtbf_s:g} has no effect with every={self.every}; give every='auto', or leave "
+                "mtbf_s out"
+            )
+        return self
+
+    @property
+    def is_on(self) -> bool:
+        """Whether any checkpoints are saved, during training or at its end."""
+        return self.at_end or self.every is not None
+
+
+def daly_interval(save: Any, mtbf: Any) -> Any:
+    """Return the training time between two checkpoints that loses the least time, in the unit of the arguments.
+
+    Daly 2006, equation 37; see `analytic.reliability.daly_interval_s`. Here without NumPy's checks, for ranks, which
+    choose their interval by it.
+
+    Args:
+        save: Time for which saving a checkpoint delays training; a float or an array.
+        mtbf: Mean time between failures; a float or an array.
+    """
+    ratio = save / (2 * mtbf)
+    higher = (2 * save * mtbf) ** 0.5 * (1 + ratio**0.5 / 3 + ratio / 9) - save
+    return higher * (ratio < 1) + mtbf * (ratio >= 1)

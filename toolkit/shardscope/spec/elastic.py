@@ -1,0 +1,193 @@
+"""Elastic jobs: the numbers of ranks that a run may have while it trains, and the job on each of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from shardscope.errors import SpecError, quoted
+from shardscope.spec._base import Spec
+from shardscope.spec.divisors import divisors
+from shardscope.spec.job_parts import Batch
+from shardscope.spec.numbers import CountOrZero
+
+if TYPE_CHECKING:
+    from shardscope.spec.job import Job
+
+_MOST_NAMED = 12
+"""Maximum number of world sizes that a message lists."""
+
+
+class Elastic(Spec):
+    """How many ranks a run may have while it trains; ``"2:8"`` stands for ``Elastic(least=2, most=8)``.
+
+    Ranks join and leave between two steps (`Run.resize`). Each time, the ranks save a checkpoint and end, and as many
+    new ones as asked load it and go on with the next step, in the same run. The data order does not depend on the
+    number of ranks, so every sample is still seen once in each epoch.
+    """
+
+    least: int = Field(default=2, ge=1, le=1024)
+    """Smallest number of ranks, 1 to 1024."""
+    most: int = Field(default=8, ge=1, le=1024)
+    """Largest number of ranks, `least` to 1024."""
+    batch: Literal["kept", "scaled"] = "kept"
+    """Whether the global batch is ``kept``, so that only the time per step changes, or ``scaled`` with the number of
+    ranks, and the learning rate with it, by the optimizer's rule (`Optimizer.scaling`)."""
+    spares: CountOrZero = 0
+    """With recovery: number of lost ranks that are replaced, before the run goes on with fewer ranks after a loss."""
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Elastic:
+        if self.least > self.most:
+            raise SpecError(
+                f"elastic.least={self.least} is more than elastic.most={self.most}; give least <= most"
+            )
+        return self
+
+    def _in_signature(self) -> str:
+        return f"Elastic({self.least}, {self.most})"
+
+    def check(self, job: Job) -> None:
+        """Reject a job that starts outside the range, or that could never have another number of ranks.
+
+        Raises:
+            SpecError: The message states the field, its value and a remedy.
+        """
+        size = job.world_size
+        if not self.least <= size <= self.most:
+            raise SpecError(
+                f"world_size={size} is outside elastic={self.label!r}; start with {self.least} to {self.most} ranks"
+            )
+        if job.record.noise_scale:
+            raise SpecError(
+                f"record.noise_scale=True cannot be combined with elastic={self.label!r}, because it compares batches "
+                "whose sizes depend on the number of ranks; use one of the two"
+            )
+        if next((other for other in sizes(job) if other != size), None) is None:
+            raise SpecError(
+                f"elastic={self.label!r} has no effect: {_why_not(job, size + 1 if size < self.most else size - 1)}"
+            )
+
+    @property
+    def label(self) -> str:
+        """The range in the form of torchrun's ``--nnodes``, such as ``2:8``."""
+        return f"{self.least}:{self.most}"
+
+
+def _elastic(value: Any) -> Any:
+    """Convert the text ``"2:8"`` to a range of ranks; other values are returned unchanged."""
+    if not isinstance(value, str):
+        return value
+    found = re.fullmatch(r"\s*(\d{1,4})\s*:\s*(\d{1,4})\s*", value)
+    if found is None:
+        raise SpecError(
+            f"elastic={quoted(value)} is not a range of ranks; give least and most, such as '2:8', or ss.Elastic(...)"
+        )
+    return Elastic(least=int(found[1]), most=int(found[2]))
+
+
+ElasticOrRange = Annotated[Elastic, BeforeValidator(_elastic)]
+"""A field that accepts a range of ranks, or its short string such as ``"2:8"``."""
+
+
+def sizes(job: Job) -> Iterator[int]:
+    """Yield the numbers of ranks on which an elastic job can train, in ascending order.
+
+    Example:
+        >>> from shardscope.spec import Job
+        >>> [*sizes(Job(model="mlp", data="digits", world_size=2, batch=64, elastic="2:6"))]
+        [2, 4]
+    """
+    assert job.elastic is not None
+    for size in range(job.elastic.least, job.elastic.most + 1):
+        if size == job.world_size or isinstance(_at(job, size), type(job)):
+            yield size
+
+
+def next_smaller(job: Job) -> int:
+    """Return the largest smaller number of ranks on which an elastic job can train; its own if there is none.
+
+    Example:
+        >>> from shardscope.spec import Job
+        >>> next_smaller(Job(model="mlp", data="digits", world_size=4, batch=64, elastic="2:4"))
+        2
+    """
+    return max((size for size in sizes(job) if size < job.world_size), default=job.world_size)
+
+
+def at_size(job: Job, world_size: int) -> Job:
+    """Return an elastic job as it trains on another number of ranks.
+
+    The global batch is kept or scaled, as the job says. The micro-batch is kept if it divides the share of a rank;
+    otherwise it becomes the largest divisor below it.
+
+    Raises:
+        SpecError: The job cannot train on this number of ranks; the message lists those on which it can.
+    """
+    elastic = job.elastic
+    if world_size == job.world_size:
+        return job
+    if elastic is None:
+        raise SpecError(
+            f"the job has a fixed world_size={job.world_size}; set elastic=ss.Elastic(least=..., most=...) to change "
+            "it while it trains"
+        )
+    made = _at(job, world_size) if elastic.least <= world_size <= elastic.most else None
+    if isinstance(made, SpecError) or made is None:
+        works = [*sizes(job)]
+        named = ", ".join(map(str, works[:_MOST_NAMED])) + (", ..." if len(works) > _MOST_NAMED else "")
+        why = made or f"world_size={world_size} is outside elastic={elastic.label!r}"
+        raise SpecError(f"{why}; this elastic job can train on {named} ranks")
+    return made
+
+
+def _at(job: Job, world_size: int) -> Job | SpecError:
+    """Return the job on this number of ranks, or why it cannot train on them."""
+    refused: SpecError | None = None
+    try:
+        for batch in _batches(job, world_size):
+            try:
+                return _with(job, world_size, batch)
+            except SpecError as error:
+                refused = refused or error
+    except SpecError as error:
+        return error
+    assert refused is not None
+    return refused
+
+
+def _with(job: Job, world_size: int, batch: Batch) -> Job:
+    growth = batch.global_batch / job.batch.global_batch
+    made = job.replace(
+        world_size=world_size, batch=batch, optimizer=job.optimizer.scaled(growth), elastic=None
+    )
+    return made.model_copy(
+        update={"elastic": job.elastic}
+    )  # checked already, on the job's own number of ranks
+
+
+def _why_not(job: Job, world_size: int) -> str:
+    assert job.elastic is not None
+    if job.elastic.least == job.elastic.most:
+        return f"least and most are both {job.elastic.least}"
+    found = _at(job, world_size)
+    return str(found) if isinstance(found, SpecError) else ""
+
+
+def _batches(job: Job, world_size: int) -> Iterator[Batch]:
+    """Yield the batch for another number of ranks; if the strategy suggests a micro-batch, then also with that one."""
+    assert job.elastic is not None
+    batch, ranks, before = job.batch, job.strategy.num_data_ranks(world_size), job.num_data_ranks
+    if job.elastic.batch == "scaled":
+        batch = batch.replace(global_batch=batch.per_rank(before) * ranks)
+    among = None if ranks == world_size else f"the {ranks} workers of world_size={world_size}"
+    share, micro = batch.per_rank(ranks, among=among), batch.micro_batch
+    if micro is not None and share % micro:
+        micro = max(divisors(share, largest=min(micro, share)))
+    yield batch.replace(micro_batch=micro)
+    suggested = job.strategy.suggested_micro_batch(batch.global_batch, world_size)
+    if suggested is not None:
+        yield batch.replace(micro_batch=suggested)

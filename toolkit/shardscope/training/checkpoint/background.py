@@ -1,0 +1,135 @@
+"""Writes a checkpoint on a thread of each rank, while the ranks train.
+
+    training thread    ── copy ──▶ step ─────── step ─────── step ──▶
+    writer of rank R               └─ write the part ─ report ─┐    ┌─ complete
+    writer of rank 0               └─ write the part ──────────┴────┴─ index, rename, announce
+
+The writers report to each other through the store of the process group, whose connections training does not use while
+it takes steps. Collectives would have to be in the same order on all ranks as those of training.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+from shardscope.training.checkpoint.agreement import Failure, failure_of
+from shardscope.training.checkpoint.writing import Part, Report
+from shardscope.training.context import RankContext
+
+_SOON_S, _LATER_S = 1e-3, 2e-2
+"""Shortest and longest time between two looks at the store."""
+
+
+@dataclass(frozen=True)
+class Notices:
+    """Messages about one checkpoint between the writers of all ranks.
+
+    Attributes:
+        store: The store of the process group, under a prefix of this checkpoint.
+    """
+
+    store: dist.Store
+
+    @classmethod
+    def of(cls, context: RankContext, name: str) -> Notices:
+        """Return the notices under a name that no other checkpoint has."""
+        group = context.group
+        return cls(
+            dist.PrefixStore(
+                f"checkpoint-{name}", dist.HashStore() if group is None else group.get_group_store()
+            )
+        )
+
+    def send(self, key: str, value: Any) -> None:
+        """Store a value, in JSON types."""
+        self.store.set(key, json.dumps(value))
+
+    def receive(self, key: str) -> Any:
+        """Wait for a value, without blocking other users of the store."""
+        wait_s = _SOON_S
+        while not self.store.check([key]):
+            time.sleep(wait_s)
+            wait_s = min(2 * wait_s, _LATER_S)
+        return json.loads(self.store.get(key))
+
+
+class Background:
+    """One rank's thread that writes its part of a checkpoint, and ends when the checkpoint is complete on all ranks.
+
+    Args:
+        part: The rank's part.
+        notices: Messages to the writers of other ranks.
+        world_size: Number of ranks.
+        keep: Number of checkpoints to keep.
+        is_copied: Function that waits until the copies of the part's pieces can be read.
+        completed: Called on the thread when the checkpoint is complete, with the bytes that this rank has written.
+    """
+
+    def __init__(
+        self, part: Part, notices: Notices, *, world_size: int, keep: int, is_copied: Callable[[], None],
+        completed: Callable[[int], None],
+    ) -> None:  # fmt: skip
+        self.part = part
+        self.failed: Failure | None = None
+        """Why a file could not be written, the same on all ranks."""
+        self.error: BaseException | None = None
+        """Any other error of this rank's thread."""
+        self._notices, self._world_size, self._keep = notices, world_size, keep
+        self._is_copied, self._completed = is_copied, completed
+        self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the checkpoint is complete, or could not be written."""
+        return not self._thread.is_alive()
+
+    def wait(self) -> None:
+        """Wait until `is_done`."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._is_copied()
+            report, failed = self._written()
+            if self.part.rank == 0:
+                self.failed = self._completed_by_all(report, failed)
+                self._notices.send("outcome", self.failed)
+            else:
+                self._notices.send(f"part-{self.part.rank}", [report, failed])
+                outcome = self._notices.receive("outcome")
+                self.failed = None if outcome is None else (outcome[0], outcome[1])
+            if self.failed is None:
+                self._completed(0 if report is None else report.written_bytes)
+        except BaseException as error:  # noqa: BLE001 - raised again on the training thread
+            self.error = error
+
+    def _written(self) -> tuple[Report | None, Failure | None]:
+        try:
+            return self.part.write(), None
+        except OSError as error:
+            return None, failure_of(error)
+
+    def _completed_by_all(self, mine: Report | None, failed: Failure | None) -> Failure | None:
+        """On rank 0, wait for the parts of all ranks and complete the checkpoint; return why it failed, if it did."""
+        reports = [mine]
+        for rank in range(1, self._world_size):
+            report, theirs = self._notices.receive(f"part-{rank}")
+            reports.append(None if report is None else Report(*report))
+            failed = failed or (None if theirs is None else (theirs[0], theirs[1]))
+        if failed is None:
+            try:
+                self.part.complete([report for report in reports if report is not None])
+                self.part.drop_older(self._keep)
+            except OSError as error:
+                failed = failure_of(error)
+        if failed is not None:
+            self.part.discard()
+        return failed

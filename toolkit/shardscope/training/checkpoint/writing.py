@@ -1,0 +1,258 @@
+"""Writes the files of a checkpoint: every rank its part, then rank 0 the index, and renames the folder.
+
+None of these functions communicates, so they can run on a thread while training continues.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import zlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from io import BufferedWriter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from shardscope.errors import CheckpointError
+from shardscope.training.checkpoint.folders import complete_checkpoints, step_of
+from shardscope.training.checkpoint.index import FILE, index_of
+from shardscope.training.checkpoint.pieces import HeldPiece
+from shardscope.training.checkpoint.unchanged import Place, Unchanged
+from shardscope.training.disk import advice_on
+from shardscope.training.faults import RankFaults
+
+_REMOVED = ".removed"
+"""Suffix of the name of a checkpoint that is being deleted, so that it does not look complete if the run is killed."""
+
+
+class Report(NamedTuple):
+    """What one rank has written of a checkpoint, in JSON types."""
+
+    tensors: dict[str, Any]
+    """Entries of its tensors for the index, by name."""
+    values: dict[str, Any]
+    """The values that are not tensors, by name."""
+    files: dict[str, int]
+    """Size of each file in bytes."""
+    written_bytes: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """One rank's part of a checkpoint.
+
+    Attributes:
+        partial: The folder to write to.
+        final: The folder's name when the checkpoint is complete.
+        step: The last step taken.
+        rank: This rank.
+        is_leader: Whether this rank creates and completes the folder, for all ranks that write to it.
+        tensors: The pieces that this rank writes, by the names of their tensors.
+        values: All values that are not tensors, in JSON types, by name.
+        unchanged: Comparison with the previous checkpoint; None writes all pieces.
+        is_durable: Whether the files must survive a crash of the machine.
+        faults: The faults that this rank carries out, some of them while it writes; None for none.
+    """
+
+    partial: Path
+    final: Path
+    step: int
+    rank: int
+    is_leader: bool
+    tensors: Mapping[str, HeldPiece]
+    values: Mapping[str, Any]
+    unchanged: Unchanged | None = None
+    is_durable: bool = True
+    faults: RankFaults | None = None
+
+    def write(self) -> Report:
+        """Write the pieces, and return what is to be listed in the index.
+
+        Raises:
+            OSError: A file cannot be written.
+        """
+        described: dict[str, Any] = {
+            key: {"dtype": str(held.tensor.dtype).removeprefix("torch."), "shape": held.whole, "pieces": []}
+            for key, held in self.tensors.items()
+        }
+        if self.unchanged is None:
+            files = {
+                f"rank-{self.rank}.bin": self._write_file(f"rank-{self.rank}.bin", self.tensors, described)
+            }
+            return Report(described, dict(self.values), files, sum(files.values()))
+        return self._write_changes(self.unchanged, described)
+
+    def _write_changes(self, unchanged: Unchanged, described: dict[str, Any]) -> Report:
+        changed, settled, linked = unchanged.divide(self.tensors)
+        names = (f"rank-{self.rank}.bin", f"rank-{self.rank}-step-{self.step}.bin")
+        files = {
+            name: self._write_file(name, keys, described)
+            for name, keys in zip(names, (changed, settled), strict=True)
+            if keys or keys is changed
+        }
+        written = sum(files.values())
+        for key, entry in linked.items():
+            described[key]["pieces"].append(entry)
+        for name in {entry["file"] for entry in linked.values()}:
+            assert unchanged.folder is not None
+            os.link(unchanged.folder / name, self.partial / name)
+            files[name] = (self.partial / name).stat().st_size
+        unchanged.note(
+            {
+                (key, self.tensors[key].offsets): entry
+                for key in (*settled, *linked)
+                for entry in described[key]["pieces"]
+            },
+            files,
+        )
+        return Report(described, dict(self.values), files, written)
+
+    def _write_file(self, name: str, keys: Iterable[str], described: dict[str, Any]) -> int:
+        """Write pieces to a file, add them to their entries for the index, and return the size of the file."""
+        at = 0
+        with self._opened(self.partial / name) as file:
+            for key in keys:
+                held = self.tensors[key]
+                data = held.as_bytes()
+                if not data:  # the piece has no elements
+                    continue
+                described[key]["pieces"].append({
+                    "file": name, "at": at, "offsets": held.offsets, "shape": tuple(held.tensor.shape),
+                    "checksum": zlib.crc32(data),
+                })  # fmt: skip
+                file.write(data)
+                at += len(data)
+            file.flush()
+            if self.is_durable:
+                os.fsync(file.fileno())
+        return at
+
+    def _opened(self, path: Path) -> BufferedWriter:
+        file = open(path, "xb", opener=_private)  # noqa: SIM115 - the caller closes it
+        return file if self.faults is None else self.faults.checkpoint_file(file, self.step)
+
+    def prepare(self) -> None:
+        """On the leader, create the folder to write to; what an interrupted save has left there is deleted.
+
+        Raises:
+            OSError: The folder cannot be created, or has no hard links, which incremental checkpoints need.
+        """
+        shutil.rmtree(self.partial, ignore_errors=True)
+        self.partial.mkdir(mode=0o700)
+        if self.unchanged is not None and self.unchanged.folder is None:
+            try:
+                _require_links(self.partial)
+            except OSError:
+                self.discard()
+                raise
+
+    def complete(self, reports: Sequence[Report]) -> None:
+        """On the leader, complete the checkpoint that all ranks have written.
+
+        Raises:
+            OSError: The index cannot be written.
+        """
+        _complete(self.partial, self.final, reports, is_durable=self.is_durable)
+
+    def drop_older(self, keep: int) -> None:
+        """On the leader, delete all but the newest `keep` checkpoints up to this one, which is complete everywhere."""
+        _drop_old(self.final.parent, self.step, keep)
+
+    def discard(self) -> None:
+        """On the leader, delete what has been written."""
+        shutil.rmtree(self.partial, ignore_errors=True)
+
+
+def balanced(held: Sequence[Mapping[Place, int]]) -> list[set[Place]]:
+    """Distribute the pieces among the ranks that have them, so that all ranks write similar numbers of bytes.
+
+    Args:
+        held: For each rank, the pieces that it has and their sizes in bytes.
+
+    Returns:
+        For each rank, the pieces to write.
+    """
+    holders: dict[Place, list[int]] = {}
+    for rank, pieces in enumerate(held):
+        for place in pieces:
+            holders.setdefault(place, []).append(rank)
+    load, own = [0] * len(held), [set[Place]() for _ in held]
+    for place, ranks in holders.items():
+        rank = min(ranks, key=lambda rank: load[rank])
+        load[rank] += held[rank][place]
+        own[rank].add(place)
+    return own
+
+
+def not_written(final: Path, error: OSError) -> CheckpointError:
+    """Return the error that says which checkpoint could not be written, and which one is left."""
+    before = complete_checkpoints(final.parent) if os.access(final.parent, os.R_OK) else []
+    left = (
+        f"the newest earlier checkpoint is {before[-1].name}" if before else "there is no earlier checkpoint"
+    )
+    advice = advice_on(error)
+    where = f"checkpoint {final.name} in {final.parent}"
+    return CheckpointError(f"{error.strerror} while writing {where}; {left}{'; ' * bool(advice)}{advice}")
+
+
+def _complete(partial: Path, final: Path, reports: Collection[Report], *, is_durable: bool) -> None:
+    """Write the index, which lists the files of all ranks, and rename the folder when everything is on disk."""
+    tensors: dict[str, Any] = {}
+    values: dict[str, Any] = {}
+    files: dict[str, int] = {}
+    for report in reports:
+        values = {**report.values, **values}
+        files.update(report.files)
+        for key, stored in report.tensors.items():
+            tensors.setdefault(key, {**stored, "pieces": []})["pieces"] += stored["pieces"]
+    with open(partial / FILE, "x", encoding="utf-8", opener=_private) as file:
+        json.dump(index_of(tensors, values, files), file, allow_nan=False)
+        file.flush()
+        if is_durable:
+            os.fsync(file.fileno())
+    if is_durable:
+        _sync_folder(partial)
+    if final.exists():  # an earlier checkpoint of the same step; deleted once the new one has its name
+        final.rename(final.with_suffix(_REMOVED))
+    partial.rename(final)
+    if is_durable:
+        _sync_folder(final.parent)
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _sync_folder(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _require_links(folder: Path) -> None:
+    """Raise `OSError` if the file system has no hard links, which incremental checkpoints need."""
+    probe, link = folder / "probe", folder / "link"
+    probe.touch()
+    try:
+        os.link(probe, link)
+        link.unlink()
+    except OSError as error:
+        raise OSError(errno.EOPNOTSUPP, "No hard links for checkpoint.incremental=True") from error
+    finally:
+        probe.unlink()
+
+
+def _drop_old(folder: Path, step: int, keep: int) -> None:
+    """Delete old checkpoints, except those from steps after `step`, which an earlier run wrote."""
+    older = [path for path in complete_checkpoints(folder) if step_of(path) < step]
+    for path in older[: len(older) + 1 - keep]:
+        with contextlib.suppress(OSError):
+            path.rename(path.with_suffix(_REMOVED))
+    for path in folder.glob(f"step-*{_REMOVED}"):
+        shutil.rmtree(path, ignore_errors=True)
