@@ -20,7 +20,7 @@ ALGORITHMS = {"parameter-server", "ring", "tree", "hierarchical"}
 EXCEPTED = {
     "toolkit/shardscope/analytic/communication/algorithms/__init__.py": ALGORITHMS,
     "toolkit/shardscope/prediction/simulate/collective.py": ALGORITHMS,
-    "toolkit/shardscope/analytic/large_batch/scaling.py": {"linear", "sqrt"},  # rules by which the rate is scaled
+    "toolkit/shardscope/spec/optimizer.py": {"linear", "sqrt"},  # rules by which the rate is scaled
     "toolkit/shardscope/training/strategies/fully_sharded.py": {"ring"},  # a setting: whose collectives
     "toolkit/shardscope/measure/loss_increase.py": {"sgd", "nesterov", "lars", "adamw", "lamb"},  # a measured table
     "widgets/shardscope_widgets/communication_calculator/_asked.py": ALGORITHMS,

@@ -100,6 +100,9 @@ class Saved:
     def __getitem__(self, index):
         raise AssertionError("one at a time")
 
+    def batch(self, batch_size):
+        raise AssertionError("not the method of that name of a data source")
+
     def __getitems__(self, indices):
         return [{"input_ids": torch.full((4,), index), "labels": torch.tensor(index)} for index in indices]
 

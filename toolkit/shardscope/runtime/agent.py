@@ -40,6 +40,7 @@ from shardscope.runtime.processes import (
     process_started,
     remove_gpu_files,
 )
+from shardscope.runtime.replicas import ReplicaMemory, memory_for
 from shardscope.runtime.resizing import next_size
 from shardscope.runtime.restarts import Restarts, Source
 from shardscope.runtime.rundir import RunDir
@@ -55,12 +56,15 @@ def main(request: dict[str, Any], lifeline: int) -> int:
     """Run one job to its end and return the exit code: 0 unless the run failed."""
     run = RunDir(Path(request["run"]))
     move_in(run, request)
+    memory, why_not = memory_for(run)
     if request["emulated"]:
         from shardscope.runtime.emulated.coordinator import start_nodes  # builds on this module
 
-        return start_nodes(run, lifeline, request).run_job()
+        return start_nodes(run, lifeline, request, memory, why_not).run_job()
+    if memory is not None:
+        os.environ.update(memory.env())  # for the ranks, which inherit it from the forkserver
     fork_forkserver(run.path / "control")
-    return Agent(run, lifeline, request).run_job()
+    return Agent(run, lifeline, request, memory, why_not).run_job()
 
 
 def move_in(run: RunDir, request: dict[str, Any]) -> None:
@@ -89,11 +93,15 @@ class Agent:
         run: The run directory.
         lifeline: File descriptor of the pipe from the launch server; it becomes readable if the driver or server ends.
         request: The launch request: run directory, checkpoint to resume from, environment and options.
+        memory: Memory in which the ranks keep copies of their state; None if they keep none.
+        not_started: Why the ranks cannot be started; an empty string if they can.
     """
 
     run: RunDir
     lifeline: int
     request: dict[str, Any]
+    memory: ReplicaMemory | None = None
+    not_started: str = ""
 
     def __post_init__(self) -> None:
         self._me: dict[str, Any] = {
@@ -133,6 +141,8 @@ class Agent:
             self._recorder.join(_PROVENANCE_S)
         end_processes_of(os.getpid())  # first: readers of a final status rely on the ranks having ended
         remove_gpu_files([rank.pid for rank in self._ranks if rank.pid is not None], since=self._started_at)
+        if self.memory is not None:
+            self.memory.remove()
         os.fchdir(self._folder)
         run = RunDir(Path())
         Path("control", "forkserver").unlink(missing_ok=True)
@@ -150,10 +160,10 @@ class Agent:
     def _run_ranks(self) -> Ending:
         """Run the ranks to their end; start them again after a failure, as the job's recovery says, or if resized."""
         job = self.run.read_job()
-        restarts = Restarts(self.run, job.recovery, self.request["resume"])
+        restarts = Restarts(self.run, job.recovery, self.request["resume"], memory=self.memory)
         source = Source(self.request["resume"])
         try:
-            while True:
+            while not self.not_started:
                 ending = self._attempt(job, source)
                 failed_t, size = time.time(), next_size(self.run, job, ending)
                 if size is not None:
@@ -168,6 +178,7 @@ class Agent:
                 self._me["restarts"] = restarts.count
                 self.run.write_status("running", **self._me)
                 self._renew(source)
+            return self._cut or Ending("failed", error={"message": self.not_started}, cause=Cause.NOT_STARTED)
         except SignalException:
             return self._cut or Ending("stopped", "its agent received SIGTERM", cause=Cause.TERMINATED)
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from shardscope.runlog.tail import of_last_attempt, read_events, select
 from shardscope.runlog.writer import EventWriter
 from shardscope.runtime.failure import Ending
+from shardscope.runtime.replicas import ReplicaMemory
 from shardscope.runtime.rundir import RunDir
 from shardscope.runtime.secondary_failure import is_secondary_failure
 from shardscope.runtime.status import Cause
@@ -28,7 +29,7 @@ class Source(NamedTuple):
     Attributes:
         resume: Directory of the run whose newest checkpoint is loaded, or a checkpoint; None trains from step 1 on.
         step: Step of the checkpoint; 0 if training begins anew.
-        kind: ``disk`` or ``start``.
+        kind: ``replica``, ``disk`` or ``start``.
     """
 
     resume: str | None
@@ -74,12 +75,14 @@ class Restarts:
         recovery: The job's recovery; None never starts the ranks again.
         resume: What the launch asked to resume from.
         count: Number of restarts so far.
+        memory: Memory in which the ranks keep copies of their state; None if they keep none.
     """
 
     run: RunDir
     recovery: Recovery | None
     resume: str | None
     count: int = 0
+    memory: ReplicaMemory | None = None
     _before: set[_Error] = field(default_factory=set)
     _losses: int = 0
 
@@ -98,11 +101,16 @@ class Restarts:
         return self.source()
 
     def source(self) -> Source:
-        """Return the newest complete checkpoint of this run, or else what the launch asked to resume from."""
+        """Return the newest complete state of this run, or else what the launch asked to resume from.
+
+        The ranks themselves prefer a copy in memory to a checkpoint of the same step.
+        """
         saved = complete_checkpoints(self.run.path / "checkpoints")
-        if saved:
-            return Source(str(self.run.path), step_of(saved[-1]), "disk")
-        return Source(self.resume)
+        source = Source(str(self.run.path), step_of(saved[-1]), "disk") if saved else Source(self.resume)
+        copied = None if self.memory is None else self.memory.newest_step()
+        if copied is not None and copied >= source.step:
+            return source._replace(step=copied, kind="replica")
+        return source
 
     def size_after(self, job: Job, ending: Ending) -> int:
         """Return the number of ranks that go on after a failure: fewer if an elastic job has lost a rank."""

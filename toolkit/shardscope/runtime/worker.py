@@ -36,6 +36,7 @@ from shardscope.training.context import open_rank
 from shardscope.training.disk import advice_on, takes_no_more
 from shardscope.training.emulation import Emulation
 from shardscope.training.faults import FaultyControl, Place, RankFaults
+from shardscope.training.run_replicas import resume_newest
 from shardscope.training.trainer import EvaluationError, Trainer
 
 _COURTESY_S = 0.5
@@ -102,8 +103,9 @@ def _train(run: RunDir, resume: Resume | None, events: EventWriter, job: Job | N
             trainer = Trainer(job, context, run.path)
             if job.elastic is not None and run.by_torchrun.exists():
                 resume = newest_of(run, context, resume)
-            if resume is not None:
-                saved = trainer.resume(resume.checkpoints, allow_pickle=resume.allow_pickle)
+            source = None if resume is None else resume.checkpoints
+            saved = resume_newest(trainer, source, allow_pickle=resume is not None and resume.allow_pickle)
+            if saved is not None:
                 announce_resize(run, job, context, saved)
             drift = job.strategy.drift(context.world_size)
             control = StopControl(

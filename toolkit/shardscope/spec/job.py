@@ -24,6 +24,7 @@ from shardscope.spec.job_parts import (
     Named,
     Record,
     UserCode,
+    batch_from,
     full_name,
     label_of,
 )
@@ -43,13 +44,6 @@ RECOMPUTE = ("none", "selective", "full")
 LOSSES = ("cross-entropy", "mse")
 IN_LAYOUTS: Mapping[str, Any] = {"fp32": "fp32", "bf16-mixed": "bf16-autocast", "fp16-mixed": "fp16-autocast"}
 """Layout precision that corresponds to each job precision; all of them keep the weights in fp32."""
-
-
-def _batch(value: Any) -> Any:
-    """Convert the value of the field `batch`: a global batch size, or the JSON fields of a `Batch`."""
-    if isinstance(value, dict):
-        return Batch.from_fields(value)
-    return Batch.from_fields({"global_batch": value}) if isinstance(value, str | int) else value
 
 
 class Job(Spec):
@@ -82,7 +76,7 @@ class Job(Spec):
     """The update rule: an optimizer, or its name."""
     lr_schedule: AnyLRSchedule = Field(default_factory=lambda: LRSchedule("constant"))
     """How the learning rate changes over the steps: a schedule, or its name."""
-    batch: Annotated[Batch, BeforeValidator(_batch)] = Batch(global_batch=64)
+    batch: Annotated[Batch, BeforeValidator(batch_from)] = Batch(global_batch=64)
     """Samples per step: a `Batch`, or just the global batch size."""
     compression: AnyCompression = Field(default_factory=lambda: Compression("none"))
     """How gradients are compressed for communication: a method, or its name."""
@@ -200,7 +194,7 @@ class Job(Spec):
             fields.setdefault("world_size", 1)
         batch = fields.get("batch", 64)
         if isinstance(batch, int | dict):
-            batch = _batch(batch)
+            batch = batch_from(batch)
         world_size = fields.get("world_size", cls.__pydantic_fields__["world_size"].default)
         known = isinstance(batch, Batch) and type(world_size) is int
         if not known or batch.micro_batch is not None or world_size < 1:

@@ -116,6 +116,13 @@ class Batch(Spec):
         return most // micro
 
 
+def batch_from(value: Any) -> Any:
+    """Convert the value of the field `batch`: a global batch size, or the JSON fields of a `Batch`."""
+    if isinstance(value, dict):
+        return Batch.from_fields(value)
+    return Batch.from_fields({"global_batch": value}) if isinstance(value, str | int) else value
+
+
 class Record(Spec):
     """How much of a run is recorded."""
 

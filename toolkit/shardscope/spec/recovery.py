@@ -8,14 +8,15 @@ from pydantic import BeforeValidator
 
 from shardscope.errors import SpecError, quoted
 from shardscope.spec._base import Spec
-from shardscope.spec.numbers import CountOrZero
+from shardscope.spec.numbers import Count, CountOrZero
 
 
 class Recovery(Spec):
     """What a run does when one of its ranks dies or fails: it starts all ranks again, up to `restarts` times.
 
-    They resume from the run's newest complete checkpoint, in the same run directory, or from the first step if there is
-    none. An error of your own code is tried again once: if it occurs again at the same step, the run ends with it.
+    They resume in the same run directory: from the newest copy of their state in memory, if `replica_every` keeps any,
+    else from the run's newest complete checkpoint, or from the first step if there is none. An error of your own code
+    is tried again once: if it occurs again at the same step, the run ends with it.
 
     Example:
         >>> Recovery(2).restarts
@@ -26,6 +27,11 @@ class Recovery(Spec):
 
     restarts: CountOrZero = 3
     """How often the ranks may be started again during the whole run; at least 0."""
+    replica_every: Count | None = None
+    """Steps between two copies of the ranks' state in the memory of this host (Linux), from which ranks restart without
+    reading the disk; None keeps none. On an emulated cluster, each rank also sends its copy to the next node, so the
+    memory of one node may be lost. With 1, at most the step in flight is repeated. Training waits for each copy, and
+    asynchronous strategies synchronise their ranks for it."""
 
 
 def recovery_from(value: Any) -> Any:

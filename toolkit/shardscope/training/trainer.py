@@ -50,6 +50,7 @@ from shardscope.training.parameters import save_parameters
 from shardscope.training.random_state import seed_everything
 from shardscope.training.recompute import apply_recompute
 from shardscope.training.run_checkpoints import RunCheckpoints
+from shardscope.training.run_replicas import RunReplicas
 from shardscope.training.strategies import StepResult, build_strategy
 from shardscope.training.strategies.base import MicroBatch
 from shardscope.training.work_shares import WorkShares
@@ -124,6 +125,9 @@ class Trainer:
         self.layers = LayerWatch(self.strategy, self.context.events)
         self.base_lrs = [float(group["lr"]) for group in self.optimizer.param_groups]
         torch.manual_seed(self.job.seed + 1 + self.context.rank)  # a different dropout on each rank
+        self.replicas = RunReplicas(
+            self.job, strategy=self.strategy, optimizer=self.optimizer, sampler=self.sampler
+        )
         self.plan: dict[str, int] = {}
         self.first_step = 1
         self.parameters_file: Path | None = None  # once it has been written
@@ -182,12 +186,13 @@ class Trainer:
             pid=os.getpid(), host=socket.gethostname(),
         )  # fmt: skip
 
-    def resume(self, source: Path, *, allow_pickle: bool = False) -> Loaded:
+    def resume(self, source: Path, *, allow_pickle: bool = False, kind: str = "disk") -> Loaded:
         """Load a checkpoint, or the newest complete one in a folder; training continues with this job's settings.
 
         Args:
             source: A checkpoint, or a folder of checkpoints.
             allow_pickle: Whether to read checkpoints of earlier versions, which are pickles and can run code.
+            kind: Where the source is, for the event: ``disk``, or ``replica`` for a copy in memory.
 
         Raises:
             CheckpointError: No checkpoint can be loaded, or it was saved after the job's last step.
@@ -209,9 +214,9 @@ class Trainer:
         self.first_step = saved.step + 1
         saved.notes.extend(self.sampler.resume(saved.step, saved.data))
         self.context.events.emit(
-            "resume", step=saved.step, path=saved.path.name, samples=self.sampler.samples_before(saved.step),
-            compressor_state=saved.restored.compressor_state, dropped=saved.restored.dropped, notes=saved.notes,
-            **self._warmup(saved.step),
+            "resume", step=saved.step, path=saved.path.name, source=kind,
+            samples=self.sampler.samples_before(saved.step), compressor_state=saved.restored.compressor_state,
+            dropped=saved.restored.dropped, notes=saved.notes, **self._warmup(saved.step),
         )  # fmt: skip
         return saved
 
@@ -392,6 +397,8 @@ class Trainer:
         self.checkpoints.check()
         if self.checkpoints.interval.is_due(step, took_s):  # saved before the evaluation, as that may fail
             self._save(step)
+        if self.replicas.is_due(step) and self._wait_for_all(step):
+            self.replicas.save(step)
         if self.job.eval_every and step % self.job.eval_every == 0 and step < self.job.last_step:
             self._evaluate(step)
             if evaluated is not None:

@@ -28,6 +28,7 @@ from shardscope.runtime.emulated.network import EmulatedNetwork
 from shardscope.runtime.emulated.node import NodeResult
 from shardscope.runtime.failure import Ending, describe_failure, describe_lost_forkserver
 from shardscope.runtime.processes import kill_descendants
+from shardscope.runtime.replicas import ReplicaMemory
 from shardscope.runtime.restarts import Source
 from shardscope.runtime.rundir import RunDir
 from shardscope.runtime.status import Cause
@@ -86,11 +87,23 @@ class _NodeAgent:
         return False
 
 
-def start_nodes(run: RunDir, lifeline: int, request: dict[str, Any]) -> Coordinator:
-    """Start the network and the node agents; return the coordinator, whose run fails if they cannot be started."""
+def start_nodes(
+    run: RunDir, lifeline: int, request: dict[str, Any], memory: ReplicaMemory | None, why_not: str
+) -> Coordinator:
+    """Start the network and the node agents; return the coordinator, whose run fails if they cannot be started.
+
+    Args:
+        run: The run directory.
+        lifeline: File descriptor of the pipe from the launch server.
+        request: The launch request.
+        memory: Memory in which the ranks keep copies of their state; None if they keep none.
+        why_not: Why there is no memory, although the job needs it; an empty string otherwise.
+    """
     cluster = run.read_cluster()
     assert cluster is not None
-    coordinator = Coordinator(run, lifeline, request)
+    coordinator = Coordinator(run, lifeline, request, memory, why_not)
+    if why_not:
+        return coordinator
     try:
         coordinator.network = EmulatedNetwork(cluster)
     except LaunchError as error:
@@ -118,6 +131,8 @@ def _fork_node(coordinator: Coordinator, node: int, request: dict[str, Any]) -> 
         return _NodeAgent(pid, read)
     code = 1
     try:
+        if coordinator.memory is not None:
+            os.environ.update(coordinator.memory.env(node))
         for each in (coordinator.lifeline, read, *(other.pipe for other in coordinator.agents)):
             os.close(each)
         nodes.run_node(coordinator.run, request, network, node, write)
@@ -136,7 +151,6 @@ class Coordinator(Agent):
         super().__post_init__()
         self.network: EmulatedNetwork | None = None
         self.agents: list[_NodeAgent] = []
-        self.not_started = ""
         self._links = LinkFaults.of_run(self.run)
 
     def _run_ranks(self) -> Ending:
@@ -146,9 +160,11 @@ class Coordinator(Agent):
         return ending
 
     def _attempt(self, job: Job, source: Source) -> Ending:  # noqa: ARG002 - the nodes have been started from it
-        if self.network is None:
-            return Ending("failed", error={"message": self.not_started}, cause=Cause.NOT_STARTED)
-        return self._wait_for_nodes() or self._ending(job)
+        lost = self._wait_for_nodes()
+        for node, agent in enumerate(self.agents):
+            if self.memory is not None and agent.result is None and not agent.was_killed:
+                self.memory.lose(node)  # it has failed, and its memory with it
+        return lost or self._ending(job)
 
     def _helpers(self) -> set[int]:
         return set() if self.network is None else {self.network.hub_pid}

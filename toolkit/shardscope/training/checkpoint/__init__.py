@@ -4,6 +4,7 @@
     writing           the files: every rank writes its part; rank 0 writes the index and renames the folder
     background        the thread that writes while training continues, from the copies of `snapshot`
     unchanged         tensors that have not changed, which incremental checkpoints share
+    replicas          copies of the state in host memory, in the same format; `memory` has their paths
     loading           loads the newest complete checkpoint, the same on all ranks
     contents          the contents of a checkpoint: model, optimizer, position in the data, random state
     compressor_state  the state of compressors

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeGuard, cast
+from typing import Any, TypeGuard
 
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
@@ -92,6 +92,10 @@ def _source(made: object, make_data: Callable[..., Any]) -> DataSource:
 
 
 def _read(made: object) -> DataSource | None:
+    if isinstance(made, IterableDataset) or _is_stream(made):
+        return StreamSource(made)
+    if _has_items(made):  # before DataSource, as a Hugging Face Dataset has another method batch
+        return ItemSource(made)
     match made:
         case DataSource():
             return made
@@ -99,11 +103,15 @@ def _read(made: object) -> DataSource | None:
             return TensorSource(made, labels)
         case (x, y) if isinstance(made, tuple) and _is_structure(made):
             return TensorSource(x, y)
-    if isinstance(made, IterableDataset) or _is_stream(made):
-        return StreamSource(made)
-    if hasattr(made, "__len__") and (isinstance(made, TorchDataset) or hasattr(made, "__getitems__")):
-        return ItemSource(cast("TorchDataset[Any]", made))
     return None
+
+
+def _has_items(made: object) -> TypeGuard[TorchDataset[Any]]:
+    """Return whether the value is a map-style data set of PyTorch, or one of Hugging Face, which is read like it."""
+    is_known = hasattr(made, "__getitems__") or (
+        isinstance(made, TorchDataset) and not hasattr(made, "batch")
+    )
+    return hasattr(made, "__len__") and is_known
 
 
 def _is_stream(made: object) -> TypeGuard[Iterable[Any]]:

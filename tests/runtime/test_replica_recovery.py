@@ -1,0 +1,73 @@
+"""Runs that restart from copies of their state in memory, without a checkpoint on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import shardscope as ss
+from conformance.emulated import needs_namespaces
+from conformance.runs import small_job
+from shardscope.runtime import replicas
+
+pytestmark = pytest.mark.slow
+WITHIN_S = 120
+STEPS = 10
+
+
+def job(**changes: object) -> ss.Job:
+    return small_job(**{"steps": STEPS, "recovery": ss.Recovery(2, replica_every=1), **changes})
+
+
+def losses(run: ss.Run) -> list[float]:
+    return run.metrics()["loss"].tolist()
+
+
+def left_in_memory() -> list[Path]:
+    return list(Path("/dev/shm").glob("shardscope-replicas-*"))
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("strategy", ["ring", "zero-3", "pipeline", "parameter-server"])
+def test_a_killed_rank_costs_the_step_in_flight_and_no_more(strategy: str) -> None:
+    plain = job(strategy=strategy, recovery=None)
+    run = ss.launch(job(strategy=strategy), faults=ss.Faults().kill(1, step=7)).wait(WITHIN_S)
+    assert run.state_text == "completed after 1 restart"
+    assert losses(run) == losses(ss.launch(plain).wait(WITHIN_S))
+    (event,) = run.events("restart")
+    assert event["source"] == "replica"
+    assert event["step"] in (5, 6)
+    assert run.summary().lost_steps <= 1
+    assert [each["source"] for each in run.events("resume", rank=0)] == ["replica"]
+    assert not (run.path / "checkpoints").exists() or not list((run.path / "checkpoints").iterdir())
+    assert left_in_memory() == []
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("victim", ["node=1", "node=0"])
+def test_the_state_of_a_lost_node_comes_from_its_neighbour(victim: str) -> None:
+    needs_namespaces()
+    pair = ss.Cluster.emulated(nodes=2, bandwidth="1 Gbit/s")
+    run = ss.launch(job(), pair, faults=f"kill {victim} step=7").wait(WITHIN_S)
+    assert run.state_text == "completed after 1 restart"
+    assert losses(run) == losses(ss.launch(job(recovery=None)).wait(WITHIN_S))
+    (event,) = run.events("restart")
+    assert event["source"] == "replica"
+    assert run.summary().lost_steps <= 1
+    assert left_in_memory() == []
+
+
+def test_a_system_without_memory_for_copies_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def create() -> replicas.ReplicaMemory:
+        return made(tmp_path / "nowhere")
+
+    made = replicas.ReplicaMemory.create
+    monkeypatch.setattr(replicas.ReplicaMemory, "create", staticmethod(create))
+    from shardscope.runtime.rundir import RunDir
+
+    run = RunDir.create(job(), tmp_path)
+    memory, why_not = replicas.memory_for(run)
+    assert memory is None
+    assert "replica_every needs" in why_not
+    assert "set replica_every=None to recover from the disk" in why_not

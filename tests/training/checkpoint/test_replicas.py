@@ -1,0 +1,192 @@
+"""Copies of the state in host memory: restored without the disk, also when the memory of a node is lost."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import shardscope as ss
+from conformance.ranks import RankPool
+from conformance.runs import small_job
+from shardscope.errors import CheckpointError, LaunchError
+from shardscope.runtime.replicas import ReplicaMemory, remove_leftovers
+from shardscope.training.checkpoint import memory
+from shardscope.training.checkpoint.memory import HeldStep, newest_whole
+from shardscope.training.context import RankContext
+from shardscope.training.run_replicas import resume_newest
+from shardscope.training.sharding import local
+from shardscope.training.trainer import Trainer
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="copies are kept in /dev/shm")
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Iterator[ReplicaMemory]:
+    """Memory for copies, in a file system of the test's own."""
+    made = ReplicaMemory.create(tmp_path)
+    yield made
+    made.remove()
+
+
+def trainer_of(
+    context: RankContext, folder: Path, kept: ReplicaMemory, per_node: int, **changes: Any
+) -> Trainer:
+    """A trainer whose ranks are on nodes of `per_node` ranks."""
+    node = replace(context, local_world_size=per_node)
+    fields: dict[str, Any] = {
+        "world_size": context.world_size,
+        "batch": 24,
+        "steps": 6,
+        "recovery": ss.Recovery(replica_every=1),
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in kept.env(context.rank // per_node).items():
+            patch.setenv(name, value)
+        return Trainer(small_job(**{**fields, **changes}), node, folder)
+
+
+def state_of(trainer: Trainer) -> list[Tensor]:
+    moments = [
+        value
+        for p in trainer.model.parameters()
+        for value in trainer.optimizer.state.get(p, {}).values()
+        if isinstance(value, torch.Tensor)
+    ]
+    return [local(t.detach()).clone() for t in (*trainer.model.parameters(), *moments)]
+
+
+@pytest.mark.parametrize("lost", [None, 0, 1])
+@pytest.mark.parametrize("strategy", ["ring", "zero-3"])
+def test_a_run_goes_on_from_memory_although_a_node_has_lost_its_own(
+    pool: RankPool, tmp_path: Path, shared: ReplicaMemory, strategy: str, lost: int | None
+) -> None:
+    if pool.world_size != 2:
+        pytest.skip("two ranks will do")
+    per_node = 2 if lost is None else 1
+
+    def before(context: RankContext) -> list[Tensor]:
+        trainer = trainer_of(context, tmp_path, shared, per_node, strategy=strategy)
+        for step in (1, 2, 3):
+            trainer.take_step(step)
+            trainer._after_step(step, 0.0, None)
+        return state_of(trainer)
+
+    def after(context: RankContext) -> tuple[list[Tensor], int]:
+        trainer = trainer_of(context, tmp_path, shared, per_node, strategy=strategy)
+        resume_newest(trainer, None)
+        found = state_of(trainer)
+        trainer.take_step(4)
+        trainer._after_step(4, 0.0, None)
+        return found, trainer.first_step
+
+    saved = pool.run(before, tmp_path)
+    assert shared.newest_step() == 3
+    if lost is not None:
+        shared.lose(lost)
+        assert shared.newest_step() == 3, "its neighbour has a copy"
+    restored = pool.run(after, tmp_path)
+    for one, (other, first) in zip(saved, restored, strict=True):
+        assert first == 4
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    assert shared.newest_step() == 4
+    assert "replica" in (tmp_path / "rank-0.jsonl").read_text()
+
+
+def test_without_a_whole_copy_the_checkpoint_on_disk_is_loaded(
+    pool: RankPool, tmp_path: Path, shared: ReplicaMemory
+) -> None:
+    if pool.world_size != 2:
+        pytest.skip("two ranks will do")
+
+    def before(context: RankContext) -> None:
+        every = ss.Checkpoint(every=2)
+        trainer = trainer_of(context, tmp_path, shared, 1, checkpoint=every)
+        for step in (1, 2, 3):
+            trainer.take_step(step)
+            trainer._after_step(step, 0.0, None)
+
+    def after(context: RankContext) -> int:
+        trainer = trainer_of(context, tmp_path, shared, 1)
+        resume_newest(trainer, tmp_path / "checkpoints")
+        return trainer.first_step
+
+    pool.run(before, tmp_path)
+    assert pool.run(after, tmp_path) == [4, 4]
+    for node in (0, 1):
+        damaged = memory.node_folder(shared.path, node) / "step-3/rank-1.bin"
+        damaged.write_bytes(b"\0" * damaged.stat().st_size)
+    assert pool.run(after, tmp_path) == [3, 3], "damaged"
+    for node in (0, 1):
+        shared.lose(node)
+    assert pool.run(after, tmp_path) == [3, 3], "lost"
+
+
+def test_memory_that_is_too_small_is_named_on_all_ranks(
+    pool: RankPool, tmp_path: Path, shared: ReplicaMemory
+) -> None:
+    if pool.world_size != 2:
+        pytest.skip("two ranks will do")
+
+    def body(context: RankContext) -> str:
+        trainer = trainer_of(context, tmp_path, shared, 2)
+        trainer.take_step(1)
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(CheckpointError) as refused:
+            patch.setattr(memory, "free_bytes", lambda _: 1000 if context.rank == 0 else 10**12)
+            trainer._after_step(1, 0.0, None)
+        return str(refused.value)
+
+    one, other = pool.run(body, tmp_path)
+    assert one == other
+    assert "recovery.replica_every keeps" in one
+    assert "enlarge it (in a container: --shm-size), or set replica_every=None" in one
+
+
+def test_a_step_is_whole_if_the_nodes_together_have_its_files() -> None:
+    wanted = frozenset({"a", "b", "c"})
+
+    def held(step: int, files: str, checksum: int = 7) -> HeldStep:
+        return HeldStep(step, checksum, frozenset(files), wanted)
+
+    assert newest_whole([[], []]) is None
+    assert newest_whole([[held(1, "ab")], [held(1, "a")]]) is None
+    assert newest_whole([[held(1, "ab"), held(2, "a")], [held(1, "c"), held(2, "b")]]).step == 1  # type: ignore[union-attr]
+    assert newest_whole([[held(3, "ab")], [held(3, "c", checksum=8)]]) is None, "of different attempts"
+
+
+def test_memory_of_a_killed_agent_is_removed_by_the_next(tmp_path: Path) -> None:
+    code = (
+        "import os, sys; from pathlib import Path; from shardscope.runtime.replicas import ReplicaMemory; "
+        f"print(ReplicaMemory.create(Path({str(tmp_path)!r})).path, flush=True); os.kill(os.getpid(), 9)"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    left = Path(told.stdout.strip())
+    assert left.is_dir()
+    assert left.stat().st_mode & 0o077 == 0
+    mine = ReplicaMemory.create(tmp_path)
+    assert not left.exists()
+    remove_leftovers(tmp_path)
+    assert mine.path.is_dir()
+    mine.remove()
+    assert os.listdir(tmp_path) == []
+
+
+def test_without_an_agent_there_is_no_memory(tmp_path: Path) -> None:
+    from conformance.alone import trainer_in
+
+    with pytest.raises(LaunchError, match="replica_every=2 needs an agent .* ss.launch on Linux"):
+        trainer_in(tmp_path, recovery=ss.Recovery(replica_every=2))
+    with pytest.raises(LaunchError, match="needs .*nowhere, which this system does not have"):
+        ReplicaMemory.create(tmp_path / "nowhere")
+    shutil.rmtree(tmp_path)

@@ -1,0 +1,105 @@
+"""Host memory of one run in which its ranks keep copies of their state; the run's agent creates and removes it.
+
+The copies are files in /dev/shm, in a folder that only the user can read. They survive the ranks. If an agent is killed
+and cannot remove them, the next agent of the same user does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardscope.errors import LaunchError
+from shardscope.runtime.processes import is_alive, process_started
+from shardscope.runtime.rundir import RunDir
+
+_MEMORY = Path("/dev/shm")  # noqa: S108 - the folder in it is private to the user
+_NAME = re.compile(r"shardscope-replicas-(\d+)-([\w-]+)-(\d+)")
+
+
+def memory_for(run: RunDir) -> tuple[ReplicaMemory | None, str]:
+    """Return the memory for a run's copies, None if it keeps none; and why it cannot have any, if it needs some."""
+    recovery = run.read_job().recovery
+    if recovery is None or recovery.replica_every is None:
+        return None, ""
+    try:
+        return ReplicaMemory.create(), ""
+    except LaunchError as error:
+        return None, str(error)
+
+
+@dataclass(frozen=True)
+class ReplicaMemory:
+    """The folder in memory of one run."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, memory: Path = _MEMORY) -> ReplicaMemory:
+        """Create the folder, named after this process, and remove what killed agents have left.
+
+        Raises:
+            LaunchError: The system has no file system in memory, or it cannot be written to.
+        """
+        if sys.platform != "linux" or not memory.is_dir():
+            raise LaunchError(
+                f"recovery.replica_every needs {memory}, which this system does not have; set replica_every=None to "
+                "recover from the disk"
+            )
+        remove_leftovers(memory)
+        path = memory / _name(os.getpid(), str(process_started()))
+        try:
+            path.mkdir(mode=0o700)
+        except OSError as error:
+            raise LaunchError(
+                f"recovery.replica_every cannot use {memory} ({error.strerror}); set replica_every=None to recover "
+                "from the disk"
+            ) from None
+        return cls(path)
+
+    def env(self, node: int = 0) -> dict[str, str]:
+        """Return the environment variable for the ranks of a node, whose folder is created."""
+        from shardscope.training.checkpoint.memory import VARIABLE, node_folder
+
+        folder = node_folder(self.path, node)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return {VARIABLE: str(folder)}
+
+    def newest_step(self) -> int | None:
+        """Return the newest step that can be restored; None if there is none."""
+        from shardscope.training.checkpoint.memory import held_in, newest_whole
+
+        newest = newest_whole(held_in(folder) for folder in sorted(self.path.iterdir()))
+        return None if newest is None else newest.step
+
+    def lose(self, node: int) -> None:
+        """Empty the folder of a node that has failed, as if its memory were gone."""
+        from shardscope.training.checkpoint.memory import node_folder
+
+        folder = node_folder(self.path, node)
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+    def remove(self) -> None:
+        """Remove all copies."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def remove_leftovers(memory: Path = _MEMORY) -> None:
+    """Remove the folders of agents that have ended without doing so."""
+    for path in memory.glob("shardscope-replicas-*"):
+        with contextlib.suppress(OSError):
+            found = _NAME.fullmatch(path.name)
+            if found is None or path.lstat().st_uid != os.getuid() or path.is_symlink():
+                continue
+            if not is_alive(int(found[1]), f"{found[2]}/{found[3]}"):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _name(pid: int, started: str) -> str:
+    return f"shardscope-replicas-{pid}-{started.replace('/', '-')}"
