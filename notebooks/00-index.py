@@ -35,6 +35,7 @@
 # | 9 | [Planner](09-planner.ipynb) | Which layout trains a very large model on a given cluster? | arithmetic only |
 # | 10 | [Bring your own](10-bring-your-own.ipynb) | How do I train my own `nn.Module`, or add a method? | real ranks |
 # | 11 | [The twin](11-twin.ipynb) | Do prediction, simulation and measurement agree, and why not? | real ranks |
+# | 12 | [Faults](12-faults.ipynb) | What does a failure cost, and how often to save a checkpoint? | real ranks |
 # | 13 | [Data](13-data.ipynb) | How are data read that are larger than memory, from a slow source? | real ranks |
 #
 # *Real ranks* are processes that train on this machine; a laptop or a free Binder session is enough.

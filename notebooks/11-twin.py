@@ -16,7 +16,7 @@
 # %% [markdown]
 # # 11 · The twin: predicted, simulated and measured
 #
-# [← Bring your own](10-bring-your-own.ipynb) · [Index](00-index.ipynb)
+# [← Bring your own](10-bring-your-own.ipynb) · [Index](00-index.ipynb) · [Faults →](12-faults.ipynb)
 #
 # Every claim about distributed training is a claim about time, bytes or memory. Here each is predicted by a formula,
 # simulated event by event, and then measured: on a cluster of several nodes with slow links, which this machine
@@ -302,4 +302,4 @@ figures.scaling(near)
 #   `ss.simulate.kineto`. `run.export("step", format="chakra")` writes a run for other simulators.
 # - Plan a layout for a cluster that nobody can rent for an afternoon, with the [planner](09-planner.ipynb).
 #
-# [← Bring your own](10-bring-your-own.ipynb) · [Index](00-index.ipynb)
+# [← Bring your own](10-bring-your-own.ipynb) · [Index](00-index.ipynb) · [Faults →](12-faults.ipynb)

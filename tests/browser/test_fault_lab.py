@@ -13,8 +13,8 @@ lab = TrainingLab(model="mlp", data="digits", strategy="zero-2", world_size=3, g
                   checkpoint_every=50, restarts=3)
 lab
 """
-DRAWN = f"""() => [...document.querySelectorAll('{LAB} .ss-faults-view .js-plotly-plot .legend text, '
-    + '{LAB} .ss-faults-view .ss-legend span')].map(node => node.textContent)"""
+KEYS = f"""() => [...document.querySelectorAll('{LAB} .ss-faults-view .ss-legend > span')].map(
+    key => key.lastChild.textContent.trim())"""
 
 
 def open_lab(notebook, tmp_path):
@@ -47,7 +47,7 @@ def test_a_rank_broken_from_the_lab_is_named_and_recovered_and_its_lost_steps_ar
     notebook.until("[lab.run.is_alive, lab.screen.faults.info.incidents[0].rank]", [True, 2])
 
     def lost_work_is_marked():
-        assert {"lost work", "failure", "resumed from"} <= set(page.evaluate(DRAWN))
+        assert {"lost work", "failure", "resumed from"} <= set(page.evaluate(KEYS))
         marked = page.locator(
             f"{LAB} .ss-faults-view .js-plotly-plot .annotation-text", has_text="rank 2 failed"
         )

@@ -38,6 +38,10 @@ ALLOWED = {
         "two ranks": "what tests/benchmarks/convergence.py runs; its results are data in the next cell",
         "three seeds": "what tests/benchmarks/convergence.py runs; its results are data in the next cell",
     },
+    "09-planner": {
+        "3 (one": "the name Llama 3",
+        "50,000 hours).": "the published failure rate, with its source",
+    },
     "10-bring-your-own": {
         "8 bits,": "the definition of the compressor that the next cell writes",
         "2, 3": "what check_method runs",

@@ -151,4 +151,4 @@ class Breaker:
         step = self.choices.step or run.reduced().last_step + 1
         faults = add(Faults(), step)
         run.inject(faults)
-        self.said.value = words_html(f"Sent: {faults.text}.", is_live=True)
+        self.said.value = words_html(f"Asked of the run: {faults.text}.", is_live=True)

@@ -73,6 +73,12 @@ from shardscope_widgets.figures._ghosts import overview_gap as overview_gap
 from shardscope_widgets.figures._ghosts import overview_ghosts as overview_ghosts
 from shardscope_widgets.figures._ghosts import timeline_gap as timeline_gap
 from shardscope_widgets.figures._ghosts import timeline_ghosts as timeline_ghosts
+from shardscope_widgets.figures._goodput import GoodputInfo as GoodputInfo
+from shardscope_widgets.figures._goodput import MeasuredGoodput as MeasuredGoodput
+from shardscope_widgets.figures._goodput import draw_goodput as draw_goodput
+from shardscope_widgets.figures._goodput import goodput as goodput
+from shardscope_widgets.figures._goodput import goodput_info as goodput_info
+from shardscope_widgets.figures._goodput import goodput_text as goodput_text
 from shardscope_widgets.figures._importances import ImportancesInfo as ImportancesInfo
 from shardscope_widgets.figures._importances import importances as importances
 from shardscope_widgets.figures._importances import importances_info as importances_info

@@ -24,11 +24,11 @@ from shardscope_widgets.trace import Trace
 from shardscope_widgets.words import duration_text, plural
 
 LOOKS = {
-    START: RunStyle("#a7abb4"),
+    START: RunStyle("#c3c7cf"),
     TRAINING: RunStyle("#5aa9e6"),
     LOST: RunStyle("#e06c2c", pattern="/"),
     DETECTION: RunStyle("#c5372c", pattern="x"),
-    RESTART: RunStyle("#a7abb4", pattern="."),
+    RESTART: RunStyle("#8b8f99", pattern="."),
 }
 """Styles of the bars, in the order of the legend."""
 _FAILURE, _OTHER, _SAVED = "#c5372c", "#b866a6", "#11997a"

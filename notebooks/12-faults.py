@@ -1,0 +1,155 @@
+# ---
+# jupyter:
+#   jupytext:
+#     formats: ipynb,py:percent
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#       format_version: '1.3'
+#       jupytext_version: 1.19.6
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # 12 · Faults
+#
+# [← The twin](11-twin.ipynb) · [Index](00-index.ipynb) · [Data →](13-data.ipynb)
+#
+# A job on many devices fails before it ends. What does a failure cost, how often should a checkpoint be saved, and what
+# does one slow rank do to all the others? Here ranks are really killed and slowed down, and the runs go on.
+
+# %%
+import numpy as np
+
+import shardscope as ss
+from shardscope.analytic import reliability
+from shardscope.runtime.emulated import why_not_emulated
+from shardscope_widgets import FaultLab, Trace, figures, say
+
+GPUS = 16384
+mtbf_s = float(reliability.job_mtbf_s(reliability.LLAMA_3_DEVICE_MTBF_S, devices=GPUS))
+large = reliability.expected(mtbf_s=mtbf_s, save_s=20, restart_s=600)
+say(
+    f"Of {GPUS:,} GPUs as reliable as those that trained Llama 3, one fails every {mtbf_s / 3600:.1f} hours. With "
+    f"checkpoints that take 20 s and restarts that take 10 minutes, the best interval between checkpoints is "
+    f"{float(large.interval_s) / 60:.0f} minutes, and {float(large.goodput):.0%} of the time is useful."
+)
+
+# %% [markdown]
+# ## Kill a rank
+#
+# Faults are data beside the job: which rank, before which step. The process really gets `SIGKILL`. With `recovery`, the
+# agent starts all ranks again, and they continue from the newest checkpoint in the same run.
+
+# %%
+job = ss.Job(
+    model="mlp",
+    data="digits",
+    strategy="zero-2",
+    world_size=3,
+    batch=48,
+    steps=40,
+    link=ss.Link(bandwidth="40 Mbit/s", latency="1 ms"),
+    checkpoint=ss.Checkpoint(every=8),
+    recovery=ss.Recovery(3),
+)
+run = ss.launch(job, faults=ss.Faults().kill(rank=1, step=22)).wait(timeout=120)
+broken = Trace.read(run)
+say(figures.faults_text(figures.faults_info(broken)))
+figures.faults(broken)
+
+# %% [markdown]
+# Nothing of it remains in the result: a checkpoint holds weights, optimizer state, random states and the position in
+# the data.
+
+# %%
+undisturbed = ss.launch(job).wait(timeout=120)
+loss, same = run.summary().loss, undisturbed.summary().loss
+say(
+    f"The last loss is {loss:.6f} with the failure and {same:.6f} without it: "
+    + ("they agree." if abs(loss - same) <= 1e-6 * abs(same) else "they differ.")
+)
+
+# %% [markdown]
+# ## How often to save a checkpoint
+#
+# Saving often delays training, saving rarely makes failures expensive. If a checkpoint takes the time `δ`, and failures
+# are a mean time `M` apart, the best training time between checkpoints is about `sqrt(2 δ M)` (Young 1974). The next
+# cell measures `δ` and the time of a restart in the runs above, kills ranks at random, and compares a run that saves
+# often with one that saves rarely.
+
+# %%
+STEPS, MTBF_STEPS = 60, 90
+saves = [event["blocked_s"] for event in undisturbed.events("checkpoint") if event["rank"] == 0]
+save_s = float(np.median(saves))
+step_s = undisturbed.summary().step_time_s
+(restart,) = run.reduced().restarts
+restart_s = restart.recovered_t - restart.failed_t
+plan = ss.Faults.random(world_size=job.world_size, steps=STEPS, mtbf_steps=MTBF_STEPS, seed=9)
+measured, apart = [], []
+for every in (2, 20):
+    often = job.replace(steps=STEPS, checkpoint=ss.Checkpoint(every=every), recovery=ss.Recovery(10))
+    failing = ss.launch(often, faults=plan).wait(timeout=120)
+    found = failing.summary()
+    label = f"Saved every {every} steps, lost steps: {found.lost_steps}"
+    apart.append(found.wall_s / found.restarts)
+    measured.append(figures.MeasuredGoodput(label, every * step_s, found.goodput))
+times = {"mtbf_s": float(np.mean(apart)), "save_s": save_s, "restart_s": restart_s}
+info = figures.goodput_info(**times, measured=measured)
+say(figures.goodput_text(info))
+figures.draw_goodput(info)
+
+# %% [markdown]
+# ## One slow rank
+#
+# A rank that computes slowly is not a failure, and nothing restarts. But in a ring, every step takes as long as its
+# slowest rank. It helps to divide the batch by speed: each rank then computes about equally long, and the trained
+# weights stay the same.
+
+# %%
+FACTOR, COUNTED = 4.0, 6
+cluster = None if why_not_emulated() else ss.Cluster.emulated(3, "1 Gbit/s", flops="12 GFLOP/s")
+usual = ss.Job(model="gpt-nano", data="python-source", strategy="ring", world_size=3, batch=24, steps=14)
+by_speed = usual.replace(batch=ss.Batch(24, shares="measured"))
+slow = ss.Faults().slow(rank=1, factor=FACTOR)
+cases = {
+    "all ranks as fast": (usual, None),
+    "one slow rank": (usual, slow),
+    "batch by speed": (by_speed, slow),
+}
+slowed = {
+    name: ss.launch(each, cluster, faults=faults).wait(timeout=120) for name, (each, faults) in cases.items()
+}
+fast, late, shared = (float(run.metrics().step_time_s[-COUNTED:].median()) for run in slowed.values())
+say(
+    f"With rank 1 computing {FACTOR:g} times slower, a step takes {late / fast:.1f} times as long. With the batch "
+    f"divided by the measured speeds, it takes {shared / fast:.1f} times as long, which regains "
+    f"{(late - shared) / (late - fast):.0%} of the loss."
+)
+figures.step_times(
+    [
+        figures.StepTimesRow(name, None, None, each)
+        for name, each in zip(cases, (fast, late, shared), strict=True)
+    ]
+)
+
+# %% [markdown]
+# ## Break it yourself
+#
+# The Fault Lab follows a run while it trains, and its buttons break it. So does the tab Faults of the Training Lab.
+
+# %%
+FaultLab(failing)
+
+# %% [markdown]
+# ## Try next
+#
+# - Launch a longer job, `run = ss.launch(job.replace(steps=2000))`, show it with `FaultLab(run)`, and kill a rank
+#   with its button.
+# - Save checkpoints in the background, `ss.Checkpoint(every=8, asynchronous=True)`, and compare the goodput.
+# - Launch the job on `ss.Cluster.emulated(nodes=3)`, and kill a node or drop a link.
+#
+# [← The twin](11-twin.ipynb) · [Index](00-index.ipynb) · [Data →](13-data.ipynb)

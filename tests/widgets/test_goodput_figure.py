@@ -1,0 +1,35 @@
+"""Expected goodput over the interval between checkpoints."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shardscope.analytic import reliability
+from shardscope_widgets import figures
+
+TIMES = {"mtbf_s": 3600.0, "save_s": 20.0, "restart_s": 300.0}
+
+
+def test_the_curve_is_that_of_the_formula_and_highest_at_the_marked_interval():
+    info = figures.goodput_info(**TIMES)
+    expected = reliability.expected(**TIMES, interval_s=np.array(info.intervals_s))
+    assert info.goodputs == pytest.approx(tuple(expected.goodput))
+    assert max(info.goodputs) == pytest.approx(info.best, rel=1e-3)
+    assert info.intervals_s[0] < info.daly_s < info.young_s < info.intervals_s[-1]
+
+
+def test_measured_runs_are_drawn_where_they_are_and_told_beside_what_is_expected():
+    measured = [figures.MeasuredGoodput("Saved every 2 steps", 2.0, 0.5)]
+    info = figures.goodput_info(**TIMES, measured=measured)
+    assert info.intervals_s[0] <= 2.0
+    assert [trace.name for trace in figures.draw_goodput(info).data] == [
+        "expected",
+        "best interval (Daly)",
+        "measured",
+    ]
+    text = figures.goodput_text(info)
+    assert "checkpoints that take 20 s" in text
+    assert f"the expected goodput there is {info.best:.0%}" in text
+    assert "Saved every 2 steps: 50% measured," in text
+    assert len(figures.goodput(**TIMES).data) == 2

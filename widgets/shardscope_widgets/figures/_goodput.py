@@ -1,0 +1,136 @@
+"""Expected goodput over the interval between checkpoints, with the best interval and what runs have measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import plotly.graph_objects as go
+
+from shardscope.analytic import reliability
+from shardscope_widgets.figures import theme
+from shardscope_widgets.words import duration_text
+
+_POINTS = 200
+_SPAN = 60.0
+"""The axis extends from the best interval divided by this to the best interval times this."""
+_LINE, _BEST, _MEASURED = "#2a86d1", "#11997a", "#e06c2c"
+
+
+class MeasuredGoodput(NamedTuple):
+    """A run: its name, the training time between two of its checkpoints in seconds, and its goodput."""
+
+    label: str
+    interval_s: float
+    goodput: float
+
+
+class GoodputInfo(NamedTuple):
+    """Expected goodput over the interval; all times in seconds.
+
+    Attributes:
+        intervals_s: Intervals between checkpoints.
+        goodputs: Expected goodput at each.
+        young_s: The best interval by Young's formula.
+        daly_s: The best interval by Daly's formula.
+        best: Expected goodput at Daly's interval.
+        mtbf_s: Mean time between failures.
+        save_s: Time for which saving a checkpoint delays training.
+        restart_s: Time from a failure to the first step after it.
+        measured: What runs have measured.
+    """
+
+    intervals_s: tuple[float, ...]
+    goodputs: tuple[float, ...]
+    young_s: float
+    daly_s: float
+    best: float
+    mtbf_s: float
+    save_s: float
+    restart_s: float
+    measured: tuple[MeasuredGoodput, ...] = ()
+
+
+def goodput_info(
+    *, mtbf_s: float, save_s: float, restart_s: float, measured: Sequence[MeasuredGoodput] = ()
+) -> GoodputInfo:
+    """Return the expected goodput over the interval between checkpoints.
+
+    Args:
+        mtbf_s: Mean time between failures of the whole job, in seconds.
+        save_s: Time for which saving a checkpoint delays training, in seconds.
+        restart_s: Time from a failure to the first step after it, in seconds.
+        measured: What runs have measured.
+    """
+    times = {"save_s": save_s, "mtbf_s": mtbf_s}
+    young, daly = float(reliability.young_interval_s(**times)), float(reliability.daly_interval_s(**times))
+    ends = [young, daly, *(each.interval_s for each in measured)]
+    longest = min(daly * _SPAN, 20 * mtbf_s)
+    intervals = np.geomspace(min(*ends, daly / _SPAN), max(*ends, longest), _POINTS)
+    expected = reliability.expected(**times, restart_s=restart_s, interval_s=intervals)
+    best = reliability.expected(**times, restart_s=restart_s, interval_s=daly)
+    return GoodputInfo(
+        tuple(map(float, intervals)), tuple(map(float, expected.goodput)), young, daly, float(best.goodput),
+        mtbf_s, save_s, restart_s, tuple(measured),
+    )  # fmt: skip
+
+
+def goodput_text(info: GoodputInfo) -> str:
+    """Return sentences on the best interval and on what runs have measured."""
+    told = (
+        f"With a failure every {duration_text(info.mtbf_s)}, checkpoints that take {duration_text(info.save_s)} and "
+        f"restarts that take {duration_text(info.restart_s)}, the best interval is {duration_text(info.young_s)} by "
+        f"Young and {duration_text(info.daly_s)} by Daly; the expected goodput there is {info.best:.0%}."
+    )
+    for each in info.measured:
+        expected = float(np.interp(each.interval_s, info.intervals_s, info.goodputs))
+        told += f" {each.label}: {each.goodput:.0%} measured, {expected:.0%} expected."
+    return told
+
+
+def draw_goodput(info: GoodputInfo) -> go.Figure:
+    """Draw the figure for `info`."""
+    figure = go.Figure(
+        [
+            go.Scatter(
+                x=info.intervals_s, y=info.goodputs, mode="lines", name="expected", line={"color": _LINE, "width": 2.6},
+                hovertemplate="every %{x:.3s}s: %{y:.0%}<extra></extra>",
+            ),
+            go.Scatter(
+                x=[info.daly_s], y=[info.best], mode="markers", name="best interval (Daly)",
+                marker={"symbol": "diamond", "size": 11, "color": _BEST, "line": {"width": 1.5, "color": "#ffffff"}},
+                hovertemplate="best: every %{x:.3s}s, %{y:.0%}<extra></extra>",
+            ),
+            go.Scatter(
+                x=[each.interval_s for each in info.measured], y=[each.goodput for each in info.measured],
+                mode="markers+text", name="measured", text=[f" {each.label}" for each in info.measured],
+                textposition="middle right", textfont={"size": 11.5, "color": theme.GREY}, cliponaxis=False,
+                marker={"symbol": "square", "size": 10, "color": _MEASURED, "line": {"width": 1.5, "color": "#ffffff"}},
+                hovertemplate="%{text}: %{y:.0%}<extra></extra>",
+            ),
+        ][: 3 if info.measured else 2]
+    )  # fmt: skip
+    figure.update_layout(
+        xaxis=theme.axis("training time between checkpoints", type="log", tickformat="~s", ticksuffix="s"),
+        yaxis=theme.axis("goodput", tickformat=".0%", range=[0, min(1.0, max(info.goodputs) * 1.25 + 0.02)]),
+        shapes=[theme.rule(theme.AXIS, x=info.young_s, width=1.2, dash="dot")],
+        annotations=[
+            theme.note("Young", x=float(np.log10(info.young_s)), y=1)
+            | {"xref": "x", "font": {"size": 11.5, "color": theme.GREY}, "xshift": 4, "yanchor": "top"}
+        ],
+    )
+    return theme.style(
+        figure, height=320, legend=theme.LEGEND_ABOVE, margin={"l": 8, "r": 12, "t": 44, "b": 8}
+    )
+
+
+def goodput(
+    *, mtbf_s: float, save_s: float, restart_s: float, measured: Sequence[MeasuredGoodput] = ()
+) -> go.Figure:
+    """Draw the expected goodput over the interval between checkpoints; see `goodput_info`.
+
+    Example:
+        >>> figure = goodput(mtbf_s=3 * 3600, save_s=20, restart_s=600)
+    """
+    return draw_goodput(goodput_info(mtbf_s=mtbf_s, save_s=save_s, restart_s=restart_s, measured=measured))
