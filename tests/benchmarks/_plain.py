@@ -176,6 +176,9 @@ class Plain:
     def _product(self, m: float, n: float, k: float) -> float:
         return 2 * m * n * k / self.matmul * (1 + self.cal.half_size * (1 / m + 1 / n + 1 / k))
 
+    def _soft(self, busy: float, host: float) -> float:
+        return (busy**3 + host**3) ** (1 / 3)
+
     def time(self, row: Row, drive_share: float) -> float:
         """Seconds of a step."""
         cal, t, p, c, zero, m = self.cal, row.tensor, row.pipeline, row.context, row.zero, row.count
@@ -193,9 +196,9 @@ class Plain:
         context = self._ring(1, tokens * c * self.keys / t * 2, c, t)
         launch = cal.launch_s * (1 + cal.launch_jitter * (t - 1))
         started = 4 if t > 1 else 0
-        forward = max(products + core + moved + tensor + context, (30 + started) * launch)
+        forward = self._soft(products + core + moved + tensor + context, (30 + started) * launch)
         back = 2 * (products + moved) + 2.5 * core + tensor + 2 * context
-        back = max(back, (60 + started) * launch)
+        back = self._soft(back, (60 + started) * launch)
         again = forward if row.recompute == 2 else core if row.recompute == 1 else 0.0
         f, w, b = layers * forward, layers * products, layers * (back + again)
 

@@ -69,12 +69,13 @@ def cost_of_saving(rounds: int, ranks: int) -> None:
     print(f"{ranks} ranks, a checkpoint every {EVERY} steps, {rounds} rounds")
     for name, times in found.items():
         extra = [t / plain - 1 for t, plain in zip(times, found["none"], strict=True)]
-        save = (
-            f"; a save delays training by {1e3 * statistics.median(blocked[name]):.1f} ms and is complete after "
-            f"{1e3 * statistics.median(whole[name]):.1f} ms"
-            if whole[name]
-            else ""
-        )
+        save = ""
+        if whole[name]:
+            delay = statistics.median(blocked[name])
+            save = (
+                f"; a save delays training by {1e3 * delay:.1f} ms, {delay / EVERY / statistics.median(times):.1%} of "
+                f"its steps, and is complete after {1e3 * statistics.median(whole[name]):.1f} ms"
+            )
         print(
             f"{name:13} {1e3 * statistics.median(times):7.1f} ms a step, {statistics.median(extra):+.1%}{save}"
         )

@@ -1,4 +1,4 @@
-"""From the kill of a rank to the next step, on 4 ranks, from a checkpoint on disk; and what checkpoints cost.
+"""From the kill of a rank to the next step, on 4 ranks, from a checkpoint on disk and from a copy in memory.
 
 python tests/benchmarks/recovery.py [rounds]
 """
@@ -27,11 +27,15 @@ def main() -> None:
                     model="mlp", data="digits", strategy=strategy, world_size=RANKS, steps=STEPS, recovery=1,
                     checkpoint=ss.Checkpoint(every=EVERY),
                 )  # fmt: skip
-                seconds = [to_next_step(job, cluster, folder, victim=turn % RANKS) for turn in range(rounds)]
-                print(
-                    f"{place}, {strategy}: {statistics.median(seconds):.2f} s from kill to next step "
-                    f"(median of {rounds}; {min(seconds):.2f} to {max(seconds):.2f})"
-                )
+                copied = job.replace(checkpoint=ss.Checkpoint(), recovery=ss.Recovery(1, replica_every=1))
+                for source, each in {"disk": job, "memory": copied}.items():
+                    seconds = [
+                        to_next_step(each, cluster, folder, victim=turn % RANKS) for turn in range(rounds)
+                    ]
+                    print(
+                        f"{place}, {strategy}, {source}: {statistics.median(seconds):.2f} s from kill to next step "
+                        f"(median of {rounds}; {min(seconds):.2f} to {max(seconds):.2f})"
+                    )
 
 
 def to_next_step(job: ss.Job, cluster: object, folder: str, *, victim: int) -> float:

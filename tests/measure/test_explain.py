@@ -95,7 +95,7 @@ def test_waiting_for_a_slower_stage_is_not_the_bubble() -> None:
     )  # fmt: skip
     found = explained(job, measured)
     assert (found.cause, round(found.share, 2)) == ("uneven stages", 0.27)
-    assert found.sentence.endswith("set the pipeline's split to even, or to numbers of layers.")
+    assert found.sentence.endswith("set the pipeline's split to speed, even, or numbers of layers.")
 
 
 def test_measured_waiting_is_that_of_the_schedule_where_stages_cost_the_same() -> None:
@@ -143,6 +143,16 @@ def test_one_slow_rank_is_named() -> None:
         "Ranks wait 50% of the step for rank 2, which computes 2.2 times as long as the others."
         in found.sentence
     )
+
+
+def test_a_straggler_on_a_slow_node_is_told_what_shares_by_speed_gain() -> None:
+    """Three nodes, one of half the speed, do the work of 2.5, and at the speed of the slowest that of 1.5."""
+    job = ss.Job(**GPT, world_size=3, batch=60)
+    cluster = ss.Cluster.emulated(nodes=3, flops="100 MFLOP/s", slowdown={2: 2.0})
+    chosen = best_change("straggler", job, partial(predict_job, cluster=cluster), cores=2)
+    assert chosen is not None
+    assert chosen.change["batch"].shares == "measured"
+    assert chosen.speed_up == pytest.approx(2.5 / 1.5, rel=0.02)
 
 
 def test_ranks_that_take_turns_on_few_cores_are_not_called_stragglers() -> None:

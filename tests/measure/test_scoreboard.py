@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
+import shardscope as ss
 from shardscope import cli
 from shardscope.measure.scoreboard.board import calibration_of_row
 from shardscope.measure.scoreboard.one_step import OneStep
@@ -62,3 +64,35 @@ def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     lines = {line["dataset"]: line for line in printed["tables"]}
     assert lines["Llama 3, table 4"]["n"] == 3
     assert printed["left_out"]["Llama 3, table 4"]["rows"] == 3
+
+
+STEPS = """model,device,data,tensor,global_batch,recompute,step_time_s,label
+llama-2-13b,a100-80gb,4,8,256,full,30,first
+llama-2-13b,a100-80gb,8,4,256,full,27,second
+"""
+
+
+def test_steps_of_ones_own_are_compared_with_predictions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "mine.csv"
+    file.write_text(STEPS)
+    assert cli.main(["scoreboard", "--rows", str(file), "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    (line,), (first, second) = printed["tables"], printed["rows"]
+    assert (line["dataset"], line["rows"], line["n"]) == ("mine", "never fitted", 2)
+    layout = ss.Layout(data=4, tensor=8, global_batch=256, recompute="full")
+    found = ss.predict("llama-2-13b", ss.Cluster.of("a100-80gb", nodes=4), layout)
+    assert first["predicted_s"] == pytest.approx(found.step_time_s)
+    assert (first["low_s"], first["high_s"]) == pytest.approx(tuple(found.interval))
+    errors = [abs(row["predicted_s"] / row["measured_s"] - 1) for row in (first, second)]
+    assert line["mape_percent"] == pytest.approx(50 * sum(errors))
+    assert cli.main(["scoreboard", "--rows", str(file)]) == 0
+    printed = capsys.readouterr().out
+    assert "second" in printed
+    assert "constant MFU" in printed
+
+
+def test_an_option_of_rows_is_refused_without_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["scoreboard", "--software", "fsdp2"]) != 0
+    assert "--software has no effect without --rows" in capsys.readouterr().err

@@ -121,7 +121,7 @@ def test_simulated_jitter_is_the_expected_maximum() -> None:
         ss.Job(model="mlp", data="digits", strategy="all-reduce", world_size=16, batch=64), cluster
     )
     alone = ss.simulate.predicted(prediction).step_time_s
-    times = [ss.simulate(prediction.job, cluster, jitter=0.1, seed=seed).step_time_s for seed in range(40)]
+    times = [ss.simulate(prediction.job, cluster, jitter=0.1, seed=seed).step_time_s for seed in range(200)]
     assert prediction.time is not None
     parts = [prediction.time["forward"].value, prediction.time["backward"].value]
     std = 0.1 * math.hypot(*parts)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares
 
-from shardscope.measure.scoreboard.rows import Row, predicted_seconds
+from shardscope.measure.scoreboard.rows import Row, RowGroups
 from shardscope.spec.calibration import Calibration
 
 Floats = npt.NDArray[np.float64]
@@ -44,12 +44,12 @@ def fit(
         start: Calibration with the values of all other fields.
         weights: Weight of one row, by data set; 1 if the data set is not listed.
     """
-    measured = np.log([row.seconds for row in rows])
+    measured, tables = np.log([row.seconds for row in rows]), RowGroups.of(rows)
     scale = np.sqrt([(weights or {}).get(row.dataset, 1.0) for row in rows])
     spread = np.array([prior.spread for prior in priors.values()])
 
     def residuals(at: Floats) -> Floats:
-        off = np.log(predicted_seconds(rows, _calibration(start, priors, at))) - measured
+        off = np.log(tables.seconds(_calibration(start, priors, at))) - measured
         return np.concatenate([_soft(off / NOISE) * scale, at / spread])
 
     found = least_squares(

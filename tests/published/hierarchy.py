@@ -2,210 +2,137 @@
 
     cd tests; python -m published.hierarchy REFERENCE ../toolkit/shardscope/spec/catalogue/effects/fitted.json
 
-REFERENCE is a folder with the files of measured tables. It takes two minutes. The standard deviations of the effects
-were chosen by the scores of left-out tables. So that large tables do not dominate, a table counts for at most
-`TABLE_WEIGHT` rows.
+REFERENCE is a folder with the files of measured tables. A table that is left out has no part in the effects that
+predict it, nor in their standard deviations. What it had a part in is the form of the formulas, the priors of
+`effects_fit`, and the values around which the other tables are linearised.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from published import more, small
-from published.datasets import load
-from shardscope.measure.calibrate.of_rows import NOISE
+from published.all_tables import Table, all_tables
+from published.effects_fit import (
+    KINDS,
+    NAMES,
+    ROBUST,
+    Effects,
+    Found,
+    Seen,
+    Spreads,
+    between,
+    estimated,
+    shared,
+    usual_spreads,
+)
 from shardscope.measure.scoreboard.one_step import after_one
-from shardscope.measure.scoreboard.rows import Row, predicted_seconds
 from shardscope.measure.scoreboard.score import constant_mfu_seconds, plain_seconds
-from shardscope.measure.scoreboard.tables import published
-from shardscope.prediction.spread import moved, slopes
-from shardscope.spec.calibration import FACTORS, Calibration
 from shardscope.spec.cluster import Device
-from shardscope.spec.effects import OTHER, architecture, effects_of, usual
+from shardscope.spec.effects import OTHER, architecture, effects_of
 from shardscope.spec.software import SOFTWARE
 
 Floats = npt.NDArray[np.float64]
-NAMES = tuple(FACTORS)
-SPREAD = np.array(list(FACTORS.values()))
-SDS = {"all": 1.0, "family": 0.8, "software": 0.5, "trend": 0.8, "device": 0.4, "table": 0.6}
-"""Standard deviation of each kind of effect, relative to `FACTORS`."""
-SCALE_SD = 0.05
-"""That of the common scale, for effects other than a table's."""
-MOST_ROWS, TABLE_WEIGHT = 24, 12.0
-TURNS = 14
-ROBUST = 2 * NOISE
-"""Residuals beyond this count linearly."""
+TURNS = 5
+WIDER, NOISIER = 1.4, 1.3
+"""Factors of the variances of a new table's constants, and of the standard deviation of its rows: the formulas are not
+exact, so tables that were left out are more likely with these."""
+_LONGEST = 0.7
+"""Longest step of a factor."""
+_FLOOR = 1e-9
 
 
-class Linear(NamedTuple):
-    """log(measured / predicted) of a table's rows, and its slopes, around some values of the factors."""
+class Fit(NamedTuple):
+    """Effects that fit tables best."""
 
-    at: Floats
-    off: Floats
-    slope: Floats
-
-    def left(self, u: Floats) -> Floats:
-        return self.off - self.slope @ (u - self.at)
-
-
-class Table(NamedTuple):
-    """A table's rows, and the effects that its constants have."""
-
-    name: str
-    rows: list[Row]
-    effects: dict[str, float]
-    base: Calibration
-    weight: float
-
-    def linear(self, at: Floats) -> Linear:
-        log, slope = slopes(lambda one: predicted_seconds(self.rows, one), self.base, at)
-        return Linear(at, np.log([row.seconds for row in self.rows]) - log, slope)
-
-    def off(self, at: Floats) -> Floats:
-        """log(measured / predicted) of each row."""
-        predicted = predicted_seconds(self.rows, moved(self.base, at))
-        return np.log([row.seconds for row in self.rows]) - np.log(predicted)
-
-    @property
-    def all_effects(self) -> dict[str, float]:
-        return {**self.effects, f"table {self.name}": 1.0}
+    found: Found
+    at: list[Floats]
+    """Values of each table's factors, around which it was linearised."""
+    x: Floats
+    """Standard deviations, as `Spreads.of` takes them."""
 
 
-def table(name: str, rows: Sequence[Row]) -> Table:
-    """A table with at most `MOST_ROWS` of its rows, drawn at random."""
-    order = np.random.default_rng(0).permutation(len(rows))[:MOST_ROWS]
-    some = [rows[place] for place in sorted(order)]
-    device = some[0].cluster.device
-    effects = effects_of(SOFTWARE[some[0].software], device)
-    return Table(name, some, effects, usual(device), min(1.0, TABLE_WEIGHT / len(some)))
-
-
-def tables_of(folder: Path) -> list[Table]:
-    """All tables, one for each software and type of device."""
-    blocks = json.loads((folder / "published.json").read_text("utf-8"))
-    found = load(folder / "published.json")
-    foundry = found.pop("llm_foundry_benchmarks")
-    for chip in ("a100", "h100"):
-        found[f"LLM Foundry, {chip}"] = [row for row in foundry if row.cluster.device.name.startswith(chip)]
-    found |= more.rows(json.loads((folder / "more_points.json").read_text("utf-8"))["rows"])
-    found["Sailor, GH200"] = small.sailor(blocks["sailor_validation"], "Sailor, GH200")
-    found["Mist, L4"] = small.mist(blocks["mist_l4"], "Mist, L4")
-    return [table(name, rows) for name, rows in (found | published()).items()]
-
-
-def sd_of(effect: str) -> Floats:
-    """Standard deviation of an effect on each constant."""
-    kind = effect.split(maxsplit=1)[0]
-    sd = SPREAD * SDS[kind]
-    return sd if kind == "table" else np.where(np.array(NAMES) == "scale", SCALE_SD, sd)
-
-
-class Found(NamedTuple):
-    """Estimated effects, and their covariance in the order of `order`."""
-
-    values: dict[str, Floats]
-    covariance: Floats
-    order: list[str]
-
-    def mean(self, effects: Mapping[str, float]) -> Floats:
-        zero = np.zeros(len(NAMES))
-        return sum((factor * self.values.get(e, zero) for e, factor in effects.items()), zero)
-
-    def spread(self, effects: Mapping[str, float]) -> Floats:
-        """Standard deviations of the constants of a new table with these effects."""
-        size, total = len(NAMES), sd_of("table") ** 2
-        for one, factor in effects.items():
-            if one not in self.order:
-                total = total + (factor * sd_of(one)) ** 2
-        known = [(self.order.index(e) * size, factor) for e, factor in effects.items() if e in self.order]
-        for i, one in known:
-            for j, other in known:
-                total = total + one * other * np.diag(self.covariance[i : i + size, j : j + size])
-        return np.sqrt(total)
-
-
-def solve(tables: Sequence[Table]) -> Found:
-    """The most likely effects: Gauss-Newton steps, each as far as the loss decreases."""
-    order = sorted({e for t in tables for e in t.all_effects})
-    x, before = {e: np.zeros(len(NAMES)) for e in order}, np.inf
-    for _ in range(TURNS):
-        known = {t.name: t.linear(total(x, t.all_effects)) for t in tables}
-        found = linear_fit(tables, known, x)
-        at = {size: between(x, found.values, size) for size in (1.0, 0.5, 0.25, 0.1, 0.03)}
-        losses = {size: loss(tables, values) for size, values in at.items()}
-        best = min(losses, key=lambda size: losses[size])
-        print(f"loss {losses[best]:.1f} with a step of {best:g}", flush=True)
-        x = at[best]
-        if losses[best] > 0.997 * before:
+def solve(
+    tables: Sequence[Table], at: Sequence[Floats] | None = None, x: Floats | None = None, turns: int = TURNS
+) -> Fit:
+    """The most likely effects: Gauss-Newton steps, each as far as the loss decreases, with new standard deviations."""
+    u = [np.zeros(len(NAMES)) for _ in tables] if at is None else list(at)
+    x, before = usual_spreads() if x is None else x, np.inf
+    effects = [t.effects for t in tables]
+    for turn in range(turns + 1):
+        seen = Seen.of(
+            effects, [t.linear(each) for t, each in zip(tables, u, strict=True)], u, Spreads.of(x).noise
+        )
+        x = estimated(seen, x)
+        found = Found.of(seen, Spreads.of(x))
+        if turn == turns:
             break
+        new = [found.mean(each) for each in effects]
+        tried = {size: _between(u, new, size) for size in (1.0, 0.5, 0.25, 0.1)}
+        losses = {size: loss(tables, values, found.spreads) for size, values in tried.items()}
+        best = min(losses, key=lambda size: losses[size])
+        u = tried[best]
+        if turns == TURNS:
+            print(
+                f"loss {losses[best]:.1f} with a step of {best:g}, noise {found.spreads.noise:.3f}",
+                flush=True,
+            )
+        if abs(losses[best] - before) < 0.003 * before and best == 1.0:
+            turns = turn + 1
         before = losses[best]
-    return linear_fit(
-        tables, {t.name: t.linear(total(x, t.all_effects)) for t in tables}, x, turns=1
-    )._replace(values=x)
+    return Fit(found, u, x)
 
 
-def total(x: Mapping[str, Floats], effects: Mapping[str, float]) -> Floats:
-    """The factors of a table with these effects."""
-    return sum((factor * x[e] for e, factor in effects.items()), np.zeros(len(NAMES)))
+def _between(u: Sequence[Floats], new: Sequence[Floats], size: float) -> list[Floats]:
+    return [a + size * np.clip(b - a, -_LONGEST, _LONGEST) for a, b in zip(u, new, strict=True)]
 
 
-def between(x: Mapping[str, Floats], new: Mapping[str, Floats], size: float) -> dict[str, Floats]:
-    return {e: x[e] + size * np.clip(new[e] - x[e], -0.7, 0.7) for e in x}
-
-
-def loss(tables: Sequence[Table], x: Mapping[str, Floats]) -> float:
-    """The loss of exact predictions: residuals count linearly beyond `ROBUST`, effects as the normal prior says."""
-    fit = sum(
-        t.weight * (8 * (np.sqrt(1 + (t.off(total(x, t.all_effects)) / ROBUST) ** 2) - 1)).sum()
-        for t in tables
+def loss(tables: Sequence[Table], u: Sequence[Floats], spreads: Spreads) -> float:
+    """The loss of exact predictions: residuals count linearly beyond `ROBUST`, factors as the normal prior says."""
+    off = np.concatenate([t.off(each) for t, each in zip(tables, u, strict=True)])
+    fit = 2 * ROBUST**2 * (np.sqrt(1 + (off / (ROBUST * spreads.noise)) ** 2) - 1).sum()
+    effects = [t.effects for t in tables]
+    factors = between(spreads, shared(effects, effects))
+    values = np.array(u).T
+    return float(
+        fit
+        + sum(
+            v @ np.linalg.solve(c + _FLOOR * np.eye(len(v)), v) for v, c in zip(values, factors, strict=True)
+        )
     )
-    return float(fit + sum(((x[e] / sd_of(e)) ** 2).sum() for e in x))
 
 
-def linear_fit(
-    tables: Sequence[Table], known: Mapping[str, Linear], start: Mapping[str, Floats], turns: int = 5
-) -> Found:
-    """The most likely effects if residuals are linear in the factors; `turns` reweight the rows."""
-    order = sorted({e for t in tables for e in t.all_effects})
-    size, x = len(NAMES), {e: start[e] for e in order}
-    for _ in range(turns):
-        normal = np.diag(np.concatenate([sd_of(e) ** -2.0 for e in order]))
-        right = np.zeros(len(normal))
-        for t in tables:
-            u, lin = total(x, t.all_effects), known[t.name]
-            off = lin.left(u)
-            weight = t.weight / NOISE**2 / np.sqrt(1 + (off / ROBUST) ** 2)
-            block = (lin.slope.T * weight) @ lin.slope
-            push = (lin.slope.T * weight) @ (off + lin.slope @ u)
-            places = [(order.index(e) * size, factor) for e, factor in t.all_effects.items()]
-            for i, one in places:
-                right[i : i + size] += one * push
-                for j, other in places:
-                    normal[i : i + size, j : j + size] += one * other * block
-        x = dict(zip(order, np.linalg.solve(normal, right).reshape(len(order), size), strict=True))
-    return Found(x, np.linalg.inv(normal), order)
-
-
-def score(t: Table, others: Sequence[Table], known: Mapping[str, Linear], whole: Found) -> dict[str, float]:
+def score(place: int, tables: Sequence[Table], whole: Fit) -> dict[str, float]:
     """Scores of a table by effects fitted to the others, and of both trivial formulas with the others' constants."""
-    found = linear_fit(others, known, whole.values)
-    lin, spread = t.linear(found.mean(t.effects)), found.spread(t.effects)
-    result = after_one(lin.slope, lin.off, np.diag(spread**2))
+    t, others = tables[place], [*tables[:place], *tables[place + 1 :]]
+    seen = whole.found.seen.without(place)
+    found = Found.of(seen, Spreads.of(estimated(seen, whole.x)))
+    new = {**t.shared, "table new": 1.0}
+    off, slope = t.linear(found.mean(new))
+    result = after_one(slope, off, cluster_covariance(found, t.shared), noise=row_noise(found))
     baselines = {"plain": plain_seconds, "constant_mfu": constant_mfu_seconds}
     return {
         "rows": len(t.rows),
-        "left_out": 100 * float(np.abs(np.expm1(-lin.off)).mean()),
+        "left_out": 100 * float(np.abs(np.expm1(-off)).mean()),
         "after": result.after,
         "covered": result.covered,
+        "covered_after": result.covered_after,
+        "bias": 100 * float(np.expm1(-off).mean()),
+        "one_scalar": _one_scalar(off),
         **{name: baseline(t, others, formula) for name, formula in baselines.items()},
     }
+
+
+def _one_scalar(off: Floats) -> float:
+    """MAPE of the other rows if each row in turn sets the scale alone: the median over which one."""
+    turns = [np.abs(np.expm1(off[row] - np.delete(off, row))).mean() for row in range(len(off))]
+    return 100 * float(np.median(turns))
 
 
 def baseline(t: Table, others: Sequence[Table], formula: object) -> float:
@@ -220,60 +147,110 @@ def constant_of(tables: Sequence[Table], formula: object) -> float:
     return float(np.median([np.median(ratio) for ratio in ratios]))
 
 
-def main(folder: Path, target: Path) -> None:
-    """Fit, score and write all effects."""
-    tables = tables_of(folder)
-    whole = solve(tables)
-    known = {t.name: t.linear(whole.mean(t.all_effects)) for t in tables}
-    scores = {t.name: score(t, [o for o in tables if o.name != t.name], known, whole) for t in tables}
-    shipped = {t.name: 100 * float(np.abs(np.expm1(-t.off(whole.mean(t.effects)))).mean()) for t in tables}
-    for name, line in scores.items():
+def scored(tables: Sequence[Table], whole: Fit) -> dict[str, dict[str, float]]:
+    """Scores of all tables, printed too."""
+    scores = {t.name: score(place, tables, whole) for place, t in enumerate(tables)}
+    for t, line in zip(tables, scores.values(), strict=True):
+        shipped = 100 * float(np.abs(np.expm1(-t.off(whole.found.mean(t.shared)))).mean())
         print(
-            f"{shipped[name]:5.1f}",
-            name.ljust(36),
-            " ".join(f"{key} {value:.1f}" for key, value in line.items()),
+            f"{shipped:5.1f}", t.name.ljust(36), " ".join(f"{key} {value:.1f}" for key, value in line.items())
         )
-    for key in ("left_out", "after", "covered", "plain", "constant_mfu"):
+    for key in ("left_out", "after", "one_scalar", "covered", "plain", "constant_mfu"):
         values = [line[key] for line in scores.values()]
         print(
             key.ljust(14), f"median {np.median(values):.1f}, least {min(values):.1f}, most {max(values):.1f}"
         )
+    return scores
+
+
+def main(folder: Path, target: Path) -> None:
+    """Fit, score and write all effects."""
+    tables = all_tables(folder)
+    whole = solve(tables)
+    print_spreads(whole.found.spreads)
+    scores = scored(tables, whole)
+    write(target, tables, whole, scores)
+
+
+def print_spreads(spreads: Spreads) -> None:
+    """Print the standard deviations of all kinds of effects."""
+    print("noise", round(spreads.noise, 4), *KINDS)
+    for name, values in zip(NAMES, spreads.effects.T, strict=True):
+        print(name.ljust(24), " ".join(f"{value:.3f}" for value in values))
+
+
+def write(target: Path, tables: Sequence[Table], whole: Fit, scores: dict[str, dict[str, float]]) -> None:
+    """Write what `spec.effects` reads; the names of devices and the usual constants stay as they are."""
+    noise, found = row_noise(whole.found), whole.found
+    kept = {e for t in tables for e in t.shared}
     blocks = json.loads(target.read_text("utf-8"))
     blocks |= {
-        "effects": {e: named(whole.values[e]) for e in whole.order if not e.startswith("table ")},
-        "spreads": spreads(whole),
-        "trend_spread": named(np.sqrt(np.diag(block(whole, "trend")))),
-        "quantiles": {"5": float(np.exp(-1.645 * NOISE)), "50": 1.0, "95": float(np.exp(1.645 * NOISE))},
+        "effects": {e: named(found.mean({e: 1.0})) for e in sorted(kept)},
+        "covariances": covariances(found),
+        "noise": round(noise, 4),
+        "quantiles": {"5": float(np.exp(-1.645 * noise)), "50": 1.0, "95": float(np.exp(1.645 * noise))},
         "measured": [list(pair) for pair in dict.fromkeys(pair_of(t) for t in tables)],
         "constant_mfu": {"all tables": constant_of(tables, constant_mfu_seconds)},
         "constant_rate": {"all tables": constant_of(tables, plain_seconds)},
         "fitted": sorted({row.key for t in tables for row in t.rows}),
         "tables": {name: {k: round(v, 2) for k, v in line.items()} for name, line in scores.items()},
     }
-    target.write_text(json.dumps(blocks, indent=1) + "\n", "utf-8")
+    for former in ("spreads", "trend_spread"):
+        blocks.pop(former, None)
+    target.write_text(json_text(blocks), "utf-8")
+
+
+def json_text(blocks: dict[str, object]) -> str:
+    """The blocks as JSON, with a line for each entry of each block."""
+    parts = []
+    for name, block in blocks.items():
+        if isinstance(block, dict):
+            lines = ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in block.items())
+            parts.append(f" {json.dumps(name)}: {{\n{lines}\n }}")
+        else:
+            parts.append(f" {json.dumps(name)}: {json.dumps(block)}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
 def pair_of(t: Table) -> tuple[str, str]:
     return t.rows[0].software, architecture(t.rows[0].cluster.device.name)
 
 
-def block(found: Found, effect: str) -> Floats:
-    start = found.order.index(effect) * len(NAMES)
-    return found.covariance[start : start + len(NAMES), start : start + len(NAMES)]
-
-
 CHIPS = {"a100": "a100-80gb", "h100": "h100-80gb", "b200": "b200", "l4": "l4"}
 
 
-def spreads(found: Found) -> dict[str, dict[str, dict[str, float]]]:
-    """Standard deviations of the constants by software and architecture; for others, without those of the trend."""
-    result: dict[str, dict[str, dict[str, float]]] = {}
+def covariances(found: Found) -> dict[str, list[float]]:
+    """Covariances of the constants of a new cluster by software and architecture, as lower triangles.
+
+    For other architectures, it is A + τ B + τ² C with the factor of the trend τ.
+    """
+    result: dict[str, list[float]] = {}
     for software in SOFTWARE.values():
-        mine = {chip: effects_of(software, Device.of(name)) for chip, name in CHIPS.items()}
-        mine[OTHER] = {**mine["a100"], f"device {OTHER}": 1.0, "trend": 0.0}
-        mine[OTHER].pop("device a100")
-        result[software.name] = {chip: named(found.spread(effects)) for chip, effects in mine.items()}
+        for chip, name in CHIPS.items():
+            effects = effects_of(software, Device.of(name))
+            result[f"{software.name} {chip}"] = triangle(cluster_covariance(found, effects))
+        usual = {**effects_of(software, Device.of("a100-80gb")), f"device {OTHER}": 1.0}
+        usual.pop("device a100")
+        low, middle, high = (
+            cluster_covariance(found, {**usual, "trend": trend}) for trend in (-1.0, 0.0, 1.0)
+        )
+        for power, part in enumerate((middle, (high - low) / 2, (high + low) / 2 - middle)):
+            result[f"{software.name} {OTHER} {power}"] = triangle(part)
     return result
+
+
+def cluster_covariance(found: Found, effects: Effects) -> Floats:
+    """Covariance of the constants of a new cluster with these effects."""
+    return WIDER * found.covariance({**effects, "table new": 1.0})
+
+
+def row_noise(found: Found) -> float:
+    """Standard deviation of the logarithm of measured / predicted time of a row of a new table, given its constants."""
+    return NOISIER * found.spreads.noise
+
+
+def triangle(matrix: Floats) -> list[float]:
+    return [float(f"{value:.4g}") for value in matrix[np.tril_indices(len(matrix))]]
 
 
 def named(values: Floats) -> dict[str, float]:

@@ -6,44 +6,77 @@ import numpy as np
 import pytest
 
 from published import more, small
-from published.hierarchy import NAMES, Linear, Table, linear_fit, sd_of, table, total
-from shardscope.measure.scoreboard.tables import published
-from shardscope.prediction.spread import moved
+from published.effects_fit import KINDS, NAMES, Effects, Found, Seen, Spreads, estimated, usual_spreads
+from shardscope.prediction.spread import covariance_of, moved
 from shardscope.spec.cluster import Device
-from shardscope.spec.effects import composed, effects_of, fitted_effects, usual
+from shardscope.spec.effects import composed, effects_of, fitted_effects, row_noise, usual
 from shardscope.spec.software import SOFTWARE
 
 PAIRS = [(software, device) for software in SOFTWARE for device in ("a100-80gb", "h100-80gb", "b200")]
+ROWS, TABLE = 30, list(KINDS).index("table")
 
 
-def made_table(name: str, software: str, device: str) -> Table:
-    rows = published()["Llama 3, table 4"]
-    return table(name, rows)._replace(effects=effects_of(SOFTWARE[software], Device.of(device)))
+def made(spreads: Spreads, *, seed: int = 5) -> tuple[Seen, dict[str, np.ndarray]]:
+    """Rows of one table for each pair, made by effects with these standard deviations, and the effects."""
+    random = np.random.default_rng(seed)
+    shared = [effects_of(SOFTWARE[software], Device.of(device)) for software, device in PAIRS]
+    tables: list[Effects] = [{**each, f"table {place}": 1.0} for place, each in enumerate(shared)]
+    truth = {
+        e: random.normal(size=len(NAMES)) * spreads.effects[list(KINDS).index(e.split()[0])]
+        for each in tables
+        for e in each
+    }
+    at = [np.zeros(len(NAMES))] * len(tables)
+    linear = []
+    for each in tables:
+        slope = random.normal(size=(ROWS, len(NAMES)))
+        off = slope @ factors(truth, each) + spreads.noise * random.normal(size=ROWS)
+        linear.append((off, slope))
+    return Seen.of(tables, linear, at, noise=10.0), truth
+
+
+def factors(truth: dict[str, np.ndarray], effects: Effects) -> np.ndarray:
+    return sum((factor * truth[e] for e, factor in effects.items()), np.zeros(len(NAMES)))
 
 
 def test_effects_that_made_the_tables_predict_a_table_that_was_left_out() -> None:
-    random = np.random.default_rng(5)
-    tables = [made_table(f"{software} {device}", software, device) for software, device in PAIRS]
-    truth = {e: random.normal(size=len(NAMES)) * sd_of(e) for e in {e for t in tables for e in t.effects}}
-    known = {}
-    for t in tables:
-        slope = random.normal(size=(30, len(NAMES)))
-        u = sum(factor * truth[e] for e, factor in t.effects.items())
-        known[t.name] = Linear(np.zeros(len(NAMES)), slope @ u, slope)
-    out, others = tables[0], tables[1:]
-    start = {e: np.zeros(len(NAMES)) for t in others for e in t.all_effects}
-    found = linear_fit(others, known, start)
-    off = known[out.name].off
-    left = known[out.name].left(found.mean(out.effects))
-    assert np.std(left) < 0.5 * np.std(off)
-    expected = np.sqrt(((known[out.name].slope * found.spread(out.effects)) ** 2).sum(axis=1))
+    spreads = Spreads.of(usual_spreads())
+    seen, _ = made(spreads)
+    found = Found.of(seen.without(0), spreads)
+    new = {**{e: f for e, f in seen.effects[0].items() if not e.startswith("table")}, "table new": 1.0}
+    off, slope = seen.target[:ROWS], seen.slope[:ROWS]
+    left = off - slope @ found.mean(new)
+    assert np.std(left) < 0.8 * np.std(off)
+    expected = np.sqrt(np.einsum("ri,ij,rj->r", slope, found.covariance(new), slope) + spreads.noise**2)
     assert np.mean(np.abs(left) < 1.645 * expected) > 0.8
+
+
+def test_a_table_that_was_seen_is_predicted_by_its_own_effect_too() -> None:
+    spreads = Spreads.of(usual_spreads())
+    seen, truth = made(spreads)
+    found = Found.of(seen, spreads)
+    assert found.mean(seen.effects[0]) == pytest.approx(factors(truth, seen.effects[0]), abs=0.2)
+    assert np.trace(found.covariance(seen.effects[0])) < 0.05 * np.trace(
+        found.covariance({**seen.effects[0], "table new": 1.0})
+    )
+
+
+@pytest.mark.parametrize("factor", [0.4, 2.5])
+def test_the_spread_of_tables_is_found_from_their_rows(factor: float) -> None:
+    usual_at = Spreads.of(usual_spreads())
+    true = usual_at.effects.copy()
+    true[TABLE] *= factor
+    seen, _ = made(Spreads(true, usual_at.noise))
+    found = Spreads.of(estimated(seen, usual_spreads()))
+    ratio = np.exp(np.mean(np.log(found.effects[TABLE] / usual_at.effects[TABLE])))
+    assert abs(np.log(ratio / factor)) < abs(np.log(factor)) / 2
+    assert found.noise == pytest.approx(usual_at.noise, rel=0.2)
 
 
 def test_predictions_use_the_effects_as_they_were_fitted() -> None:
     software, device = SOFTWARE["megatron-core"], Device.of("h100-80gb")
     effects = {e: np.array(list(values.values())) for e, values in fitted_effects().items()}
-    expected = moved(usual(device), total(effects, effects_of(software, device)))
+    expected = moved(usual(device), factors(effects, effects_of(software, device)))
     found = composed(software, device)
     assert effects["all"].any()
     for name in NAMES[1:]:
@@ -56,7 +89,15 @@ def test_an_unknown_pair_is_less_certain_than_a_known_one_for_every_constant() -
         composed(SOFTWARE["megatron-core"], device),
         composed(SOFTWARE["deepspeed"], Device.of("mi300x")),
     )
-    assert (np.diag(other.covariance) >= np.diag(known.covariance)).all()
+    assert np.trace(other.covariance) > np.trace(known.covariance)
+
+
+def test_covariances_are_those_of_some_distribution_and_wider_than_a_row() -> None:
+    for name in ("a100-80gb", "h200", "b200", "l4", "mi300x", "v100-32gb"):
+        for software in SOFTWARE.values():
+            covariance = covariance_of(composed(software, Device.of(name)))
+            assert np.linalg.eigvalsh(covariance).min() > 0
+    assert 0.02 < row_noise() < 0.15
 
 
 def test_rows_in_our_own_words_are_read_once() -> None:

@@ -37,6 +37,17 @@ def test_a_job_ends_where_it_ends_on_a_fixed_number_of_ranks(strategy: str) -> N
 
 
 @pytest.mark.weekly
+@pytest.mark.parametrize("strategy", ["ring", "zero-3", "all-reduce"])
+def test_a_batch_that_cannot_be_divided_evenly_is_divided_as_evenly_as_possible(strategy: str) -> None:
+    job = elastic_job(strategy=strategy, batch=50)
+    run = resized(job, 3, 4)
+    samples = {(event["rank"], event["samples"]) for event in run.events("step") if event["step"] == STEPS}
+    assert samples == {(0, 13), (1, 13), (2, 12), (3, 12)}
+    assert set(run.reduced().steps.column("samples")) == {50}
+    assert max(apart(run, fixed(job))) < BOUND
+
+
+@pytest.mark.weekly
 @pytest.mark.parametrize("strategy", OWN_ORDER)
 def test_strategies_without_a_fixed_order_go_on_too(strategy: str) -> None:
     run = resized(elastic_job(strategy=strategy, optimizer="adamw"), 4, 3, 2)
@@ -71,7 +82,7 @@ def test_a_run_that_loses_a_rank_goes_on_with_fewer_unless_there_is_a_spare(spar
 
 
 def test_requests_that_cannot_be_met_are_refused_with_a_way_out() -> None:
-    run = ss.launch(endless_job(batch=64, elastic="2:4"))
+    run = ss.launch(endless_job(batch=64, elastic="2:4", strategy="gossip"))
     rank_pids(run)
     with pytest.raises(ss.SpecError, match=r"64 is not divisible by world_size=3.* can train on 2, 4 ranks"):
         run.resize(3)

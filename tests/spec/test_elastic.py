@@ -24,7 +24,7 @@ def test_a_range_is_given_as_for_torchrun() -> None:
         ({"elastic": "4:2"}, "elastic.least=4 is more than elastic.most=2"),
         ({"elastic": "3:4"}, "world_size=2 is outside elastic='3:4'; start with 3 to 4 ranks"),
         ({"elastic": "2:2"}, "elastic='2:2' has no effect: least and most are both 2"),
-        ({"elastic": "2:3", "batch": 64}, "has no effect: batch.global_batch=64 is not divisible by world_size=3"),
+        ({"elastic": "2:3", "batch": 64, "strategy": "gossip"}, "has no effect: .*64 is not divisible by world_size=3"),
         ({"elastic": "1:2", "strategy": "single", "world_size": 1}, "strategy='single' runs on 1 rank"),
         ({"elastic": "2:4", "batch": 48, "record": ss.Record(noise_scale=True)}, "compares batches whose sizes"),
     ],
@@ -42,7 +42,19 @@ def test_the_global_batch_is_kept_and_micro_batches_divide_the_shares() -> None:
     assert [of[size].batch.micro_batch for size in of] == [12, 8, 12, 8]
     assert of[3].at_size(2).batch.global_batch == 48
     with pytest.raises(ss.SpecError, match="not divisible by world_size=5.*can train on 2, 3, 4, 6 ranks"):
-        job.at_size(5)
+        job.at_size(5)  # there are only four micro-batches
+
+
+def test_a_batch_that_cannot_be_divided_evenly_has_shares_that_differ_by_a_micro_batch() -> None:
+    assert small_job(elastic="2:4", batch=64).at_size(3).batch.samples(3) == (22, 21, 21)
+    batch = ss.Batch(64, micro_batch=4)
+    assert small_job(elastic="2:4", batch=batch).at_size(3).batch.samples(3) == (24, 20, 20)
+    for strategy, small in (("gossip", batch), ("zero-3", batch), ("ring", ss.Batch(64, micro_batch=32))):
+        job = small_job(elastic="2:4", batch=small, strategy=strategy)
+        with pytest.raises(
+            ss.SpecError, match="64 is not divisible by world_size=3.*can train on 2, 4 ranks"
+        ):
+            job.at_size(3)
 
 
 def test_a_scaled_batch_takes_the_learning_rate_along_by_the_rule_of_the_optimizer() -> None:

@@ -158,6 +158,58 @@ def test_nothing_of_the_last_search_stays_after_one_that_cannot_be():
     planner.close()
 
 
+class TestMeasuredStep:
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def measured():
+        made = Planner(small_model(), cluster=machine(nodes=2, per_node=4), global_batch=16)
+        yield made
+        made.close()
+
+    def test_it_predicts_and_ranks_all_plans_again(self, measured):
+        measured.chosen = 3
+        plan_before, fastest = measured.plans[2], min(measured.plans.time_s)
+        measured.screen.measured.seconds.value = 1.3 * plan_before.time_s
+        measured.screen.measured.use.click()
+        assert measured.problem == ""
+        assert measured.plans[measured.chosen - 1].layout == plan_before.layout
+        again = measured.plans[measured.chosen - 1].time_s
+        assert again == pytest.approx(1.3 * plan_before.time_s, rel=0.06)
+        assert min(measured.plans.time_s) > 1.1 * fastest
+        told = measured.screen.measured.told.value
+        assert "were predicted before" in told
+        assert "by 1 measured step" in measured.screen.note.value
+
+    def test_a_second_step_refines_it_and_forgetting_undoes_both(self, measured):
+        measured.measure(1.3 * measured.plans[0].time_s, rank=1)
+        assert len(measured.measured) == 2
+        assert "by 2 measured steps" in measured.screen.note.value
+        measured.screen.measured.forget.click()
+        assert measured.measured == []
+        assert measured.screen.measured.forget.disabled
+        assert "measured step" not in measured.screen.note.value
+
+    def test_a_time_that_cannot_be_is_refused_in_place_and_changes_nothing(self, measured):
+        best = measured.plans.best.time_s
+        measured.screen.measured.seconds.value = 0
+        measured.screen.measured.use.click()
+        assert "is not a step time" in measured.problem
+        measured.screen.measured.seconds.value = 1000 * best
+        measured.screen.measured.use.click()
+        assert "is not plausible" in measured.problem
+        assert measured.measured == []
+        assert measured.plans.best.time_s == best
+
+    def test_another_device_forgets_the_step(self):
+        planner = Planner("gpt2", nodes=1, global_batch=8)
+        planner.measure(1.2 * planner.plans.best.time_s)
+        assert planner.plans.asked.calibration is not None
+        planner.device = "h100-80gb"
+        assert planner.measured == []
+        assert planner.plans.asked.calibration is None
+        planner.close()
+
+
 def test_every_control_has_a_description_and_a_tooltip(planner):
     for group in planner.controls.values():
         assert all(control.description and control.tooltip for control in group.values())

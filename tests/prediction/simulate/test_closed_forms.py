@@ -99,7 +99,8 @@ def test_a_step_with_zero_is_the_predicted_one_term_by_term(zero: int, overlap: 
     simulated = ss.simulate(UNTIED, cluster, layout, calibration=calibration)
     assert simulated.step_time_s == pytest.approx(predicted.step_time_s, rel=1e-9)
     names = {term.name for term in predicted.time.parts}
-    assert names == {term.name for term in simulated.time.parts}
+    rounding = 1e-9 * simulated.step_time_s
+    assert names == {term.name for term in simulated.time.parts if term.value > rounding}
     for name in names:
         assert simulated.time[name].value == pytest.approx(predicted.time[name].value, rel=1e-6)
 

@@ -7,16 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from shardscope.commands._calibration import add_software_option
 from shardscope.commands._emulated import add_emulation_option, emulated_from
-from shardscope.commands._fields import given_fields
+from shardscope.commands._rows import add_rows_options, given_to_rows, refuse_without_rows
 from shardscope.commands._runs import ROOT_HELP, attach
-from shardscope.commands.predict import add_layout_options, named_model
 from shardscope.errors import SpecError
 from shardscope.runtime.bar import is_terminal
-from shardscope.spec.layout import Layout
-
-_OF_ROWS = ("model", "device", "software", "seq")
 
 
 def add_to(commands: Any) -> None:
@@ -36,16 +31,7 @@ def add_to(commands: Any) -> None:
         metavar="RUN",
         help="refine the saved calibration with these runs instead of measuring",
     )
-    parser.add_argument(
-        "--rows",
-        type=Path,
-        metavar="FILE",
-        help="fit a GPU cluster's constants to measured steps: a CSV or JSON file, or a log of Megatron or torchtitan",
-    )
-    parser.add_argument("--model", help="with --rows: the model, unless they name it")
-    parser.add_argument("--device", help="with --rows: the device or node type, unless they name it")
-    add_software_option(parser)
-    add_layout_options(parser)
+    add_rows_options(parser, purpose="fit a GPU cluster's constants to measured steps")
     parser.add_argument("--root", type=Path, metavar="FOLDER", help=ROOT_HELP)
     parser.add_argument(
         "--output", type=Path, metavar="FILE", help="also write the calibration to this JSON file"
@@ -62,10 +48,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
     if arguments.rows is not None:
         print_rows(arguments)
         return 0
-    for option in (*_OF_ROWS, *given_fields(arguments, Layout)):
-        if getattr(arguments, option) is not None:
-            flag = f"--{option.replace('_', '-')}"
-            raise SpecError(f"{flag} has no effect without --rows; add --rows FILE, or leave it out")
+    refuse_without_rows(arguments)
     runs = None if arguments.runs is None else [attach(name, arguments.root) for name in arguments.runs]
     found = calibrate(
         emulated_from(arguments.emulate), runs=runs, save=not arguments.no_save, progress=_told(sys.stderr)
@@ -79,7 +62,6 @@ def carry_out(arguments: argparse.Namespace) -> int:
 def print_rows(arguments: argparse.Namespace) -> None:
     """Calibrate a GPU cluster with measured steps, and print the result."""
     from shardscope.measure.calibrate.entry import calibrate
-    from shardscope.spec.cluster import Cluster
 
     for option in ("emulate", "runs"):
         if getattr(arguments, option) is not None:
@@ -91,16 +73,8 @@ def print_rows(arguments: argparse.Namespace) -> None:
             raise SpecError(
                 f"{flag} has no effect with --rows, whose calibration only --output saves; leave it out"
             )
-    if arguments.seq is not None and arguments.model is None:
-        raise SpecError("--seq has no effect without --model; add --model NAME, or a column seq to the rows")
-    settings = given_fields(arguments, Layout)
-    found = calibrate(
-        None if arguments.device is None else Cluster.of(arguments.device),
-        rows=arguments.rows,
-        model=None if arguments.model is None else named_model(arguments),
-        layout=Layout(**settings) if settings else None,
-        software=arguments.software,
-    )
+    cluster, model, layout, software = given_to_rows(arguments)
+    found = calibrate(cluster, rows=arguments.rows, model=model, layout=layout, software=software)
     print(found.to_json() if arguments.json else found)
     if arguments.output is not None:
         found.save(arguments.output)

@@ -8,10 +8,11 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from shardscope.commands._json import as_json
+from shardscope.commands._rows import add_rows_options, given_to_rows, refuse_without_rows
 from shardscope.commands._table import aligned
 
 if TYPE_CHECKING:
-    from shardscope.measure.scoreboard.board import Line
+    from shardscope.measure.scoreboard.board import Line, RowScore
     from shardscope.measure.scoreboard.score import Score
     from shardscope.spec.effects import TableScore
 
@@ -22,8 +23,8 @@ ABOUT = (
     "The first list has the tables that ship, predicted as your layouts are; constants were fitted to them. The second "
     "has all tables, each predicted by constants fitted without it, as linearised around those fitted to all. It is "
     "somewhat optimistic for a cluster of your own: several tables are of one cluster (such as four of Selene and two "
-    "of BLOOM's), and the others of that cluster stay when one is left out. How far constants may differ between "
-    "clusters was chosen by these scores."
+    "of BLOOM's), and the others of that cluster stay when one is left out. With --rows, your own steps are compared "
+    "instead. The options of a layout are settings of all rows, which their columns override."
 )
 
 
@@ -32,6 +33,7 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "scoreboard", help="compare predicted step times with published ones", description=ABOUT
     )
+    add_rows_options(parser, purpose="compare these measured steps instead of published ones")
     parser.add_argument("--json", action="store_true", help="print the scores as JSON")
     parser.set_defaults(carry_out=carry_out)
 
@@ -42,6 +44,10 @@ def carry_out(arguments: argparse.Namespace) -> int:
     from shardscope.measure.scoreboard.tables import published
     from shardscope.spec.effects import table_scores
 
+    if arguments.rows is not None:
+        print_own(arguments)
+        return 0
+    refuse_without_rows(arguments)
     lines, left_out = board(published(), fitted=True), table_scores()
     if arguments.json:
         scores = {name: score._asdict() for name, score in left_out.items()}
@@ -53,17 +59,53 @@ def carry_out(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def print_own(arguments: argparse.Namespace) -> None:
+    """Print how well steps that a user measured are predicted: all together, and each."""
+    from shardscope.measure.calibrate.tables import read_rows
+    from shardscope.measure.scoreboard.board import board, row_scores
+
+    rows = read_rows(arguments.rows, given_to_rows(arguments))
+    lines, each = board({arguments.rows.stem: rows}), row_scores(rows)
+    if arguments.json:
+        print(as_json({"tables": [_plain(line) for line in lines], "rows": [row._asdict() for row in each]}))
+    else:
+        print(f"{text(lines)}\n\n{rows_text(each)}")
+
+
+def rows_text(rows: Sequence[RowScore]) -> str:
+    """Return a table of measured and predicted times, by row."""
+    from shardscope.prediction.planner.explain import seconds
+
+    header = ["step", "measured", "predicted", "error", "90 % interval"]
+    return aligned(
+        header,
+        [
+            (
+                row.label, seconds(row.measured_s), seconds(row.predicted_s),
+                f"{100 * (row.predicted_s / row.measured_s - 1):+.1f} %",
+                f"{seconds(row.low_s)} to {seconds(row.high_s)}{'' if row.is_inside else ' (missed)'}",
+            )
+            for row in rows
+        ],
+    )  # fmt: skip
+
+
 def left_out_text(scores: Mapping[str, TableScore]) -> str:
     """Return a table of the scores of left-out tables, with their medians and worst values."""
-    header = ["data set", "n", "MAPE", "after one step", "in interval", "plain formula", "constant MFU"]
+    fields = ("left_out", "after", "one_scalar", "covered", "plain", "constant_mfu")
+    header = [
+        "data set", "n", "MAPE", "after one step", "by its scale alone", "in interval", "plain formula", "constant MFU",
+    ]  # fmt: skip
 
     def cells(name: str, rows: str, values: Sequence[float]) -> tuple[str, ...]:
-        digits = (1, 1, 0, 1, 1)
+        digits = (1, 1, 1, 0, 1, 1)
         return name, rows, *(f"{value:.{place}f} %" for value, place in zip(values, digits, strict=True))
 
-    lines = [cells(name, str(score.rows), score[1:]) for name, score in scores.items()]
-    columns = list(zip(*(score[1:] for score in scores.values()), strict=True))
-    lines.append(cells("median", "", [median(column) for column in columns]))
+    table = [[getattr(score, field) for field in fields] for score in scores.values()]
+    lines = [
+        cells(name, str(score.rows), row) for (name, score), row in zip(scores.items(), table, strict=True)
+    ]
+    lines.append(cells("median", "", [median(column) for column in zip(*table, strict=True)]))
     return aligned(header, lines)
 
 

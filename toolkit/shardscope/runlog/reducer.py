@@ -134,7 +134,7 @@ class RunLog:
         """Go on with another number of ranks, all of which are new processes."""
         self.world_size = world_size
         self.starts = {rank: start for rank, start in self.starts.items() if rank < world_size}
-        self.peak_memory, self.held = {}, {}
+        self.peak_memory, self.held, self.phases, self.shares = {}, {}, Phases(), ()
 
     def _on_fault(self, event: Event) -> None:
         self.faults.append(event)

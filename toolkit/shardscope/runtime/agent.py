@@ -159,20 +159,23 @@ class Agent:
 
     def _run_ranks(self) -> Ending:
         """Run the ranks to their end; start them again after a failure, as the job's recovery says, or if resized."""
-        job = self.run.read_job()
+        launched = job = self.run.read_job()
         restarts = Restarts(self.run, job.recovery, self.request["resume"], memory=self.memory)
         source = Source(self.request["resume"])
         try:
             while not self.not_started:
                 ending = self._attempt(job, source)
-                failed_t, size = time.time(), next_size(self.run, job, ending)
+                failed_t, size = time.time(), next_size(self.run, launched, job.world_size, ending)
                 if size is not None:
-                    job, source = job.at_size(size), restarts.source()
+                    job, source = launched.at_size(size), restarts.source()
                     continue
                 following = None if self._cut else restarts.after(ending)
                 if following is None:
                     return self._cut or restarts.ended(ending)
-                source, job = following, job.at_size(restarts.size_after(job, ending))
+                source, job = (
+                    following,
+                    launched.at_size(restarts.size_after(launched, job.world_size, ending)),
+                )
                 self._clear_away()
                 restarts.note(ending, source, failed_t, job.world_size)
                 self._me["restarts"] = restarts.count

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from math import gcd
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +72,7 @@ def both_jobs(job: Job, steps: int) -> tuple[Job, Job]:
         steps=steps, lr_schedule=lr_schedule, checkpoint=Checkpoint(), eval_every=None, elastic=None,
         record=job.record.replace(parameters=True), name=f"check {job.strategy.label} {label_of(job.model)}",
     )  # fmt: skip
-    micro = job.batch.micro_batch or job.batch.per_rank(job.num_data_ranks)
+    micro = job.batch.micro_batch or gcd(*job.batch.samples(job.num_data_ranks))
     alone = sharded.replace(
         strategy=Strategy("single"), world_size=1, compression=Compression(name="none"),
         batch=Batch(global_batch=job.batch.global_batch, micro_batch=micro),

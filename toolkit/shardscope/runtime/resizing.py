@@ -17,12 +17,13 @@ from shardscope.runtime.status import Cause
 from shardscope.spec import Job
 
 
-def next_size(run: RunDir, job: Job, ending: Ending) -> int | None:
+def next_size(run: RunDir, job: Job, world_size: int, ending: Ending) -> int | None:
     """Return the number of ranks that go on after `ending`; None if the run is over. Take the request for them.
 
     Args:
         run: Directory of the run.
-        job: The job on its last number of ranks.
+        job: The job as it was launched.
+        world_size: The last number of ranks.
         ending: How these ranks ended.
     """
     was_asked = ending.state == "stopped" and ending.cause is Cause.REQUESTED
@@ -31,7 +32,7 @@ def next_size(run: RunDir, job: Job, ending: Ending) -> int | None:
     taken = run.resize_request.with_name("resizing")
     run.resize_request.rename(taken)  # a newer request is for the next ranks
     run.stop_at.unlink(missing_ok=True)
-    size = job.world_size
+    size = world_size
     try:
         size = job.at_size(int(read_text(taken))).world_size
     except (ValueError, OSError, OutOfReach) as error:  # not written by `Run.resize`, which checks it

@@ -112,13 +112,19 @@ class Restarts:
             return source._replace(step=copied, kind="replica")
         return source
 
-    def size_after(self, job: Job, ending: Ending) -> int:
-        """Return the number of ranks that go on after a failure: fewer if an elastic job has lost a rank."""
+    def size_after(self, job: Job, world_size: int, ending: Ending) -> int:
+        """Return the number of ranks that go on after a failure: fewer if an elastic job has lost a rank.
+
+        Args:
+            job: The job as it was launched.
+            world_size: Number of ranks of the attempt that failed.
+            ending: How it ended.
+        """
         is_lost = (ending.error or {}).get("rank") is not None and _own_error(ending) is None
         if job.elastic is None or not is_lost:
-            return job.world_size
+            return world_size
         self._losses += 1
-        return job.world_size if self._losses <= job.elastic.spares else next_smaller(job)
+        return world_size if self._losses <= job.elastic.spares else next_smaller(job, world_size)
 
     def note(self, ending: Ending, source: Source, failed_t: float, world_size: int | None = None) -> None:
         """Write the event of a restart into rank 0's log; no rank may be running."""

@@ -9,11 +9,14 @@ never measured gets the constants that similar ones have in common, and an inter
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from math import log
 from typing import Any, NamedTuple, cast
+
+import numpy as np
+import numpy.typing as npt
 
 from shardscope.spec.calibration import FACTORS, Calibration, ridge_of
 from shardscope.spec.cluster import Device
@@ -32,6 +35,12 @@ class TableScore(NamedTuple):
     """MAPE of the other rows after one row was measured: the median over which one."""
     covered: float
     """Share of measured times inside the 90 % interval."""
+    covered_after: float
+    """The same of the other rows after one row was measured; the mean over which one."""
+    bias: float
+    """Mean of predicted / measured - 1."""
+    one_scalar: float
+    """MAPE of the other rows if one row sets the scale alone: the median over which one."""
     plain: float
     """MAPE of the plain formula with the constant of the other tables."""
     constant_mfu: float
@@ -91,15 +100,11 @@ def composed(software: Software, device: Device) -> Calibration:
     for effect, factor in effects_of(software, device).items():
         for name, value in fitted_effects().get(effect, {}).items():
             steps[name] += factor * value
-    variances = _variances(software, device)
     return base.moved(steps).replace(
         name=f"{software.name} on {device.name}",
         software=software.name,
         quantiles=_fitted()["quantiles"],
-        covariance=[
-            [variance if row == column else 0.0 for column in range(len(variances))]
-            for row, variance in enumerate(variances)
-        ],
+        covariance=_covariance(software, device).tolist(),
         constant_mfu=_fitted()["constant_mfu"],
         constant_rate=_fitted()["constant_rate"],
         fitted=tuple(_fitted()["fitted"]),
@@ -109,11 +114,25 @@ def composed(software: Software, device: Device) -> Calibration:
     )
 
 
-def _variances(software: Software, device: Device) -> list[float]:
-    name = architecture(device.name)
-    spread = _fitted()["spreads"][software.name][name]
-    trend = _fitted()["trend_spread"] if name == OTHER else {}
-    return [spread[factor] ** 2 + (trend_of(device) * trend.get(factor, 0.0)) ** 2 for factor in FACTORS]
+def row_noise() -> float:
+    """Return the standard deviation of the logarithm of measured / predicted time of a row, given its constants."""
+    return float(_fitted()["noise"])
+
+
+def _covariance(software: Software, device: Device) -> npt.NDArray[np.float64]:
+    """Return the covariance of the logarithms of the constants on a new cluster, as far as all tables tell."""
+    chip, known = architecture(device.name), _fitted()["covariances"]
+    if chip != OTHER:
+        return _symmetric(known[f"{software.name} {chip}"])
+    trend = trend_of(device)
+    parts = (_symmetric(known[f"{software.name} {OTHER} {power}"]) * trend**power for power in range(3))
+    return np.asarray(sum(parts, np.zeros((len(FACTORS), len(FACTORS)))))
+
+
+def _symmetric(triangle: Sequence[float]) -> npt.NDArray[np.float64]:
+    found = np.zeros((len(FACTORS), len(FACTORS)))
+    found[np.tril_indices(len(FACTORS))] = triangle
+    return found + np.tril(found, -1).T
 
 
 def _note(software: Software, device: Device) -> str:

@@ -13,6 +13,7 @@ from shardscope.spec._base import Spec
 from shardscope.spec.divisors import divisors
 from shardscope.spec.job_parts import Batch
 from shardscope.spec.numbers import CountOrZero
+from shardscope.spec.shares import samples_by_speed
 
 if TYPE_CHECKING:
     from shardscope.spec.job import Job
@@ -98,7 +99,7 @@ def sizes(job: Job) -> Iterator[int]:
 
     Example:
         >>> from shardscope.spec import Job
-        >>> [*sizes(Job(model="mlp", data="digits", world_size=2, batch=64, elastic="2:6"))]
+        >>> [*sizes(Job(model="mlp", data="digits", strategy="gossip", world_size=2, batch=64, elastic="2:6"))]
         [2, 4]
     """
     assert job.elastic is not None
@@ -107,21 +108,22 @@ def sizes(job: Job) -> Iterator[int]:
             yield size
 
 
-def next_smaller(job: Job) -> int:
-    """Return the largest smaller number of ranks on which an elastic job can train; its own if there is none.
+def next_smaller(job: Job, world_size: int) -> int:
+    """Return the largest number of ranks below `world_size` on which an elastic job can train; else `world_size`.
 
     Example:
         >>> from shardscope.spec import Job
-        >>> next_smaller(Job(model="mlp", data="digits", world_size=4, batch=64, elastic="2:4"))
-        2
+        >>> next_smaller(Job(model="mlp", data="digits", world_size=2, batch=64, elastic="2:4"), 4)
+        3
     """
-    return max((size for size in sizes(job) if size < job.world_size), default=job.world_size)
+    return max((size for size in sizes(job) if size < world_size), default=world_size)
 
 
 def at_size(job: Job, world_size: int) -> Job:
-    """Return an elastic job as it trains on another number of ranks.
+    """Return an elastic job, as it was launched, as it trains on another number of ranks.
 
-    The global batch is kept or scaled, as the job says. The micro-batch is kept if it divides the share of a rank;
+    The global batch is kept or scaled, as the job says. If it cannot be divided evenly, some ranks get a micro-batch
+    more than others (a sample, without micro-batches). The micro-batch is kept if it divides the share of a rank;
     otherwise it becomes the largest divisor below it.
 
     Raises:
@@ -178,12 +180,19 @@ def _why_not(job: Job, world_size: int) -> str:
 
 
 def _batches(job: Job, world_size: int) -> Iterator[Batch]:
-    """Yield the batch for another number of ranks; if the strategy suggests a micro-batch, then also with that one."""
+    """Yield the batches with which another number of ranks may train, the best first.
+
+    A batch that cannot be divided evenly is divided as evenly as possible, where a strategy can weight gradients. If
+    the strategy suggests a micro-batch, the batch comes with that one, too.
+    """
     assert job.elastic is not None
     batch, ranks, before = job.batch, job.strategy.num_data_ranks(world_size), job.num_data_ranks
     if job.elastic.batch == "scaled":
         batch = batch.replace(global_batch=batch.per_rank(before) * ranks)
     among = None if ranks == world_size else f"the {ranks} workers of world_size={world_size}"
+    num_units, unit = batch.global_batch // (batch.micro_batch or 1), batch.micro_batch or 1
+    if batch.global_batch % ranks and batch.shares is None and num_units >= ranks:
+        yield batch.replace(shares=samples_by_speed(batch.global_batch, [1.0] * ranks, unit))
     share, micro = batch.per_rank(ranks, among=among), batch.micro_batch
     if micro is not None and share % micro:
         micro = max(divisors(share, largest=min(micro, share)))

@@ -281,13 +281,10 @@ class Job(Spec):
     @property
     def saves_checkpoints(self) -> bool:
         """Whether a run of this job can save checkpoints."""
-        return self.checkpoint.is_on or any(map(self.saves_at_end, ("completed", "stopped")))
+        return self.checkpoint.is_on or self.saves_at_end("stopped")
 
     def saves_at_end(self, state: str) -> bool:
-        """Return whether a run saves a checkpoint as it ends in this state, ``"completed"`` or ``"stopped"``.
-
-        An elastic job does so when it is stopped, because its ranks stop for others to go on.
-        """
+        """Return whether a run saves a checkpoint as it ends, ``"completed"`` or, perhaps for others, ``"stopped"``."""
         is_elastic = self.elastic is not None and state == "stopped"
         return self.checkpoint.at_end or self.until is not None or is_elastic
 

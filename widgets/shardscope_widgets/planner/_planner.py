@@ -9,7 +9,7 @@ from typing import Any
 import ipywidgets as widgets
 import traitlets as t
 
-from shardscope.errors import ShardscopeError
+from shardscope.errors import ShardscopeError, SpecError
 from shardscope.prediction.planner import Plans, default_batch, known_model, plan
 from shardscope.spec.cluster import Cluster, Device
 from shardscope.spec.layout import OFFLOAD_NAMES, RECOMPUTE_NAMES, Layout, searched_schedules
@@ -21,6 +21,7 @@ from shardscope_widgets.kit.controls import controls_for
 from shardscope_widgets.kit.form import check_options, named, own_trait, trait_of
 from shardscope_widgets.kit.guard import Guard
 from shardscope_widgets.kit.markup import classed
+from shardscope_widgets.planner._measured import MeasuredStep, calibration_of_steps, measured_step
 from shardscope_widgets.planner._screen import PlannerScreen
 
 ANY = "any"
@@ -55,7 +56,8 @@ class Planner(widgets.VBox):  # type: ignore[misc]
     """Choose a model and a cluster; see all layouts ranked, the Pareto front, and why a layout is slower than the best.
 
     Changing the weights re-ranks the plans of the last search within milliseconds. Any other change starts a new
-    search. Choosing another model sets sequence length and global batch to the defaults of this model.
+    search. Choosing another model sets sequence length and global batch to the defaults of this model. A measured step
+    of the chosen plan calibrates the cluster, and all plans are predicted and ranked again; see `measure`.
 
     Args:
         model: Name of a preset, or a `Transformer`.
@@ -94,6 +96,7 @@ class Planner(widgets.VBox):  # type: ignore[misc]
         super().__init__()
         self._own_model = model if isinstance(model, Transformer) else None
         self._own_cluster, self._is_filling = cluster, False
+        self.measured: list[MeasuredStep] = []
         name = model.name if isinstance(model, Transformer) else model
         check_options("Planner", (field for field in choices if not self.has_trait(field)), OPTIONS)
         self.model = name or self.model
@@ -151,14 +154,19 @@ class Planner(widgets.VBox):  # type: ignore[misc]
 
     def _wire(self) -> None:
         callback = self._guard.callback
+        self.observe(callback(self._change_device), "device")
         self.observe(callback(self._change_model), "model")
-        self.observe(callback(self._change), [*(name for name in ASKED if name != "model"), "fix"])
+        self.observe(
+            callback(self._change), [*(name for name in ASKED if name not in {"model", "device"}), "fix"]
+        )
         self.observe(callback(self._rank), "weights")
         self.observe(callback(self._draw), "chosen")
         self.observe(callback(self._take_budget), BUDGET)
         self.observe(lambda change: setattr(self.screen.problem, "value", change["new"]), "problem")
         self.screen.table.observe(callback(self._take_row), "chosen")
         self.screen.scatter.observe(callback(self._take_point), "clicked")
+        self.screen.measured.use.on_click(callback(self._take_measured))
+        self.screen.measured.forget.on_click(callback(self.forget))
 
     def _take_weights(self) -> None:
         weights = {
@@ -201,6 +209,50 @@ class Planner(widgets.VBox):  # type: ignore[misc]
         if not self._is_filling:
             self.search()
 
+    def _change_device(self) -> None:
+        self.measured = []
+        self.search()
+
+    def _take_measured(self) -> None:
+        self.measure(self.screen.measured.seconds.value)
+
+    def measure(self, step_time_s: float, *, rank: int | None = None) -> None:
+        """Calibrate the cluster with a measured step of a plan, and predict and rank all plans again.
+
+        Further steps refine the calibration. Another device forgets them.
+
+        Args:
+            step_time_s: Measured time of one optimizer step, in seconds.
+            rank: Position of the plan in the ranking, from 1; None for the chosen one.
+
+        Raises:
+            SpecError: The time is not above 0 or not plausible, or no plan has this rank.
+
+        Example:
+            >>> planner.measure(12.3)  # doctest: +SKIP
+            >>> planner.plans.setting.calibration  # doctest: +SKIP
+        """
+        if self.plans is None or not len(self.plans):
+            raise SpecError("there is no plan to measure; change the inputs so that a layout fits")
+        step = measured_step(self.plans, self.chosen if rank is None else rank, step_time_s)
+        calibration_of_steps(
+            [*self.measured, step], self.plans.setting.cluster
+        )  # raises before anything changes
+        self.measured = [*self.measured, step]
+        self.search()
+        self._choose(step.layout)
+
+    def forget(self) -> None:
+        """Forget all measured steps, and predict and rank all plans again without them."""
+        self.measured = []
+        self.search()
+
+    def _choose(self, layout: Layout) -> None:
+        """Choose the plan with this layout, if it is in the table."""
+        assert self.plans is not None
+        place = next((plan.rank for plan in self.plans if plan.layout == layout), 1)
+        self.chosen = place
+
     def search(self) -> None:
         """Search again with the current inputs."""
         self.problem, self.plans = "", None
@@ -218,9 +270,11 @@ class Planner(widgets.VBox):  # type: ignore[misc]
         model = self.transformer.replace(seq=self.seq)
         self.plans = plan(
             model, cluster, self.weights, global_batch=self.global_batch, fix=self.fix, precision=self.precision,
+            calibration=calibration_of_steps(self.measured, cluster),
         )  # fmt: skip
         took = time.perf_counter() - start
         self.screen.draw_search(self.plans)
+        self.screen.measured.show(self.measured, self.plans)
         self._say(self.plans, f" Searched in {took:.2f} s.")
         self._show_first()
 

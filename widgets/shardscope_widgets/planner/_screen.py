@@ -18,6 +18,7 @@ from shardscope_widgets.kit.click_figure import ClickFigure
 from shardscope_widgets.kit.frame import Frame
 from shardscope_widgets.kit.live_figure import LiveFigure
 from shardscope_widgets.kit.markup import classed, columns, heading, note_html, status_html, words_html
+from shardscope_widgets.planner._measured import MeasuredBox
 from shardscope_widgets.words import safe
 
 _EMPTY = _plans.PlansInfo((), (), 0.0)
@@ -42,14 +43,15 @@ class PlannerScreen:
         self._info, self._dots = _EMPTY, _plans.scatter(_EMPTY)
         empty = go.Figure()
         self.scatter, self.terms, self.rejected = ClickFigure(empty), LiveFigure(empty), LiveFigure(empty)
-        self.table = PlanTable()
+        self.table, self.measured = PlanTable(), MeasuredBox()
         self.children = self._arrange(controls)
 
     def _arrange(self, controls: Mapping[str, Mapping[str, widgets.Widget]]) -> tuple[widgets.Widget, ...]:
         scroll = classed(widgets.VBox([self.table]), "ss-plan-scroll")
         beside = heading("The chosen plan next to the best")
         key = widgets.HTML(note_html(f"{KEY}."))
-        self.answer = widgets.VBox([scroll, key, beside, self.terms, self.told])
+        asked = heading("A step that you measured", "of the chosen plan")
+        self.answer = widgets.VBox([scroll, key, beside, self.terms, self.told, asked, self.measured.box])
         self.left_out = widgets.VBox(
             [heading("Layouts that are not in the table", "by reason"), self.rejected]
         )

@@ -113,9 +113,11 @@ def _states(stages: _Stages, at: At) -> tuple[Term, ...]:
     rows, blocks, own, recipe = stages.rows, stages.blocks, stages.own, stages.rows.recipe
     widths = {
         "parameters": recipe.parameter,
-        "gradients": gradient_bytes(recipe, rows.framework),
+        "gradients": at(gradient_bytes(rows)),
         "optimizer": recipe.master + stages.layout.optimizer.states.bytes_per_param(recipe.state),
     }
+    stage = stages.layout.zero
+    sharded = {"parameters": stage >= 3, "gradients": rows.shards_gradients[0], "optimizer": stage >= 1}
     terms = []
     for number, (kind, width) in enumerate(widths.items()):
         groups: list[tuple[str, Floats, Floats, Floats]] = [
@@ -125,8 +127,9 @@ def _states(stages: _Stages, at: At) -> tuple[Term, ...]:
             groups.append(
                 (f"{_NAMES[kind]}, experts", blocks.experts[number], own.experts, rows.expert_ranks)
             )
+        is_sharded = bool(sharded[kind])
         parts = [
-            _state(stages.layout, kind, name, at(value), width, at(count), at(ranks))
+            _state(stages.layout, name, at(value), width, at(count), at(ranks), is_sharded=is_sharded)
             for name, value, count, ranks in groups
         ]
         if kind == "parameters" and recipe.copies:
@@ -139,19 +142,18 @@ def _states(stages: _Stages, at: At) -> tuple[Term, ...]:
 
 
 _NAMES = {"parameters": "weights", "gradients": "gradients of weights", "optimizer": "optimizer state"}
-_SHARDED_FROM_STAGE = {"optimizer": 1, "gradients": 2, "parameters": 3}
 
 
 def _state(  # noqa: PLR0917
-    layout: Layout, kind: str, name: str, value: float, width: float, count: float, ranks: float
+    layout: Layout, name: str, value: float, width: float, count: float, ranks: float, *, is_sharded: bool
 ) -> Term:
-    """Return the term of one type of model states (`kind`), for experts or for other weights.
+    """Return the term of one type of model states, for experts or for other weights.
 
-    `width` is in bytes per parameter; `count` parameters are sharded over `ranks` ranks if the ZeRO stage shards them.
+    `width` is in bytes per parameter; `count` parameters are on this rank, or sharded over `ranks` ranks.
     """
     inputs: Inputs = {"Ψ on this rank": count}
     formula = f"{width:.4g}Ψ"
-    if layout.zero >= _SHARDED_FROM_STAGE[kind]:
+    if is_sharded:
         inputs["N"] = ranks
         formula += " / N"
     return Term(name, value, "bytes", formula, inputs, f"{ZERO}, stage {layout.zero}")

@@ -21,6 +21,8 @@ class Framework(NamedTuple):
     source: str
     main_gradients: bool = False
     """Whether mixed precision accumulates gradients in float32 instead of the 16-bit dtype."""
+    whole_in_pipelines: bool = False
+    """Whether a pipeline keeps whole gradients, in float32, until its last micro-batch, and reduces them only then."""
     dropout: bool = False
     """Whether the model has dropout layers, each of which saves a mask of one byte per element."""
     gated_tensors: int = 3
@@ -65,7 +67,9 @@ MEGATRON_2022 = Framework(
 FSDP2 = Framework(
     "PyTorch FSDP2",
     "fully_shard gathers one block in advance; F.cross_entropy on logits.float() keeps bf16 logits, fp32 logits, their "
-    "log-softmax and its gradient; SiLU and product are two operations; torchtitan's selective op recomputation",
+    "log-softmax and its gradient; SiLU and product are two operations; torchtitan's selective op recomputation; "
+    "torch.distributed.pipelining reduces gradients only in the last backward pass (set_requires_gradient_sync)",
+    whole_in_pipelines=True,
     gated_tensors=4,
     logits_bytes=14,
     every_other_product=True,

@@ -55,6 +55,8 @@ class LayoutRows(NamedTuple):
     """Number of ranks over which ZeRO shards."""
     expert_ranks: Floats
     """Number of ranks over which ZeRO shards experts: those that hold the same experts."""
+    shards_gradients: npt.NDArray[np.bool_]
+    """Whether ZeRO shards gradients while those of micro-batches accumulate."""
     borrowed: dict[int, tuple[Floats, Floats]]
     """Fraction of the running layer that belongs to other ranks' shards, but is held temporarily. The keys are 2 for
     gradients and 3 for parameters, the lowest ZeRO stages that shard them; the values are pairs for dense weights and
@@ -96,7 +98,11 @@ def rows_of(model: Transformer, layouts: Layouts, framework: str | Framework) ->
         shape=shape,
         zero_ranks=zero_ranks,
         expert_ranks=expert_ranks,
-        borrowed={stage: _borrowed(layouts, stage, zero_ranks, expert_ranks) for stage in (2, 3)},
+        shards_gradients=shards_gradients(layouts, framework),
+        borrowed={
+            2: _borrowed(layouts, shards_gradients(layouts, framework), zero_ranks, expert_ranks),
+            3: _borrowed(layouts, layouts.zero >= 3, zero_ranks, expert_ranks),
+        },
         dense=dense,
         mixed=mixed,
         in_dense=in_dense,
@@ -120,14 +126,20 @@ def _known_framework(framework: str | Framework) -> Framework:
     return FRAMEWORKS[framework]
 
 
+def shards_gradients(layouts: Layouts, framework: Framework) -> npt.NDArray[np.bool_]:
+    """Return whether gradients are sharded while they accumulate, and so reduced for every micro-batch, by layout."""
+    sharded = layouts.zero >= 2
+    return sharded & (layouts.pipeline == 1) if framework.whole_in_pipelines else sharded
+
+
 def _borrowed(
-    layouts: Layouts, stage: int, zero_ranks: Floats, expert_ranks: Floats
+    layouts: Layouts, is_on: npt.NDArray[np.bool_], zero_ranks: Floats, expert_ranks: Floats
 ) -> tuple[Floats, Floats]:
     """Return the fractions of the running layer's dense weights and experts that belong to other ranks' shards.
 
     If all states are offloaded, the fractions are 1, because the whole layer is on the device only while it runs.
     """
-    away, is_on = OFFLOADS_STATES[layouts.offload], layouts.zero >= stage
+    away = OFFLOADS_STATES[layouts.offload]
     dense = np.where(away, 1.0, is_on * (1 - 1 / zero_ranks))
     if expert_ranks is zero_ranks:
         return dense, dense

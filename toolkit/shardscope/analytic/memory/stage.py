@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardscope.analytic.memory.frameworks import Framework
 from shardscope.analytic.memory.rows import Floats, Holding, LayoutRows, WeightShapes, held_by
 from shardscope.analytic.memory.states import ElementBytes, ModelStates, optimizer_bytes, partitioned
 
@@ -123,23 +122,31 @@ def elements_of(rows: LayoutRows, held: Holding) -> Elements:
     )
 
 
-def gradient_bytes(recipe: ElementBytes, framework: Framework) -> int:
+def gradient_bytes(rows: LayoutRows) -> Floats | int:
     """Return the bytes of one gradient element while gradients of micro-batches accumulate."""
-    return 4 if framework.main_gradients and recipe.master else recipe.gradient
+    framework, recipe = rows.framework, rows.recipe
+    if not framework.whole_in_pipelines:
+        return 4 if framework.main_gradients and recipe.master else recipe.gradient
+    return np.where(rows.layouts.pipeline > 1, max(4, recipe.gradient), recipe.gradient)
 
 
 def _whole(rows: LayoutRows, count: Floats, aside: Floats, factors: Floats) -> ModelStates:
     """Return the states of `count` parameters, without sharding by ZeRO."""
     recipe = rows.recipe
     kept = optimizer_bytes(rows.layouts.optimizer.states, recipe, count, aside=aside, factors=factors)
-    return ModelStates(recipe.parameter * count, gradient_bytes(recipe, rows.framework) * count, kept)
+    return ModelStates(recipe.parameter * count, gradient_bytes(rows) * count, kept)
+
+
+def _partitioned(rows: LayoutRows, whole: ModelStates, ranks: Floats) -> ModelStates:
+    """Return the states after sharding by ZeRO over `ranks` ranks."""
+    return partitioned(whole, stage=rows.layouts.zero, ranks=ranks, gradients=rows.shards_gradients)
 
 
 def _dense_states(rows: LayoutRows, own: Elements, held: Holding) -> ModelStates:
     """Return the states of all parameters except routed experts, after sharding by ZeRO."""
     factors = held.layers * _factors(rows, mixed=False) / rows.shape.tensor
     whole = _whole(rows, own.dense, own.aside, factors)
-    return partitioned(whole, stage=rows.layouts.zero, ranks=rows.zero_ranks)
+    return _partitioned(rows, whole, rows.zero_ranks)
 
 
 def _expert_states(rows: LayoutRows, own: Elements, held: Holding) -> ModelStates:
@@ -148,7 +155,7 @@ def _expert_states(rows: LayoutRows, own: Elements, held: Holding) -> ModelState
         return NO_STATES
     factors = held.mixed * _factors(rows, mixed=True) / (rows.shape.tensor * rows.layouts.expert)
     whole = _whole(rows, own.experts, NONE, factors)
-    return partitioned(whole, stage=rows.layouts.zero, ranks=rows.expert_ranks)
+    return _partitioned(rows, whole, rows.expert_ranks)
 
 
 def _factors(rows: LayoutRows, *, mixed: bool) -> int:

@@ -13,17 +13,18 @@ import numpy as np
 
 from shardscope.errors import SpecError, require
 from shardscope.measure.calibrate.tables import Given, Rows, read_rows
-from shardscope.measure.scoreboard.rows import Row, predicted_seconds
+from shardscope.measure.scoreboard.rows import Row, RowGroups
 from shardscope.measure.scoreboard.score import Score
 from shardscope.prediction.spread import Floats, covariance_of, half_widths, limits, moved, slopes
 from shardscope.spec.calibration import FACTORS, Calibration, FittedRow
 from shardscope.spec.choice import calibration_for
 from shardscope.spec.cluster import Cluster
+from shardscope.spec.effects import row_noise
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Model, Transformer
 from shardscope.spec.software import software_of
 
-NOISE = 0.06
+NOISE = row_noise()
 """Standard deviation of the logarithm of measured / predicted time, of rows of one cluster."""
 _CAUCHY = 2.0
 """Residual, in standard deviations, at which a row counts half."""
@@ -105,16 +106,16 @@ def _check_new(rows: Sequence[Row], prior: Calibration) -> None:
 
 def fitted(rows: Sequence[Row], before: Calibration) -> Fit:
     """Return the factors of `before` that fit the rows best."""
-    measured = np.log([row.seconds for row in rows])
+    measured, tables = np.log([row.seconds for row in rows]), RowGroups.of(rows)
     groups = _configurations(rows)
     is_robust = len(set(groups)) >= _ENOUGH
     inverse = np.asarray(np.linalg.inv(covariance_of(before)), np.float64)
     x = np.zeros(len(FACTORS))
-    first, prior_slope = slopes(lambda cal: predicted_seconds(rows, cal), before, x)
+    first, prior_slope = slopes(tables.seconds, before, x)
     _check_possible(rows, measured - first)
     for width in _NARROWING if is_robust else (np.inf,):
-        x = _descended(rows, before, inverse, x, _CAUCHY * width * NOISE)
-    predicted, slope = slopes(lambda cal: predicted_seconds(rows, cal), before, x)
+        x = _descended(tables, measured, before, inverse, x, width=_CAUCHY * width * NOISE)
+    predicted, slope = slopes(tables.seconds, before, x)
     off = measured - predicted
     weights = _weights(off, _CAUCHY * NOISE if is_robust else np.inf)
     normal = inverse + (slope.T * weights) @ slope / NOISE**2
@@ -136,12 +137,13 @@ def _check_possible(rows: Sequence[Row], off: Floats) -> None:
             )
 
 
-def _descended(rows: Sequence[Row], before: Calibration, inverse: Floats, x: Floats, width: float) -> Floats:
+def _descended(
+    tables: RowGroups, measured: Floats, before: Calibration, inverse: Floats, x: Floats, *, width: float
+) -> Floats:
     """Return the factors after Gauss-Newton steps from x, each as far as the exact loss decreases most."""
-    measured = np.log([row.seconds for row in rows])
 
     def loss(at: Floats) -> float:
-        off = measured - np.log(predicted_seconds(rows, moved(before, at)))
+        off = measured - np.log(tables.seconds(moved(before, at)))
         squares = off**2 if np.isinf(width) else width**2 * np.log1p((off / width) ** 2)
         return float(squares.sum() / NOISE**2 + at @ inverse @ at)
 
@@ -150,7 +152,7 @@ def _descended(rows: Sequence[Row], before: Calibration, inverse: Floats, x: Flo
 
     least = loss(x)
     for _ in range(_TURNS):
-        predicted, slope = slopes(lambda cal: predicted_seconds(rows, cal), before, x)
+        predicted, slope = slopes(tables.seconds, before, x)
         off = measured - predicted
         tried = []
         for held in _held(np.where(limits(before, x) <= x + _AT_LIMIT, 1.0, 0.0)):

@@ -101,7 +101,7 @@ def compare(
         *traffic_rows(prediction, steps, notes),
         *memory_rows(prediction, events, notes),
     ]
-    log = RunLog.of(run.job)
+    log = RunLog.of(job)
     log.feed(events)
     if log.straggler is not None:
         notes.append(f"{log.straggler.text[0].upper()}{log.straggler.text[1:]}.")

@@ -13,6 +13,7 @@ from shardscope.measure.explain.losses import Cause
 from shardscope.prediction.job import JobPrediction
 from shardscope.spec import Compression, Job, registry
 from shardscope.spec.divisors import divisors
+from shardscope.spec.shares import MEASURED
 from shardscope.spec.strategy import strategies
 
 Change = dict[str, Any]
@@ -139,10 +140,18 @@ def _fewer_ranks(job: Job, cores: int) -> Iterator[Change]:
     yield from ({"world_size": size} for size in range(min(cores, job.world_size - 1), 1, -1))
 
 
+def _shares_by_speed(job: Job, _cores: int) -> Iterator[Change]:
+    """Yield shares of the batch by measured speed, with one pass in each step where ranks exchange in each pass."""
+    if job.batch.shares is None:
+        micro_batch = None if job.strategy.exchanges_in_passes else job.batch.micro_batch
+        yield {"batch": job.batch.replace(shares=MEASURED, micro_batch=micro_batch)}
+
+
 _CHANGES: Mapping[Cause, tuple[Callable[[Job, int], Iterator[Change]], ...]] = {
     "pipeline bubble": (_smaller_micro_batches, _larger_batches),
     "communication": (_compressions, _larger_batches),
     "server": (_strategies, _more_servers),
+    "straggler": (_shares_by_speed,),
     "shared cores": (_fewer_ranks, _larger_batches),
     "small operations": (_larger_micro_batches, _larger_batches),
 }

@@ -46,7 +46,7 @@ _MOSTLY = 0.7
 _STANDS_OUT = 1.3
 """Ratio of a rank's time to that of each other rank from which the rank is named."""
 _NO_REMEDY = {
-    "uneven stages": "Split the layers in another way: set the pipeline's split to even, or to numbers of layers.",
+    "uneven stages": "Split the layers in another way: set the pipeline's split to speed, even, or numbers of layers.",
     "data": "Keep the data in memory, or prepare it before the run.",
     "straggler": "Free the processor of that rank, or share the batch by speed: set batch.shares to 'measured'.",
     "uneven steps": "Close other programs that use this machine's processor.",
@@ -180,10 +180,9 @@ def loss_change_text(loss: Loss, before: MeasuredStep, after: MeasuredStep) -> s
 
 def changed_text(then: Job, job: Job) -> str:
     """Return the change from `job` to `then` in words, such as ``16 micro-batches instead of 4``."""
-    if then.batch.global_batch != job.batch.global_batch:
-        return f"A global batch of {then.batch.global_batch} instead of {job.batch.global_batch}"
-    if then.num_micro_batches != job.num_micro_batches:
-        return f"{_micro(then.num_micro_batches).capitalize()} instead of {job.num_micro_batches}"
+    batch = _batch_text(then, job)
+    if batch:
+        return batch
     if then.compression != job.compression:
         return f"Gradients compressed by {then.compression.label}"
     if then.strategy != job.strategy:
@@ -191,6 +190,17 @@ def changed_text(then: Job, job: Job) -> str:
     if then.world_size != job.world_size:
         return f"{then.world_size} ranks instead of {job.world_size}"
     return "The change"
+
+
+def _batch_text(then: Job, job: Job) -> str:
+    """Return the change of the batch in words; empty if it is the same."""
+    if then.batch.global_batch != job.batch.global_batch:
+        return f"A global batch of {then.batch.global_batch} instead of {job.batch.global_batch}"
+    if then.batch.shares != job.batch.shares:
+        return "The batch divided by measured speed"
+    if then.num_micro_batches != job.num_micro_batches:
+        return f"{_micro(then.num_micro_batches).capitalize()} instead of {job.num_micro_batches}"
+    return ""
 
 
 def _stands_out(values: Sequence[float], rank: int) -> bool:

@@ -52,6 +52,8 @@ def sized_job(job: Job, workers: int, kind: Kind) -> Job:
     """
     job = job.replace(elastic=None)  # its range of ranks is of no concern here
     alone: dict[str, Any] = {"strategy": "single", "compression": "none"} if workers == 1 else {}
+    if workers == 1:  # there is nothing to divide
+        job = job.replace(batch=job.batch.replace(shares=None, rebalance_every=None))
     if kind == "strong":
         return job.replace(world_size=workers, batch=_divided(job.batch, job, workers), **alone)
     share = job.batch.per_rank(job.num_data_ranks)

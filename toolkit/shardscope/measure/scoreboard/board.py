@@ -14,6 +14,7 @@ import numpy as np
 from shardscope.measure.scoreboard.one_step import OneStep
 from shardscope.measure.scoreboard.rows import Row, predicted_seconds
 from shardscope.measure.scoreboard.score import Floats, Score, constant_mfu_seconds, plain_seconds
+from shardscope.prediction.layout import uncertainty_of
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.choice import calibration_for
 from shardscope.spec.software import software_of
@@ -62,6 +63,32 @@ def board(
         if seen and fitted:
             lines.append(_line(name, seen, "fitted", chosen))
     return lines
+
+
+class RowScore(NamedTuple):
+    """One measured step beside its prediction, in seconds."""
+
+    label: str
+    measured_s: float
+    predicted_s: float
+    low_s: float
+    """Lower end of the 90 % interval."""
+    high_s: float
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether the interval contains the measured time."""
+        return self.low_s <= self.measured_s <= self.high_s
+
+
+def row_scores(rows: Sequence[Row]) -> list[RowScore]:
+    """Return the prediction of each row, with the calibration that a user gets for its device and software."""
+    found = []
+    for row in rows:
+        known = uncertainty_of(row.model, row.cluster, row.layout, calibration_of_row(row))
+        predicted = float(predicted_seconds([row], calibration_of_row(row))[0])
+        found.append(RowScore(str(row.inputs["label"]), row.seconds, predicted, *known.interval))
+    return found
 
 
 def calibration_of_row(row: Row) -> Calibration:

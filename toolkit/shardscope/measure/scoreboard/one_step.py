@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shardscope.measure.calibrate.of_rows import NOISE
 from shardscope.measure.scoreboard.rows import Row, predicted_seconds
 from shardscope.prediction.spread import Floats, covariance_of, slopes
 from shardscope.spec.calibration import Calibration
+from shardscope.spec.effects import row_noise
 
-_WITHIN = 1.645 * NOISE
-"""Half width of the 90 % interval of rows of one cluster, in logarithms."""
+_Z = 1.645
+"""Half width of an interval that contains 90 % of a normal distribution, in standard deviations."""
 
 
 class OneStep(NamedTuple):
@@ -32,11 +32,17 @@ class OneStep(NamedTuple):
         predicted, slope = slopes(lambda moved: predicted_seconds(rows, moved), calibration)
         off = np.log([row.seconds for row in rows]) - predicted
         low, high = (np.log(calibration.quantiles[level]) for level in ("5", "95"))
-        return after_one(slope, off, covariance_of(calibration), low=low, high=high)
+        return after_one(slope, off, covariance_of(calibration), noise=row_noise(), low=low, high=high)
 
 
 def after_one(
-    slope: Floats, off: Floats, covariance: Floats, *, low: float = -_WITHIN, high: float = _WITHIN
+    slope: Floats,
+    off: Floats,
+    covariance: Floats,
+    *,
+    noise: float,
+    low: float | None = None,
+    high: float | None = None,
 ) -> OneStep:
     """Return the errors before and after each row was measured; `ss.calibrate` with one row is linear here.
 
@@ -44,28 +50,35 @@ def after_one(
         slope: Derivatives of the logarithms of predicted times, shape `(rows, factors)`.
         off: log(measured / predicted) of each row.
         covariance: Covariance of the factors.
-        low: Lower end of the interval on one cluster, in logarithms.
+        noise: Standard deviation of a row's own deviation.
+        low: Lower end of the interval on one cluster, in logarithms; None for that of `noise`.
         high: Its upper end.
     """
-    between = 1.645 * np.sqrt(np.maximum(np.einsum("ri,ij,rj->r", slope, covariance, slope), 0.0))
+    within = _Z * noise
+    low, high = (-within if low is None else low), (within if high is None else high)
+    between = _Z * np.sqrt(np.maximum(np.einsum("ri,ij,rj->r", slope, covariance, slope), 0.0))
     covered = 100 * _inside(off, between, low, high)
-    turns = [turn for row in range(len(off)) if (turn := _turn(slope, off, covariance, row)) is not None]
+    turns = [
+        turn for row in range(len(off)) if (turn := _turn(slope, off, covariance, row, noise)) is not None
+    ]
     if not turns:
         return OneStep(covered, float("nan"), float("nan"))
     mapes, shares = zip(*turns, strict=True)
     return OneStep(covered, float(np.median(mapes)), 100 * float(np.mean(shares)))
 
 
-def _turn(slope: Floats, off: Floats, covariance: Floats, row: int) -> tuple[float, float] | None:
+def _turn(
+    slope: Floats, off: Floats, covariance: Floats, row: int, noise: float
+) -> tuple[float, float] | None:
     rest = np.arange(len(off)) != row
     if not rest.any():
         return None
-    variance = slope[row] @ covariance @ slope[row] + NOISE**2
+    variance = slope[row] @ covariance @ slope[row] + noise**2
     gain = covariance @ slope[row] / variance
     left = off[rest] - slope[rest] @ (gain * off[row])
     kept = covariance - np.outer(gain, slope[row] @ covariance)
     spread = np.sqrt(np.maximum(np.einsum("ri,ij,rj->r", slope[rest], kept, slope[rest]), 0.0))
-    return 100 * float(np.abs(np.expm1(-left)).mean()), _inside(left, 1.645 * spread, -_WITHIN, _WITHIN)
+    return 100 * float(np.abs(np.expm1(-left)).mean()), _inside(left, _Z * spread, -_Z * noise, _Z * noise)
 
 
 def _inside(off: Floats, between: Floats, low: float, high: float) -> float:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -41,21 +42,38 @@ class Row:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def predicted_parts(rows: Sequence[Row], calibration: Calibration) -> list[StepParts]:
-    """Return the parts of each row's step time; rows with the same model and cluster are computed in one call."""
-    order = sorted(range(len(rows)), key=lambda at: _group(rows[at]))
-    found: dict[int, StepParts] = {}
-    for _, group in groupby(order, key=lambda at: _group(rows[at])):
-        at = list(group)
-        table = Layouts.of(rows[i].layout for i in at)
-        parts = step_time(rows[at[0]].model, table, rows[at[0]].cluster, calibration)
-        found.update({i: StepParts(*(part[j] for part in parts)) for j, i in enumerate(at)})
-    return [found[i] for i in range(len(rows))]
+class RowGroups(NamedTuple):
+    """Rows with the same model and cluster as one table of layouts each, so that a prediction is one call for each."""
+
+    groups: tuple[tuple[Transformer, Cluster, Layouts], ...]
+    order: npt.NDArray[np.intp]
+    """Index of each row in the concatenation of all groups."""
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> RowGroups:
+        """Group the rows."""
+        names = [_group(row) for row in rows]
+        places = sorted(range(len(rows)), key=names.__getitem__)
+        parts = [list(part) for _, part in groupby(places, key=names.__getitem__)]
+        groups = tuple(
+            (rows[part[0]].model, rows[part[0]].cluster, Layouts.of(rows[place].layout for place in part))
+            for part in parts
+        )
+        return cls(groups, np.argsort(places))
+
+    def parts(self, calibration: Calibration) -> StepParts:
+        """Return the parts of the rows' step times, one array per part, in the order of the rows."""
+        found = [step_time(model, table, cluster, calibration) for model, cluster, table in self.groups]
+        return StepParts(*(np.concatenate(part)[self.order] for part in zip(*found, strict=True)))
+
+    def seconds(self, calibration: Calibration) -> npt.NDArray[np.float64]:
+        """Return the predicted step time of each row, in seconds."""
+        return self.parts(calibration).total
 
 
 def predicted_seconds(rows: Sequence[Row], calibration: Calibration) -> npt.NDArray[np.float64]:
     """Return the predicted step time of each row, in seconds."""
-    return np.array([float(parts.total) for parts in predicted_parts(rows, calibration)])
+    return RowGroups.of(rows).seconds(calibration)
 
 
 def _group(row: Row) -> str:

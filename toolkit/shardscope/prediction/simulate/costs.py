@@ -16,8 +16,9 @@ from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory.offload import OFFLOADS_OPTIMIZER
 from shardscope.prediction.step.machine import Machine
 from shardscope.prediction.step.micro import Pass, SlowestStage, stage
-from shardscope.prediction.step.step import StepRows, cut, host_seconds, host_update, step_work
+from shardscope.prediction.step.step import cut, step_work
 from shardscope.prediction.step.term import NAMES
+from shardscope.prediction.step.waits import StepRows, host_seconds, host_update
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import RECOMPUTE_NAMES, Layout
@@ -74,6 +75,8 @@ class LayoutCosts(NamedTuple):
     host_forward_s: float
     host_backward_s: float
     once: Once
+    reduces: bool
+    """Whether gradients are reduced for every micro-batch; if not, once per step."""
 
     @classmethod
     def of(
@@ -109,6 +112,7 @@ class LayoutCosts(NamedTuple):
             hop=Piece(NAMES["pipeline_comm"], hops[0] - hops[1], hops[1], far),
             hop_efficiency=calibration.pipeline_efficiency / share,
             host_forward_s=there, host_backward_s=back, once=_once(whole, wire, links["data"], calibration),
+            reduces=bool(whole.rows.reduces[0]),
         )  # fmt: skip
 
 
@@ -135,8 +139,8 @@ class _Found(NamedTuple):
         )  # fmt: skip
         work = step_work(model, layouts, cluster, calibration, None)
         rows = StepRows(
-            layouts.zero, layouts.offload, layouts.recompute, work.micro.take(one), work.states.take(one),
-            work.drag[one],
+            layouts.zero, work.reduces, layouts.offload, layouts.recompute, work.micro.take(one),
+            work.states.take(one), work.drag[one],
         )  # fmt: skip
         pace = float(cut(model, layouts, cluster, calibration).pace[0]) if cluster.groups else 1.0
         return cls(machine, times, rows, pace)

@@ -118,7 +118,7 @@ class LayoutStep:
             for piece in hidden
             if overlap
         ]
-        is_reducing = is_last and self.layout.zero < 2 and self.calibration.gradient_overlap > 0
+        is_reducing = is_last and not self.costs.reduces and self.calibration.gradient_overlap > 0
         layers = self.layers if self.in_layers or is_reducing else 1
         ends = self._chain(rank, self._pieces(op), after, label, share=share, layers=layers)
         if op.stage == self.table.num_stages - 1 and op.op != "W":
@@ -156,7 +156,9 @@ class LayoutStep:
     def _collectives(self, op: ScheduledOp) -> list[Piece]:
         """Return ZeRO's collectives during a pass on all stages of a rank, which computation can partly hide."""
         once, zero = self.costs.once, self.layout.zero
-        found = [once.gather] * (zero == 3 and op.op != "W") + [once.reduce] * (zero >= 2 and op.op in "BW")
+        found = [once.gather] * (zero == 3 and op.op != "W") + [once.reduce] * (
+            self.costs.reduces and op.op in "BW"
+        )
         return [piece for piece in found if piece.fixed + piece.wire > 0]
 
     def _message(self, op: ScheduledOp, end: int, target: int) -> int:
@@ -192,7 +194,7 @@ class LayoutStep:
 
     def _reduced(self, rank: int, end: int, prefetched: int) -> int:
         """Add the rest of the gradient reduction, and return its end."""
-        if self.layout.zero >= 2:
+        if self.costs.reduces:
             return self._meet(rank, [end, prefetched])
         once = self.costs.once
         packed = self._piece(rank, once.packing, [end], label="gradients") if once.packing.fixed else end

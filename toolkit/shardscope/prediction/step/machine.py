@@ -13,9 +13,11 @@ from shardscope.analytic.communication.ring import (
     ring_time,
     spanning_link,
 )
+from shardscope.analytic.memory.frameworks import FRAMEWORKS, Framework
 from shardscope.errors import SpecError
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster, Device
+from shardscope.spec.software import memory_model
 
 Floats = npt.NDArray[np.float64]
 
@@ -55,6 +57,11 @@ class Machine(NamedTuple):
     """Bytes of one activation element."""
     peak: float
     """Peak FLOP/s of the device in the recipe's dtype, which is the denominator of MFU."""
+
+    @property
+    def framework(self) -> Framework:
+        """Conventions of the framework that the calibration's software uses."""
+        return FRAMEWORKS[memory_model(self.calibration.software)]
 
     def utilization(self, flops: float, num_devices: int, step_time_s: float) -> float:
         """Return the fraction of the devices' peak FLOP/s at which a step executes `flops`."""

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from shardscope.analytic.compute import work
 from shardscope.analytic.compute.work import Matmul, Split
+from shardscope.analytic.memory.frameworks import Framework
 from shardscope.prediction.step.machine import Machine
 from shardscope.spec.model import Transformer
 
@@ -20,6 +21,8 @@ FORWARD_KERNELS, BACKWARD_KERNELS = 30.0, 60.0
 forward pass, and twice as many in the backward pass."""
 COLLECTIVE_KERNELS = 2.0
 """Host time to launch one collective, relative to launching one kernel."""
+SHARPNESS = 3.0
+"""Exponent of `soft_maximum`; infinity would be the maximum."""
 FLASH_BACKWARD = 2.5
 """Ratio of backward to forward FLOPs in fused attention: five matrix products instead of two (Dao et al. 2022)."""
 
@@ -95,7 +98,7 @@ def stage(
         block = _block(
             model, machine, split, sequence_parallel=sequence_parallel, flash=flash, with_experts=with_experts
         )
-        scaled = [part.times(count) for part in _with_recompute(block, recompute)]
+        scaled = [part.times(count) for part in _with_recompute(block, recompute, machine.framework)]
         passes = scaled if passes is None else [a.plus(b) for a, b in zip(passes, scaled, strict=True)]
     assert passes is not None
     forward, backward, again = passes
@@ -114,11 +117,15 @@ class _Block(NamedTuple):
     backward: Pass
     core: Pass
     """Forward pass of core attention alone, which selective recomputation repeats."""
+    others: Pass
+    """What selective recomputation of `Framework.every_other_product` repeats: half of the products, and all operations
+    between them."""
 
 
-def _with_recompute(block: _Block, recompute: npt.ArrayLike) -> tuple[Pass, Pass, Pass]:
+def _with_recompute(block: _Block, recompute: npt.ArrayLike, framework: Framework) -> tuple[Pass, Pass, Pass]:
     kind = np.asarray(recompute)
-    again = block.forward.times(kind == 2).plus(block.core.times(kind == 1))
+    selected = block.others if framework.every_other_product else block.core
+    again = block.forward.times(kind == 2).plus(selected.times(kind == 1))
     return block.forward, block.backward, again
 
 
@@ -144,7 +151,8 @@ def _block(
         machine, split, 2 * (products + elements) + core_back, products, (tensor, 2 * context, expert),
         kernels=BACKWARD_KERNELS,
     )  # fmt: skip
-    return _Block(forward, backward, Pass(core, zero, zero, zero, zero, zero))
+    alone = [zero] * 5
+    return _Block(forward, backward, Pass(core, *alone), Pass(products / 2 + elements, *alone))
 
 
 def _linear_work(
@@ -215,13 +223,22 @@ def _direction(
     *,
     kernels: float,
 ) -> Pass:
-    """Return the time of one pass, with a wait if the host launches kernels more slowly than the device runs them."""
+    """Return the time of one pass, with waits for the host to launch kernels."""
     cal = machine.calibration
     many = split.tensor - 1
     launched = kernels + 2 * COLLECTIVE_KERNELS * (many > 0)
     host = launched * cal.launch_s * (1 + cal.launch_jitter * many)
-    waiting = np.maximum(host - compute - sum(messages), 0.0)
-    return Pass(compute, weight, *messages, np.asarray(waiting))
+    busy = compute + sum(messages)
+    return Pass(compute, weight, *messages, np.asarray(soft_maximum(host, busy) - busy))
+
+
+def soft_maximum(host: Floats, busy: Floats) -> Floats:
+    """Return the time of a block whose launches and work take these times.
+
+    Host and device wait for each other kernel by kernel, so the block takes longer than the maximum of both sums where
+    they are similar: the sum of powers, with an exponent that left-out tables of measured steps suggest.
+    """
+    return np.asarray((host**SHARPNESS + busy**SHARPNESS) ** (1 / SHARPNESS))
 
 
 def _edge(model: Transformer, machine: Machine, split: Split) -> Pass:

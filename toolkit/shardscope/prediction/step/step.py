@@ -19,24 +19,20 @@ with several stages per rank keep the even split, because their chunks must be e
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from shardscope.analytic.layouts import Ints, Layouts
-from shardscope.analytic.memory.offload import (
-    OFFLOADS_OPTIMIZER,
-    HostTraffic,
-    Offloadable,
-    StepTraffic,
-    step_traffic,
-)
+from shardscope.analytic.layouts import Layouts
+from shardscope.analytic.memory.offload import OFFLOADS_OPTIMIZER
+from shardscope.analytic.memory.rows import shards_gradients
 from shardscope.analytic.schedules.closed import bubble_time, columns
 from shardscope.prediction.step.held import memory_with
 from shardscope.prediction.step.machine import Machine
 from shardscope.prediction.step.tables import LookupTable, micro_table, state_table
+from shardscope.prediction.step.waits import Columns, StepRows, Windows, drag_of, host_update, windows
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.model import Transformer
@@ -144,6 +140,7 @@ def step_work(
         layouts, micro_table(model, machine, layouts), state_table(model, machine, layouts), calibration,
         per_node=cluster.per_node if cluster.nodes > 1 else 1 << 62,
         drag=np.broadcast_to(drag_of(cluster, drive_share), len(layouts)), pace=np.ones(1),
+        reduces=shards_gradients(layouts, machine.framework),
     )  # fmt: skip
 
 
@@ -167,6 +164,8 @@ class StepWork(NamedTuple):
     """Time of drive traffic relative to host-link traffic, by row; see `drag_of`."""
     pace: Floats
     """Factor of the stage time, by row; see `even_time`."""
+    reduces: npt.NDArray[np.bool_]
+    """Whether gradients are reduced for every micro-batch, by row."""
 
 
 class _Passes(NamedTuple):
@@ -181,8 +180,9 @@ class _Passes(NamedTuple):
 def _passes(work: StepWork, rows: slice) -> _Passes:
     layouts, micro, states = work.layouts, work.micro.take(rows), work.states.take(rows)
     found = StepRows(
-        layouts.zero[rows], layouts.offload[rows], layouts.recompute[rows], micro, states, work.drag[rows]
-    )
+        layouts.zero[rows], work.reduces[rows], layouts.offload[rows], layouts.recompute[rows], micro, states,
+        work.drag[rows],
+    )  # fmt: skip
     late = windows(found, work.calibration.shard_overlap)
     backward = micro["input"] + micro["weight"] + late.backward.total
     return _Passes(found, late, micro["forward"] + late.forward.total, backward)
@@ -235,12 +235,12 @@ def _edge_left(one: Columns, pace: Floats) -> Floats:
 def _once(rows: StepRows, free: Floats, cal: Calibration) -> Floats:
     """Return the exposed time of collectives that run once per step, plus the time to pack gradients, in seconds.
 
-    ZeRO 0 and 1 pack and reduce gradients once, at the end of the step. ZeRO 1 and 2 gather parameters once. Part of
-    this time is hidden behind the last backward pass.
+    ZeRO 0 and 1, and FSDP2 in a pipeline, pack and reduce gradients once, at the end of the step. ZeRO 1 and 2 gather
+    parameters once. Part of this time is hidden behind the last backward pass.
     """
     zero, held = rows.zero, rows.states
-    once = np.where(zero == 3, 0.0, held["gather_s"]) + np.where(zero < 2, held["reduce_s"], 0.0)
-    packed = np.where(zero < 2, held["codec_s"], 0.0)
+    once = np.where(zero == 3, 0.0, held["gather_s"]) + np.where(rows.reduces, 0.0, held["reduce_s"])
+    packed = np.where(rows.reduces, 0.0, held["codec_s"])
     return np.asarray(once - np.minimum(once * cal.gradient_overlap, free) + packed)
 
 
@@ -252,116 +252,6 @@ def _offload(parts: StepParts, rows: slice, found: StepRows, late: Floats) -> No
     on_host = OFFLOADS_OPTIMIZER[found.offload]
     parts.optimizer[rows] = np.where(on_host, found.states["products_s"], found.states["update_s"])
     parts.offload[rows] = np.where(on_host, host_update(found), 0.0) + late
-
-
-Columns = Mapping[str, Floats]
-
-
-class StepRows(NamedTuple):
-    """Settings of some layouts, and their rows in the lookup tables."""
-
-    zero: Ints
-    offload: Ints
-    recompute: Ints
-    micro: Columns
-    """Columns of `tables.micro_table`, such as ``forward``, ``input``, ``weight`` and ``saved``, in seconds."""
-    states: Columns
-    """Columns of `tables.state_table`, in seconds."""
-    drag: Floats
-    """Time of drive traffic relative to the time of host-link traffic; see `drag_of`."""
-
-
-class Late(NamedTuple):
-    """Time that waits add to one pass, in seconds."""
-
-    network: Floats
-    """Exposed collectives, and packing of compressed gradients."""
-    host: Floats
-    """Host traffic that takes longer than computation and collectives together."""
-
-    @property
-    def total(self) -> Floats:
-        """Sum of `network` and `host`."""
-        return np.asarray(self.network + self.host)
-
-
-class Windows(NamedTuple):
-    """Waits in the passes of one micro-batch, and the time left to hide other collectives."""
-
-    forward: Late
-    backward: Late
-    free: Floats
-    """Time of the backward pass, including waits but not its collectives, in seconds."""
-
-
-def windows(rows: StepRows, overlap: float) -> Windows:
-    """Return the waits in the passes of one micro-batch if computation can hide the fraction `overlap` of collectives.
-
-    ZeRO 3 gathers parameters for both passes. ZeRO 2 and 3 reduce gradients in the backward pass of every micro-batch,
-    and pack them each time if they are compressed.
-    """
-    there, back = rows.micro["forward"], rows.micro["input"] + rows.micro["weight"]
-    if rows.zero.max() < 2 and not rows.offload.any():
-        nothing = Late(np.zeros(1), np.zeros(1))
-        return Windows(nothing, nothing, back)
-    gathered = np.where(rows.zero == 3, rows.states["gather_s"], 0.0)
-    reduced = np.where(rows.zero >= 2, rows.states["reduce_s"], 0.0)
-    packed = np.where(rows.zero >= 2, rows.states["codec_s"], 0.0)
-    out, home = host_seconds(rows)
-    forward = _late(there, gathered, overlap, 0.0, out)
-    backward = _late(back, gathered + reduced, overlap, packed, home)
-    return Windows(forward, backward, np.maximum(back + backward.total - gathered - reduced, 0.0))
-
-
-def _late(
-    busy: Floats, network: Floats, overlap: float, packed: Floats | float, host: Floats | float
-) -> Late:
-    shown = network - np.minimum(overlap * network, busy) + packed
-    return Late(shown, np.maximum(host - busy - shown, 0.0))
-
-
-def host_seconds(rows: StepRows) -> tuple[Floats | float, Floats | float]:
-    """Return the times of host traffic in a forward and in a backward pass, in seconds.
-
-    The host link is full duplex; NVMe drives handle reads and writes in turn.
-    """
-    if not rows.offload.any():
-        return 0.0, 0.0
-    traffic = _traffic(rows)
-    return _transfer_seconds(traffic.forward, rows.drag), _transfer_seconds(traffic.backward, rows.drag)
-
-
-def _transfer_seconds(traffic: HostTraffic, drag: Floats) -> Floats:
-    both = traffic.to_host + traffic.to_device
-    return np.maximum(np.maximum(traffic.to_host, traffic.to_device), drag * both)
-
-
-def _traffic(rows: StepRows) -> StepTraffic:
-    states = rows.states
-    offloadable = Offloadable(
-        states["weights_s"], states["gradients_s"], states["owned_weights_s"], states["owned_gradients_s"],
-        rows.micro["saved"],
-    )  # fmt: skip
-    return step_traffic(rows.offload, rows.recompute, offloadable)
-
-
-def host_update(rows: StepRows) -> Floats:
-    """Return the time to move gradients to the host, update states there and move weights back, in seconds."""
-    update = _traffic(rows).update
-    states = rows.states["host_update_s"] * np.maximum(1.0, rows.drag)
-    return np.asarray(update.to_host + states + update.to_device)
-
-
-def drag_of(cluster: Cluster, drive_share: Floats) -> Floats:
-    """Return the time of drive traffic relative to that of host-link traffic.
-
-    Each device has an equal share of its node's drives. Drives with an unknown bandwidth (0) are not used; if the
-    offloaded data exceed host memory, the memory formulas then reject the layout. `drive_share` is the fraction of each
-    layout's offloaded bytes that is stored on the drives.
-    """
-    if not cluster.nvme_bandwidth:
-        return np.zeros(1)
-    return np.asarray(drive_share * cluster.device.host_bandwidth * cluster.per_node / cluster.nvme_bandwidth)
 
 
 SCALED = (

@@ -42,7 +42,7 @@ FORMULAS: Mapping[str, tuple[str, str]] = {
         "m × max(0, host traffic of a pass − computation − collectives) + traffic and time of the update",
         "Ren et al. 2021, arXiv 2101.06840; Rajbhandari et al. 2021, arXiv 2104.07857",
     ),
-    "overhead": ("m × max(0, launches − work of a block) + a step's fixed cost", "calibration"),
+    "overhead": ("m × ((launches³ + work³)^⅓ − work of a block) + a step's fixed cost", "calibration"),
 }  # fmt: skip
 """Formula and source of each part, with m micro-batches, p pipeline stages of v virtual stages each, t tensor-parallel
 ranks, bandwidth B, and N ranks that share the optimizer update."""

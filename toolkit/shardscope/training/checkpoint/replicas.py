@@ -63,6 +63,7 @@ class ReplicaSaver(Saver):
         if sent is not None:
             sent.wait()
         (part.partial / f"rank-{source}.bin").write_bytes(theirs.numpy().data)
+        gather_items(self._context, None)  # no leader renames its folder before all have written to it
 
     def _require_space(self, reports: Sequence[Report]) -> None:
         """Raise an error on all ranks if the memory of any node is too small for the copies."""

@@ -1,0 +1,56 @@
+"""The options that describe a table of measured steps, and what they give to all of its rows."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardscope.commands._calibration import add_software_option
+from shardscope.commands._fields import given_fields
+from shardscope.commands.predict import add_layout_options, named_model
+from shardscope.errors import SpecError
+from shardscope.spec.layout import Layout
+
+if TYPE_CHECKING:
+    from shardscope.measure.calibrate.tables import Given
+
+_OF_ROWS = ("model", "device", "software", "seq")
+
+
+def add_rows_options(parser: argparse.ArgumentParser, *, purpose: str) -> None:
+    """Add the option that names a table of measured steps, and those with the settings that its rows share."""
+    parser.add_argument(
+        "--rows",
+        type=Path,
+        metavar="FILE",
+        help=f"{purpose}: a CSV or JSON file, or a log of Megatron or torchtitan",
+    )
+    parser.add_argument("--model", help="with --rows: the model, unless they name it")
+    parser.add_argument("--device", help="with --rows: the device or node type, unless they name it")
+    add_software_option(parser)
+    add_layout_options(parser)
+
+
+def refuse_without_rows(arguments: argparse.Namespace) -> None:
+    """Raise if an option that needs rows is given without them."""
+    for option in (*_OF_ROWS, *given_fields(arguments, Layout)):
+        if getattr(arguments, option) is not None:
+            flag = f"--{option.replace('_', '-')}"
+            raise SpecError(f"{flag} has no effect without --rows; add --rows FILE, or leave it out")
+
+
+def given_to_rows(arguments: argparse.Namespace) -> Given:
+    """Return what the options say of all rows."""
+    from shardscope.measure.calibrate.tables import Given
+    from shardscope.spec.cluster import Cluster
+
+    if arguments.seq is not None and arguments.model is None:
+        raise SpecError("--seq has no effect without --model; add --model NAME, or a column seq to the rows")
+    settings = given_fields(arguments, Layout)
+    return Given(
+        None if arguments.device is None else Cluster.of(arguments.device),
+        None if arguments.model is None else named_model(arguments),
+        Layout(**settings) if settings else None,
+        arguments.software,
+    )

@@ -1,0 +1,58 @@
+"""Steps that were measured for this project: FSDP2 on one H100, without messages.
+
+One H100 SXM of 80 GB with its limit of 700 W, PyTorch 2.11 (CUDA 13.0), eager: decoders with RMSNorm, rotary positions,
+SwiGLU and fused attention, each block in `fully_shard` with bf16 parameters, fused AdamW on float32 ones, and the norm
+of gradients clipped. Times are medians of the last 8 of 12 steps.
+"""
+
+from __future__ import annotations
+
+from shardscope.measure.scoreboard.rows import Row
+from shardscope.spec.cluster import Cluster
+from shardscope.spec.layout import Layout
+from shardscope.spec.model import Transformer
+
+_SIZES = {
+    "0.4B": {"layers": 24, "hidden": 1024, "heads": 16, "kv_heads": 16, "ffn": 2816, "vocab": 50304},
+    "1B": {"layers": 16, "hidden": 2048, "heads": 16, "kv_heads": 16, "ffn": 5632, "vocab": 32000},
+    "2B": {"layers": 4, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocab": 128256},
+}
+ONE_H100 = (
+    ("0.4B", 2048, 1, 1, False, 0.08108, 8696439808),
+    ("0.4B", 2048, 4, 1, False, 0.10793, 20347311104),
+    ("0.4B", 2048, 8, 1, False, 0.16033, 35490620416),
+    ("0.4B", 1024, 16, 1, False, 0.15227, 33796707328),
+    ("0.4B", 2048, 8, 1, True, 0.19995, 19346719744),
+    ("1B", 2048, 1, 1, False, 0.07787, 20852431872),
+    ("1B", 2048, 2, 4, False, 0.33879, 24573957120),
+    ("1B", 2048, 4, 1, False, 0.14268, 30078606336),
+    ("1B", 4096, 4, 1, True, 0.33362, 26895481856),
+    ("1B", 8192, 1, 1, False, 0.16283, 37707537408),
+    ("1B", 16384, 1, 1, True, 0.43530, 34527558656),
+    ("2B", 2048, 1, 1, False, 0.08467, 54105365504),
+    ("2B", 4096, 1, 4, False, 0.40332, 68990209024),
+    ("2B", 8192, 1, 1, False, 0.23278, 78284966912),
+)
+"""Model, tokens per sequence, micro-batch, micro-batches in a step, whether blocks are recomputed, seconds of a step,
+and peak bytes of the allocator."""
+
+
+def one_h100() -> list[Row]:
+    """Return the rows of `ONE_H100`."""
+    return [_row(*row) for row in ONE_H100]
+
+
+def _row(  # noqa: PLR0917
+    size: str, seq: int, micro_batch: int, count: int, recomputes: bool, seconds: float, _peak_bytes: int
+) -> Row:
+    model = Transformer(
+        name=f"llama-like-{size}", **_SIZES[size], seq=seq, gated=True, tied=False, positions="rotary",
+        norm="rmsnorm", bias=False,
+    )  # fmt: skip
+    layout = Layout(
+        global_batch=micro_batch * count, micro_batch=micro_batch, recompute="full" if recomputes else "none"
+    )
+    return Row(
+        "FSDP2, one H100", model, Cluster.of("h100-80gb", per_node=1), layout, seconds,
+        {"model": size, "seq": seq, "layout": layout.model_dump(mode="json")}, "fsdp2",
+    )  # fmt: skip
