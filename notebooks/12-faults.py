@@ -111,9 +111,9 @@ figures.draw_goodput(info)
 
 # %%
 FACTOR, COUNTED = 4.0, 6
-cluster = None if why_not_emulated() else ss.Cluster.emulated(3, "1 Gbit/s", flops="12 GFLOP/s")
-usual = ss.Job(model="gpt-nano", data="python-source", strategy="ring", world_size=3, batch=24, steps=14)
-by_speed = usual.replace(batch=ss.Batch(24, shares="measured"))
+cluster = None if why_not_emulated() else ss.Cluster.emulated(3, "1 Gbit/s", flops=1e8)
+usual = ss.Job(model="mlp", data="digits", strategy="ring", world_size=3, batch=48, steps=14)
+by_speed = usual.replace(batch=ss.Batch(48, shares="measured"))
 slow = ss.Faults().slow(rank=1, factor=FACTOR)
 cases = {
     "all ranks as fast": (usual, None),
