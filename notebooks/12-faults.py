@@ -36,7 +36,8 @@ say(
     f"A job on {GPUS:,} GPUs as reliable as Llama 3's is interrupted every {mtbf_s / 3600:.1f} hours (about one "
     f"interruption per {round(reliability.LLAMA_3_DEVICE_MTBF_S / 3600, -3):,.0f} device-hours, computed from the 419 "
     f"that Meta reported). With checkpoints that take 20 s and restarts that take 10 minutes, the best interval "
-    f"between checkpoints is {float(large.interval_s) / 60:.0f} minutes, and {float(large.goodput):.0%} of the time is useful."
+    f"between checkpoints is {float(large.interval_s) / 60:.0f} minutes, and {float(large.goodput):.0%} of the "
+    f"time is useful."
 )
 
 # %% [markdown]

@@ -27,7 +27,13 @@ class Elastic(Spec):
 
     Ranks join and leave between two steps (`Run.resize`). Each time, the ranks save a checkpoint and end, and as many
     new ones as asked load it and go on with the next step, in the same run. The data order does not depend on the
-    number of ranks: no sample is repeated within an epoch.
+    number of ranks: no sample is repeated within an epoch; if the batch does not divide the data, the rest is skipped,
+    other samples in each epoch. ZeRO's shards and a pipeline's stages are cut anew.
+
+    A batch that cannot be divided evenly is divided as evenly as possible, with weighted gradients; gossip and
+    asynchronous servers need one that can, such as 48 for 2, 3 and 4 ranks. With recovery, a run that loses a rank goes
+    on with fewer, as `spares` says. `Run.metrics` has the number of ranks of each step; averages, comparisons and
+    figures of ranks cover the steps since the last resize.
     """
 
     least: int = Field(default=2, ge=1, le=1024)
