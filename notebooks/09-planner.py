@@ -130,7 +130,7 @@ ss.plan("gpt3-175b", few, global_batch=64, fix={"offload": "none"})
 # %%
 model = ss.Model.of("megatron-1t")
 HOURS = reliability.LLAMA_3_DEVICE_MTBF_S / 3600
-cluster = ss.Cluster.of("a100-80gb", nodes=2048, per_node=8, device_mtbf_hours=round(HOURS, -3))
+cluster = ss.Cluster.of("a100-80gb", nodes=2048, per_node=8, device_mtbf_hours=round(HOURS, -4))
 trillion = ss.plan(model, cluster, global_batch=3072)
 say(
     f"**{model.num_params / 1e12:.3f} trillion parameters**, with about one interruption per "

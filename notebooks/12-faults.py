@@ -34,7 +34,7 @@ mtbf_s = float(reliability.job_mtbf_s(reliability.LLAMA_3_DEVICE_MTBF_S, devices
 large = reliability.expected(mtbf_s=mtbf_s, save_s=20, restart_s=600)
 say(
     f"A job on {GPUS:,} GPUs as reliable as Llama 3's is interrupted every {mtbf_s / 3600:.1f} hours (about one "
-    f"interruption per {round(reliability.LLAMA_3_DEVICE_MTBF_S / 3600, -3):,.0f} device-hours, computed from the 419 "
+    f"interruption per {round(reliability.LLAMA_3_DEVICE_MTBF_S / 3600, -4):,.0f} device-hours, computed from the 419 "
     f"that Meta reported). With checkpoints that take 20 s and restarts that take 10 minutes, the best interval "
     f"between checkpoints is {float(large.interval_s) / 60:.0f} minutes, and {float(large.goodput):.0%} of the "
     f"time is useful."
