@@ -173,6 +173,7 @@ def test_on_a_cluster_terms_without_a_counterpart_are_noted() -> None:
         step_of(rank, SPANS, 20.0) | {"peak_memory_bytes": 5, "traffic": {}, "step": 1} for rank in (0, 1)
     ]
     events = [{"event": "start", "rank": rank} for rank in (0, 1)] + [row | {"event": "step"} for row in rows]
+    events = [event | {"t": 0.0} for event in events]
     run: Any = SimpleNamespace(id="r", name="r", job=job, cluster=None, events=lambda: events)
     found = compare(run, CLUSTER)
     assert found.where == CLUSTER.name
@@ -207,6 +208,7 @@ def test_a_run_is_laid_beside_a_prediction_for_the_device_on_which_it_ran(
         step = {"event": "step", "peak_memory_bytes": 5, "traffic": {}, "step": 3}
         events = [{"event": "start", "rank": rank, **start} for rank in (0, 1)]
         events += [step_of(rank, SPANS, 20.0) | step for rank in (0, 1)]
+        events = [event | {"t": 0.0} for event in events]
         run: Any = SimpleNamespace(
             id="r", name="r", job=job, cluster=None, events=lambda events=events: events
         )

@@ -133,7 +133,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_taken(copy: Path
     ) as refused:
         again.resume(copy / "step-4")
     assert "\n" not in str(refused.value)
-    assert len(str(refused.value)) < 400
+    assert len(str(refused.value).replace(str(copy.parent), "")) < 400
     again.resume(copy)
     (told,) = [
         e for e in map(json.loads, (copy.parent / "again/rank-0.jsonl").open()) if e["event"] == "resume"

@@ -187,8 +187,8 @@ def test_ranks_that_empty_a_full_buffer_at_different_layers_refuse_in_one_senten
 
     def body(context: RankContext) -> str:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(shards, "_TOGETHER", 1024)
-            patch.setattr(shards, "_ALL_REDUCED", 2 * context.world_size * 16_384)
+            limits = shards.Limits(reduced=2 * context.world_size * 16_384, together=1024)
+            patch.setattr(shards.ShardBuffers, "limits", limits)
             ours = branching_job(stage, (context.rank, context.world_size), [], by_rank, 1)
             ours = ours.replace(model=lambda: Detaching([400, 5, 5], by_rank, context.rank))
             return refusal(ours, context, tmp_path)

@@ -48,9 +48,8 @@ def trained(
 def with_small_buffers(context: RankContext, ours: ss.Job, most: int) -> Any:
     """As `trained`, with buffers of at most `most` bytes."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shards, "_MAX_GATHERED", most)
-        patch.setattr(shards, "_ALL_REDUCED", 2 * context.world_size * most)
-        patch.setattr(shards, "_TOGETHER", most)
+        limits = shards.Limits(gathered=most, reduced=2 * context.world_size * most, together=most)
+        patch.setattr(shards.ShardBuffers, "limits", limits)
         return trained(context, ours)
 
 

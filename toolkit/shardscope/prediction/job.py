@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -179,7 +180,10 @@ class JobPrediction(Budgeted):
     @property
     def _stated_s(self) -> float:
         """Part of the step time that the emulated cluster states, in seconds."""
-        rates = stated_rates(self.emulated, limit_of(self.job, self.emulated))
+        limit = limit_of(self.job, self.emulated)
+        rates = stated_rates(self.emulated, limit)._replace(
+            link=math.inf if limit is None else limit.bandwidth
+        )
         return job_time_term(self.step, self.found, self.traffic, rates).value
 
     @cached_property

@@ -160,9 +160,8 @@ FREE = RankRates(
 
 
 def stated_rates(emulated: EmulatedCluster | None, limit: Link | None) -> RankRates:
-    """Return rates with which only what is stated takes time: links, latencies, and emulated processors."""
+    """Return rates with which only what is stated takes time: latencies, and computation on emulated processors."""
     return FREE._replace(
-        link=inf if limit is None else limit.bandwidth,
         message_s=0.0 if limit is None else limit.latency_s,
         emulated_flops=None if emulated is None else emulated.flops,
         optimizer_bandwidth=inf if emulated is None else emulated.memory_bandwidth or inf,

@@ -238,7 +238,16 @@ def _wrap(value: Any) -> Any:
 
 Named = Annotated[str | UserCode, BeforeValidator(_wrap)]
 """A name from a catalogue, or a user-defined callable."""
-Data = Annotated[str | UserCode | Shards, BeforeValidator(_wrap)]
+
+
+def _wrap_data(value: Any) -> Any:
+    """Read JSON fields as what they are; trying both kinds would report the fields of the wrong one."""
+    if isinstance(value, dict):
+        return (Shards if "path" in value else UserCode).from_fields(value)
+    return _wrap(value)
+
+
+Data = Annotated[str | UserCode | Shards, BeforeValidator(_wrap_data)]
 """Data by name or path, a user-defined callable, or shards with settings."""
 
 
