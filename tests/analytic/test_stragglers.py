@@ -77,6 +77,22 @@ def test_jitter_of_eight_ranks_predicts_that_of_thousands() -> None:
     assert float(exact.slowest_s(4096, every=10)) < float(exact.slowest_s(4096))
 
 
+def test_steps_that_are_slow_on_all_ranks_make_no_rank_wait() -> None:
+    rng = np.random.default_rng(4)
+    common = np.exp(0.2 * rng.standard_normal((100, 1)))
+    equal = jitter_of(common * np.ones(8))
+    assert equal.slowdown([8, 4096]) == pytest.approx([1.0, 1.0])
+    found = jitter_of(common * np.exp(0.03 * rng.standard_normal((100, 8))))
+    assert found.within == pytest.approx(0.03, rel=0.1)
+    assert found.between < 0.01
+
+
+def test_the_expected_maximum_of_a_billion_ranks_is_exact() -> None:
+    """From a quadrature with 30 digits."""
+    found = expected_slowest(10.0, 1.0, [2.0**20, 2.0**30], distribution="normal") - 10.0
+    assert found == pytest.approx([4.8722939725009, 6.0990799421933], abs=1e-12)
+
+
 def test_what_makes_no_sense_is_refused() -> None:
     with pytest.raises(SpecError, match="give 1 to 2..30 ranks, and drop fewer than all"):
         expected_slowest(1.0, 0.1, 4, dropped=4)

@@ -119,7 +119,7 @@ def slow_source(folder: Path) -> None:
     for name, cache in (("without a cache", None), ("with a cache", "100 MB")):
         data = shards.replace(
             slow=ss.Link(bandwidth="300 kB/s", latency="20 ms"), window=4,
-            cache=cache, cache_folder=str(folder / "cache"),
+            cache=cache, cache_folder=cache and str(folder / "cache"),
         )  # fmt: skip
         job = ss.Job(
             model=make_model, data=data, world_size=2, batch=batch, steps=2 * (rows * 9 // 10) // batch

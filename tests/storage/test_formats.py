@@ -13,20 +13,42 @@ import torch
 import shardscope as ss
 from conformance.shards import numbered, numbers_of
 from shardscope.errors import DataError
+from shardscope.storage.formats import open_shards
 from shardscope.training.data import load_data
 
 X, Y = numbered(60)
 
 
-def write_tar(path, rows, *, member=lambda key, suffix: f"data/{key:06d}.{suffix}", x=X, label=str):
+def write_tar(path, rows, *, x=X, label=str, skip=(), order=None):
+    """A tar file of samples; `order` sorts its members, and those in `skip` are left out."""
+    members = []
+    for row in rows:
+        content = io.BytesIO()
+        np.save(content, x[row])
+        members += [
+            (f"data/{row:06d}.x.npy", content.getvalue()),
+            (f"data/{row:06d}.cls", label(Y[row]).encode()),
+        ]
+    if order is not None:
+        members.sort(key=lambda member: order(member[0]))
     with tarfile.open(path, "w") as file:
-        for row in rows:
-            content = io.BytesIO()
-            np.save(content, x[row])
-            for suffix, raw in (("x.npy", content.getvalue()), ("cls", label(Y[row]).encode())):
-                info = tarfile.TarInfo(member(row, suffix))
+        for name, raw in members:
+            if name not in skip:
+                info = tarfile.TarInfo(name)
                 info.size = len(raw)
                 file.addfile(info, io.BytesIO(raw))
+
+
+def structured(rows, width=8):
+    return np.ones(rows, dtype=[("x", "f4", (width,)), ("y", "i8")])
+
+
+def damage(path):
+    """A Parquet file with its footer, and noise for its first pages."""
+    write_parquet(path, range(60))
+    content = bytearray(path.read_bytes())
+    content[10:300] = np.random.default_rng(0).bytes(290)
+    path.write_bytes(content)
 
 
 def write_parquet(path, rows, *, x=X, y=Y):
@@ -96,6 +118,22 @@ def test_test_rows_may_lie_in_a_folder_of_their_own(tmp_path):
     assert (len(dataset.train), len(dataset.validation), len(dataset.test)) == (60, 5, 5)
 
 
+def test_shards_without_rows_are_left_out_before_some_are_held_out(tmp_path):
+    for number in range(12):
+        np.save(tmp_path / f"{number:02d}.npy", structured(0 if number == 9 else 20))
+    dataset = load_data(str(tmp_path))
+    assert (len(dataset.train), len(dataset.validation), len(dataset.test)) == (200, 10, 10)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_the_size_in_a_cache_is_stated_by_the_file(tmp_path, kind):
+    """Whatever its compression: eight floats and an integer in each row."""
+    shards = open_shards(ss.Shards(str(folder_of(tmp_path, kind))))
+    for number, shard in enumerate(shards.shards):
+        assert shards.read(number).nbytes == 15 * (8 * 4 + 8)
+        assert shard.unpacked_bytes == shards.read(number).nbytes + 128, "the header"
+
+
 def test_tokens_of_a_table_are_shifted_to_be_their_own_targets(tmp_path):
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     tokens = np.arange(20 * 5).reshape(20, 5)
@@ -127,6 +165,21 @@ def test_tokens_of_a_table_are_shifted_to_be_their_own_targets(tmp_path):
          "the targets have type .*; use numbers"),
         (lambda f: write_parquet(f / "a.parquet", slice(0, 2), x=np.array([[1.0], [1.0, 2.0]], dtype=object)), {},
          "the lists in the column 'x' have from 1 to 2 items; crop or pad them to one length"),
+        (lambda f: write_parquet(f / "a.parquet", slice(0, 2), x=np.array([[1, None], [3, 4]], dtype=object)), {},
+         "the column 'x' has 1 missing value; remove these rows"),
+        (lambda f: write_parquet(f / "a.parquet", slice(0, 2), x=np.array([[1, 2], None], dtype=object)), {},
+         "the column 'x' has 1 missing value; remove these rows"),
+        (lambda f: damage(f / "a.parquet"), {}, "a.parquet cannot be read as .parquet: .*; write the file again"),
+        (lambda f: write_tar(f / "a.tar", range(9), skip=["data/000004.cls", "data/000006.x.npy"]), {},
+         "has 2 samples without inputs or targets; the first is 'data/000004', without 'cls'; add the member, or"),
+        (lambda f: write_tar(f / "a.tar", range(9), order=lambda name: name.partition(".")[2]), {},
+         "sample 'data/000000' are not adjacent; members of a sample must be adjacent"),
+        (lambda f: [write_tar(f / f"{n}.tar", range(9), x=X if n else X[:, :3]) for n in range(3)], {},
+         r"0.tar has rows of type .*\(3,\).*, but .*1.tar of type .*\(8,\).*; convert them to one type, or put"),
+        (lambda f: [write_parquet(f / f"{n}.parquet", range(9), y=Y if n != 1 else Y / 2) for n in range(3)], {},
+         "0.parquet has rows of type x: list<.*, y: int64, but .*1.parquet of type .*y: double"),
+        (lambda f: [np.save(f / f"{n}.npy", structured(20, 7 if n == 1 else 8)) for n in range(3)], {},
+         r"0.npy has rows of type .*\(8,\).*, but .*1.npy of type .*\(7,\)"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused_in_a_sentence(tmp_path, write, settings, message):

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import stat
 import threading
 import time
 from concurrent.futures import CancelledError
 
+import numpy as np
 import pytest
 import torch
 
@@ -93,6 +96,47 @@ def test_a_cache_smaller_than_a_window_is_refused(tmp_path):
     with pytest.raises(
         DataError,
         match="does not hold the 4 shards that are shuffled together; use at least .*, or a smaller window",
+    ):
+        load_data(spec)
+
+
+def test_a_window_is_as_large_as_its_unpacked_shards(tmp_path):
+    """Zeros that Parquet packs into a fraction of their size."""
+    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    for number in range(4):
+        x = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(100 * 100)), 100)
+        parquet.write_table(pa.table({"x": x, "y": np.arange(100)}), tmp_path / f"{number}.parquet")
+    spec = ss.Shards(str(tmp_path), window=2, cache="100 kB", cache_folder=str(tmp_path / "c"))
+    assert sum(path.stat().st_size for path in tmp_path.glob("*.parquet")) < 20_000
+    with pytest.raises(DataError, match="does not hold the 2 shards .*; use at least 162 kB"):
+        load_data(spec)
+    load_data(spec.replace(cache="180 kB"))
+
+
+def test_a_cache_folder_that_others_can_write_to_is_refused(tmp_path):
+    """The folder itself, and not only the one in it that Shardscope creates."""
+    folder = tmp_path / "open"
+    folder.mkdir()
+    folder.chmod(0o777)
+    spec = shards_in(tmp_path / "s", cache="1 MB", cache_folder=str(folder), window=2)
+    with pytest.raises(
+        DataError, match="open' can be written by other users; set cache_folder to a directory"
+    ):
+        load_data(spec)
+    assert list(folder.iterdir()) == []
+    before = os.umask(0o002)
+    try:
+        load_data(spec.replace(cache_folder=str(tmp_path / "new/cache")))
+        load_data(spec.replace(cache_folder=str(tmp_path / "new/cache")))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
+
+
+def test_a_cache_folder_without_a_cache_is_refused(tmp_path):
+    spec = shards_in(tmp_path / "s", cache_folder=str(tmp_path / "c"))
+    with pytest.raises(
+        DataError, match="has no effect on .npy shards without a cache; set its size, such as"
     ):
         load_data(spec)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 import tracemalloc
 from itertools import pairwise
 from pathlib import Path
@@ -76,6 +78,16 @@ def test_what_cannot_be_written_is_refused_in_a_sentence(tmp_path, data, message
     with pytest.raises(DataError, match=message):
         ss.write_shards(tmp_path / "shards", data)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o077, 0o700), (0o022, 0o755)])
+def test_the_folder_is_as_open_as_the_umask_says(tmp_path, umask, mode):
+    before = os.umask(umask)
+    try:
+        ss.write_shards(tmp_path / "s", numbered(10))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "s").stat().st_mode) == mode
 
 
 def test_nothing_is_overwritten(tmp_path):

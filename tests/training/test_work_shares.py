@@ -208,9 +208,9 @@ def test_a_straggler_is_named_until_the_work_is_shared_by_speed() -> None:
     """On emulated nodes, two of which are half as fast: the run names one, and shares by speed leave none."""
     needs_namespaces()
     cluster = ss.Cluster.emulated(nodes=3, slowdown={2: 2.0}, flops="40 MFLOP/s")
-    run = ss.launch(small_job(world_size=3, batch=60, steps=12), cluster).wait(120)
+    run = ss.launch(small_job(world_size=3, batch=60, steps=14), cluster).wait(120)
     even, jitter = run.summary(), ss.jitter(run)
-    assert (jitter.num_ranks, jitter.num_steps) == (3, 10)
+    assert (jitter.num_ranks, jitter.num_steps) == (3, 12)
     assert jitter.between > jitter.within
     assert jitter.slowdown(4096) > jitter.slowdown(8) > 1
     assert str(even.straggler).startswith("rank 2 is 2 times slower in")
@@ -230,7 +230,7 @@ def test_stages_by_speed_leave_no_stage_that_others_wait_for() -> None:
     cluster = ss.Cluster.emulated(nodes=2, slowdown={1: 2.0}, flops="30 MFLOP/s")
 
     def run(split: str) -> ss.Run:
-        changes = {"strategy": ss.Pipeline(split=split), "batch": ss.Batch(32, micro_batch=8), "steps": 8}
+        changes = {"strategy": ss.Pipeline(split=split), "batch": ss.Batch(32, micro_batch=8), "steps": 14}
         return ss.launch(small_job(model=twelve_layers, **changes), cluster).wait(120)
 
     even, by_speed = run("even"), run("speed")

@@ -14,6 +14,7 @@ from shardscope.runlog.reducer import RunLog
 from shardscope.runlog.schema import Event, Moved
 from shardscope.runlog.step_events import StepEvents
 from shardscope.runlog.steps import ALIKE, StepKinds
+from shardscope.runlog.stragglers import Circumstances
 from shardscope.spec.job import Job
 from shardscope.spec.job_parts import label_of
 from shardscope.spec.optimizer import Optimizer
@@ -144,6 +145,7 @@ class Trace(RunLog):
             run_id=run.id, label=run.name, strategy=job.strategy.name, world_size=job.world_size, group=group,
             name=run.name, job=job if isinstance(job, Job) else None,
             kinds=ALIKE if compression is None else StepKinds.of(job),
+            circumstances=Circumstances.of(job) if isinstance(job, Job) else Circumstances(),
             schedule=schedule.name if schedule is not None else "",
             order=schedule if schedule is not None and schedule.is_here else None,
             passes=job.strategy.passes(job.num_micro_batches) if schedule is not None else 1,

@@ -30,6 +30,8 @@ class JobStep:
         backend: Library that `torch.distributed` uses for the collectives that Shardscope does not implement itself.
         is_on_gpus: Whether the ranks compute on GPUs; ranks that share one use gloo.
         slowness: Computing time of each rank relative to that on the slowest device; empty if all are alike.
+        is_usual: Whether it stands for most steps of the job: a cache that is filled in the first epoch is full then,
+            whatever the number, unless the job ends before.
     """
 
     job: Job
@@ -38,6 +40,7 @@ class JobStep:
     backend: Backend = "gloo"
     is_on_gpus: bool = False
     slowness: tuple[float, ...] = ()
+    is_usual: bool = False
 
     def slow(self, rank: int) -> float:
         """Return the computing time of a rank relative to that on the slowest device; at most 1."""

@@ -27,7 +27,8 @@ Floats = npt.NDArray[np.float64]
 Distribution = Literal["normal", "lognormal"]
 
 _REACH, _POINTS = 13.0, 6001
-"""Range of the integral, in standard deviations, and its number of points; the error is below 1e-9 for 2**30 ranks."""
+"""Range of the integral, in standard deviations, and its number of points; the relative error is below 1e-13 for 8 to
+2**30 ranks, compared with a quadrature of 30 digits."""
 _MOST = 2.0**30
 _FEWEST_STEPS = 2
 
@@ -113,7 +114,8 @@ def _expected(  # noqa: PLR0917 - np.vectorize passes its arrays by position
         _log_choose(float(ranks), float(dropped)) + (ranks - dropped - 1) * grid.log_below
         + dropped * grid.log_above + grid.log_density
     )  # fmt: skip
-    weight = np.exp(log_weight) * (grid.x[1] - grid.x[0])
+    weight = np.exp(log_weight)
+    weight /= weight.sum()  # rounding in `_log_choose` scales them all, for 2**30 ranks by 4e-6
     own = std / sqrt(every)
     if distribution == "normal":
         return float(mean + own * (weight @ grid.x))
@@ -161,7 +163,8 @@ class Jitter:
     Attributes:
         mean_s: Mean computing time of a rank in a step, in seconds.
         between: Standard deviation of the logarithm of a rank's own speed, which it keeps from step to step.
-        within: Standard deviation of the logarithm of the time of one step of one rank.
+        within: Standard deviation of the logarithm of the time of one step of one rank, apart from its own speed and
+            from what makes a step slow on all ranks.
         num_ranks: Number of measured ranks.
         num_steps: Number of measured steps.
     """
@@ -194,8 +197,13 @@ class Jitter:
 def jitter_of(seconds: npt.ArrayLike) -> Jitter:
     """Return the jitter of measured computing times.
 
-    The variance of the logarithms is split into parts between and within ranks, as in a one-way analysis of variance
-    with random effects (Searle, Casella and McCulloch, Variance Components, section 3.5).
+    The variance of the logarithms l is split into parts of ranks, of steps, and of the residuals, as in a two-way
+    analysis of variance with one value in each cell (Searle, Casella and McCulloch, Variance Components, chapter 4):
+
+        within² = Σ (l - l_rank - l_step + l_mean)² / ((ranks - 1)(steps - 1))
+        between² = variance of l_rank - within² / steps
+
+    Steps that are slow on all ranks alike make no rank wait, so their part is left out.
 
     Args:
         seconds: Times of shape (steps, ranks), at least 2 of each, all above 0.
@@ -212,6 +220,7 @@ def jitter_of(seconds: npt.ArrayLike) -> Jitter:
         raise SpecError(f"seconds has the value {table.min():g}; give times above 0")
     logs = np.log(table)
     steps, ranks = logs.shape
-    within = float(((logs - logs.mean(axis=0)) ** 2).sum() / (ranks * (steps - 1)))
+    residuals = logs - logs.mean(axis=0) - logs.mean(axis=1, keepdims=True) + logs.mean()
+    within = float((residuals**2).sum() / ((ranks - 1) * (steps - 1)))
     between = float(logs.mean(axis=0).var(ddof=1)) - within / steps
     return Jitter(float(table.mean()), sqrt(max(0.0, between)), sqrt(within), ranks, steps)

@@ -1,4 +1,8 @@
-"""How long a step waits for training data that comes from an emulated slow source."""
+"""How long a step waits for training data that comes from an emulated slow source, and how many steps do.
+
+A cache that holds all shards is filled in the first epoch, after which no step waits. It is taken to be empty at the
+start of a run.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from shardscope.spec.models import GPTConfig, model_config
 from shardscope.spec.shards import Shards
 from shardscope.storage.formats import open_shards
 from shardscope.storage.parts import hold_out, whole_parts
+from shardscope.storage.reader import cache_limit
 
 WAITING = "waiting for the source"
 _SEQ = 64
@@ -24,15 +29,17 @@ class Stored(NamedTuple):
 
     Attributes:
         rows: Number of rows.
-        num_bytes: Size of all shards.
         row_bytes: Mean size of a row in its shard.
         shard_rows: Mean number of rows of a shard.
+        cache: Size limit of the cache; None if shards are read in place.
+        holds_all: Whether the cache holds all shards.
     """
 
     rows: int
-    num_bytes: int
     row_bytes: float
     shard_rows: float
+    cache: float | None
+    holds_all: bool
 
 
 def with_waiting(parts: tuple[Term, ...], step: JobStep) -> tuple[Term, ...]:
@@ -52,22 +59,49 @@ def with_waiting(parts: tuple[Term, ...], step: JobStep) -> tuple[Term, ...]:
     return (Term.total("data", (*renamed, waiting)), *others)
 
 
+def filling_s(step: JobStep, step_time_s: float) -> float:
+    """Return the time that a rank waits in all, in seconds, while a cache is filled in the first epoch.
+
+    It is 0 if no step waits, or if `step_time_s` has the wait already: if a cache does not hold all shards, or if the
+    job ends before it is filled.
+
+    Args:
+        step: The step that stands for most steps of the job.
+        step_time_s: Time of this step.
+    """
+    stored = _stored_slowly(step)
+    if stored is None or not _is_filled(step, stored):
+        return 0.0
+    return _filling_steps(step, stored) * _reading(step, stored, step_time_s).value
+
+
 def _waiting(step: JobStep, others_s: float) -> Term | None:
-    """Return the time that a rank waits for data; None if nothing is emulated, or the cache holds all shards by then.
+    """Return the time that a rank waits for data; None if nothing is emulated, or the cache is full by then."""
+    stored = _stored_slowly(step)
+    return None if stored is None or _is_filled(step, stored) else _reading(step, stored, others_s)
+
+
+def _filling_steps(step: JobStep, stored: Stored) -> int:
+    return max(1, stored.rows // step.job.batch.global_batch)
+
+
+def _is_filled(step: JobStep, stored: Stored) -> bool:
+    number = step.job.last_step if step.is_usual else step.number
+    return stored.holds_all and number > _filling_steps(step, stored)
+
+
+def _reading(step: JobStep, stored: Stored, others_s: float) -> Term:
+    """Return the time by which reading a batch from the source takes longer than all else in a step.
 
     Without a cache, a rank reads its own rows. With one, the ranks of a machine share the work of fetching each shard
     once, so that each reads as many bytes; latency is then that of a shard.
     """
     data = step.job.data
-    if not isinstance(data, Shards) or data.slow is None:
-        return None
-    stored = _stored(data, _seq(step), _written_at(data))
-    steps_per_epoch = max(1, stored.rows // step.job.batch.global_batch)
-    if data.cache is not None and data.cache >= stored.num_bytes and step.number > steps_per_epoch:
-        return None
+    assert isinstance(data, Shards), "they are stored"
+    assert data.slow is not None, "they are stored slowly"
     rows = step.samples * step.micro_batches
     num_bytes = rows * stored.row_bytes
-    requests = 1.0 if data.cache is None else rows / stored.shard_rows
+    requests = 1.0 if stored.cache is None else rows / stored.shard_rows
     reading_s = num_bytes / data.slow.bandwidth + requests * data.slow.latency_s
     inputs = {"bytes": num_bytes, "bandwidth": data.slow.bandwidth, "requests": requests,
               "latency": data.slow.latency_s, "others": others_s}  # fmt: skip
@@ -75,6 +109,14 @@ def _waiting(step: JobStep, others_s: float) -> Term | None:
         WAITING, max(0.0, reading_s - others_s), "s",
         "max(0, bytes / bandwidth + requests × latency - others)", inputs, "emulated source; read ahead",
     )  # fmt: skip
+
+
+def _stored_slowly(step: JobStep) -> Stored | None:
+    """Return the training rows of shards on an emulated source; None for other data."""
+    data = step.job.data
+    if not isinstance(data, Shards) or data.slow is None:
+        return None
+    return _stored(data, _seq(step), _written_at(data))
 
 
 def _seq(step: JobStep) -> int:
@@ -93,6 +135,8 @@ def _stored(data: Shards, seq: int, _written: int) -> Stored:
     whole = whole_parts(shards, seq)
     train = whole if data.test is not None else hold_out(whole)[0]
     rows, num_bytes = sum(part.num_rows for part in whole), sum(each.num_bytes for each in shards.shards)
+    limit, needed = cache_limit(shards, data), sum(each.unpacked_bytes for each in shards.shards)
     return Stored(
-        sum(part.num_rows for part in train), num_bytes, num_bytes / max(1, rows), rows / len(shards.shards)
-    )
+        sum(part.num_rows for part in train), num_bytes / max(1, rows), rows / len(shards.shards), limit,
+        limit is not None and limit >= needed,
+    )  # fmt: skip

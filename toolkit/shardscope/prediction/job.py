@@ -6,25 +6,24 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from shardscope.analytic.communication import Traffic
-from shardscope.analytic.communication.traffic import Sent, sent_bytes
+from shardscope.analytic.communication.traffic import sent_bytes
 from shardscope.analytic.job_step import Backend, JobStep, settled_step
 from shardscope.analytic.memory import RankStates
 from shardscope.analytic.reliability import Reliability
-from shardscope.analytic.show import figure, term_html, term_text
 from shardscope.analytic.terms import Term
 from shardscope.errors import SpecError
 from shardscope.machine import num_gpus, usable_memory_bytes
 from shardscope.prediction.budget import Budgeted
-from shardscope.prediction.data_source import WAITING
+from shardscope.prediction.data_source import filling_s
 from shardscope.prediction.failures import job_failures
 from shardscope.prediction.job_memory import kinds_by_rank, rank_memory
 from shardscope.prediction.job_time import job_time_term
+from shardscope.prediction.job_view import job_html, job_text
 from shardscope.prediction.loads import slowness_on, used_samples_per_s
 from shardscope.prediction.rates import RankRates, limit_of, stated_rates
 from shardscope.prediction.saved_calibration import Chosen, chosen
@@ -40,7 +39,6 @@ from shardscope.spec.job_parts import label_of
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
 from shardscope.spec.models import GPTConfig, model_config
-from shardscope.spec.units import bytes_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -117,7 +115,7 @@ class JobPrediction(Budgeted):
         Args:
             number: Number of the step, from 1.
         """
-        return replace(self, step=replace(self.step, number=number))
+        return replace(self, step=replace(self.step, number=number, is_usual=False))
 
     @cached_property
     def kinds(self) -> dict[str, Any]:
@@ -214,13 +212,26 @@ class JobPrediction(Budgeted):
 
     @property
     def step_time_s(self) -> float | None:
-        """Time of one step, in seconds; None if not `has_rates`."""
+        """Time of one step, in seconds, once a cache of training data is full; None if not `has_rates`."""
         return None if self.time is None else self.time.value
 
     @property
     def run_time_s(self) -> float | None:
-        """Time of all steps, in seconds, without start-up, evaluations and checkpoints; None if not `has_rates`."""
-        return None if self.step_time_s is None else self.step_time_s * self.job.last_step
+        """Time of all steps, in seconds, without start-up, evaluations and checkpoints; None if not `has_rates`.
+
+        Steps of the first epoch also wait for a slow source of training data while its cache is filled (`filling_s`).
+        """
+        return None if self.step_time_s is None else self.step_time_s * self.job.last_step + self.filling_s
+
+    @cached_property
+    def filling_s(self) -> float:
+        """Time that a rank waits in all, in seconds, while an empty cache of training data is filled.
+
+        It is 0 with the step time for a layout, which leaves training data out.
+        """
+        if self.step_time_s is None or self.as_layout is not None:
+            return 0.0
+        return filling_s(self.step, self.step_time_s)
 
     @property
     def peak_bytes(self) -> float | None:
@@ -319,22 +330,6 @@ class JobPrediction(Budgeted):
         ]
         return pd.DataFrame(rows, columns=["collective", "rank", "bytes", "messages", "fewest", "most"])
 
-    def _table(self) -> pd.DataFrame:
-        """Return a data frame with one row per collective: bytes and messages per rank, and bytes over all ranks."""
-        import pandas as pd
-
-        rows = [
-            (
-                name,
-                _span(sent.bytes, bytes_text),
-                _span(sent.messages, "{:,}".format),
-                bytes_text(int(sent.bytes.sum())),
-                _exactness(sent),
-            )
-            for name, sent in (self.traffic or {}).items()
-        ]
-        return pd.DataFrame(rows, columns=["collective", "sent per rank", "messages", "sent by all", ""])
-
     def to_dict(self) -> dict[str, object]:
         """Return all values and both trees of terms in a JSON-compatible form."""
         fitted = self.calibration or self.host
@@ -359,71 +354,11 @@ class JobPrediction(Budgeted):
             "memory": self.memory and self.memory.to_dict(),
         }
 
-    @property
-    def _data_bound(self) -> str:
-        """Clause that says for which part of a step ranks wait for data; empty if they do not."""
-        waits = [term for term in (self.time.walk() if self.time else ()) if term.name == WAITING]
-        return f", of which {figure(waits[0].value, 's')} a step waiting for data" if waits else ""
-
-    @cached_property
-    def _headline(self) -> tuple[str, ...]:
-        count = f"{self.job.world_size} rank{'s' * (self.job.world_size > 1)}"
-        fitted = self.calibration or self.host
-        about = "no step time" if fitted is None or not self.has_rates else f"calibration {fitted.name}"
-        took, held = "step time: unknown", "memory per rank: unknown"
-        if self.step_time_s is not None and self.run_time_s is not None and self.interval is not None:
-            low, high = (figure(each, "s") for each in self.interval)
-            took = (
-                f"step {figure(self.step_time_s, 's')} ({low} to {high}), {self.job.last_step} steps "
-                f"{figure(self.run_time_s, 's')}{self._data_bound}"
-            )
-        if self.peak_bytes is not None:
-            held = f"the fullest rank needs {figure(self.peak_bytes, 'bytes')}"
-        sent = "bytes sent: unknown"
-        if self.sent_bytes is not None:
-            sent = f"the busiest rank sends {figure(float(self.sent_bytes.max()), 'bytes')} a step"
-        return (
-            f"{self.job.label} on {count}, {self.where}",
-            f"{took}; {held}" + (": it does not fit" if self.fits is False else ""),
-            sent,
-            *([] if self.note is None else [f"{about}: {self.note}"]),
-        )
-
     def __repr__(self) -> str:
-        table = self._table()
-        parts = [
-            "\n".join(self._headline),
-            "" if self.time is None else term_text(self.time),
-            "" if self.memory is None else term_text(self.memory),
-            "" if table.empty else table.to_string(index=False),
-        ]
-        return "\n\n".join(filter(None, parts))
+        return job_text(self)
 
     def _repr_html_(self) -> str:
-        title, *rest = map(escape, self._headline)
-        lines = "".join(f"<p style='margin:.2em 0'>{line}</p>" for line in rest)
-        table = self._table()
-        sent = "" if table.empty else table.to_html(index=False, border=0)
-        for tag in ("th", "td"):
-            sent = sent.replace(f"<{tag}>", f"<{tag} style='padding:.1em .8em .1em 0; text-align:right'>")
-        parts = [*(term_html(term) for term in (self.time, self.memory) if term is not None), sent]
-        beside = "".join(
-            f"<div style='max-width:100%;overflow-x:auto'>{part}</div>" for part in parts if part
-        )
-        row = "display:flex;flex-wrap:wrap;gap:.3em 3em;margin:.4em 0"
-        return f"<div><strong>{title}</strong>{lines}<div style='{row}'>{beside}</div></div>"
-
-
-def _span(values: Any, text: Callable[[int], str]) -> str:
-    """Format one number if all ranks have the same value, else the minimum and the maximum."""
-    low, high = int(values.min()), int(values.max())
-    return text(low) if low == high else f"{text(low)} to {text(high)}"
-
-
-def _exactness(sent: Sent) -> str:
-    if sent.bounds is None:
-        return "exact"
-    return " to ".join(bytes_text(int(bound.sum())) for bound in sent.bounds)
+        return job_html(self)
 
 
 def predict_job(
@@ -472,7 +407,9 @@ def predict_job(
     found = trace(job)
     assert found.table.step is not None
     is_on_gpus, backend = _place(job, cluster)
-    step = JobStep(job, found.table.step, settled_step(job), backend, is_on_gpus, slowness_on(emulated))
+    step = JobStep(
+        job, found.table.step, settled_step(job), backend, is_on_gpus, slowness_on(emulated), is_usual=True
+    )
     if cluster is not None:
         return JobPrediction(job, cluster, step, found, _of_pytorch(cluster, calibration, software))
     assert calibration is None or isinstance(calibration, HostCalibration)

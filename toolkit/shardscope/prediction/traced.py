@@ -94,8 +94,8 @@ def _file(data: object) -> tuple[Any, object]:
     """Return the data with its path made absolute, and a stamp that changes whenever the file is written."""
     if isinstance(data, Shards):
         path, stamp = _file(data.path)
-        # An example must not be read slowly, nor end up in the cache of the runs.
-        return data.replace(path=path, slow=None, cache=None), stamp
+        # An example must not be read slowly, nor end up in the cache of the runs, nor need a cache of their size.
+        return data.replace(path=path, slow=None, cache=None, cache_folder=None, window=1), stamp
     if not isinstance(data, str) or data in DATA:
         return data, None
     path = Path(data).absolute()

@@ -21,7 +21,7 @@ from shardscope.runlog.resizes import Resize, resizes_of
 from shardscope.runlog.restarts import Restart
 from shardscope.runlog.schema import MEMORY_KINDS, OBSERVING, Event, Moved
 from shardscope.runlog.steps import ALIKE, MOST, Average, Step, StepKinds, Steps, per_step
-from shardscope.runlog.stragglers import Phases, Straggler
+from shardscope.runlog.stragglers import Circumstances, Phases, Straggler
 
 if TYPE_CHECKING:
     from shardscope.spec import Job
@@ -58,6 +58,7 @@ class RunLog:
         collectives: Training bytes sent by all ranks, by name of the collective.
         observing: Bytes sent by all ranks for measurements, evaluations and checkpoints, by purpose.
         phases: Computing times of the newest steps, by rank and phase.
+        circumstances: What a straggler means in the job.
         shares: Samples of each rank in a step, as last divided by measured speed; empty if they have not been.
         dropped: Number of gradients that no update used, or that were not computed, because other workers were faster.
         faults: Events of the faults that were carried out on purpose, in order.
@@ -88,6 +89,7 @@ class RunLog:
     collectives: Counter[str] = field(default_factory=Counter)
     observing: Counter[str] = field(default_factory=Counter)
     phases: Phases = field(default_factory=Phases)
+    circumstances: Circumstances = field(default_factory=Circumstances)
     shares: tuple[int, ...] = ()
     dropped: int = 0
     faults: list[Event] = field(default_factory=list)
@@ -104,7 +106,7 @@ class RunLog:
     @classmethod
     def of(cls, job: Job) -> Self:
         """Return an empty log for a run of this job."""
-        return cls(world_size=job.world_size, kinds=StepKinds.of(job))
+        return cls(world_size=job.world_size, kinds=StepKinds.of(job), circumstances=Circumstances.of(job))
 
     def feed(self, events: Iterable[Event]) -> bool:
         """Add new events, which must be in order for each rank; return whether the log uses any of them."""
@@ -293,8 +295,9 @@ class RunLog:
 
     @property
     def straggler(self) -> Straggler | None:
-        """The rank that computes longer than the others and makes them wait; None if there is none."""
-        return self.phases.straggler({rank: start.get("role") for rank, start in self.starts.items()})
+        """The rank that computes longer than the others, which usually wait for it; None if there is none."""
+        roles = {rank: start.get("role") for rank, start in self.starts.items()}
+        return self.phases.straggler(roles, self.circumstances)
 
     @property
     def wall_s(self) -> float | None:

@@ -2,8 +2,9 @@
 
 Only computation counts: a rank that waits for others is not slow, however long its step takes. Waits for other ranks
 within a pass are left out (see `spans.phase_seconds`). A rank is named only if it is the slowest in most of the newest
-steps, so noise and ranks that are slow in turn raise no alarm. In a pipeline, stages legitimately differ; there
-the alarm names the stage that the others wait for.
+steps, and in more of them than by chance, so noise and ranks that are slow in turn raise no alarm. In a pipeline,
+stages legitimately differ; there the alarm names the stage that the others wait for. Whether others wait at all, and
+what helps, depends on the job's strategy (`Circumstances`).
 """
 
 from __future__ import annotations
@@ -11,20 +12,29 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import inf
+from math import comb, inf
 from statistics import median
+from typing import TYPE_CHECKING, Self
 
+from shardscope.errors import SpecError
 from shardscope.runlog.alarms import Alarm
 from shardscope.runlog.schema import Event
 from shardscope.runlog.spans import phase_seconds
 from shardscope.runlog.steps import WARM_UP_STEPS
+from shardscope.spec.shares import MEASURED
 from shardscope.spec.units import duration_text
+
+if TYPE_CHECKING:
+    from shardscope.spec.job import Job
 
 MOST_STEPS = 50
 """Number of the newest steps with recorded spans that are compared."""
-FEWEST_STEPS = 5
-"""Number of steps below which no rank is called a straggler. By chance, one of two equal ranks is the slower one in
-each of five steps in 6 % of runs, but not by `SLOWER`."""
+FEWEST_STEPS = 12
+"""Number of steps below which no rank is called a straggler; two ranks need as many to pass `CHANCE`."""
+CHANCE = 1e-3
+"""Probability below which it must be that any of equal ranks is the slowest in so many steps by chance (sign test).
+Simulated runs of 60 steps whose equal ranks vary by σ = 0.1, 0.2 and 0.3 (log-normal) raise an alarm at some step in 0,
+3 and 2 of 1,000 runs of two ranks, and in none of 300 of four or of eight."""
 SLOWER = 1.15
 """Computing time of a straggler relative to the median of the other ranks, at least. Ranks that share a machine's cores
 differ by up to about 10 % in medians over ten steps."""
@@ -33,18 +43,44 @@ MOSTLY = 0.8
 _SERVES = "server_update"
 """Span of a parameter server's update, which runs in threads beside the passes of a rank."""
 _STAGE = "stage"
-_REMEDY = "free its processor, or share the batch by speed with batch=ss.Batch(..., shares='measured')"
+_FREE = "free its processor"
+_SHARES = f"{_FREE}, or share the batch by speed with batch=ss.Batch(..., shares='measured')"
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """What a straggler means in a job.
+
+    Attributes:
+        unwaited_because: Clause that says why the others do not wait for it; None if they do.
+        remedy: Clause that says what to do about it.
+    """
+
+    unwaited_because: str | None = None
+    remedy: str = _FREE
+
+    @classmethod
+    def of(cls, job: Job) -> Self:
+        """Return what a straggler means in this job; shares by speed are suggested only where the job can have them."""
+        unwaited = job.strategy.unwaited_because
+        if unwaited is not None or job.batch.shares == MEASURED:
+            return cls(unwaited)
+        try:
+            job.replace(batch=job.batch.replace(shares=MEASURED))
+        except SpecError:
+            return cls()
+        return cls(None, _SHARES)
 
 
 @dataclass(frozen=True)
 class Straggler(Alarm):
-    """Alarm about a rank for which the others wait.
+    """Alarm about a rank that computes longer than the others, which usually wait for it.
 
     Attributes:
         rank: The rank.
         phase: The phase of a step in which it loses most time, such as ``forward``.
         slower: Time of the rank in this phase relative to the median of the other ranks.
-        wait_s: Time that a rank of median speed waits for it in a step, in seconds.
+        wait_s: Time that a rank of median speed waits for it in a step, in seconds; 0 if the strategy does not wait.
     """
 
     rank: int = 0
@@ -72,12 +108,16 @@ class Phases:
         phases = [phase_seconds(event["spans"], event.get("waited")) for event in row]
         self._steps.append((number, phases, [event["samples"] for event in row]))
 
-    def straggler(self, roles: Mapping[int, str | None]) -> Straggler | None:
-        """Return the rank that the others wait for; None if there is none, or too few steps have been recorded.
+    def straggler(
+        self, roles: Mapping[int, str | None], circumstances: Circumstances | None = None
+    ) -> Straggler | None:
+        """Return the rank that computes longer; None if there is none, or too few steps have been recorded.
 
         Args:
             roles: Role of each rank in the strategy.
+            circumstances: What it means in the job; None for ranks that wait for each other, of an unknown job.
         """
+        known = circumstances or Circumstances()
         skipped = max(0, WARM_UP_STEPS - (self._num_seen - len(self._steps)))
         steps = list(self._steps)[skipped:]
         ranks = [rank for rank in range(len(steps[0][1])) if _computes(steps, rank)] if steps else []
@@ -89,13 +129,21 @@ class Phases:
         others = [rank for rank in ranks if rank != slowest]
         usual_s = median(middle[rank] for rank in others)
         first = sum(max(ranks, key=lambda rank: seconds[rank][i]) == slowest for i in range(len(steps)))
-        if middle[slowest] < SLOWER * usual_s or first < MOSTLY * len(steps):
+        is_mostly = first >= MOSTLY * len(steps) and _chance(first, len(steps), len(ranks)) < CHANCE
+        if middle[slowest] < SLOWER * usual_s or not is_mostly:
             return None
         phase, slower = _slowest_phase(steps, slowest, others)
         samples = [steps[-1][2][rank] for rank in (slowest, *others)]
-        ratio, wait_s = middle[slowest] / usual_s, middle[slowest] - usual_s
-        found = Straggler("straggler", (), ratio, "", slowest, phase, slower, wait_s)
-        return replace(found, text=_text(found, roles.get(slowest) or "", samples))
+        wait_s = middle[slowest] - usual_s if known.unwaited_because is None else 0.0
+        found = Straggler("straggler", (), middle[slowest] / usual_s, "", slowest, phase, slower, wait_s)
+        return replace(found, text=_text(found, roles.get(slowest) or "", samples, known))
+
+
+def _chance(first: int, steps: int, ranks: int) -> float:
+    """Return the probability, at most, that any of equal ranks is the slowest in at least `first` of the steps."""
+    ways = (comb(steps, count) * (ranks - 1) ** (steps - count) for count in range(first, steps + 1))
+    found: float = ranks * sum(ways) / ranks**steps
+    return found
 
 
 _Steps = Sequence[tuple[int, list[dict[str, float]], list[int]]]
@@ -122,24 +170,27 @@ def _slowest_phase(steps: _Steps, rank: int, others: Sequence[int]) -> tuple[str
     return phase, middle(rank, phase) / usual[phase] if usual[phase] > 0 else inf
 
 
-def _text(found: Straggler, role: str, samples: Sequence[int]) -> str:
+def _text(found: Straggler, role: str, samples: Sequence[int], known: Circumstances) -> str:
     """Return the sentence of an alarm.
 
     Args:
         found: The alarm, without its sentence.
         role: Role of the rank in the strategy; empty if it has none.
         samples: Samples of the rank in a step, followed by those of the others.
+        known: What a straggler means in the job.
     """
     times = "much" if found.slower == inf else f"{found.slower:.2g} times"
     is_slower = f"{times} slower in {found.phase} than the median rank"
     waits = f"the others wait {duration_text(found.wait_s)} a step for it"
+    if known.unwaited_because is not None:
+        waits = f"the others do not wait for it: {known.unwaited_because}"
     if role.startswith(_STAGE):
         return (
             f"{role} (rank {found.rank}) is the bottleneck: it is {is_slower}, and {waits}; give it fewer layers with "
             "split=(...), or divide the layers by each rank's speed with split='speed'"
         )
     own, *other = samples
-    more, remedy = "", _REMEDY
+    more, remedy = "", known.remedy
     if own > median(other):
         more = f", with {own} samples, where the median rank has {median(other):g}"
         remedy = "reduce its share in batch.shares"

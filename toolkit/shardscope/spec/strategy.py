@@ -165,6 +165,11 @@ class Strategy(Method):
         """Number of the slowest ranks that a step does not wait for, because it drops their gradients."""
         return 0
 
+    @property
+    def unwaited_because(self) -> str | None:
+        """Clause that says why the other ranks do not wait for a slow one; None if, sooner or later, they do."""
+        return None
+
     def drift(self, world_size: int) -> int | None:  # noqa: ARG002
         """Return how many steps a rank can be ahead of rank 0: 0 if ranks stay synchronised; None if unbounded."""
         return 0

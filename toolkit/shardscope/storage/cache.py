@@ -49,13 +49,7 @@ class ShardCache:
 
     def __init__(self, folder: Path, most_bytes: float) -> None:
         self.folder, self.most_bytes = folder, most_bytes
-        require_private(folder, setting="cache_folder")
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise DataError(
-                f"the cache folder {str(folder)!r} cannot be created ({error.strerror}); set cache_folder to another"
-            ) from None
+        make_private(folder)
 
     def get(self, name: str, make: Callable[[BinaryIO], object]) -> Got:
         """Return a shard; if it is not in the cache or is damaged, `make` writes it to a binary file as ``.npy``.
@@ -118,6 +112,23 @@ class ShardCache:
                 break
             path.unlink(missing_ok=True)
             total -= size
+
+
+def make_private(folder: Path) -> None:
+    """Create a folder, and those above it that are missing, readable only by their owner; check it if it exists.
+
+    Raises:
+        DataError: Another user can write to the folder, or it cannot be created.
+    """
+    require_private(folder, setting="cache_folder")
+    try:
+        for each in reversed([folder, *folder.parents]):
+            if not each.exists():  # `parents=True` would create those above as the umask says
+                each.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise DataError(
+            f"the cache folder {str(folder)!r} cannot be created ({error.strerror}); set cache_folder to another"
+        ) from None
 
 
 def _mapped(path: Path) -> Array | None:

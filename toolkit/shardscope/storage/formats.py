@@ -22,11 +22,19 @@ _SUFFIXES = {"npy": (".npy",), "tar": (".tar",), "parquet": (".parquet",), "arro
 
 
 class ShardInfo(NamedTuple):
-    """One shard: its file, its number of rows (of tokens, if it holds tokens), and the size of the file in bytes."""
+    """One shard.
+
+    Attributes:
+        path: Its file.
+        rows: Number of rows; of tokens, if it holds tokens.
+        num_bytes: Size of the file.
+        unpacked_bytes: Size of its rows as an array, which is what a cache holds.
+    """
 
     path: Path
     rows: int
     num_bytes: int
+    unpacked_bytes: int
 
     @property
     def stamp(self) -> str:
@@ -70,7 +78,8 @@ def open_shards(spec: Shards, *, path: str | None = None) -> ShardFormat:
         path: Path to open in place of that of `spec`, such as ``spec.test``.
 
     Raises:
-        DataError: There are no shards in this format, or a package that reads the format is not installed.
+        DataError: There are no shards in this format, their rows are of different types, or a package that reads the
+            format is not installed.
     """
     where = Path(path or spec.path).expanduser()
     kind, files = _files(where, spec.format)
@@ -142,6 +151,24 @@ def paired(x: Array, y: Array, *, where: str) -> Array:
     rows = np.empty(len(x), dtype=[("x", x.dtype, x.shape[1:]), ("y", y.dtype, y.shape[1:])])
     rows["x"], rows["y"] = x, y
     return rows
+
+
+def require_alike(kinds: Sequence[tuple[Path, object]]) -> None:
+    """Check that the rows of all files are of the same type and shape.
+
+    Args:
+        kinds: Each file, and the type of its rows.
+
+    Raises:
+        DataError: Two files differ.
+    """
+    first, kind = kinds[0]
+    for path, other in kinds:
+        if other != kind:
+            raise DataError(
+                f"{first} has rows of type {kind}, but {path} of type {other}; convert them to one type, or put them "
+                "into different folders"
+            )
 
 
 def not_a_column(name: str, known: Sequence[str], *, where: str) -> DataError:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from shardscope.errors import DataError
-from shardscope.storage.formats import Array, ShardInfo, not_a_column
+from shardscope.storage.formats import Array, ShardInfo, not_a_column, require_alike
 
 
 class NpyShards:
@@ -23,11 +23,7 @@ class NpyShards:
         self.columns = self.fields = (inputs, targets)
         self.shards = tuple(self._info(path) for path in files)
         self.holds_tokens = _mapped(files[0]).dtype.names is None
-        kinds = {self._kind(path) for path in (files[0], files[-1])}
-        if len(kinds) > 1:
-            raise DataError(
-                f"{files[0]} and {files[-1]} have rows of different types; put them into different folders"
-            )
+        require_alike([(path, self._kind(path)) for path in files])
 
     def read(self, index: int) -> Array:
         """Return the rows of a shard, memory-mapped."""
@@ -48,7 +44,8 @@ class NpyShards:
         return str(rows.dtype)
 
     def _info(self, path: Path) -> ShardInfo:
-        return ShardInfo(path, len(_mapped(path)), path.stat().st_size)
+        size = path.stat().st_size
+        return ShardInfo(path, len(_mapped(path)), size, size)
 
 
 def _mapped(path: Path) -> Array:

@@ -25,9 +25,9 @@ class Part(NamedTuple):
 
 
 def whole_parts(shards: ShardFormat, seq: int) -> list[Part]:
-    """Return all rows of each shard; of tokens, a row is a window of `seq` tokens and the one after them."""
+    """Return all rows of each shard that has rows; of tokens, a row is a window of `seq` tokens and the one after."""
     rows = [max(0, each.rows - 1) // seq if shards.holds_tokens else each.rows for each in shards.shards]
-    return [Part(shard, 0, count) for shard, count in enumerate(rows)]
+    return [Part(shard, 0, count) for shard, count in enumerate(rows) if count > 0]
 
 
 def hold_out(parts: Sequence[Part]) -> tuple[list[Part], list[Part]]:

@@ -23,8 +23,8 @@ from shardscope.disk_cache import cache_dir
 from shardscope.errors import DataError
 from shardscope.spec.shards import Shards
 from shardscope.spec.units import bytes_text
-from shardscope.storage.cache import ShardCache
-from shardscope.storage.formats import Array, ShardFormat
+from shardscope.storage.cache import ShardCache, make_private
+from shardscope.storage.formats import Array, ShardFormat, ShardInfo, require_alike
 from shardscope.storage.pace import Pace
 
 _THREADS = 4
@@ -68,6 +68,7 @@ class ShardReader:
         self._epoch = 0
         self._counts: dict[int, Counts] = {}
         self._uncounted: set[int] = set()  # fetched before they were announced, as for the model's example
+        self._kind: tuple[Path, object] | None = None
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
 
@@ -156,9 +157,9 @@ class ShardReader:
 
     def _read(self, shard: int, epoch: int | None) -> Array:
         """Return the rows of a shard from the cache, or mapped in place."""
-        if self.cache is None:
-            return self.shards.read(shard)
         info = self.shards.shards[shard]
+        if self.cache is None:
+            return self._checked(self.shards.read(shard), info)
         name = f"{shard:06d}-{info.stamp}"
         rows, was_there = self.cache.get(name, partial(self._fetch, shard))
         with self._lock:
@@ -168,6 +169,14 @@ class ShardReader:
                 self._uncounted.add(shard)
             if not was_there:
                 self._count(self._epoch if epoch is None else epoch, fetched_bytes=info.num_bytes)
+        return self._checked(rows, info)
+
+    def _checked(self, rows: Array, info: ShardInfo) -> Array:
+        """Return the rows, which must be like those of the first shard read: some formats do not state their shape."""
+        found = (info.path, str(rows.dtype))
+        with self._lock:
+            self._kind = self._kind or found
+        require_alike([self._kind, found])
         return rows
 
     def _fetch(self, shard: int, file: BinaryIO) -> None:
@@ -184,11 +193,27 @@ class ShardReader:
         counts.fetched_bytes += fetched_bytes
 
 
+def cache_limit(shards: ShardFormat, spec: Shards) -> float | None:
+    """Return the size limit of the cache of a data set, in bytes; None if its shards are mapped in place.
+
+    Raises:
+        DataError: There is a folder for a cache, but no cache.
+    """
+    if spec.cache is not None or not shards.is_mapped:
+        return UNPACKED_BYTES if spec.cache is None else spec.cache
+    if spec.cache_folder is not None:
+        raise DataError(
+            f"cache_folder={spec.cache_folder!r} has no effect on .npy shards without a cache; set its size, such as "
+            "cache='1 GB', or leave cache_folder out"
+        )
+    return None
+
+
 def _cache_of(shards: ShardFormat, spec: Shards) -> ShardCache | None:
     """Return the cache of a data set, in a folder of its own; None if its shards are mapped in place."""
-    if spec.cache is None and shards.is_mapped:
+    limit = cache_limit(shards, spec)
+    if limit is None:
         return None
-    limit = UNPACKED_BYTES if spec.cache is None else spec.cache
     needed = _window_bytes(shards, spec)
     if limit < needed:
         raise DataError(
@@ -202,9 +227,10 @@ def _cache_of(shards: ShardFormat, spec: Shards) -> ShardCache | None:
         if spec.cache_folder is None
         else Path(spec.cache_folder).expanduser().absolute()
     )
+    make_private(root)  # whoever can write to it can replace the folder in it
     return ShardCache(root / digest, limit)
 
 
 def _window_bytes(shards: ShardFormat, spec: Shards) -> int:
-    """Return the size of the largest shards of one window."""
-    return sum(sorted((shard.num_bytes for shard in shards.shards), reverse=True)[: spec.window])
+    """Return the size of the largest shards of one window in the cache."""
+    return sum(sorted((shard.unpacked_bytes for shard in shards.shards), reverse=True)[: spec.window])

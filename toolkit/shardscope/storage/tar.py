@@ -21,6 +21,8 @@ from shardscope.errors import DataError
 from shardscope.storage.formats import Array, ShardInfo, not_a_column, paired
 
 _MOST_INDEXED = 4096
+_RULES = "complete samples"
+"""Part of the name of a count on disk, so that counts by earlier rules are not taken."""
 
 
 class TarShards:
@@ -48,7 +50,7 @@ class TarShards:
     def _info(self, path: Path) -> ShardInfo:
         """Return a shard; its number of rows is kept on disk, as counting them reads the header of each member."""
         status = path.stat()
-        asked = (str(path.resolve()), status.st_mtime_ns, status.st_size, self.columns)
+        asked = (_RULES, str(path.resolve()), status.st_mtime_ns, status.st_size, self.columns)
         rows = cached(
             f"tar-{hashlib.sha256(repr(asked).encode()).hexdigest()[:32]}.json",
             lambda: self._count(path),
@@ -56,19 +58,46 @@ class TarShards:
             write=lambda file, count: file.write(json.dumps(count).encode()),
             keep=_MOST_INDEXED,
         )
-        return ShardInfo(path, rows, status.st_size)
+        return ShardInfo(path, rows, status.st_size, status.st_size)  # it is not compressed
 
     def _count(self, path: Path) -> int:
+        """Return the number of samples; those that have neither inputs nor targets are left out."""
         known: dict[str, None] = {}
+        halves: list[tuple[str, str]] = []
         rows = 0
         with _opened(path) as file:
-            for _, parts in _samples(file):
+            for key, parts in _samples(file):
                 known |= dict.fromkeys(parts)
-                rows += all(column in parts for column in self.columns)
-        if not rows:
-            missing = next((name for name in self.columns if name not in known), self.columns[0])
-            raise not_a_column(missing, [*known][:8], where=str(path))
+                missing = [column for column in self.columns if column not in parts]
+                rows += not missing
+                if missing and any(column in parts for column in self.columns):
+                    halves.append((key.lstrip("/"), missing[0]))
+        for name in self.columns:
+            if name not in known:
+                raise not_a_column(name, [*known][:8], where=str(path))
+        if halves:
+            raise _incomplete(halves, path)
         return rows
+
+
+def _incomplete(halves: Sequence[tuple[str, str]], path: Path) -> DataError:
+    """Return the error for samples of which only the inputs or only the targets were found in one place.
+
+    Args:
+        halves: The name of each, and the member that it lacks.
+        path: The file.
+    """
+    (first, lacks), names = halves[0], {name for name, _ in halves}
+    if len(names) < len(halves):
+        return DataError(
+            f"{path}: the members of sample {first!r} are not adjacent; members of a sample must be adjacent, so write "
+            "the file again in the order of the samples"
+        )
+    count = f"{len(halves)} sample{'s' * (len(halves) > 1)}"
+    return DataError(
+        f"{path} has {count} without inputs or targets; the first is {first!r}, without {lacks!r}; add the member, or "
+        "remove the sample"
+    )
 
 
 def _opened(path: Path) -> tarfile.TarFile:
@@ -93,7 +122,7 @@ def _samples(file: tarfile.TarFile) -> Iterator[tuple[str, dict[str, tarfile.Tar
                 parts = {}
             now = key
             parts[suffix] = member
-    except tarfile.TarError as error:
+    except (tarfile.TarError, OSError) as error:
         raise DataError(f"{file.name!r} is damaged after the member {now!r}: {error}") from None
     if parts:
         yield now, parts
@@ -103,7 +132,11 @@ def _value(file: tarfile.TarFile, member: tarfile.TarInfo, key: str) -> Any:
     """Return one member as a number or an array."""
     content = file.extractfile(member)
     assert content is not None, "only files are listed"
-    raw, suffix = content.read(), member.name.rpartition(".")[2].lower()
+    suffix = member.name.rpartition(".")[2].lower()
+    try:
+        raw = content.read()
+    except (tarfile.TarError, OSError) as error:
+        raise DataError(f"{file.name!r} is damaged in the member {member.name!r}: {error}") from None
     try:
         if suffix == "npy":
             return np.load(io.BytesIO(raw), allow_pickle=False)

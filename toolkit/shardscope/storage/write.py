@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -48,11 +48,11 @@ def write_shards(folder: str | Path, data: Any, *, shard_size: float | str = "16
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise DataError(f"folder={str(target)!r} exists and is not empty; give a new folder")
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    part = target.parent / f".{target.name}-{secrets.token_hex(8)}"
+    part.mkdir()  # with the permissions of the user's umask, which `mkdtemp` would narrow
     try:
         for number, rows in enumerate(_shards(_chunks(data), most_bytes)):
             np.save(part / f"shard-{number:06d}.npy", rows, allow_pickle=False)
-        part.chmod(0o755)
         part.replace(target)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)

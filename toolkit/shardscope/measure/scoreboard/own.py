@@ -18,23 +18,23 @@ _SIZES = {
     "2B": {"layers": 4, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocab": 128256},
 }
 ONE_H100 = (
-    ("0.4B", 2048, 1, 1, False, 0.08108, 8696439808),
-    ("0.4B", 2048, 4, 1, False, 0.10793, 20347311104),
-    ("0.4B", 2048, 8, 1, False, 0.16033, 35490620416),
-    ("0.4B", 1024, 16, 1, False, 0.15227, 33796707328),
-    ("0.4B", 2048, 8, 1, True, 0.19995, 19346719744),
-    ("1B", 2048, 1, 1, False, 0.07787, 20852431872),
-    ("1B", 2048, 2, 4, False, 0.33879, 24573957120),
-    ("1B", 2048, 4, 1, False, 0.14268, 30078606336),
-    ("1B", 4096, 4, 1, True, 0.33362, 26895481856),
-    ("1B", 8192, 1, 1, False, 0.16283, 37707537408),
-    ("1B", 16384, 1, 1, True, 0.43530, 34527558656),
-    ("2B", 2048, 1, 1, False, 0.08467, 54105365504),
-    ("2B", 4096, 1, 4, False, 0.40332, 68990209024),
-    ("2B", 8192, 1, 1, False, 0.23278, 78284966912),
+    ("0.4B", 2048, 1, 1, False, 0.08108),
+    ("0.4B", 2048, 4, 1, False, 0.10793),
+    ("0.4B", 2048, 8, 1, False, 0.16033),
+    ("0.4B", 1024, 16, 1, False, 0.15227),
+    ("0.4B", 2048, 8, 1, True, 0.19995),
+    ("1B", 2048, 1, 1, False, 0.07787),
+    ("1B", 2048, 2, 4, False, 0.33879),
+    ("1B", 2048, 4, 1, False, 0.14268),
+    ("1B", 4096, 4, 1, True, 0.33362),
+    ("1B", 8192, 1, 1, False, 0.16283),
+    ("1B", 16384, 1, 1, True, 0.43530),
+    ("2B", 2048, 1, 1, False, 0.08467),
+    ("2B", 4096, 1, 4, False, 0.40332),
+    ("2B", 8192, 1, 1, False, 0.23278),
 )
-"""Model, tokens per sequence, micro-batch, micro-batches in a step, whether blocks are recomputed, seconds of a step,
-and peak bytes of the allocator."""
+"""Model, tokens per sequence, micro-batch, micro-batches in a step, whether blocks are recomputed, and seconds of a
+step."""
 
 
 def one_h100() -> list[Row]:
@@ -43,7 +43,7 @@ def one_h100() -> list[Row]:
 
 
 def _row(  # noqa: PLR0917
-    size: str, seq: int, micro_batch: int, count: int, recomputes: bool, seconds: float, _peak_bytes: int
+    size: str, seq: int, micro_batch: int, count: int, recomputes: bool, seconds: float
 ) -> Row:
     model = Transformer(
         name=f"llama-like-{size}", **_SIZES[size], seq=seq, gated=True, tied=False, positions="rotary",

@@ -112,6 +112,13 @@ class ParameterServer(Strategy):
         """Number of the slowest workers whose gradients an update does not wait for."""
         return self.backups
 
+    @property
+    def unwaited_because(self) -> str | None:
+        """Why the other workers do not wait for a slow one; None if staleness is bounded and no gradient is dropped."""
+        if self.backups:
+            return f"with backups={self.backups}, updates drop its late gradients instead"
+        return "with mode='async', its gradients are only staler" if math.isinf(self.bound) else None
+
     def num_used(self, world_size: int) -> int:
         """Return the number of workers whose gradients a synchronous update waits for."""
         return self.num_data_ranks(world_size) - self.backups

@@ -1,0 +1,107 @@
+"""How a job's prediction is shown: sentences, trees of terms and a table of its traffic, as text and as HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from shardscope.analytic.communication.traffic import Sent
+from shardscope.analytic.show import figure, term_html, term_text
+from shardscope.prediction.data_source import WAITING
+from shardscope.spec.units import bytes_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from shardscope.prediction.job import JobPrediction
+
+
+def job_text(found: JobPrediction) -> str:
+    """Return a prediction as text."""
+    table = _table(found)
+    parts = [
+        "\n".join(_headline(found)),
+        "" if found.time is None else term_text(found.time),
+        "" if found.memory is None else term_text(found.memory),
+        "" if table.empty else table.to_string(index=False),
+    ]
+    return "\n\n".join(filter(None, parts))
+
+
+def job_html(found: JobPrediction) -> str:
+    """Return a prediction as HTML."""
+    title, *rest = map(escape, _headline(found))
+    lines = "".join(f"<p style='margin:.2em 0'>{line}</p>" for line in rest)
+    table = _table(found)
+    sent = "" if table.empty else table.to_html(index=False, border=0)
+    for tag in ("th", "td"):
+        sent = sent.replace(f"<{tag}>", f"<{tag} style='padding:.1em .8em .1em 0; text-align:right'>")
+    parts = [*(term_html(term) for term in (found.time, found.memory) if term is not None), sent]
+    beside = "".join(f"<div style='max-width:100%;overflow-x:auto'>{part}</div>" for part in parts if part)
+    row = "display:flex;flex-wrap:wrap;gap:.3em 3em;margin:.4em 0"
+    return f"<div><strong>{title}</strong>{lines}<div style='{row}'>{beside}</div></div>"
+
+
+def _headline(found: JobPrediction) -> tuple[str, ...]:
+    job = found.job
+    count = f"{job.world_size} rank{'s' * (job.world_size > 1)}"
+    fitted = found.calibration or found.host
+    about = "no step time" if fitted is None or not found.has_rates else f"calibration {fitted.name}"
+    took, held = "step time: unknown", "memory per rank: unknown"
+    if found.step_time_s is not None and found.run_time_s is not None and found.interval is not None:
+        low, high = (figure(each, "s") for each in found.interval)
+        took = (
+            f"step {figure(found.step_time_s, 's')} ({low} to {high}), {job.last_step} steps "
+            f"{figure(found.run_time_s, 's')}{_data_bound(found)}"
+        )
+    if found.peak_bytes is not None:
+        held = f"the fullest rank needs {figure(found.peak_bytes, 'bytes')}"
+    sent = "bytes sent: unknown"
+    if found.sent_bytes is not None:
+        sent = f"the busiest rank sends {figure(float(found.sent_bytes.max()), 'bytes')} a step"
+    return (
+        f"{job.label} on {count}, {found.where}",
+        f"{took}; {held}" + (": it does not fit" if found.fits is False else ""),
+        sent,
+        *([] if found.note is None else [f"{about}: {found.note}"]),
+    )
+
+
+def _data_bound(found: JobPrediction) -> str:
+    """Clause that says how long ranks wait for data, in each step or in the first epoch; empty if they do not."""
+    waits = [term for term in (found.time.walk() if found.time else ()) if term.name == WAITING]
+    if waits:
+        return f", of which {figure(waits[0].value, 's')} a step waiting for data"
+    if found.filling_s > 0:
+        return f", of which {figure(found.filling_s, 's')} waiting for data while the first epoch fills the cache"
+    return ""
+
+
+def _table(found: JobPrediction) -> pd.DataFrame:
+    """Return a data frame with one row per collective: bytes and messages per rank, and bytes over all ranks."""
+    import pandas as pd
+
+    rows = [
+        (
+            name,
+            _span(sent.bytes, bytes_text),
+            _span(sent.messages, "{:,}".format),
+            bytes_text(int(sent.bytes.sum())),
+            _exactness(sent),
+        )
+        for name, sent in (found.traffic or {}).items()
+    ]
+    return pd.DataFrame(rows, columns=["collective", "sent per rank", "messages", "sent by all", ""])
+
+
+def _span(values: Any, text: Callable[[int], str]) -> str:
+    """Format one number if all ranks have the same value, else the minimum and the maximum."""
+    low, high = int(values.min()), int(values.max())
+    return text(low) if low == high else f"{text(low)} to {text(high)}"
+
+
+def _exactness(sent: Sent) -> str:
+    if sent.bounds is None:
+        return "exact"
+    return " to ".join(bytes_text(int(bound.sum())) for bound in sent.bounds)
