@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
@@ -74,7 +75,7 @@ class Notices:
         Raises:
             CheckpointError: No rank has made progress for the timeout of the store.
         """
-        timeout_s, wait_s = self.store.timeout.total_seconds(), _SOON_S
+        timeout_s, wait_s = self._timeout_s, _SOON_S
         deadline, progress = time.monotonic() + timeout_s, self._progress()
         while not self.store.check([key]):
             if time.monotonic() > deadline:
@@ -93,6 +94,11 @@ class Notices:
             for each in (key, _READ, _PROGRESS):
                 self.store.delete_key(each)
         return value
+
+    @property
+    def _timeout_s(self) -> float:
+        timeout: timedelta = self.store.timeout  # type: ignore[attr-defined]  # missing in torch's stubs
+        return timeout.total_seconds()
 
     def _progress(self) -> int:
         return int(self.store.add(_PROGRESS, 0))
