@@ -40,6 +40,7 @@ planner
 
 # %%
 import shardscope as ss
+from shardscope.analytic import reliability
 from shardscope.prediction.planner import REASONS
 
 TOKENS = 300e9  # what GPT-3 was trained on
@@ -124,13 +125,17 @@ ss.plan("gpt3-175b", few, global_batch=64, fix={"offload": "none"})
 #
 # The largest model of Narayanan et al. (2021) on a larger cluster than they had. Every possible layout is scored;
 # nothing is sampled. So many devices fail often: the time to train includes checkpoints, restarts and the work that
-# failures undo, at the failure rate that Meta reported for Llama 3 (one failure of a device in 50,000 hours).
+# failures undo, at a rate computed from the interruptions that Meta reported for the training of Llama 3.
 
 # %%
 model = ss.Model.of("megatron-1t")
-cluster = ss.Cluster.of("a100-80gb", nodes=2048, per_node=8, device_mtbf_hours=50_000)
+HOURS = reliability.LLAMA_3_DEVICE_MTBF_S / 3600
+cluster = ss.Cluster.of("a100-80gb", nodes=2048, per_node=8, device_mtbf_hours=round(HOURS, -4))
 trillion = ss.plan(model, cluster, global_batch=3072)
-say(f"**{model.num_params / 1e12:.3f} trillion parameters.** {figures.plans_text(trillion, tokens=TOKENS)}")
+say(
+    f"**{model.num_params / 1e12:.3f} trillion parameters**, with about one interruption per "
+    f"{cluster.device_mtbf_hours:,.0f} device-hours. {figures.plans_text(trillion, tokens=TOKENS)}"
+)
 trillion
 
 # %%
@@ -149,9 +154,8 @@ trillion.explain(1, 10)
 # step was measured. The remedy is a loop: run the best plan for a few steps, give the time of a step to `ss.calibrate`,
 # and plan again. Steps of earlier turns are kept, so the calibration improves with each.
 #
-# We cannot run 1,024 GPUs here, so a stand-in takes their place: `real` predicts with constants that the planner does
-# not see. All steps are 10 % slower than expected, messages inside a node have two thirds of their speed, and kernels
-# take longer to launch.
+# We cannot run so many GPUs here, so a stand-in takes their place: `real` predicts with constants that the planner does
+# not see. All steps are slower than expected, above all messages inside a node, and kernels take longer to launch.
 
 # %%
 cluster, prior = plans.setting.cluster, plans.setting.calibration
@@ -175,9 +179,9 @@ for turn in range(3):
 calibration
 
 # %% [markdown]
-# In the panel at the top of this page, choose the plan that you ran, enter its time under *A step that you measured*,
-# and press *Use it*: all plans are predicted and ranked again. In code, that is `planner.measure(12.3)`, and
-# `planner.forget()` undoes it.
+# In the panel at the top of this page, choose your model and cluster first. Then choose the plan that you ran,
+# enter its *Measured step time (s)*, and press *Use it*: all plans are predicted and ranked again. In code, that is
+# `planner.measure(12.3)`, and `planner.forget()` undoes it.
 #
 # `rows` may also be a CSV file, a data frame, or a log of Megatron or torchtitan. From three layouts, the calibration
 # has cross-validated errors and names rows that do not fit the others. `calibration.save("cluster.json")` keeps it;

@@ -18,8 +18,8 @@
 #
 # [← Faults](12-faults.ipynb) · [Index](00-index.ipynb)
 #
-# How do ranks read data that is larger than memory, from a source that is slower than training, and still see every
-# sample exactly once an epoch? Data in *shards*, files of a few megabytes, is read row by row. Ranks fetch shards ahead
+# How do ranks read data that is larger than memory, from a source that is slower than training, without repeating a
+# sample within an epoch? Data in *shards*, files of a few megabytes, is read row by row. Ranks fetch shards ahead
 # of their use, share a cache on disk, and continue at the right row after a failure, on any number of ranks.
 #
 # `ss.write_shards` writes arrays, or the parts that a generator yields, which may be more than fits in memory.
@@ -119,7 +119,7 @@ say(
 # ## Stopped in mid-epoch, resumed on another number of ranks
 #
 # A checkpoint stores the position in the order of the samples. The resumed run continues at the next sample, whatever
-# its number of ranks. `ranks_read` asks the same sampler as the ranks for what each of them reads.
+# its number of ranks. `assigned` asks the same sampler as the ranks for what each of them reads.
 
 
 # %%
@@ -130,23 +130,23 @@ first = ss.launch(whole.replace(until=whole.steps // 3)).wait(timeout=120)
 rest = ss.launch(whole.replace(world_size=2), resume=first).wait(timeout=120)
 
 
-def ranks_read(run):
+def assigned(run):
     """The samples of all ranks of a run, from its first step to its last."""
     steps = [int(step) - 1 for step in run.metrics()["step"]]
     ranks = range(run.job.world_size)
     return np.concatenate([shard(order.indices(s), r, len(ranks)) for s in steps for r in ranks])
 
 
-samples = np.concatenate([ranks_read(first), ranks_read(rest)])
+samples = np.concatenate([assigned(first), assigned(rest)])
 exact = len(np.unique(samples)) == len(samples) == len(epoch)
 say(
     f"{first.job.world_size} ranks trained {first.summary().steps} steps, then {rest.job.world_size} ranks "
-    f"{rest.summary().steps}. Together they read {len(samples):,} samples: "
-    + ("each of the epoch exactly once." if exact else "not each of the epoch exactly once!")
+    f"{rest.summary().steps}. Together they were assigned {len(samples):,} samples: "
+    + ("none twice, and all of the epoch's." if exact else "not those of the epoch!")
 )
 
 # %% [markdown]
-# ## Formats of others
+# ## Other formats
 #
 # Tar files in the layout of WebDataset, Parquet files, and what a Hugging Face `Dataset` writes with `save_to_disk` are
 # read as shards too. They are unpacked into the cache, from where rows are mapped into memory.
@@ -207,7 +207,7 @@ say(
 # %% [markdown]
 # ## Try next
 #
-# - Make the cache smaller than the data, and draw `figures.epochs` again: which part of the shards is still there?
+# - Make the cache smaller than the data, and draw `figures.epochs` again: how does the hit rate change?
 # - Train a GPT on shards of tokens: `ss.write_shards` takes one-dimensional arrays of integers too.
 # - Kill a rank in mid-epoch with the [notebook on faults](12-faults.ipynb), and let it recover.
 #

@@ -52,12 +52,9 @@ def test_the_commands_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         "SHARDSCOPE_CACHE", str(tmp_path / "cache")
     )  # other tests predict without a calibration
     monkeypatch.setattr(calibrate_module, "BUDGET_S", 5.0)
-    run = ss.launch(ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=5)).wait()
-    run.export("step", format="chakra")
-    Path("steps.csv").write_text("tensor,pipeline,global_batch,step_time_s\n8,8,64,17.5\n")
+    ss.launch(ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=5)).wait()
     for command in COMMANDS:
         words = shlex.split(command)[1:]
-        if words[0] == "lab":  # it would replace this process with JupyterLab
+        if words[0] == "resize":  # of a run that trains; tests/runtime/test_resize.py does it
             continue
-        given = {"RUN": [ss.runs()[0].id], "step.*.et": sorted(map(str, Path().glob("step.*.et")))}
-        assert cli.main([each for word in words for each in given.get(word, [word])]) == 0, command
+        assert cli.main([ss.runs()[0].id if word == "RUN" else word for word in words]) == 0, command

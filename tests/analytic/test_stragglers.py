@@ -80,6 +80,9 @@ def test_jitter_of_eight_ranks_predicts_that_of_thousands() -> None:
 def test_what_makes_no_sense_is_refused() -> None:
     with pytest.raises(SpecError, match="give 1 to 2..30 ranks, and drop fewer than all"):
         expected_slowest(1.0, 0.1, 4, dropped=4)
+    for formula in (expected_slowest, asymptotic_slowest):
+        with pytest.raises(SpecError, match="ranks=0 with dropped=0 is not valid"):
+            formula(1.0, 0.1, [4, 0])
     with pytest.raises(SpecError, match="give at least 2 steps and 2 ranks"):
         jitter_of([[1.0, 2.0]])
     with pytest.raises(SpecError, match="give times above 0"):

@@ -24,7 +24,7 @@ def test_a_measured_step_ranks_all_plans_again(notebook, tmp_path):
     field.fill(str(1.3 * notebook.kernel("before")))
     field.press("Enter")
     page.locator(f"{PLANNER} .ss-measured button").first.click()
-    page.wait_for_selector(f"{PLANNER} .ss-words:has-text('were predicted before')")
+    page.wait_for_selector(f"{PLANNER} .ss-words:has-text('before calibration')")
     notebook.until(
         "[len(planner.measured), planner.plans.best.time_s > 1.1 * before, planner.problem]", [1, True, ""]
     )

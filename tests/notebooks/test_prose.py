@@ -13,7 +13,8 @@ CODE = re.compile(r"`[^`]*`|\[[^\]]*\]\([^)]*\)|^#+ [^\n]*$|^\| \d+ \|", re.MULT
 """Code, links, headings and the numbers of the rows of a table."""
 NAMES = re.compile(
     r"""\b(?:19|20)\d\d\b | arXiv[ :]\S+ | rank\s\d\b | stages?\s[0-3]\b
-    | \b(?:1F1B|GPT-\d|ZeRO[- ][0-3]|ZB-H\d|V-Half|A100s?|H100s?)(?!\w) | power\sof\stwo | double\sbinary\stree""",
+    | \b(?:1F1B|GPT-\d|Llama\s3|ZeRO[- ][0-3]|ZB-H\d|V-Half|A100s?|H100s?)(?!\w)
+    | power\sof\stwo | double\sbinary\stree""",
     re.VERBOSE,
 )
 """Numbers that are part of a name or of a date."""
@@ -37,10 +38,6 @@ ALLOWED = {
     "06-compression": {
         "two ranks": "what tests/benchmarks/convergence.py runs; its results are data in the next cell",
         "three seeds": "what tests/benchmarks/convergence.py runs; its results are data in the next cell",
-    },
-    "09-planner": {
-        "3 (one": "the name Llama 3",
-        "50,000 hours).": "the published failure rate, with its source",
     },
     "10-bring-your-own": {
         "8 bits,": "the definition of the compressor that the next cell writes",

@@ -133,5 +133,8 @@ def test_a_run_is_resized_before_its_first_step_and_at_its_last_one() -> None:
 
 def test_a_job_of_a_fixed_size_is_not_resized() -> None:
     run = ss.launch(small_job()).wait(60)
-    with pytest.raises(ss.SpecError, match="the job has a fixed world_size=2; set elastic="):
+    with pytest.raises(
+        ss.SpecError,
+        match="start the job with elastic=",
+    ):
         run.resize(4)

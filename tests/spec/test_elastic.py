@@ -13,6 +13,7 @@ from conformance.runs import small_job
 def test_a_range_is_given_as_for_torchrun() -> None:
     job = small_job(elastic="2:4", batch=48)
     assert job.elastic == ss.Elastic(least=2, most=4)
+    assert small_job(elastic=(2, 4), batch=48) == job
     assert ss.Job.from_json(job.to_json()) == job
     assert str(ss.Job(model="mlp", data="digits").elastic) == "None"
 
@@ -21,6 +22,8 @@ def test_a_range_is_given_as_for_torchrun() -> None:
     ("fields", "says"),
     [
         ({"elastic": "many"}, "elastic='many' is not a range of ranks; give least and most, such as '2:8'"),
+        ({"elastic": 5}, "elastic=5 is not a range of ranks"),
+        ({"elastic": ss.Elastic(least=2, most=4, spares=1), "batch": 48}, "elastic.spares=1 has no effect without rec"),
         ({"elastic": "4:2"}, "elastic.least=4 is more than elastic.most=2"),
         ({"elastic": "3:4"}, "world_size=2 is outside elastic='3:4'; start with 3 to 4 ranks"),
         ({"elastic": "2:2"}, "elastic='2:2' has no effect: least and most are both 2"),
@@ -81,5 +84,8 @@ def test_a_pipeline_has_as_many_micro_batches_as_its_schedule_needs_for_more_sta
 
 
 def test_a_job_of_a_fixed_size_says_what_to_set() -> None:
-    with pytest.raises(ss.SpecError, match="the job has a fixed world_size=2; set elastic="):
+    with pytest.raises(
+        ss.SpecError,
+        match="start the job with elastic=",
+    ):
         small_job().at_size(4)

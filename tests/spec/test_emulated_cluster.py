@@ -58,7 +58,7 @@ def test_a_single_node_has_no_link_to_other_nodes() -> None:
 def test_its_speed_is_that_of_the_slowest_node() -> None:
     cluster = ss.Cluster.emulated(nodes=2, flops="3 GFLOP/s", memory_bandwidth="6 GB/s", slowdown={1: 2.0})
     assert (cluster.flops, cluster.memory_bandwidth) == (1.5e9, 3e9)
-    assert cluster.name == "2 emulated nodes, 1 Gbit/s, 0 s, 1.5 GFLOP/s"
+    assert cluster.name == "2 emulated nodes, 1 Gbit/s, 0 s, slowest node 1.5 GFLOP/s"
     assert ss.Cluster.emulated(slowdown={0: 2.0}).flops is None
 
 

@@ -79,10 +79,16 @@ def test_faults_say_in_words_what_happens() -> None:
         (lambda: ss.Faults.of("kill 1"), "kill: '1' is not KEY=VALUE; write for example 'kill rank=2 step=40'"),
         (lambda: ss.Faults.of("slow rank=1 factor=2 steps=five"), "steps='five' is not valid; write for example 20-60"),
         (lambda: ss.Faults.of(3), "faults=3 is not valid"),
+        (lambda: ss.Faults.of("kill rank=1 at_s=3"), "did you mean 'at'. valid names are at, during, node, rank, step"),
+        (lambda: ss.Faults.of("slow rank=1"), "slow needs factor; write for example 'slow rank=1 factor=3"),
+        (lambda: ss.Faults().slow(1, factor=3, steps=20), "steps=20 is not valid; give the first and the last step"),
+        (lambda: ss.Faults.random(world_size=4, duration_s="1 hour", mtbf_s=9), "duration_s='1 hour' has .* write h"),
         (lambda: ss.Faults.random(world_size=4, steps=9), "needs either steps and mtbf_steps"),
         (lambda: ss.Faults.random(world_size=4, steps=9, mtbf_steps=0), "is not valid: give at least 1 rank"),
         (lambda: ss.Recovery(-1), "restarts=-1 is not valid"),
         (lambda: JOB.replace(recovery="often"), "recovery='often' is not valid; give the number of restarts"),
+        (lambda: JOB.replace(recovery=3.5), "recovery=3.5 is not valid; give the number of restarts"),
+        (lambda: ss.Recovery(0, replica_every=1), "replica_every=1 has no effect with restarts=0"),
     ],
 )  # fmt: skip
 def test_a_wrong_fault_is_refused_with_the_way_out(make: Callable[[], object], told: str) -> None:
@@ -136,7 +142,7 @@ def test_a_random_plan_fits_the_job_and_depends_on_its_seed_only(
 def test_failures_are_as_frequent_as_ranks_are_many() -> None:
     """Within three standard deviations of a Poisson process."""
     for ranks in (1, 8):
-        found = ss.Faults.random(world_size=ranks, duration_s=1000.0, mtbf_s=10.0, seed=1)
+        found = ss.Faults.random(world_size=ranks, duration_s="1000 s", mtbf_s=10.0, seed=1)
         assert abs(len(found) - 100 * ranks) < 3 * (100 * ranks) ** 0.5
 
 
@@ -159,3 +165,19 @@ def test_an_elastic_job_may_lose_a_rank_that_it_gets_by_a_resize() -> None:
     ss.Faults().kill(3, step=5).check(job)
     with pytest.raises(ss.SpecError, match="kill names rank 4, but the job's ranks are 0 to 3"):
         ss.Faults().kill(4, step=5).check(job)
+
+
+def test_a_checkpoint_may_be_a_number_of_steps_and_is_refused_if_it_saves_nothing() -> None:
+    assert JOB.replace(checkpoint=10) == JOB
+    with pytest.raises(
+        ss.SpecError, match=r"checkpoint.asynchronous=True has no effect .* set for example every"
+    ):
+        JOB.replace(checkpoint=ss.Checkpoint(asynchronous=True))
+    assert JOB.replace(checkpoint=ss.Checkpoint(incremental=True), until=20).saves_checkpoints
+
+
+def test_a_job_with_a_link_of_its_own_is_not_predicted_on_an_emulated_cluster() -> None:
+    linked = JOB.replace(link=ss.Link(bandwidth="1 Gbit/s", latency="1 ms"))
+    for ask in (ss.predict, ss.simulate):
+        with pytest.raises(ss.SpecError, match="cannot be combined with an emulated cluster.*use link=None"):
+            ask(linked, CLUSTER)  # type: ignore[operator]

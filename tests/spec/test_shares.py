@@ -52,7 +52,8 @@ def test_a_batch_with_shares_says_the_samples_of_each_rank() -> None:
 
 
 def test_shares_may_be_text_as_on_a_command_line() -> None:
-    assert ss.Batch(96, shares="2,2,1,1").shares == (2, 2, 1, 1)
+    for text in ("2,2,1,1", "(2, 2, 1, 1)", "[2, 2, 1, 1]"):
+        assert ss.Batch(96, shares=text).shares == (2, 2, 1, 1)
     assert ss.Batch(96, shares="measured").samples(4) == (24, 24, 24, 24)
 
 

@@ -43,7 +43,7 @@ class TestLab:
             assert (incident.rank, incident.last_step, incident.resumed, incident.num_lost) == (1, 7, 5, 2)
             assert "2 finished steps had to be repeated" in lab.view.words.value
             assert "lost work" in lab.view.legend.value
-            assert "only a running run" in lab.breaker.said.value.lower()
+            assert "this run has ended, so no faults can be injected" in lab.breaker.said.value.lower()
             assert "step 12 of 12" in lab.status.value
         finally:
             lab.close()

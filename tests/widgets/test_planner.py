@@ -177,7 +177,7 @@ class TestMeasuredStep:
         assert again == pytest.approx(1.3 * plan_before.time_s, rel=0.06)
         assert min(measured.plans.time_s) > 1.1 * fastest
         told = measured.screen.measured.told.value
-        assert "were predicted before" in told
+        assert "before calibration" in told
         assert "by 1 measured step" in measured.screen.note.value
 
     def test_a_second_step_refines_it_and_forgetting_undoes_both(self, measured):

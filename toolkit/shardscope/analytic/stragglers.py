@@ -94,10 +94,12 @@ def expected_slowest(
 def _check(mean: Floats, std: Floats, ranks: Floats, dropped: Floats, every: Floats) -> None:
     if (std < 0).any() or (mean <= 0).any():
         raise SpecError("mean must be above 0 and std at least 0; give times in seconds")
-    if (ranks < 1).any() or (ranks > _MOST).any() or (dropped < 0).any() or (dropped >= ranks).any():
+    valid = (ranks >= 1) & (ranks <= _MOST) & (dropped >= 0) & (dropped < ranks)
+    if not valid.all():
+        wrong = int(np.argmin(valid))
         raise SpecError(
-            f"ranks={ranks.flat[0]:g} with dropped={dropped.flat[0]:g} is not valid; give 1 to 2**30 ranks, and drop "
-            "fewer than all"
+            f"ranks={ranks.flat[wrong]:g} with dropped={dropped.flat[wrong]:g} is not valid; give 1 to 2**30 ranks, "
+            "and drop fewer than all"
         )
     if (every < 1).any():
         raise SpecError(f"every={every.min():g} is not valid; give at least 1")
@@ -127,10 +129,13 @@ def asymptotic_slowest(mean: npt.ArrayLike, std: npt.ArrayLike, ranks: npt.Array
     Example:
         >>> round(float(asymptotic_slowest(100.0, 5.0, 4096)), 1)
         120.4
+
+    Raises:
+        SpecError: An argument is out of range.
     """
-    found: Floats = np.asarray(mean, float) + np.asarray(std, float) * np.sqrt(
-        2 * np.log(np.asarray(ranks, float))
-    )
+    each = np.broadcast_arrays(*(np.asarray(value, float) for value in (mean, std, ranks, 0, 1)))
+    _check(*each)
+    found: Floats = np.asarray(each[0] + each[1] * np.sqrt(2 * np.log(each[2])))
     return found
 
 

@@ -27,6 +27,7 @@ def add_field(
     about: str | None = None,
     default: str | None = None,
     names: Sequence[str] = (),
+    shape: str | None = None,
 ) -> None:
     """Add the command-line option of one field.
 
@@ -43,6 +44,7 @@ def add_field(
         names: Valid values, if the field's type does not list them; the help shows them in place of a metavariable.
             Names of methods are instead listed after the help text, because there are many and because a method may
             be given with settings.
+        shape: What the value is called in the help; by default, the valid values, or the field's name.
     """
     field = spec.model_fields[place.rpartition(".")[2]]
     kind, known = _type_of(field.annotation)
@@ -56,13 +58,10 @@ def add_field(
         about = f"{about}: {', '.join(listed)}"
     text = f"{about} (default: {default})" if default else about
     named = () if methods else names or known
-    shape: dict[str, Any] = {
-        "type": kind,
-        "metavar": f"{{{','.join(named)}}}" if named else place.rpartition(".")[2].upper(),
-    }
+    called = f"{{{','.join(named)}}}" if named else place.rpartition(".")[2].upper()
     parser.add_argument(
         *(flags or (flag_of(place),)), dest=place, default=None, help=text.replace("%", "%%"),
-        **({"action": argparse.BooleanOptionalAction} if kind is bool else shape),
+        **({"action": argparse.BooleanOptionalAction} if kind is bool else {"type": kind, "metavar": shape or called}),
     )  # fmt: skip
 
 

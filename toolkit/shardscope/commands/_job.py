@@ -31,9 +31,20 @@ _ABOUT = {
     "lr_schedule": "learning-rate schedule",
     "compression": "how gradients are compressed",
     "loss": "cross-entropy or mse",
-    "recovery": "how often all ranks may be started again after a failure, from the newest checkpoint, such as 3",
+    "recovery": "maximum number of restarts from the newest checkpoint after failures, such as 3; further settings, "
+    "such as copies in memory, go through --job job.json",
+    "elastic": "numbers of ranks between which `shardscope resize` changes the run, such as 2:8; further settings go "
+    "through --job job.json",
 }
 """Help texts for fields whose docstrings describe Python objects, which cannot be given on the command line."""
+_SHAPES = {
+    "batch.shares": "N,N,...|measured",
+    "checkpoint.every": "STEPS|auto",
+    "elastic": "LEAST:MOST",
+    "recovery": "RESTARTS",
+    "world_size": "RANKS",
+}
+"""What the value of an option is called in the help, for options that take a number or a word."""
 _DEFAULTS = {"model": "gpt-nano", "data": "digits or python-source, depending on the model"}
 """Default values as shown in the help, for options whose default differs from that of the field."""
 _EXAMPLES = {"optimizer": "weight_decay=0.1", "lr_schedule": "warmup_steps=10", "compression": "ratio=0.01"}
@@ -57,7 +68,7 @@ def add_job_options(parser: argparse.ArgumentParser, *, steps: int = 100) -> Non
         if name in parts:
             for field in parts[name].model_fields:
                 place = f"{name}.{field}"
-                add_field(parser, parts[name], place, flags=_FLAGS.get(place, ()))
+                add_field(parser, parts[name], place, flags=_FLAGS.get(place, ()), shape=_SHAPES.get(place))
         elif name not in _BY_HAND:
             add_field(
                 parser,
@@ -66,6 +77,7 @@ def add_job_options(parser: argparse.ArgumentParser, *, steps: int = 100) -> Non
                 flags=_FLAGS.get(name, ()),
                 about=_ABOUT.get(name),
                 default=defaults.get(name),
+                shape=_SHAPES.get(name),
             )
         if name in settable:
             parser.add_argument(

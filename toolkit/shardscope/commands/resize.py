@@ -18,7 +18,7 @@ def add_to(commands: Any) -> None:
         "`shardscope run --elastic 2:8`.",
     )
     add_run_argument(parser)
-    parser.add_argument("ranks", type=int, help="number of ranks to go on with")
+    parser.add_argument("ranks", type=int, help="new number of ranks")
     parser.add_argument("--json", action="store_true", help="print the id and the number of ranks as JSON")
     parser.set_defaults(carry_out=carry_out)
 
@@ -29,5 +29,5 @@ def carry_out(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(as_json({"id": run.id, "world_size": arguments.ranks}))
     else:
-        print(f"{run.id}: {arguments.ranks} ranks go on after the step in progress")
+        print(f"{run.id}: {arguments.ranks} ranks continue after the step in progress")
     return 0

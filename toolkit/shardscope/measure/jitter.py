@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
+from collections import Counter
 from pathlib import Path
 
 from shardscope.analytic.stragglers import Jitter, jitter_of
 from shardscope.errors import RunUnreadable
 from shardscope.runlog.schema import Event
-from shardscope.runlog.spans import finished_with_spans, phase_seconds
+from shardscope.runlog.spans import finished_steps, phase_seconds
 from shardscope.runlog.steps import WARM_UP_STEPS
 from shardscope.runtime import Run
+from shardscope.spec.fault_kinds import Slow
 
 _PASSES = ("forward", "backward")
 _FEWEST = 2
@@ -20,7 +23,9 @@ def jitter(run: Run | str | Path, *, root: str | Path | None = None) -> Jitter:
 
     The result predicts the time of the slowest of any number of ranks, which ranks that meet in each step wait for: as
     the expected maximum of log-normal times, with the variance of the measured ranks (`Jitter.slowest_s`). It holds as
-    far as further ranks are like the measured ones; ranks that share cores have more jitter than ranks on their own.
+    far as further ranks are like the measured ones; ranks that share cores have more jitter than ranks on their own,
+    which a warning says. Steps that were repeated after a failure, or in which a fault slowed a rank down, are
+    left out.
 
     Args:
         run: A run of at least 2 ranks that compute, with recorded spans, or its name or path.
@@ -36,15 +41,47 @@ def jitter(run: Run | str | Path, *, root: str | Path | None = None) -> Jitter:
     """
     if isinstance(run, str | Path):
         run = Run.attach(run, root)
-    rows = finished_with_spans(run.events(), run.job.world_size)[WARM_UP_STEPS:]
-    table = [[_passes_s(event) for event in row] for row in rows]
-    computing = [rank for rank in range(run.job.world_size) if table and all(row[rank] > 0 for row in table)]
+    table = [[_passes_s(event) for event in row] for row in _undisturbed(run)]
+    computing = (
+        [rank for rank in range(len(table[0])) if all(row[rank] > 0 for row in table)] if table else []
+    )
     if len(table) < _FEWEST or len(computing) < _FEWEST:
         raise RunUnreadable(
-            f"run {run.id} has {len(table)} finished steps with recorded spans after its first {WARM_UP_STEPS}, and "
+            f"run {run.id} has {len(table)} finished steps with recorded spans after its first {WARM_UP_STEPS}, "
+            "without those that were repeated or slowed down by a fault, and "
             f"{len(computing)} ranks that compute in each; at least 2 of each are needed"
         )
+    _warn_of_shared_cores(run)
     return jitter_of([[row[rank] for rank in computing] for row in table])
+
+
+def _undisturbed(run: Run) -> list[list[Event]]:
+    """Return the step events of all ranks with spans, after warm-up, without repeated steps and slow faults."""
+    events = run.events()
+    counts = Counter((event["rank"], event["step"]) for event in events if event["event"] == "step")
+    repeated = {step for (_, step), count in counts.items() if count > 1}
+    slow = [fault for fault in run.faults if isinstance(fault, Slow)]
+    steps = finished_steps(events, run.job.world_size).items()
+    recorded = [(step, row) for step, row in steps if all(event.get("spans") for event in row)]
+    return [
+        row
+        for step, row in recorded[WARM_UP_STEPS:]
+        if step not in repeated and not any(fault.is_on(step) for fault in slow)
+    ]
+
+
+def _warn_of_shared_cores(run: Run) -> None:
+    """Warn if ranks that really compute outnumber the cores of the machine on which they ran."""
+    ranks, cluster, provenance = run.world_size, run.cluster, run.provenance
+    if provenance is None or (cluster is not None and cluster.flops is not None):  # emulated processors sleep
+        return
+    cores, on_gpus = provenance.machine["cores"], run.job.device != "cpu" and provenance.machine["gpus"]
+    if not on_gpus and ranks > cores:
+        warnings.warn(
+            f"{ranks} ranks of run {run.id} shared {cores:g} cores, so most of this jitter is waiting for a core; "
+            "measure with at most one rank per core",
+            stacklevel=3,
+        )
 
 
 def _passes_s(event: Event) -> float:

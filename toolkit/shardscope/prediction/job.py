@@ -444,7 +444,7 @@ def predict_job(
 
     Raises:
         SpecError: The cluster does not have as many devices as the job has ranks, the calibration is not of its type,
-            or the model cannot be traced.
+            the cluster is emulated and the job has a link, or the model cannot be traced.
     """
     if cluster is not None and cluster.num_devices != job.world_size:
         raise SpecError(
@@ -454,6 +454,7 @@ def predict_job(
         )
     emulated = cluster if isinstance(cluster, EmulatedCluster) else None
     if isinstance(cluster, EmulatedCluster):
+        cluster.check_link(job)
         job, cluster = job.replace(device="cpu"), None
     if cluster is None and isinstance(calibration, Calibration):
         raise SpecError(

@@ -22,7 +22,7 @@ from typing import Any
 
 from shardscope._version import __version__
 from shardscope.disk_cache import cache_dir, cached
-from shardscope.errors import DataError, StudyError
+from shardscope.errors import DataError, SpecError, StudyError
 from shardscope.spec import Job
 from shardscope.spec._base import Spec
 from shardscope.spec.data import DATA
@@ -158,6 +158,9 @@ def _traced_elsewhere(asked: str) -> str:
         raise StudyError(_failed(asked, f"it took more than {_WITHIN_S:.0f} s")) from None
     except subprocess.CalledProcessError as error:
         lines = error.stderr.strip().splitlines() or [f"status {error.returncode}"]
+        for kind in (SpecError, DataError):  # the user's own mistake, not one of the process
+            if lines[-1].startswith(said := f"{kind.__module__}.{kind.__name__}: "):
+                raise kind(lines[-1].removeprefix(said)) from None
         raise StudyError(_failed(asked, lines[-1])) from None
     return done.stdout
 

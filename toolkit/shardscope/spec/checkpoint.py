@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import field_validator, model_validator
+from pydantic import BeforeValidator, field_validator, model_validator
 
 from shardscope.errors import SpecError, quoted
 from shardscope.spec._base import Spec
 from shardscope.spec.numbers import LARGEST_COUNT, Count
 from shardscope.spec.units import Seconds
+
+if TYPE_CHECKING:
+    from shardscope.spec.job import Job
 
 AUTO = "auto"
 
@@ -67,10 +70,34 @@ class Checkpoint(Spec):
             )
         return self
 
+    def check(self, job: Job) -> None:
+        """Reject a way of saving for a job that never saves.
+
+        Raises:
+            SpecError: The message states the field and a remedy.
+        """
+        named = next((name for name in ("asynchronous", "incremental") if getattr(self, name)), None)
+        if named is not None and not job.saves_checkpoints:
+            raise SpecError(
+                f"checkpoint.{named}=True has no effect in a job that saves no checkpoints; set for example every=100 "
+                "or at_end=True"
+            )
+
     @property
     def is_on(self) -> bool:
         """Whether any checkpoints are saved, during training or at its end."""
         return self.at_end or self.every is not None
+
+
+def _checkpoint(value: Any) -> Any:
+    """Convert a number of steps between checkpoints, or the JSON fields of a `Checkpoint`."""
+    if isinstance(value, dict):
+        return Checkpoint.from_fields(value)
+    return Checkpoint(every=value) if isinstance(value, int | float | str) else value
+
+
+CheckpointOrSteps = Annotated[Checkpoint, BeforeValidator(_checkpoint)]
+"""A field that accepts a `Checkpoint`, or the number of steps between two."""
 
 
 def daly_interval(save: Any, mtbf: Any) -> Any:

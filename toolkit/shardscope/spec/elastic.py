@@ -27,7 +27,13 @@ class Elastic(Spec):
 
     Ranks join and leave between two steps (`Run.resize`). Each time, the ranks save a checkpoint and end, and as many
     new ones as asked load it and go on with the next step, in the same run. The data order does not depend on the
-    number of ranks, so every sample is still seen once in each epoch.
+    number of ranks: no sample is repeated within an epoch; if the batch does not divide the data, the rest is skipped,
+    other samples in each epoch. ZeRO's shards and a pipeline's stages are cut anew.
+
+    A batch that cannot be divided evenly is divided as evenly as possible, with weighted gradients; gossip and
+    asynchronous servers need one that can, such as 48 for 2, 3 and 4 ranks. With recovery, a run that loses a rank goes
+    on with fewer, as `spares` says. `Run.metrics` has the number of ranks of each step; averages, comparisons and
+    figures of ranks cover the steps since the last resize.
     """
 
     least: int = Field(default=2, ge=1, le=1024)
@@ -38,7 +44,8 @@ class Elastic(Spec):
     """Whether the global batch is ``kept``, so that only the time per step changes, or ``scaled`` with the number of
     ranks, and the learning rate with it, by the optimizer's rule (`Optimizer.scaling`)."""
     spares: CountOrZero = 0
-    """With recovery: number of lost ranks that are replaced, before the run goes on with fewer ranks after a loss."""
+    """With recovery: number of lost ranks to replace; each further loss shrinks the run by one rank, or to the next
+    number of ranks on which it can train. 0 never replaces."""
 
     @model_validator(mode="after")
     def _check_order(self) -> Elastic:
@@ -62,6 +69,11 @@ class Elastic(Spec):
             raise SpecError(
                 f"world_size={size} is outside elastic={self.label!r}; start with {self.least} to {self.most} ranks"
             )
+        if self.spares and job.recovery is None:
+            raise SpecError(
+                f"elastic.spares={self.spares} has no effect without recovery; set for example recovery=3, or leave "
+                "spares out"
+            )
         if job.record.noise_scale:
             raise SpecError(
                 f"record.noise_scale=True cannot be combined with elastic={self.label!r}, because it compares batches "
@@ -79,10 +91,12 @@ class Elastic(Spec):
 
 
 def _elastic(value: Any) -> Any:
-    """Convert the text ``"2:8"`` to a range of ranks; other values are returned unchanged."""
-    if not isinstance(value, str):
+    """Convert the text ``"2:8"`` or the pair ``(2, 8)`` to a range of ranks."""
+    if value is None or isinstance(value, Elastic | dict):
         return value
-    found = re.fullmatch(r"\s*(\d{1,4})\s*:\s*(\d{1,4})\s*", value)
+    if isinstance(value, list | tuple) and [type(each) for each in value] == [int, int]:
+        return Elastic(least=value[0], most=value[1])
+    found = re.fullmatch(r"\s*(\d{1,4})\s*:\s*(\d{1,4})\s*", value) if isinstance(value, str) else None
     if found is None:
         raise SpecError(
             f"elastic={quoted(value)} is not a range of ranks; give least and most, such as '2:8', or ss.Elastic(...)"
@@ -91,7 +105,7 @@ def _elastic(value: Any) -> Any:
 
 
 ElasticOrRange = Annotated[Elastic, BeforeValidator(_elastic)]
-"""A field that accepts a range of ranks, or its short string such as ``"2:8"``."""
+"""A field that accepts a range of ranks, its short string such as ``"2:8"``, or the pair ``(2, 8)``."""
 
 
 def sizes(job: Job) -> Iterator[int]:
@@ -134,8 +148,8 @@ def at_size(job: Job, world_size: int) -> Job:
         return job
     if elastic is None:
         raise SpecError(
-            f"the job has a fixed world_size={job.world_size}; set elastic=ss.Elastic(least=..., most=...) to change "
-            "it while it trains"
+            f"the job has a fixed world_size={job.world_size}; to change it while it trains, start the job with "
+            f"elastic=ss.Elastic(least=..., most=...), in a shell with --elastic {min(job.world_size, 2)}:8"
         )
     made = _at(job, world_size) if elastic.least <= world_size <= elastic.most else None
     if isinstance(made, SpecError) or made is None:

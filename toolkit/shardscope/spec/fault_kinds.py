@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from shardscope.errors import SpecError, quoted
+from shardscope.errors import SpecError, quoted, unknown_name
 from shardscope.spec._base import Spec
 from shardscope.spec.numbers import Count, CountOrZero
 from shardscope.spec.units import Seconds, seconds_text
@@ -61,20 +61,24 @@ class Fault(Spec):
         """Read a fault from the words after its name: ``["rank=2", "step=40"]``.
 
         Raises:
-            SpecError: A word is not KEY=VALUE, or a value is not valid.
+            SpecError: A word is not KEY=VALUE, a field is unknown or missing, or a value is not valid.
         """
-        by_text = {text: name for name, text in _IN_TEXT.items() if name in cls.model_fields}
+        by_text = {_IN_TEXT.get(name, name): name for name in cls.model_fields if name != "kind"}
         fields: dict[str, Any] = {}
         for word in words:
             name, equals, value = word.partition("=")
-            name = by_text.get(name, name)
-            if not equals or not value or name == "kind":
+            if not equals or not value:
                 raise SpecError(
                     f"{cls.word}: {quoted(word)} is not KEY=VALUE; write for example {cls._EXAMPLE!r}"
                 )
-            if name in fields:
+            if name not in by_text:
+                raise unknown_name(f"{cls.word} field", name, [*by_text])
+            if by_text[name] in fields:
                 raise SpecError(f"{cls.word} has {name} twice; give it once")
-            fields[name] = value
+            fields[by_text[name]] = value
+        for text, name in by_text.items():
+            if cls.model_fields[name].is_required() and name not in fields:
+                raise SpecError(f"{cls.word} needs {text}; write for example {cls._EXAMPLE!r}")
         return cls(**fields)
 
     _EXAMPLE: ClassVar[str] = ""
@@ -181,8 +185,13 @@ class Kill(_Timed, _OnRanks):
 
 def _steps(value: Any) -> Any:
     """Convert ``"20-60"`` or ``"20-"`` to a pair."""
-    if not isinstance(value, str):
+    if isinstance(value, list | tuple) and len(value) == 2:
         return value
+    if not isinstance(value, str):
+        raise SpecError(
+            f"slow: steps={quoted(value)} is not valid; give the first and the last step, such as (20, 60), or "
+            "(20, None) for all from 20 on"
+        )
     found = re.fullmatch(r"(\d{1,10})-(\d{1,10})?", value.strip())
     if found is None:
         raise SpecError(

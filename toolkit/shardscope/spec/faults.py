@@ -1,4 +1,4 @@
-"""A plan of faults: what goes wrong in a run on purpose, so that one can see how the job takes it.
+"""A plan of faults: what goes wrong in a run on purpose, to test how it recovers.
 
 The plan lies beside the job and is no part of it: `ss.launch(job, faults=...)`. Each fault is carried out for real,
 once, and not again when a restart repeats its step.
@@ -82,7 +82,7 @@ class Faults(Spec):
         at: str | float | None = None,
         during: Literal["step", "checkpoint"] = "step",
     ) -> Self:
-        """Add that a rank, or a node of an emulated cluster with all its ranks, is killed (SIGKILL).
+        """Kill a rank, or a node of an emulated cluster with all its ranks, with SIGKILL.
 
         Args:
             rank: The rank; give this or `node`.
@@ -104,7 +104,7 @@ class Faults(Spec):
         factor: float,
         steps: tuple[int, int | None] = (1, None),
     ) -> Self:
-        """Add that the computation of a rank, or of a node's ranks, takes `factor` times as long.
+        """Slow a rank, or a node's ranks, down: computation takes `factor` times as long.
 
         Args:
             rank: The rank; give this or `node`.
@@ -125,7 +125,7 @@ class Faults(Spec):
         at: str | float | None = None,
         lasts: str | float | None = None,
     ) -> Self:
-        """Add that a link of an emulated cluster carries nothing for a while.
+        """Drop a link of an emulated cluster: it carries nothing for a while.
 
         Args:
             link: ``"n3"`` for the link of node 3 to its switch; ``"n0-n3"`` for what nodes 0 and 3 send each other.
@@ -141,7 +141,7 @@ class Faults(Spec):
         )
 
     def fill_disk(self, rank: int, *, step: int) -> Self:
-        """Add that a rank's disk is full when it writes its part of the first checkpoint at or after `step`.
+        """Fill a rank's disk while it writes its part of the first checkpoint at or after `step`.
 
         Raises:
             SpecError: A value is not valid.
@@ -155,8 +155,8 @@ class Faults(Spec):
         world_size: int,
         steps: int | None = None,
         mtbf_steps: float | None = None,
-        duration_s: float | None = None,
-        mtbf_s: float | None = None,
+        duration_s: str | float | None = None,
+        mtbf_s: str | float | None = None,
         seed: int = 0,
     ) -> Self:
         """Return kills of random ranks at random times, from the mean time between failures of one rank.
@@ -167,8 +167,9 @@ class Faults(Spec):
             world_size: Number of ranks.
             steps: Number of steps of the job; needed with `mtbf_steps`.
             mtbf_steps: Mean number of steps between two failures of one rank.
-            duration_s: Instead of `steps`: length of the time in which failures occur, in seconds.
-            mtbf_s: Instead of `mtbf_steps`: mean time between two failures of one rank, in seconds.
+            duration_s: Instead of `steps`: length of the time in which failures occur, in seconds or with a unit.
+            mtbf_s: Instead of `mtbf_steps`: mean time between two failures of one rank, in seconds or with a
+                unit.
             seed: Seed of the random numbers.
 
         Raises:
@@ -178,7 +179,8 @@ class Faults(Spec):
             >>> print(Faults.random(world_size=4, steps=100, mtbf_steps=200, seed=3))
             kill rank=1 step=14; kill rank=3 step=37; kill rank=0 step=86
         """
-        by_step, by_time = (steps, mtbf_steps), (duration_s, mtbf_s)
+        by_step = steps, mtbf_steps
+        by_time = _seconds(duration_s, "duration_s"), _seconds(mtbf_s, "mtbf_s")
         if (None in by_step) == (None in by_time):
             raise SpecError(
                 "random needs either steps and mtbf_steps, or duration_s and mtbf_s; give one pair"

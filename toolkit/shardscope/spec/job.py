@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
 from shardscope.errors import SpecError, unknown_name
 from shardscope.spec import registry
 from shardscope.spec._base import Spec, leaving_out_unknown_fields
-from shardscope.spec.checkpoint import Checkpoint
+from shardscope.spec.checkpoint import Checkpoint, CheckpointOrSteps
 from shardscope.spec.compression import AnyCompression, Compression
 from shardscope.spec.data import check_compatible
 from shardscope.spec.elastic import ElasticOrRange, at_size
@@ -102,14 +102,14 @@ class Job(Spec):
     eval_every: Count | None = None
     """Steps between two evaluations on the validation split, which is also evaluated after the last step; None
     evaluates only after the last step. The test split is evaluated once, after the last of all `steps`."""
-    checkpoint: Checkpoint = Checkpoint()
-    """When to save checkpoints, and how many to keep."""
+    checkpoint: CheckpointOrSteps = Checkpoint()
+    """When to save checkpoints: a `Checkpoint`, or just the number of steps between two."""
     elastic: ElasticOrRange | None = None
-    """How many ranks the run may have while it trains, such as ``"2:8"``: `Run.resize` changes their number. None keeps
-    `world_size` to the end."""
+    """How many ranks the run may have while it trains, such as ``"2:8"`` or ``(2, 8)``: `Run.resize` changes their
+    number. None keeps `world_size` to the end."""
     recovery: RecoveryOrNumber = None
-    """What happens when a rank fails: a `Recovery`, or just the number of times that all ranks may be started again,
-    from the newest checkpoint. None ends the run with the error."""
+    """What happens when a rank fails: a `Recovery`, or just the maximum number of restarts from the newest checkpoint.
+    None ends the run with the error."""
     record: Record = Record()
     """How much of the run is recorded."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -244,6 +244,7 @@ class Job(Spec):
             _check_noise_scale(self)
         if self.elastic is not None:
             self.elastic.check(self)
+        self.checkpoint.check(self)
 
     def _check_ranks(self) -> None:
         name, low, high = self.strategy.name, self.strategy.min_ranks, self.strategy.max_ranks

@@ -16,10 +16,12 @@ from shardscope.spec.numbers import Count, CountOrZero
 from shardscope.spec.shards import Shards
 from shardscope.spec.shares import MEASURED, samples_by_share
 
+_SHARES = re.compile(r"[\s(\[]*(\d{1,9}(?:\s*,\s*\d{1,9})*)[\s,)\]]*")
+
 
 def _check_shares(value: Any) -> Any:
-    if isinstance(value, str) and re.fullmatch(r"\d{1,9}(,\d{1,9})*", value):  # as on a command line
-        value = tuple(map(int, value.split(",")))
+    if isinstance(value, str) and (found := _SHARES.fullmatch(value)):  # as on a command line
+        value = tuple(map(int, found[1].split(",")))
     is_list = (
         isinstance(value, list | tuple) and value and all(type(each) is int and each >= 1 for each in value)
     )

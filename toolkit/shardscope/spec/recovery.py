@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, model_validator
 
 from shardscope.errors import SpecError, quoted
 from shardscope.spec._base import Spec
@@ -27,31 +27,42 @@ class Recovery(Spec):
     _positional = "restarts"
 
     restarts: CountOrZero = 3
-    """How often the ranks may be started again during the whole run; at least 0."""
+    """Maximum number of restarts during the whole run; at least 0."""
     replica_every: Count | None = None
     """Steps between two copies of the ranks' state in the memory of this host (Linux), from which ranks restart without
     reading the disk; None keeps none. On an emulated cluster, each rank also sends its copy to the next node, so the
     memory of one node may be lost. With 1, at most the step in flight is repeated. Training waits for each copy, and
     asynchronous strategies synchronise their ranks for it."""
 
+    @model_validator(mode="after")
+    def _check_replicas(self) -> Self:
+        if self.replica_every is not None and not self.restarts:
+            raise SpecError(
+                f"recovery.replica_every={self.replica_every} has no effect with restarts=0; allow a restart, or "
+                "leave replica_every out"
+            )
+        return self
+
 
 def recovery_from(value: Any) -> Any:
     """Convert what `Job.recovery` accepts: a `Recovery`, its JSON fields, a number of restarts, or None.
 
     Raises:
-        SpecError: The value is text that is neither a number nor ``none``.
+        SpecError: The value is neither of these.
     """
+    if value is None or isinstance(value, Recovery):
+        return value
     if isinstance(value, dict):
         return Recovery.from_fields(value)
-    if isinstance(value, str):
-        if value.strip() == "none":
-            return None
-        if not value.strip().isdecimal():
-            raise SpecError(
-                f"recovery={quoted(value)} is not valid; give the number of restarts such as 3, or 'none'"
-            )
-        return Recovery(restarts=int(value))
-    return Recovery(restarts=value) if type(value) is int else value
+    if isinstance(value, str) and value.strip() == "none":
+        return None
+    if isinstance(value, str) and value.strip().isdecimal():
+        value = int(value)
+    if type(value) is not int:
+        raise SpecError(
+            f"recovery={quoted(value)} is not valid; give the number of restarts such as 3, ss.Recovery(3), or 'none'"
+        )
+    return Recovery(restarts=value)
 
 
 RecoveryOrNumber = Annotated[Recovery | None, BeforeValidator(recovery_from)]

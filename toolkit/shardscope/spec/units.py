@@ -42,6 +42,12 @@ _EXAMPLES: Mapping[Kind, str] = {
     "s": "'5 us' or '1.5 ms'",
     "W": "'400 W'",
 }
+_IN_WORDS = {
+    **dict.fromkeys(("sec", "secs", "second", "seconds"), "s"),
+    **dict.fromkeys(("m", "mins", "minute", "minutes"), "min"),
+    **dict.fromkeys(("hr", "hrs", "hour", "hours"), "h"),
+}
+"""Units of time in words, and what to write."""
 _BASE: Mapping[Kind, str] = {
     "bytes": "bytes",
     "bytes/s": "bytes per second",
@@ -130,6 +136,8 @@ def _complaint(unit: str, kind: Kind) -> str:
         rest = unit[len(prefix[0]) :] if prefix else unit
         if rest.lower() in {"", "b", "b/s", "bps", "/s", "bit", "bits", "bits/s", "byte", "bytes", "bytes/s"}:
             return f"could mean bits or bytes; write {start}bit{rate} or {start}B{rate}"
+    if kind == "s" and unit.lower() in _IN_WORDS:
+        return f"is not a unit for seconds; write {_IN_WORDS[unit.lower()]}, such as '6 {_IN_WORDS[unit.lower()]}'"
     return f"is not a unit for {_BASE[kind]}; write {_EXAMPLES[kind]}"
 
 

@@ -84,7 +84,9 @@ class Breaker:
         if run is None or trace is None or is_observed or not run.is_alive:
             self._standing = None
             self.body.layout.display = "none"
-            self.said.value = words_html(_words.OBSERVED if is_observed else _words.NOT_RUNNING)
+            self.said.value = words_html(
+                _words.NO_RUN if run is None else _words.OBSERVED if is_observed else _words.NOT_RUNNING
+            )
             return
         if self._standing is None:
             self.said.value = ""

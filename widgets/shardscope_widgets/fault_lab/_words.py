@@ -8,7 +8,10 @@ from typing import NamedTuple
 from shardscope.spec import Job
 from shardscope_widgets.words import plural
 
-NOT_RUNNING = "Only a running run can be broken. Start one, and break it here while it trains."
+NOT_RUNNING = (
+    "This run has ended, so no faults can be injected. Launch a run, and break it here while it trains."
+)
+NO_RUN = "Launch a run, and break it here while it trains."
 OBSERVED = "This run records a training script of your own (ss.observe), which cannot be broken from here."
 _NO_RECOVERY = (
     "The run then fails, because its job has no recovery: set Restarts, and Checkpoint every, before it starts to see "

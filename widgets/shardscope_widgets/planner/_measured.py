@@ -59,7 +59,7 @@ class MeasuredBox:
 
     def __init__(self) -> None:
         self.seconds = widgets.BoundedFloatText(
-            description="A step took, s",
+            description="Measured step time (s)",
             min=0,
             max=1e9,
             step=0.1,
@@ -80,8 +80,8 @@ class MeasuredBox:
 
 
 def _told(step: MeasuredStep, plans: Plans | None) -> str:
-    now = "" if plans is None else f" and {seconds(predicted_again(step, plans))} now"
-    before = f"{seconds(step.predicted_s)} were predicted before"
+    now = "" if plans is None else f", {seconds(predicted_again(step, plans))} now"
+    before = f"predicted {seconds(step.predicted_s)} before calibration"
     return f"{short(step.layout)} took {seconds(step.measured_s)}; {before}{now}."
 
 

@@ -219,7 +219,7 @@ class Planner(widgets.VBox):  # type: ignore[misc]
     def measure(self, step_time_s: float, *, rank: int | None = None) -> None:
         """Calibrate the cluster with a measured step of a plan, and predict and rank all plans again.
 
-        Further steps refine the calibration. Another device forgets them.
+        Further steps refine the calibration. Changing the device discards them.
 
         Args:
             step_time_s: Measured time of one optimizer step, in seconds.

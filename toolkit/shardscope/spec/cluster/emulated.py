@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import Field, model_validator
 
@@ -11,6 +11,9 @@ from shardscope.errors import SpecError
 from shardscope.spec._base import Spec
 from shardscope.spec.link import Link
 from shardscope.spec.units import Bandwidth, Flops, Seconds, bit_rate_text, flops_text, quantity, seconds_text
+
+if TYPE_CHECKING:
+    from shardscope.spec.job import Job
 
 MOST_NODES = 100
 PAYLOAD = 1448 / 1538
@@ -147,6 +150,19 @@ class EmulatedCluster(Spec):
             rack_bandwidth=rack_bandwidth,
         )
 
+    @staticmethod
+    def check_link(job: Job) -> None:
+        """Reject a job with a link of its own: it would be ignored, as ranks use those of the cluster.
+
+        Raises:
+            SpecError: The job has a link.
+        """
+        if job.link is not None:
+            raise SpecError(
+                f"link={job.link.label!r} cannot be combined with an emulated cluster, which has links of its own; "
+                "use link=None"
+            )
+
     @property
     def num_devices(self) -> int:
         """Number of ranks on all nodes."""
@@ -196,7 +212,9 @@ class EmulatedCluster(Spec):
         ``1 emulated node of 4 ranks`` has no link, because its ranks do not use it.
         """
         several = f" of {self.per_node} ranks" if self.per_node > 1 else ""
-        speed = "" if self.flops is None else f", {flops_text(self.flops)}"
+        paces = {(node.flops, node.slowdown) for node in self.nodes}
+        slowest = "slowest node " if len(paces) > 1 else ""
+        speed = "" if self.flops is None else f", {slowest}{flops_text(self.flops)}"
         if len(self.nodes) == 1:
             return f"1 emulated node{several}{speed}"
         rates = {rate for node in self.nodes for rate in (node.upload, node.download)}

@@ -62,8 +62,8 @@ class ParameterServer(Strategy):
     staleness: CountOrZero = 1
     """Maximum staleness of a gradient in mode ``ssp``, in updates, at least 0; with 0, the run is synchronous."""
     backups: CountOrZero = 0
-    """Backup workers in mode ``sync``: each update uses the first gradients of all workers but this many, and drops
-    those that arrive later. At most the number of workers minus 1."""
+    """Number of slowest workers whose gradients each update drops (mode ``sync``). At most the number of workers
+    minus 1."""
     servers: Count = 1
     """Number of servers, which are the lowest ranks. Each holds whole tensors, balanced by size, and their
     optimizer state."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from shardscope.errors import SpecError
+from shardscope.errors import SpecError, unknown_name
 from shardscope.spec.divisors import divisors, divisors_text
 from shardscope.spec.look import Arrangement, MethodStyle
 from shardscope.spec.models import model_config
@@ -32,6 +32,16 @@ _MOST_CHECKED = 4096
 """Largest product of micro-batches and ranks for which the order of operations is checked before a launch."""
 
 
+SPLITS = ("time", "speed", "memory", "even")
+
+
+def _check_split(value: object) -> object:
+    if not isinstance(value, list | tuple) and value not in SPLITS:
+        named = unknown_name("split", value, SPLITS)
+        raise SpecError(f"{named}, or a tuple with the number of layers in each stage, such as (2, 1)")
+    return value
+
+
 class Pipeline(Strategy):
     """Layers are split into stages on different ranks; micro-batches pass through all stages, forward and backward.
 
@@ -51,7 +61,9 @@ class Pipeline(Strategy):
     microbatches: Count | None = None
     """Number of micro-batches in one pass through the pipeline; None means all micro-batches of a step. If a step has
     more, it takes several passes."""
-    split: Literal["time", "speed", "memory", "even"] | tuple[CountOrZero, ...] = "time"
+    split: Annotated[
+        Literal["time", "speed", "memory", "even"] | tuple[CountOrZero, ...], BeforeValidator(_check_split)
+    ] = "time"
     """How layers are split into stages: by time as measured on rank 0, by time on each stage's own device (``speed``,
     for devices of unlike speed), by memory, evenly by number, or explicitly, with a tuple that gives the number of
     layers in each stage."""
