@@ -94,3 +94,11 @@ def test_what_is_not_a_time_is_named() -> None:
         found.expected(mtbf_s=10, save_s=1, restart_s=-1)
     with pytest.raises(SpecError, match=r"devices=0 must be above 0"):
         found.job_mtbf_s(1e6, devices=0)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_job_that_never_completes_a_checkpoint_does_nothing_useful() -> None:
+    for restart_s, share in ((0, 0.0), (5, np.inf)):
+        never = found.expected(mtbf_s=1e-3, save_s=10, interval_s=100, restart_s=restart_s)
+        assert (never.goodput, never.lost_share, never.restart_share) == (0.0, np.inf, share)
+        assert all(isinstance(each, np.ndarray) for each in never)

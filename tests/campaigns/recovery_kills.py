@@ -3,8 +3,9 @@
     PYTHONPATH=tests python tests/campaigns/recovery_kills.py --first 0 --count 50
 
 A rank, a node, the agent or the forkserver is killed before a random step or at a random time. Asserts that every job
-ends with the losses of the undisturbed run, that at most as many steps are repeated as lie between two checkpoints, and
-that no process is left. A run whose own agent is killed ends; it is launched again with `resume`.
+ends with the losses of the undisturbed run, that at most as many steps are repeated as lie between two checkpoints,
+that no recovery takes longer than 15 s, and that no process is left. A run whose own agent is killed ends; it is
+launched again with `resume`.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ STEPS, EVERY, RANKS = 24, 5, 4
 CLUSTER = ss.Cluster.emulated(nodes=2, per_node=2, bandwidth="1 Gbit/s")
 MARK = "SHARDSCOPE_CAMPAIGN_CASE"
 WITHIN_S = 180.0
+RECOVERED_S = 15.0
+"""Longest time that a recovery may take, from the failure to the first step, in seconds."""
 
 
 class Setup(NamedTuple):
@@ -112,6 +115,7 @@ def _killed(setup: Setup, victim: str, source: random.Random, root: Path) -> Out
         *_wrong_losses(expected, running, resumed),
         *([f"{summary.lost_steps} steps repeated"] if summary.lost_steps > EVERY * summary.restarts else []),
         *_wrong_restarts(victim, summary.restarts, running),
+        *(f"recovery took {each.took_s:.1f} s" for each in restarts if (each.took_s or 0.0) > RECOVERED_S),
         *_damaged(running),
         *_orphans(),
     ]

@@ -110,3 +110,24 @@ def test_a_summary_of_an_earlier_version_has_no_restarts() -> None:
     old = summary_from({"state": "completed", "steps": 3})
     assert old is not None
     assert (old.restarts, old.lost_steps, old.goodput) == (0, 0, None)
+
+
+def test_what_the_ranks_went_on_from_counts_and_not_what_the_agent_expected() -> None:
+    """The run was launched with resume=..., and failed before its own first checkpoint."""
+    resumed = {
+        "event": "resume", "t": 5.5, "rank": 0, "step": 40, "samples": 0, "notes": [], "source": "disk",
+    }  # fmt: skip
+    log = log_of([*start(0.5), *steps(41, 43, 0.0, loss=0.0), restart(5.2, step=0), *start(5.4), resumed])
+    (only,) = log.restarts
+    assert (only.step, only.source, only.lost_steps, log.lost_steps) == (40, "disk", 3, 3)
+
+
+def test_a_restart_that_has_recovered_stays_as_it_is() -> None:
+    """A resize after it goes on from an older checkpoint, because the newest one is damaged."""
+    log = log_of(a_recovered_run())
+    log.feed(
+        [{"event": "resume", "t": 30.0, "rank": 0, "step": 8, "samples": 0, "notes": [], "source": "disk"}]
+    )
+    (only,) = log.restarts
+    assert (only.step, only.lost_steps) == (4, 3)
+    assert (log.last_step, log.lost_steps) == (8, 5)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from pathlib import Path
+
 import pytest
 
 import shardscope as ss
 from conformance.runs import small_job, wait_for
+from shardscope.runtime.inject import PlanWatch, inject
+from shardscope.runtime.rundir import RunDir
 
 pytestmark = pytest.mark.timeout(120)
 WITHIN_S = 90
@@ -59,3 +65,36 @@ def test_what_cannot_occur_is_refused(running: ss.Run) -> None:
     with pytest.raises(ss.SpecError, match=r"has ended \(stopped\)"):
         running.inject("kill rank=1 step=40")
     assert running.events("fault") == []
+
+
+def test_a_rank_that_an_elastic_run_does_not_have_now_is_refused(tmp_path: Path) -> None:
+    job = small_job(world_size=4, batch=48, elastic="2:4")
+    run = RunDir.create(job, tmp_path)
+    inject(run, job, None, "kill rank=3 step=4")
+    with pytest.raises(ss.SpecError, match=r"names rank 3, but the run now has ranks 0 to 1; give one"):
+        inject(run, job.at_size(2), None, "kill rank=3 step=4")
+    assert len(run.read_faults()) == 1
+
+
+def test_faults_that_are_added_at_once_are_all_kept_and_seen_within_a_tenth_of_a_second(
+    tmp_path: Path,
+) -> None:
+    job = small_job(steps=100)
+    run = RunDir.create(job, tmp_path)
+    watch = PlanWatch(run)
+    assert watch() is None
+    threads = [
+        threading.Thread(target=inject, args=(run, job, None, f"slow rank=1 factor=2 steps={step}-{step}"))
+        for step in range(1, 17)
+    ]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert sorted(fault.steps[0] for fault in run.read_faults()) == list(range(1, 17))
+    time.sleep(0.11)
+    assert watch() == run.read_faults()
+    inject(run, job, None, "kill rank=1 step=40")
+    assert watch() is None, "it has looked just before"
+    time.sleep(0.11)
+    assert watch() == run.read_faults()

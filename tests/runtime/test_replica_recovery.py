@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,3 +73,17 @@ def test_a_system_without_memory_for_copies_is_named(monkeypatch: pytest.MonkeyP
     assert memory is None
     assert "replica_every needs" in why_not
     assert "set replica_every=None to recover from the disk" in why_not
+
+
+def test_any_agent_removes_the_copies_of_a_killed_one(tmp_path: Path) -> None:
+    code = (
+        "import os; from shardscope.runtime.replicas import ReplicaMemory; "
+        "print(ReplicaMemory.create().path, flush=True); os.kill(os.getpid(), 9)"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    left = Path(told.stdout.strip())
+    assert left.is_dir()
+    ss.launch(small_job(steps=1), root=tmp_path).wait(WITHIN_S)
+    assert not left.exists()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 import shardscope as ss
@@ -72,13 +74,33 @@ def test_a_scaled_batch_sees_each_row_once_and_takes_the_learning_rate_along() -
 def test_a_run_that_loses_a_rank_goes_on_with_fewer_unless_there_is_a_spare(spares: int) -> None:
     elastic = ss.Elastic(least=2, most=4, spares=spares)
     job = elastic_job(world_size=3, elastic=elastic, recovery=1, checkpoint=ss.Checkpoint(2), steps=12)
-    run = ss.launch(job, faults=ss.Faults().kill(rank=1, step=6)).wait(120)
+    faults = ss.Faults().kill(rank=1, step=6).slow(2, factor=2, steps=(9, 9))
+    run = ss.launch(job, faults=faults).wait(120)
     sizes = [3] * 12 if spares else [3] * 4 + [2] * 8
     assert list(run.metrics()["world_size"]) == sizes
     assert [(event["step"], event["world_size"]) for event in run.events("restart")] == [(4, sizes[-1])]
     assert run.state_text == "completed after 1 restart"
     assert run.summary().world_sizes == (None if spares else "3 → 2")
     assert max(apart(run, fixed(job.replace(recovery=None)))) < BOUND
+    kill, late = run.events("fault")
+    assert (kill["rank"], kill["kind"], late["step"]) == (1, "kill", 9)
+    assert (late["rank"], late["kind"]) == ((2, "slow") if spares else (0, "left-out"))
+    assert spares or late["text"].endswith("not carried out, because the run has 2 ranks")
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="needs a file system in memory")
+def test_new_ranks_go_on_from_the_copies_in_memory_and_stop_knows_all_processes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = resized(elastic_job(steps=8, recovery=ss.Recovery(1, replica_every=1)), 4)
+    assert [each["source"] for each in run.events("resume", rank=0)] == ["replica"]
+    assert [(event["before"], event["world_size"]) for event in run.events("resize")] == [(2, 4)]
+    known: list[tuple[int, object]] = []
+    monkeypatch.setattr(
+        "shardscope.runtime.steering.end_run", lambda _agent, ranks, _patience: known.extend(ranks)
+    )
+    run.stop()
+    assert len({pid for pid, _ in known}) == 6
 
 
 def test_requests_that_cannot_be_met_are_refused_with_a_way_out() -> None:

@@ -160,6 +160,13 @@ def test_slow_and_links_say_when_and_where() -> None:
     assert DropLink(link="n10-n2", step=1).nodes == (10, 2)
 
 
+def test_an_elastic_job_may_lose_a_rank_that_it_gets_by_a_resize() -> None:
+    job = JOB.replace(world_size=2, elastic="2:4")
+    ss.Faults().kill(3, step=5).check(job)
+    with pytest.raises(ss.SpecError, match="kill names rank 4, but the job's ranks are 0 to 3"):
+        ss.Faults().kill(4, step=5).check(job)
+
+
 def test_a_checkpoint_may_be_a_number_of_steps_and_is_refused_if_it_saves_nothing() -> None:
     assert JOB.replace(checkpoint=10) == JOB
     with pytest.raises(

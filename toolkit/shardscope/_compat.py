@@ -5,9 +5,16 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import time
+from collections.abc import Iterable
 from multiprocessing import forkserver, process, resource_tracker
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+
+PIPE_CLOSED = 255
+"""Exit code that `multiprocessing` gives a process whose forkserver has closed its pipe without reporting one."""
+_PATIENCE_S, _POLL_S = 1.0, 0.01
+"""How long a forkserver that has closed its pipes may take to end, and the time between two looks, in seconds."""
 
 
 def started_processes() -> set[BaseProcess]:
@@ -21,13 +28,32 @@ def started_processes() -> set[BaseProcess]:
 def ended_forkserver() -> tuple[int, int] | None:
     """Return the pid and the exit code of this process's forkserver; None while it is running, or if there is none.
 
-    The exit code of a killed forkserver is the negative signal number.
+    The exit code of a killed forkserver is the negative signal number. The end of a forkserver is reported once.
     """
-    pid = getattr(forkserver._forkserver, "_forkserver_pid", None)  # noqa: SLF001
+    pid = forkserver_pid()
     if pid is None:
         return None
     ended, status = os.waitpid(pid, os.WNOHANG)
-    return (pid, os.waitstatus_to_exitcode(status)) if ended else None
+    if not ended:
+        return None
+    # it has been waited for, and the standard library would fail if it waited once more
+    forkserver._forkserver._forkserver_pid = None  # type: ignore[attr-defined]  # noqa: SLF001
+    return pid, os.waitstatus_to_exitcode(status)
+
+
+def forkserver_ended_with(exit_codes: Iterable[int]) -> tuple[int, int] | None:
+    """Return `ended_forkserver` after processes have ended; wait for it if their exit codes say that it is ending.
+
+    A killed forkserver closes its pipes, by which its processes seem to have ended, some time before it can be waited
+    for itself: its memory is freed in between, which takes long on a loaded machine.
+
+    Args:
+        exit_codes: Exit codes of the processes.
+    """
+    deadline = time.monotonic() + _PATIENCE_S * (PIPE_CLOSED in exit_codes)
+    while (ended := ended_forkserver()) is None and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    return ended
 
 
 def forkserver_pid() -> int | None:

@@ -6,10 +6,13 @@ import errno
 import json
 import os
 import threading
+import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 import shardscope as ss
 from conformance.alone import Never, trainer_in
@@ -18,6 +21,8 @@ from conformance.runs import small_job
 from conformance.saved import contents, differing, slow_writers
 from shardscope.errors import CheckpointError
 from shardscope.training.checkpoint import writing
+from shardscope.training.checkpoint.agreement import gather_items
+from shardscope.training.checkpoint.background import Notices
 from shardscope.training.context import RankContext
 from shardscope.training.trainer import Trainer
 
@@ -162,3 +167,39 @@ def test_an_evaluation_that_fails_names_the_checkpoint_that_was_being_written(tm
         with pytest.raises(ss.ShardscopeError, match="the trained model is in .*step-4"):
             trainer.train(Never())
     assert (tmp_path / "checkpoints/step-4").is_dir()
+
+
+def test_the_store_does_not_grow_with_the_number_of_checkpoints(pool: RankPool, tmp_path: Path) -> None:
+    if pool.world_size == 4:
+        pytest.skip("two and three ranks will do")
+
+    def body(context: RankContext) -> list[int]:
+        trainer = trainer_of(context, tmp_path)
+        assert context.group is not None
+        store, keys = context.group.get_group_store(), []
+        for step in (2, 4, 6):
+            trainer.take_step(step)
+            trainer._after_step(step, 0.0, None)
+            trainer.checkpoints.wait()
+            gather_items(context, None)  # all ranks have read all
+            keys.append(store.num_keys())
+            gather_items(context, None)
+        return keys
+
+    for keys in pool.run(body, tmp_path):
+        assert len(set(keys)) == 1
+
+
+def test_a_writer_waits_no_longer_than_others_make_progress() -> None:
+    store = dist.HashStore()
+    store.set_timeout(timedelta(seconds=0.3))
+    notices = Notices(store)
+    began = time.monotonic()
+    writer = threading.Thread(target=lambda: [(time.sleep(0.2), notices.note_progress()) for _ in range(4)])
+    writer.start()
+    with pytest.raises(
+        CheckpointError, match=r"anything for 0.3 s, while waiting for the part of rank 1; raise"
+    ):
+        notices.receive("part-1", what="the part of rank 1")
+    assert time.monotonic() - began > 0.8
+    writer.join()

@@ -120,3 +120,13 @@ def test_a_folder_of_checkpoints_that_was_deleted_is_made_again(tmp_path: Path) 
     assert not (tmp_path / "checkpoints").exists()
     trainer.train(Never())
     assert (tmp_path / "checkpoints" / "step-4").is_dir()
+
+
+def test_what_a_killed_save_of_any_step_has_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    trainer = trainer_in(tmp_path, checkpoint=ss.Checkpoint(every=2))
+    left = tmp_path / "checkpoints" / "step-1.partial"
+    left.mkdir(parents=True)
+    (left / "rank-0.bin").write_bytes(b"half")
+    trainer.train(Never())
+    assert "step-2" in os.listdir(tmp_path / "checkpoints")
+    assert not left.exists()

@@ -174,9 +174,12 @@ def test_memory_of_a_killed_agent_is_removed_by_the_next(tmp_path: Path) -> None
     left = Path(told.stdout.strip())
     assert left.is_dir()
     assert left.stat().st_mode & 0o077 == 0
+    elsewhere = tmp_path / left.name.replace(left.name.split("-")[2], "1", 1)  # another container's agent
+    elsewhere.mkdir()
     mine = ReplicaMemory.create(tmp_path)
-    assert not left.exists()
     remove_leftovers(tmp_path)
+    assert not left.exists()
+    elsewhere.rmdir()
     assert mine.path.is_dir()
     mine.remove()
     assert os.listdir(tmp_path) == []

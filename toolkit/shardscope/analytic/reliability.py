@@ -174,9 +174,12 @@ def expected(
         restarting = mtbf * np.expm1(restart / mtbf)
         goodput = useful / (mtbf + restarting)
     lost = mtbf - (interval + save) * intervals
-    with np.errstate(divide="ignore"):
-        shares = [save / interval, lost / useful, restarting / useful]
-    return Reliability(mtbf, interval, save, restart, goodput, lost, *map(np.asarray, shares))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        restart_share = np.where(
+            restarting == 0, 0.0, restarting / useful
+        )  # also if nothing useful is done: 0 / 0
+        shares = [save / interval, lost / useful, restart_share]
+    return Reliability(*map(np.asarray, (mtbf, interval, save, restart, goodput, lost, *shares)))
 
 
 def _not_negative(name: str, values: npt.ArrayLike) -> Floats:

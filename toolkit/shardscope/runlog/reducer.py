@@ -148,15 +148,20 @@ class RunLog:
         self._rewind(event["step"])
 
     def _on_resume(self, event: Event) -> None:
-        if event["rank"] == 0 and self.last_step > event["step"]:
+        """Take from the ranks what they went on from, which the agent could only expect when it wrote the restart."""
+        if event["rank"] != 0:
+            return
+        if self.last_step > event["step"]:
             self._rewind(event["step"])  # earlier than the restart said, if the newest checkpoint is damaged
+        if self.restarts and self.restarts[-1].recovered_t is None:
+            self.restarts[-1].went_on_from(event)
 
     def _rewind(self, step: int) -> None:
         """Forget what was recorded after `step`, because training goes on from there."""
         lost = self.steps.truncate(step)
         self.lost_steps += lost
-        if self.restarts:
-            self.restarts[-1].step, self.restarts[-1].lost_steps = step, self.restarts[-1].lost_steps + lost
+        if self.restarts and self.restarts[-1].recovered_t is None:
+            self.restarts[-1].lost_steps += lost
         self._late = {number: late for number, late in self._late.items() if number <= step}
         self.noise = {number: each for number, each in self.noise.items() if number <= step}
         self.evaluations = [each for each in self.evaluations if each.step <= step]

@@ -43,6 +43,10 @@ class Restart:
             event["step"], event["source"], event.get("failed_t", event["t"]),
         )  # fmt: skip
 
+    def went_on_from(self, event: Event) -> None:
+        """Take step and source from the event with which rank 0 resumed after this restart."""
+        self.step, self.source = event["step"], event.get("source", self.source)
+
     @property
     def took_s(self) -> float | None:
         """Seconds from the failure until all ranks had finished their first step again; None before."""

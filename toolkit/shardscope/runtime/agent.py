@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from multiprocessing.process import BaseProcess
@@ -28,7 +28,14 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from shardscope._compat import ended_forkserver, fork_forkserver, forkserver_pid, started_processes
+from shardscope._compat import (
+    PIPE_CLOSED,
+    ended_forkserver,
+    fork_forkserver,
+    forkserver_ended_with,
+    forkserver_pid,
+    started_processes,
+)
 from shardscope.errors import RunUnreadable, ShardscopeError
 from shardscope.runlog.files import OutOfReach
 from shardscope.runtime import provenance, rendezvous, server, worker
@@ -179,9 +186,13 @@ class Agent:
                 self._clear_away()
                 restarts.note(ending, source, failed_t, job.world_size)
                 self._me["restarts"] = restarts.count
-                self.run.write_status("running", **self._me)
-                self._renew(source)
-            return self._cut or Ending("failed", error={"message": self.not_started}, cause=Cause.NOT_STARTED)
+                with contextlib.suppress(OSError):  # a full disk must not end a run that can go on
+                    self.run.write_status("running", **self._me)
+                try:
+                    self._renew(source)
+                except OSError as error:
+                    return self._cut or _not_started(f"the ranks could not be started again: {error}")
+            return self._cut or _not_started(self.not_started)
         except SignalException:
             return self._cut or Ending("stopped", "its agent received SIGTERM", cause=Cause.TERMINATED)
 
@@ -205,7 +216,7 @@ class Agent:
 
     def _renew(self, _source: Source) -> None:
         """Replace what failed together with the ranks, before they are started again."""
-        if self._lost_forkserver:
+        if self._lost_forkserver or ended_forkserver() is not None:
             self._lost_forkserver = False
             with self._alone():
                 (self.run.path / "control" / "forkserver").unlink(missing_ok=True)
@@ -222,28 +233,30 @@ class Agent:
                 self.request["modules"],
             )
         except ChildFailedError as failed:
+            codes = self._exit_codes()
+            by_elastic = [failure.exitcode for failure in failed.failures.values()]
             return (
                 self._cut
-                or self._without_forkserver(job)
-                or describe_failure(self.run, job, failed, self._exit_codes())
+                or self._without_forkserver(job, [*codes.values(), *by_elastic])
+                or describe_failure(self.run, job, failed, codes)
             )
         except SignalException:
             raise
         except Exception as error:  # noqa: BLE001 - becomes the run's error
             traceback.print_exc()
-            details = {
-                "message": f"the ranks could not be started: {error}",
-                "traceback": traceback.format_exc(),
-            }
-            not_started = Ending("failed", error=details, cause=Cause.NOT_STARTED)
-            return self._cut or self._without_forkserver(job) or not_started
+            is_closed = [PIPE_CLOSED] if isinstance(error, OSError | EOFError) else []
+            return (
+                self._cut
+                or self._without_forkserver(job, is_closed)
+                or _not_started(f"the ranks could not be started: {error}", traceback.format_exc())
+            )
         if "stopped" in states.values():
             return Ending("stopped", "asked to stop", cause=Cause.REQUESTED)
         return Ending("completed")
 
-    def _without_forkserver(self, job: Job) -> Ending | None:
+    def _without_forkserver(self, job: Job, exit_codes: Sequence[int]) -> Ending | None:
         """Return the ending of the run if the forkserver of the ranks has ended; None if it is alive."""
-        ended = None if self._lost_forkserver else ended_forkserver()
+        ended = forkserver_ended_with(exit_codes)
         self._lost_forkserver = ended is not None
         return None if ended is None else describe_lost_forkserver(self.run, job, *ended)
 
@@ -342,3 +355,8 @@ class Agent:
             faulthandler.dump_traceback()
             self._leave(ending)
             os._exit(0)
+
+
+def _not_started(message: str, trace: str = "") -> Ending:
+    error = {"message": message, **({"traceback": trace} if trace else {})}
+    return Ending("failed", error=error, cause=Cause.NOT_STARTED)

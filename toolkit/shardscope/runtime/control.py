@@ -1,4 +1,4 @@
-"""Stop all ranks after the same step. The only cost per step is one check of the file system.
+"""Stop all ranks after the same step. The only cost per step is a look for a file; rank 0 looks for one or two more.
 
 A stop request is a file in the run directory. Rank 0 sees it before some step, writes a note that this step is the
 last, and only then takes part in the step. A synchronous step cannot end on any rank before rank 0 has taken part in

@@ -1,7 +1,7 @@
 """Host memory of one run in which its ranks keep copies of their state; the run's agent creates and removes it.
 
 The copies are files in /dev/shm, in a folder that only the user can read. They survive the ranks. If an agent is killed
-and cannot remove them, the next agent of the same user does.
+and cannot remove them, the next agent of the same user in the same container does, whatever its job.
 """
 
 from __future__ import annotations
@@ -19,11 +19,16 @@ from shardscope.runtime.processes import is_alive, process_started
 from shardscope.runtime.rundir import RunDir
 
 _MEMORY = Path("/dev/shm")  # noqa: S108 - the folder in it is private to the user
-_NAME = re.compile(r"shardscope-replicas-(\d+)-([\w-]+)-(\d+)")
+_NAME = re.compile(r"shardscope-replicas-(\d+)-(\d+)-([\w-]+)-(\d+)")
+"""Number of the agent's pid namespace, its pid, and its start time."""
 
 
 def memory_for(run: RunDir) -> tuple[ReplicaMemory | None, str]:
-    """Return the memory for a run's copies, None if it keeps none; and why it cannot have any, if it needs some."""
+    """Return the memory for a run's copies, None if it keeps none; and why it cannot have any, if it needs some.
+
+    Also removes what killed agents have left.
+    """
+    remove_leftovers()
     recovery = run.read_job().recovery
     if recovery is None or recovery.replica_every is None:
         return None, ""
@@ -41,7 +46,7 @@ class ReplicaMemory:
 
     @classmethod
     def create(cls, memory: Path = _MEMORY) -> ReplicaMemory:
-        """Create the folder, named after this process, and remove what killed agents have left.
+        """Create the folder, named after this process.
 
         Raises:
             LaunchError: The system has no file system in memory, or it cannot be written to.
@@ -51,7 +56,6 @@ class ReplicaMemory:
                 f"recovery.replica_every needs {memory}, which this system does not have; set replica_every=None to "
                 "recover from the disk"
             )
-        remove_leftovers(memory)
         path = memory / _name(os.getpid(), str(process_started()))
         try:
             path.mkdir(mode=0o700)
@@ -91,15 +95,24 @@ class ReplicaMemory:
 
 
 def remove_leftovers(memory: Path = _MEMORY) -> None:
-    """Remove the folders of agents that have ended without doing so."""
+    """Remove the folders of agents of this pid namespace that have ended without doing so."""
+    namespace = _namespace()
     for path in memory.glob("shardscope-replicas-*"):
         with contextlib.suppress(OSError):
             found = _NAME.fullmatch(path.name)
             if found is None or path.lstat().st_uid != os.getuid() or path.is_symlink():
                 continue
-            if not is_alive(int(found[1]), f"{found[2]}/{found[3]}"):
+            if int(found[1]) == namespace and not is_alive(int(found[2]), f"{found[3]}/{found[4]}"):
                 shutil.rmtree(path, ignore_errors=True)
 
 
 def _name(pid: int, started: str) -> str:
-    return f"shardscope-replicas-{pid}-{started.replace('/', '-')}"
+    return f"shardscope-replicas-{_namespace()}-{pid}-{started.replace('/', '-')}"
+
+
+def _namespace() -> int:
+    """Return the number of this process's pid namespace: containers may share the memory, but not their pids."""
+    try:
+        return Path("/proc/self/ns/pid").stat().st_ino
+    except OSError:
+        return 0

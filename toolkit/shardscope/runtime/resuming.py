@@ -38,8 +38,10 @@ def newest_of(run: RunDir, context: RankContext, otherwise: Resume | None) -> Re
 
 
 def announce_resize(run: RunDir, job: Job, context: RankContext, saved: Loaded) -> None:
-    """On rank 0, write an event if a checkpoint of this run was saved by another number of ranks."""
-    is_own = saved.path.parent == run.path / "checkpoints"
+    """On rank 0, write an event if a checkpoint or a copy of this run was saved by another number of ranks."""
+    from shardscope.training.checkpoint.memory import folder_here  # a slow import
+
+    is_own = saved.path.parent in (run.path / "checkpoints", folder_here())
     if context.rank == 0 and is_own and saved.world_size not in (None, context.world_size):
         context.events.emit(
             "resize", step=saved.step, before=saved.world_size, world_size=context.world_size,

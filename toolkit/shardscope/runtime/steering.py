@@ -8,7 +8,7 @@ from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from shardscope.errors import RunFailed, SpecError
+from shardscope.errors import RunFailed, ShardscopeError, SpecError
 from shardscope.runlog.tail import first_events, read_events
 from shardscope.runtime.inject import inject
 from shardscope.runtime.processes import end_run
@@ -37,6 +37,8 @@ class Steered:
 
         @property
         def job(self) -> Job: ...
+        @property
+        def resized_job(self) -> Job: ...
         @property
         def path(self) -> Path: ...
         @property
@@ -106,14 +108,15 @@ class Steered:
     def inject(self, faults: Faults | str) -> Self:
         """Carry out more faults in this run, which must be running; `launch` takes those that are known beforehand.
 
-        A fault whose step has passed is carried out before the next step.
+        A fault whose step has passed is carried out before the next step. The ranks notice it within a tenth of a
+        second.
 
         Args:
             faults: The faults, such as ``ss.Faults().kill(rank=1, step=40)``, or their text.
 
         Raises:
-            SpecError: The run has ended, or is an observed training loop. Or a fault cannot occur in it, or is at a
-                time instead of a step.
+            SpecError: The run has ended, or is an observed training loop. Or a fault cannot occur in it on its current
+                number of ranks, or is at a time instead of a step.
 
         Example:
             >>> run.inject("kill rank=1 step=40")  # doctest: +SKIP
@@ -124,7 +127,7 @@ class Steered:
             )
         if not self.is_alive:
             raise SpecError(f"run {self.id} has ended ({self.state}); inject faults while it is running")
-        inject(self._dir, self.job, self._dir.read_cluster(), faults)
+        inject(self._dir, self.resized_job, self._dir.read_cluster(), faults)
         return self
 
     @property
@@ -149,6 +152,15 @@ class Steered:
             return  # the run's processes are on another machine
         if status.state == "starting" or status.cause is Cause.NOT_STARTED:
             return  # the recorded process is the launch server
-        started = read_events(self.path, kind="process") if status.restarts else first_events(self.path)
+        is_first = (
+            not status.restarts and not self._is_elastic()
+        )  # else each rank may have had other processes
+        started = first_events(self.path) if is_first else read_events(self.path, kind="process")
         ranks = [(event["pid"], event["started"]) for event in started if "started" in event]
         end_run((status.pid, status.process_started), ranks, patience_s)
+
+    def _is_elastic(self) -> bool:
+        try:
+            return getattr(self.job, "elastic", None) is not None
+        except ShardscopeError:  # the run directory is gone
+            return False

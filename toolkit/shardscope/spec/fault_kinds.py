@@ -315,9 +315,10 @@ class FillDisk(Fault):
 
 
 def check_rank(word: str, rank: int, job: Job) -> None:
-    """Raise `SpecError` if the job has no such rank."""
-    if rank >= job.world_size:
-        raise SpecError(f"{word} names rank {rank}, but the job's ranks are 0 to {job.world_size - 1}")
+    """Raise `SpecError` if the job never has such a rank; an elastic job may get it by a resize."""
+    most = job.world_size if job.elastic is None else job.elastic.most
+    if rank >= most:
+        raise SpecError(f"{word} names rank {rank}, but the job's ranks are 0 to {most - 1}")
 
 
 def check_node(word: str, node: int, nodes: int) -> None:

@@ -15,8 +15,9 @@ class Recovery(Spec):
     """What a run does when one of its ranks dies or fails: it starts all ranks again, up to `restarts` times.
 
     They resume in the same run directory: from the newest copy of their state in memory, if `replica_every` keeps any,
-    else from the run's newest complete checkpoint, or from the first step if there is none. An error of your own code
-    is tried again once: if it occurs again at the same step, the run ends with it.
+    else from the run's newest complete checkpoint, or from the first step if there is neither. If the only copy in
+    memory is damaged and there is no checkpoint, the run ends with that error. An error of your own code is tried again
+    once, but not before the first step: if it occurs again at the same step, the run ends with it.
 
     Example:
         >>> Recovery(2).restarts

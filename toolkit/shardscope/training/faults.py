@@ -1,7 +1,8 @@
 """Carries out a rank's part of a plan of faults: kills processes, slows computation, fills the disk.
 
 Each fault is claimed by a file in the run directory before it is carried out, so that it happens once, and not again
-when a restarted run repeats its step. An event is written first, because a killed process writes nothing more.
+when a restarted run repeats its step. An event is written first, because a killed process writes nothing more. If an
+elastic run does not have the rank of a fault when it is due, rank 0 writes an event that says so, and claims the fault.
 
     control/faults/began      when the ranks began their first step, in Unix seconds
     control/faults/N          fault number N of the plan has been carried out
@@ -11,6 +12,7 @@ when a restarted run repeats its step. An event is written first, because a kill
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -43,12 +45,15 @@ class Place(NamedTuple):
     node: int
     is_first: bool
     """Whether it is the first rank of its node, which carries out the node's faults."""
+    world_size: int
+    """Number of ranks now, which the plan of an elastic job may exceed."""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str], node: int | None = None) -> Place:
         """Return the place that elastic's environment variables describe; `node` is that of an emulated cluster."""
         own = int(env.get("GROUP_RANK", "0")) if node is None else node
-        return cls(int(env["RANK"]), own, int(env.get("LOCAL_RANK", "0")) == 0)
+        is_first = int(env.get("LOCAL_RANK", "0")) == 0
+        return cls(int(env["RANK"]), own, is_first, int(env["WORLD_SIZE"]))
 
 
 @dataclass
@@ -90,9 +95,15 @@ class RankFaults:
     def _is_own(self, fault: AnyFault) -> bool:
         if isinstance(fault, DropLink):
             return self.place.is_first and self.place.node == fault.nodes[0]
+        if self._is_absent(fault):
+            return self.place.rank == 0
         if isinstance(fault, FillDisk) or fault.rank is not None:
             return fault.rank == self.place.rank
         return fault.node == self.place.node and (self.place.is_first or isinstance(fault, Slow))
+
+    def _is_absent(self, fault: AnyFault) -> bool:
+        """Return whether the run does not have the rank of a fault."""
+        return not isinstance(fault, DropLink) and (fault.rank or 0) >= self.place.world_size
 
     def before_step(self, step: int) -> None:
         """Carry out the faults that are due before `step`; may not return."""
@@ -104,14 +115,21 @@ class RankFaults:
             return
         if not self._has_begun:
             self._begin(step)
-        factor = 1.0
+        self._set_pace(step)
         for number, fault in self._own:
-            if isinstance(fault, Slow):
-                if fault.is_on(step):
-                    factor *= fault.factor
-                    self._claim(number, fault, step)
+            if self._is_absent(fault):
+                if step >= (_first_step(fault) or math.inf):
+                    self._leave_out(number, fault, step)
             elif isinstance(fault, Kill | DropLink) and fault.step == step and not _is_while_saving(fault):
                 self._carry_out(number, fault, step)
+
+    def _set_pace(self, step: int) -> None:
+        """Slow this rank's computation in `step` by the product of the factors of its faults."""
+        factor = 1.0
+        for number, fault in self._own:
+            if isinstance(fault, Slow) and fault.is_on(step) and not self._is_absent(fault):
+                factor *= fault.factor
+                self._claim(number, fault, step)
         if self.pace is None and self.make_pace is not None and factor > 1:
             self.pace = self.make_pace()
         if self.pace is not None:
@@ -120,7 +138,7 @@ class RankFaults:
     def checkpoint_file(self, file: BufferedWriter, step: int) -> BufferedWriter:
         """Return the file to write this rank's part of the checkpoint of `step` to: `file`, unless a fault is due."""
         for number, fault in self._own:
-            is_due = isinstance(fault, FillDisk) or _is_while_saving(fault)
+            is_due = (isinstance(fault, FillDisk) or _is_while_saving(fault)) and not self._is_absent(fault)
             if not (is_due and step >= (fault.step or 0) and self._claim(number, fault, step)):  # type: ignore[union-attr]
                 continue
             if isinstance(fault, Kill):
@@ -154,7 +172,14 @@ class RankFaults:
             return float(path.read_text())
         return time.time()
 
+    def _leave_out(self, number: int, fault: AnyFault, step: int) -> None:
+        why = f"not carried out, because the run has {self.place.world_size} ranks"
+        self._claim(number, fault, step, kind="left-out", text=f"{fault.text}: {why}")
+
     def _carry_out(self, number: int, fault: Kill | DropLink, step: int) -> None:
+        if self._is_absent(fault):
+            self._leave_out(number, fault, step)
+            return
         if not self._claim(number, fault, step):
             return
         if isinstance(fault, DropLink):
@@ -172,8 +197,15 @@ class RankFaults:
         while not path.exists() and time.monotonic() < deadline:
             time.sleep(_POLL_S)
 
-    def _claim(self, number: int, fault: AnyFault, step: int) -> bool:
-        """Return whether the fault has not been carried out yet; from now on it has. Writes its event."""
+    def _claim(self, number: int, fault: AnyFault, step: int, **told: str) -> bool:
+        """Return whether the fault has not been carried out yet; from now on it has. Writes its event.
+
+        Args:
+            number: Number of the fault in the plan.
+            fault: The fault.
+            step: The step.
+            **told: Fields of the event that differ from those of a fault that is carried out.
+        """
         if number in self._over:
             return False
         self._over.add(number)
@@ -182,8 +214,15 @@ class RankFaults:
             os.close(os.open(self.folder / str(number), _EXCLUSIVE, 0o600))
         except FileExistsError:
             return False
-        self.events.emit("fault", step=step, number=number, kind=fault.kind, text=fault.text)
+        self.events.emit(
+            "fault", **{"step": step, "number": number, "kind": fault.kind, "text": fault.text, **told}
+        )
         return True
+
+
+def _first_step(fault: AnyFault) -> int | None:
+    """Return the step from which a fault is due; None if it is due at a time."""
+    return fault.steps[0] if isinstance(fault, Slow) else fault.step
 
 
 def _not_before(fault: AnyFault, step: int) -> AnyFault:

@@ -89,7 +89,8 @@ def resume_newest(trainer: Trainer, disk: Path | None, *, allow_pickle: bool = F
         What was loaded; None if there is neither.
 
     Raises:
-        CheckpointError: There are copies or checkpoints, but none can be loaded.
+        CheckpointError: There are copies or checkpoints, but none can be loaded. Training does not begin anew then,
+            because a part of the state may have been loaded.
     """
     copy = trainer.replicas.newer_than(disk)
     if copy is not None:

@@ -19,7 +19,7 @@ from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalEx
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from shardscope._compat import ended_forkserver, fork_forkserver, started_processes
+from shardscope._compat import PIPE_CLOSED, fork_forkserver, forkserver_ended_with, started_processes
 from shardscope.runtime import worker
 from shardscope.runtime.emulated.network import EmulatedNetwork, on_interface
 from shardscope.runtime.processes import die_with_parent, ignore_interrupts
@@ -118,11 +118,14 @@ class _Ranks:
             return NodeResult("terminated")
         except ChildFailedError as failed:
             codes = {int(rank): failure.exitcode for rank, failure in failed.failures.items()}
-            return NodeResult("failed", codes, self._exit_codes(), ended_forkserver())
+            seen = self._exit_codes()
+            ended = forkserver_ended_with([*codes.values(), *seen.values()])
+            return NodeResult("failed", codes, seen, ended)
         except Exception as error:  # noqa: BLE001 - becomes the run's error
             traceback.print_exc()
+            ended = forkserver_ended_with([PIPE_CLOSED] if isinstance(error, OSError | EOFError) else [])
             return NodeResult(
-                "not started", exit_codes=self._exit_codes(), forkserver=ended_forkserver(),
+                "not started", exit_codes=self._exit_codes(), forkserver=ended,
                 message=str(error), traceback=traceback.format_exc(),
             )  # fmt: skip
         return NodeResult("stopped" if "stopped" in states.values() else "completed")

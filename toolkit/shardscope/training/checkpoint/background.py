@@ -5,7 +5,8 @@
     writer of rank 0               └─ write the part ──────────┴────┴─ index, rename, announce
 
 The writers report to each other through the store of the process group, whose connections training does not use while
-it takes steps. Collectives would have to be in the same order on all ranks as those of training.
+it takes steps. Collectives would have to be in the same order on all ranks as those of training. A writer that waits
+for others fails if none of them has written anything for the timeout of the process group, `Job.timeout_s`.
 """
 
 from __future__ import annotations
@@ -14,22 +15,30 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
+from shardscope.errors import CheckpointError
 from shardscope.training.checkpoint.agreement import Failure, failure_of
 from shardscope.training.checkpoint.writing import Part, Report
 from shardscope.training.context import RankContext
 
 _SOON_S, _LATER_S = 1e-3, 2e-2
 """Shortest and longest time between two looks at the store."""
+_PROGRESS_S = 0.5
+"""Shortest time between two notices of a writer that it still writes."""
+_PROGRESS, _READ = "progress", "read"
+"""Keys of the numbers of notices of progress, and of readers of a value."""
 
 
 @dataclass(frozen=True)
 class Notices:
     """Messages about one checkpoint between the writers of all ranks.
+
+    All values are deleted once they have been read, so the store does not grow with the number of checkpoints.
 
     Attributes:
         store: The store of the process group, under a prefix of this checkpoint.
@@ -51,13 +60,48 @@ class Notices:
         """Store a value, in JSON types."""
         self.store.set(key, json.dumps(value))
 
-    def receive(self, key: str) -> Any:
-        """Wait for a value, without blocking other users of the store."""
-        wait_s = _SOON_S
+    def note_progress(self) -> None:
+        """Let those who wait see that this rank is writing."""
+        self.store.add(_PROGRESS, 1)
+
+    def receive(self, key: str, *, what: str, readers: int | None = None) -> Any:
+        """Wait for a value, without blocking other users of the store.
+
+        Args:
+            key: Key of the value.
+            what: What the value stands for, for the error.
+            readers: Number of ranks that read this last value of a checkpoint; None for a value that one rank reads.
+
+        Raises:
+            CheckpointError: No rank has made progress for the timeout of the store.
+        """
+        timeout_s, wait_s = self._timeout_s, _SOON_S
+        deadline, progress = time.monotonic() + timeout_s, self._progress()
         while not self.store.check([key]):
+            if time.monotonic() > deadline:
+                deadline, before, progress = time.monotonic() + timeout_s, progress, self._progress()
+                if progress == before:
+                    raise CheckpointError(
+                        f"no rank has written anything for {timeout_s:g} s, while waiting for {what}; raise timeout_s "
+                        "if a write may take longer"
+                    )
             time.sleep(wait_s)
             wait_s = min(2 * wait_s, _LATER_S)
-        return json.loads(self.store.get(key))
+        value = json.loads(self.store.get(key))
+        if readers is None:
+            self.store.delete_key(key)
+        elif self.store.add(_READ, 1) == readers:
+            for each in (key, _READ, _PROGRESS):
+                self.store.delete_key(each)
+        return value
+
+    @property
+    def _timeout_s(self) -> float:
+        timeout: timedelta = self.store.timeout  # type: ignore[attr-defined]  # missing in torch's stubs
+        return timeout.total_seconds()
+
+    def _progress(self) -> int:
+        return int(self.store.add(_PROGRESS, 0))
 
 
 class Background:
@@ -76,13 +120,14 @@ class Background:
         self, part: Part, notices: Notices, *, world_size: int, keep: int, is_copied: Callable[[], None],
         completed: Callable[[int], None],
     ) -> None:  # fmt: skip
-        self.part = part
+        self.part = replace(part, wrote=self._wrote)
         self.failed: Failure | None = None
         """Why a file could not be written, the same on all ranks."""
         self.error: BaseException | None = None
         """Any other error of this rank's thread."""
         self._notices, self._world_size, self._keep = notices, world_size, keep
         self._is_copied, self._completed = is_copied, completed
+        self._noted = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
         self._thread.start()
 
@@ -104,12 +149,18 @@ class Background:
                 self._notices.send("outcome", self.failed)
             else:
                 self._notices.send(f"part-{self.part.rank}", [report, failed])
-                outcome = self._notices.receive("outcome")
+                what = f"rank 0 to complete checkpoint {self.part.final.name}"
+                outcome = self._notices.receive("outcome", what=what, readers=self._world_size - 1)
                 self.failed = None if outcome is None else (outcome[0], outcome[1])
             if self.failed is None:
                 self._completed(0 if report is None else report.written_bytes)
         except BaseException as error:  # noqa: BLE001 - raised again on the training thread
             self.error = error
+
+    def _wrote(self) -> None:
+        if time.monotonic() > self._noted + _PROGRESS_S:
+            self._noted = time.monotonic()
+            self._notices.note_progress()
 
     def _written(self) -> tuple[Report | None, Failure | None]:
         try:
@@ -121,7 +172,8 @@ class Background:
         """On rank 0, wait for the parts of all ranks and complete the checkpoint; return why it failed, if it did."""
         reports = [mine]
         for rank in range(1, self._world_size):
-            report, theirs = self._notices.receive(f"part-{rank}")
+            what = f"the part of rank {rank} of checkpoint {self.part.final.name}"
+            report, theirs = self._notices.receive(f"part-{rank}", what=what)
             reports.append(None if report is None else Report(*report))
             failed = failed or (None if theirs is None else (theirs[0], theirs[1]))
         if failed is None:

@@ -23,7 +23,7 @@ from shardscope.training.checkpoint.pieces import HeldPiece, flat
 from shardscope.training.checkpoint.snapshot import HostCopies
 from shardscope.training.checkpoint.unchanged import Unchanged
 from shardscope.training.checkpoint.values import encode
-from shardscope.training.checkpoint.writing import Part, Report, balanced, not_written
+from shardscope.training.checkpoint.writing import PARTIAL, Part, Report, balanced, not_written
 from shardscope.training.strategies.base import RankStrategy
 
 
@@ -145,7 +145,7 @@ class Saver:
         }
         final, rank = self.folder / f"step-{step}", self._context.rank
         part = Part(
-            final.with_name(f"{final.name}.partial"), final, step, rank, self._is_leader, tensors,
+            final.with_name(f"{final.name}{PARTIAL}"), final, step, rank, self._is_leader, tensors,
             {key: encode(key, value) for key, value in items.items() if key not in tensors},
             self._unchanged, self._is_durable, self._context.faults if self._is_durable else None,
         )  # fmt: skip

@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import zlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BufferedWriter
 from pathlib import Path
@@ -25,8 +25,13 @@ from shardscope.training.checkpoint.unchanged import Place, Unchanged
 from shardscope.training.disk import advice_on
 from shardscope.training.faults import RankFaults
 
+PARTIAL = ".partial"
+"""Suffix of the name of a checkpoint that is not complete."""
 _REMOVED = ".removed"
 """Suffix of the name of a checkpoint that is being deleted, so that it does not look complete if the run is killed."""
+
+_SYNC_BYTES = 2**28
+"""Bytes after which a file is synchronised with its disk, so that a rank that still writes can be seen to."""
 
 
 class Report(NamedTuple):
@@ -56,6 +61,7 @@ class Part:
         unchanged: Comparison with the previous checkpoint; None writes all pieces.
         is_durable: Whether the files must survive a crash of the machine.
         faults: The faults that this rank carries out, some of them while it writes; None for none.
+        wrote: Called after each piece that has been written.
     """
 
     partial: Path
@@ -68,6 +74,7 @@ class Part:
     unchanged: Unchanged | None = None
     is_durable: bool = True
     faults: RankFaults | None = None
+    wrote: Callable[[], None] = lambda: None
 
     def write(self) -> Report:
         """Write the pieces, and return what is to be listed in the index.
@@ -113,7 +120,7 @@ class Part:
 
     def _write_file(self, name: str, keys: Iterable[str], described: dict[str, Any]) -> int:
         """Write pieces to a file, add them to their entries for the index, and return the size of the file."""
-        at = 0
+        at = synced = 0
         with self._opened(self.partial / name) as file:
             for key in keys:
                 held = self.tensors[key]
@@ -126,6 +133,11 @@ class Part:
                 })  # fmt: skip
                 file.write(data)
                 at += len(data)
+                if self.is_durable and at - synced >= _SYNC_BYTES:
+                    file.flush()
+                    os.fsync(file.fileno())
+                    synced = at
+                self.wrote()
             file.flush()
             if self.is_durable:
                 os.fsync(file.fileno())
@@ -136,12 +148,13 @@ class Part:
         return file if self.faults is None else self.faults.checkpoint_file(file, self.step)
 
     def prepare(self) -> None:
-        """On the leader, create the folder to write to; what an interrupted save has left there is deleted.
+        """On the leader, create the folder to write to, and delete what interrupted saves of any step have left.
 
         Raises:
             OSError: The folder cannot be created, or has no hard links, which incremental checkpoints need.
         """
-        shutil.rmtree(self.partial, ignore_errors=True)
+        for left in self.final.parent.glob(f"step-*{PARTIAL}"):  # a run saves one checkpoint after the other
+            shutil.rmtree(left, ignore_errors=True)
         self.partial.mkdir(mode=0o700)
         if self.unchanged is not None and self.unchanged.folder is None:
             try:
