@@ -31,6 +31,12 @@ SPANS = [
 ]  # fmt: skip
 
 
+REST = {
+    "t": 0.0, "lr": 0.1, "loss": 1.0, "samples": 1, "tokens": None, "grad_norm": None, "memory_bytes": 5,
+}  # fmt: skip
+"""Fields of events on which these tests do not depend."""
+
+
 def step_of(rank: int, spans: list[tuple[str, str, float, float]], seconds: float) -> dict[str, Any]:
     rows = [[lane, name, start, end, 0] for lane, name, start, end in spans]
     return {"rank": rank, "step_time_s": seconds, "spans": rows}
@@ -173,7 +179,7 @@ def test_on_a_cluster_terms_without_a_counterpart_are_noted() -> None:
         step_of(rank, SPANS, 20.0) | {"peak_memory_bytes": 5, "traffic": {}, "step": 1} for rank in (0, 1)
     ]
     events = [{"event": "start", "rank": rank} for rank in (0, 1)] + [row | {"event": "step"} for row in rows]
-    events = [event | {"t": 0.0} for event in events]
+    events = [event | REST for event in events]
     run: Any = SimpleNamespace(id="r", name="r", job=job, cluster=None, events=lambda: events)
     found = compare(run, CLUSTER)
     assert found.where == CLUSTER.name
@@ -208,7 +214,7 @@ def test_a_run_is_laid_beside_a_prediction_for_the_device_on_which_it_ran(
         step = {"event": "step", "peak_memory_bytes": 5, "traffic": {}, "step": 3}
         events = [{"event": "start", "rank": rank, **start} for rank in (0, 1)]
         events += [step_of(rank, SPANS, 20.0) | step for rank in (0, 1)]
-        events = [event | {"t": 0.0} for event in events]
+        events = [event | REST for event in events]
         run: Any = SimpleNamespace(
             id="r", name="r", job=job, cluster=None, events=lambda events=events: events
         )
