@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 
 import pytest
 
 import shardscope as ss
-from shardscope.errors import StudyError
+from shardscope.errors import DataError, StudyError
 from shardscope.prediction.traced import traced
 from shardscope.spec.space import Choices, Space
 from shardscope.tuning.apply import MemoryLimit, check, predicted_peak
@@ -142,8 +143,12 @@ def test_a_driver_that_limits_memory_needs_no_torch() -> None:
 @pytest.mark.slow
 def test_a_trace_that_fails_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch")
+    with pytest.raises(DataError, match="^data='/nowhere.npz' does not exist; give the path"):
+        traced(ss.Job(model="mlp", data="/nowhere.npz"))
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
     with pytest.raises(
-        StudyError, match="the process that traces a step of model='mlp' failed: .*nowhere.npz"
+        StudyError,
+        match="the process that traces a step of model='mlp' failed: status 1; run shardscope doctor",
     ):
         traced(ss.Job(model="mlp", data="/nowhere.npz"))
 
