@@ -19,6 +19,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import shardscope as ss
 from conformance.alone import trainer_in
 
