@@ -23,29 +23,7 @@ Effects = Mapping[str, float]
 NAMES = tuple(FACTORS)
 KINDS = {"all": 1.0, "family": 0.8, "software": 0.5, "trend": 0.8, "device": 0.4, "table": 0.6}
 """Kinds of effects, with the centre of the prior of their standard deviations relative to `USUAL`."""
-USUAL = {
-    "scale": 1.0,  # see SCALES
-    "matmul_efficiency": 0.08,
-    "fp8_efficiency": 0.2,
-    "half_size": 0.4,
-    "attention_efficiency": 0.4,
-    "attention_half_seq": 0.7,
-    "unfused_efficiency": 0.3,
-    "memory_efficiency": 0.1,
-    "head_efficiency": 0.3,
-    "launch_s": 0.7,
-    "launch_jitter": 0.7,
-    "intra_efficiency": 0.25,
-    "pcie_efficiency": 0.25,
-    "inter_efficiency": 0.4,
-    "collective_s": 0.6,
-    "pipeline_efficiency": 0.4,
-    "gradient_overlap": 0.4,
-    "shard_efficiency": 0.6,
-    "shard_overlap": 0.2,
-    "optimizer_efficiency": 0.25,
-    "step_s": 0.8,
-}
+USUAL = {**FACTORS, "scale": 1.0}  # see SCALES for the scale
 """How much each constant may differ between machines, as a standard deviation of its logarithm: the prior's centre."""
 SCALES = {"all": 0.08, "family": 0.06, "software": 0.04, "trend": 0.06, "device": 0.03, "table": 0.1}
 """The same for the common scale of all times, by kind. The likelihood hardly depends on that of tables between 0 and

@@ -1,4 +1,4 @@
-"""Streams: shared by ranks without loss or duplication, gone on with by skipping, and refused where rows are needed."""
+"""Streams: ranks share them without loss or duplication, a resumed run skips what it has used, and rows are refused."""
 
 from __future__ import annotations
 
