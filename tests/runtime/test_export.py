@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 import sys
 from collections import defaultdict
 from itertools import pairwise
@@ -75,6 +76,24 @@ def test_a_chakra_trace_has_a_collective_whose_messages_are_unknown_as_a_whole(
     sent = traffic_frame(run).query("event == 'step' and step == 4")["sent_bytes"].sum()
     assert found.collectives().set_index("collective")["bytes"]["all_reduce"] == sent
     assert {term.name for term in found.time.parts} >= {"forward", "backward", "optimizer", "all_reduce"}
+
+
+def test_a_step_with_a_collective_of_the_step_before_is_not_exported(run: ss.Run, tmp_path: Path) -> None:
+    """An all-reduce of DDP may end while its rank is already in the next step, on all ranks at once."""
+    copy = tmp_path / "late"
+    shutil.copytree(run.path, copy)
+    for file in copy.glob("**/rank-*.jsonl"):
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        steps = {row["step"]: row["spans"] for row in rows if row["event"] == "step" and "spans" in row}
+        late = next(span for spans in steps.values() for span in spans if span[1] == "all_reduce")
+        steps[3].append(late)
+        file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    found = as_traced(ss.Run.attach(copy), tmp_path)
+    assert found.collectives().set_index("collective")["bytes"]["all_reduce"] == 2 * gradient_bytes(run)
+
+
+def gradient_bytes(run: ss.Run) -> int:
+    return run.events("start")[0]["gradient_bytes"]
 
 
 @pytest.mark.parametrize("strategy", ["zero-3", "pipeline"])

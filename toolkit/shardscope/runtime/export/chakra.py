@@ -103,12 +103,17 @@ def _chosen(
 
 
 def _are_whole(rows: Sequence[Event], logged: set[str]) -> bool:
-    """Return whether the ranks have all their collectives, and equally many of those without messages."""
-    spans = [Counter(name for lane, name, *_ in row["spans"] if lane == "communication") for row in rows]
-    unlogged = [{name: count for name, count in own.items() if name not in logged} for own in spans]
-    return all(own == unlogged[0] for own in unlogged) and all(
-        {name for name, sent in row["traffic"].items() if sent["sent_bytes"]} <= own.keys() | logged
-        for row, own in zip(rows, spans, strict=True)
+    """Return whether the spans of each rank are the collectives that it called, except those whose messages are known.
+
+    The ranks must have called equally many.
+    """
+    names = [[name for lane, name, *_ in row["spans"] if lane == "communication"] for row in rows]
+    counts = [Counter(name for name in own if name not in logged) for own in names]
+    return all(own == counts[0] for own in counts) and all(
+        own[name] == called["calls"]
+        for row, own in zip(rows, counts, strict=True)
+        for name, called in row["traffic"].items()
+        if name not in logged
     )
 
 

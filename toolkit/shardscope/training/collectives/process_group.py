@@ -12,6 +12,7 @@ link do not depend on the transport.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -260,6 +261,16 @@ setattr(MeteredProcessGroup, "gather", _gather)  # noqa: B010 - torch's stubs ov
 setattr(MeteredProcessGroup, "scatter", _scatter)  # noqa: B010
 
 
+def store_of_this_start(rank: int, world_size: int, timeout: timedelta) -> dist.Store:
+    """Return the store at `MASTER_ADDR` and `MASTER_PORT`, under keys that ranks started earlier have not used.
+
+    An agent of torch 2.13 that restarts its ranks gives them the same store again. A rank that finds the address of a
+    peer that has ended there cannot connect.
+    """
+    store, _, _ = next(dist.rendezvous("env://", rank, world_size, timeout=timeout))
+    return dist.PrefixStore(f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
 def _paced_groups(link: Link, *, limits_rate: bool) -> PacedGroups:
     from shardscope.training.collectives.paced_group import PacedGroups  # builds on this module
 
@@ -287,7 +298,7 @@ def init(
         rank: This rank.
         world_size: Number of ranks.
         timeout: Time after which a collective that waits for an unresponsive rank raises an error.
-        store: Rendezvous store; None to use `MASTER_ADDR` and `MASTER_PORT` from the environment, as set by `torchrun`.
+        store: Rendezvous store; None for the one that the environment names, as set by `torchrun`.
         link: The link to emulate on each rank while its `Pacer` is on; None to run at full speed.
         limits_rate: Whether messages are limited to the link's bandwidth; False if the kernel limits them already.
         transport: What carries the communication; see `transports.open_route`.
@@ -297,6 +308,8 @@ def init(
         LaunchError: The ranks cannot use the transport.
     """
     paced = _paced_groups(link, limits_rate=limits_rate) if link is not None else None
+    if store is None:
+        store = store_of_this_start(rank, world_size, timeout)
 
     def create(prefix: dist.Store, rank: int, size: int, timeout: timedelta) -> MeteredProcessGroup:
         route = open_route(
