@@ -12,7 +12,9 @@ from shardscope.training.collectives import process_group
 TIMEOUT = timedelta(seconds=10)
 
 
-def test_ranks_that_are_started_again_find_no_addresses_of_those_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_are_started_again_find_no_addresses_of_those_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     agent = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
     variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": agent.port, "TORCHELASTIC_USE_AGENT_STORE": True}
     for name, value in variables.items():
