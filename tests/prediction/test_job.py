@@ -126,10 +126,14 @@ def test_messages_of_sleeping_ranks_wait_for_each_other_at_the_cores() -> None:
     rates = RankRates.of_this_machine(job, [Work(1.0)] * 64, host, emulated=cluster)
     assert rates.per_message_s(Sent(none, one)) == pytest.approx(1e-4)
     assert rates.per_message_s(Sent(none, all_of_them)) == pytest.approx(2e-3)
-    few = int(1e-3 * rates.link)
+    few = int(5e-4 * rates.link)
     carried = rates.per_message_s(Sent(3 * few + none, all_of_them))
     assert carried + few / rates.link == pytest.approx(2e-3)
-    assert rates.per_message_s(Sent(300 * few + none, all_of_them)) == pytest.approx(1e-4)
+    half_of_the_others = pytest.approx((1e-4 + 2e-3) / 2)
+    assert rates.per_message_s(Sent(600 * few + none, all_of_them)) == half_of_the_others
+    assert rates.per_message_s(Sent(600 * few * one, all_of_them)) == pytest.approx(1e-4), (
+        "one link at a time"
+    )
 
 
 def test_stated_times_are_nearly_certain() -> None:

@@ -71,15 +71,18 @@ class RankRates(NamedTuple):
     def per_message_s(self, sent: Sent) -> float:
         """Return the seconds per message of a collective, besides those in which the link carries its bytes.
 
-        Sleeping ranks all send at the same time, and the cores handle their messages while the link is busy, too. So
-        their time per message, if it is the longer one, contains that of its bytes.
+        Sleeping ranks all send at the same time, and their messages queue for the cores. If the queue takes longer than
+        the link, the cores work on it while the link is busy. Otherwise each message, once its bytes have arrived,
+        waits on average for half of the messages that arrive with it.
         """
         messages = np.maximum(sent.counted, 1)
         senders = float(np.sum(sent.messages)) / max(1, int(np.max(sent.messages)))
         if self.idle is None or senders <= 1.0:
             return self.message_s
         carried_s = float(np.max(sent.busiest / messages)) / self.link
-        return max(self.message_s, self.idle.at(senders) - carried_s)
+        arriving = float(np.sum(sent.busiest)) / max(1, int(np.max(sent.busiest)))
+        waits_s = (self.idle.at(arriving) - self.idle.seconds[0]) / 2
+        return max(self.message_s + waits_s, self.idle.at(senders) - carried_s)
 
     @classmethod
     def of_this_machine(
