@@ -238,37 +238,18 @@ def _messages(
     bandwidth, latency_s = host.value("message_bandwidth", ranks=ranks, transport=loopback), 0.0
     if limit is not None:
         bandwidth, latency_s = min(bandwidth, _share(host, transport) * limit.bandwidth), limit.latency_s
-    computing_s = host.value("message_s", ranks=ranks, transport=known)
     if not is_idle:
-        return _Messages(bandwidth, computing_s, latency_s)
-    idle = _measured_idle(host, loopback) or _guessed_idle(host, known, computing_s)
+        return _Messages(bandwidth, host.value("message_s", ranks=ranks, transport=known), latency_s)
+    idle = _idle_messages(host, loopback)
     return _Messages(bandwidth, idle.seconds[0], latency_s, idle)
 
 
-def _measured_idle(host: HostCalibration, transport: str) -> IdleMessages | None:
-    """Return the messages of ranks that sleep, if the calibration has them."""
+def _idle_messages(host: HostCalibration, transport: str) -> IdleMessages:
+    """Return the messages of ranks that sleep: the shipped ones, if the calibration has none."""
     if not host.has("idle_message_s", transport):
-        return None
+        host = HostCalibration.shipped()
     rows, cores = host.rows("idle_message_s", transport), usable_cores() / host.machine.cores
     return IdleMessages(tuple((row.ranks or 1) * cores for row in rows), tuple(row.value for row in rows))
-
-
-def _guessed_idle(host: HostCalibration, transport: str, most_s: float) -> IdleMessages:
-    """Return a guess of the messages of ranks that sleep, from those of ranks that compute.
-
-    With as many ranks as cores, messages already wait for ranks that compute, so the values for the fewest ranks are
-    continued to a single rank. With more ranks, messages wait in turn at the cores, but for at most `most_s`.
-    """
-    rows = host.rows("message_s", transport)
-    alone = rows[0].value
-    if len(rows) > 1:
-        (low, first), (high, second) = ((row.ranks or 1, row.value) for row in rows[:2])
-        alone *= min(1.0, float((first / second) ** (np.log2(low) / np.log2(high / low))))
-    turns = (1.0, 2.0, 4.0, 8.0)
-    return IdleMessages(
-        tuple(turn * usable_cores() for turn in turns),
-        tuple(max(alone, min(turn * alone, most_s)) for turn in turns),
-    )
 
 
 def _share(host: HostCalibration, transport: str) -> float:
