@@ -149,6 +149,20 @@ class StepPlan(NamedTuple):
     """Ranks that run the optimizer; None for all."""
 
 
+def message_slices(plan: StepPlan, traffic: Traffic) -> dict[str, int]:
+    """Return the number of slices of each message of a collective, from the number of messages that ranks send."""
+    moves: dict[str, dict[int, int]] = {}
+    for each in plan.exchanges:
+        count = moves.setdefault(each.collective, {})
+        for move in (move for rounds in each.rounds for move in rounds.moves):
+            count[move.source] = count.get(move.source, 0) + 1
+    return {
+        name: max(1, round(float(np.max(traffic[name].messages)) / max(count.values())))
+        for name, count in moves.items()
+        if name in traffic and count
+    }
+
+
 def whole(traffic: Traffic, when: When, *, gathers: bool = False) -> list[Exchange]:
     """Return one exchange without rounds for each collective of `traffic`."""
     return [Exchange(name, when, whole=sent.bytes, gathers=gathers) for name, sent in traffic.items()]
@@ -211,6 +225,16 @@ def tree_rounds(num_bytes: int, world_size: int) -> tuple[Round, ...]:
         for depth in sorted(levels)
     ]
     return tuple(up + down)
+
+
+def neighbour_rounds(sent_bytes: int, world_size: int) -> tuple[Round, ...]:
+    """Return the single round in which each rank sends `sent_bytes`, divided equally between its ring neighbours."""
+    ranks = range(world_size)
+    peers = [list(dict.fromkeys([(rank + 1) % world_size, (rank - 1) % world_size])) for rank in ranks]
+    moves = tuple(
+        Move(rank, peer, sent_bytes // len(peers[rank])) for rank in ranks for peer in peers[rank] if peer != rank
+    )  # fmt: skip
+    return (Round("", moves),) if sent_bytes else ()
 
 
 def pair_rounds(packet_bytes: int, world_size: int) -> tuple[Round, ...]:
