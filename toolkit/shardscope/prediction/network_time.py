@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shardscope.analytic.communication import Traffic
-from shardscope.analytic.communication.network import Floats, Network, levels_of
+from shardscope.analytic.communication.network import Network, levels_of
 from shardscope.analytic.communication.plan import (
     Exchange,
     Flow,
@@ -17,7 +17,7 @@ from shardscope.analytic.communication.plan import (
     StepPlan,
     message_slices,
 )
-from shardscope.analytic.communication.ring import Ints
+from shardscope.analytic.communication.ring import Floats, Ints
 from shardscope.analytic.job_step import JobStep
 
 MOST_LISTED = 64

@@ -12,13 +12,13 @@ from shardscope.spec import Job
 from shardscope.spec.cluster import Cluster, EmulatedCluster
 from shardscope.spec.cluster.emulated import MOST_NODES
 from shardscope.spec.units import bit_rate_text, flops_text, seconds_text
-from shardscope_widgets.job_form.choices import BANDWIDTHS, LATENCIES
+from shardscope_widgets.job_form.choices import LATENCIES
 from shardscope_widgets.kit.form import named, own_trait
 
 HERE, EMULATED = "this machine", "an emulated cluster"
 OWN_SPEED = "this machine's own"
 PROCESSORS = ("0.2 GFLOP/s", "1 GFLOP/s", "5 GFLOP/s", "20 GFLOP/s")
-_RATES = BANDWIDTHS[1:]
+_RATES = ("10 Mbit/s", "50 Mbit/s", "100 Mbit/s", "250 Mbit/s", "500 Mbit/s", "1 Gbit/s", "5 Gbit/s")
 
 
 class PlaceChoices(t.HasTraits):

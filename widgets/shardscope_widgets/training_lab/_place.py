@@ -12,6 +12,7 @@ import traitlets as t
 from shardscope_widgets.job_form.choices import JobChoices
 from shardscope_widgets.job_form.place import HERE, PlaceChoices, check_on
 from shardscope_widgets.kit.controls import controls_for, field
+from shardscope_widgets.kit.form import setting_in
 from shardscope_widgets.kit.markup import classed, note_html
 
 if TYPE_CHECKING:
@@ -88,8 +89,8 @@ class Place:
         choices = self.choices
         if change["name"] == "place":
             choices.fit(self._job_choices.num_ranks)
-        ranks, most = choices.nodes * choices.per_node, JobChoices.class_traits()["world_size"].max
-        if choices.is_emulated and ranks <= most:
+        ranks = choices.nodes * choices.per_node
+        if choices.is_emulated and ranks <= (setting_in(JobChoices, "world_size").most or ranks):
             self._job_choices.world_size = ranks
         self._show()
         self._on_change()

@@ -140,6 +140,10 @@ class Gossip(Strategy):
         ]
         return StepPlan((*mixing, *whole(self._measuring(step), after)))
 
+    def cargo(self, collective: str) -> str:
+        """Return ``parameters``: no gradient is ever sent."""
+        return "parameters"
+
     def states(self, step: JobStep) -> RankStates:
         """Return the bytes on each rank: a whole replica, with its own gradients and optimizer state."""
         from shardscope.analytic.memory import spread_states
