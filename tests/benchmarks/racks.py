@@ -47,19 +47,23 @@ def cluster_of(width: int, network: dict[str, object]) -> EmulatedCluster:
 
 
 def measure(strategy: object, width: int, network: dict[str, object]) -> tuple[float, float, float, float]:
-    """Return the communication of a step in seconds: predicted, simulated, measured, and its spread from run to run."""
+    """Return the communication of a step in seconds: predicted, simulated, measured, and its spread from run to run.
+
+    It is the step time less what the nodes state for computing, by sleeping.
+    """
     job = ss.Job(
         model=perceptron(width), data="digits", strategy=strategy, world_size=4, batch=4 * SAMPLES, steps=STEPS,
         optimizer=ss.Optimizer("sgd", lr=0.01), eval_every=None,
     )  # fmt: skip
     cluster = cluster_of(width, network)
+    predicted, simulated = ss.predict(job, cluster), ss.simulate(job, cluster)
+    sending_s = predicted.time["communication"].value
+    computing_s = predicted.step_time_s - sending_s
     runs = [ss.launch(job, cluster, made_by="racks").wait(300) for _ in range(REPEATS)]
-    times = [ss.compare(run)["time", "communication"].measured or 0.0 for run in runs]
+    times = [run.summary().step_time_s - computing_s for run in runs]
     measured = statistics.median(times)
-    guesses = [
-        found.time["communication"].value for found in (ss.predict(job, cluster), ss.simulate(job, cluster))
-    ]
-    return guesses[0], guesses[1], measured, statistics.median(abs(each / measured - 1) for each in times)
+    spread = statistics.median(abs(each / measured - 1) for each in times)
+    return sending_s, simulated.step_time_s - computing_s, measured, spread
 
 
 def main() -> None:

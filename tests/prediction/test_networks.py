@@ -114,14 +114,20 @@ class TestRacks:
         predicted, simulated = ss.predict(job, cluster), ss.simulate(job, cluster)
         assert simulated.step_time_s == pytest.approx(predicted.step_time_s, rel=0.02)
 
-    def test_a_tree_is_a_bound_that_says_so(self) -> None:
-        job, cluster = job_of("tree"), cluster_of(**RACKS)
+    @pytest.mark.parametrize("slice_mb", [1.0, 0.04, 0.005])
+    def test_a_tree_adds_up_its_levels_and_says_so(self, slice_mb: float) -> None:
+        job, cluster = job_of(ss.Tree(slice_mb=slice_mb)), cluster_of(**RACKS)
         predicted, simulated = ss.predict(job, cluster), ss.simulate(job, cluster)
-        assert communication(simulated) == pytest.approx(communication(predicted), rel=0.15)
+        assert simulated.step_time_s == pytest.approx(predicted.step_time_s, rel=0.05)
         (told,) = predicted.assumptions
         assert told.startswith("The levels of tree_all_reduce are limited by different links")
         assert told in repr(predicted)
         assert predicted.to_dict()["assumptions"] == [told]
+
+    def test_a_tree_without_slices_takes_its_levels_one_after_another(self) -> None:
+        """Ranks 2 and 3 send up together, then rank 1; then rank 0 sends down, and rank 1 after it has received."""
+        found = ss.predict(job_of("tree"), cluster_of(**RACKS))
+        assert wire_seconds(found) == pytest.approx(gradient_bytes() * (4 / SLOW + 1 / FAST), rel=0.01)
 
     def test_messages_of_the_backend_are_assumed_to_go_to_the_next_rank(self) -> None:
         predicted = ss.predict(job_of("all-reduce"), cluster_of(**RACKS))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from shardscope.analytic.communication import Traffic
-from shardscope.analytic.communication.network import Network, levels_of
+from shardscope.analytic.communication.network import Level, Network, levels_of
 from shardscope.analytic.communication.plan import (
     Exchange,
     Flow,
@@ -72,7 +72,7 @@ class StepLoads:
         for each in plan.exchanges:
             found._add(each, slices.get(each.collective, 1))
         if plan.flow is not None:
-            found._add_levels(SEND, [network.loads(Moves.of(_sends(plan.flow)))], 1)
+            found._add_levels(SEND, [Level(network.loads(Moves.of(_sends(plan.flow))))], 1)
         return found
 
     @property
@@ -101,16 +101,16 @@ class StepLoads:
 
     def _add_whole(self, name: str, sent: Ints) -> None:
         size = np.broadcast_to(sent, len(self.network.node_of))
-        self._add_levels(name, [self.network.loads(to_next(size))], 1)
+        self._add_levels(name, [Level(self.network.loads(to_next(size)))], 1)
         self.loads[name].is_assumed = True
 
-    def _add_levels(self, name: str, levels: list[Floats], slices: int) -> None:
+    def _add_levels(self, name: str, levels: list[Level], slices: int) -> None:
         load = self.loads.setdefault(name, Load(np.zeros(len(self.network.names))))
-        alone = sum(levels, np.zeros(len(self.network.names)))
-        seconds, busiest = self.network.seconds(levels, slices), float((alone / self.network.capacity).max())
+        num_bytes = sum((each.bytes for each in levels), np.zeros(len(self.network.names)))
+        seconds = self.network.seconds(levels, slices)
         load.seconds += seconds
-        load.bytes = load.bytes + alone
-        load.is_bound |= seconds > busiest * (1 + 1e-6)
+        load.bytes = load.bytes + num_bytes
+        load.is_bound |= seconds > self.network.seconds([Level(num_bytes)]) * (1 + 1e-6)
 
 
 def step_plan(step: JobStep) -> StepPlan | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 
@@ -102,33 +103,47 @@ class Network:
             np.add.at(found, links[used], moves.num_bytes[used])
         return found
 
-    def seconds(self, levels: Sequence[Floats], slices: int = 1) -> float:
-        """Return the time of a collective in seconds, given the bytes on each link by level.
+    def seconds(self, levels: Sequence[Level], slices: int = 1) -> float:
+        """Return the time of a collective in seconds.
 
         One slice passes level after level, each of which takes as long as its busiest link. The others follow at the
-        rate of the link that is busiest over all levels. This is exact if one link is the busiest in every level, as in
-        a ring, or if there is one level; otherwise messages of different levels may overlap a little more or less.
+        rate of the link that is busiest over all levels; in a level with a lag, that many slices pass on their own.
+        This is exact if one link is the busiest in every level, as in a ring, or if there is one level; otherwise
+        messages of different levels may overlap a little more or less.
         """
-        by_level = sum(float((load / self.capacity).max()) for load in levels)
-        together = float((sum(levels, np.zeros(len(self.names))) / self.capacity).max())
-        return by_level / slices + together * (1 - 1 / slices)
+        alone = sum(self._seconds(each.bytes) * min(max(1, each.lag), slices) for each in levels)
+        together = self._seconds(sum((each.bytes for each in levels), np.zeros(len(self.names))))
+        return alone / slices + together * (1 - 1 / slices)
+
+    def _seconds(self, num_bytes: Floats) -> float:
+        return float((num_bytes / self.capacity).max())
 
 
-def levels_of(network: Network, rounds: Iterable[Round]) -> list[Floats]:
-    """Return the bytes on each link by level: messages are in the first level in which their senders can send them.
+class Level(NamedTuple):
+    """Messages of a collective that are sent at the same time."""
+
+    bytes: Floats
+    """Bytes on each link."""
+    lag: int = 0
+    """Largest `Round.lag` of the messages."""
+
+
+def levels_of(network: Network, rounds: Iterable[Round]) -> list[Level]:
+    """Return the levels of a collective: messages are in the first one in which their senders can send them.
 
     A rank sends in a round after it has sent and received its messages of earlier rounds, so ranks that take no part in
     a round are ahead of it.
     """
-    ready, found = np.zeros(len(network.node_of), np.int64), list[Floats]()
+    ready, found = np.zeros(len(network.node_of), np.int64), list[Level]()
     for each in rounds:
         moves = Moves.of(each)
         at = ready[moves.source]
         for level in np.unique(at):
             mine = at == level
             part = Moves(each.name, moves.source[mine], moves.target[mine], moves.num_bytes[mine])
-            found += [np.zeros(len(network.names))] * (level + 1 - len(found))
-            found[level] = found[level] + network.loads(part)
+            found += [Level(np.zeros(len(network.names)))] * (level + 1 - len(found))
+            before = found[level]
+            found[level] = Level(before.bytes + network.loads(part), max(before.lag, each.lag))
         np.maximum.at(ready, moves.source, at + 1)
         np.maximum.at(ready, moves.target, at + 1)
     return found

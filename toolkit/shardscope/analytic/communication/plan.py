@@ -35,6 +35,9 @@ class Round(NamedTuple):
 
     name: str
     moves: tuple[Move, ...]
+    lag: int = 0
+    """Slices by which a move trails the one in the other direction between the same ranks, in an earlier round: slice i
+    is sent after slice i + `lag` of that one has arrived."""
 
 
 class Moves(NamedTuple):
@@ -211,7 +214,8 @@ def pairwise_moves(num_bytes: int, world_size: int) -> Iterator[Moves]:
 def tree_rounds(num_bytes: int, world_size: int) -> tuple[Round, ...]:
     """Return the rounds of an all-reduce over Shardscope's binary tree: one for each level, up and then down.
 
-    Rank r has the parent (r-1) // 2, as in `tree_all_reduce_bytes`.
+    Rank r has the parent (r-1) // 2, as in `tree_all_reduce_bytes`. A rank at depth d > 0 sends slices down with a lag
+    of 2d + 2, as in `shardscope.training.collectives.tree`.
     """
     levels: dict[int, list[int]] = {}
     for rank in range(1, world_size):
@@ -221,7 +225,11 @@ def tree_rounds(num_bytes: int, world_size: int) -> tuple[Round, ...]:
         for depth in sorted(levels, reverse=True)
     ]  # fmt: skip
     down = [
-        Round(f"down, level {depth}", tuple(Move((r - 1) // 2, r, num_bytes, "total") for r in levels[depth]))
+        Round(
+            f"down, level {depth}",
+            tuple(Move((r - 1) // 2, r, num_bytes, "total") for r in levels[depth]),
+            lag=2 * depth if depth > 1 else 0,
+        )
         for depth in sorted(levels)
     ]
     return tuple(up + down)

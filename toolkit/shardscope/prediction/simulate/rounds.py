@@ -81,6 +81,7 @@ def add_rounds(
     started = np.asarray(entry, np.int64)
     lane = np.arange(len(started)) if lanes is None else lanes
     last = [_Last(graph, started, lane) for _ in range(slices)]
+    sent: dict[tuple[int, int], Ints] = {}
     for each in rounds:
         moves = Moves.of(each) if isinstance(each, Round) else each
         count = len(moves.source)
@@ -100,12 +101,24 @@ def add_rounds(
         graph.order_many(ops[:, :-1].ravel(), ops[:, 1:].ravel())
         if order == "in turn":
             graph.order_many(np.where(before >= 0, ops[before, -1], -1), ops[:, 0])
+        if isinstance(each, Round):
+            _trail(graph, each, ops, sent)
         for k, own in enumerate(last):
             own.then(moves, ops[:, k])
     return [
         _joined(graph, int(lane[rank]), [op for own in last for op in own.of(rank)])
         for rank in range(len(started))
     ]
+
+
+def _trail(graph: Graph, each: Round, ops: Ints, sent: dict[tuple[int, int], Ints]) -> None:
+    """Let slices of a round with a lag start after the slices that they trail; note the messages in `sent`."""
+    for move, own in zip(each.moves, ops, strict=True):
+        ahead = sent.get((move.target, move.source))
+        if each.lag and ahead is not None:
+            for k, op in enumerate(own.tolist()):
+                graph.order(int(ahead[min(k + each.lag, len(ahead) - 1)]), op)
+        sent[move.source, move.target] = own
 
 
 def _labels(each: Round | Moves, cargo: str, slices: int) -> list[str]:
