@@ -59,7 +59,7 @@ def names() -> set[str]:
         str(path)
         for folder in ("/dev/shm", tempfile.gettempdir())
         for path in Path(folder).glob("shardscope*")
-        if not path.name.startswith(OTHERS)
+        if not path.name.startswith(OTHERS) and not path.is_dir()
     }
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardscope.analytic.communication.network import Network
 from shardscope.analytic.communication.traffic import Sent
 from shardscope.machine import can_share_memory, usable_cores
 from shardscope.prediction.step.machine import Machine
@@ -67,6 +68,8 @@ class RankRates(NamedTuple):
     """FLOP/s at which passes are computed, whatever else they do; None unless a processor is emulated."""
     idle: IdleMessages | None = None
     """Messages of ranks that sleep; None if ranks compute, so that `message_s` contains their waits for a core."""
+    network: Network | None = None
+    """Links that messages share, if they are not all equal; `link` is then the rate of the slowest."""
 
     def per_message_s(self, sent: Sent) -> float:
         """Return the seconds per message of a collective, besides those in which the link carries its bytes.
@@ -101,8 +104,8 @@ class RankRates(NamedTuple):
             work: Work of each rank.
             host: Constants of this machine. Those of another machine are scaled by the speed of NumPy's kernels, and
                 what depends on the number of ranks by the number of cores.
-            emulated: The emulated cluster that the ranks run on: between several nodes, its slowest link carries TCP,
-                and its largest slowdown includes the time that ranks wait for a core.
+            emulated: The emulated cluster that the ranks run on: between several nodes, its links carry TCP, and its
+                largest slowdown includes the time that ranks wait for a core.
         """
         speed, cores = relative_speed(host), host.machine.cores / usable_cores()
         slow = max(shared_slowdown(host, active_ranks(work)), 0.0 if emulated is None else emulated.slowdown)
@@ -130,6 +133,7 @@ class RankRates(NamedTuple):
             stage_s=fixed("stage_s"),
             emulated_flops=None if emulated is None else emulated.flops,
             idle=sent.idle,
+            network=network_of(emulated, efficiency=_share(host, "network"), memory=sent.memory_bandwidth),
         )
 
     @classmethod
@@ -199,6 +203,21 @@ def transport_of(job: Job, emulated: EmulatedCluster | None = None) -> HostTrans
     return "tcp" if job.transport == "tcp" or not can_share_memory() else "shm"
 
 
+def network_of(
+    emulated: EmulatedCluster | None, *, efficiency: float = 1.0, memory: float = inf
+) -> Network | None:
+    """Return the links of an emulated cluster; None if all ranks have equal ones, which they do not share.
+
+    Args:
+        emulated: The cluster.
+        efficiency: Fraction of the links' rates that messages reach.
+        memory: Bytes per second between two ranks of a node.
+    """
+    if emulated is None or emulated.has_equal_links:
+        return None
+    return Network.of(emulated, efficiency=efficiency, memory=memory)
+
+
 def limit_of(job: Job, emulated: EmulatedCluster | None = None) -> Link | None:
     """Return the emulated link that limits the messages of a job's ranks; None if there is none."""
     return job.link if emulated is None else emulated.link
@@ -211,12 +230,14 @@ class _Messages(NamedTuple):
         bandwidth: Bytes per second that a rank can send.
         message_s: Seconds per message, without `latency_s`.
         latency_s: Latency of the emulated link, in seconds.
+        memory_bandwidth: Bytes per second that a rank can send to ranks of its own node.
         idle: Messages of ranks that sleep; None if ranks compute.
     """
 
     bandwidth: float
     message_s: float
     latency_s: float
+    memory_bandwidth: float
     idle: IdleMessages | None = None
 
 
@@ -235,13 +256,15 @@ def _messages(
     transport, limit = transport_of(job, emulated), limit_of(job, emulated)
     known = transport if host.has("message_s", transport) else "tcp"
     loopback = "tcp" if transport == "network" else transport
-    bandwidth, latency_s = host.value("message_bandwidth", ranks=ranks, transport=loopback), 0.0
+    memory, latency_s = host.value("message_bandwidth", ranks=ranks, transport=loopback), 0.0
+    bandwidth = memory
     if limit is not None:
-        bandwidth, latency_s = min(bandwidth, _share(host, transport) * limit.bandwidth), limit.latency_s
+        bandwidth, latency_s = min(memory, _share(host, transport) * limit.bandwidth), limit.latency_s
     if not is_idle:
-        return _Messages(bandwidth, host.value("message_s", ranks=ranks, transport=known), latency_s)
+        computing_s = host.value("message_s", ranks=ranks, transport=known)
+        return _Messages(bandwidth, computing_s, latency_s, memory)
     idle = _idle_messages(host, loopback)
-    return _Messages(bandwidth, idle.seconds[0], latency_s, idle)
+    return _Messages(bandwidth, idle.seconds[0], latency_s, memory, idle)
 
 
 def _idle_messages(host: HostCalibration, transport: str) -> IdleMessages:

@@ -35,6 +35,9 @@ class Round(NamedTuple):
 
     name: str
     moves: tuple[Move, ...]
+    lag: int = 0
+    """Slices by which a move trails the one in the other direction between the same ranks, in an earlier round: slice i
+    is sent after slice i + `lag` of that one has arrived."""
 
 
 class Moves(NamedTuple):
@@ -149,6 +152,20 @@ class StepPlan(NamedTuple):
     """Ranks that run the optimizer; None for all."""
 
 
+def message_slices(plan: StepPlan, traffic: Traffic) -> dict[str, int]:
+    """Return the number of slices of each message of a collective, from the number of messages that ranks send."""
+    moves: dict[str, dict[int, int]] = {}
+    for each in plan.exchanges:
+        count = moves.setdefault(each.collective, {})
+        for move in (move for rounds in each.rounds for move in rounds.moves):
+            count[move.source] = count.get(move.source, 0) + 1
+    return {
+        name: max(1, round(float(np.max(traffic[name].messages)) / max(count.values())))
+        for name, count in moves.items()
+        if name in traffic and count
+    }
+
+
 def whole(traffic: Traffic, when: When, *, gathers: bool = False) -> list[Exchange]:
     """Return one exchange without rounds for each collective of `traffic`."""
     return [Exchange(name, when, whole=sent.bytes, gathers=gathers) for name, sent in traffic.items()]
@@ -197,7 +214,8 @@ def pairwise_moves(num_bytes: int, world_size: int) -> Iterator[Moves]:
 def tree_rounds(num_bytes: int, world_size: int) -> tuple[Round, ...]:
     """Return the rounds of an all-reduce over Shardscope's binary tree: one for each level, up and then down.
 
-    Rank r has the parent (r-1) // 2, as in `tree_all_reduce_bytes`.
+    Rank r has the parent (r-1) // 2, as in `tree_all_reduce_bytes`. A rank at depth d > 0 sends slices down with a lag
+    of 2d + 2, as in `shardscope.training.collectives.tree`.
     """
     levels: dict[int, list[int]] = {}
     for rank in range(1, world_size):
@@ -207,10 +225,24 @@ def tree_rounds(num_bytes: int, world_size: int) -> tuple[Round, ...]:
         for depth in sorted(levels, reverse=True)
     ]  # fmt: skip
     down = [
-        Round(f"down, level {depth}", tuple(Move((r - 1) // 2, r, num_bytes, "total") for r in levels[depth]))
+        Round(
+            f"down, level {depth}",
+            tuple(Move((r - 1) // 2, r, num_bytes, "total") for r in levels[depth]),
+            lag=2 * depth if depth > 1 else 0,
+        )
         for depth in sorted(levels)
     ]
     return tuple(up + down)
+
+
+def neighbour_rounds(sent_bytes: int, world_size: int) -> tuple[Round, ...]:
+    """Return the single round in which each rank sends `sent_bytes`, divided equally between its ring neighbours."""
+    ranks = range(world_size)
+    peers = [list(dict.fromkeys([(rank + 1) % world_size, (rank - 1) % world_size])) for rank in ranks]
+    moves = tuple(
+        Move(rank, peer, sent_bytes // len(peers[rank])) for rank in ranks for peer in peers[rank] if peer != rank
+    )  # fmt: skip
+    return (Round("", moves),) if sent_bytes else ()
 
 
 def pair_rounds(packet_bytes: int, world_size: int) -> tuple[Round, ...]:

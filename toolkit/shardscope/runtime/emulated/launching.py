@@ -21,6 +21,20 @@ def on_cluster(job: Job, cluster: EmulatedCluster) -> Job:
             f"launch trains on this machine, or on a cluster emulated on it, not on cluster {cluster!r:.40}; give "
             "ss.Cluster.emulated(...), or start the job on your machines with torchrun"
         )
+    check_suits(job, cluster)
+    why = why_not_emulated()
+    if why:
+        raise LaunchError(why)
+    return job.replace(device="cpu")
+
+
+def check_suits(job: Job, cluster: EmulatedCluster) -> None:
+    """Reject a job that cannot run on this cluster, on whatever machine.
+
+    Raises:
+        SpecError: The job has another number of ranks than the cluster has devices, a link of its own, is elastic,
+            needs a GPU, or needs shared memory.
+    """
     if cluster.num_devices != job.world_size:
         raise SpecError(
             f"world_size={job.world_size} does not match the {cluster.num_devices} ranks of {cluster.name}; use "
@@ -39,7 +53,3 @@ def on_cluster(job: Job, cluster: EmulatedCluster) -> Job:
             f"transport={job.transport!r} does not reach across the {len(cluster.nodes)} emulated nodes; use 'auto' or "
             "'tcp'"
         )
-    why = why_not_emulated()
-    if why:
-        raise LaunchError(why)
-    return job.replace(device="cpu")

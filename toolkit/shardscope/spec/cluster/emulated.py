@@ -187,6 +187,12 @@ class EmulatedCluster(Spec):
         )
 
     @property
+    def has_equal_links(self) -> bool:
+        """Whether all ranks have links of the same rate to other nodes, which they do not share with other ranks."""
+        rates = {rate for node in self.nodes for rate in (node.upload, node.download)}
+        return len(self.nodes) == 1 or (self.per_node == 1 and self.racks == 1 and len(rates) == 1)
+
+    @property
     def slowdown(self) -> float:
         """The largest slowdown of any node."""
         return max(node.slowdown for node in self.nodes)
@@ -218,9 +224,14 @@ class EmulatedCluster(Spec):
         if len(self.nodes) == 1:
             return f"1 emulated node{several}{speed}"
         rates = {rate for node in self.nodes for rate in (node.upload, node.download)}
-        even = len(rates) == 1 and self.rack_bandwidth is None
-        rate = f"{'' if even else 'slowest link '}{bit_rate_text(self.slowest)}"
-        return f"{len(self.nodes)} emulated nodes{several}, {rate}, {seconds_text(self.latency_s)}{speed}"
+        rate = f"{'' if len(rates) == 1 else 'slowest link '}{bit_rate_text(min(rates))}"
+        racks = ""
+        if self.rack_bandwidth is not None:
+            racks = f" in {self.racks} racks"
+            rate += f", racks {bit_rate_text(self.rack_bandwidth)}"
+        return (
+            f"{len(self.nodes)} emulated nodes{several}{racks}, {rate}, {seconds_text(self.latency_s)}{speed}"
+        )
 
     def rack_of(self, node: int) -> int:
         """Return the rack of a node."""
