@@ -71,15 +71,18 @@ class RankRates(NamedTuple):
     def per_message_s(self, sent: Sent) -> float:
         """Return the seconds per message of a collective, besides those in which the link carries its bytes.
 
-        Sleeping ranks all send at the same time, and the cores handle their messages while the link is busy, too. So
-        their time per message, if it is the longer one, contains that of its bytes.
+        Sleeping ranks all send at the same time, and their messages queue for the cores. If the queue takes longer than
+        the link, the cores work on it while the link is busy. Otherwise each message, once its bytes have arrived,
+        waits on average for half of the messages that arrive with it.
         """
         messages = np.maximum(sent.counted, 1)
         senders = float(np.sum(sent.messages)) / max(1, int(np.max(sent.messages)))
         if self.idle is None or senders <= 1.0:
             return self.message_s
         carried_s = float(np.max(sent.busiest / messages)) / self.link
-        return max(self.message_s, self.idle.at(senders) - carried_s)
+        arriving = float(np.sum(sent.busiest)) / max(1, int(np.max(sent.busiest)))
+        waits_s = (self.idle.at(arriving) - self.idle.seconds[0]) / 2
+        return max(self.message_s + waits_s, self.idle.at(senders) - carried_s)
 
     @classmethod
     def of_this_machine(
@@ -235,37 +238,18 @@ def _messages(
     bandwidth, latency_s = host.value("message_bandwidth", ranks=ranks, transport=loopback), 0.0
     if limit is not None:
         bandwidth, latency_s = min(bandwidth, _share(host, transport) * limit.bandwidth), limit.latency_s
-    computing_s = host.value("message_s", ranks=ranks, transport=known)
     if not is_idle:
-        return _Messages(bandwidth, computing_s, latency_s)
-    idle = _measured_idle(host, loopback) or _guessed_idle(host, known, computing_s)
+        return _Messages(bandwidth, host.value("message_s", ranks=ranks, transport=known), latency_s)
+    idle = _idle_messages(host, loopback)
     return _Messages(bandwidth, idle.seconds[0], latency_s, idle)
 
 
-def _measured_idle(host: HostCalibration, transport: str) -> IdleMessages | None:
-    """Return the messages of ranks that sleep, if the calibration has them."""
+def _idle_messages(host: HostCalibration, transport: str) -> IdleMessages:
+    """Return the messages of ranks that sleep: the shipped ones, if the calibration has none."""
     if not host.has("idle_message_s", transport):
-        return None
+        host = HostCalibration.shipped()
     rows, cores = host.rows("idle_message_s", transport), usable_cores() / host.machine.cores
     return IdleMessages(tuple((row.ranks or 1) * cores for row in rows), tuple(row.value for row in rows))
-
-
-def _guessed_idle(host: HostCalibration, transport: str, most_s: float) -> IdleMessages:
-    """Return a guess of the messages of ranks that sleep, from those of ranks that compute.
-
-    With as many ranks as cores, messages already wait for ranks that compute, so the values for the fewest ranks are
-    continued to a single rank. With more ranks, messages wait in turn at the cores, but for at most `most_s`.
-    """
-    rows = host.rows("message_s", transport)
-    alone = rows[0].value
-    if len(rows) > 1:
-        (low, first), (high, second) = ((row.ranks or 1, row.value) for row in rows[:2])
-        alone *= min(1.0, float((first / second) ** (np.log2(low) / np.log2(high / low))))
-    turns = (1.0, 2.0, 4.0, 8.0)
-    return IdleMessages(
-        tuple(turn * usable_cores() for turn in turns),
-        tuple(max(alone, min(turn * alone, most_s)) for turn in turns),
-    )
 
 
 def _share(host: HostCalibration, transport: str) -> float:
