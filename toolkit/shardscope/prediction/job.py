@@ -24,7 +24,7 @@ from shardscope.prediction.failures import job_failures
 from shardscope.prediction.job_memory import kinds_by_rank, rank_memory
 from shardscope.prediction.job_time import job_time_term
 from shardscope.prediction.job_view import job_html, job_text
-from shardscope.prediction.loads import slowness_on, used_samples_per_s
+from shardscope.prediction.loads import memory_on, slowness_on, update_slowness_on, used_samples_per_s
 from shardscope.prediction.network_time import StepLoads
 from shardscope.prediction.rates import RankRates, limit_of, network_of, stated_rates
 from shardscope.prediction.saved_calibration import Chosen, chosen
@@ -252,11 +252,17 @@ class JobPrediction(Budgeted):
 
     @property
     def fits(self) -> bool | None:
-        """Whether each rank fits on its device or, on this machine's CPUs, all fit together; None if unknown."""
+        """Whether each rank fits on its device or, on this machine's CPUs, all fit together; None if unknown.
+
+        On an emulated cluster, each rank must also fit into the memory that the cluster states.
+        """
         if self.by_rank is None or not self.has_rates:
             return None
+        room = self.step.memory
+        if room and any(term.value > each for term, each in zip(self.by_rank, room, strict=True)):
+            return False
         if self.cluster is not None:
-            return max(term.value for term in self.by_rank) <= self.cluster.device.memory_bytes
+            return True
         return self.machine_bytes is not None and self.machine_bytes <= usable_memory_bytes()
 
     @property
@@ -401,7 +407,7 @@ def predict_job(
         )
     emulated = cluster if isinstance(cluster, EmulatedCluster) else None
     if isinstance(cluster, EmulatedCluster):
-        cluster.check_link(job)
+        cluster.check_job(job)
         job, cluster = job.replace(device="cpu"), None
     if cluster is None and isinstance(calibration, Calibration):
         raise SpecError(
@@ -416,8 +422,9 @@ def predict_job(
     assert found.table.step is not None
     is_on_gpus, backend = _place(job, cluster)
     step = JobStep(
-        job, found.table.step, settled_step(job), backend, is_on_gpus, slowness_on(emulated), is_usual=True
-    )
+        job, found.table.step, settled_step(job), backend, is_on_gpus, slowness_on(emulated),
+        update_slowness_on(emulated), memory_on(emulated or cluster), is_usual=True,
+    )  # fmt: skip
     if cluster is not None:
         return JobPrediction(job, cluster, step, found, _of_pytorch(cluster, calibration, software))
     assert calibration is None or isinstance(calibration, HostCalibration)

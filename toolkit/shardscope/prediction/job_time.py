@@ -15,7 +15,7 @@ from shardscope.analytic.communication.traffic import Sent
 from shardscope.analytic.job_step import JobStep
 from shardscope.analytic.terms import Term
 from shardscope.prediction.data_source import with_waiting
-from shardscope.prediction.loads import awaited, rank_loads
+from shardscope.prediction.loads import awaited, rank_loads, rank_updates
 from shardscope.prediction.network_time import StepLoads
 from shardscope.prediction.rates import RankRates
 from shardscope.prediction.traced import Traced
@@ -28,10 +28,10 @@ def job_time_term(step: JobStep, found: Traced, traffic: Traffic | None, rates: 
     """Return the time of one step, in seconds, as a sum of terms; only reading from a slow source overlaps with others.
 
     Each operation takes the time of its matrix products or of its memory traffic, plus the time of its launch. The
-    optimizer takes the time to read and write all states, plus a time per tensor, and the codec the time to read and
-    write the gradient and its packets. Each collective takes as long as its slowest rank needs to send or to receive
-    its bytes, or the busiest link if messages share links, and to send its messages. Ranks of unlike speed wait for the
-    one that computes longest, apart from those whose gradients are dropped.
+    optimizer takes the time to read and write all states on the rank where that takes longest, plus a time per tensor,
+    and the codec the time to read and write the gradient and its packets. Each collective takes as long as its slowest
+    rank needs to send or to receive its bytes, or the busiest link if messages share links, and to send its messages.
+    Ranks of unlike speed wait for the one that computes longest, apart from those whose gradients are dropped.
 
     Args:
         step: The training step to predict.
@@ -85,9 +85,9 @@ def _pass(name: str, step: JobStep, found: Traced, work: Work, rates: RankRates)
 
 
 def _optimizer(step: JobStep, rates: RankRates) -> Term:
-    states, shards = step.job.optimizer.states, step.world_size if step.job.strategy.zero_stage else 1
     share = min(1.0, max(each.computing for each in step.job.strategy.work(step.alike)))
-    updated = step.num_elements * states.moved_bytes_per_param(step.element_bytes) / shards * share
+    moved = step.job.optimizer.states.moved_bytes_per_param(step.element_bytes)
+    updated = step.num_elements * moved * max(rank_updates(step))
     tensors = len(step.trained) * share
     parts = (
         _term("states", updated / rates.optimizer_bandwidth, "bytes / bandwidth", rates,

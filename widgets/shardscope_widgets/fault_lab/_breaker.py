@@ -157,6 +157,6 @@ class Breaker:
         if run is None:
             return
         step = self.choices.step or run.reduced().last_step + 1
-        faults = add(Faults(), step)
+        (fault,) = faults = add(Faults(), step)
         run.inject(faults)
-        self.said.value = words_html(f"Asked of the run: {faults.text}.", is_live=True)
+        self.said.value = words_html(_words.asked_text(fault, self.choices.step), is_live=True)

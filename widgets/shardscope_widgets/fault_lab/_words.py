@@ -6,6 +6,7 @@ import math
 from typing import NamedTuple
 
 from shardscope.spec import Job
+from shardscope.spec.fault_kinds import AnyFault, Slow
 from shardscope.spec.observed import ObservedJob
 from shardscope_widgets.words import plural
 
@@ -56,6 +57,23 @@ def kill_text(standing: Standing, rank: int, step: int) -> str:
         f"from the checkpoint of step {saved}" if saved else "from the beginning, as there is no checkpoint"
     )
     return f"{killed} All ranks then continue {source}, and repeat {plural(lost, 'step')}."
+
+
+def asked_text(fault: AnyFault, step: int) -> str:
+    """Return what was asked of the run.
+
+    Args:
+        fault: The fault.
+        step: The step that was chosen; 0 for the next one, which may be later than that of the fault by the time the
+            ranks read it.
+    """
+    if step:
+        return f"Asked of the run: {fault.text}."
+    if isinstance(fault, Slow):
+        first, last = fault.steps
+        lasts = f"for {plural(last - first + 1, 'step')}" if last is not None else "to the end"
+        return f"Asked of the run: {fault.who} computes {fault.factor:g} times slower {lasts}, from its next step on."
+    return f"Asked of the run: {fault.text.replace(f'before step {fault.step}', when_text(0))}."
 
 
 def slow_text(standing: Standing, rank: int, step: int, factor: float, num_steps: int) -> str:

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from shardscope.analytic.communication.ring import Ints, chunk_sizes
+from shardscope.analytic.communication.ring import Ints, Shares, chunk_sizes
 from shardscope.analytic.communication.traffic import Traffic
 from shardscope.analytic.schedules.table import ScheduleTable
 from shardscope.runlog.step_events import ring_phase
@@ -172,16 +172,16 @@ def whole(traffic: Traffic, when: When, *, gathers: bool = False) -> list[Exchan
 
 
 def ring_moves(
-    op: str, num_elements: int, element_bytes: int, world_size: int, *, step: int = 1
+    op: str, num_elements: int, element_bytes: int, world_size: int, *, step: int = 1, shares: Shares = None
 ) -> Iterator[Moves]:
     """Yield the rounds of a collective on Shardscope's ring, as arrays.
 
     In round k, rank r sends chunk r-1-k (mod W) to the next rank, as in `shardscope.training.collectives.ring`. The
     first W-1 rounds reduce, the next W-1 rounds gather. With `step` -1, the ring runs in the other direction.
     """
-    sizes = chunk_sizes(num_elements, world_size) * element_bytes
+    sizes = chunk_sizes(num_elements, world_size, shares) * element_bytes
     ranks, last = np.arange(world_size), world_size - 1
-    targets, is_even = (ranks + step) % world_size, sizes[0] == sizes[-1] > 0
+    targets, is_even = (ranks + step) % world_size, sizes.min() == sizes.max() > 0
     for k in {"reduce_scatter": range(last), "all_gather": range(last, 2 * last)}.get(op, range(2 * last)):
         name, chunk = ring_phase(k, last), (ranks - step - step * k) % world_size
         if is_even:  # all rounds share arrays
@@ -192,12 +192,20 @@ def ring_moves(
 
 
 def ring_rounds(
-    op: str, num_elements: int, element_bytes: int, world_size: int, *, directions: int = 1
+    op: str,
+    num_elements: int,
+    element_bytes: int,
+    world_size: int,
+    *,
+    directions: int = 1,
+    shares: Shares = None,
 ) -> tuple[Round, ...]:
     """Return the rounds of a collective on Shardscope's ring; the arguments are those of `traffic.by_ring`."""
     first = (num_elements + 1) // 2 if directions == 2 else num_elements
     lanes = [(1, first), (-1, num_elements - first)][:directions]
-    rings = [ring_moves(op, size, element_bytes, world_size, step=step) for step, size in lanes]
+    rings = [
+        ring_moves(op, size, element_bytes, world_size, step=step, shares=shares) for step, size in lanes
+    ]
     return tuple(
         Round(both[0].name, tuple(move for each in both for move in each.listed()))
         for both in zip(*rings, strict=True)

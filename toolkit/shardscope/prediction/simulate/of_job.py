@@ -17,7 +17,7 @@ from shardscope.analytic.communication.plan import Exchange, Flow, StepPlan, Whe
 from shardscope.analytic.schedules import DURATIONS, ScheduledOp
 from shardscope.errors import SpecError
 from shardscope.prediction.job import JobPrediction
-from shardscope.prediction.loads import awaited, rank_loads
+from shardscope.prediction.loads import awaited, rank_loads, rank_updates
 from shardscope.prediction.network_time import SEND, step_plan
 from shardscope.prediction.simulate.graph import Graph
 from shardscope.prediction.simulate.parts import StepTimes
@@ -61,6 +61,8 @@ class JobStep:
         self._add_links()
         loads = rank_loads(found.step)
         self.work = [each.computing / awaited(found.step, loads).computing for each in loads]
+        updates = rank_updates(found.step)
+        self.updates = [self.times.optimizer * each / max(updates) for each in updates]
         self.label, self.cargo = "", job.strategy.cargo
         plan = step_plan(found.step)
         if plan is None:
@@ -152,7 +154,7 @@ class JobStep:
         for each in early:
             now = self._exchange(each, now)
         now = [
-            self._compute(rank, "optimizer", self.times.optimizer * (rank in updating), [op])
+            self._compute(rank, "optimizer", self.updates[rank] * (rank in updating), [op])
             for rank, op in enumerate(now)
         ]
         for each in exchanges[len(early) :]:
@@ -261,7 +263,7 @@ class JobStep:
         for each in plan.exchanges:
             now = self._exchange(each, now)
         now = [self._compute(rank, "codec", times.codec, [op]) for rank, op in enumerate(now)]
-        return [self._compute(rank, "optimizer", times.optimizer, [op]) for rank, op in enumerate(now)]
+        return [self._compute(rank, "optimizer", self.updates[rank], [op]) for rank, op in enumerate(now)]
 
 
 def _without_rounds(found: JobPrediction) -> StepPlan:

@@ -45,7 +45,7 @@ def check_suits(job: Job, cluster: EmulatedCluster) -> None:
             f"elastic={job.elastic.label!r} cannot be combined with an emulated cluster, which has a fixed number of "
             "devices; use elastic=None, or train on this machine"
         )
-    cluster.check_link(job)
+    cluster.check_job(job)
     if job.device == "cuda":
         raise SpecError("device='cuda' does not run on an emulated cluster; use device='cpu' or 'auto'")
     if job.transport in {"shm", "cuda-ipc"} and len(cluster.nodes) > 1:
