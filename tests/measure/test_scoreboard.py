@@ -16,7 +16,7 @@ from shardscope.measure.scoreboard.board import calibration_of_row
 from shardscope.measure.scoreboard.one_step import OneStep
 from shardscope.measure.scoreboard.rows import predicted_seconds
 from shardscope.measure.scoreboard.score import Score, rank_correlation
-from shardscope.measure.scoreboard.tables import published
+from shardscope.measure.scoreboard.published import published
 from shardscope.spec.effects import table_scores
 
 

@@ -41,7 +41,7 @@ def add_to(commands: Any) -> None:
 def carry_out(arguments: argparse.Namespace) -> int:
     """Print one line per data set, as predicted now and as predicted without it."""
     from shardscope.measure.scoreboard.board import board
-    from shardscope.measure.scoreboard.tables import published
+    from shardscope.measure.scoreboard.published import published
     from shardscope.spec.effects import table_scores
 
     if arguments.rows is not None:
