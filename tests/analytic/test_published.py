@@ -47,7 +47,6 @@ from shardscope.measure.scoreboard.tables import (
     VOCAB,
     gpt,
     llama,
-
 )
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.layout import Layout

@@ -56,7 +56,8 @@ def best_widths(others: Sequence[LeftOut]) -> Widths:
 
     def loss(widths: Widths) -> float:
         each = [
-            one.before(widths).score + float(np.mean([turn.score for turn in one.after(widths)])) for one in others
+            one.before(widths).score + float(np.mean([turn.score for turn in one.after(widths)]))
+            for one in others
         ]
         return float(np.mean(each))
 
@@ -122,7 +123,9 @@ def print_scores(scores: Mapping[str, Mapping[str, float]]) -> None:
         print(name.ljust(32), " ".join(f"{key} {value:.3g}" for key, value in line.items()))
     for key in ("left_out", "after", "one_scalar", "covered", "plain", "constant_mfu"):
         values = [line[key] for line in scores.values()]
-        print(key.ljust(14), f"median {np.median(values):.1f}, least {min(values):.1f}, most {max(values):.1f}")
+        print(
+            key.ljust(14), f"median {np.median(values):.1f}, least {min(values):.1f}, most {max(values):.1f}"
+        )
     tested = {name: line for name, line in scores.items() if line["rows"] >= ENOUGH}
     rejected = [name for name, line in tested.items() if min(line["p_value"], line["p_value_after"]) < 0.05]
     print(f"coverage rejected in {len(rejected)} of {len(tested)} tables:", *rejected)

@@ -36,7 +36,7 @@ class Row:
     """Software that ran it; a name of `spec.software.SOFTWARE`."""
 
     @classmethod
-    def of(  # noqa: PLR0917
+    def of(
         cls,
         dataset: str,
         model: Transformer,

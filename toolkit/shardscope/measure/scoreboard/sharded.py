@@ -28,9 +28,9 @@ IBM = (
     ("70B", False, "full", 2, 370, 800),
     ("70B", False, "full", 6, 380, 850),
 )
-"""foundation-model-stack/fms-fsdp README.md@6dc80d2 and @4ffb9bd (February and March 2024, without torch.compile): model,
-whether shards are replicated by node (HSDP), recomputation, micro-batch; tokens per second and device on 128 A100 with
-400 Gbit/s a node, and on 96 H100 with 800 Gbit/s a node."""
+"""foundation-model-stack/fms-fsdp README.md@6dc80d2 and @4ffb9bd (February and March 2024, without torch.compile):
+model, whether shards are replicated by node (HSDP), recomputation, micro-batch; tokens per second and device on 128
+A100 with 400 Gbit/s a node, and on 96 H100 with 800 Gbit/s a node."""
 
 TORCHTITAN_A100 = (
     ("llama3-8B", "selective", 1, 2973),
@@ -47,13 +47,13 @@ ROBERTA = {"10B": (127, 2560, 40), "52B": (64, 8192, 64)}
 """Layers, hidden and heads. The source states parameters only; these are Amazon's usual shapes of that size."""
 ROBERTA_ZERO_3 = (("10B", 64, 54.86, 92.07), ("52B", 64, 67.61, 116.06), ("52B", 256, None, 108))
 """deepspeedai/DeepSpeed pull request 1453 (October 2021): model, number of A100-40GB in nodes of 8 with 400 Gbit/s,
-TFLOP/s per device before and after the change, which overlaps collectives with computation. 16 sequences of 512 tokens a
-device, every layer recomputed, bf16."""
+TFLOP/s per device before and after the change, which overlaps collectives with computation. 16 sequences of 512 tokens
+a device, every layer recomputed, bf16."""
 
 GPT_ZERO_3 = ((4, 48, 122), (4, 48, 127), (2, 32, 167), (1, 16, 184))
-"""bigscience-workshop/bigscience experiments/gpt2.md (May 2021): tensor-parallel degree, micro-batch and seconds of a GPT
-with 52 billion parameters, one micro-batch a step, on 64 V100-32GB in nodes of 4 with 100 Gbit/s a device. The authors
-warn that the network's speed varies between runs."""
+"""bigscience-workshop/bigscience experiments/gpt2.md (May 2021): tensor-parallel degree, micro-batch and seconds of a
+GPT with 52 billion parameters, one micro-batch a step, on 64 V100-32GB in nodes of 4 with 100 Gbit/s a device. The
+authors warn that the network's speed varies between runs."""
 
 
 def sharded() -> dict[str, list[Row]]:
@@ -76,9 +76,7 @@ def llama_2(size: str) -> Transformer:
     )  # fmt: skip
 
 
-def _ibm(  # noqa: PLR0917
-    size: str, is_hybrid: bool, recompute: str, micro_batch: int, rate: float, *, old: bool
-) -> Row:
+def _ibm(size: str, is_hybrid: bool, recompute: str, micro_batch: int, rate: float, *, old: bool) -> Row:
     devices = 128 if old else 96
     where = (
         cluster(A100_80, devices, intra=NVLINK3, inter=network(50, "IBM: 400 Gbit/s per node"))
@@ -102,7 +100,9 @@ def _torchtitan(name: str, recompute: str, micro_batch: int, rate: float) -> Row
 def _roberta(size: str, devices: int, tflops: float | None, *, is_new: bool = False) -> Row:
     assert tflops is not None
     layers, hidden, heads = ROBERTA[size]
-    model = Transformer(name=f"roberta-{size}", layers=layers, hidden=hidden, heads=heads, vocab=53248, seq=512)
+    model = Transformer(
+        name=f"roberta-{size}", layers=layers, hidden=hidden, heads=heads, vocab=53248, seq=512
+    )
     where = cluster(
         Device.of("a100-40gb"), devices, intra=NVLINK3, inter=network(50, "p4d: 400 Gbit/s per node")
     )
@@ -115,7 +115,11 @@ def _roberta(size: str, devices: int, tflops: float | None, *, is_new: bool = Fa
 def _gpt(tensor: int, micro_batch: int, seconds: float) -> Row:
     model = Transformer(name="gpt-64x8192", layers=64, hidden=8192, heads=32, vocab=50304, seq=1024)
     where = Cluster.of(
-        "v100-32gb", nodes=16, per_node=4, intra=Link.of("nvlink-2"), inter=network(100, "Jean Zay: Omni-Path")
+        "v100-32gb",
+        nodes=16,
+        per_node=4,
+        intra=Link.of("nvlink-2"),
+        inter=network(100, "Jean Zay: Omni-Path"),
     )
     layout = _zero_3(64 // tensor, micro_batch, "full").replace(
         tensor=tensor, flash_attention=False, precision="fp16-mixed"
