@@ -144,7 +144,10 @@ def write(
         "constant_mfu": {"all tables": constant_of(tables, constant_mfu_seconds)},
         "constant_rate": {"all tables": constant_of(tables, plain_seconds)},
         "fitted": sorted({row.key for t in tables for row in t.rows}),
-        "tables": {name: {k: float(f"{v:.4g}") for k, v in line.items()} for name, line in scores.items()},
+        "tables": {
+            name: {k: v if k == "rows" else float(f"{v:.4g}") for k, v in line.items()}
+            for name, line in scores.items()
+        },
     }
     for former in ("spreads", "trend_spread"):
         blocks.pop(former, None)
@@ -180,8 +183,8 @@ def covariances(found: Found, wider: float) -> dict[str, list[float]]:
         for chip, name in CHIPS.items():
             effects = effects_of(software, Device.of(name))
             result[f"{software.name} {chip}"] = triangle(cluster_covariance(found, effects, wider))
-        usual = {**effects_of(software, Device.of("a100-80gb")), f"device {OTHER}": 1.0}
-        usual.pop("device a100")
+        usual = effects_of(software, Device.of("a100-80gb"))
+        usual = {name.replace(" a100", f" {OTHER}"): factor for name, factor in usual.items()}
         low, middle, high = (
             cluster_covariance(found, {**usual, "trend": trend}, wider) for trend in (-1.0, 0.0, 1.0)
         )
