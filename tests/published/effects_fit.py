@@ -21,19 +21,11 @@ from shardscope.spec.calibration import FACTORS
 Floats = npt.NDArray[np.float64]
 Effects = Mapping[str, float]
 NAMES = tuple(FACTORS)
-KINDS = {"all": 1.0, "family": 0.8, "software": 0.5, "trend": 0.8, "device": 0.4, "pair": 0.5, "table": 0.6}
+KINDS = {"all": 1.0, "family": 0.8, "software": 0.5, "trend": 0.8, "device": 0.4, "table": 0.6}
 """Kinds of effects, with the centre of the prior of their standard deviations relative to `USUAL`."""
 USUAL = {**FACTORS, "scale": 1.0}  # see SCALES for the scale
 """How much each constant may differ between machines, as a standard deviation of its logarithm: the prior's centre."""
-SCALES = {
-    "all": 0.08,
-    "family": 0.06,
-    "software": 0.04,
-    "trend": 0.06,
-    "device": 0.03,
-    "pair": 0.05,
-    "table": 0.1,
-}
+SCALES = {"all": 0.08, "family": 0.06, "software": 0.04, "trend": 0.06, "device": 0.03, "table": 0.1}
 """The same for the common scale of all times, by kind. The likelihood hardly depends on that of tables between 0 and
 0.1; the errors of left-out tables after one measured step are least from 0.08 to 0.12."""
 USUAL_NOISE = 0.06

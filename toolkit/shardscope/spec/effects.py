@@ -1,10 +1,10 @@
 """What constants of software and devices have in common: their effects, estimated from all measured tables together.
 
 The logarithm of each constant is the sum of its usual value and of the effects of the software's family, of the
-software, of the device's peak FLOP/s (a trend), of its architecture, and of the pair of software and architecture.
-`tests/published/hierarchy.py` fits them, with one more effect for each table, whose standard deviation is the usual
-difference between clusters. So a cluster that was never measured gets the constants that similar ones have in common,
-and an interval that includes the differences.
+software, of the device's peak FLOP/s (a trend) and of its architecture. `tests/published/hierarchy.py` fits them,
+with one more effect for each table, whose standard deviation is the usual difference between clusters. So a cluster
+that was never measured gets the constants that similar ones have in common, and an interval that includes the
+differences.
 """
 
 from __future__ import annotations
@@ -99,7 +99,6 @@ def effects_of(software: Software, device: Device) -> dict[str, float]:
         f"software {software.name}": 1.0,
         "trend": trend_of(device),
         f"device {architecture(device.name)}": 1.0,
-        f"pair {software.name} {architecture(device.name)}": 1.0,
     }
 
 
