@@ -7,6 +7,9 @@ release. The NVL72 systems are used in groups of 64 devices, because all runs ha
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from shardscope.measure.scoreboard.rows import Row
 from shardscope.measure.scoreboard.tables import llama
 from shardscope.spec.cluster import Cluster
@@ -48,7 +51,7 @@ NEMO_H100 = {
 """NVIDIA/dgxc-benchmarking, tag v24.11.1 (NeMo 24.09 and 24.11): seconds by model, precision and number of H100. Llama
 3.1 405B has fewer layers on fewer than 576 devices."""
 
-NEMO_H100_LAYOUTS = {
+NEMO_H100_LAYOUTS: Mapping[str, Mapping[str, Any]] = {
     "llama3.1-8B": {"context": 2, "num_micro_batches": 32},
     "llama3.1-70B": {
         "tensor": 4, "pipeline": 4, "context": 2, "virtual_stages": 5, "num_micro_batches": 64,
@@ -83,7 +86,7 @@ NEMO_GB200 = {
 }  # fmt: skip
 """NVIDIA/dgxc-benchmarking, tag v25.05 (NeMo 25.02): seconds by model, precision, number of GB200 and batch."""
 
-NEMO_GB200_LAYOUTS = {
+NEMO_GB200_LAYOUTS: Mapping[str, Mapping[str, Any]] = {
     "nemotron-340B": {"tensor": 8, "pipeline": 4, "virtual_stages": 12},
     "llama3.1-405B": {"tensor": 4, "pipeline": 8, "context": 2, "virtual_stages": 8},
 }
