@@ -20,12 +20,14 @@ def parsed(*words: str) -> object:
 def test_every_argument_of_a_cluster_can_be_given() -> None:
     text = (
         "nodes=4, bandwidth=1 Gbit/s,latency=1 ms,per_node=2,node_bandwidth=1:100 Mbit/s;2:200 Mbit/s,"
-        "upload=0:10 Mbit/s,slowdown=3:2.5,flops=2 GFLOP/s,memory_bandwidth=1 GB/s,racks=2,rack_bandwidth=2 Gbit/s"
+        "upload=0:10 Mbit/s,slowdown=3:2.5,flops=2 GFLOP/s,memory_bandwidth=1 GB/s,racks=2,rack_bandwidth=2 Gbit/s,"
+        "memory=1 GB,node_flops=0:4 GFLOP/s;1:3 GFLOP/s,node_memory=0:2 GB"
     )
     assert parsed("--emulate", text) == ss.Cluster.emulated(
         nodes=4, bandwidth="1 Gbit/s", latency="1 ms", per_node=2,
         node_bandwidth={1: "100 Mbit/s", 2: "200 Mbit/s"}, upload={0: "10 Mbit/s"}, slowdown={3: 2.5},
         flops="2 GFLOP/s", memory_bandwidth="1 GB/s", racks=2, rack_bandwidth="2 Gbit/s",
+        memory="1 GB", node_flops={0: "4 GFLOP/s", 1: "3 GFLOP/s"}, node_memory={0: "2 GB"},
     )  # fmt: skip
     assert parsed() is None
 

@@ -154,3 +154,39 @@ def test_what_a_resumed_study_cannot_take_up_is_called_by_its_option(
 
 def test_an_option_is_called_as_its_field() -> None:
     assert (flag_of("lr_schedule"), flag_of("checkpoint.at_end")) == ("--lr-schedule", "--checkpoint-at-end")
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "value"),
+    [
+        (["--recovery", "5", "--recovery-set", "replica_every=1"], "recovery", ss.Recovery(5, replica_every=1)),
+        (["--recovery-set", "replica_every=2"], "recovery", ss.Recovery(replica_every=2)),
+        (
+            ["--elastic", "2:4", "--ranks", "2", "--elastic-set", "batch=scaled"],
+            "elastic", ss.Elastic(least=2, most=4, batch="scaled"),
+        ),
+        (
+            ["--data", "corpus", "--data-set", "cache=2 GB", "--data-set", "window=4"],
+            "data", ss.Shards("corpus", cache="2 GB", window=4),
+        ),
+    ],
+)  # fmt: skip
+def test_settings_of_parts_have_an_option(options: list[str], field: str, value: Any) -> None:
+    parsed = cli.build_parser().parse_args(["run", *options])
+    assert getattr(build_job(parsed), field) == value
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--data", "digits", "--data-set", "cache=1 GB"], "no effect, because --data is 'digits'; give the path of"),
+        (["--elastic-set", "batch=scaled"], "because --elastic is not given; give a range of ranks"),
+        (["--recovery", "none", "--recovery-set", "replica_every=1"], "because --recovery is"),
+        (["--recovery-set", "copies=1"], "Recovery field"),
+        (["--recovery-set", "replica_every"], "--recovery-set 'replica_every' is not NAME=VALUE; write for example"),
+    ],
+)  # fmt: skip
+def test_settings_of_parts_that_are_not_there_are_refused(options: list[str], told: str) -> None:
+    parsed = cli.build_parser().parse_args(["run", *options])
+    with pytest.raises(ss.SpecError, match=re.escape(told)):
+        build_job(parsed)

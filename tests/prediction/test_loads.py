@@ -51,6 +51,41 @@ def test_uneven_shares_on_even_ranks_take_as_long_as_the_most() -> None:
     assert passes_s(found) == pytest.approx(passes_s(predicted()) * 32 / 14)
 
 
+@pytest.mark.parametrize("strategy", ["ring", "zero-3", "zero-1"])
+def test_each_rank_holds_the_activations_of_its_own_samples(strategy: str) -> None:
+    """With uneven shares; memory that does not depend on samples is that of equal shares."""
+    uneven, even = (
+        predicted(strategy=strategy, batch=ss.Batch(56, shares=shares)) for shares in ((4, 2, 1, 1), None)
+    )
+    held = uneven.kinds["activations"]
+    assert held / held[3] == pytest.approx([4, 2, 1, 1])
+    assert held.sum() == pytest.approx(even.kinds["activations"].sum())
+    assert uneven.by_rank is not None
+    peaks = [term.value for term in uneven.by_rank]
+    assert peaks[0] > peaks[1] > peaks[2]
+    assert uneven.memory is not None
+    assert uneven.memory.value == peaks[0]
+    in_equal_passes = predicted(strategy="ring", batch=ss.Batch(56, micro_batch=7, shares=(4, 2, 1, 1)))
+    assert len(set(in_equal_passes.kinds["activations"])) == 1
+
+
+def test_uneven_shards_wait_for_the_largest_update_and_the_largest_chunk() -> None:
+    fields: dict[str, Any] = {"model": "gpt-nano", "data": "python-source", "world_size": 4, "batch": 8}
+    cluster = ss.Cluster.emulated(4, "50 Mbit/s", flops="1 GFLOP/s", memory_bandwidth="20 MB/s")
+    even, uneven = (
+        ss.predict(ss.Job(strategy=ss.Zero1(shards=shards), **fields), cluster)
+        for shards in (None, (5, 1, 1, 1))
+    )
+    assert even.time is not None
+    assert uneven.time is not None
+    assert uneven.time["optimizer"].value == pytest.approx(2.5 * even.time["optimizer"].value, rel=1e-3)
+    assert uneven.sent_bytes.sum() == even.sent_bytes.sum()
+    simulated = [ss.simulate.predicted(each).step_time_s for each in (even, uneven)]
+    assert uneven.step_time_s is not None
+    assert uneven.step_time_s == pytest.approx(simulated[1], rel=0.1)
+    assert uneven.step_time_s > 1.5 * simulated[0]
+
+
 def test_backup_workers_do_not_wait_for_the_slowest() -> None:
     found = predicted(SLOW, strategy=ss.ParameterServer(backups=1))
     assert passes_s(found) == pytest.approx(passes_s(predicted()))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import shardscope as ss
@@ -103,6 +105,24 @@ def test_sixty_four_devices_can_be_drawn_and_more_are_refused() -> None:
         ss.simulate.step_events(job_of(strategy="ring", world_size=128, batch=128))
 
 
+def test_gossip_sends_the_parameters_to_both_neighbours() -> None:
+    job = job_of(strategy="gossip")
+    step = ss.simulate.step_events(job)
+    peers = {(message.rank, message.peer) for message in step.messages}
+    assert peers == {(rank, (rank + way) % 4) for rank in range(4) for way in (-1, 1)}
+    assert {message.item for message in step.messages} == {"parameters"}
+    assert sum(message.num_bytes for message in step.messages) == ss.predict(job).sent_bytes.sum()
+
+
 def test_a_strategy_that_lists_no_messages_says_so() -> None:
     with pytest.raises(ss.SpecError, match="does not list its messages"):
-        ss.simulate.step_events(job_of(strategy="gossip"))
+        ss.simulate.step_events(job_of(strategy=Unlisted()))
+
+
+class Unlisted(ss.Ring):
+    """A ring whose messages are unknown."""
+
+    name = "unlisted"
+
+    def plan(self, step: Any) -> None:
+        return None

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import shardscope as ss
+from conformance.events import step_event
 from conformance.runs import small_job
+from shardscope.runlog.reducer import RunLog
 from shardscope.runlog.steps import StepKinds, per_step
 
 
@@ -44,3 +46,21 @@ def test_a_run_under_local_sgd_sends_its_average_once_in_a_period() -> None:
     assert summary.codec_s_per_step == 0
     assert summary.step_time_s is not None
     assert summary.step_time_s > 0
+
+
+def test_a_wait_for_a_slow_rank_that_meets_the_others_every_three_steps_counts_once() -> None:
+    """Rank 1 takes 0.4 s a step and rank 0 takes 0.2 s, and then waits for it in every third step."""
+    log = RunLog(world_size=2, kinds=StepKinds(period=3))
+    for step in range(1, 13):
+        period, place = divmod(step - 1, 3)
+        fast = 0.2 if place < 2 else 0.8
+        log.feed(
+            [
+                step_event(
+                    step, 0, t=10 + 1.2 * period + (0.2 * (place + 1) if place < 2 else 1.2), step_time_s=fast
+                )
+            ]
+        )
+        log.feed([step_event(step, 1, t=10 + 0.4 * step, step_time_s=0.4)])
+    assert log.step_time_s == pytest.approx(0.4)
+    assert log.steps.column("step_time_s")[1:].tolist() == pytest.approx([0.4] * 11)

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 import shardscope as ss
+from shardscope.prediction.loads import slowness_on, update_slowness_on
 from shardscope.runtime.emulated.commands import FRAME, bucket, network_plan, segment_bytes
 from shardscope.spec.cluster import EmulatedCluster
 from shardscope.spec.cluster.emulated import PAYLOAD
+from shardscope.training.emulation import Emulation
 
 
 @pytest.mark.parametrize(
@@ -26,6 +28,9 @@ from shardscope.spec.cluster.emulated import PAYLOAD
         ({"flops": "2 GHz"}, "flops"),
         ({"memory_bandwidth": "1 GB/s"}, "memory_bandwidth='1 GB/s' has no effect without flops"),
         ({"upload": {"1": "1 Gbit/s"}}, "upload names node '1'"),
+        ({"node_flops": {0: "1 GFLOP/s"}}, "node_flops does not name node 1; name every node, or give flops"),
+        ({"node_memory": {5: "1 GB"}, "memory": "1 GB"}, "node_memory names node 5"),
+        ({"node_memory_bandwidth": dict.fromkeys(range(4), "1 GB/s")}, "has no effect without flops"),
         ({"racks": 3, "rack_bandwidth": "1 Gbit/s"}, "racks=3 does not divide nodes=4"),
         ({"racks": 2}, "racks=2 needs a rack_bandwidth"),
         ({"rack_bandwidth": "1 Gbit/s"}, "racks=1 does not take a rack_bandwidth"),
@@ -60,6 +65,24 @@ def test_its_speed_is_that_of_the_slowest_node() -> None:
     assert (cluster.flops, cluster.memory_bandwidth) == (1.5e9, 3e9)
     assert cluster.name == "2 emulated nodes, 1 Gbit/s, 0 s, slowest node 1.5 GFLOP/s"
     assert ss.Cluster.emulated(slowdown={0: 2.0}).flops is None
+
+
+def test_nodes_of_unlike_kind_have_rates_and_memory_of_their_own() -> None:
+    cluster = ss.Cluster.emulated(
+        nodes=3, flops="1 GFLOP/s", node_flops={0: "4 GFLOP/s"}, slowdown={1: 2.0}, memory_bandwidth="2 GB/s",
+        node_memory_bandwidth={0: "3 GB/s"}, memory="1 GB", node_memory={0: "4 GB"}, per_node=2,
+    )  # fmt: skip
+    assert [node.rate for node in cluster.nodes] == [4e9, 0.5e9, 1e9]
+    assert [node.update_rate for node in cluster.nodes] == [3e9, 1e9, 2e9]
+    assert cluster.stated_memory() == (4e9, 4e9, 1e9, 1e9, 1e9, 1e9)
+    assert cluster.flops == 0.5e9
+    assert slowness_on(cluster) == (0.125, 0.125, 1.0, 1.0, 0.5, 0.5)
+    assert update_slowness_on(cluster) == (1 / 3, 1 / 3, 1.0, 1.0, 0.5, 0.5)
+    note = Emulation(cluster, 0, delays_in_kernel=True).described()["note"]
+    assert note == (
+        "computation is emulated, by sleeping: 4 GFLOP/s per rank on node 0, 1 GFLOP/s per rank on nodes 1 and 2, "
+        "updates at 3 GB/s on node 0, updates at 2 GB/s on nodes 1 and 2, 2 times as long on node 1"
+    )
 
 
 def test_it_survives_json() -> None:

@@ -49,13 +49,13 @@ def test_a_plan_is_not_changed_by_a_longer_one() -> None:
 
 def test_faults_say_in_words_what_happens() -> None:
     assert WHOLE.text.split("; ") == [
-        "rank 2 killed at step 40",
+        "rank 2 killed before step 40",
         "node 1 killed 12 s after the start",
         "rank 0 killed while saving the first checkpoint from step 20 on",
         "node 1 computes 3 times slower in steps 20 to 60",
         "rank 0 computes 1.5 times slower from step 5 on",
         "link n0-n3 dropped 1.5 s after the start for 5 s",
-        "link n2 dropped at step 7",
+        "link n2 dropped before step 7",
         "disk of rank 1 full at the first checkpoint from step 30 on",
     ]
     assert ss.Faults().text == "no faults"

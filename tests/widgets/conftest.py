@@ -19,11 +19,11 @@ class FakeRuntime:
         kept = [run for run in self.known if not run.is_deleted and (all or run.made_by is None)]
         return Runs(reversed(kept), self.skipped)
 
-    def launch(self, job, root=None, preflight=True, group=None, resume=None):
+    def launch(self, job, cluster=None, root=None, preflight=True, group=None, resume=None):
         ranks = [start_event(job.strategy.name, job.world_size, rank) for rank in range(job.world_size)]
         run_id = f"{len(self.known):03d}-{job.label}"
         self.known.append(FakeRun(run_id, job, ranks, state="running", title=job.label))
-        self.known[-1].group = group or self.known[-1].group
+        self.known[-1].group, self.known[-1].cluster = group or self.known[-1].group, cluster
         return self.known[-1]
 
 

@@ -35,7 +35,7 @@ def steps(first, last, start, *, ranks=RANKS):
 def kill(rank, t, step, number=0):
     return {
         "event": "fault", "rank": rank, "t": t, "step": step, "kind": "kill", "number": number,
-        "text": f"rank {rank} killed at step {step}",
+        "text": f"rank {rank} killed before step {step}",
     }  # fmt: skip
 
 
@@ -121,7 +121,7 @@ class TestText:
     def test_it_names_the_rank_the_checkpoint_the_lost_steps_and_the_goodput(self):
         text = figures.faults_text(info_of(broken()))
         assert text.startswith(
-            "Rank 1 killed at step 8, noticed after 100 ms; training continued after 1.25 s"
+            "Rank 1 killed before step 8, noticed after 100 ms; training continued after 1.25 s"
         )
         assert "from the checkpoint of step 5 on disk, and 2 finished steps had to be repeated." in text
         assert "Goodput 30%: 1 s of 3.3 s went into steps that count; lost work 250 ms," in text

@@ -21,6 +21,8 @@ from shardscope.measure.compare_runs.of_runs import compare_runs as compare_runs
 from shardscope.measure.compression_speedup import compression_speedup as compression_speedup
 from shardscope.measure.explain.of_run import Explanation as Explanation
 from shardscope.measure.explain.of_run import explain as explain
+from shardscope.measure.goodput import ExpectedGoodput as ExpectedGoodput
+from shardscope.measure.goodput import goodput as goodput
 from shardscope.measure.jitter import jitter as jitter
 from shardscope.measure.scaling.result import Scaling as Scaling
 from shardscope.measure.scaling.scaling import extrapolate as extrapolate

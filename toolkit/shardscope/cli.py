@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from shardscope._version import __version__
 from shardscope.commands import (
     accuracy,
+    cache,
     calibrate,
     check,
     compare,
@@ -44,7 +45,7 @@ from shardscope.errors import RunFailed, ShardscopeError
 
 COMMANDS = (
     lab, demo, run, check, compare, reproduce, stop, resize, runs, show, logs, report, export, tune, predict, simulate,
-    plan, scoreboard, calibrate, accuracy, doctor,
+    plan, scoreboard, calibrate, accuracy, doctor, cache,
 )  # fmt: skip
 """All commands, in the order of the help: to start with, one run, all runs, tuning, large models, this machine."""
 _ABOUT = "Describe a training job; predict its traffic, memory and time, run it on real processes, and compare the two."

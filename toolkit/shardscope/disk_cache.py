@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     import numpy as np
 
 T = TypeVar("T")
+LIMIT = "SHARDSCOPE_CACHE_LIMIT"
+"""Environment variable with the size limit of all caches of data sets in a folder together; without it, there is none.
+See `shardscope.storage.caches`."""
 
 
 def cached_array(name: str, make: Callable[[], np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:

@@ -73,7 +73,10 @@ def test_a_chakra_trace_takes_as_long_as_the_step_that_it_came_from(strategy: st
     link = ss.Link(bandwidth=graph.capacity[0], latency=latency)
     again = ss.simulate.chakra([tmp_path / "deep" / f"step.{rank}.et" for rank in range(4)], link)
     rounded = 5e-7 * len(graph.fixed)  # durations in traces are whole microseconds
-    assert again.step_time_s == pytest.approx(found.step_time_s, rel=1e-4, abs=rounded)
+    bound = (
+        1e-4 if strategy != "pipeline" else 3e-3
+    )  # whose other messages have a lower latency than the link
+    assert again.step_time_s == pytest.approx(found.step_time_s, rel=bound, abs=rounded)
     assert again.links()["bytes"].sum() == found.links()["bytes"].sum()
 
 

@@ -59,7 +59,7 @@ def names() -> set[str]:
         str(path)
         for folder in ("/dev/shm", tempfile.gettempdir())
         for path in Path(folder).glob("shardscope*")
-        if not path.name.startswith(OTHERS)
+        if not path.name.startswith(OTHERS) and not path.is_dir()
     }
 
 
@@ -101,6 +101,7 @@ def hidden(function: Callable[..., int]) -> Callable[..., int]:
 
 
 def open_descriptors() -> int:
+    gc.collect()  # what earlier tests left to the collector does not count
     return len(os.listdir("/proc/self/fd"))
 
 
@@ -116,8 +117,7 @@ def test_it_leaves_no_name_wherever_it_is_and_whatever_way_ranks_obtain_it(folde
     assert names() == before
     check_shared(first, second)
     del first, second, memory_of_rank
-    gc.collect()
-    assert open_descriptors() == descriptors
+    assert open_descriptors() <= descriptors
 
 
 def test_a_rank_that_opens_another_file_takes_the_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +154,7 @@ def test_without_any_way_all_ranks_say_why(monkeypatch: pytest.MonkeyPatch) -> N
         "the ranks cannot open memory that they share (rank 0: [Errno 1] Operation not permitted)"
     )
     assert names() == before
-    assert open_descriptors() == descriptors
+    assert open_descriptors() <= descriptors
 
 
 def test_without_space_for_a_file_all_ranks_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +170,7 @@ def test_without_space_for_a_file_all_ranks_say_so(monkeypatch: pytest.MonkeyPat
     )
     assert "Operation not permitted" in files.why_none()
     assert names() == before
-    assert open_descriptors() == descriptors
+    assert open_descriptors() <= descriptors
 
 
 def test_without_proc_and_sockets_a_process_knows_that_none_can_share(

@@ -30,6 +30,8 @@ class JobStep:
         backend: Library that `torch.distributed` uses for the collectives that Shardscope does not implement itself.
         is_on_gpus: Whether the ranks compute on GPUs; ranks that share one use gloo.
         slowness: Computing time of each rank relative to that on the slowest device; empty if all are alike.
+        update_slowness: The same for updates of parameters, which take the time to read and write states.
+        memory: Memory of each rank's device, in bytes; empty if it is not known.
         is_usual: Whether it stands for most steps of the job: a cache that is filled in the first epoch is full then,
             whatever the number, unless the job ends before.
     """
@@ -40,11 +42,17 @@ class JobStep:
     backend: Backend = "gloo"
     is_on_gpus: bool = False
     slowness: tuple[float, ...] = ()
+    update_slowness: tuple[float, ...] = ()
+    memory: tuple[float, ...] = ()
     is_usual: bool = False
 
     def slow(self, rank: int) -> float:
         """Return the computing time of a rank relative to that on the slowest device; at most 1."""
         return self.slowness[rank] if self.slowness else 1.0
+
+    def slow_update(self, rank: int) -> float:
+        """Return the time of a rank for an update relative to that on the slowest device; at most 1."""
+        return self.update_slowness[rank] if self.update_slowness else 1.0
 
     @property
     def alike(self) -> JobStep:

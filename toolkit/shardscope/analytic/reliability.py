@@ -160,7 +160,7 @@ def expected(
         interval_s = daly_interval_s(save_s=save_s, mtbf_s=mtbf_s)
     mtbf, interval = positive("mtbf_s", mtbf_s), positive("interval_s", interval_s)
     save, restart, write = (
-        _not_negative(name, value)
+        not_negative(name, value)
         for name, value in (("save_s", save_s), ("restart_s", restart_s), ("write_s", write_s))
     )
     mtbf, interval, save, restart, write = np.broadcast_arrays(mtbf, interval, save, restart, write)
@@ -182,7 +182,8 @@ def expected(
     return Reliability(*map(np.asarray, (mtbf, interval, save, restart, goodput, lost, *shares)))
 
 
-def _not_negative(name: str, values: npt.ArrayLike) -> Floats:
+def not_negative(name: str, values: npt.ArrayLike) -> Floats:
+    """Return values as an array; raise `SpecError` if one is negative."""
     found = np.asarray(values, np.float64)
     if not (found >= 0).all():
         raise SpecError(f"{name}={values!r} must be 0 or more")

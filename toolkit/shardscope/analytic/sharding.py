@@ -1,9 +1,10 @@
 """How gradients are grouped into buckets, and how ZeRO splits tensors into shards.
 
 `DistributedDataParallel` fills its buckets with whole tensors. ZeRO-1 concatenates the tensors of a bucket and splits
-the elements evenly (`shardscope.analytic.communication.chunk_sizes`): without padding, the shards of two ranks differ
-by at most one element per bucket. ZeRO-2 and ZeRO-3 shard as FSDP2 does: every tensor is split along its first
-dimension, of size d0, into N pieces of ``ceil(d0 / N)`` rows, and the last pieces are padded for communication.
+the elements evenly, or in proportion to shares (`shardscope.analytic.communication.chunk_sizes`): without padding, even
+shards of two ranks differ by at most one element per bucket. ZeRO-2 and ZeRO-3 shard as FSDP2 does: every tensor is
+split along its first dimension, of size d0, into N pieces of ``ceil(d0 / N)`` rows, and the last pieces are padded for
+communication.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from shardscope.analytic.communication.ring import chunk_sizes
+from shardscope.analytic.communication.ring import Shares, chunk_sizes
 
 Ints = npt.NDArray[np.int64]
 Shape = Sequence[int]
@@ -61,7 +62,9 @@ def bucket_elements(tensor_elements: Sequence[int], capacity: int) -> list[int]:
     return buckets
 
 
-def flat_shard_elements(bucket_elements: Sequence[int], world_size: int, *, is_padded: bool = False) -> Ints:
+def flat_shard_elements(
+    bucket_elements: Sequence[int], world_size: int, *, is_padded: bool = False, shares: Shares = None
+) -> Ints:
     """Return the number of elements that each rank updates with ZeRO-1, summed over buckets; shape `(W,)`.
 
     Args:
@@ -69,6 +72,7 @@ def flat_shard_elements(bucket_elements: Sequence[int], world_size: int, *, is_p
         world_size: W, the number of ranks.
         is_padded: Whether each bucket is padded so that all ranks get equal shards. Padding, which no rank updates, is
             at the end of the bucket and therefore in the shards of the last ranks.
+        shares: Relative sizes of the shards, of buckets without padding; None for equal shards.
     """
     total = np.zeros(world_size, dtype=np.int64)
     for num_elements in bucket_elements:
@@ -76,12 +80,17 @@ def flat_shard_elements(bucket_elements: Sequence[int], world_size: int, *, is_p
             share = math.ceil(num_elements / world_size)
             total += np.clip(num_elements - share * np.arange(world_size), 0, share)
         else:
-            total += chunk_sizes(num_elements, world_size)
+            total += chunk_sizes(num_elements, world_size, shares)
     return total
 
 
 def flat_piece_elements(
-    tensor_elements: Sequence[int], capacity: int, world_size: int, *, is_padded: bool = False
+    tensor_elements: Sequence[int],
+    capacity: int,
+    world_size: int,
+    *,
+    is_padded: bool = False,
+    shares: Shares = None,
 ) -> Ints:
     """Return the number of elements of each tensor that each rank updates with ZeRO-1; shape `(tensors, W)`.
 
@@ -90,17 +99,18 @@ def flat_piece_elements(
         capacity: Maximum number of elements in a bucket, as for `bucket_elements`.
         world_size: W, the number of ranks.
         is_padded: Whether buckets are padded, as for `flat_shard_elements`.
+        shares: Relative sizes of the shards, as for `flat_shard_elements`.
     """
     found = np.zeros((len(tensor_elements), world_size), dtype=np.int64)
     places = reversed(range(len(tensor_elements)))
     for total in bucket_elements(tensor_elements, capacity):
-        shares = chunk_sizes(-(-total // world_size) * world_size if is_padded else total, world_size)
-        ends = np.cumsum(shares)
+        sizes = chunk_sizes(-(-total // world_size) * world_size if is_padded else total, world_size, shares)
+        ends = np.cumsum(sizes)
         start = 0
         while start < total:
             place = next(places)
             end = start + tensor_elements[place]
-            found[place] = np.clip(np.minimum(ends, end) - np.maximum(ends - shares, start), 0, None)
+            found[place] = np.clip(np.minimum(ends, end) - np.maximum(ends - sizes, start), 0, None)
             start = end
     return found
 

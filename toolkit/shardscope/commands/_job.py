@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 from shardscope.commands._fields import add_field, flag_of, given_fields, methods_of, parts_of
+from shardscope.commands._settings import PARTS, add_settings, parse_setting, part_with_settings
 from shardscope.errors import SpecError, UntrustedCode
 from shardscope.spec import Job, Link, Method
 from shardscope.spec.units import parse
@@ -31,10 +31,8 @@ _ABOUT = {
     "lr_schedule": "learning-rate schedule",
     "compression": "how gradients are compressed",
     "loss": "cross-entropy or mse",
-    "recovery": "maximum number of restarts from the newest checkpoint after failures, such as 3; further settings, "
-    "such as copies in memory, go through --job job.json",
-    "elastic": "numbers of ranks between which `shardscope resize` changes the run, such as 2:8; further settings go "
-    "through --job job.json",
+    "recovery": "maximum number of restarts from the newest checkpoint after failures, such as 3",
+    "elastic": "numbers of ranks between which `shardscope resize` changes the run, such as 2:8",
 }
 """Help texts for fields whose docstrings describe Python objects, which cannot be given on the command line."""
 _SHAPES = {
@@ -80,10 +78,9 @@ def add_job_options(parser: argparse.ArgumentParser, *, steps: int = 100) -> Non
                 shape=_SHAPES.get(name),
             )
         if name in settable:
-            parser.add_argument(
-                f"{flag_of(name)}-set", action="append", metavar="NAME=VALUE",
-                help=f"a setting for {flag_of(name)}, such as {_EXAMPLES.get(name, 'NAME=VALUE')}; can be repeated",
-            )  # fmt: skip
+            add_settings(parser, name, _example(name))
+        if name in PARTS:
+            add_settings(parser, name, PARTS[name].example)
         if name == "optimizer":
             parser.add_argument("--lr", type=float, help="learning rate (default: the optimizer's own)")
     parser.add_argument(
@@ -117,6 +114,10 @@ def build_job(arguments: argparse.Namespace) -> Job:
         if changes:
             usual = Job.model_fields[name].get_default(call_default_factory=True)
             fields[name] = (usual if base is None else getattr(base, name)).replace(**changes)
+    for name in PARTS:
+        changed = part_with_settings(name, arguments, base)
+        if changed is not None:
+            fields[name] = changed
     link = _link(base.link if base is not None else None, arguments)
     if link is not None:
         fields["link"] = link
@@ -169,23 +170,20 @@ def _method(kind: str, arguments: argparse.Namespace, base: Job | None) -> Metho
 
 
 def _setting(kind: str, text: str) -> tuple[str, Any]:
-    """Parse text such as ``ratio=0.01`` into a name and a value; a value that is not valid JSON stays a string.
+    """Parse the text of a method's setting.
 
     Raises:
         SpecError: The text is not NAME=VALUE, or NAME is ``name``, which is not a setting.
     """
-    name, equals, value = text.partition("=")
-    option = flag_of(kind)
-    if equals and name == "name":
+    name, value = parse_setting(kind, text, _example(kind))
+    if name == "name":
+        option = flag_of(kind)
         raise SpecError(f"{option}-set {text!r} names the method, not a setting of it; use {option} {value}")
-    if not equals or not name:
-        raise SpecError(
-            f"{option}-set {text!r} is not NAME=VALUE; write for example {_EXAMPLES.get(kind, kind)}"
-        )
-    try:
-        return name, json.loads(value)
-    except ValueError:
-        return name, value
+    return name, value
+
+
+def _example(kind: str) -> str:
+    return _EXAMPLES.get(kind, "NAME=VALUE")
 
 
 def read_job(path: Path, *, trust_code: bool) -> Job:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
-from shardscope.analytic.stragglers import Jitter, jitter_of
-from shardscope.errors import RunUnreadable
+import numpy as np
+
+from shardscope.analytic.stragglers import Floats, Jitter, jitter_of
+from shardscope.errors import RunUnreadable, SpecError
 from shardscope.runlog.schema import Event
 from shardscope.runlog.spans import finished_steps, phase_seconds
 from shardscope.runlog.steps import WARM_UP_STEPS
@@ -18,7 +21,9 @@ _PASSES = ("forward", "backward")
 _FEWEST = 2
 
 
-def jitter(run: Run | str | Path, *, root: str | Path | None = None) -> Jitter:
+def jitter(
+    run: Run | str | Path, *, ranks: Sequence[int] | None = None, root: str | Path | None = None
+) -> Jitter:
     """Return how the computing times of a run's ranks differ, between ranks and from step to step.
 
     The result predicts the time of the slowest of any number of ranks, which ranks that meet in each step wait for: as
@@ -29,6 +34,7 @@ def jitter(run: Run | str | Path, *, root: str | Path | None = None) -> Jitter:
 
     Args:
         run: A run of at least 2 ranks that compute, with recorded spans, or its name or path.
+        ranks: Only these ranks, as to see how well some of them predict the slowest of all; None for all that compute.
         root: Folder of the runs; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
 
     Example:
@@ -38,21 +44,37 @@ def jitter(run: Run | str | Path, *, root: str | Path | None = None) -> Jitter:
     Raises:
         RunNotFound: The run does not exist.
         RunUnreadable: The run has too few finished steps with recorded spans, or too few ranks that compute.
+        SpecError: Fewer than 2 ranks are given, or one does not compute.
     """
     if isinstance(run, str | Path):
         run = Run.attach(run, root)
-    table = [[_passes_s(event) for event in row] for row in _undisturbed(run)]
-    computing = (
-        [rank for rank in range(len(table[0])) if all(row[rank] > 0 for row in table)] if table else []
-    )
+    columns = computing_times(run)
+    own = [*columns] if ranks is None else [*dict.fromkeys(ranks)]
+    unknown = [rank for rank in own if rank not in columns]
+    if len(own) < _FEWEST or unknown:
+        raise SpecError(
+            f"ranks={ranks!r} is not valid; give at least 2 of the ranks that compute, which are "
+            f"{', '.join(map(str, columns))}"
+        )
+    _warn_of_shared_cores(run)
+    return jitter_of(np.stack([columns[rank] for rank in own], axis=1))
+
+
+def computing_times(run: Run) -> dict[int, Floats]:
+    """Return the computing time of each rank that computes, in seconds, in each step that nothing disturbed.
+
+    Raises:
+        RunUnreadable: The run has too few finished steps with recorded spans, or too few ranks that compute.
+    """
+    table = np.array([[_passes_s(event) for event in row] for row in _undisturbed(run)])
+    computing = np.flatnonzero((table > 0).all(axis=0)).tolist() if len(table) else []
     if len(table) < _FEWEST or len(computing) < _FEWEST:
         raise RunUnreadable(
             f"run {run.id} has {len(table)} finished steps with recorded spans after its first {WARM_UP_STEPS}, "
             "without those that were repeated or slowed down by a fault, and "
             f"{len(computing)} ranks that compute in each; at least 2 of each are needed"
         )
-    _warn_of_shared_cores(run)
-    return jitter_of([[row[rank] for rank in computing] for row in table])
+    return {rank: table[:, rank] for rank in computing}
 
 
 def _undisturbed(run: Run) -> list[list[Event]]:

@@ -24,8 +24,9 @@ from shardscope.prediction.failures import job_failures
 from shardscope.prediction.job_memory import kinds_by_rank, rank_memory
 from shardscope.prediction.job_time import job_time_term
 from shardscope.prediction.job_view import job_html, job_text
-from shardscope.prediction.loads import slowness_on, used_samples_per_s
-from shardscope.prediction.rates import RankRates, limit_of, stated_rates
+from shardscope.prediction.loads import memory_on, slowness_on, update_slowness_on, used_samples_per_s
+from shardscope.prediction.network_time import StepLoads
+from shardscope.prediction.rates import RankRates, limit_of, network_of, stated_rates
 from shardscope.prediction.saved_calibration import Chosen, chosen
 from shardscope.prediction.spread import Floats, Widened, widened
 from shardscope.prediction.step.term import time_term
@@ -160,6 +161,12 @@ class JobPrediction(Budgeted):
             self.job, self.job.strategy.work(self.step.alike), host, emulated=self.emulated
         )
 
+    @cached_property
+    def assumptions(self) -> tuple[str, ...]:
+        """Sentences on what was assumed about messages on links that are not equal; empty where nothing had to be."""
+        network = self.rates.network if self.has_rates and self.traffic is not None else None
+        return () if network is None else StepLoads.of(self.step, self.traffic or {}, network).assumptions
+
     @property
     def interval(self) -> Interval | None:
         """Interval that contains 90 % of step times, in seconds; None if not `has_rates`.
@@ -180,7 +187,7 @@ class JobPrediction(Budgeted):
         """Part of the step time that the emulated cluster states, in seconds."""
         limit = limit_of(self.job, self.emulated)
         rates = stated_rates(self.emulated, limit)._replace(
-            link=math.inf if limit is None else limit.bandwidth
+            link=math.inf if limit is None else limit.bandwidth, network=network_of(self.emulated)
         )
         return job_time_term(self.step, self.found, self.traffic, rates).value
 
@@ -245,11 +252,17 @@ class JobPrediction(Budgeted):
 
     @property
     def fits(self) -> bool | None:
-        """Whether each rank fits on its device or, on this machine's CPUs, all fit together; None if unknown."""
+        """Whether each rank fits on its device or, on this machine's CPUs, all fit together; None if unknown.
+
+        On an emulated cluster, each rank must also fit into the memory that the cluster states.
+        """
         if self.by_rank is None or not self.has_rates:
             return None
+        room = self.step.memory
+        if room and any(term.value > each for term, each in zip(self.by_rank, room, strict=True)):
+            return False
         if self.cluster is not None:
-            return max(term.value for term in self.by_rank) <= self.cluster.device.memory_bytes
+            return True
         return self.machine_bytes is not None and self.machine_bytes <= usable_memory_bytes()
 
     @property
@@ -342,6 +355,7 @@ class JobPrediction(Budgeted):
             "cluster": None if (self.cluster or self.emulated) is None else self.where,
             "calibration": fitted and fitted.name,
             "note": self.note,
+            "assumptions": list(self.assumptions),
             "step_time_s": self.step_time_s,
             "interval_s": self.interval and [*self.interval],
             "run_time_s": self.run_time_s,
@@ -374,8 +388,8 @@ def predict_job(
     Args:
         job: The job.
         cluster: The cluster that it runs on, with one device per rank; None for this machine. On an emulated cluster,
-            the ranks compute on this machine's cores, and send at the rate and latency of its slowest link, which
-            those of a single node do not use.
+            the ranks compute on this machine's cores, and send over its links, which those of a single node do not use.
+            Messages that share a node's link or a rack's uplink share its rate.
         calibration: The cluster's constants; None for those of its device and the software, or on this machine for the
             ones that `ss.calibrate` has saved, or that ship with Shardscope.
         software: Name of the software on the cluster's GPUs; None for that of the calibration, or PyTorch's own.
@@ -393,7 +407,7 @@ def predict_job(
         )
     emulated = cluster if isinstance(cluster, EmulatedCluster) else None
     if isinstance(cluster, EmulatedCluster):
-        cluster.check_link(job)
+        cluster.check_job(job)
         job, cluster = job.replace(device="cpu"), None
     if cluster is None and isinstance(calibration, Calibration):
         raise SpecError(
@@ -408,8 +422,9 @@ def predict_job(
     assert found.table.step is not None
     is_on_gpus, backend = _place(job, cluster)
     step = JobStep(
-        job, found.table.step, settled_step(job), backend, is_on_gpus, slowness_on(emulated), is_usual=True
-    )
+        job, found.table.step, settled_step(job), backend, is_on_gpus, slowness_on(emulated),
+        update_slowness_on(emulated), memory_on(emulated or cluster), is_usual=True,
+    )  # fmt: skip
     if cluster is not None:
         return JobPrediction(job, cluster, step, found, _of_pytorch(cluster, calibration, software))
     assert calibration is None or isinstance(calibration, HostCalibration)

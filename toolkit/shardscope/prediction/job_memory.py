@@ -14,6 +14,7 @@ from shardscope.analytic.job_step import JobStep
 from shardscope.analytic.memory import RankStates, module_memory
 from shardscope.analytic.memory.fully_sharded import gathered_peak
 from shardscope.analytic.terms import Term
+from shardscope.prediction.loads import Samples, samples_by_rank
 from shardscope.prediction.traced import Traced
 from shardscope.spec import Job
 
@@ -36,22 +37,18 @@ def rank_memory(step: JobStep, found: Traced, states: RankStates | None) -> list
         return None
     ranks: list[Term] = []
     if step.job.strategy.zero_stage is not None:
-        shards = _shards(step.job)  # ranks with the same bytes of states are computed only once
-        seen: dict[tuple[float, ...], Term] = {}
-        for rank in range(shards):
-            kind = (
-                ()
-                if states is None
-                else (states.optimizer[rank], states.gradients[rank], _work(states, rank, 0.0))
-            )
+        seen: dict[tuple[float, ...], Term] = {}  # ranks that hold as much are computed only once
+        for rank, samples in enumerate(samples_by_rank(step)):
+            kind: tuple[float, ...] = (*samples, rank % _shards(step.job))
+            if states is not None:
+                kind = (*samples, states.optimizer[rank], states.gradients[rank], _work(states, rank, 0.0))
             if kind not in seen:
-                seen[kind] = _by_moments(step, found, states, rank)
+                seen[kind] = _by_moments(step, found, states, rank, samples)
             ranks.append(seen[kind])
-        return ranks * (step.world_size // shards)
-    saved = step.job.strategy.activations(step)
+        return ranks
+    saved = _activations(step)
     if states is None or saved is None:
         return None
-    data = found.sample_bytes * step.samples * step.micro_batches
     return [
         _sum(
             ("parameters", float(states.parameters[rank]), _STATES),
@@ -59,9 +56,9 @@ def rank_memory(step: JobStep, found: Traced, states: RankStates | None) -> list
             ("optimizer", float(states.optimizer[rank]), _STATES),
             ("activations", held, _TRACE),
             ("buffers", _work(states, rank, 0.0), _WORK),
-            ("batch", data, "inputs and targets"),
+            ("batch", found.sample_bytes * samples.step, "inputs and targets"),
         )
-        for rank, held in enumerate(saved)
+        for rank, (held, samples) in enumerate(zip(saved, samples_by_rank(step), strict=True))
     ]
 
 
@@ -80,11 +77,20 @@ def kinds_by_rank(step: JobStep, states: RankStates | None) -> dict[str, npt.NDA
         "parameters": None if states is None else states.parameters,
         "gradients": None if states is None else states.gradients,
         "optimizer": None if states is None else states.optimizer,
-        "activations": step.job.strategy.activations(step),
+        "activations": _activations(step),
         "gathered": [_gathered(step)] * step.world_size,
         "buffers": None if states is None else states.buffers,
     }
     return {kind: np.asarray(held, dtype=float) for kind, held in known.items() if held is not None}
+
+
+def _activations(step: JobStep) -> list[float] | None:
+    """Return the peak bytes that each rank saves for its backward passes, of its own samples; None if unknown."""
+    saved: list[float] | None = step.job.strategy.activations(step)
+    if saved is None:
+        return None
+    samples = samples_by_rank(step)
+    return [held * each.micro_batch / step.samples for held, each in zip(saved, samples, strict=True)]
 
 
 def _gathered(step: JobStep) -> float:
@@ -104,20 +110,20 @@ def _work(states: RankStates | None, rank: int, otherwise: float) -> float:
     return otherwise if states is None or states.buffers is None else float(states.buffers[rank])
 
 
-def _by_moments(step: JobStep, found: Traced, states: RankStates | None, rank: int) -> Term:
+def _by_moments(step: JobStep, found: Traced, states: RankStates | None, rank: int, samples: Samples) -> Term:
     """Return the peak memory of one rank with a replicated or ZeRO-sharded model, from the traced moments of a step."""
     job = step.job
     assert job.strategy.zero_stage is not None
     held = module_memory(
-        found.table, batch=step.samples, data_bytes=found.sample_bytes * step.micro_batches,
+        found.table, batch=samples.micro_batch, data_bytes=found.sample_bytes * samples.step / samples.micro_batch,
         optimizer=step.kept, recompute=job.recompute,
-        zero_stage=job.strategy.zero_stage, data_parallel=_shards(job), rank=rank,
-        bucket_mb=getattr(job.strategy, "bucket_mb", 25.0), accumulates=step.micro_batches > 1,
+        zero_stage=job.strategy.zero_stage, data_parallel=_shards(job), rank=rank % _shards(job),
+        bucket_mb=getattr(job.strategy, "bucket_mb", 25.0), accumulates=samples.step > samples.micro_batch,
         element_bytes=step.element_bytes,
     )  # fmt: skip
     return _sum(
         ("parameters", held.parameters + held.buffers, _STATES),
-        ("optimizer", held.optimizer, _STATES),
+        ("optimizer", held.optimizer if states is None else float(states.optimizer[rank]), _STATES),
         ("activations at the peak", held.alive, _TRACE),
         ("gradients and gathered at the peak", held.moving, _STATES),
         (_work_name(states), _work(states, rank, held.work), _WORK),

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from shardscope.analytic.communication import Traffic, compression_cost
 from shardscope.analytic.communication.traffic import Sent
 from shardscope.analytic.job_step import JobStep
 from shardscope.analytic.terms import Term
 from shardscope.prediction.data_source import with_waiting
-from shardscope.prediction.loads import awaited, rank_loads
+from shardscope.prediction.loads import awaited, rank_loads, rank_updates
+from shardscope.prediction.network_time import StepLoads
 from shardscope.prediction.rates import RankRates
 from shardscope.prediction.traced import Traced
 from shardscope.spec.strategy import Work
@@ -25,10 +28,10 @@ def job_time_term(step: JobStep, found: Traced, traffic: Traffic | None, rates: 
     """Return the time of one step, in seconds, as a sum of terms; only reading from a slow source overlaps with others.
 
     Each operation takes the time of its matrix products or of its memory traffic, plus the time of its launch. The
-    optimizer takes the time to read and write all states, plus a time per tensor, and the codec the time to read and
-    write the gradient and its packets. Each collective takes as long as its slowest rank needs to send or to receive
-    its bytes, and to send its messages. Ranks of unlike speed wait for the one that computes longest, apart from those
-    whose gradients are dropped.
+    optimizer takes the time to read and write all states on the rank where that takes longest, plus a time per tensor,
+    and the codec the time to read and write the gradient and its packets. Each collective takes as long as its slowest
+    rank needs to send or to receive its bytes, or the busiest link if messages share links, and to send its messages.
+    Ranks of unlike speed wait for the one that computes longest, apart from those whose gradients are dropped.
 
     Args:
         step: The training step to predict.
@@ -40,7 +43,7 @@ def job_time_term(step: JobStep, found: Traced, traffic: Traffic | None, rates: 
     passes = [_pass("forward", step, found, work, rates), _pass("backward", step, found, work, rates)]
     parts = [
         _data(step, found, rates), *passes, _optimizer(step, rates), _codec(step, rates),
-        _communication(traffic or {}, rates), _idle(step, sum(each.value for each in passes), work, rates),
+        _communication(step, traffic or {}, rates), _idle(step, sum(each.value for each in passes), work, rates),
     ]  # fmt: skip
     kept = tuple(part for part in parts if part is not None and part.value > 0)
     return Term.total("step", with_waiting(kept, step))
@@ -82,9 +85,9 @@ def _pass(name: str, step: JobStep, found: Traced, work: Work, rates: RankRates)
 
 
 def _optimizer(step: JobStep, rates: RankRates) -> Term:
-    states, shards = step.job.optimizer.states, step.world_size if step.job.strategy.zero_stage else 1
     share = min(1.0, max(each.computing for each in step.job.strategy.work(step.alike)))
-    updated = step.num_elements * states.moved_bytes_per_param(step.element_bytes) / shards * share
+    moved = step.job.optimizer.states.moved_bytes_per_param(step.element_bytes)
+    updated = step.num_elements * moved * max(rank_updates(step))
     tensors = len(step.trained) * share
     parts = (
         _term("states", updated / rates.optimizer_bandwidth, "bytes / bandwidth", rates,
@@ -109,9 +112,13 @@ def _codec(step: JobStep, rates: RankRates) -> Term | None:
     )
 
 
-def _communication(traffic: Traffic, rates: RankRates) -> Term | None:
+def _communication(step: JobStep, traffic: Traffic, rates: RankRates) -> Term | None:
     """Return the term for all collectives, with one part for each; None if there are none."""
-    parts = tuple(_collective(name, sent, rates) for name, sent in traffic.items())
+    if rates.network is None:
+        parts = tuple(_collective(name, sent, rates) for name, sent in traffic.items())
+    else:
+        found = StepLoads.of(step, traffic, rates.network)
+        parts = tuple(_on_network(name, sent, rates, found) for name, sent in traffic.items())
     return Term.total("communication", parts) if parts else None
 
 
@@ -124,6 +131,23 @@ def _collective(name: str, sent: Sent, rates: RankRates) -> Term:
         name, float(seconds[rank]), "bytes / bandwidth + messages × time per message", rates,
         "time of the slowest rank; no overlap", bytes=float(sent.busiest[rank]), messages=float(messages[rank]),
         bandwidth=rates.link,
+    )  # fmt: skip
+
+
+def _on_network(name: str, sent: Sent, rates: RankRates, found: StepLoads) -> Term:
+    """Return the term for one collective on links that messages share, which takes as long as the busiest link."""
+    network, load = found.network, found.loads.get(name)
+    messages = float(np.max(sent.counted))
+    fixed_s = messages * rates.per_message_s(sent)
+    if load is None:
+        return _term(name, fixed_s, "messages × time per message", rates, "no bytes", messages=messages)
+    link = load.busiest(network)
+    formula = "time of all levels + messages × time per message"
+    if not load.is_bound:
+        formula = "bytes / bandwidth + messages × time per message"
+    return _term(
+        name, load.seconds + fixed_s, formula, rates, f"busiest link: {network.names[link]}",
+        bytes=float(load.bytes[link]), messages=messages, bandwidth=float(network.capacity[link]),
     )  # fmt: skip
 
 

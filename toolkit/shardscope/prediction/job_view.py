@@ -65,6 +65,7 @@ def _headline(found: JobPrediction) -> tuple[str, ...]:
         f"{took}; {held}" + (": it does not fit" if found.fits is False else ""),
         sent,
         *([] if found.note is None else [f"{about}: {found.note}"]),
+        *found.assumptions,
     )
 
 

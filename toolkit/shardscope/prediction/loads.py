@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from shardscope.analytic.job_step import JobStep
 from shardscope.analytic.terms import Term
 from shardscope.methods.strategies.parameter_server import ParameterServer
+from shardscope.methods.strategies.sharded import ZeroStrategy
 from shardscope.prediction.stale_updates import gradients_per_s
-from shardscope.spec.cluster import EmulatedCluster
+from shardscope.spec.cluster import Cluster, EmulatedCluster
 from shardscope.spec.shares import MEASURED, samples_by_speed
 from shardscope.spec.strategy import Work
 
@@ -22,8 +24,30 @@ def slowness_on(emulated: EmulatedCluster | None) -> tuple[float, ...]:
     """
     if emulated is None or emulated.flops is None:
         return ()
-    factors = [node.slowdown / emulated.slowdown for node in emulated.nodes for _ in range(emulated.per_node)]
-    return () if min(factors) == 1 else tuple(factors)
+    return _relative_times([node.rate for node in emulated.nodes], emulated.per_node)
+
+
+def update_slowness_on(emulated: EmulatedCluster | None) -> tuple[float, ...]:
+    """Return the time of each rank for an update relative to that on the slowest node; empty if all are alike."""
+    if emulated is None or emulated.memory_bandwidth is None:
+        return ()
+    return _relative_times([node.update_rate for node in emulated.nodes], emulated.per_node)
+
+
+def _relative_times(rates: Sequence[float | None], per_node: int) -> tuple[float, ...]:
+    """Return the time of each rank relative to the slowest node, given the rates of the nodes."""
+    known = [rate for rate in rates if rate is not None]
+    factors = tuple(min(known) / rate for rate in known for _ in range(per_node))
+    return () if min(factors) == 1 or len(known) < len(rates) else factors
+
+
+def memory_on(cluster: Cluster | EmulatedCluster | None) -> tuple[float, ...]:
+    """Return the memory of each rank's device, in bytes; empty on this machine, and where it is not stated."""
+    if isinstance(cluster, EmulatedCluster):
+        is_stated = all(node.memory is not None for node in cluster.nodes)
+        return cluster.stated_memory() if is_stated else ()
+    parts = () if cluster is None else cluster.groups or (cluster,)
+    return tuple(part.device.memory_bytes for part in parts for _ in range(part.num_devices))
 
 
 def rank_loads(step: JobStep) -> list[Work]:
@@ -54,6 +78,45 @@ def rank_samples(step: JobStep, readers: Sequence[int]) -> tuple[int, ...]:
     return samples_by_speed(
         batch.global_batch, [1 / step.slow(rank) for rank in readers], batch.micro_batch or 1
     )
+
+
+def rank_updates(step: JobStep) -> list[float]:
+    """Return the time of each rank's update of parameters.
+
+    It is relative to the time in which the slowest device would update the whole model.
+    """
+    strategy = step.job.strategy
+    shares = strategy.shares(step) if isinstance(strategy, ZeroStrategy) else None
+    if shares is None:
+        parts = [1 / (step.world_size if strategy.zero_stage else 1)] * step.world_size
+    else:
+        parts = [share / sum(shares) for share in shares]
+    work = strategy.work(step)  # a server that computes no passes updates whole parameters
+    held = [min(1.0, each.computing / step.slow(rank)) or 1.0 for rank, each in enumerate(work)]
+    return [part * held[rank] * step.slow_update(rank) for rank, part in enumerate(parts)]
+
+
+class Samples(NamedTuple):
+    """Samples of one rank."""
+
+    micro_batch: int
+    """Samples in one micro-batch."""
+    step: int
+    """Samples in all micro-batches of a step."""
+
+
+def samples_by_rank(step: JobStep) -> list[Samples]:
+    """Return the samples of each rank in a step; those of the fullest rank for ranks that read no data of their own.
+
+    Shares yet to be measured count as equal.
+    """
+    found = [Samples(step.samples, step.samples * step.micro_batches)] * step.world_size
+    batch, work = step.job.batch, step.job.strategy.work(step)
+    readers = [rank for rank, each in enumerate(work) if each.computing > 0]
+    if isinstance(batch.shares, tuple) and len(readers) == step.job.num_data_ranks:
+        for rank, count in zip(readers, batch.samples(len(readers)), strict=True):
+            found[rank] = Samples(batch.micro_batch or count, count)
+    return found
 
 
 def awaited(step: JobStep, loads: Sequence[Work]) -> Work:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardscope.analytic.communication.network import Network
 from shardscope.analytic.communication.traffic import Sent
 from shardscope.machine import can_share_memory, usable_cores
 from shardscope.prediction.step.machine import Machine
@@ -67,19 +68,24 @@ class RankRates(NamedTuple):
     """FLOP/s at which passes are computed, whatever else they do; None unless a processor is emulated."""
     idle: IdleMessages | None = None
     """Messages of ranks that sleep; None if ranks compute, so that `message_s` contains their waits for a core."""
+    network: Network | None = None
+    """Links that messages share, if they are not all equal; `link` is then the rate of the slowest."""
 
     def per_message_s(self, sent: Sent) -> float:
         """Return the seconds per message of a collective, besides those in which the link carries its bytes.
 
-        Sleeping ranks all send at the same time, and the cores handle their messages while the link is busy, too. So
-        their time per message, if it is the longer one, contains that of its bytes.
+        Sleeping ranks all send at the same time, and their messages queue for the cores. If the queue takes longer than
+        the link, the cores work on it while the link is busy. Otherwise each message, once its bytes have arrived,
+        waits on average for half of the messages that arrive with it.
         """
         messages = np.maximum(sent.counted, 1)
         senders = float(np.sum(sent.messages)) / max(1, int(np.max(sent.messages)))
         if self.idle is None or senders <= 1.0:
             return self.message_s
         carried_s = float(np.max(sent.busiest / messages)) / self.link
-        return max(self.message_s, self.idle.at(senders) - carried_s)
+        arriving = float(np.sum(sent.busiest)) / max(1, int(np.max(sent.busiest)))
+        waits_s = (self.idle.at(arriving) - self.idle.seconds[0]) / 2
+        return max(self.message_s + waits_s, self.idle.at(senders) - carried_s)
 
     @classmethod
     def of_this_machine(
@@ -98,8 +104,8 @@ class RankRates(NamedTuple):
             work: Work of each rank.
             host: Constants of this machine. Those of another machine are scaled by the speed of NumPy's kernels, and
                 what depends on the number of ranks by the number of cores.
-            emulated: The emulated cluster that the ranks run on: between several nodes, its slowest link carries TCP,
-                and its largest slowdown includes the time that ranks wait for a core.
+            emulated: The emulated cluster that the ranks run on: between several nodes, its links carry TCP, and its
+                largest slowdown includes the time that ranks wait for a core.
         """
         speed, cores = relative_speed(host), host.machine.cores / usable_cores()
         slow = max(shared_slowdown(host, active_ranks(work)), 0.0 if emulated is None else emulated.slowdown)
@@ -127,6 +133,7 @@ class RankRates(NamedTuple):
             stage_s=fixed("stage_s"),
             emulated_flops=None if emulated is None else emulated.flops,
             idle=sent.idle,
+            network=network_of(emulated, efficiency=_share(host, "network"), memory=sent.memory_bandwidth),
         )
 
     @classmethod
@@ -196,6 +203,21 @@ def transport_of(job: Job, emulated: EmulatedCluster | None = None) -> HostTrans
     return "tcp" if job.transport == "tcp" or not can_share_memory() else "shm"
 
 
+def network_of(
+    emulated: EmulatedCluster | None, *, efficiency: float = 1.0, memory: float = inf
+) -> Network | None:
+    """Return the links of an emulated cluster; None if all ranks have equal ones, which they do not share.
+
+    Args:
+        emulated: The cluster.
+        efficiency: Fraction of the links' rates that messages reach.
+        memory: Bytes per second between two ranks of a node.
+    """
+    if emulated is None or emulated.has_equal_links:
+        return None
+    return Network.of(emulated, efficiency=efficiency, memory=memory)
+
+
 def limit_of(job: Job, emulated: EmulatedCluster | None = None) -> Link | None:
     """Return the emulated link that limits the messages of a job's ranks; None if there is none."""
     return job.link if emulated is None else emulated.link
@@ -208,12 +230,14 @@ class _Messages(NamedTuple):
         bandwidth: Bytes per second that a rank can send.
         message_s: Seconds per message, without `latency_s`.
         latency_s: Latency of the emulated link, in seconds.
+        memory_bandwidth: Bytes per second that a rank can send to ranks of its own node.
         idle: Messages of ranks that sleep; None if ranks compute.
     """
 
     bandwidth: float
     message_s: float
     latency_s: float
+    memory_bandwidth: float
     idle: IdleMessages | None = None
 
 
@@ -232,40 +256,23 @@ def _messages(
     transport, limit = transport_of(job, emulated), limit_of(job, emulated)
     known = transport if host.has("message_s", transport) else "tcp"
     loopback = "tcp" if transport == "network" else transport
-    bandwidth, latency_s = host.value("message_bandwidth", ranks=ranks, transport=loopback), 0.0
+    memory, latency_s = host.value("message_bandwidth", ranks=ranks, transport=loopback), 0.0
+    bandwidth = memory
     if limit is not None:
-        bandwidth, latency_s = min(bandwidth, _share(host, transport) * limit.bandwidth), limit.latency_s
-    computing_s = host.value("message_s", ranks=ranks, transport=known)
+        bandwidth, latency_s = min(memory, _share(host, transport) * limit.bandwidth), limit.latency_s
     if not is_idle:
-        return _Messages(bandwidth, computing_s, latency_s)
-    idle = _measured_idle(host, loopback) or _guessed_idle(host, known, computing_s)
-    return _Messages(bandwidth, idle.seconds[0], latency_s, idle)
+        computing_s = host.value("message_s", ranks=ranks, transport=known)
+        return _Messages(bandwidth, computing_s, latency_s, memory)
+    idle = _idle_messages(host, loopback)
+    return _Messages(bandwidth, idle.seconds[0], latency_s, memory, idle)
 
 
-def _measured_idle(host: HostCalibration, transport: str) -> IdleMessages | None:
-    """Return the messages of ranks that sleep, if the calibration has them."""
+def _idle_messages(host: HostCalibration, transport: str) -> IdleMessages:
+    """Return the messages of ranks that sleep: the shipped ones, if the calibration has none."""
     if not host.has("idle_message_s", transport):
-        return None
+        host = HostCalibration.shipped()
     rows, cores = host.rows("idle_message_s", transport), usable_cores() / host.machine.cores
     return IdleMessages(tuple((row.ranks or 1) * cores for row in rows), tuple(row.value for row in rows))
-
-
-def _guessed_idle(host: HostCalibration, transport: str, most_s: float) -> IdleMessages:
-    """Return a guess of the messages of ranks that sleep, from those of ranks that compute.
-
-    With as many ranks as cores, messages already wait for ranks that compute, so the values for the fewest ranks are
-    continued to a single rank. With more ranks, messages wait in turn at the cores, but for at most `most_s`.
-    """
-    rows = host.rows("message_s", transport)
-    alone = rows[0].value
-    if len(rows) > 1:
-        (low, first), (high, second) = ((row.ranks or 1, row.value) for row in rows[:2])
-        alone *= min(1.0, float((first / second) ** (np.log2(low) / np.log2(high / low))))
-    turns = (1.0, 2.0, 4.0, 8.0)
-    return IdleMessages(
-        tuple(turn * usable_cores() for turn in turns),
-        tuple(max(alone, min(turn * alone, most_s)) for turn in turns),
-    )
 
 
 def _share(host: HostCalibration, transport: str) -> float:

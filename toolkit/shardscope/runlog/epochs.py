@@ -54,11 +54,11 @@ class Epochs(dict[int, Epoch]):
             epoch.hits += hits
             epoch.fetched_bytes += fetched_bytes
 
-    def add_step(self, row: list[Event]) -> None:
-        """Add a step that all ranks have finished."""
+    def add_step(self, row: list[Event], step_time_s: float) -> None:
+        """Add a step that all ranks have finished, and its duration in seconds."""
         number = next((event["epoch"] for event in row if "epoch" in event), None)
         if number is not None:
-            self.setdefault(number, Epoch()).seconds.append(max(event["step_time_s"] for event in row))
+            self.setdefault(number, Epoch()).seconds.append(step_time_s)
 
     @property
     def hit_rate(self) -> float | None:

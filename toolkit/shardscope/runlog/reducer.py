@@ -20,7 +20,17 @@ from shardscope.runlog.layers import LayerSamples
 from shardscope.runlog.resizes import Resize, resizes_of
 from shardscope.runlog.restarts import Restart
 from shardscope.runlog.schema import MEMORY_KINDS, OBSERVING, Event, Moved
-from shardscope.runlog.steps import ALIKE, MOST, Average, Step, StepKinds, Steps, per_step
+from shardscope.runlog.steps import (
+    ALIKE,
+    MOST,
+    WARM_UP_STEPS,
+    Average,
+    Step,
+    StepKinds,
+    Steps,
+    per_step,
+    waited_once_s,
+)
 from shardscope.runlog.stragglers import Circumstances, Phases, Straggler
 
 if TYPE_CHECKING:
@@ -64,6 +74,8 @@ class RunLog:
         faults: Events of the faults that were carried out on purpose, in order.
         restarts: Restarts of the ranks after failures, in order. Steps that a restart repeats replace the earlier ones.
         lost_steps: Number of steps that all ranks had finished, and that restarts had to repeat.
+        warm_up: Durations of the first `WARM_UP_STEPS` steps after each start of the ranks, in seconds, by step,
+            without those that a restart repeats.
         first_t: Unix time at which the first rank started, in seconds; 0 before.
         last_t: Unix time of the newest event, in seconds.
 
@@ -95,12 +107,15 @@ class RunLog:
     faults: list[Event] = field(default_factory=list)
     restarts: list[Restart] = field(default_factory=list)
     lost_steps: int = 0
+    warm_up: dict[int, float] = field(default_factory=dict)
     first_t: float = 0.0
     last_t: float = 0.0
     _open: dict[tuple[int, int], dict[int, Event]] = field(default_factory=dict, repr=False)
     """Events of unfinished steps by rank, for each step and number of ranks that take it."""
     _sizes: dict[int, int] = field(default_factory=dict, repr=False)
     """Number of ranks with which each rank has started last, where its event says so."""
+    _num_since_start: int = 0
+    """Number of steps since the ranks started."""
     _late: dict[int, list[Event]] = field(default_factory=dict, repr=False)
 
     @classmethod
@@ -127,7 +142,7 @@ class RunLog:
         self._sizes[rank] = size
         if size != self.world_size:
             self._resize(size)
-        self.starts[rank] = event
+        self.starts[rank], self._num_since_start = event, 0
         self.first_t = min(self.first_t or event["t"], event["t"])
         for row in self._open.values():
             row.pop(rank, None)  # a rank that restarts repeats these steps
@@ -164,6 +179,7 @@ class RunLog:
             self.restarts[-1].lost_steps += lost
         self._late = {number: late for number, late in self._late.items() if number <= step}
         self.noise = {number: each for number, each in self.noise.items() if number <= step}
+        self.warm_up = {number: each for number, each in self.warm_up.items() if number <= step}
         self.evaluations = [each for each in self.evaluations if each.step <= step]
         self.final = None
 
@@ -189,11 +205,12 @@ class RunLog:
     def _finish(self, number: int, row: list[Event]) -> None:
         for place in [place for place in self._open if place[0] <= number]:
             del self._open[place]
-        self.steps.append(_step(number, row, self._sent([*row, *self._late.pop(number, ())])))
+        self.steps.append(self._timed(_step(number, row, self._sent([*row, *self._late.pop(number, ())]))))
         self.phases.take(number, row)
+        self._note_warm_up()
         if self.restarts and self.restarts[-1].recovered_t is None:
             self.restarts[-1].recovered_t = self.steps[-1].t
-        self.epochs.add_step(row)
+        self.epochs.add_step(row, self.steps[-1].step_time_s)
         for event in row:
             self.dropped += bool(event.get("dropped"))
             rank, peak = event["rank"], event["peak_memory_bytes"]
@@ -203,6 +220,20 @@ class RunLog:
                 [float(event["noise"][name]) for event in row] for name in ("small_square", "large_square")
             )
             self.noise[number] = fmean(small), fmean(large)
+
+    def _note_warm_up(self) -> None:
+        """Note the duration of the last step if it is one of the first since the ranks started."""
+        self._num_since_start += 1
+        if self._num_since_start <= WARM_UP_STEPS:
+            self.warm_up[self.last_step] = self.steps[-1].step_time_s
+            if self.restarts and len(self.restarts[-1].first_steps_s) < WARM_UP_STEPS:
+                self.restarts[-1].first_steps_s.append(self.steps[-1].step_time_s)
+
+    def _timed(self, step: Step) -> Step:
+        """Return a step with its duration if ranks meet only in some steps; others keep that of the slowest rank."""
+        if self.kinds.period == 1 or self.last_step != step.number - 1 or not self.steps:
+            return step
+        return step._replace(step_time_s=waited_once_s(step.step_time_s, step.t, self.steps[-1].t))
 
     def _sent(self, events: Iterable[Event]) -> Moved:
         """Add the traffic of these events to the totals, and return the part for training, without measurements."""
@@ -315,7 +346,18 @@ class RunLog:
 
         The rest is setup, evaluations, checkpoints, steps that a restart repeated, and the restarts themselves.
         """
-        return sum(self.steps.column("step_time_s")) / self.wall_s if self.steps and self.wall_s else None
+        return self.useful_s / self.wall_s if self.steps and self.wall_s else None
+
+    @property
+    def useful_s(self) -> float:
+        """Time of the steps that count, in seconds.
+
+        The first steps after each start, which also build buckets and allocate memory, count as usual ones: their
+        additional time is a cost of the start.
+        """
+        usual_s = self.step_time_s or math.inf
+        late_s = sum(max(0.0, each - usual_s) for each in self.warm_up.values())
+        return float(sum(self.steps.column("step_time_s"))) - late_s
 
     @property
     def held_bytes(self) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shardscope.runlog.schema import Event
 
@@ -22,6 +22,7 @@ class Restart:
         failed_t: Time at which the agent noticed the failure, in Unix seconds.
         lost_steps: Number of finished steps that had to be repeated.
         recovered_t: Time at which all ranks had finished their first step again; None before.
+        first_steps_s: Durations of the first steps after it, which take longer than usual ones, in seconds.
     """
 
     t: float
@@ -34,6 +35,7 @@ class Restart:
     failed_t: float
     lost_steps: int = 0
     recovered_t: float | None = None
+    first_steps_s: list[float] = field(default_factory=list)
 
     @classmethod
     def of(cls, event: Event) -> Restart:

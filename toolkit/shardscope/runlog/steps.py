@@ -28,7 +28,8 @@ class Step(NamedTuple):
         number: Number of the step, from 1.
         t: Time at which the last rank finished the step, in Unix seconds.
         loss: Mean loss over the ranks that computed a loss; NaN if none did.
-        step_time_s: Duration of the step on the slowest rank, in seconds.
+        step_time_s: Duration of the step on the slowest rank, in seconds; see `waited_once_s` for ranks that meet
+            only in some steps.
         samples: Number of samples processed by all ranks together.
         tokens: Number of tokens processed by all ranks together; 0 if the model does not read tokens.
         lr: Learning rate on the ranks that computed a loss.
@@ -148,6 +149,22 @@ WARM_UP_STEPS = 2
 Average = Literal["mean", "median"]
 """Average over steps of the same kind: mean for additive quantities such as bytes, median for times with outliers."""
 Floats = npt.NDArray[np.float64]
+
+
+def waited_once_s(step_time_s: float, ended: float, before_ended: float | None) -> float:
+    """Return the duration of a step that ranks need not begin together, in seconds.
+
+    If ranks meet only in some steps, as with local SGD, a slow rank takes long in its own steps, and others then wait
+    for it in the step in which they meet. The longest time of any rank would count that time twice, so a step lasts no
+    longer than since all ranks had finished the one before.
+
+    Args:
+        step_time_s: Longest time of any rank, in seconds.
+        ended: When the last rank finished the step, in Unix seconds.
+        before_ended: When the last rank finished the step before; None if that is unknown.
+    """
+    since = 0.0 if before_ended is None else ended - before_ended
+    return min(step_time_s, since) if since > 0 else step_time_s
 
 
 class StepKinds(NamedTuple):

@@ -86,7 +86,7 @@ class Summary:
         restarts: Number of times that the ranks were started again after a failure.
         lost_steps: Number of steps that all ranks had finished, and that restarts had to repeat.
         goodput: Fraction of `wall_s` spent in steps that count. The rest is setup, evaluations, checkpoints, restarts
-            and steps that had to be repeated.
+            and steps that had to be repeated. What the first steps after a start take longer is a cost of the start.
     """
 
     state: str

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any, Self
 from shardscope.errors import RunUnreadable, SpecError, quoted
 from shardscope.runlog.files import read_json
 from shardscope.runtime.launch_prediction import LaunchPrediction
+from shardscope.runtime.run_part import RunPart
 from shardscope.spec.job_parts import label_of
 
 if TYPE_CHECKING:
     from shardscope.runlog.summary import Summary
-    from shardscope.runtime.rundir import RunDir
-    from shardscope.spec import Job
     from shardscope.spec.faults import Faults
 
 FILE = "about.json"
@@ -81,19 +80,8 @@ def _read(file: Path, _version: tuple[int, int, int]) -> About:
         return About()
 
 
-class Described:
+class Described(RunPart):
     """The part of a `Run` that reads and changes the small files beside its job, and deletes the run."""
-
-    _dir: RunDir
-
-    if TYPE_CHECKING:
-
-        @property
-        def job(self) -> Job: ...
-        @property
-        def id(self) -> str: ...
-        @property
-        def is_alive(self) -> bool: ...
 
     @property
     def group(self) -> str:

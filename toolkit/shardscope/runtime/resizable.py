@@ -6,10 +6,9 @@ from operator import index
 from typing import TYPE_CHECKING, Protocol, Self
 
 from shardscope.errors import RunUnreadable, SpecError
+from shardscope.runtime.run_part import RunPart
 
 if TYPE_CHECKING:
-    from shardscope.runlog.reducer import RunLog
-    from shardscope.runtime.rundir import RunDir
     from shardscope.spec import Job
 
 
@@ -25,20 +24,8 @@ def job_now(run: _Sized) -> Job:
     return run.job if run.job.elastic is None else run.job.at_size(run.world_size)
 
 
-class Resizable:
+class Resizable(RunPart):
     """The part of a `Run` that changes its number of ranks while it trains."""
-
-    _dir: RunDir
-
-    if TYPE_CHECKING:
-
-        @property
-        def job(self) -> Job: ...
-        @property
-        def id(self) -> str: ...
-        @property
-        def is_alive(self) -> bool: ...
-        def reduced(self) -> RunLog: ...
 
     @property
     def world_size(self) -> int:

@@ -5,19 +5,18 @@ from __future__ import annotations
 import contextlib
 import time
 from operator import index
-from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from shardscope.errors import RunFailed, ShardscopeError, SpecError
+from shardscope.errors import ShardscopeError, SpecError
 from shardscope.runlog.tail import first_events, read_events
 from shardscope.runtime.inject import inject
 from shardscope.runtime.processes import end_run
-from shardscope.runtime.rundir import RunDir, this_host
+from shardscope.runtime.run_part import RunPart
+from shardscope.runtime.rundir import this_host
 from shardscope.runtime.status import Cause, Status
 from shardscope.spec.observed import ObservedJob
 
 if TYPE_CHECKING:
-    from shardscope.spec import Job
     from shardscope.spec.faults import Faults
 
 _POLL_S = 0.02
@@ -27,28 +26,10 @@ _KILL_AFTER_S = (
 )
 
 
-class Steered:
+class Steered(RunPart):
     """The part of a `Run` that waits for the run, stops it, and breaks it."""
 
-    _dir: RunDir
     _last_status: Status | None
-
-    if TYPE_CHECKING:
-
-        @property
-        def job(self) -> Job: ...
-        @property
-        def resized_job(self) -> Job: ...
-        @property
-        def path(self) -> Path: ...
-        @property
-        def id(self) -> str: ...
-        @property
-        def state(self) -> str: ...
-        @property
-        def is_alive(self) -> bool: ...
-        @property
-        def error(self) -> RunFailed | None: ...
 
     def wait(self, timeout: float | None = None) -> Self:
         """Wait until the run has ended.

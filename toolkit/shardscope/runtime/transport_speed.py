@@ -1,17 +1,19 @@
 """Speed of messages between CPU ranks of this machine, measured with real ranks over each transport.
 
 `shardscope doctor` measures it in the process that has imported torch for its other checks; the ranks are forks of it.
-In an exchange, every rank sends a message to the next rank and receives one from the previous rank, as in a ring
-all-reduce.
+In an exchange, every rank sends a message to the next rank and receives one from the previous rank. As in a ring
+all-reduce, receives are posted ahead of time.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import socket
 import time
+from collections import deque
 from collections.abc import Iterator
 from datetime import timedelta
 from statistics import median
@@ -29,6 +31,10 @@ _MESSAGE_BYTES = 4 << 20
 _ROUNDS, _EXCHANGES, _LARGE_EXCHANGES = 5, 16, 2
 """Number of rounds, and of exchanges of small and of large messages in each. A rank that is ahead of its peers does not
 wait in some exchanges, so only the time of many in a row counts."""
+_COLLECTIVES = 8
+"""Number of collectives in each round, if ranks pause before each."""
+_AHEAD = 2
+"""Number of receives posted ahead of time."""
 _TIMEOUT = timedelta(seconds=10)
 _MOST_S = 30
 """Time after which the system kills a rank that has not ended, in seconds."""
@@ -41,7 +47,8 @@ class TransportSpeed(NamedTuple):
         transport: ``"shm"`` or ``"tcp"``.
         world_size: Number of ranks that send at the same time.
         message_s: Time of an exchange of 8 bytes, in seconds.
-        bandwidth: Bytes per second that each rank sends in an exchange of 4 MiB, after the time per message.
+        bandwidth: Bytes per second that each rank sends in an exchange of 4 MiB, after the time per message; nan if
+            only small messages were measured.
     """
 
     transport: str
@@ -55,8 +62,13 @@ def world_sizes() -> list[int]:
     return [2, int(min(max(usable_cores(), 4), 8))]
 
 
-def measure(world_size: int) -> list[TransportSpeed]:
+def measure(world_size: int, pause_s: float | None = None) -> list[TransportSpeed]:
     """Return the speed of each transport that ranks of this machine can use. Linux only.
+
+    Args:
+        world_size: Number of ranks.
+        pause_s: Time that each rank sleeps before each collective of W-1 small messages, in seconds, which does not
+            count. With 0 or None, small messages are sent in long sequences; only with None, large ones are sent, too.
 
     Raises:
         RuntimeError: A rank failed; the message is its own.
@@ -64,7 +76,7 @@ def measure(world_size: int) -> list[TransportSpeed]:
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     read, write = os.pipe()
-    ranks = [_fork_rank(rank, world_size, port, write) for rank in range(world_size)]
+    ranks = [_fork_rank(rank, world_size, port, write, pause_s) for rank in range(world_size)]
     os.close(write)
     server = dist.TCPStore(
         "127.0.0.1", port, is_master=True, wait_for_workers=False, timeout=_TIMEOUT,
@@ -81,7 +93,7 @@ def measure(world_size: int) -> list[TransportSpeed]:
     return [TransportSpeed(**line) for line in lines]
 
 
-def _fork_rank(rank: int, world_size: int, port: int, answers: int) -> int:
+def _fork_rank(rank: int, world_size: int, port: int, answers: int, pause_s: float | None) -> int:
     """Return the pid of a new rank; rank 0 writes the results to `answers`, and any rank that fails its error."""
     pid = os.fork()
     if pid:
@@ -91,7 +103,7 @@ def _fork_rank(rank: int, world_size: int, port: int, answers: int) -> int:
         signal.alarm(_MOST_S)
         torch.set_num_threads(1)
         store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=_TIMEOUT)
-        for speed in _speeds(store, rank, world_size):
+        for speed in _speeds(store, rank, world_size, pause_s):
             if rank == 0:
                 _write(answers, speed._asdict())
         os._exit(0)
@@ -105,7 +117,7 @@ def _write(answers: int, line: dict[str, Any]) -> None:
     os.write(answers, (json.dumps(line) + "\n").encode())
 
 
-def _speeds(store: dist.Store, rank: int, world_size: int) -> Iterator[TransportSpeed]:
+def _speeds(store: dist.Store, rank: int, world_size: int, pause_s: float | None) -> Iterator[TransportSpeed]:
     for name in TRANSPORTS:
         part = dist.PrefixStore(name, store)
         asked: Name = "auto" if name == "shm" else name
@@ -113,22 +125,43 @@ def _speeds(store: dist.Store, rank: int, world_size: int) -> Iterator[Transport
             asked, part, rank=rank, world_size=world_size, backend="gloo", timeout=_TIMEOUT, on_gpu=False
         )
         if route.name == name:
-            message_s = _exchange_s(route, 8, _EXCHANGES)
-            large_s = _exchange_s(route, _MESSAGE_BYTES, _LARGE_EXCHANGES)
-            yield TransportSpeed(name, world_size, message_s, _MESSAGE_BYTES / max(large_s - message_s, 1e-9))
+            if pause_s:
+                small_s = _exchange_s(route, 8, world_size - 1, times=_COLLECTIVES, pause_s=pause_s)
+            else:
+                small_s = _exchange_s(route, 8, _EXCHANGES)
+            bandwidth = math.nan
+            if pause_s is None:
+                large_s = _exchange_s(route, _MESSAGE_BYTES, _LARGE_EXCHANGES)
+                bandwidth = _MESSAGE_BYTES / max(large_s - small_s, 1e-9)
+            yield TransportSpeed(name, world_size, small_s, bandwidth)
         route.group.shutdown()
 
 
-def _exchange_s(route: Route, num_bytes: int, times: int) -> float:
+def _exchange_s(
+    route: Route, num_bytes: int, exchanges: int, *, times: int = 1, pause_s: float = 0.0
+) -> float:
     """Return the mean time of an exchange in the median round, in seconds, after a round that is not timed."""
     group, means = route.group, []
     following, previous = (group.rank() + 1) % group.size(), (group.rank() - 1) % group.size()
-    sent, received = torch.zeros(num_bytes, dtype=torch.uint8), torch.empty(num_bytes, dtype=torch.uint8)
+    sent = torch.zeros(num_bytes, dtype=torch.uint8)
+    received = [torch.empty(num_bytes, dtype=torch.uint8) for _ in range(_AHEAD)]
+
+    def post(i: int) -> dist.Work:
+        return group.recv([received[i % _AHEAD]], previous, i)
+
     for _ in range(_ROUNDS + 1):
         began = time.perf_counter()
         for _ in range(times):
-            receive = group.recv([received], previous, 0)
-            group.send([sent], following, 0).wait()
-            receive.wait()
-        means.append((time.perf_counter() - began) / times)
+            if pause_s:
+                time.sleep(pause_s)
+            posted = deque(post(i) for i in range(min(_AHEAD, exchanges)))
+            sends = []
+            for i in range(exchanges):
+                sends.append(group.send([sent], following, i))
+                posted.popleft().wait()
+                if i + _AHEAD < exchanges:
+                    posted.append(post(i + _AHEAD))
+            for work in sends:
+                work.wait()
+        means.append(((time.perf_counter() - began) / times - pause_s) / exchanges)
     return median(means[1:])

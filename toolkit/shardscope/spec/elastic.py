@@ -90,8 +90,12 @@ class Elastic(Spec):
         return f"{self.least}:{self.most}"
 
 
-def _elastic(value: Any) -> Any:
-    """Convert the text ``"2:8"`` or the pair ``(2, 8)`` to a range of ranks."""
+def elastic_from(value: Any) -> Any:
+    """Convert the text ``"2:8"`` or the pair ``(2, 8)`` to a range of ranks; return any other valid value unchanged.
+
+    Raises:
+        SpecError: The value is not a range.
+    """
     if value is None or isinstance(value, Elastic | dict):
         return value
     if isinstance(value, list | tuple) and [type(each) for each in value] == [int, int]:
@@ -104,7 +108,7 @@ def _elastic(value: Any) -> Any:
     return Elastic(least=int(found[1]), most=int(found[2]))
 
 
-ElasticOrRange = Annotated[Elastic, BeforeValidator(_elastic)]
+ElasticOrRange = Annotated[Elastic, BeforeValidator(elastic_from)]
 """A field that accepts a range of ranks, its short string such as ``"2:8"``, or the pair ``(2, 8)``."""
 
 

@@ -147,7 +147,9 @@ class _Timed(Fault):
     @property
     def when(self) -> str:
         """The step or the time, in words."""
-        return f"at step {self.step}" if self.at_s is None else f"{seconds_text(self.at_s)} after the start"
+        return (
+            f"before step {self.step}" if self.at_s is None else f"{seconds_text(self.at_s)} after the start"
+        )
 
 
 class Kill(_Timed, _OnRanks):

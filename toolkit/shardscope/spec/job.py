@@ -341,8 +341,8 @@ class Job(Spec):
         degrees = self.strategy.degrees(self.world_size)
         if degrees is None:
             raise SpecError(
-                f"strategy={self.strategy.name!r} has no corresponding layout, because a layout describes only "
-                "replicas, ZeRO shards and pipeline stages; use for example strategy='ring' or 'zero-3'"
+                f"strategy={self.strategy.label!r} has no corresponding layout, because a layout describes only "
+                "replicas, equal ZeRO shards and pipeline stages; use for example strategy='ring' or 'zero-3'"
             )
         if self.batch.shares is not None:
             raise SpecError(

@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from math import gcd
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import BeforeValidator, PrivateAttr, model_validator
 
-from shardscope.errors import SpecError, quoted
+from shardscope.errors import SpecError
 from shardscope.spec._base import Spec
 from shardscope.spec.divisors import divisors_text
 from shardscope.spec.numbers import Count, CountOrZero
 from shardscope.spec.shards import Shards
-from shardscope.spec.shares import MEASURED, samples_by_share
-
-_SHARES = re.compile(r"[\s(\[]*(\d{1,9}(?:\s*,\s*\d{1,9})*)[\s,)\]]*")
-
-
-def _check_shares(value: Any) -> Any:
-    if isinstance(value, str) and (found := _SHARES.fullmatch(value)):  # as on a command line
-        value = tuple(map(int, found[1].split(",")))
-    is_list = (
-        isinstance(value, list | tuple) and value and all(type(each) is int and each >= 1 for each in value)
-    )
-    if value is not None and value != MEASURED and not is_list:
-        raise SpecError(
-            f"batch.shares={quoted(value)} is not valid; give one whole number of at least 1 for each rank, such as "
-            f"(2, 2, 1, 1), or {MEASURED!r}"
-        )
-    return value
+from shardscope.spec.shares import MEASURED, reader_of_shares, samples_by_share
 
 
 class Batch(Spec):
@@ -45,7 +28,10 @@ class Batch(Spec):
     micro_batch: Count | None = None
     """Samples in one forward pass on one rank; None uses the rank's whole share, or in a pipeline a size that suits the
     schedule. Must divide the rank's share."""
-    shares: Annotated[tuple[Count, ...] | Literal["measured"] | None, BeforeValidator(_check_shares)] = None
+    shares: Annotated[
+        tuple[Count, ...] | Literal["measured"] | None,
+        BeforeValidator(reader_of_shares("batch.shares", MEASURED)),
+    ] = None
     """Shares of the ranks in the global batch, for ranks of unlike speed: one number for each, such as
     ``(2, 2, 1, 1)``; or ``"measured"``, which starts with equal shares, and after a few steps divides the batch by
     measured speed, in whole micro-batches. Gradients are weighted by samples, so the trained weights are those of equal

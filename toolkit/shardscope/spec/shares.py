@@ -1,15 +1,85 @@
-"""Uneven division of a global batch among ranks: by given shares, or by measured speed."""
+"""Uneven division among ranks: of a batch by given shares or measured speed, and of tensors by shares or memory."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
 from math import gcd
+from typing import Any
 
-from shardscope.errors import SpecError
+from shardscope.errors import SpecError, quoted
 
 MEASURED = "measured"
 """Value of `Batch.shares` that divides the batch by measured speed."""
+BY_MEMORY = "memory"
+"""Value of `Zero1.shards` that divides optimizer state by the memory of the ranks."""
+_LISTED = re.compile(r"[\s(\[]*(\d{1,9}(?:\s*,\s*\d{1,9})*)[\s,)\]]*")
+
+
+def reader_of_shares(field: str, word: str) -> Callable[[Any], Any]:
+    """Return a validator of a field that takes one share for each rank, as numbers or as text, or a word, or None.
+
+    Args:
+        field: Name of the field, for error messages.
+        word: The word, such as ``measured``.
+    """
+
+    def read(value: Any) -> Any:
+        if isinstance(value, str) and (found := _LISTED.fullmatch(value)):  # as on a command line
+            value = tuple(map(int, found[1].split(",")))
+        is_list = (
+            isinstance(value, list | tuple)
+            and value
+            and all(type(each) is int and each >= 1 for each in value)
+        )
+        if value is not None and value != word and not is_list:
+            raise SpecError(
+                f"{field}={quoted(value)} is not valid; give one whole number of at least 1 for each rank, such as "
+                f"(2, 2, 1, 1), or {word!r}"
+            )
+        return value
+
+    return read
+
+
+def shard_sizes(num_elements: int, shares: Sequence[int]) -> list[int]:
+    """Return the sizes of consecutive chunks of a tensor, one for each rank, in proportion to `shares`.
+
+    Chunk boundaries are rounded down, so each size is within one element of its exact share.
+
+    Example:
+        >>> shard_sizes(100, (2, 2, 1, 1))
+        [33, 33, 17, 17]
+    """
+    total, ends = sum(shares), accumulate(shares)
+    return [b - a for a, b in pairwise([0, *(num_elements * end // total for end in ends)])]
+
+
+def shares_by_memory(memory_bytes: Sequence[float], whole_bytes: float) -> tuple[int, ...]:
+    """Return shares in proportion to the memory that is left on each rank beside what every rank holds whole.
+
+    Args:
+        memory_bytes: Memory of each rank.
+        whole_bytes: Bytes that every rank holds: with ZeRO-1, weights and gradients.
+
+    Raises:
+        SpecError: Nothing is left on a rank.
+
+    Example:
+        >>> shares_by_memory([5e9, 5e9, 3e9], 1e9)
+        (4000000000, 4000000000, 2000000000)
+    """
+    left = tuple(int(each - whole_bytes) for each in memory_bytes)
+    if min(left) < 1:
+        rank = left.index(min(left))
+        raise SpecError(
+            f"strategy.shards={BY_MEMORY!r} leaves nothing for optimizer state on rank {rank}, whose memory of "
+            f"{memory_bytes[rank] / 1e6:,.1f} MB is less than the {whole_bytes / 1e6:,.1f} MB of weights and gradients "
+            "that each rank holds whole; use a smaller model, or strategy='zero-3'"
+        )
+    return left
 
 
 def samples_by_share(global_batch: int, shares: Sequence[int], num_ranks: int) -> tuple[int, ...]:

@@ -10,11 +10,11 @@ a rank still maps it stays readable there.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -23,7 +23,9 @@ import numpy as np
 from shardscope.disk_cache import require_private
 from shardscope.errors import DataError
 from shardscope.spec.units import bytes_text
+from shardscope.storage import caches
 from shardscope.storage.formats import Array
+from shardscope.storage.locks import locked
 
 _ROOM = "room.lock"
 """Lock that is held while shards are deleted and one is added, so that the limit holds at any time."""
@@ -42,14 +44,21 @@ class ShardCache:
     Args:
         folder: Folder of the cache; it is created, readable only by its owner.
         most_bytes: Size limit of all complete shards together. Shards being written come on top of it.
+        source: Path of the data set.
+        needed: Size of all its shards, in bytes; None for `most_bytes`.
 
     Raises:
-        DataError: Another user can write to the folder, or it cannot be created.
+        DataError: Another user can write to the folder, it cannot be created, or all caches together would be larger
+            than their limit.
     """
 
-    def __init__(self, folder: Path, most_bytes: float) -> None:
+    def __init__(
+        self, folder: Path, most_bytes: float, source: str = "", needed: float | None = None
+    ) -> None:
         self.folder, self.most_bytes = folder, most_bytes
         make_private(folder)
+        grows_to = most_bytes if needed is None else min(most_bytes, needed)
+        weakref.finalize(self, os.close, caches.use(folder, source, grows_to))
 
     def get(self, name: str, make: Callable[[BinaryIO], object]) -> Got:
         """Return a shard; if it is not in the cache or is damaged, `make` writes it to a binary file as ``.npy``.
@@ -60,7 +69,7 @@ class ShardCache:
         path = self.folder / f"{name}.npy"
         rows = _mapped(path)
         if rows is None:
-            with _locked(self.folder / f"{name}.lock"):
+            with locked(self.folder / f"{name}.lock"):
                 rows = _mapped(path)
                 if rows is None:
                     return Got(self._add(path, make), was_there=False)
@@ -79,7 +88,7 @@ class ShardCache:
             self._require_fits(size)
             rows = _mapped(part)
             assert rows is not None, "just written"
-            with _locked(self.folder / _ROOM):
+            with locked(self.folder / _ROOM):
                 self._make_room(size)
                 part.replace(path)
         except OSError as error:
@@ -143,11 +152,3 @@ def _mapped(path: Path) -> Array | None:
     with suppress(OSError):  # deleted by another rank since; the mapping stays valid
         os.utime(path, ns=(time.time_ns(),) * 2)  # finer than the clock that the system would take
     return rows
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock, which other threads and processes wait for; a process that dies releases it."""
-    with path.open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -19,11 +19,11 @@ from typing import BinaryIO
 
 import numpy as np
 
-from shardscope.disk_cache import cache_dir
 from shardscope.errors import DataError
 from shardscope.spec.shards import Shards
 from shardscope.spec.units import bytes_text
 from shardscope.storage.cache import ShardCache, make_private
+from shardscope.storage.caches import default_root
 from shardscope.storage.formats import Array, ShardFormat, ShardInfo, require_alike
 from shardscope.storage.pace import Pace
 
@@ -222,13 +222,10 @@ def _cache_of(shards: ShardFormat, spec: Shards) -> ShardCache | None:
         )
     told = (str(shards.shards[0].path.resolve().parent), shards.columns)
     digest = hashlib.sha256(repr(told).encode()).hexdigest()[:16]
-    root = (
-        cache_dir() / "shards"
-        if spec.cache_folder is None
-        else Path(spec.cache_folder).expanduser().absolute()
-    )
+    root = default_root() if spec.cache_folder is None else Path(spec.cache_folder).expanduser().absolute()
     make_private(root)  # whoever can write to it can replace the folder in it
-    return ShardCache(root / digest, limit)
+    needed = sum(shard.unpacked_bytes for shard in shards.shards)
+    return ShardCache(root / digest, limit, told[0], needed)
 
 
 def _window_bytes(shards: ShardFormat, spec: Shards) -> int:

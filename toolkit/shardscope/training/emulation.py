@@ -6,7 +6,7 @@ The agent of the node passes it to the ranks in an environment variable. The rat
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,13 +85,24 @@ class Emulation:
         )
 
     def _compute_note(self) -> str:
-        first = self.cluster.nodes[0]  # flops and memory bandwidth are the same on all nodes
-        told = [f"{factor:g} times as long on node {node}" for node, factor in self._slow_nodes()]
-        if first.flops is not None:
-            told.insert(0, f"{flops_text(first.flops)} per rank")
-        if first.memory_bandwidth is not None:
-            told.insert(1, f"updates at {bytes_text(first.memory_bandwidth)}/s")
+        told = [
+            *_rates([node.flops for node in self.cluster.nodes], lambda rate: f"{flops_text(rate)} per rank"),
+            *_rates(
+                [node.memory_bandwidth for node in self.cluster.nodes],
+                lambda rate: f"updates at {bytes_text(rate)}/s",
+            ),
+            *(f"{factor:g} times as long on node {node}" for node, factor in self._slow_nodes()),
+        ]
         return f"computation is emulated, by sleeping: {', '.join(told)}" if told else ""
 
     def _slow_nodes(self) -> Iterator[tuple[int, float]]:
         return ((node, each.slowdown) for node, each in enumerate(self.cluster.nodes) if each.slowdown > 1)
+
+
+def _rates(rates: Sequence[float | None], told: Callable[[float], str]) -> Iterator[str]:
+    """Yield each rate of the nodes in words, and of which nodes it is if there are several."""
+    known = dict.fromkeys(rate for rate in rates if rate is not None)
+    for rate in known:
+        nodes = [str(node) for node, each in enumerate(rates) if each == rate]
+        where = f" on node{'s' * (len(nodes) > 1)} {' and '.join(nodes)}" if len(nodes) < len(rates) else ""
+        yield f"{told(rate)}{where}"

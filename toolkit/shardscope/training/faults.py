@@ -17,7 +17,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from io import BufferedWriter
@@ -35,6 +35,7 @@ _FULL = "/dev/full"
 """Linux's device that has no space left: every write to it fails with ENOSPC."""
 _PATIENCE_S, _POLL_S = 5.0, 1e-3
 """How long to wait for the agent of the emulated cluster, and between two looks, in seconds."""
+_BEGAN = "began"
 _EXCLUSIVE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
@@ -82,8 +83,13 @@ class RankFaults:
     _over: set[int] = field(default_factory=set, init=False)
     """Numbers of the faults that are known to have been claimed."""
 
+    _step: int = field(default=0, init=False)
+    """The step that this rank takes; 0 during setup."""
+
     def __post_init__(self) -> None:
         self._own = self._from(0)
+        if (self.folder / _BEGAN).exists():  # a restart is no shelter from a failure at a time
+            self._begin()
 
     def _from(self, first: int) -> list[tuple[int, AnyFault]]:
         """Return this rank's faults from number `first` on, with their numbers."""
@@ -113,8 +119,9 @@ class RankFaults:
             self._own += [(number, _not_before(fault, step)) for number, fault in self._from(num_known)]
         if not self._own:
             return
+        self._step = step
         if not self._has_begun:
-            self._begin(step)
+            self._begin()
         self._set_pace(step)
         for number, fault in self._own:
             if self._is_absent(fault):
@@ -148,22 +155,29 @@ class RankFaults:
             os.close(full)
         return file
 
-    def _begin(self, step: int) -> None:
+    def _begin(self) -> None:
         """Note when the run began, unless it is noted, and start to wait for the faults that are due at a time."""
         self._has_begun = True
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        timed = [(number, fault) for number, fault in self._own if isinstance(fault, Kill | DropLink)]
-        timed = [(number, fault) for number, fault in timed if fault.at_s is not None]
+        timed = [
+            (fault.at_s, number, fault)
+            for number, fault in self._own
+            if isinstance(fault, Kill | DropLink) and fault.at_s is not None
+        ]
         if timed:
+            timed.sort(key=lambda each: each[:2])
             began = self._began()
-            for number, fault in timed:
-                wait_s = max(0.0, began + (fault.at_s or 0.0) - time.time())
-                timer = threading.Timer(wait_s, self._carry_out, (number, fault, step))
-                timer.daemon = True
-                timer.start()
+            threading.Thread(
+                target=self._at_their_times, args=(began, timed), name="timed-faults", daemon=True
+            ).start()
+
+    def _at_their_times(self, began: float, timed: Sequence[tuple[float, int, Kill | DropLink]]) -> None:
+        for at_s, number, fault in timed:
+            time.sleep(max(0.0, began + at_s - time.time()))
+            self._carry_out(number, fault, self._step)
 
     def _began(self) -> float:
-        path = self.folder / "began"
+        path = self.folder / _BEGAN
         with suppress(FileExistsError):
             file = os.open(path, _EXCLUSIVE, 0o600)
             os.write(file, b"%.6f" % time.time())

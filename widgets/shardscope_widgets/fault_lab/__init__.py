@@ -2,6 +2,8 @@
 
 _view     the timeline and its sentences
 _breaker  the buttons that break a running run; `_words` says what each will do
+_resizer  the button that changes the number of ranks
+_resumer  the button that continues a run
 _lab      the widget; the Training Lab contains the other two
 """
 

@@ -1,4 +1,4 @@
-"""Buttons that break a running run for real, or continue one that has ended; each says what will happen."""
+"""Buttons that break a running run for real, resize it, or continue one that has ended; each says what will happen."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import traitlets as t
 
 from shardscope.spec.observed import ObservedJob
 from shardscope_widgets.fault_lab import _words
+from shardscope_widgets.fault_lab._resizer import Resizer
 from shardscope_widgets.fault_lab._resumer import Resumer
 from shardscope_widgets.fault_lab._words import Standing
 from shardscope_widgets.kit.controls import controls_for
@@ -48,6 +49,8 @@ class Breaker:
     def __init__(self, guard: Guard, on_resume: Callable[[Run], object]) -> None:
         self.resumer = Resumer(on_resume)
         self.resumer.button.on_click(guard.callback(self.resumer.press))
+        self.resizer = Resizer()
+        self.resizer.button.on_click(guard.callback(self.resizer.press))
         self.choices = Breakage()
         self.controls = controls_for(self.choices)
         self.buttons = {
@@ -69,7 +72,9 @@ class Breaker:
         bar = classed(widgets.HBox(list(self.controls.values())), "ss-controls", "ss-break-bar")
         self.body = widgets.VBox([bar, *self._rows.values()])
         title = heading("Break something", "it is done for real, to the running run")
-        self.box = classed(widgets.VBox([title, self.body, self.said, self.resumer.box]), "ss-break")
+        self.box = classed(
+            widgets.VBox([title, self.body, self.said, self.resumer.box, self.resizer.box]), "ss-break"
+        )
         self.show(None, None)
 
     def show(self, run: Run | None, trace: Trace | None) -> None:
@@ -80,6 +85,7 @@ class Breaker:
             self._per_node = None if run is None or run.cluster is None else run.cluster.per_node
         self._run = run
         self.resumer.show(run)
+        self.resizer.show(run, 0 if trace is None else trace.world_size)
         is_observed = run is not None and isinstance(run.job, ObservedJob)
         if run is None or trace is None or is_observed or not run.is_alive:
             self._standing = None
@@ -151,6 +157,6 @@ class Breaker:
         if run is None:
             return
         step = self.choices.step or run.reduced().last_step + 1
-        faults = add(Faults(), step)
+        (fault,) = faults = add(Faults(), step)
         run.inject(faults)
-        self.said.value = words_html(f"Asked of the run: {faults.text}.", is_live=True)
+        self.said.value = words_html(_words.asked_text(fault, self.choices.step), is_live=True)

@@ -6,6 +6,8 @@ import math
 from typing import NamedTuple
 
 from shardscope.spec import Job
+from shardscope.spec.fault_kinds import AnyFault, Slow
+from shardscope.spec.observed import ObservedJob
 from shardscope_widgets.words import plural
 
 NOT_RUNNING = (
@@ -13,6 +15,9 @@ NOT_RUNNING = (
 )
 NO_RUN = "Launch a run, and break it here while it trains."
 OBSERVED = "This run records a training script of your own (ss.observe), which cannot be broken from here."
+OBSERVED_SIZE = (
+    "This run records a training script of your own (ss.observe), which cannot be resized from here."
+)
 _NO_RECOVERY = (
     "The run then fails, because its job has no recovery: set Restarts, and Checkpoint every, before it starts to see "
     "it go on."
@@ -52,6 +57,23 @@ def kill_text(standing: Standing, rank: int, step: int) -> str:
         f"from the checkpoint of step {saved}" if saved else "from the beginning, as there is no checkpoint"
     )
     return f"{killed} All ranks then continue {source}, and repeat {plural(lost, 'step')}."
+
+
+def asked_text(fault: AnyFault, step: int) -> str:
+    """Return what was asked of the run.
+
+    Args:
+        fault: The fault.
+        step: The step that was chosen; 0 for the next one, which may be later than that of the fault by the time the
+            ranks read it.
+    """
+    if step:
+        return f"Asked of the run: {fault.text}."
+    if isinstance(fault, Slow):
+        first, last = fault.steps
+        lasts = f"for {plural(last - first + 1, 'step')}" if last is not None else "to the end"
+        return f"Asked of the run: {fault.who} computes {fault.factor:g} times slower {lasts}, from its next step on."
+    return f"Asked of the run: {fault.text.replace(f'before step {fault.step}', when_text(0))}."
 
 
 def slow_text(standing: Standing, rank: int, step: int, factor: float, num_steps: int) -> str:
@@ -94,3 +116,25 @@ def drop_text(node: int, step: int, seconds: float, timeout_s: float) -> str:
     if seconds < timeout_s:
         return f"{dropped} The other ranks wait until its messages arrive again."
     return f"{dropped} That is longer than ranks wait for each other ({timeout_s:g} s), so the run fails or restarts."
+
+
+def why_not_resized(job: Job | ObservedJob, *, is_alive: bool) -> str:
+    """Return why a run cannot be resized; empty if it can."""
+    if isinstance(job, ObservedJob):
+        return OBSERVED_SIZE
+    if job.elastic is None:
+        return (
+            f"This run has a fixed number of ranks, {job.world_size}: set Elastic, for example to 2:4, before a run "
+            "starts."
+        )
+    return "" if is_alive else "This run has ended, so its number of ranks no longer changes."
+
+
+def resize_text(before: int, after: int) -> str:
+    """Return what changing the number of ranks from `before` to `after` does."""
+    if before == after:
+        return f"The run has {plural(before, 'rank')}. Choose another number."
+    return (
+        f"After the step in progress, the {plural(before, 'rank')} save a checkpoint and end; {plural(after, 'rank')} "
+        "load it and take the next step, so no step is lost."
+    )

@@ -114,6 +114,12 @@ class JobChoices(t.HasTraits):
         least=0,
         most=1000,
     )
+    elastic = own_trait(
+        "",
+        "Elastic",
+        "Fewest and most ranks, such as 2:4, between which the run can be resized while it trains; empty for a fixed "
+        "number.",
+    )
     noise_scale = trait_of(Record, "noise_scale", values=(("off", False), ("measured", True)))
     steps = trait_of(Job, "steps", default=200)
     seed = trait_of(Job, "seed")
@@ -283,5 +289,6 @@ class JobChoices(t.HasTraits):
             "record": Record(noise_scale=self.noise_scale),
             "checkpoint": Checkpoint(every=self.checkpoint_every or None),
             "recovery": Recovery(restarts=self.restarts) if self.restarts else None,
+            "elastic": self.elastic.strip() or None,
         }
         return Job(**plain | methods | parts)

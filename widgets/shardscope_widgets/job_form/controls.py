@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 
 import anywidget
@@ -52,6 +52,8 @@ class Topics(widgets.Accordion):  # type: ignore[misc]
         choices: The traits.
         controls: Controls by trait name.
         options: Boxes with the settings of the selected method, by the trait that selects the method.
+        first: Box of controls that are not of the job, above the topics.
+        first_title: Function that returns the title of that box; `name` calls it.
     """
 
     def __init__(
@@ -59,17 +61,21 @@ class Topics(widgets.Accordion):  # type: ignore[misc]
         choices: JobChoices,
         controls: Mapping[str, widgets.DOMWidget],
         options: Mapping[str, widgets.DOMWidget],
+        first: widgets.VBox,
+        first_title: Callable[[], str],
     ) -> None:
-        self._choices, self._topics = choices, topics()
+        self._choices, self._topics, self._first_title = choices, topics(), first_title
         boxes = [_topic_box(names, controls, options) for names in self._topics.values()]
-        super().__init__(boxes, selected_index=None)
+        super().__init__([first, *boxes], selected_index=None)
         self.add_class("ss-topics")
         shown_with_a_link(boxes, controls)
-        choices.observe(self._name, [name for names in self._topics.values() for name in names])
-        self._name()
+        choices.observe(self.name, [name for names in self._topics.values() for name in names])
+        self.name()
 
-    def _name(self, _change: object = None) -> None:
-        self.titles = tuple(topic_text(*topic, self._choices) for topic in self._topics.items())
+    def name(self, _change: object = None) -> None:
+        """Write the titles of all topics."""
+        own = (topic_text(*topic, self._choices) for topic in self._topics.items())
+        self.titles = (self._first_title(), *own)
 
 
 def _topic_box(

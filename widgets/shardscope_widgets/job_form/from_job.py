@@ -32,6 +32,7 @@ def choices_of(job: Job) -> dict[str, Any]:
         "bandwidth": AS_IT_IS if job.link is None else bit_rate_text(job.link.bandwidth),
         "checkpoint_every": job.checkpoint.every if isinstance(job.checkpoint.every, int) else 0,
         "restarts": 0 if job.recovery is None else job.recovery.restarts,
+        "elastic": "" if job.elastic is None else job.elastic.label,
         "latency": NO_LATENCY if job.link is None else seconds_text(job.link.latency_s),
     }  # fmt: skip
 

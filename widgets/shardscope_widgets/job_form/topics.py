@@ -20,7 +20,7 @@ TOPICS: Mapping[str, Sequence[str]] = {
     "Optimizer": ("optimizer", "lr", "lr_schedule", "lr_schedule_options"),
     "Data and steps": ("data", "steps", "seed"),
     "Precision and recomputation": ("precision", "recompute"),
-    "Checkpoints and recovery": ("checkpoint_every", "restarts"),
+    "Checkpoints and recovery": ("checkpoint_every", "restarts", "elastic"),
     "Recording": ("noise_scale",),
 }
 """Traits by topic; the settings of a method follow the trait that selects the method. Any other fields of a job are

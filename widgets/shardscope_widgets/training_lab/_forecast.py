@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import ipywidgets as widgets
 
@@ -14,9 +14,17 @@ from shardscope_widgets.words import safe
 if TYPE_CHECKING:
     from shardscope.runtime.preflight import Preflight
     from shardscope.spec import Job
+    from shardscope.spec.cluster import EmulatedCluster
 
 PAUSE_S = 0.2
 """Seconds to wait after the last change of a control before predicting."""
+
+
+class Asked(NamedTuple):
+    """What to predict: a job, and the emulated cluster that it runs on; None for this machine itself."""
+
+    job: Job
+    cluster: EmulatedCluster | None
 
 
 class Forecast:
@@ -32,7 +40,7 @@ class Forecast:
         self.anyway.layout.display = "none"
         self.box = classed(widgets.VBox([self.line, self.anyway]), "ss-forecast")
         self.found: Preflight | None = None
-        self._asked: Job | None = None
+        self._asked: Asked | None = None
         self._begun = False
         self._changed = threading.Event()
         self._lock = threading.Lock()
@@ -42,19 +50,25 @@ class Forecast:
     def begin(self) -> None:
         """Start predicting; call this when the lab is displayed."""
         self._begun = True
-        self.want(self._asked)
+        self.want(*(self._asked or ()))
 
-    def want(self, job: Job | None) -> None:
-        """Request a prediction for `job` and return at once; None clears the last prediction."""
-        if self._begun and job == self._asked and (job is None or self.found is not None):
+    def want(self, job: Job | None = None, cluster: EmulatedCluster | None = None) -> None:
+        """Request a prediction for a job and return at once.
+
+        Args:
+            job: The job; None clears the last prediction.
+            cluster: The emulated cluster that it runs on; None for this machine itself.
+        """
+        asked = None if job is None else Asked(job, cluster)
+        if self._begun and asked == self._asked and (asked is None or self.found is not None):
             return
         with self._lock:
-            self._asked, self.found = job, None
+            self._asked, self.found = asked, None
             self._changed.set()
-            if self._begun and job is not None:
+            if self._begun and asked is not None:
                 self._start()
         self.anyway.value = False
-        if job is None:
+        if asked is None:
             self.line.value, self.anyway.layout.display = "", "none"
 
     def wait(self, timeout: float | None = None) -> None:
@@ -72,21 +86,21 @@ class Forecast:
     def _work(self) -> None:
         from shardscope.runtime.preflight import preflight
 
-        while (job := self._next()) is not None:
+        while (asked := self._next()) is not None:
             self._changed.clear()
-            if job is not self._asked or self._changed.wait(PAUSE_S):
+            if asked is not self._asked or self._changed.wait(PAUSE_S):
                 continue
-            found = preflight(job)
+            found = preflight(*asked)
             with self._lock:
-                if job is self._asked:
+                if asked is self._asked:
                     self._show(found)
 
-    def _next(self) -> Job | None:
-        """Return the job to predict; None if the thread is to end, after which `want` starts another one."""
+    def _next(self) -> Asked | None:
+        """Return what to predict; None if the thread is to end, after which `want` starts another one."""
         with self._lock:
-            job = self._asked if self.found is None else None
-            self._is_working = job is not None
-            return job
+            asked = self._asked if self.found is None else None
+            self._is_working = asked is not None
+            return asked
 
     def _show(self, found: Preflight) -> None:
         self.found = found

@@ -30,6 +30,7 @@ from shardscope_widgets.training_lab import _words
 from shardscope_widgets.training_lab._advice import AdvicePanel, Subject
 from shardscope_widgets.training_lab._check import CheckPanel
 from shardscope_widgets.training_lab._ghosts import Ghosts
+from shardscope_widgets.training_lab._place import Place
 from shardscope_widgets.training_lab._presets import preset_named
 from shardscope_widgets.training_lab._queue import ChangeQueue
 from shardscope_widgets.training_lab._runbook import RunBook, RunEntry
@@ -39,6 +40,7 @@ from shardscope_widgets.training_lab._table import RunsTable
 if TYPE_CHECKING:
     from shardscope.runtime import Run
     from shardscope.spec import Job
+    from shardscope.spec.cluster import EmulatedCluster
     from shardscope_widgets.trace import Trace
 
 SHOWN_AT_FIRST = 4
@@ -77,7 +79,7 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         self._guard = Guard(lambda problem: setattr(self, "problem", problem))
         self._book = RunBook(Path(root) if root is not None else None)
         self._seen_at = self._detailed_at = 0.0
-        self._planned: Job | None = None
+        self._planned: tuple[Job, EmulatedCluster | None] | None = None
         self._due = self._stale = self._has_chosen = False
         self._published = ""
         self._display_id: str | None = None
@@ -91,10 +93,12 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         advice, ghosts = AdvicePanel(self._press_try), Ghosts(self._redraw)
         self._queue = advice.queue = ChangeQueue(self._book, self._try)
         breaker = Breaker(self._guard, self.resume)
+        self.place = Place(self, self._guard.callback(self._take_place))
 
         self.screen = Screen(
-            self, check_box=self.check.box, advice=advice, ghosts=ghosts, table=table, breaker=breaker
-        )
+            self, check_box=self.check.box, advice=advice, ghosts=ghosts, table=table, breaker=breaker,
+            place=self.place,
+        )  # fmt: skip
         self.children = self.screen.children
         self.add_class("ss-lab")
         self._wire()
@@ -154,7 +158,8 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         """
         from shardscope.runtime import launch
 
-        run = launch(self.job(), root=self._book.root, preflight=not self.screen.forecast.anyway.value)
+        job, anyway = self.job(), self.screen.forecast.anyway.value
+        run = launch(job, self.place.cluster_for(job), root=self._book.root, preflight=not anyway)
         self.watch(run)
         return run
 
@@ -170,10 +175,13 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         self.watch(resumed)
         return resumed
 
-    def fill(self, job: Job) -> None:
-        """Set all controls to the values of a job; the lab names the settings of it that have no control."""
+    def fill(self, job: Job, cluster: EmulatedCluster | None = None) -> None:
+        """Set all controls to a job and its emulated cluster; the lab names the settings that have no control."""
+        self.place.choices.take(None)
         reset(self, choices_of(job))
-        self.problem = _words.without_control_html(job, self.job())
+        self.place.choices.take(cluster)
+        left = None if self.place.choices.cluster() == cluster else cluster
+        self.problem = _words.without_control_html(job, self.job(), left)
 
     def start_check(self) -> None:
         """Check the job that the controls describe against a single-process run, as the Check button does.
@@ -234,16 +242,23 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         self.screen.say_checking(is_checking=self.check.is_running)
         self._planned = None
         try:
-            self._planned = job = self.job()
+            job = self.job()
+            cluster = self.place.cluster_for(job)
+            self._planned = job, cluster
         except ShardscopeError as error:
             self.screen.say_plan(str(error), is_possible=False)
             self.screen.forecast.want(None)
             self.screen.check.disabled = not self.check.is_running
         else:
-            text = f"{_words.strategy_text(self.strategy)} {_words.plan_text(job)}"
+            text = f"{_words.strategy_text(self.strategy)} {_words.plan_text(job, cluster)}"
             self.screen.say_plan(text, is_possible=True)
-            self.screen.forecast.want(job)
+            self.screen.forecast.want(job, cluster)
             self.screen.check.disabled = job.world_size == 1 and not self.check.is_running
+
+    def _take_place(self) -> None:
+        self.screen.topics.name()
+        self.screen.presets.forget()
+        self._replan()
 
     def _press_try(self, run: Run, change: Mapping[str, Any]) -> None:
         with self._guard.run():
@@ -255,17 +270,20 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         from shardscope.runtime import launch
 
         job = run.job.replace(**change, name=None)
-        started = launch(job, root=self._book.root, group=run.group)
+        started = launch(job, run.cluster, root=self._book.root, group=run.group)
         started.baseline = run.id
-        follows = self._describes(run.job)
+        follows = self._describes(run.job, run.cluster)
         self.watch(started)
         if follows or not has_waited:
             with self.screen.presets.kept() if follows else nullcontext():
-                self.fill(job)
+                self.fill(job, run.cluster)
 
-    def _describes(self, job: Job) -> bool:
-        """Return whether the form shows this job."""
-        return self._planned is not None and settings_of(self._planned) == settings_of(job)
+    def _describes(self, job: Job, cluster: EmulatedCluster | None) -> bool:
+        """Return whether the form shows this job on this cluster; None is this machine itself."""
+        if self._planned is None:
+            return False
+        planned, where = self._planned
+        return where == cluster and settings_of(planned) == settings_of(job)
 
     def _press_check(self) -> None:
         if self.check.is_running:
@@ -405,7 +423,8 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
             self.screen.advice.want(None)
             return
         before = self._book.entries.get(entry.run.baseline or "")
-        trace, is_named = entry.trace, len(self._shown_entries()) > 1 or not self._describes(entry.run.job)
+        trace, is_described = entry.trace, self._describes(entry.run.job, entry.cluster)
+        is_named = len(self._shown_entries()) > 1 or not is_described
         self.screen.advice.want(
             Subject(
                 entry.run, trace.label, self.screen.looks.get(self.focus), len(trace.steps), entry.is_alive, is_named,
@@ -429,6 +448,7 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         super_display = self._repr_mimebundle_()
         display(super_display, raw=True)
         self.screen.forecast.begin()
+        self.place.begin()
         self.screen.outcome.begin()
         self.screen.advice.begin()
         self.screen.ghosts.begin()

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from shardscope.runlog.summary import Summary
     from shardscope.runtime import Run
     from shardscope.runtime.listing import Skipped
+    from shardscope.spec.cluster import EmulatedCluster
 
 
 def busy_load(num_ranks: int) -> float:
@@ -46,6 +47,11 @@ class RunEntry:
     def stored(self) -> Summary | None:
         """Summary that was written when the run ended, for a run whose events have not been read."""
         return self.run.stored_summary
+
+    @cached_property
+    def cluster(self) -> EmulatedCluster | None:
+        """The emulated cluster that the run is on; None if it is on this machine itself."""
+        return self.run.cluster
 
     @property
     def loss(self) -> float | None:

@@ -11,6 +11,7 @@ from shardscope_widgets.figures.theme import RunStyle, run_looks
 from shardscope_widgets.job_form import controls
 from shardscope_widgets.job_form.choices import KINDS, JobChoices
 from shardscope_widgets.job_form.options import Options
+from shardscope_widgets.job_form.place import HERE
 from shardscope_widgets.job_form.topics import FIRST
 from shardscope_widgets.kit.frame import Frame
 from shardscope_widgets.kit.markup import classed, columns, note_html, status_html
@@ -22,6 +23,7 @@ from shardscope_widgets.training_lab._forecast import Forecast
 from shardscope_widgets.training_lab._ghosts import Ghosts
 from shardscope_widgets.training_lab._history import History
 from shardscope_widgets.training_lab._outcome import OutcomePanel
+from shardscope_widgets.training_lab._place import Place
 from shardscope_widgets.training_lab._presets import Preset, PresetBar
 from shardscope_widgets.training_lab._runbook import RunEntry
 from shardscope_widgets.training_lab._table import RunsTable
@@ -41,6 +43,7 @@ class Screen:
         ghosts: Predicted values of the runs.
         table: The table that compares the shown runs.
         breaker: Buttons that break the run in focus, or continue it.
+        place: Where the job runs.
     """
 
     def __init__(
@@ -52,6 +55,7 @@ class Screen:
         ghosts: Ghosts,
         table: RunsTable,
         breaker: Breaker,
+        place: Place,
     ) -> None:
         self.controls = controls.make_controls(choices)
         self.options = {kind: Options(choices, kind) for kind in KINDS}
@@ -64,7 +68,8 @@ class Screen:
         self.table = table
         self.forecast, self.outcome, self.advice, self.ghosts = Forecast(), OutcomePanel(), advice, ghosts
         self.presets = PresetBar(choices, self._chose)
-        self.topics = controls.Topics(choices, self.controls, self.options)
+        self.place = place
+        self.topics = controls.Topics(choices, self.controls, self.options, place.box, lambda: place.title)
         self.history, self.live, self.panels, self.player = History(), LiveView(), Panels(), StepPlayer()
         self.breaker, self.faults = breaker, FaultsView()
         tabs = {
@@ -89,7 +94,9 @@ class Screen:
         return Frame(title="Training Lab", about=ABOUT), self.presets, bar, said, columns(left, right)
 
     def _chose(self, preset: Preset) -> None:
-        """Show the tab that shows a preset's job best."""
+        """Choose this machine, as all presets do, and show the tab that shows a preset's job best."""
+        with self.presets.kept():
+            self.place.choices.place = HERE
         titles = list(self.tabs.titles)
         self.tabs.selected_index = titles.index(preset.tab) if preset.tab in titles else 0
 

@@ -7,6 +7,7 @@ from shardscope.machine import usable_cores
 from shardscope.measure.compare_runs.view import ADVICE, DIVERGED
 from shardscope.runlog.figures import FIGURES, figure_text
 from shardscope.spec import Job, Strategy, registry
+from shardscope.spec.cluster import EmulatedCluster
 from shardscope.spec.models import MODELS
 from shardscope.spec.settings import differing, heading_of, settings_of, value_text
 from shardscope_widgets.kit.guard import problem_html
@@ -20,12 +21,13 @@ _SLOW = 2.0
 """Measured step time, relative to the predicted one, from which the status says that the run is slow."""
 
 
-def plan_text(job: Job) -> str:
-    """Describe what the Start button would do: model size, samples per rank and micro-batches."""
+def plan_text(job: Job, cluster: EmulatedCluster | None = None) -> str:
+    """Describe what the Start button would do: model size, samples per rank, micro-batches, and an emulated cluster."""
     micro = job.num_micro_batches
     parts = f" in {micro} micro-batches" if micro > 1 else ""
     size = f"{count_text(MODELS[job.model].num_params)} parameters. " if isinstance(job.model, str) else ""
-    return f"{size}{_share(job)} per step{parts}."
+    where = "" if cluster is None else f" Runs on {cluster.name}."
+    return f"{size}{_share(job)} per step{parts}.{where}"
 
 
 def _share(job: Job) -> str:
@@ -87,15 +89,17 @@ def status_text(entry: RunEntry | None, predicted_s: float | None = None) -> str
     """
     if entry is None:
         return "Ready. Choose a job and press Start."
-    name = entry.trace.label
+    name, where = entry.trace.label, "" if entry.cluster is None else f" on {entry.cluster.name}"
     if entry.state == "starting" and not entry.trace.steps:
-        return f"{name} is starting {plural(entry.trace.world_size, 'rank')}."
+        return f"{name} is starting {plural(entry.trace.world_size, 'rank')}{where}."
     verbs = {"starting": "is running", "running": "is running", "completed": "has finished"}
     verb = verbs.get(entry.state) or ("was stopped" if entry.state == "stopped" else "has failed")
     rate = _rate(entry.trace) if entry.is_alive else ""
     slow = _slow_text(entry, predicted_s)
     straggler = straggler_text(entry.trace)
-    return f"{name} {verb}: {progress_text(entry)}{rate}.{slow}{straggler}{divergence_text(entry.trace)}"
+    return (
+        f"{name} {verb}{where}: {progress_text(entry)}{rate}.{slow}{straggler}{divergence_text(entry.trace)}"
+    )
 
 
 def _slow_text(entry: RunEntry, predicted_s: float | None) -> str:
@@ -126,13 +130,22 @@ def _rate(trace: Trace) -> str:
     return f", {rate_text(step.samples_per_s, 'samples')}"
 
 
-def without_control_html(job: Job, described: Job) -> str:
-    """Return a box that names the settings of `job` that the form cannot show; empty if it describes the same job."""
+def without_control_html(job: Job, described: Job, cluster: EmulatedCluster | None = None) -> str:
+    """Return a box that names what the form cannot show; empty if it describes all.
+
+    Args:
+        job: The job that the form should describe.
+        described: The job that it describes.
+        cluster: The job's emulated cluster, if the form cannot describe it.
+    """
     wanted = settings_of(job)
     names = differing([wanted, settings_of(described)])
-    told = listed(f"{heading_of(name)} ({value_text(name, wanted.get(name))})" for name in names)
+    left = [f"{heading_of(name)} ({value_text(name, wanted.get(name))})" for name in names]
+    if cluster is not None:
+        left.append(f"the cluster ({cluster.name})")
+    told = listed(left)
     text = f"The form cannot show these settings of the job, and Start would leave them out: {told}."
-    return problem_html(safe(text)) if names else ""
+    return problem_html(safe(text)) if left else ""
 
 
 def failure_html(entry: RunEntry, error: RunFailed) -> str:

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from shardscope.analytic.communication.ring import Ints, chunk_sizes
+from shardscope.analytic.communication.ring import Ints, Shares, chunk_sizes
 from shardscope.analytic.communication.traffic import Traffic
 from shardscope.analytic.schedules.table import ScheduleTable
 from shardscope.runlog.step_events import ring_phase
@@ -35,6 +35,9 @@ class Round(NamedTuple):
 
     name: str
     moves: tuple[Move, ...]
+    lag: int = 0
+    """Slices by which a move trails the one in the other direction between the same ranks, in an earlier round: slice i
+    is sent after slice i + `lag` of that one has arrived."""
 
 
 class Moves(NamedTuple):
@@ -149,22 +152,36 @@ class StepPlan(NamedTuple):
     """Ranks that run the optimizer; None for all."""
 
 
+def message_slices(plan: StepPlan, traffic: Traffic) -> dict[str, int]:
+    """Return the number of slices of each message of a collective, from the number of messages that ranks send."""
+    moves: dict[str, dict[int, int]] = {}
+    for each in plan.exchanges:
+        count = moves.setdefault(each.collective, {})
+        for move in (move for rounds in each.rounds for move in rounds.moves):
+            count[move.source] = count.get(move.source, 0) + 1
+    return {
+        name: max(1, round(float(np.max(traffic[name].messages)) / max(count.values())))
+        for name, count in moves.items()
+        if name in traffic and count
+    }
+
+
 def whole(traffic: Traffic, when: When, *, gathers: bool = False) -> list[Exchange]:
     """Return one exchange without rounds for each collective of `traffic`."""
     return [Exchange(name, when, whole=sent.bytes, gathers=gathers) for name, sent in traffic.items()]
 
 
 def ring_moves(
-    op: str, num_elements: int, element_bytes: int, world_size: int, *, step: int = 1
+    op: str, num_elements: int, element_bytes: int, world_size: int, *, step: int = 1, shares: Shares = None
 ) -> Iterator[Moves]:
     """Yield the rounds of a collective on Shardscope's ring, as arrays.
 
     In round k, rank r sends chunk r-1-k (mod W) to the next rank, as in `shardscope.training.collectives.ring`. The
     first W-1 rounds reduce, the next W-1 rounds gather. With `step` -1, the ring runs in the other direction.
     """
-    sizes = chunk_sizes(num_elements, world_size) * element_bytes
+    sizes = chunk_sizes(num_elements, world_size, shares) * element_bytes
     ranks, last = np.arange(world_size), world_size - 1
-    targets, is_even = (ranks + step) % world_size, sizes[0] == sizes[-1] > 0
+    targets, is_even = (ranks + step) % world_size, sizes.min() == sizes.max() > 0
     for k in {"reduce_scatter": range(last), "all_gather": range(last, 2 * last)}.get(op, range(2 * last)):
         name, chunk = ring_phase(k, last), (ranks - step - step * k) % world_size
         if is_even:  # all rounds share arrays
@@ -175,12 +192,20 @@ def ring_moves(
 
 
 def ring_rounds(
-    op: str, num_elements: int, element_bytes: int, world_size: int, *, directions: int = 1
+    op: str,
+    num_elements: int,
+    element_bytes: int,
+    world_size: int,
+    *,
+    directions: int = 1,
+    shares: Shares = None,
 ) -> tuple[Round, ...]:
     """Return the rounds of a collective on Shardscope's ring; the arguments are those of `traffic.by_ring`."""
     first = (num_elements + 1) // 2 if directions == 2 else num_elements
     lanes = [(1, first), (-1, num_elements - first)][:directions]
-    rings = [ring_moves(op, size, element_bytes, world_size, step=step) for step, size in lanes]
+    rings = [
+        ring_moves(op, size, element_bytes, world_size, step=step, shares=shares) for step, size in lanes
+    ]
     return tuple(
         Round(both[0].name, tuple(move for each in both for move in each.listed()))
         for both in zip(*rings, strict=True)
@@ -197,7 +222,8 @@ def pairwise_moves(num_bytes: int, world_size: int) -> Iterator[Moves]:
 def tree_rounds(num_bytes: int, world_size: int) -> tuple[Round, ...]:
     """Return the rounds of an all-reduce over Shardscope's binary tree: one for each level, up and then down.
 
-    Rank r has the parent (r-1) // 2, as in `tree_all_reduce_bytes`.
+    Rank r has the parent (r-1) // 2, as in `tree_all_reduce_bytes`. A rank at depth d > 0 sends slices down with a lag
+    of 2d + 2, as in `shardscope.training.collectives.tree`.
     """
     levels: dict[int, list[int]] = {}
     for rank in range(1, world_size):
@@ -207,10 +233,24 @@ def tree_rounds(num_bytes: int, world_size: int) -> tuple[Round, ...]:
         for depth in sorted(levels, reverse=True)
     ]  # fmt: skip
     down = [
-        Round(f"down, level {depth}", tuple(Move((r - 1) // 2, r, num_bytes, "total") for r in levels[depth]))
+        Round(
+            f"down, level {depth}",
+            tuple(Move((r - 1) // 2, r, num_bytes, "total") for r in levels[depth]),
+            lag=2 * depth if depth > 1 else 0,
+        )
         for depth in sorted(levels)
     ]
     return tuple(up + down)
+
+
+def neighbour_rounds(sent_bytes: int, world_size: int) -> tuple[Round, ...]:
+    """Return the single round in which each rank sends `sent_bytes`, divided equally between its ring neighbours."""
+    ranks = range(world_size)
+    peers = [list(dict.fromkeys([(rank + 1) % world_size, (rank - 1) % world_size])) for rank in ranks]
+    moves = tuple(
+        Move(rank, peer, sent_bytes // len(peers[rank])) for rank in ranks for peer in peers[rank] if peer != rank
+    )  # fmt: skip
+    return (Round("", moves),) if sent_bytes else ()
 
 
 def pair_rounds(packet_bytes: int, world_size: int) -> tuple[Round, ...]:

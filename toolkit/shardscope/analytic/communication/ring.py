@@ -12,6 +12,7 @@ Example:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,9 +20,12 @@ import numpy.typing as npt
 
 from shardscope.errors import unknown_name
 from shardscope.spec.cluster import Cluster
+from shardscope.spec.shares import shard_sizes
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+Shares = Sequence[int] | None
+"""Relative sizes of the chunks of a ring's ranks; None for nearly equal chunks."""
 RING_PASSES = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "all_to_all": 1}
 """Number of passes around the ring; in each pass, every rank sends (W-1)/W of the tensor."""
 
@@ -38,29 +42,41 @@ def even_share_bytes(num_bytes: npt.ArrayLike, workers: npt.ArrayLike) -> Floats
     return share
 
 
-def chunk_sizes(num_elements: int, world_size: int) -> Ints:
-    """Return the sizes of W = `world_size` nearly equal chunks; shape `(W,)`.
+def chunk_sizes(num_elements: int, world_size: int, shares: Shares = None) -> Ints:
+    """Return the sizes of W = `world_size` chunks; shape `(W,)`.
 
-    If `num_elements` is not a multiple of W, the first chunks have one element more than the others.
+    Without `shares`, they are nearly equal: if `num_elements` is not a multiple of W, the first chunks have one element
+    more than the others.
+
+    Args:
+        num_elements: Number of elements in the tensor.
+        world_size: W, the number of ranks.
+        shares: Relative sizes of the chunks; None for nearly equal chunks.
     """
+    if shares is not None:
+        return np.array(shard_sizes(num_elements, shares), dtype=np.int64)
     base, rest = divmod(num_elements, world_size)
     return base + (np.arange(world_size) < rest).astype(np.int64)
 
 
-def ring_reduce_scatter_bytes(num_elements: int, element_bytes: int, world_size: int) -> Ints:
+def ring_reduce_scatter_bytes(
+    num_elements: int, element_bytes: int, world_size: int, shares: Shares = None
+) -> Ints:
     """Return the bytes that each rank sends in a ring reduce-scatter; shape `(W,)`, by rank.
 
-    A rank sends all chunks except its own.
+    A rank sends all chunks except its own, so the sum over ranks is (W-1) S whatever the sizes of the chunks.
     """
-    return (num_elements - chunk_sizes(num_elements, world_size)) * element_bytes
+    return (num_elements - chunk_sizes(num_elements, world_size, shares)) * element_bytes
 
 
-def ring_all_gather_bytes(num_elements: int, element_bytes: int, world_size: int) -> Ints:
+def ring_all_gather_bytes(
+    num_elements: int, element_bytes: int, world_size: int, shares: Shares = None
+) -> Ints:
     """Return the bytes that each rank sends in a ring all-gather; shape `(W,)`, by rank.
 
     A rank sends all chunks except that of the next rank in the ring.
     """
-    return (num_elements - np.roll(chunk_sizes(num_elements, world_size), -1)) * element_bytes
+    return (num_elements - np.roll(chunk_sizes(num_elements, world_size, shares), -1)) * element_bytes
 
 
 def ring_all_reduce_bytes(

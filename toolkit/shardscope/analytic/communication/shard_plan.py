@@ -116,7 +116,9 @@ class ShardedPlan:
         if backend is not None:
             sent = by_backend(op, num_elements * width, shards, backend=backend)
             return whole(repeated(sent, self.replicas), when, gathers=gathers)
-        rounds = in_groups(ring_rounds(op, num_elements, width, shards), self._groups)
+        rounds = in_groups(
+            ring_rounds(op, num_elements, width, shards, shares=self.collectives.shares), self._groups
+        )
         return [Exchange(f"ring_{op}", when, rounds, gathers=gathers)]
 
     @property

@@ -15,6 +15,7 @@ import numpy as np
 from shardscope.analytic.communication.hierarchical import hierarchical_all_reduce_bytes
 from shardscope.analytic.communication.ring import (
     Ints,
+    Shares,
     chunk_sizes,
     ring_all_gather_bytes,
     ring_all_reduce_bytes,
@@ -38,11 +39,17 @@ class Sent(NamedTuple):
     """Minimum and maximum bytes, if the exact number cannot be known in advance; None if `bytes` is exact."""
     received: Ints | None = None
     """Bytes that each rank receives; None if no rank receives more than it or another rank sends."""
+    awaited: Ints | None = None
+    """Bytes that could pass each rank's link before the largest chunk has gone around a ring, which all ranks wait for;
+    None if chunks are equal, so that this is not more than what a rank sends."""
 
     @property
     def busiest(self) -> Ints:
-        """Bytes that pass each rank's link in its busier direction."""
-        return self.bytes if self.received is None else np.maximum(self.bytes, self.received)
+        """Bytes for whose time each rank's link is busy in its busier direction, or waits for the largest chunk."""
+        most = self.bytes
+        for other in (self.received, self.awaited):
+            most = most if other is None else np.maximum(most, other)
+        return most
 
     @property
     def counted(self) -> Ints:
@@ -62,8 +69,8 @@ class Sent(NamedTuple):
     def each(self, change: Callable[[Ints], Ints]) -> Sent:
         """Return a copy with the function `change` applied to bytes, messages and bounds."""
         bounds = None if self.bounds is None else (change(self.bounds[0]), change(self.bounds[1]))
-        received = None if self.received is None else change(self.received)
-        return Sent(change(self.bytes), change(self.messages), bounds, received)
+        received, awaited = (None if x is None else change(x) for x in (self.received, self.awaited))
+        return Sent(change(self.bytes), change(self.messages), bounds, received, awaited)
 
     def __add__(self, other: object) -> Sent:  # adds values, instead of concatenating tuples
         if not isinstance(other, Sent):
@@ -75,7 +82,10 @@ class Sent(NamedTuple):
         received = None
         if self.received is not None or other.received is not None:
             received = self.busiest + other.busiest
-        return Sent(self.bytes + other.bytes, self.messages + other.messages, bounds, received)
+        awaited = None
+        if self.awaited is not None or other.awaited is not None:
+            awaited = self.busiest + other.busiest
+        return Sent(self.bytes + other.bytes, self.messages + other.messages, bounds, received, awaited)
 
 
 Traffic = Mapping[str, Sent]
@@ -142,10 +152,11 @@ def by_ring(
     *,
     directions: int = 1,
     slice_mb: float = 4.0,
+    shares: Shares = None,
 ) -> Traffic:
     """Return the traffic of a collective on Shardscope's ring, under the name ``ring_`` plus `op`.
 
-    Each chunk, 1/W of the tensor, is sent in slices of at most `slice_mb`; empty slices are not sent.
+    Each chunk, 1/W of the tensor without `shares`, is sent in slices of at most `slice_mb`; empty slices are not sent.
 
     Args:
         op: ``all_reduce``, ``reduce_scatter`` or ``all_gather``.
@@ -154,30 +165,40 @@ def by_ring(
         world_size: W, the number of ranks.
         directions: Number of directions of an all-reduce, as for `ring_all_reduce_bytes`.
         slice_mb: Maximum size of a message in MiB.
+        shares: Relative sizes of the chunks in a reduce-scatter or all-gather; None for nearly equal chunks.
     """
     if op == "all_reduce":
         num_bytes = ring_all_reduce_bytes(num_elements, element_bytes, world_size, directions=directions)
     elif op == "reduce_scatter":
-        num_bytes = ring_reduce_scatter_bytes(num_elements, element_bytes, world_size)
+        num_bytes = ring_reduce_scatter_bytes(num_elements, element_bytes, world_size, shares)
     else:
-        num_bytes = ring_all_gather_bytes(num_elements, element_bytes, world_size)
+        num_bytes = ring_all_gather_bytes(num_elements, element_bytes, world_size, shares)
     if world_size == 1:
         return {f"ring_{op}": Sent(num_bytes, _none(1))}
     first = (num_elements + 1) // 2 if directions == 2 else num_elements
-    longest = int(chunk_sizes(first, world_size)[0]) * element_bytes
+    sizes = chunk_sizes(first, world_size, shares)
+    longest = int(sizes.max()) * element_bytes
     slices = max(1, -(-longest // int(slice_mb * MIB)))
-    messages = _ring_messages(op, first, slices, world_size, step=1)
+    messages = _ring_messages(op, sizes, slices, step=1)
     if directions == 2:
-        messages = messages + _ring_messages(op, num_elements - first, slices, world_size, step=-1)
-    return {f"ring_{op}": Sent(num_bytes, messages)}
+        rest = chunk_sizes(num_elements - first, world_size)
+        messages = messages + _ring_messages(op, rest, slices, step=-1)
+    awaited = None
+    if (
+        shares is not None
+    ):  # each of the largest chunk's slices makes W-1 hops, one after another on each link
+        awaited = np.full(world_size, longest + (world_size - 2) * -(-longest // slices))
+    return {f"ring_{op}": Sent(num_bytes, messages, awaited=awaited)}
 
 
-def _ring_messages(op: str, num_elements: int, slices: int, world_size: int, *, step: int) -> Ints:
+def _ring_messages(op: str, sizes: Ints, slices: int, *, step: int) -> Ints:
     """Return the number of messages that each rank sends in one direction (`step` is 1 or -1) of the ring.
+
+    Chunks with the numbers of elements `sizes` are each cut into `slices` messages, of which empty ones are not sent.
 
     In a reduce-scatter, a rank sends all chunks except its own; in an all-gather, all except that of the next rank.
     """
-    each = np.minimum(chunk_sizes(num_elements, world_size), slices)
+    each = np.minimum(sizes, slices)
     scattered, gathered = each.sum() - each, each.sum() - np.roll(each, -step)
     messages: Ints = {"reduce_scatter": scattered, "all_gather": gathered}.get(op, scattered + gathered)
     return messages

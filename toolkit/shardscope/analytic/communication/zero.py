@@ -15,6 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
+from shardscope.analytic.communication.ring import Shares
 from shardscope.analytic.communication.traffic import (
     Traffic,
     by_backend,
@@ -44,17 +45,19 @@ class ShardCollectives:
         element_bytes: Bytes of one element.
         compression: Compression of the gradients; None for uncompressed gradients.
         backend: ``gloo`` or ``nccl`` for the backend's collectives; None for Shardscope's ring.
+        shares: Relative sizes of the ranks' shards, on the ring; None for equal shards.
     """
 
     element_bytes: int
     compression: ShareableCompression | None = None
     backend: str | None = None
+    shares: Shares = None
 
     def carried(self, op: str, num_elements: int, world_size: int, element_bytes: int = 0) -> Traffic:
         """Return the traffic of one collective on a whole tensor of `num_elements` elements."""
         width = element_bytes or self.element_bytes
         if self.backend is None:
-            return by_ring(op, num_elements, width, world_size)
+            return by_ring(op, num_elements, width, world_size, shares=self.shares)
         return by_backend(op, num_elements * width, world_size, backend=self.backend)
 
     def reduced(self, num_elements: int, world_size: int) -> Traffic:

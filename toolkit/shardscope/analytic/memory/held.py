@@ -19,6 +19,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from shardscope.analytic.communication.ring import Shares, chunk_sizes
 from shardscope.analytic.job_step import JobStep
 from shardscope.analytic.memory.fully_sharded import units_of
 from shardscope.analytic.sharding import (
@@ -60,6 +61,8 @@ class Sharding(NamedTuple):
     """Bytes of one element of a weight, a gradient or an optimizer moment."""
     is_padded: bool = False
     """Whether stage 1 pads its buckets so that all ranks get equal shards, as compression and backends require."""
+    shares: Shares = None
+    """Relative sizes of the ranks' shards, in stage 1; None for equal shards."""
 
     @property
     def keeps_gradients(self) -> bool:
@@ -147,14 +150,18 @@ def updated_elements(
     if only is not None and len(only) < len(trained):
         if sharding.stage == 1:
             sizes, capacity = [row.num_elements for row in trained], _capacity(sharding)
-            pieces = flat_piece_elements(sizes, capacity, sharding.ranks, is_padded=sharding.is_padded)
+            pieces = flat_piece_elements(
+                sizes, capacity, sharding.ranks, is_padded=sharding.is_padded, shares=sharding.shares
+            )
             return np.asarray(pieces[sorted(only)].sum(axis=0))
         trained = [trained[place] for place in sorted(only)]
     if sharding.stage == 0:
         return np.full(sharding.ranks, sum(row.num_elements for row in trained))
     if sharding.stage == 1:
         buckets = _buckets(trained, sharding)
-        return flat_shard_elements(buckets, sharding.ranks, is_padded=sharding.is_padded)
+        return flat_shard_elements(
+            buckets, sharding.ranks, is_padded=sharding.is_padded, shares=sharding.shares
+        )
     return row_shard_elements([row.shape for row in trained], sharding.ranks)
 
 
@@ -204,10 +211,12 @@ def _ring_bytes(step: StepTrace, trained: Sequence[ParameterRow], sharding: Shar
         lengths = _buckets(trained, sharding)
     else:
         lengths = [int(size) // width for size in units_of(step, sharding.ranks, width).gathered]
-    return ring_buffer_bytes([(length, width) for length in lengths], sharding.ranks)
+    return ring_buffer_bytes([(length, width) for length in lengths], sharding.ranks, shares=sharding.shares)
 
 
-def ring_buffer_bytes(sums: Sums, members: int, *, directions: int = 1, slice_mb: float = 4.0) -> int:
+def ring_buffer_bytes(
+    sums: Sums, members: int, *, directions: int = 1, slice_mb: float = 4.0, shares: Shares = None
+) -> int:
     """Return the bytes of a rank's receive buffers, after the ring has reduced or gathered the given tensors.
 
     Args:
@@ -215,11 +224,12 @@ def ring_buffer_bytes(sums: Sums, members: int, *, directions: int = 1, slice_mb
         members: Number of ranks in the ring.
         directions: Number of directions in which the ring sends, 1 or 2.
         slice_mb: Maximum size of a message in MiB.
+        shares: Relative sizes of the ranks' chunks; None for nearly equal chunks.
     """
 
     def buffer_bytes(size: int, width: int) -> int:
         halves = [size] if directions == 1 else [(size + 1) // 2, size // 2]
-        chunks = [-(-half // members) for half in halves]
+        chunks = [int(chunk_sizes(half, members, shares).max()) for half in halves]
         num_slices = max(1, -(-chunks[0] * width // int(slice_mb * MIB)))
         return sum(RECEIVED_AHEAD * slice_bytes(chunk, width, num_slices) for chunk in chunks)
 
@@ -294,6 +304,7 @@ def spread_states(
     ranks: int | None = None,
     bucket_mb: float = 1.0,
     is_padded: bool = False,
+    shares: Shares = None,
 ) -> RankStates:
     """Return the states of ranks that each hold a replica of the model or, with ZeRO, shards of it.
 
@@ -303,8 +314,9 @@ def spread_states(
         ranks: Number of ranks over which one copy of the model is sharded; None for all.
         bucket_mb: Size of a flat bucket in MiB, in stage 1.
         is_padded: Whether stage 1 pads its buckets so that all ranks get equal shards.
+        shares: Relative sizes of the ranks' shards, in stage 1; None for equal shards.
     """
-    cut = Sharding(stage, ranks or step.world_size, 0, bucket_mb, step.element_bytes, is_padded)
+    cut = Sharding(stage, ranks or step.world_size, 0, bucket_mb, step.element_bytes, is_padded, shares)
     trained = [row for row in step.rows if row.is_trained]
     optimizer = optimizer_bytes(step.kept, updated_elements(trained, cut), len(trained), cut.element_bytes)
     parameters, gradients = weight_bytes(step.rows, cut)

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from shardscope.analytic.communication.compressed import FLOAT_BYTES
-from shardscope.analytic.communication.ring import chunk_sizes
+from shardscope.analytic.communication.ring import Shares, chunk_sizes
 from shardscope.analytic.job_step import JobStep
 from shardscope.analytic.memory.held import (
     MIB,
@@ -116,14 +116,20 @@ def updates_of(rows: Sequence[ParameterRow], step: JobStep) -> int:
 
 
 def updates_of_shards(
-    step: JobStep, stage: int, *, ranks: int | None = None, bucket_mb: float = 1.0, is_padded: bool = False
+    step: JobStep,
+    stage: int,
+    *,
+    ranks: int | None = None,
+    bucket_mb: float = 1.0,
+    is_padded: bool = False,
+    shares: Shares = None,
 ) -> Ints:
     """Return the bytes of the update buffer for each rank's shards; shape `(N,)`, by rank.
 
     All updates of a rank are buffered until the norms of whole tensors are known. The arguments are those of
     `spread_states`.
     """
-    cut = Sharding(stage, ranks or step.world_size, 0, bucket_mb, step.element_bytes, is_padded)
+    cut = Sharding(stage, ranks or step.world_size, 0, bucket_mb, step.element_bytes, is_padded, shares)
     rows = [row for row in step.rows if row.is_trained]
     places = [
         place for group in step.job.optimizer.buffered([len(row.shape) for row in rows]) for place in group

@@ -25,6 +25,7 @@ from shardscope.prediction.rates import (
     active_ranks,
     is_limited_by_link,
     limit_of,
+    network_of,
     shared_slowdown,
     stated_rates,
     transport_of,
@@ -127,6 +128,10 @@ def _count(prediction: JobPrediction, name: str) -> Floats:
     if name in _COMPUTING and (slow := _node_slowdown(prediction)):
         value *= slow if CONSTANTS[name].unit == "s" else 1.0 / slow
     changed: dict[str, Any] = {_FIELDS.get(name, name): value}
+    if name in _FIELDS:
+        changed["network"] = (
+            network_of(emulated) if by_link else network_of(emulated, efficiency=inf, memory=1.0)
+        )
     rates = (FREE if emulated is None or emulated.flops is None else _SLEEPING)._replace(**changed)
     return _seconds(job_time_term(prediction.step, prediction.found, prediction.traffic, rates))
 

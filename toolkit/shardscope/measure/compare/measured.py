@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardscope.runlog.schema import MEMORY_KINDS, Event
-from shardscope.runlog.steps import WARM_UP_STEPS, StepKinds, per_step
+from shardscope.runlog.steps import WARM_UP_STEPS, StepKinds, per_step, waited_once_s
 
 Steps = Mapping[int, Sequence[Event]]
 """The events of each finished step, one per rank, by step number."""
@@ -133,8 +133,14 @@ def slowest_rank_s(steps: Steps, period: int = 1) -> float | None:
         steps: The finished steps, which are all compressed or all uncompressed.
         period: Period of the compression's traffic, in steps.
     """
-    seconds = [max(event["step_time_s"] for event in row) for row in steps.values()]
-    return per_step(list(steps), seconds, StepKinds(period), average="median")
+    seconds = {number: max(event["step_time_s"] for event in row) for number, row in steps.items()}
+    if period > 1:
+        ended = {number: max(event["t"] for event in row) for number, row in steps.items()}
+        seconds = {
+            number: waited_once_s(each, ended[number], ended.get(number - 1))
+            for number, each in seconds.items()
+        }
+    return per_step(list(steps), list(seconds.values()), StepKinds(period), average="median")
 
 
 def _computing(parts: Mapping[tuple[str, str], float]) -> float:

@@ -37,6 +37,8 @@ class Point(NamedTuple):
     """Predicted bytes that the busiest rank sends in a step; None if unknown."""
     run: str | None = None
     """The run that was measured."""
+    jitter_wait_s: float | None = None
+    """Part of the predicted step time in which ranks wait for the slowest, because of jitter; None without jitter."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +88,10 @@ class Scaling:
     def frame(self) -> pd.DataFrame:
         """Return a data frame with one row per kind of scaling and number of workers.
 
-        Columns: kind, workers, global_batch, step times in seconds (measured_s, predicted_s, simulated_s, and the
-        interval of the prediction: low_s, high_s), efficiencies from these step times (measured_efficiency,
-        predicted_efficiency, simulated_efficiency; 0 to 1), sent_bytes of the busiest rank in a step, and the run.
+        Columns: kind, workers, global_batch, step times in seconds (measured_s, predicted_s, simulated_s; the interval
+        of the prediction, low_s and high_s; and its part for waits for the slowest rank, jitter_wait_s), efficiencies
+        from these step times (measured_efficiency, predicted_efficiency, simulated_efficiency; 0 to 1), sent_bytes of
+        the busiest rank in a step, and the run.
         Columns without a value are left out.
         """
         import pandas as pd
@@ -104,6 +107,7 @@ class Scaling:
         return {
             "kind": point.kind, "workers": point.workers, "global_batch": point.global_batch,
             **{f"{name}_s": getattr(point, f"{name}_s") for name in SOURCES}, "low_s": low, "high_s": high,
+            "jitter_wait_s": point.jitter_wait_s,
             **{f"{name}_efficiency": value for name, value in shares}, "sent_bytes": point.sent_bytes, "run": point.run,
         }  # fmt: skip
 

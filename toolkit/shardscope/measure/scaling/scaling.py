@@ -6,12 +6,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
+from shardscope.analytic.stragglers import Jitter
 from shardscope.errors import SpecError, require
+from shardscope.measure.jitter import jitter as jitter_of_run
+from shardscope.measure.scaling.jitter_wait import jitter_wait_s
 from shardscope.measure.scaling.result import LARGEST, Point, Scaling, in_order
 from shardscope.measure.scaling.sizes import AnyCluster, Kind, kinds_of, numbers_of, sized_cluster, sized_job
 from shardscope.prediction.job import JobPrediction, predict_job
 from shardscope.prediction.simulate import simulate
-from shardscope.runtime import launch
+from shardscope.runtime import Run, launch
 from shardscope.spec import Job
 from shardscope.spec.calibration import Calibration, Interval
 from shardscope.spec.cluster import Cluster, EmulatedCluster
@@ -69,29 +72,35 @@ def scaling(
 
 
 def extrapolate(
-    job: Job | Scaling,
+    job: Job | Scaling | Run,
     cluster: Cluster | EmulatedCluster | None = None,
     *,
     workers: Iterable[int] | None = None,
     kind: Kind | Literal["both"] = "weak",
     calibration: Calibration | HostCalibration | None = None,
+    jitter: Jitter | None = None,
 ) -> Scaling:
     """Predict the step time, the efficiency and the traffic of a job on more workers than can be run.
 
-    Steps of up to 64 workers are simulated as well.
+    Steps of up to 64 workers are simulated as well, without jitter.
 
     Args:
         job: A job; or the result of `scaling`, whose job, kinds and cluster are used, and whose measurements are kept
             unless another `cluster` is given. Where the calibration gives no interval, the largest and smallest ratio
-            of measured to predicted time do.
+            of measured to predicted time do. Or a run, which stands for its job, its cluster, its step time, and the
+            `jitter` of its ranks.
         cluster: The type of cluster, whose number of nodes follows the workers. None with a job is this machine.
         workers: Numbers of workers; None for powers of two that suit the job, up to 1,024 or up to the devices that can
             be emulated.
         kind: Kind of scaling of a job, as for `scaling`.
         calibration: Constants for the predictions; None for those that `ss.predict` takes.
+        jitter: How the computing times of ranks differ, as measured by `ss.jitter`. Ranks that meet in each step wait
+            for the slowest, and the more of them there are, the longer. None with a run measures that of its ranks;
+            otherwise it predicts steps without jitter.
 
     Raises:
         SpecError: An argument is not valid, or the job does not suit a number of workers.
+        RunUnreadable: The run is too short to measure its jitter.
 
     Example:
         >>> import shardscope as ss
@@ -102,6 +111,9 @@ def extrapolate(
     """
     measured: tuple[Point, ...] = ()
     kinds = kinds_of(kind)
+    if isinstance(job, Run):
+        jitter = jitter_of_run(job) if jitter is None else jitter
+        job = _of_run(job, kinds)
     if isinstance(job, Scaling):
         cluster = job.cluster if cluster is None else cluster
         measured, kinds = _measured_on(cluster, job), tuple(dict.fromkeys(point.kind for point in job.points))
@@ -117,7 +129,7 @@ def extrapolate(
     points, note = [], ""
     for each in kinds:
         for number in sorted({*sizes[each], *(number for own, number in known if own == each)}):
-            point = _point(each, _predicted(job, each, number, cluster, calibration))
+            point = _point(each, _predicted(job, each, number, cluster, calibration), jitter)
             if ratios and point.interval_s is None:
                 low, high = (point.predicted_s * ratio for ratio in (min(ratios), max(ratios)))
                 point = point._replace(interval_s=Interval(low, high))
@@ -166,16 +178,31 @@ def _predicted(
     return found
 
 
-def _point(kind: Kind, found: JobPrediction) -> Point:
+def _point(kind: Kind, found: JobPrediction, jitter: Jitter | None = None) -> Point:
     job = found.job
     assert found.step_time_s is not None
     can_simulate = job.world_size <= LARGEST and found.traffic is not None
+    waits_s = None if jitter is None else jitter_wait_s(found, jitter)
+    later_s = waits_s or 0.0
+    interval = found.interval if found.calibration is not None or found.is_calibrated else None
     return Point(
-        kind, job.world_size, job.batch.global_batch, found.step_time_s,
+        kind, job.world_size, job.batch.global_batch, found.step_time_s + later_s,
         simulate.predicted(found).step_time_s if can_simulate else None,
-        interval_s=found.interval if found.calibration is not None or found.is_calibrated else None,
+        interval_s=None if interval is None else Interval(interval.low + later_s, interval.high + later_s),
         sent_bytes=None if found.sent_bytes is None else float(found.sent_bytes.max()),
+        jitter_wait_s=waits_s,
     )  # fmt: skip
+
+
+def _of_run(run: Run, kinds: tuple[Kind, ...]) -> Scaling:
+    """Return the study whose only measurement is a run."""
+    job, cluster = run.job.replace(elastic=None), run.cluster
+    found = predict_job(job, cluster)
+    assert found.step_time_s is not None
+    points = [
+        _point(each, found)._replace(measured_s=run.summary().step_time_s, run=run.id) for each in kinds
+    ]
+    return Scaling(job, cluster, _name(cluster), in_order(points))
 
 
 def _powers(cluster: AnyCluster) -> tuple[int, ...]:

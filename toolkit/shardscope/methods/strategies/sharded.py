@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from shardscope.errors import SpecError
+from pydantic import model_validator
+
+from shardscope.errors import SpecError, quoted
 from shardscope.machine import can_share_memory
 from shardscope.methods.compressors.packed import PackedCompression
 from shardscope.spec.method import required
@@ -40,7 +42,7 @@ class ZeroStrategy(Strategy):
         """Name of the stage, such as ``zero-3``, or ``zero-3:backend`` with the backend's own collectives."""
         return self.name if self.collectives == "ring" else f"{self.name}:{self.collectives}"
 
-    def degrees(self, world_size: int) -> Mapping[str, Any]:
+    def degrees(self, world_size: int) -> Mapping[str, Any] | None:
         """Return the degrees of the layout: data-parallel replicas with sharded states."""
         return {"data": world_size, "zero": self.zero_stage}
 
@@ -53,7 +55,12 @@ class ZeroStrategy(Strategy):
             step.element_bytes,
             compression=now if isinstance(now, PackedCompression) else None,
             backend=None if self.collectives == "ring" else step.backend,
+            shares=self.shares(step),
         )
+
+    def shares(self, step: JobStep) -> tuple[int, ...] | None:
+        """Return the relative sizes of the ranks' shards; None if they are equal."""
+        return None
 
     def _buffer_bytes(self, step: JobStep, gathered: list[int], reduced: list[int], ranks: int) -> int | None:
         """Return the bytes of the ring's receive buffers and of error-feedback residuals on each rank of a group.
@@ -72,7 +79,9 @@ class ZeroStrategy(Strategy):
             found = (now.share_collective(size // ranks, ranks) for size in reduced)
             sums += [(each.num_elements, each.element_bytes) for each in found if each.op == "sum"]
         kept = compression_state_bytes(step, [[(size,)] for size in reduced], among=ranks, scatters=True)
-        ring = 0 if self.collectives == "backend" else ring_buffer_bytes(sums, ranks)
+        ring = (
+            0 if self.collectives == "backend" else ring_buffer_bytes(sums, ranks, shares=self.shares(step))
+        )
         return None if kept is None else kept + ring
 
     def check(self, job: Job) -> None:
@@ -91,6 +100,17 @@ class FullyShardedStrategy(ZeroStrategy):
     the whole gradient in float32 on every rank, which is as much memory as the unsharded gradient that these stages
     otherwise avoid. With replicas, gradients are compressed within a group, but not between groups.
     """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_uneven(cls, fields: Any) -> Any:
+        if isinstance(fields, dict) and fields.get("shards") is not None:
+            raise SpecError(
+                f"strategy.shards={quoted(fields['shards'])} cannot be combined with strategy={cls.name!r}, whose "
+                "gradients and parameters PyTorch's fully_shard cuts into equal shards; leave shards out, or use "
+                "ss.Zero1(shards=...)"
+            )
+        return fields
 
     replicas: Count = 1
     """Number of groups of ranks; the shards in each group make up one whole model (HSDP). Must divide `world_size` into
@@ -111,9 +131,9 @@ class FullyShardedStrategy(ZeroStrategy):
         )
 
     def degrees(self, world_size: int) -> Mapping[str, Any]:
-        """Return the degrees of the layout: those of `ZeroStrategy`, plus the group size if there are replicas."""
+        """Return the degrees of the layout: replicas with sharded states, plus the group size if there are several."""
         groups = {} if self.replicas == 1 else {"shard": world_size // self.replicas}
-        return {**super().degrees(world_size), **groups}
+        return {"data": world_size, "zero": self.zero_stage, **groups}
 
     @property
     def label(self) -> str:

@@ -18,6 +18,7 @@ from shardscope.prediction.planner.asked import Asked
 from shardscope.prediction.planner.candidates import Candidates
 from shardscope.prediction.planner.filter import GIB, problem_with
 from shardscope.prediction.planner.rank import Floats, Objective, objective_weights, ranking, scores
+from shardscope.prediction.planner.rehearsal import Rehearsal, rehearsal_of
 from shardscope.prediction.planner.search import RankedRows, SearchSettings, capacity, memory_parts, time_of
 from shardscope.prediction.planner.table import table_html
 from shardscope.prediction.step.machine import Machine
@@ -271,6 +272,33 @@ class Plans:
             if found.stages.any():
                 return stage_layers(found, 0, model.layers)
         return even_split(model.layers, layout.pipeline)
+
+    def rehearsal(
+        self, rank: int = 1, *, model: str | None = None, step_s: float = 1.0, steps: int = 20
+    ) -> Rehearsal:
+        """Return the plan at position `rank` as a job and an emulated cluster that this machine can run.
+
+        The job trains a small model in slow motion: computation, updates and messages between nodes keep the plan's
+        proportions, also between devices of unlike kind, whose stages get layers as in the plan.
+
+        Args:
+            rank: Position in the ranking, from 1.
+            model: A transformer that jobs can train, such as ``"gpt-small"``; None for the plan's own model if it is
+                one, else ``"gpt-nano"``.
+            step_s: Time of a step here, in seconds. Computation must be slower than on this machine's own cores.
+            steps: Number of steps of the job.
+
+        Raises:
+            SpecError: No job stands for the layout: it combines replicas with stages, splits layers or sequences, or
+                offloads; or the cluster cannot be emulated. The message names what to `fix` in the search.
+
+        Example:
+            >>> rehearsal = plan(model, cluster, fix={"data": 1, "tensor": 1}).rehearsal()  # doctest: +SKIP
+            >>> run = ss.launch(rehearsal.job, rehearsal.cluster)  # doctest: +SKIP
+            >>> ss.compare(run.wait())  # doctest: +SKIP
+        """
+        layout = self[rank - 1].layout
+        return rehearsal_of(self.asked.setting(layout), layout, model=model, step_s=step_s, steps=steps)
 
     def why(self, layout: Layout) -> str:
         """Explain why a layout is not the best: the rule it breaks, the memory it lacks, or the better plan."""

@@ -1,7 +1,7 @@
 """The event loop: operations of a graph start when their dependencies have ended, and messages share links fairly.
 
 Every operation first takes a fixed time, such as that of a computation or the latency of a message. If it also has a
-size, it then sends this many bytes over one or two links. Messages on a link share it max-min fairly (Bertsekas and
+size, it then sends this many bytes over one or more links. Messages on a link share it max-min fairly (Bertsekas and
 Gallager 1992, section 6.5.2): rates grow together until a link is full, the messages on it keep their rate, and those
 elsewhere grow further. After a change, only the messages that share links with the changed ones, directly or through
 others, get new rates.
@@ -92,7 +92,7 @@ def _schedule(keys: Any, ops: Any, place: Any, count: int, op: int, key: float) 
 
 @_compiled
 def _join(slot: int, link: int, heads: Any, after: Any, before: Any, sharing: Any) -> None:
-    """Add a message to a link; `slot` is twice the message's index, plus 1 for its second link."""
+    """Add a message to a link; `slot` is the place of the link among the links of all messages."""
     first = heads[link]
     after[slot], before[slot] = first, -1
     if first >= 0:
@@ -118,6 +118,7 @@ def _leave(slot: int, link: int, heads: Any, after: Any, before: Any, sharing: A
 def _component(
     link: int,
     stamp: int,
+    shift: int,
     links: Any,
     heads: Any,
     after: Any,
@@ -134,13 +135,13 @@ def _component(
         slot = heads[comp[at]]
         at += 1
         while slot >= 0:
-            op = slot >> 1
+            op = slot >> shift
             if seen[op] != stamp:
                 seen[op] = stamp
                 flows[num_flows] = op
                 num_flows += 1
-                for side in range(2):
-                    other = links[2 * op + side]
+                for place in range(op << shift, (op + 1) << shift):
+                    other = links[place]
                     if other >= 0 and seen_link[other] != stamp:
                         seen_link[other] = stamp
                         comp[num_links] = other
@@ -153,6 +154,7 @@ def _component(
 def _fill(
     num_links: int,
     num_flows: int,
+    shift: int,
     links: Any,
     capacity: Any,
     heads: Any,
@@ -187,12 +189,12 @@ def _fill(
                 continue
             slot = heads[link]
             while slot >= 0:
-                op = slot >> 1
+                op = slot >> shift
                 if fresh[op] < 0:
                     fresh[op] = least
                     unset -= 1
-                    for side in range(2):
-                        other = links[2 * op + side]
+                    for place in range(op << shift, (op + 1) << shift):
+                        other = links[place]
                         if other >= 0:
                             left[other] = max(0.0, left[other] - least)
                             waiting[other] -= 1
@@ -232,13 +234,14 @@ def run_loop(
     comp: Any,
     dirty: Any,
     is_dirty: Any,
+    sides: Any,
 ) -> int:
     """Run all operations; fill in `start`, `end` and `cause`, and return the number of events.
 
     Args:
         fixed: Fixed seconds of each operation.
         size: Bytes that it then sends; 0 for none.
-        links: Its two links, at indices 2i and 2i + 1; -1 for none.
+        links: Its links, from index i << s on, where s is in `sides`; -1 for none.
         capacity: Bytes per second of each link.
         first: First index into `following` of each operation, and one more for the end.
         following: Operations that depend on it.
@@ -267,8 +270,9 @@ def run_loop(
         comp: Links of a component.
         dirty: Links whose messages need new rates.
         is_dirty: Whether a link is in `dirty`.
+        sides: One number: the binary logarithm of the number of links of each operation.
     """
-    num_ops = len(fixed)
+    num_ops, shift = len(fixed), sides[0]
     count = top = num_dirty = stamp = events = 0
     now = 0.0
     for op in range(num_ops - 1, -1, -1):
@@ -290,28 +294,28 @@ def run_loop(
                 rest[op], since[op], rate[op] = size[op], now, 0.0
                 alone = True
                 most = -1.0
-                for side in range(2):
-                    link = links[2 * op + side]
+                joined = -1
+                for slot in range(op << shift, (op + 1) << shift):
+                    link = links[slot]
                     if link >= 0:
+                        joined = link
                         alone = alone and sharing[link] == 0
                         if most < 0 or capacity[link] < most:
                             most = capacity[link]
-                        _join(2 * op + side, link, heads, after, before, sharing)
+                        _join(slot, link, heads, after, before, sharing)
                 if alone:
                     rate[op] = most
                     count = _schedule(keys, ops, place, count, op, now + size[op] / most)
-                else:
-                    link = links[2 * op] if links[2 * op] >= 0 else links[2 * op + 1]
-                    if is_dirty[link] == 0:
-                        is_dirty[link] = 1
-                        dirty[num_dirty] = link
-                        num_dirty += 1
+                elif is_dirty[joined] == 0:  # its other links are connected to this one
+                    is_dirty[joined] = 1
+                    dirty[num_dirty] = joined
+                    num_dirty += 1
                 continue
             if state[op] == 2:  # all bytes have arrived: leave the links
-                for side in range(2):
-                    link = links[2 * op + side]
+                for slot in range(op << shift, (op + 1) << shift):
+                    link = links[slot]
                     if link >= 0:
-                        _leave(2 * op + side, link, heads, after, before, sharing)
+                        _leave(slot, link, heads, after, before, sharing)
                         if sharing[link] > 0 and is_dirty[link] == 0:
                             is_dirty[link] = 1
                             dirty[num_dirty] = link
@@ -331,10 +335,13 @@ def run_loop(
             is_dirty[link] = 0
             if seen_link[link] == stamp or sharing[link] == 0:
                 continue
-            num_links, num_flows = _component(link, stamp, links, heads, after, seen_link, seen, comp, flows)
+            num_links, num_flows = _component(
+                link, stamp, shift, links, heads, after, seen_link, seen, comp, flows
+            )
             _fill(
                 num_links,
                 num_flows,
+                shift,
                 links,
                 capacity,
                 heads,

@@ -18,7 +18,7 @@ SLOWER = "waiting for other replicas"
 def busy_seconds(done: Replicated) -> Floats:
     """Return the seconds for which each lane of each copy computes."""
     graph, count = done.graph, done.graph.num_ops
-    computes = _occupies(graph) & (np.asarray(graph.links)[::2] < 0)
+    computes = _occupies(graph) & (graph.first_links < 0)
     lanes, num = np.asarray(graph.op_lane, np.int64), len(graph.lanes)
     spent = (done.times.end - done.times.start)[: count * len(done.copies)].reshape(len(done.copies), count)
     rows = [np.bincount(lanes[computes], weights=row[computes], minlength=num) for row in spent]
@@ -110,7 +110,7 @@ class _Waits:
         copy, place = divmod(op, graph.num_ops)
         is_here = copy * graph.num_ops == self.base
         if graph.kinds[place] != JOIN and (
-            graph.links[2 * place] >= 0 or (is_here and graph.op_lane[place] == self.own)
+            graph.links[graph.width * place] >= 0 or (is_here and graph.op_lane[place] == self.own)
         ):
             return graph.kinds[place]
         return self.idle if is_here else SLOWER

@@ -51,7 +51,8 @@ class Graph:
         fixed: Fixed seconds of each operation.
         size: Bytes per second of the link times the seconds for which it is occupied; 0 for no message.
         payload: Bytes that each operation sends.
-        links: Its links, two for each operation; -1 for none.
+        links: Its links, `width` for each operation; -1 for none.
+        width: Largest number of links of an operation, a power of 2.
         is_serial: Whether the operation occupies its lane, so that its time counts as the lane's own; others count only
             while the lane waits for them. `run` follows `edges` alone: whoever adds computations that occupy a lane
             orders them one after another.
@@ -77,6 +78,7 @@ class Graph:
     peers: array[int] = field(default_factory=_ints)
     shifts: array[int] = field(default_factory=_ints)
     edges: array[int] = field(default_factory=_ints)
+    width: int = 2
 
     @property
     def num_ops(self) -> int:
@@ -119,7 +121,7 @@ class Graph:
             kind: Term to which its time belongs.
             seconds: Fixed time, or latency of a message.
             size: Bytes that occupy its links.
-            links: One or two links.
+            links: Its links, at most `width`.
             payload: Bytes that are sent, if they differ from `size`.
             after: Operations that must end before; -1 is ignored.
             serial: Whether it occupies its lane; see `is_serial`.
@@ -133,7 +135,7 @@ class Graph:
         self.fixed.append(seconds)
         self.size.append(size if links else 0.0)
         self.payload.append((size if payload is None else payload) if links else 0.0)
-        self.links.extend((*links, -1, -1)[:2])
+        self.links.extend((*links, *([-1] * (self.width - len(links)))))
         self.is_serial.append(serial)
         self.is_join.append(kind == JOIN)
         self.labels.append(label)
@@ -163,7 +165,7 @@ class Graph:
             kind: Term to which their time belongs, or one for each.
             seconds: Latencies.
             size: Bytes.
-            links: Links; shape `(n, 2)`.
+            links: Links; shape `(n, width)`.
             peers: Lanes that receive the messages.
             serial: Whether they occupy their lanes.
             labels: Texts for the timeline; none if empty.
@@ -202,6 +204,11 @@ class Graph:
             np.asarray(self.capacity, float), edges,
         )  # fmt: skip
 
+    @property
+    def first_links(self) -> Ints:
+        """The first link of each operation; -1 for none."""
+        return np.asarray(self.links, np.int64)[:: self.width]
+
 
 @dataclass(frozen=True)
 class Times:
@@ -231,7 +238,7 @@ def run(fixed: Floats, size: Floats, links: Ints, capacity: Floats, edges: Ints)
     Args:
         fixed: Fixed seconds; shape `(n,)`.
         size: Bytes to send; shape `(n,)`.
-        links: Links; shape `(2n,)`.
+        links: Links; shape `(width * n,)`, with a width that is a power of 2.
         capacity: Bytes per second of each link.
         edges: Dependencies; shape `(m, 2)`.
 
@@ -245,7 +252,8 @@ def run(fixed: Floats, size: Floats, links: Ints, capacity: Floats, edges: Ints)
     missing = np.bincount(edges[:, 1], minlength=count).astype(np.int64)
     start, end, cause = np.full(count, -1.0), np.full(count, -1.0), np.full(count, -1, np.int64)
     given = [fixed, size, links, capacity, first, edges[order, 1], missing, start, end, cause]
-    columns = given + _work_space(count, num_links)
+    width = len(links) // count if count else 1
+    columns = given + _work_space(count, width, num_links)
     events, columns = run_loop(form(count), columns)
     start, end, cause = (np.asarray(column) for column in columns[7:10])
     if count and end.min() < 0:
@@ -253,7 +261,7 @@ def run(fixed: Floats, size: Floats, links: Ints, capacity: Floats, edges: Ints)
     return Times(start, end, cause, events)
 
 
-def _work_space(count: int, num_links: int) -> list[npt.NDArray[Any]]:
+def _work_space(count: int, width: int, num_links: int) -> list[npt.NDArray[Any]]:
     """Return the work space of the event loop, in the order of its arguments."""
 
     def whole(length: int, value: int = 0) -> Ints:
@@ -261,6 +269,7 @@ def _work_space(count: int, num_links: int) -> list[npt.NDArray[Any]]:
 
     ops = [whole(count), np.empty(count), whole(count), whole(count, -1)]
     ops += [np.zeros(count), np.zeros(count), np.zeros(count), np.zeros(count)]
-    ops += [whole(count), whole(count), whole(count), whole(2 * count, -1), whole(2 * count, -1)]
+    ops += [whole(count), whole(count), whole(count), whole(width * count, -1), whole(width * count, -1)]
     of_links = [whole(num_links, -1), whole(num_links), np.zeros(num_links), whole(num_links)]
-    return ops + of_links + [whole(num_links), whole(num_links), whole(num_links), whole(num_links)]
+    of_links += [whole(num_links), whole(num_links), whole(num_links), whole(num_links)]
+    return [*ops, *of_links, whole(1, width.bit_length() - 1)]

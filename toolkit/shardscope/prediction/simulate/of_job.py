@@ -13,11 +13,12 @@ from functools import partial
 
 import numpy as np
 
-from shardscope.analytic.communication.plan import Exchange, Flow, StepPlan, When
+from shardscope.analytic.communication.plan import Exchange, Flow, StepPlan, When, message_slices
 from shardscope.analytic.schedules import DURATIONS, ScheduledOp
 from shardscope.errors import SpecError
 from shardscope.prediction.job import JobPrediction
-from shardscope.prediction.loads import awaited, rank_loads
+from shardscope.prediction.loads import awaited, rank_loads, rank_updates
+from shardscope.prediction.network_time import SEND, step_plan
 from shardscope.prediction.simulate.graph import Graph
 from shardscope.prediction.simulate.parts import StepTimes
 from shardscope.prediction.simulate.pipeline import add_schedule, micro_batch_label
@@ -25,10 +26,6 @@ from shardscope.prediction.simulate.rounds import Wire, add_rounds, one_by_one_w
 from shardscope.prediction.step.machine import Machine
 from shardscope.spec.job import IN_LAYOUTS
 
-MOST_LISTED = 64
-"""Largest number of ranks whose messages are simulated one by one."""
-SEND = "send"
-"""Name of the messages between stages in a strategy's traffic."""
 _UNLIMITED = 1e15
 """Bytes per second of a link that does not limit messages."""
 
@@ -64,19 +61,26 @@ class JobStep:
         self._add_links()
         loads = rank_loads(found.step)
         self.work = [each.computing / awaited(found.step, loads).computing for each in loads]
+        updates = rank_updates(found.step)
+        self.updates = [self.times.optimizer * each / max(updates) for each in updates]
         self.label, self.cargo = "", job.strategy.cargo
-        plan: StepPlan | None = job.strategy.plan(found.step) if self.ranks <= MOST_LISTED else None
+        plan = step_plan(found.step)
         if plan is None:
             self.merged.append("All messages of a rank in a collective are one message.")
             plan = _without_rounds(found)
-        self.slices = _slices(found, plan)
+        self.slices = message_slices(plan, found.traffic)
         self.calls = Counter(each.collective for each in plan.exchanges)
         now = self._piped(plan, plan.flow) if plan.flow else self._passes(plan)
         for rank in range(self.ranks):
             self._compute(rank, "fixed cost", self.times.rest, [now[rank]])
 
     def _add_links(self) -> None:
-        found = self.prediction
+        found, network = self.prediction, self.rates.network
+        if network is not None:
+            self.graph.width = network.width
+            for name, capacity in zip(network.names, network.capacity.tolist(), strict=True):
+                self.graph.link(name, min(capacity, _UNLIMITED))
+            return
         ranks, link = range(self.ranks), min(self.rates.link, _UNLIMITED)
         self.out = [self.graph.link(f"rank {rank}, out", link) for rank in ranks]
         self.into = [self.graph.link(f"rank {rank}, in", link) for rank in ranks]
@@ -98,6 +102,9 @@ class JobStep:
     def wire(self, collective: str, source: int, target: int) -> Wire:
         """Return the wire of a message of a collective between two ranks."""
         cluster, latency = self.prediction.cluster, self.latency(collective)
+        if self.rates.network is not None:
+            ways = self.rates.network.ways(np.array([source]), np.array([target]))[0]
+            return Wire(latency, tuple(ways[ways >= 0].tolist()))
         if self.nodes and cluster is not None and source // cluster.per_node != target // cluster.per_node:
             out, into = self.nodes[source // cluster.per_node][0], self.nodes[target // cluster.per_node][1]
             is_narrow = self.graph.capacity[self.out[source]] < self.graph.capacity[out]
@@ -112,9 +119,16 @@ class JobStep:
             )
         return self._latencies[collective]
 
+    def _way_out(self, collective: str, rank: int) -> tuple[int, ...]:
+        """Return the links of what a rank sends to ranks that are unknown: of unequal links, those to the next one."""
+        if self.rates.network is None:
+            return (self.out[rank],)
+        return self.wire(collective, rank, (rank + 1) % self.ranks).links
+
     def emptied(self) -> Graph:
         """Return a graph with the same lanes and links, without operations."""
-        return Graph(self.graph.lanes, list(self.graph.link_names), list(self.graph.capacity))
+        graph = self.graph
+        return Graph(graph.lanes, list(graph.link_names), list(graph.capacity), width=graph.width)
 
     def _compute(self, rank: int, kind: str, seconds: float, after: Sequence[int], *, label: str = "") -> int:
         if seconds <= 0:
@@ -140,7 +154,7 @@ class JobStep:
         for each in early:
             now = self._exchange(each, now)
         now = [
-            self._compute(rank, "optimizer", self.times.optimizer * (rank in updating), [op])
+            self._compute(rank, "optimizer", self.updates[rank] * (rank in updating), [op])
             for rank, op in enumerate(now)
         ]
         for each in exchanges[len(early) :]:
@@ -185,15 +199,17 @@ class JobStep:
         cargo = self.cargo(each.collective)
         if each.whole is None:
             return add_rounds(
-                self.graph, each.rounds, entry, one_by_one_wires(partial(self.wire, each.collective)), each.collective,
-                slices=self.slices.get(each.collective, 1), cargo=cargo, serial=serial, one_by_one=True,
+                self.graph, each.rounds, entry,
+                one_by_one_wires(partial(self.wire, each.collective), self.graph.width), each.collective,
+                slices=self.slices.get(each.collective, 1), cargo=cargo, serial=serial,
+                order="in turn" if self.rates.network is None else "shared",
             )  # fmt: skip
         meeting = self.graph.add(0, after=entry)
         latency = self.latency(each.collective) * self.messages(each.collective)
         sent = [
             self.graph.add(
-                rank, each.collective, latency, size=float(each.whole[rank]), links=(self.out[rank],), after=[meeting],
-                serial=serial, label=cargo,
+                rank, each.collective, latency, size=float(each.whole[rank]),
+                links=self._way_out(each.collective, rank), after=[meeting], serial=serial, label=cargo,
             )
             for rank in range(self.ranks)
         ]  # fmt: skip
@@ -247,7 +263,7 @@ class JobStep:
         for each in plan.exchanges:
             now = self._exchange(each, now)
         now = [self._compute(rank, "codec", times.codec, [op]) for rank, op in enumerate(now)]
-        return [self._compute(rank, "optimizer", times.optimizer, [op]) for rank, op in enumerate(now)]
+        return [self._compute(rank, "optimizer", self.updates[rank], [op]) for rank, op in enumerate(now)]
 
 
 def _without_rounds(found: JobPrediction) -> StepPlan:
@@ -258,18 +274,3 @@ def _without_rounds(found: JobPrediction) -> StepPlan:
         for name, sent in (found.traffic or {}).items()
     )
     return StepPlan(exchanges)
-
-
-def _slices(found: JobPrediction, plan: StepPlan) -> dict[str, int]:
-    """Return the number of slices of each message of a collective, from the number of messages that ranks send."""
-    moves: dict[str, np.ndarray[tuple[int], np.dtype[np.int64]]] = {}
-    for each in plan.exchanges:
-        count = moves.setdefault(each.collective, np.zeros(found.job.world_size, np.int64))
-        for move in (move for rounds in each.rounds for move in rounds.moves):
-            count[move.source] += 1
-    slices = {}
-    for name, count in moves.items():
-        sent = (found.traffic or {}).get(name)
-        if sent is not None and count.max() > 0:
-            slices[name] = max(1, round(float(np.max(sent.messages)) / float(count.max())))
-    return slices

@@ -112,7 +112,7 @@ def replicate(
         )
         extra = len(meetings)
         size = np.concatenate([size, np.zeros(extra)])
-        links = np.concatenate([links, np.full(2 * extra, -1)])
+        links = np.concatenate([links, np.full(graph.width * extra, -1)])
         times = run(np.concatenate([fixed, np.zeros(extra)]), size, links, capacity, edges)
     else:
         times = run(fixed, size, links, capacity, edges)
@@ -121,7 +121,7 @@ def replicate(
 
 def _computes(graph: Graph) -> Flags:
     """Return whether each operation computes, rather than sends or joins."""
-    sends = np.asarray(graph.links)[::2] >= 0
+    sends = graph.first_links >= 0
     found: Flags = ~sends & ~np.asarray(graph.is_join, bool)
     return found
 

@@ -101,8 +101,8 @@ class Simulation:
 
         graph, total = self.done.graph, self.done.times.total
         carried, occupied = np.zeros(len(graph.capacity)), np.zeros(len(graph.capacity))
-        links = np.asarray(graph.links, np.int64).reshape(-1, 2)
-        for side in range(2):
+        links = np.asarray(graph.links, np.int64).reshape(-1, graph.width)
+        for side in range(graph.width):
             used = links[:, side] >= 0
             np.add.at(carried, links[used, side], np.asarray(graph.payload)[used])
             np.add.at(occupied, links[used, side], np.asarray(graph.size)[used])
@@ -122,7 +122,7 @@ class Simulation:
         shares = np.array([len(ranks) for ranks in self.lane_ranks]).reshape(-1, lanes).sum(axis=0)
         for op in range(graph.num_ops):
             kind = graph.kinds[op]
-            if kind == JOIN or (graph.links[2 * op] < 0 and graph.peers[op] < 0):
+            if kind == JOIN or (graph.links[graph.width * op] < 0 and graph.peers[op] < 0):
                 continue
             share = float(shares[graph.op_lane[op]])
             sizes[kind] = sizes.get(kind, 0.0) + graph.payload[op] * share
@@ -175,7 +175,13 @@ class Simulation:
                 StepEvent(a, MESSAGE, kind, start, end, b, size, item)
                 for a, b in zip(ranks, peers, strict=False)
             ]
-        lane = "communication" if graph.links[2 * place] >= 0 else _CODEC if kind == _CODEC else "compute"
+        lane = (
+            "communication"
+            if graph.links[graph.width * place] >= 0
+            else _CODEC
+            if kind == _CODEC
+            else "compute"
+        )
         return [StepEvent(rank, lane, kind, start, end, None, size, item) for rank in ranks]
 
     def export(self, path: str | Path, *, format: str = "chrome-trace") -> str:  # noqa: A002 - as in `Run.export`

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -23,21 +23,26 @@ class WireArrays(NamedTuple):
 
     latency: Floats
     links: Ints
-    """Shape `(n, 2)`."""
+    """Shape `(n, width of the graph)`."""
 
 
 Wires = Callable[[Ints, Ints], WireArrays]
 """Function that returns the wires between sources and targets."""
 
 
-def one_by_one_wires(wire: Callable[[int, int], Wire]) -> Wires:
-    """Return the function that finds the wires of several messages one by one."""
+Order = Literal["at once", "in turn", "shared"]
+"""How a rank sends the messages of a round: all at the same time; one after another, with their latencies; or their
+latencies one after another, since these are mostly the sender's own work, and their bytes at the same time."""
+
+
+def one_by_one_wires(wire: Callable[[int, int], Wire], width: int = 2) -> Wires:
+    """Return the function that finds the wires of several messages, of at most `width` links, one by one."""
 
     def wires(source: Ints, target: Ints) -> WireArrays:
         found = [wire(a, b) for a, b in zip(source.tolist(), target.tolist(), strict=True)]
-        links = [(*each.links, -1, -1)[:2] for each in found]
+        links = [(*each.links, *([-1] * (width - len(each.links)))) for each in found]
         return WireArrays(
-            np.array([each.latency for each in found]), np.array(links, np.int64).reshape(-1, 2)
+            np.array([each.latency for each in found]), np.array(links, np.int64).reshape(-1, width)
         )
 
     return wires
@@ -53,7 +58,7 @@ def add_rounds(
     slices: int = 1,
     cargo: str = "",
     serial: bool = True,
-    one_by_one: bool = False,
+    order: Order = "at once",
     lanes: Ints | None = None,
 ) -> list[int]:
     """Add the messages of a collective, and return for each rank the operation that ends it.
@@ -70,13 +75,13 @@ def add_rounds(
         slices: Number of slices of each message.
         cargo: What the messages carry.
         serial: Whether ranks compute nothing meanwhile.
-        one_by_one: Whether a rank sends the messages of a round one after another, so that their latencies add up, as
-            they do if the latency is mostly the sender's own work. Otherwise it sends them at the same time.
+        order: How a rank sends the messages of a round; see `Order`.
         lanes: Lane of each rank; None if they have the same numbers.
     """
     started = np.asarray(entry, np.int64)
     lane = np.arange(len(started)) if lanes is None else lanes
     last = [_Last(graph, started, lane) for _ in range(slices)]
+    sent: dict[tuple[int, int], Ints] = {}
     for each in rounds:
         moves = Moves.of(each) if isinstance(each, Round) else each
         count = len(moves.source)
@@ -84,23 +89,36 @@ def add_rounds(
             continue
         source, target = lane[moves.source], lane[moves.target]
         wire = wires(source, target)
+        before = _previous(moves.source)
+        turn = _turns(before) if order == "shared" else 1
         first = graph.add_many(
-            np.repeat(source, slices), kind, np.repeat(wire.latency, slices),
+            np.repeat(source, slices), kind, np.repeat(wire.latency * turn, slices),
             size=np.repeat(moves.num_bytes / slices, slices), links=np.repeat(wire.links, slices, axis=0),
             peers=np.repeat(target, slices), serial=serial,
             labels=_labels(each, cargo, slices),
         )  # fmt: skip
         ops = first + np.arange(count * slices).reshape(count, slices)
         graph.order_many(ops[:, :-1].ravel(), ops[:, 1:].ravel())
-        if one_by_one:
-            before = _previous(moves.source)
+        if order == "in turn":
             graph.order_many(np.where(before >= 0, ops[before, -1], -1), ops[:, 0])
+        if isinstance(each, Round):
+            _trail(graph, each, ops, sent)
         for k, own in enumerate(last):
             own.then(moves, ops[:, k])
     return [
         _joined(graph, int(lane[rank]), [op for own in last for op in own.of(rank)])
         for rank in range(len(started))
     ]
+
+
+def _trail(graph: Graph, each: Round, ops: Ints, sent: dict[tuple[int, int], Ints]) -> None:
+    """Let slices of a round with a lag start after the slices that they trail; note the messages in `sent`."""
+    for move, own in zip(each.moves, ops, strict=True):
+        ahead = sent.get((move.target, move.source))
+        if each.lag and ahead is not None:
+            for k, op in enumerate(own.tolist()):
+                graph.order(int(ahead[min(k + each.lag, len(ahead) - 1)]), op)
+        sent[move.source, move.target] = own
 
 
 def _labels(each: Round | Moves, cargo: str, slices: int) -> list[str]:
@@ -117,6 +135,14 @@ def _previous(source: Ints) -> Ints:
     found = np.full(len(source), -1, np.int64)
     same = source[order[1:]] == source[order[:-1]]
     found[order[1:][same]] = order[:-1][same]
+    return found
+
+
+def _turns(before: Ints) -> Ints:
+    """Return the place of each move among those of its source, from 1, given the one before it."""
+    found = np.ones(len(before), np.int64)
+    for move in np.flatnonzero(before >= 0).tolist():
+        found[move] = found[before[move]] + 1
     return found
 
 

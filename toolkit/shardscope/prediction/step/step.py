@@ -319,11 +319,27 @@ def step_detail(
     return StepDetail(parts, computing, pace)
 
 
-def cut(model: Transformer, layouts: Layouts, cluster: Cluster, calibration: Calibration) -> LayerSplit:
+def cut(
+    model: Transformer,
+    layouts: Layouts,
+    cluster: Cluster,
+    calibration: Calibration,
+    *,
+    of_layers: int | None = None,
+) -> LayerSplit:
     """Return the best split of the layers for each layout on a cluster that has `groups`.
 
     Each layer is assumed to take as much memory as on the fullest device of the even split.
+
+    Args:
+        model: The model.
+        layouts: Table of layouts.
+        cluster: The cluster.
+        calibration: The machine's constants.
+        of_layers: Number of layers to split if it is not the model's, for a model of which as many layers take as much
+            time and memory as the layers of `model` on average.
     """
+    num_layers = of_layers or model.layers
     memory_bytes = memory_with(model, layouts, cluster, calibration.software).total
     even = np.ceil(model.layers / layouts.pipeline)
     a_stage = (layouts.data * layouts.tensor * layouts.context).astype(float)
@@ -332,12 +348,13 @@ def cut(model: Transformer, layouts: Layouts, cluster: Cluster, calibration: Cal
         alone = cluster.replace(device=group.device, intra=group.intra, groups=())
         times.append(stage_time(model, layouts, alone, calibration) / even)
         stages.append(group.num_devices / a_stage)
-        most.append(np.floor(group.device.memory_bytes / (memory_bytes / even)))
+        room = np.floor(group.device.memory_bytes / (memory_bytes / even))
+        most.append(np.ceil(room * num_layers / model.layers))
     slow = stage_time(model, layouts, cluster.replace(groups=()), calibration) / even
     time, stage, cap = (np.stack(columns, axis=1) for columns in (times, stages, most))
     can = (stage == np.floor(stage)).all(axis=1) & (layouts.virtual_stages == 1)
     stage = np.where(can[:, None], stage, 0.0)
-    pace = np.where(can, least_pace(model.layers, time, stage, cap), even * slow)
+    pace = np.where(can, least_pace(num_layers, time, stage, cap), even * slow)
     layers = np.where(can[:, None], np.minimum(cap, _layers_within(pace, time)), 0.0)
     return LayerSplit(stage, layers, np.minimum(1.0, pace / (even * slow)))
 

@@ -21,6 +21,20 @@ def on_cluster(job: Job, cluster: EmulatedCluster) -> Job:
             f"launch trains on this machine, or on a cluster emulated on it, not on cluster {cluster!r:.40}; give "
             "ss.Cluster.emulated(...), or start the job on your machines with torchrun"
         )
+    check_suits(job, cluster)
+    why = why_not_emulated()
+    if why:
+        raise LaunchError(why)
+    return job.replace(device="cpu")
+
+
+def check_suits(job: Job, cluster: EmulatedCluster) -> None:
+    """Reject a job that cannot run on this cluster, on whatever machine.
+
+    Raises:
+        SpecError: The job has another number of ranks than the cluster has devices, a link of its own, is elastic,
+            needs a GPU, or needs shared memory.
+    """
     if cluster.num_devices != job.world_size:
         raise SpecError(
             f"world_size={job.world_size} does not match the {cluster.num_devices} ranks of {cluster.name}; use "
@@ -31,7 +45,7 @@ def on_cluster(job: Job, cluster: EmulatedCluster) -> Job:
             f"elastic={job.elastic.label!r} cannot be combined with an emulated cluster, which has a fixed number of "
             "devices; use elastic=None, or train on this machine"
         )
-    cluster.check_link(job)
+    cluster.check_job(job)
     if job.device == "cuda":
         raise SpecError("device='cuda' does not run on an emulated cluster; use device='cpu' or 'auto'")
     if job.transport in {"shm", "cuda-ipc"} and len(cluster.nodes) > 1:
@@ -39,7 +53,3 @@ def on_cluster(job: Job, cluster: EmulatedCluster) -> Job:
             f"transport={job.transport!r} does not reach across the {len(cluster.nodes)} emulated nodes; use 'auto' or "
             "'tcp'"
         )
-    why = why_not_emulated()
-    if why:
-        raise LaunchError(why)
-    return job.replace(device="cpu")

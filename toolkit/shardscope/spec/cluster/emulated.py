@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
 from shardscope.errors import SpecError
 from shardscope.spec._base import Spec
 from shardscope.spec.link import Link
-from shardscope.spec.units import Bandwidth, Flops, Seconds, bit_rate_text, flops_text, quantity, seconds_text
+from shardscope.spec.shares import BY_MEMORY
+from shardscope.spec.units import (
+    Bandwidth,
+    Bytes,
+    Flops,
+    Seconds,
+    bit_rate_text,
+    flops_text,
+    quantity,
+    seconds_text,
+)
 
 if TYPE_CHECKING:
     from shardscope.spec.job import Job
@@ -40,6 +50,19 @@ class EmulatedNode(Spec):
     memory_bandwidth: Bandwidth | None = None
     """Bytes per second at which each rank updates its parameters, divided by `slowdown`, by sleeping; None for this
     machine's speed."""
+    memory: Bytes | None = None
+    """Memory of each rank in bytes, which plans and ``Zero1(shards="memory")`` use; it is not enforced. None if it is
+    not stated."""
+
+    @property
+    def rate(self) -> float | None:
+        """FLOP/s at which each rank really computes; None for the speed of this machine."""
+        return None if self.flops is None else self.flops / self.slowdown
+
+    @property
+    def update_rate(self) -> float | None:
+        """Bytes per second at which each rank really updates its parameters; None for this machine's speed."""
+        return None if self.memory_bandwidth is None else self.memory_bandwidth / self.slowdown
 
 
 class EmulatedCluster(Spec):
@@ -82,6 +105,10 @@ class EmulatedCluster(Spec):
         slowdown: Mapping[int, float] | None = None,
         flops: str | float | None = None,
         memory_bandwidth: str | float | None = None,
+        memory: str | float | None = None,
+        node_flops: Rates | None = None,
+        node_memory_bandwidth: Rates | None = None,
+        node_memory: Rates | None = None,
         racks: int = 1,
         rack_bandwidth: str | float | None = None,
     ) -> Self:
@@ -111,6 +138,12 @@ class EmulatedCluster(Spec):
                 times with full recomputation). None for the speed of this machine.
             memory_bandwidth: Rate at which each rank's update reads and writes gradients, weights and optimizer states,
                 in bytes per second or with a unit. None for the speed of this machine; needs `flops`.
+            memory: Memory of each rank, in bytes or with a unit, for ``Zero1(shards="memory")`` and for `fits` of a
+                prediction. It is stated, not enforced. None if it is not stated.
+            node_flops: Rates of computation of single nodes, for devices of unlike kind; without `flops`, name all
+                nodes.
+            node_memory_bandwidth: Rates of updates of single nodes; without `memory_bandwidth`, name all nodes.
+            node_memory: Memory of the ranks of single nodes; without `memory`, name all nodes.
             racks: Number of racks, each with its own switch; they are joined by a core switch.
             rack_bandwidth: Rate between a rack and the core switch in each direction; required with several racks.
 
@@ -123,25 +156,32 @@ class EmulatedCluster(Spec):
         """
         if type(nodes) is not int or not 1 <= nodes <= MOST_NODES:
             raise SpecError(f"nodes={nodes!r} is not valid: give a whole number from 1 to {MOST_NODES}")
-        for field, given in (("node_bandwidth", node_bandwidth), ("upload", upload), ("slowdown", slowdown)):
-            wrong = next((key for key in given or {} if key not in range(nodes)), None)
-            if wrong is not None:
-                raise SpecError(f"{field} names node {wrong!r}, but the nodes are 0 to {nodes - 1}")
-        if memory_bandwidth is not None and flops is None:
+        of_nodes: dict[str, tuple[Mapping[int, Any] | None, Any]] = {
+            "node_bandwidth": (node_bandwidth, bandwidth), "upload": (upload, bandwidth), "slowdown": (slowdown, 1.0),
+            "node_flops": (node_flops, flops), "node_memory_bandwidth": (node_memory_bandwidth, memory_bandwidth),
+            "node_memory": (node_memory, memory),
+        }  # fmt: skip
+        for field, (given, usual) in of_nodes.items():
+            _check_nodes(field, given or {}, usual, nodes)
+        if flops is None and not node_flops and (memory_bandwidth is not None or node_memory_bandwidth):
+            given_rate = memory_bandwidth if node_memory_bandwidth is None else node_memory_bandwidth
+            name = "memory_bandwidth" if node_memory_bandwidth is None else "node_memory_bandwidth"
             raise SpecError(
-                f"memory_bandwidth={memory_bandwidth!r} has no effect without flops; give for example flops='2 GFLOP/s'"
+                f"{name}={given_rate!r} has no effect without flops; give for example flops='2 GFLOP/s'"
             )
-        both, up, slow = node_bandwidth or {}, upload or {}, slowdown or {}
+
+        def at(field: str, node: int) -> Any:
+            given, usual = of_nodes[field]
+            return (given or {}).get(node, usual)
+
         parts = [
             EmulatedNode(
-                upload=up.get(node, both.get(node, bandwidth)),
-                download=both.get(node, bandwidth),
-                slowdown=slow.get(node, 1.0),
-                flops=flops,
-                memory_bandwidth=memory_bandwidth,
+                upload=(upload or {}).get(node, at("node_bandwidth", node)), download=at("node_bandwidth", node),
+                slowdown=at("slowdown", node), flops=at("node_flops", node),
+                memory_bandwidth=at("node_memory_bandwidth", node), memory=at("node_memory", node),
             )
             for node in range(nodes)
-        ]
+        ]  # fmt: skip
         return cls(
             nodes=tuple(parts),
             per_node=per_node,
@@ -150,18 +190,19 @@ class EmulatedCluster(Spec):
             rack_bandwidth=rack_bandwidth,
         )
 
-    @staticmethod
-    def check_link(job: Job) -> None:
-        """Reject a job with a link of its own: it would be ignored, as ranks use those of the cluster.
+    def check_job(self, job: Job) -> None:
+        """Reject a job with a link of its own, which would be ignored, or that asks for memory which is not stated.
 
         Raises:
-            SpecError: The job has a link.
+            SpecError: The job has a link, or shards by memory on a cluster that does not state any.
         """
         if job.link is not None:
             raise SpecError(
                 f"link={job.link.label!r} cannot be combined with an emulated cluster, which has links of its own; "
                 "use link=None"
             )
+        if getattr(job.strategy, "shards", None) == BY_MEMORY:
+            self.stated_memory()
 
     @property
     def num_devices(self) -> int:
@@ -187,6 +228,12 @@ class EmulatedCluster(Spec):
         )
 
     @property
+    def has_equal_links(self) -> bool:
+        """Whether all ranks have links of the same rate to other nodes, which they do not share with other ranks."""
+        rates = {rate for node in self.nodes for rate in (node.upload, node.download)}
+        return len(self.nodes) == 1 or (self.per_node == 1 and self.racks == 1 and len(rates) == 1)
+
+    @property
     def slowdown(self) -> float:
         """The largest slowdown of any node."""
         return max(node.slowdown for node in self.nodes)
@@ -194,16 +241,26 @@ class EmulatedCluster(Spec):
     @property
     def flops(self) -> float | None:
         """FLOP/s at which each rank of the slowest node computes; None if this machine's speed is not replaced."""
-        rates = [node.flops / node.slowdown for node in self.nodes if node.flops is not None]
-        return min(rates, default=None)
+        return min((node.rate for node in self.nodes if node.rate is not None), default=None)
 
     @property
     def memory_bandwidth(self) -> float | None:
         """Bytes per second at which each rank of the slowest node updates its parameters; None for this machine's."""
-        rates = [
-            node.memory_bandwidth / node.slowdown for node in self.nodes if node.memory_bandwidth is not None
-        ]
-        return min(rates, default=None)
+        return min((node.update_rate for node in self.nodes if node.update_rate is not None), default=None)
+
+    def stated_memory(self) -> tuple[float, ...]:
+        """Return the memory of each rank, in bytes.
+
+        Raises:
+            SpecError: It is not stated.
+        """
+        found = [node.memory for node in self.nodes if node.memory is not None]
+        if len(found) < len(self.nodes):
+            raise SpecError(
+                f"cluster {self.name!r} does not state the memory of its ranks; give "
+                "ss.Cluster.emulated(..., memory='2 GB', node_memory={0: '4 GB'})"
+            )
+        return tuple(each for each in found for _ in range(self.per_node))
 
     @property
     def name(self) -> str:
@@ -212,15 +269,20 @@ class EmulatedCluster(Spec):
         ``1 emulated node of 4 ranks`` has no link, because its ranks do not use it.
         """
         several = f" of {self.per_node} ranks" if self.per_node > 1 else ""
-        paces = {(node.flops, node.slowdown) for node in self.nodes}
+        paces = {node.rate if node.flops else node.slowdown for node in self.nodes}
         slowest = "slowest node " if len(paces) > 1 else ""
         speed = "" if self.flops is None else f", {slowest}{flops_text(self.flops)}"
         if len(self.nodes) == 1:
             return f"1 emulated node{several}{speed}"
         rates = {rate for node in self.nodes for rate in (node.upload, node.download)}
-        even = len(rates) == 1 and self.rack_bandwidth is None
-        rate = f"{'' if even else 'slowest link '}{bit_rate_text(self.slowest)}"
-        return f"{len(self.nodes)} emulated nodes{several}, {rate}, {seconds_text(self.latency_s)}{speed}"
+        rate = f"{'' if len(rates) == 1 else 'slowest link '}{bit_rate_text(min(rates))}"
+        racks = ""
+        if self.rack_bandwidth is not None:
+            racks = f" in {self.racks} racks"
+            rate += f", racks {bit_rate_text(self.rack_bandwidth)}"
+        return (
+            f"{len(self.nodes)} emulated nodes{several}{racks}, {rate}, {seconds_text(self.latency_s)}{speed}"
+        )
 
     def rack_of(self, node: int) -> int:
         """Return the rack of a node."""
@@ -230,3 +292,16 @@ class EmulatedCluster(Spec):
     def address(node: int) -> str:
         """Return the address of a node, which is its host name as well."""
         return f"10.77.0.{FIRST_HOST + node}"
+
+
+def _check_nodes(field: str, given: Mapping[int, Any], usual: Any, nodes: int) -> None:
+    """Reject values of single nodes that do not exist, or that leave others without one."""
+    wrong = next((key for key in given if key not in range(nodes)), None)
+    if wrong is not None:
+        raise SpecError(f"{field} names node {wrong!r}, but the nodes are 0 to {nodes - 1}")
+    if usual is None and 0 < len(given) < nodes:
+        missing = next(node for node in range(nodes) if node not in given)
+        raise SpecError(
+            f"{field} does not name node {missing}; name every node, or give {field.removeprefix('node_')} for the "
+            "others"
+        )

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from shardscope.runlog.step_events import ring_phase
+from shardscope.spec.shares import shard_sizes
 from shardscope.training.collectives.process_group import MeteredProcessGroup
 from shardscope.training.meter import Traffic
 
@@ -61,6 +62,7 @@ class RingAllReduce:
         slice_bytes: Maximum size of a message, in bytes; larger chunks are split into slices.
         members: The ranks of the group that form this ring, in ring order; None for all.
         tag: Tag of the first message of a collective; later messages count up from it.
+        shares: Relative sizes of the members' chunks; None for nearly equal chunks.
     """
 
     group: MeteredProcessGroup
@@ -68,6 +70,7 @@ class RingAllReduce:
     slice_bytes: int = SLICE_BYTES
     members: Sequence[int] | None = None
     tag: int = _FIRST_TAG
+    shares: Sequence[int] | None = None
     _scratch: dict[torch.device, torch.Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -89,13 +92,13 @@ class RingAllReduce:
     def reduce_scatter_(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum `tensor` over all ranks, and return this rank's chunk of the sum, a view of `tensor`.
 
-        The chunk sizes are ``split_sizes(tensor.numel(), world_size)``. The other chunks of `tensor` are overwritten
+        The chunk sizes are ``chunk_sizes(tensor.numel())``. The other chunks of `tensor` are overwritten
         with partial sums.
         """
         flat = tensor.view(-1)
         with self.group.meter.collective("ring_reduce_scatter", _bytes(flat)) as traffic:
             self._run([self._lane(flat, 1)], range(self._world_size - 1), traffic)
-        own: torch.Tensor = flat.split(split_sizes(flat.numel(), self._world_size))[self._rank]
+        own: torch.Tensor = flat.split(self.chunk_sizes(flat.numel()))[self._rank]
         return own
 
     def all_gather_(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -108,6 +111,12 @@ class RingAllReduce:
 
     # Splitting the tensor into chunks and slices.
 
+    def chunk_sizes(self, num_elements: int) -> list[int]:
+        """Return the number of elements in each member's chunk of a tensor."""
+        if self.shares is None:
+            return split_sizes(num_elements, self._world_size)
+        return shard_sizes(num_elements, self.shares)
+
     def _halves(self, flat: torch.Tensor) -> Iterator[_Lane]:
         if self.directions == 1:
             yield self._lane(flat, 1)
@@ -118,15 +127,15 @@ class RingAllReduce:
             yield self._lane(flat[middle:], -1, lane.num_slices)
 
     def _lane(self, flat: torch.Tensor, step: int, num_slices: int | None = None) -> _Lane:
-        pieces = flat.split(split_sizes(flat.numel(), self._world_size))
-        num_slices = num_slices or max(1, -(-_bytes(pieces[0]) // self.slice_bytes))
+        pieces = flat.split(self.chunk_sizes(flat.numel()))
+        num_slices = num_slices or max(1, -(-max(map(_bytes, pieces)) // self.slice_bytes))
         chunks = [list(chunk.split(split_sizes(chunk.numel(), num_slices))) for chunk in pieces]
         return _Lane(step=step, chunks=chunks)
 
     def _make_scratch(self, lanes: list[_Lane]) -> None:
         """Allocate buffers for the receives posted in advance, or reuse those of an earlier call."""
         example = lanes[0].chunks[0][0]
-        sizes = [_bytes(lane.chunks[0][0]) for lane in lanes for _ in range(_AHEAD)]
+        sizes = [max(_bytes(chunk[0]) for chunk in lane.chunks) for lane in lanes for _ in range(_AHEAD)]
         kept = self._scratch.get(example.device)
         if kept is None or kept.numel() < sum(sizes):
             kept = torch.empty(sum(sizes), dtype=torch.uint8, device=example.device)

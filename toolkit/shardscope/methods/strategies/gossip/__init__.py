@@ -15,6 +15,7 @@ from shardscope.spec.strategy import Strategy
 
 if TYPE_CHECKING:
     from shardscope.analytic.communication import Traffic
+    from shardscope.analytic.communication.plan import StepPlan
     from shardscope.analytic.job_step import JobStep
     from shardscope.analytic.memory import RankStates
     from shardscope.spec.job import Job
@@ -106,24 +107,42 @@ class Gossip(Strategy):
 
     def traffic(self, step: JobStep) -> Traffic:
         """Return the traffic of parameters or packets to neighbours, and of measurements of the distance."""
-        from shardscope.analytic.communication.gossip import consensus_traffic, mix_traffic
         from shardscope.analytic.communication.traffic import together
 
-        now, parts = step.compression, []
-        if step.number % self.mix_every == 0:
-            packet = now.packet_bytes(step.num_elements) if isinstance(now, PackedCompression) else None
-            parts.append(
-                mix_traffic(
-                    step.num_elements,
-                    step.element_bytes,
-                    step.world_size,
-                    packet_bytes=packet,
-                    slice_mb=self.slice_mb,
-                )
-            )
-        if step.number == 1 or step.number % self.measure_every == 0:
-            parts.append(consensus_traffic(step.num_elements * step.element_bytes, step.world_size))
-        return together(parts)
+        return together([self._mixing(step), self._measuring(step)])
+
+    def _mixing(self, step: JobStep) -> Traffic:
+        from shardscope.analytic.communication.gossip import mix_traffic
+
+        if step.number % self.mix_every:
+            return {}
+        now = step.compression
+        packet = now.packet_bytes(step.num_elements) if isinstance(now, PackedCompression) else None
+        return mix_traffic(
+            step.num_elements, step.element_bytes, step.world_size, packet_bytes=packet, slice_mb=self.slice_mb
+        )  # fmt: skip
+
+    def _measuring(self, step: JobStep) -> Traffic:
+        from shardscope.analytic.communication.gossip import consensus_traffic
+
+        if step.number > 1 and step.number % self.measure_every:
+            return {}
+        return consensus_traffic(step.num_elements * step.element_bytes, step.world_size)
+
+    def plan(self, step: JobStep) -> StepPlan:
+        """Return the messages between neighbours after the update, and the measurements of the distance."""
+        from shardscope.analytic.communication.plan import Exchange, StepPlan, When, neighbour_rounds, whole
+
+        after = When("optimizer")
+        mixing = [
+            Exchange(name, after, neighbour_rounds(int(sent.bytes[0]), step.world_size))
+            for name, sent in self._mixing(step).items()
+        ]
+        return StepPlan((*mixing, *whole(self._measuring(step), after)))
+
+    def cargo(self, collective: str) -> str:
+        """Return ``parameters``: no gradient is ever sent."""
+        return "parameters"
 
     def states(self, step: JobStep) -> RankStates:
         """Return the bytes on each rank: a whole replica, with its own gradients and optimizer state."""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from pydantic import BeforeValidator
+
+from shardscope.errors import SpecError
 from shardscope.methods.strategies.sharded import ZeroStrategy
 from shardscope.spec.look import MethodStyle
-from shardscope.spec.numbers import MessageMiB
+from shardscope.spec.numbers import Count, MessageMiB
+from shardscope.spec.shares import BY_MEMORY, reader_of_shares
 
 if TYPE_CHECKING:
     from shardscope.analytic.communication import Traffic
@@ -18,11 +23,17 @@ if TYPE_CHECKING:
 
 
 class Zero1(ZeroStrategy):
-    """Shards optimizer state: each rank updates an equal share of all elements, then ranks exchange parameters.
+    """Shards optimizer state: each rank updates a share of all elements, then ranks exchange parameters.
 
-    Ranks send as many bytes as in a ring all-reduce: gradients are reduce-scattered, and parameters all-gathered, once
-    per step. With compression, buckets are padded to equal shares, each share is sent as one packet, and error feedback
-    keeps a residual of the whole gradient.
+    The shares are equal, or uneven with `shards`, for ranks with unlike memory. In either case, ranks together send as
+    many bytes as in a ring all-reduce: gradients are reduce-scattered, and parameters all-gathered, once per step. With
+    compression, buckets are padded to equal shares, each share is sent as one packet, and error feedback keeps a
+    residual of the whole gradient.
+
+    Example:
+        >>> from shardscope.spec import Job
+        >>> Job(model="mlp", data="digits", strategy=Zero1(shards=(2, 1)), world_size=2).strategy.label
+        'zero-1 2:1'
     """
 
     name = "zero-1"
@@ -31,6 +42,62 @@ class Zero1(ZeroStrategy):
 
     bucket_mb: MessageMiB = 25.0
     """Size of a gradient bucket in MiB, 0 < value <= 1024; a bucket is sent as soon as it is complete."""
+    shards: Annotated[
+        tuple[Count, ...] | Literal["memory"] | None,
+        BeforeValidator(reader_of_shares("strategy.shards", BY_MEMORY)),
+    ] = None
+    """Sizes of the ranks' shards of the optimizer state, relative to each other, for ranks with unlike memory: one
+    number for each, such as ``(2, 2, 1, 1)``; or ``"memory"``, in proportion to the memory of the ranks' devices that
+    weights and gradients leave free. On an emulated cluster, that is the memory which it states. None for equal
+    shards."""
+
+    @property
+    def label(self) -> str:
+        """Name of the stage with its collectives and shards, such as ``zero-1 2:1`` or ``zero-1 by memory``."""
+        if self.shards is None:
+            return super().label
+        return f"{self.name} {'by memory' if self.shards == BY_MEMORY else ':'.join(map(str, self.shards))}"
+
+    def degrees(self, world_size: int) -> Mapping[str, Any] | None:
+        """Return the degrees of the layout; None with uneven shards, which layouts do not have."""
+        return super().degrees(world_size) if self.shards is None else None
+
+    def check(self, job: Job) -> None:
+        """Reject uneven shards of another number of ranks, or where all have to be equal."""
+        super().check(job)
+        if self.shards is None:
+            return
+        told = f"strategy.shards={self.shards!r}"
+        if isinstance(self.shards, tuple) and len(self.shards) != job.world_size:
+            raise SpecError(
+                f"{told} has {len(self.shards)} number{'s' * (len(self.shards) != 1)}, but world_size="
+                f"{job.world_size}; give {job.world_size}, or {BY_MEMORY!r}"
+            )
+        if self.collectives == "backend":
+            raise SpecError(
+                f"{told} cannot be combined with collectives='backend', whose shards are equal; use collectives='ring'"
+            )
+        if job.compression.is_on:
+            raise SpecError(
+                f"{told} cannot be combined with compression={job.compression.name!r}, which packs equal shards; leave "
+                "one of them out"
+            )
+
+    def shares(self, step: JobStep) -> tuple[int, ...] | None:
+        """Return the relative sizes of the ranks' shards; None if they are equal.
+
+        Raises:
+            SpecError: They depend on memory that the emulated cluster does not state, or a rank has no room.
+        """
+        if not isinstance(self.shards, str):
+            return self.shards
+        from shardscope.analytic.memory.held import Sharding, weight_bytes
+        from shardscope.spec.shares import shares_by_memory
+
+        if not step.memory:  # ranks of one machine, which share its memory equally
+            return (1,) * step.world_size
+        whole = weight_bytes(step.rows, Sharding(1, step.world_size, 0, self.bucket_mb, step.element_bytes))
+        return shares_by_memory(step.memory, sum(whole))
 
     def exchanged_bytes(self, gradient_bytes: int, world_size: int, *, micro_batches: int = 1) -> float:
         """Return the total bytes sent: 2(W-1) S for W ranks and S bytes of gradients, half in the all-gather."""
@@ -71,7 +138,9 @@ class Zero1(ZeroStrategy):
         from shardscope.analytic.memory.work_space import updates_of_shards
 
         is_padded = step.job.compression.is_on or self.collectives == "backend"
-        cut: dict[str, Any] = {"stage": 1, "bucket_mb": self.bucket_mb, "is_padded": is_padded}
+        cut: dict[str, Any] = {
+            "stage": 1, "bucket_mb": self.bucket_mb, "is_padded": is_padded, "shares": self.shares(step),
+        }  # fmt: skip
 
         def buffer_bytes() -> Ints | None:
             padding = step.world_size if is_padded else 1

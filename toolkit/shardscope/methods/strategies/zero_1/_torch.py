@@ -1,10 +1,10 @@
-"""ZeRO-1: whole gradients, equal shards of optimizer state, and the bytes of one ring all-reduce per step.
+"""ZeRO-1: whole gradients, shards of optimizer state, and the bytes of one ring all-reduce per step.
 
 torch's `ZeroRedundancyOptimizer` assigns whole parameters to ranks, which makes shards uneven, and broadcasts them one
-by one. Here, the parameters are stored in flat buckets, each of which is split into chunks with equal numbers of
-elements. As soon as the backward pass has filled a bucket, a background thread on each rank reduce-scatters it; the
-order of buckets is the same on all ranks. Each rank updates its own chunks with its shard of the optimizer state. Then
-the buckets are all-gathered in place.
+by one. Here, the parameters are stored in flat buckets, each of which is split into one chunk for each rank, equal or
+in proportion to the ranks' shares. As soon as the backward pass has filled a bucket, a background thread on each rank
+reduce-scatters it; the order of buckets is the same on all ranks. Each rank updates its own chunks with its shard of
+the optimizer state. Then the buckets are all-gathered in place.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from shardscope.errors import SpecError
 from shardscope.methods.strategies import zero_1
 from shardscope.methods.strategies.zero_1._torch_flat import FlatBucket, FlatPiece, cut_into_buckets
+from shardscope.methods.strategies.zero_1._torch_shares import shares_of_ranks
 from shardscope.training import clock
 from shardscope.training.collectives.packets import Packets
 from shardscope.training.collectives.ring import RingAllReduce
@@ -32,7 +33,7 @@ from shardscope.training.strategies.partitioned import ParameterShare, Partition
 
 
 class Zero1Rank(Partitioned):
-    """ZeRO-1 strategy: each rank updates an equal share of all elements."""
+    """ZeRO-1 strategy: each rank updates its share of all elements."""
 
     settings: zero_1.Zero1
 
@@ -40,7 +41,7 @@ class Zero1Rank(Partitioned):
         settings, group = self.settings, self.context.group
         assert group is not None
         self.is_ring = settings.collectives == "ring"
-        self.ring = RingAllReduce(group)
+        self.ring = RingAllReduce(group, shares=shares_of_ranks(settings, model, self.context))
         if self.compressor is not None:
             ring, packets = self.ring, Packets(group)
             self.carrier = Carrier(
@@ -50,7 +51,13 @@ class Zero1Rank(Partitioned):
         even = not self.is_ring or self.compressor is not None
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self.buckets = [
-            FlatBucket(named, self.context.rank, self.context.world_size, even=even)
+            FlatBucket(
+                named,
+                self.context.rank,
+                self.context.world_size,
+                even=even,
+                chunk_sizes=self.ring.chunk_sizes,
+            )
             for named in cut_into_buckets(trained, int(settings.bucket_mb * 2**20))
         ]
         by_name = {piece.name: piece for bucket in self.buckets for piece in bucket.pieces}

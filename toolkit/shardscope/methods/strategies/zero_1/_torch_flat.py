@@ -1,4 +1,4 @@
-"""Flat buckets of parameters and gradients, each split into equal chunks, one per rank.
+"""Flat buckets of parameters and gradients, each split into chunks, one per rank.
 
 A parameter becomes a view of its bucket, so gathering the bucket in place also gathers the parameter. The gradient is
 accumulated in a view of a second buffer, so reducing it needs no copy. A rank's chunk can start or end inside a
@@ -8,13 +8,12 @@ parameter.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from shardscope.training.collectives.ring import split_sizes
 from shardscope.training.strategies.partitioned import ParameterShare
 
 Named = tuple[str, nn.Parameter]
@@ -39,6 +38,7 @@ class FlatBucket:
         rank: This rank.
         world_size: Number of ranks.
         even: Whether to pad to a multiple of the number of ranks, as the backends' own collectives require.
+        chunk_sizes: Function that returns the sizes of the ranks' chunks of a number of elements.
         weights: Elements of all parameters; the parameters are views of this tensor.
         grads: Gradients of all elements.
         pieces: This rank's piece of each parameter.
@@ -48,6 +48,7 @@ class FlatBucket:
     rank: int
     world_size: int
     even: bool
+    chunk_sizes: Callable[[int], list[int]]
     weights: Tensor = field(init=False)
     grads: Tensor = field(init=False)
     pieces: list[FlatPiece] = field(init=False)
@@ -59,7 +60,7 @@ class FlatBucket:
             num_elements += -num_elements % self.world_size
         self.weights = torch.zeros(num_elements, dtype=first.dtype, device=first.device)
         self.grads = torch.zeros_like(self.weights)
-        sizes = split_sizes(num_elements, self.world_size)
+        sizes = self.chunk_sizes(num_elements)
         self.first = sum(sizes[: self.rank])
         self.last = self.first + sizes[self.rank]
         self.pieces = []

@@ -1,0 +1,126 @@
+"""Goodput predicted from the costs of an earlier run, against real runs that are killed and against simulated ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import shardscope as ss
+from conformance.runs import small_job
+from shardscope.analytic.failing_runs import (
+    FailingRun,
+    duration_s,
+    duration_with_progress_s,
+    simulated_s,
+)
+from shardscope.analytic.reliability import expected
+
+RUN = FailingRun(work_s=10, interval_s=4, save_s=0.5, restart_s=1)
+
+
+@pytest.mark.parametrize(
+    ("failures_s", "took_s"),
+    [
+        ([], 11.0),  # two checkpoints
+        ([3.0], 15.0),  # nothing was saved
+        ([4.4], 16.4),  # while it saves
+        ([5.0], 12.5),
+        ([5.5, 5.0], 13.0),  # again while it restarts
+        ([9.5], 12.5),
+        ([11.0, 20.0], 11.0),  # after the end
+    ],
+)
+def test_a_run_repeats_what_was_not_saved(failures_s: list[float], took_s: float) -> None:
+    assert duration_s(failures_s, RUN) == pytest.approx(took_s)
+
+
+def test_kills_before_a_step_come_after_its_predecessors_checkpoint() -> None:
+    assert duration_with_progress_s([4.0], RUN) == pytest.approx(4.5 + 1 + 6 + 0.5)
+    assert duration_with_progress_s([5.0, 5.0], RUN) == pytest.approx(5.5 + 1 + 1 + 1 + 6 + 0.5)
+    late = FailingRun(work_s=10, interval_s=4, save_s=0.5, restart_s=1, write_s=2)
+    assert duration_with_progress_s([5.0], late) == pytest.approx(5.5 + 1 + 11)
+
+
+def test_without_checkpoints_a_failure_costs_all() -> None:
+    assert duration_s([9.0], FailingRun(work_s=10, interval_s=np.inf, save_s=0, restart_s=1)) == 20
+
+
+@pytest.mark.parametrize("write_s", [0.0, 1.5])
+def test_long_runs_have_the_goodput_of_endless_ones(write_s: float) -> None:
+    run = FailingRun(work_s=5000, interval_s=4, save_s=0.5, restart_s=1, write_s=write_s)
+    found = run.work_s / simulated_s(run, mtbf_s=8, runs=200).mean()
+    said = expected(mtbf_s=8, save_s=0.5, restart_s=1, interval_s=4, write_s=write_s)
+    assert found == pytest.approx(float(said.goodput), rel=0.01)
+
+
+def test_short_runs_lose_less_on_average_but_vary() -> None:
+    run = FailingRun(work_s=16, interval_s=4, save_s=0.5, restart_s=1)
+    goodputs = run.work_s / simulated_s(run, mtbf_s=40, runs=4000)
+    assert goodputs.max() == pytest.approx(16 / 18)  # no failure at all
+    assert goodputs.std() > 0.05
+    assert np.array_equal(goodputs, run.work_s / simulated_s(run, mtbf_s=40, runs=4000))
+
+
+def test_a_failure_rate_at_which_no_run_ends_is_refused() -> None:
+    run = FailingRun(work_s=100, interval_s=50, save_s=0, restart_s=1)
+    with pytest.raises(ss.SpecError, match=r"mtbf_s=0.5 is so short that training hardly gets on"):
+        simulated_s(run, mtbf_s=0.5, runs=2)
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> ss.Run:
+    """A run with a kill before a step, one at a time, and checkpoints."""
+    job = small_job(steps=40, checkpoint=5, recovery=4)
+    faults = ss.Faults().kill(0, step=13).kill(1, step=29)
+    return ss.launch(job, faults=faults, root=tmp_path_factory.mktemp("runs")).wait(90)
+
+
+@pytest.mark.timeout(120)
+def test_the_costs_of_a_run_explain_its_own_goodput(killed: ss.Run) -> None:
+    summary = killed.summary()
+    found = ss.goodput(killed, faults=killed.faults)
+    assert found.mean == pytest.approx(summary.goodput, rel=0.15)
+    assert found.costs.every == 5
+    assert (found.costs.num_saves, found.costs.num_restarts) == (5, 2)  # without those next to a restart
+    assert found.costs.restart_s == pytest.approx(
+        np.mean([each.took_s for each in killed.reduced().restarts]), rel=0.3
+    )
+    assert repr(found).startswith("goodput ")
+
+
+def test_more_failures_and_rarer_checkpoints_cost_more(killed: ss.Run) -> None:
+    usual = ss.goodput(killed, mtbf_s="60 s", steps=1000)
+    often = ss.goodput(killed, mtbf_s="5 s", steps=1000)
+    assert often.mean < usual.mean
+    assert usual.interval.low <= usual.mean <= usual.interval.high
+    assert usual.endless is not None
+    assert "90 % of runs) with a failure every 1 min" in repr(usual)
+    smooth = ss.goodput(killed, faults=ss.Faults(), steps=1000, every=1000)
+    rarely = ss.goodput(killed, faults="kill rank=0 step=900; kill rank=1 step=900", steps=1000, every=1000)
+    assert rarely.durations_s[0] > 1.8 * smooth.durations_s[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({}, "needs either mtbf_s"),
+        ({"mtbf_s": 5, "faults": "kill rank=0 step=3"}, "needs either mtbf_s"),
+        ({"mtbf_s": 5, "steps": 0}, "steps=0 is not valid"),
+        (
+            {"faults": "kill rank=0 step=3; kill rank=1 at=2s"},
+            "kills at steps and kills at times; give one kind",
+        ),
+        ({"faults": "slow rank=0 factor=3"}, "has others than kills"),
+    ],
+)
+def test_what_cannot_be_predicted_is_refused(killed: ss.Run, arguments: dict[str, object], told: str) -> None:
+    with pytest.raises(ss.SpecError, match=told):
+        ss.goodput(killed, **arguments)  # type: ignore[arg-type]
+
+
+def test_a_run_without_restarts_has_no_costs_to_predict_from(tmp_path: Path) -> None:
+    run = ss.launch(small_job(), root=tmp_path).wait(60)
+    with pytest.raises(ss.RunUnreadable, match="has 0 checkpoints between steps and 0 restarts; give a run"):
+        ss.goodput(run, mtbf_s=5)

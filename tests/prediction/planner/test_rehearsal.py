@@ -1,0 +1,89 @@
+"""Plans in slow motion: a job and an emulated cluster keep the proportions of the plan, and the run takes as long."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import shardscope as ss
+from conformance.emulated import needs_namespaces
+from shardscope.prediction.planner import Plans
+
+STAGES = {"data": 1, "tensor": 1, "schedule": "1f1b", "recompute": "none", "micro_batch": 1}
+REPLICAS = {"pipeline": 1, "tensor": 1, "zero": 1, "recompute": "none", "micro_batch": 1}
+STEP_S = 1.5
+
+
+def planned(fix: dict[str, Any], *, per_node: tuple[int, int] = (1, 1)) -> Plans:
+    """On one node of new devices, and one of old ones."""
+    new, old = (
+        ss.Cluster.of(name, nodes=1, per_node=n)
+        for name, n in zip(("h100", "v100-32gb"), per_node, strict=True)
+    )
+    return ss.plan("gpt2-large", ss.Cluster.mixed(new, old), global_batch=8, fix=fix)
+
+
+def test_stages_on_unlike_devices_keep_their_proportions() -> None:
+    plans = planned(STAGES)
+    rehearsal = plans.rehearsal(step_s=STEP_S)
+    job, nodes, strategy = rehearsal.job, rehearsal.cluster.nodes, rehearsal.job.strategy
+    assert isinstance(strategy, ss.Pipeline)
+    assert plans.stage_layers() == (22, 14)
+    assert strategy.split == (1 + 3, 1 + 1)  # of 4 blocks, with the embedding and the head
+    assert (job.world_size, job.num_micro_batches) == (2, 8)
+    assert rehearsal.step_time_s == pytest.approx(STEP_S)
+    fast, slow = nodes
+    assert fast.flops is not None
+    assert slow.flops is not None
+    assert fast.flops / slow.flops == pytest.approx(22 / 14, rel=0.1)
+    assert fast.memory_bandwidth is not None
+    assert fast.memory_bandwidth > slow.memory_bandwidth > 0  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("fix", [STAGES, REPLICAS], ids=["stages", "replicas"])
+def test_the_prediction_of_the_job_is_that_of_the_plan_in_slow_motion(fix: dict[str, Any]) -> None:
+    """Apart from what a small model has more of: embeddings, the head, and rounding of layers."""
+    plans = planned(fix)
+    once, twice = (plans.rehearsal(step_s=factor * STEP_S) for factor in (1, 2))
+    seconds, longer = (ss.predict(each.job, each.cluster).step_time_s for each in (once, twice))
+    assert seconds == pytest.approx(STEP_S, rel=0.2)
+    assert seconds is not None
+    assert longer == pytest.approx(2 * seconds, rel=0.05)
+
+
+def test_a_rehearsal_takes_as_long_as_predicted_and_its_split_pays_as_planned() -> None:
+    needs_namespaces()
+    rehearsal = planned(STAGES).rehearsal(step_s=STEP_S, steps=3)
+    even = rehearsal.job.replace(strategy=rehearsal.job.strategy.replace(split=(3, 3)))
+    rows = []
+    for job in (rehearsal.job, even):
+        row = ss.compare(ss.launch(job, rehearsal.cluster).wait(100))["time", "step"]
+        assert row.measured == pytest.approx(row.predicted, rel=0.15)
+        assert row.simulated == pytest.approx(row.predicted, rel=0.15)
+        rows.append(row)
+    gain = rows[1].predicted / rows[0].predicted
+    assert gain > 1.15
+    assert rows[1].measured / rows[0].measured == pytest.approx(gain, rel=0.1)
+
+
+def test_what_this_machine_cannot_keep_up_with_is_said() -> None:
+    assert "give a larger step_s" in repr(planned(STAGES).rehearsal(step_s=1e-3))
+
+
+@pytest.mark.parametrize(
+    ("fix", "per_node", "settings", "told"),
+    [
+        ({"tensor": 2, "data": 1, "pipeline": 1}, (1, 1), {}, "a plan with tensor=2 cannot be rehearsed"),
+        ({"data": 2, "pipeline": 2, "tensor": 1}, (2, 2), {}, "a plan with data=2 and pipeline=2"),
+        (STAGES, (1, 1), {"model": "mlp"}, "model='mlp' is not a transformer"),
+        (STAGES, (1, 1), {"step_s": 0.0}, "step_s=0.0 is not a step time"),
+        ({**STAGES, "pipeline": 4}, (3, 1), {}, "groups with 1 and 3 devices per node"),
+    ],
+)
+def test_what_cannot_be_rehearsed_is_refused_with_what_to_plan_instead(
+    fix: dict[str, Any], per_node: tuple[int, int], settings: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ss.SpecError) as refused:
+        planned(fix, per_node=per_node).rehearsal(**settings)
+    assert told in str(refused.value)

@@ -1,0 +1,81 @@
+"""`shardscope cache`: list the caches of data sets on disk, and delete those that were not used for longest."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardscope.commands._json import as_json
+from shardscope.commands._table import aligned
+from shardscope.disk_cache import LIMIT
+from shardscope.errors import SpecError
+from shardscope.spec.units import bytes_text, quantity
+
+if TYPE_CHECKING:
+    from shardscope.storage.caches import DataCache
+
+
+def add_to(commands: Any) -> None:
+    """Add this command to the parser's commands."""
+    parser = commands.add_parser(
+        "cache",
+        help="list and limit the caches of data sets on disk",
+        description="List the caches of data sets on disk (Shards(cache=...)), the one not used for longest first. "
+        f"Set {LIMIT} to limit all of them together, such as {LIMIT}='100 GB'.",
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        help="folder of the caches, as cache_folder (default: ~/.cache/shardscope/shards)",
+    )
+    parser.add_argument(
+        "--limit",
+        metavar="SIZE",
+        help="delete caches that are not in use, those not used for longest first, until all take at most this, such "
+        "as '20 GB'",
+    )
+    parser.add_argument("--clear", action="store_true", help="delete all caches that are not in use")
+    parser.add_argument("--json", action="store_true", help="print the caches as JSON")
+    parser.set_defaults(carry_out=carry_out)
+
+
+def carry_out(arguments: argparse.Namespace) -> int:
+    """Delete caches if asked, and print one row per cache that is left."""
+    if arguments.clear and arguments.limit is not None:
+        raise SpecError("--clear and --limit both say what to delete; give one of them")
+    from shardscope.storage.caches import caches_in, default_root, evict, limit_here
+
+    root = arguments.folder or default_root()
+    deleted: list[DataCache] = []
+    if arguments.clear or arguments.limit is not None:
+        limit = 0.0 if arguments.clear else quantity(arguments.limit, "bytes", field="--limit")
+        deleted = evict(root, limit)
+    found = caches_in(root)
+    if arguments.json:
+        print(as_json({"folder": str(root), "limit_bytes": limit_here(), "deleted": [*map(_described, deleted)],
+                       "caches": [*map(_described, found)]}))  # fmt: skip
+        return 0
+    for cache in deleted:
+        print(f"deleted: {cache.label}", file=sys.stderr)
+    if found:
+        print(aligned(["data", "size", "used", "state"], [_cells(cache) for cache in found]))
+    total, limit_text = sum(cache.num_bytes for cache in found), limit_here()
+    told = "" if limit_text is None else f" of {bytes_text(limit_text)} ({LIMIT})"
+    print(f"{len(found)} caches in {root}: {bytes_text(total)}{told}")
+    return 0
+
+
+def _described(cache: DataCache) -> dict[str, Any]:
+    return {
+        "folder": str(cache.folder), "source": cache.source, "num_bytes": cache.num_bytes, "used_t": cache.used_t,
+        "is_in_use": cache.is_in_use,
+    }  # fmt: skip
+
+
+def _cells(cache: DataCache) -> list[str]:
+    used = time.strftime("%Y-%m-%d %H:%M", time.localtime(cache.used_t))
+    state = "in use" if cache.is_in_use else ""
+    return [cache.source or cache.folder.name, bytes_text(cache.num_bytes), used, state]

@@ -1,0 +1,294 @@
+"""The entry point `shardscope.goodput`: what failures will cost a job, from the measured costs of an earlier run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+
+from shardscope.analytic.failing_runs import (
+    FailingRun,
+    duration_s,
+    duration_with_progress_s,
+    simulated_s,
+)
+from shardscope.analytic.reliability import Floats, Reliability, expected
+from shardscope.errors import RunUnreadable, SpecError
+from shardscope.runlog.reducer import RunLog
+from shardscope.runlog.schema import Event
+from shardscope.runlog.steps import WARM_UP_STEPS
+from shardscope.runtime import Run
+from shardscope.spec.calibration import Interval
+from shardscope.spec.fault_kinds import Kill
+from shardscope.spec.faults import Faults
+from shardscope.spec.units import duration_text, quantity
+
+_SIMULATED = 10_000
+
+
+@dataclass(frozen=True)
+class RunCosts:
+    """Measured costs of a run that saves checkpoints and restarts, as means in seconds.
+
+    Attributes:
+        step_s: Time of a step that counts (`RunLog.useful_s`).
+        between_s: Time between two steps after which nothing is saved.
+        every: Number of steps between two checkpoints, or copies in memory.
+        save_s: Additional time between two steps after which a checkpoint is saved.
+        write_s: Additional time until a checkpoint that is written in the background is complete.
+        restart_s: Time from a failure to the first step after it, and what the first steps take longer than usual ones.
+        setup_s: Time from the start of the first rank to the first step, and what the first steps take longer.
+        ending_s: Time from the last step to the end of the run, as for the last evaluation.
+        num_saves: Number of saves that were measured.
+        num_restarts: Number of restarts that were measured.
+    """
+
+    step_s: float
+    between_s: float
+    every: int
+    save_s: float
+    write_s: float
+    restart_s: float
+    setup_s: float
+    ending_s: float
+    num_saves: int
+    num_restarts: int
+
+    def failing(self, steps: int, every: int | None = None) -> FailingRun:
+        """Return the times of a run of so many steps, with a checkpoint every so many."""
+        each = self.step_s + self.between_s
+        return FailingRun(
+            work_s=steps * each, interval_s=(every or self.every) * each, save_s=self.save_s,
+            restart_s=self.restart_s, write_s=self.write_s,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ExpectedGoodput:
+    """Expected goodput of a run: the fraction of its time spent in steps that count, as `Summary.goodput` measures it.
+
+    Attributes:
+        costs: The costs that it follows from.
+        steps: Number of steps of the run.
+        every: Number of steps between two checkpoints.
+        mtbf_s: Mean time between failures of the whole job, in seconds; None for a plan of faults.
+        durations_s: Time of the whole run, in seconds, in each simulated run; a single one for a plan of faults.
+    """
+
+    costs: RunCosts
+    steps: int
+    every: int
+    mtbf_s: float | None
+    durations_s: Floats
+
+    @property
+    def goodputs(self) -> Floats:
+        """Goodput of each simulated run."""
+        return np.asarray(self.steps * self.costs.step_s / self.durations_s)
+
+    @property
+    def mean(self) -> float:
+        """Mean goodput of such runs."""
+        return float(self.goodputs.mean())
+
+    @property
+    def total(self) -> float:
+        """Goodput of many such runs together: the time of all steps that count by the time of all runs."""
+        return float(self.steps * self.costs.step_s / self.durations_s.mean())
+
+    @property
+    def interval(self) -> Interval:
+        """Interval that contains the goodput of 90 % of such runs."""
+        return Interval(*map(float, np.quantile(self.goodputs, (0.05, 0.95))))
+
+    @property
+    def endless(self) -> Reliability | None:
+        """Expected use of the time of an endless run; None for a plan of faults."""
+        run = self.costs.failing(self.steps, self.every)
+        if self.mtbf_s is None:
+            return None
+        return expected(
+            mtbf_s=self.mtbf_s, save_s=run.save_s, restart_s=run.restart_s, interval_s=run.interval_s,
+            write_s=run.write_s,
+        )  # fmt: skip
+
+    def __repr__(self) -> str:
+        costs = self.costs
+        saves = f"checkpoints of {duration_text(costs.save_s)} every {self.every}"
+        told = (
+            f"{self.steps} steps of {duration_text(costs.step_s)}, {saves}, restarts of "
+            f"{duration_text(costs.restart_s)}"
+        )
+        if self.mtbf_s is None:
+            return f"goodput {self.mean:.1%} with these faults: {told}"
+        low, high = self.interval
+        failing = f"a failure every {duration_text(self.mtbf_s)}"
+        return f"goodput {self.mean:.1%} ({low:.0%} to {high:.0%} in 90 % of runs) with {failing}: {told}"
+
+
+def goodput(
+    run: Run | str | Path,
+    *,
+    mtbf_s: str | float | None = None,
+    faults: Faults | str | None = None,
+    steps: int | None = None,
+    every: int | None = None,
+    seed: int = 0,
+    root: str | Path | None = None,
+) -> ExpectedGoodput:
+    """Return the goodput to expect of a job that fails, from what steps, checkpoints and restarts took in a run of it.
+
+    The goodput is that of `Summary.goodput`: time of the steps that count by the time of the whole run, with setup and
+    the last evaluation. Its distribution comes from simulated runs of this length; `endless` is the formula's mean.
+
+    Args:
+        run: A run of the job with at least one checkpoint and one restart, as after a fault; or its name or path.
+        mtbf_s: Mean time between random failures of the whole job, in seconds or with a unit.
+        faults: Instead of `mtbf_s`: a plan of faults, whose kills are all at steps, or all at times.
+        steps: Number of steps; None for as many as the run's job has.
+        every: Number of steps between two checkpoints; None for as many as in the run.
+        seed: Seed of the simulated failures.
+        root: Folder of the runs; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
+
+    Example:
+        >>> job = ss.Job(model="mlp", data="digits", world_size=2, checkpoint=10, recovery=1)  # doctest: +SKIP
+        >>> run = ss.launch(job, faults=ss.Faults().kill(1, step=25)).wait()  # doctest: +SKIP
+        >>> ss.goodput(run, mtbf_s="20 s", steps=1000)  # doctest: +SKIP
+
+    Raises:
+        RunNotFound: The run does not exist.
+        RunUnreadable: The run has no checkpoint or no restart.
+        SpecError: Neither `mtbf_s` nor `faults` is given, or both are, or a value is not valid.
+    """
+    if isinstance(run, str | Path):
+        run = Run.attach(run, root)
+    if (mtbf_s is None) == (faults is None):
+        raise SpecError(
+            "goodput needs either mtbf_s, such as mtbf_s='6 h', or faults=ss.Faults()...; give one of them"
+        )
+    for name, count in (("steps", steps), ("every", every)):
+        if count is not None and (type(count) is not int or count < 1):
+            raise SpecError(f"{name}={count!r} is not valid; give a number of steps of at least 1")
+    costs = costs_of(run)
+    num_steps, apart = steps or run.job.last_step, every or costs.every
+    failing = costs.failing(num_steps, apart)
+    if mtbf_s is not None:
+        mean = quantity(mtbf_s, "s", field="mtbf_s")
+        trained = simulated_s(failing, mtbf_s=mean, runs=_SIMULATED, seed=seed)
+    else:
+        mean, trained = None, np.array([_with_plan(Faults.of(faults), failing, costs)])
+    return ExpectedGoodput(costs, num_steps, apart, mean, costs.setup_s + trained + costs.ending_s)
+
+
+def costs_of(run: Run) -> RunCosts:
+    """Return the measured costs of a run with checkpoints and restarts.
+
+    Raises:
+        RunUnreadable: It has none of either.
+    """
+    log, events = run.reduced(), run.events()
+    saves = [event for event in events if event["event"] in ("checkpoint", "replica") and event["rank"] == 0]
+    usual_s = log.step_time_s or 0.0
+    restarts_s = [
+        each.recovered_t - each.first_steps_s[0] - failed_t + _additional_s(each.first_steps_s, usual_s)
+        for each, failed_t in zip(log.restarts, _failed_at(log), strict=True)
+        if each.recovered_t is not None
+    ]
+    saved = {event["step"] for event in saves}
+    gaps = {step: gap for step, gap in _gaps(log).items() if step > WARM_UP_STEPS}
+    after_saves = [gap for step, gap in gaps.items() if step in saved]
+    others = [gap for step, gap in gaps.items() if step not in saved]
+    if not (after_saves and others and restarts_s):
+        raise RunUnreadable(
+            f"run {run.id} has {len(after_saves)} checkpoints between steps and {len(restarts_s)} restarts; give a run "
+            "with at least one of each, such as one with checkpoint=10, recovery=1 and faults='kill rank=0 step=15'"
+        )
+    apart = Counter(after - before for before, after in pairwise(sorted(saved)))
+    between_s, last = fmean(others), log.steps[-1]
+    at_start = [seconds for step, seconds in log.warm_up.items() if step <= WARM_UP_STEPS]
+    save_s = max(0.0, fmean(after_saves) - between_s)
+    return RunCosts(
+        step_s=log.useful_s / len(log.steps),
+        between_s=between_s,
+        every=apart.most_common(1)[0][0] if apart else min(saved),
+        save_s=save_s,
+        write_s=fmean(event["seconds"] - event.get("blocked_s", event["seconds"]) for event in saves),
+        restart_s=fmean(restarts_s),
+        setup_s=_begun(events) - log.first_t + _additional_s(at_start, usual_s),
+        ending_s=max(0.0, log.last_t - last.t - save_s * (last.number in saved)),
+        num_saves=len(after_saves),
+        num_restarts=len(restarts_s),
+    )
+
+
+def _gaps(log: RunLog) -> dict[int, float]:
+    """Return the time after each step until the next one begins, in seconds; without restarts between them."""
+    found = {}
+    for before, after in pairwise(log.steps):
+        if after.number == before.number + 1 and not any(
+            before.t < each.t < after.t for each in log.restarts
+        ):
+            found[before.number] = max(0.0, after.t - after.step_time_s - before.t)
+    return found
+
+
+def _failed_at(log: RunLog) -> list[float]:
+    """Return when each failure happened: at its fault, if it was on purpose, or else when the agent noticed it."""
+    since, found = 0.0, []
+    for each in log.restarts:
+        kills = [
+            event["t"]
+            for event in log.faults
+            if event["kind"] == "kill" and since < event["t"] <= each.failed_t
+        ]
+        found.append(min(kills, default=each.failed_t))
+        since = each.t
+    return found
+
+
+def _additional_s(first_steps_s: Iterable[float], usual_s: float) -> float:
+    """Return how much longer the first steps after a start took than usual ones, in seconds."""
+    return sum(max(0.0, each - usual_s) for each in first_steps_s)
+
+
+def _begun(events: Iterable[Event]) -> float:
+    """Return when all ranks had begun their first step, in Unix seconds."""
+    first: dict[int, float] = {}
+    for event in events:
+        if event["event"] == "step":
+            first.setdefault(event["rank"], event["t"] - event["step_time_s"])
+    return max(first.values())
+
+
+def _with_plan(plan: Faults, run: FailingRun, costs: RunCosts) -> float:
+    """Return how long a run takes with the kills of a plan.
+
+    Raises:
+        SpecError: Some kills are at steps and others at times, or there are other faults.
+    """
+    kills = [fault for fault in plan if isinstance(fault, Kill) and fault.during == "step"]
+    if len(kills) != len(plan):
+        raise SpecError(
+            f"faults='{plan}' has others than kills before steps or at times, whose cost is unknown; leave them out"
+        )
+    times = [kill.at_s for kill in kills if kill.at_s is not None]
+    if not times:
+        each = costs.step_s + costs.between_s
+        return duration_with_progress_s([(step - 1) * each for step in _steps_of(kills)], run)
+    if len(times) < len(kills):
+        raise SpecError(f"faults='{plan}' has kills at steps and kills at times; give one kind")
+    return duration_s(times, run)
+
+
+def _steps_of(kills: Iterable[Kill]) -> list[int]:
+    """Return the steps of failures: ranks that are killed before the same step fail together."""
+    counts: dict[int, Counter[int | None]] = {}
+    for kill in kills:
+        assert kill.step is not None
+        counts.setdefault(kill.step, Counter())[kill.rank if kill.node is None else -1 - kill.node] += 1
+    return [step for step, ranks in counts.items() for _ in range(max(ranks.values()))]

@@ -1,0 +1,135 @@
+"""Time of a step's collectives on links that messages share: uneven nodes, several ranks on a node, racks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from shardscope.analytic.communication import Traffic
+from shardscope.analytic.communication.network import Level, Network, levels_of
+from shardscope.analytic.communication.plan import (
+    Exchange,
+    Flow,
+    Move,
+    Moves,
+    Round,
+    StepPlan,
+    message_slices,
+)
+from shardscope.analytic.communication.ring import Floats, Ints
+from shardscope.analytic.job_step import JobStep
+
+MOST_LISTED = 64
+"""Largest number of ranks whose messages are listed one by one."""
+SEND = "send"
+"""Name of the messages between stages in a strategy's traffic."""
+
+
+@dataclass
+class Load:
+    """What one collective, or all calls of it in a step, put on the links.
+
+    Attributes:
+        seconds: Time in seconds.
+        bytes: Bytes on each link.
+        is_bound: Whether `seconds` adds up levels that have different busiest links, which may overlap.
+        is_assumed: Whether its messages are assumed to go from each rank to the next, because they are not known.
+    """
+
+    bytes: Floats
+    seconds: float = 0.0
+    is_bound: bool = False
+    is_assumed: bool = False
+
+    def busiest(self, network: Network) -> int:
+        """Return the link that needs longest for its bytes."""
+        return int((self.bytes / network.capacity).argmax())
+
+
+@dataclass
+class StepLoads:
+    """The loads of all collectives of a step.
+
+    Attributes:
+        network: The links.
+        loads: Load by collective.
+    """
+
+    network: Network
+    loads: dict[str, Load] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, step: JobStep, traffic: Traffic, network: Network) -> StepLoads:
+        """Return the loads of a step's collectives; those that no plan lists go from each rank to the next."""
+        found = cls(network)
+        plan = step_plan(step)
+        if plan is None:
+            for name, sent in traffic.items():
+                found._add_whole(name, sent.busiest)
+            return found
+        slices = message_slices(plan, traffic)
+        for each in plan.exchanges:
+            found._add(each, slices.get(each.collective, 1))
+        if plan.flow is not None:
+            found._add_levels(SEND, [Level(network.loads(Moves.of(_sends(plan.flow))))], 1)
+        return found
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """Sentences on what was assumed about messages."""
+        assumed = [name for name, load in self.loads.items() if load.is_assumed]
+        bounds = [name for name, load in self.loads.items() if load.is_bound]
+        told = []
+        if assumed:
+            told.append(
+                f"The messages of {', '.join(assumed)} are not known one by one; on links that are not equal, they are "
+                "assumed to go from each rank to the next."
+            )
+        if bounds:
+            told.append(
+                f"The levels of {', '.join(bounds)} are limited by different links, and their times are added; "
+                "messages of different levels may overlap, which ss.simulate takes into account."
+            )
+        return tuple(told)
+
+    def _add(self, each: Exchange, slices: int) -> None:
+        if each.whole is not None:
+            self._add_whole(each.collective, each.whole)
+        else:
+            self._add_levels(each.collective, levels_of(self.network, each.rounds), slices)
+
+    def _add_whole(self, name: str, sent: Ints) -> None:
+        size = np.broadcast_to(sent, len(self.network.node_of))
+        self._add_levels(name, [Level(self.network.loads(to_next(size)))], 1)
+        self.loads[name].is_assumed = True
+
+    def _add_levels(self, name: str, levels: list[Level], slices: int) -> None:
+        load = self.loads.setdefault(name, Load(np.zeros(len(self.network.names))))
+        num_bytes = sum((each.bytes for each in levels), np.zeros(len(self.network.names)))
+        seconds = self.network.seconds(levels, slices)
+        load.seconds += seconds
+        load.bytes = load.bytes + num_bytes
+        load.is_bound |= seconds > self.network.seconds([Level(num_bytes)]) * (1 + 1e-6)
+
+
+def step_plan(step: JobStep) -> StepPlan | None:
+    """Return the messages of a step one by one; None if the strategy has no plan, or there are too many ranks."""
+    plan: StepPlan | None = step.job.strategy.plan(step) if step.world_size <= MOST_LISTED else None
+    return plan
+
+
+def to_next(sent: Ints) -> Moves:
+    """Return messages from each rank to the next one."""
+    ranks = np.arange(len(sent))
+    return Moves("", ranks, (ranks + 1) % len(sent), np.asarray(sent))
+
+
+def _sends(flow: Flow) -> Round:
+    """Return all messages between the stages of a pipeline in a step."""
+    moves = []
+    for op in flow.table.ops:
+        message = flow.crossing(op.op, op.stage)
+        if message is not None:
+            moves.append(Move(flow.table.stage_ranks[op.stage], message[0], message[1] * flow.passes))
+    return Round("", tuple(moves))

@@ -1,0 +1,209 @@
+"""All caches of data sets in a folder: which there are, which are in use, and how large they may be together.
+
+    ab12cd34…/              one data set: its shards (see `cache`), and
+        about.json          which data set it is
+        in-use.lock         locked by each process that reads from the cache; the system releases those of killed ones
+    caches.lock             locked while a cache is opened, or caches are deleted
+
+A cache in use is never deleted. Of the others, those that were not used for longest go first.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from shardscope.disk_cache import LIMIT, cache_dir
+from shardscope.errors import DataError
+from shardscope.spec.units import bytes_text, quantity
+from shardscope.storage.locks import locked
+
+_ABOUT, _IN_USE, _ALL = "about.json", "in-use.lock", "caches.lock"
+_NAME = re.compile(r"[0-9a-f]{16}")
+_SHARD, _OWN = "*.npy", ("*.npy", "*.part", "*.lock", _ABOUT)
+
+
+class DataCache(NamedTuple):
+    """The cache of one data set.
+
+    Attributes:
+        folder: Its folder.
+        source: Path of the data set; empty if an earlier version of Shardscope made the cache.
+        num_bytes: Size of its shards; of a cache in use, the size to which it may grow.
+        used_t: When it was used last, in Unix seconds.
+        is_in_use: Whether a process reads from it.
+    """
+
+    folder: Path
+    source: str
+    num_bytes: int
+    used_t: float
+    is_in_use: bool
+
+    @property
+    def label(self) -> str:
+        """The data set and the size, for messages."""
+        return f"{self.source or self.folder.name} ({bytes_text(self.num_bytes)})"
+
+
+def default_root() -> Path:
+    """Return the folder of the caches of jobs that state no `cache_folder`."""
+    return cache_dir() / "shards"
+
+
+def limit_here() -> float | None:
+    """Return the size limit of all caches in a folder together, in bytes; None if there is none.
+
+    Raises:
+        SpecError: The environment variable is not a size.
+    """
+    text = os.environ.get(LIMIT)
+    return quantity(text, "bytes", field=LIMIT) if text else None
+
+
+def caches_in(root: Path) -> list[DataCache]:
+    """Return the caches in a folder, the one that was not used for longest first."""
+    found = []
+    with suppress(FileNotFoundError):
+        for folder in root.iterdir():
+            if _NAME.fullmatch(folder.name) and folder.is_dir():
+                with suppress(FileNotFoundError):  # deleted by another process in the meantime
+                    found.append(_cache_in(folder))
+    return sorted(found, key=lambda cache: cache.used_t)
+
+
+def use(folder: Path, source: str, needed: float) -> int:
+    """Open the cache of a data set, after making room for it.
+
+    It is in use until the returned file descriptor is closed, which happens at the latest when the process ends.
+
+    Args:
+        folder: Its folder; the one above exists.
+        source: Path of the data set.
+        needed: Size to which it may grow, in bytes.
+
+    Raises:
+        DataError: The caches in use and this one would be larger than the limit of all caches.
+    """
+    with locked(folder.parent / _ALL):
+        limit = limit_here()
+        if limit is not None:
+            try:
+                _make_room(folder, needed, limit)
+            except DataError:
+                with suppress(OSError):
+                    folder.rmdir()  # if it is new
+                raise
+        folder.mkdir(mode=0o700, exist_ok=True)
+        file = os.open(folder / _IN_USE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(file, fcntl.LOCK_SH)
+        os.utime(file, ns=(time.time_ns(),) * 2)
+        (folder / _ABOUT).write_text(json.dumps({"source": source, "needed": round(needed)}))
+    return file
+
+
+def evict(root: Path, most_bytes: float, *, spared: Path | None = None) -> list[DataCache]:
+    """Delete caches that are not in use until the others take at most `most_bytes`, and return those deleted.
+
+    Args:
+        root: Folder of the caches.
+        most_bytes: Size limit of all caches.
+        spared: Folder of a cache that is neither deleted nor counted.
+    """
+    if not root.is_dir():
+        return []
+    with locked(root / _ALL):
+        return _evict(root, most_bytes, spared)
+
+
+def _evict(root: Path, most_bytes: float, spared: Path | None) -> list[DataCache]:
+    known = [cache for cache in caches_in(root) if cache.folder != spared]
+    total, deleted = sum(cache.num_bytes for cache in known), []
+    for cache in known:
+        if total <= most_bytes:
+            break
+        with _unused(cache.folder) as is_unused:
+            if is_unused:
+                _delete(cache.folder)
+                deleted.append(cache)
+                total -= cache.num_bytes
+    return deleted
+
+
+def _make_room(folder: Path, needed: float, limit: float) -> None:
+    """Delete the caches of other data sets until this one fits beside them; the lock of all caches is held."""
+    deleted = _evict(folder.parent, limit - needed, folder)
+    left = [cache for cache in caches_in(folder.parent) if cache.folder != folder]
+    taken = sum(cache.num_bytes for cache in left)
+    if taken + needed > limit:
+        others = f" beside the {bytes_text(taken)} of {len(left)} caches in use" if left else ""
+        raise DataError(
+            f"a cache of {bytes_text(needed)} does not fit{others} within {LIMIT}={bytes_text(limit)}; give a smaller "
+            f"cache=, or raise {LIMIT}" + (", or wait until the other runs have ended" if left else "")
+        )
+    if deleted:
+        warnings.warn(
+            f"deleted the data {'cache' if len(deleted) == 1 else 'caches'} of "
+            f"{', '.join(cache.label for cache in deleted)}, not used for longest, because all data caches in "
+            f"{folder.parent} may take {bytes_text(limit)} together ({LIMIT})",
+            stacklevel=2,
+        )
+
+
+def _cache_in(folder: Path) -> DataCache:
+    statuses = [path.stat() for path in folder.glob(_SHARD)]
+    used = [path.stat().st_mtime for path in (folder / _IN_USE,) if path.exists()]
+    source, needed = _about(folder)
+    with _unused(folder) as is_unused:
+        size = sum(status.st_size for status in statuses)
+        return DataCache(
+            folder,
+            source,
+            size if is_unused else max(size, needed),
+            max([*used, *(status.st_mtime for status in statuses)], default=folder.stat().st_mtime),
+            not is_unused,
+        )
+
+
+def _about(folder: Path) -> tuple[str, int]:
+    """Return the path of a data set, and the size to which its cache may grow; empty and 0 if unknown."""
+    with suppress(OSError, ValueError):
+        about = json.loads((folder / _ABOUT).read_text())
+        if isinstance(about, dict):
+            needed = about.get("needed")
+            return str(about.get("source", "")), needed if isinstance(needed, int) else 0
+    return "", 0
+
+
+@contextmanager
+def _unused(folder: Path) -> Iterator[bool]:
+    """Hold the lock of a cache that no process uses; yields False if one does."""
+    try:
+        file = (folder / _IN_USE).open("rb")
+    except FileNotFoundError:  # no process of this version has used it
+        yield True
+        return
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+            return
+        yield True
+
+
+def _delete(folder: Path) -> None:
+    """Delete the files of a cache, and its folder if there are no others."""
+    for pattern in _OWN:
+        for path in folder.glob(pattern):
+            path.unlink(missing_ok=True)
+    with suppress(OSError):
+        folder.rmdir()
