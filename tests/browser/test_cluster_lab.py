@@ -27,6 +27,12 @@ def lab(notebook, tmp_path):
     return notebook, notebook.page.locator(LAB)
 
 
+def enter(lab, label, text):
+    box = lab.get_by_label(label, exact=True)
+    box.fill(text)
+    box.press("Enter")
+
+
 def press(lab, name):
     lab.locator(".ss-buttons button", has_text=name).click()
 
@@ -41,9 +47,9 @@ def test_a_run_on_an_emulated_cluster_is_chosen_predicted_and_started(lab):
         return
     here = notebook.kernel("lab.screen.forecast.wait(60) or lab.screen.forecast.found.prediction.step_time_s")
     place.select_option("an emulated cluster")
-    shown.get_by_label("Nodes", exact=True).fill("4")
+    enter(shown, "Nodes", "4")
     shown.get_by_label("Node link", exact=True).select_option("10 Mbit/s")
-    shown.get_by_label("Racks", exact=True).fill("2")
+    enter(shown, "Racks", "2")
     shown.get_by_label("Rack uplink", exact=True).select_option("10 Mbit/s")
     shown.get_by_text("Runs on 4 emulated nodes in 2 racks, 10 Mbit/s").wait_for()
     notebook.until("[lab.world_size, lab.num_ranks]", [4, 4])
@@ -68,8 +74,7 @@ def test_a_run_on_an_emulated_cluster_is_chosen_predicted_and_started(lab):
 def test_an_elastic_run_is_resized_from_the_lab_and_its_curves_say_so(lab):
     notebook, shown = lab
     shown.get_by_text("Checkpoints and recovery").click()
-    shown.get_by_label("Elastic", exact=True).fill("2:4")
-    shown.get_by_label("Elastic", exact=True).press("Enter")
+    enter(shown, "Elastic", "2:4")
     notebook.until("lab.elastic", "2:4")
     shown.get_by_role("tab", name="Faults").click()
     press(shown, "Start")

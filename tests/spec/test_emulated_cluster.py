@@ -54,6 +54,12 @@ def test_uneven_links_are_those_of_the_named_nodes() -> None:
     assert cluster.name == "3 emulated nodes, slowest link 10 Mbit/s, 0 s"
 
 
+def test_racks_and_their_uplinks_are_named() -> None:
+    cluster = ss.Cluster.emulated(nodes=4, racks=2, rack_bandwidth="250 Mbit/s")
+    assert cluster.name == "4 emulated nodes in 2 racks, 1 Gbit/s, uplinks 250 Mbit/s, 0 s"
+    assert not cluster.has_equal_links
+
+
 def test_a_single_node_has_no_link_to_other_nodes() -> None:
     cluster = ss.Cluster.emulated(nodes=1, per_node=4, latency="1 ms")
     assert cluster.link is None

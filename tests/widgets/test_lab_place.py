@@ -144,5 +144,6 @@ class TestResizer:
     def test_the_form_starts_elastic_jobs(self, lab):
         lab.global_batch, lab.elastic = 48, "2:4"
         assert lab.job().elastic == ss.Elastic(least=2, most=4)
+        assert "Checkpoints and recovery: elastic 2:4" in lab.screen.topics.titles
         lab.elastic = "four"
         assert "is not a range of ranks" in lab.screen.plan.value

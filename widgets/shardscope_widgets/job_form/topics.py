@@ -56,7 +56,8 @@ def _changed(name: str, choices: JobChoices) -> list[str]:
     setting = setting_in(JobChoices, name)
     if value == default_of(name):
         return []
-    if setting.kind in {"count", "number", "switch"}:
+    is_free_text = setting.kind == "text" and not setting.values
+    if is_free_text or setting.kind in {"count", "number", "switch"}:
         return [_valued(setting.label.lower(), value)]
     return [str(getattr(value, "__name__", value))]
 

@@ -62,6 +62,7 @@ class MeasuredStep:
         shares_cores: Whether there are more ranks on this machine than cores.
         predicted: Prediction for the step; None if there is none.
         pipeline: Waiting between the passes of a pipeline; None for other strategies.
+        cluster: Name of the emulated cluster that the run is on; empty on this machine itself.
     """
 
     seconds: float
@@ -72,6 +73,7 @@ class MeasuredStep:
     shares_cores: bool = False
     predicted: Term | None = field(default=None, repr=False)
     pipeline: PipelineWaits | None = None
+    cluster: str = ""
 
     def computing(self) -> list[float]:
         """Return the time for which each rank computes in a step, without reading data, in seconds."""

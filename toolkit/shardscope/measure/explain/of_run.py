@@ -148,6 +148,7 @@ def measured_step(
         shares_cores=job.world_size * job.threads > (usable_cores() if cores is None else cores),
         predicted=None if prediction is None else prediction.time,
         pipeline=pipeline_waits(events, job),
+        cluster="" if prediction is None or prediction.emulated is None else prediction.emulated.name,
     )
 
 

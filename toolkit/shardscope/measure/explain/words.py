@@ -79,13 +79,19 @@ def loss_text(found: Sequence[Loss], step: MeasuredStep, job: Job, *, cores: int
         share=f"{loss.share:.0%} of the step",
         rank=loss.rank,
         sent=figure(sent, "bytes"),
-        link=f"a link of {job.link.label}" if job.link is not None else "this machine's own link",
+        link=_link(step, job),
         role=step.roles[loss.rank] if step.roles else "",
         more=_relative(step.sent_bytes, loss.rank),
         longer=_relative(step.computing(), loss.rank),
         world_size=job.world_size,
         cores=cores,
     )
+
+
+def _link(step: MeasuredStep, job: Job) -> str:
+    if job.link is not None:
+        return f"a link of {job.link.label}"
+    return f"the links of {step.cluster}" if step.cluster else "this machine's own link"
 
 
 def _pipeline_text(

@@ -279,7 +279,7 @@ class EmulatedCluster(Spec):
         racks = ""
         if self.rack_bandwidth is not None:
             racks = f" in {self.racks} racks"
-            rate += f", racks {bit_rate_text(self.rack_bandwidth)}"
+            rate += f", uplinks {bit_rate_text(self.rack_bandwidth)}"
         return (
             f"{len(self.nodes)} emulated nodes{several}{racks}, {rate}, {seconds_text(self.latency_s)}{speed}"
         )
