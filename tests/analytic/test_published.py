@@ -36,6 +36,7 @@ from shardscope.analytic.memory import (
     model_state_bytes,
     stage_memory,
 )
+from shardscope.measure.scoreboard.published import published
 from shardscope.measure.scoreboard.rows import predicted_seconds
 from shardscope.measure.scoreboard.tables import (
     KORTHIKANTI_5,
@@ -46,7 +47,6 @@ from shardscope.measure.scoreboard.tables import (
     VOCAB,
     gpt,
     llama,
-    published,
 )
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.layout import Layout

@@ -196,8 +196,11 @@ class Plain:
         context = self._ring(1, tokens * c * self.keys / t * 2, c, t)
         launch = cal.launch_s * (1 + cal.launch_jitter * (t - 1))
         started = 4 if t > 1 else 0
-        forward = self._soft(products + core + moved + tensor + context, (30 + started) * launch)
-        back = 2 * (products + moved) + 2.5 * core + tensor + 2 * context
+        there, back = products + core + moved, 2 * (products + moved) + 2.5 * core
+        hidden = cal.message_overlap * tensor
+        forward = there + tensor - min(hidden, there) + context
+        forward = self._soft(forward, (30 + started) * launch)
+        back = back + tensor - min(hidden, back) + 2 * context
         back = self._soft(back, (60 + started) * launch)
         again = forward if row.recompute == 2 else core if row.recompute == 1 else 0.0
         f, w, b = layers * forward, layers * products, layers * (back + again)
@@ -214,8 +217,9 @@ class Plain:
             reduce = self._ring(1, count * GRADIENT_BYTES, within, t)
             reduce += self._ring(2, count * GRADIENT_BYTES / within, replicas / within, t * within)
             gather = self._ring(1, count * WEIGHT_BYTES, within, t)
-            reduce /= cal.shard_efficiency if zero >= 2 else 1.0
-            gather /= cal.shard_efficiency if zero == 3 else 1.0
+            copied = (1 / cal.shard_efficiency - 1) / self.near * count if within > 1 else 0.0
+            reduce += copied * GRADIENT_BYTES if zero >= 2 else 0.0
+            gather += copied * WEIGHT_BYTES if zero == 3 else 0.0
         else:
             reduce, gather = self._ring(2, count * GRADIENT_BYTES, replicas, t), 0.0
         if zero == 3 and replicas > 1:

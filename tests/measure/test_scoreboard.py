@@ -14,9 +14,9 @@ import shardscope as ss
 from shardscope import cli
 from shardscope.measure.scoreboard.board import calibration_of_row
 from shardscope.measure.scoreboard.one_step import OneStep
+from shardscope.measure.scoreboard.published import published
 from shardscope.measure.scoreboard.rows import predicted_seconds
 from shardscope.measure.scoreboard.score import Score, rank_correlation
-from shardscope.measure.scoreboard.tables import published
 from shardscope.spec.effects import table_scores
 
 
@@ -56,6 +56,8 @@ def test_the_command_prints_the_tables_that_ship_and_all_tables_left_out(
     assert printed.count("Korthikanti, table 5") == 2
     assert "plain formula" in printed
     assert "BLOOM" in printed
+    assert "interval score" in printed
+    assert printed.count("LLM Foundry, h100") == 2
 
 
 def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,6 +66,7 @@ def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     lines = {line["dataset"]: line for line in printed["tables"]}
     assert lines["Llama 3, table 4"]["n"] == 3
     assert printed["left_out"]["Llama 3, table 4"]["rows"] == 3
+    assert 0 <= printed["left_out"]["LLM Foundry, h100"]["p_value"] <= 1
 
 
 STEPS = """model,device,data,tensor,global_batch,recompute,step_time_s,label

@@ -15,7 +15,7 @@ from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import device_memory
 from shardscope.prediction.step import StepParts, step_time, time_term
 from shardscope.prediction.step.machine import Machine
-from shardscope.prediction.step.tables import Distinct, WeightTimes, weights
+from shardscope.prediction.step.tables import Distinct, WeightTimes, stage_elements, weights
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
@@ -308,3 +308,45 @@ def test_what_is_swapped_to_the_host_is_what_memory_says_is_saved(
     assert float(step_time(model, away, cluster, CALIBRATION).offload[0]) == pytest.approx(
         2 * saved / slow, rel=1e-3
     )
+
+
+def test_copies_of_sharded_layers_take_the_same_time_on_any_network() -> None:
+    layout = Layout(data=64, zero=3, global_batch=256, micro_batch=4)
+
+    def waits(network: str, efficiency: float) -> float:
+        cluster = Cluster.of("a100-80gb", nodes=8, inter=network)
+        known = CALIBRATION.replace(shard_overlap=0.0, shard_efficiency=efficiency)
+        return float(step_time(MODEL, Layouts.of([layout]), cluster, known).data_comm[0])
+
+    bare, copied = waits("10 GB/s", 1.0), waits("10 GB/s", 0.5)
+    assert copied - bare == pytest.approx(waits("50 GB/s", 0.5) - waits("50 GB/s", 1.0))
+    elements = float(stage_elements(MODEL, tensor=1, pipeline=1, expert=1)[0])
+    gathered_twice_and_reduced = 3 * 2 * elements / CLUSTER.intra.bandwidth
+    assert copied - bare == pytest.approx(gathered_twice_and_reduced)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+def test_computation_hides_a_share_of_tensor_parallel_messages(recompute: str) -> None:
+    layout = Layout(data=8, tensor=2, global_batch=64, micro_batch=8, recompute=recompute)
+
+    def parts(overlap: float) -> StepParts:
+        known = CALIBRATION.replace(message_overlap=overlap, launch_s=0.0)
+        return step_time(MODEL, Layouts.of([layout]), CLUSTER, known)
+
+    shown, half, none = (float(parts(overlap).tensor_comm[0]) for overlap in (0.0, 0.5, 1.0))
+    assert shown - half == pytest.approx(half - none)
+    assert 0 <= none < half, "messages of embedding and output are not hidden"
+    assert parts(0.5).total < parts(0.0).total
+
+
+def test_computation_hides_no_more_messages_than_it_takes_time() -> None:
+    layout = Layout(data=8, tensor=8, global_batch=8)
+    slow = Cluster.of("a100-80gb", nodes=64, intra="1 GB/s")
+
+    def parts(overlap: float) -> StepParts:
+        known = CALIBRATION.replace(message_overlap=overlap, launch_s=0.0)
+        return step_time(MODEL, Layouts.of([layout]), slow, known)
+
+    assert parts(1.0).tensor_comm[0] == pytest.approx(parts(0.5).tensor_comm[0])
+    hidden = parts(0.0).tensor_comm[0] - parts(1.0).tensor_comm[0]
+    assert 0 < hidden <= parts(0.0).compute[0]

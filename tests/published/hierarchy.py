@@ -32,7 +32,7 @@ from published.effects_fit import (
     shared,
     usual_spreads,
 )
-from shardscope.measure.scoreboard.one_step import after_one
+from published.left_out import Widths, best_widths, constant_of, left_out, print_scores, scores
 from shardscope.measure.scoreboard.score import constant_mfu_seconds, plain_seconds
 from shardscope.spec.cluster import Device
 from shardscope.spec.effects import OTHER, architecture, effects_of
@@ -40,9 +40,6 @@ from shardscope.spec.software import SOFTWARE
 
 Floats = npt.NDArray[np.float64]
 TURNS = 5
-WIDER, NOISIER = 1.4, 1.3
-"""Factors of the variances of a new table's constants, and of the standard deviation of its rows: the formulas are not
-exact, so tables that were left out are more likely with these."""
 _LONGEST = 0.7
 """Longest step of a factor."""
 _FLOOR = 1e-9
@@ -108,68 +105,15 @@ def loss(tables: Sequence[Table], u: Sequence[Floats], spreads: Spreads) -> floa
     )
 
 
-def score(place: int, tables: Sequence[Table], whole: Fit) -> dict[str, float]:
-    """Scores of a table by effects fitted to the others, and of both trivial formulas with the others' constants."""
-    t, others = tables[place], [*tables[:place], *tables[place + 1 :]]
-    seen = whole.found.seen.without(place)
-    found = Found.of(seen, Spreads.of(estimated(seen, whole.x)))
-    new = {**t.shared, "table new": 1.0}
-    off, slope = t.linear(found.mean(new))
-    result = after_one(slope, off, cluster_covariance(found, t.shared), noise=row_noise(found))
-    baselines = {"plain": plain_seconds, "constant_mfu": constant_mfu_seconds}
-    return {
-        "rows": len(t.rows),
-        "left_out": 100 * float(np.abs(np.expm1(-off)).mean()),
-        "after": result.after,
-        "covered": result.covered,
-        "covered_after": result.covered_after,
-        "bias": 100 * float(np.expm1(-off).mean()),
-        "one_scalar": _one_scalar(off),
-        **{name: baseline(t, others, formula) for name, formula in baselines.items()},
-    }
-
-
-def _one_scalar(off: Floats) -> float:
-    """MAPE of the other rows if each row in turn sets the scale alone: the median over which one."""
-    turns = [np.abs(np.expm1(off[row] - np.delete(off, row))).mean() for row in range(len(off))]
-    return 100 * float(np.median(turns))
-
-
-def baseline(t: Table, others: Sequence[Table], formula: object) -> float:
-    """MAPE of a trivial formula whose constant is the median of the other tables' medians."""
-    measured = np.array([row.seconds for row in t.rows])
-    guess = formula(t.rows, {"": constant_of(others, formula)})
-    return 100 * float(np.abs(guess / measured - 1).mean())
-
-
-def constant_of(tables: Sequence[Table], formula: object) -> float:
-    ratios = [formula(t.rows, {"": 1.0}) / np.array([row.seconds for row in t.rows]) for t in tables]
-    return float(np.median([np.median(ratio) for ratio in ratios]))
-
-
-def scored(tables: Sequence[Table], whole: Fit) -> dict[str, dict[str, float]]:
-    """Scores of all tables, printed too."""
-    scores = {t.name: score(place, tables, whole) for place, t in enumerate(tables)}
-    for t, line in zip(tables, scores.values(), strict=True):
-        shipped = 100 * float(np.abs(np.expm1(-t.off(whole.found.mean(t.shared)))).mean())
-        print(
-            f"{shipped:5.1f}", t.name.ljust(36), " ".join(f"{key} {value:.1f}" for key, value in line.items())
-        )
-    for key in ("left_out", "after", "one_scalar", "covered", "plain", "constant_mfu"):
-        values = [line[key] for line in scores.values()]
-        print(
-            key.ljust(14), f"median {np.median(values):.1f}, least {min(values):.1f}, most {max(values):.1f}"
-        )
-    return scores
-
-
 def main(folder: Path, target: Path) -> None:
     """Fit, score and write all effects."""
     tables = all_tables(folder)
     whole = solve(tables)
     print_spreads(whole.found.spreads)
-    scores = scored(tables, whole)
-    write(target, tables, whole, scores)
+    each = [left_out(place, tables, whole.found, whole.x) for place in range(len(tables))]
+    found = scores(tables, each)
+    print_scores(found)
+    write(target, tables, whole, best_widths(each), found)
 
 
 def print_spreads(spreads: Spreads) -> None:
@@ -179,21 +123,31 @@ def print_spreads(spreads: Spreads) -> None:
         print(name.ljust(24), " ".join(f"{value:.3f}" for value in values))
 
 
-def write(target: Path, tables: Sequence[Table], whole: Fit, scores: dict[str, dict[str, float]]) -> None:
+def write(
+    target: Path,
+    tables: Sequence[Table],
+    whole: Fit,
+    widths: Widths,
+    scores: dict[str, dict[str, float]],
+) -> None:
     """Write what `spec.effects` reads; the names of devices and the usual constants stay as they are."""
-    noise, found = row_noise(whole.found), whole.found
+    found, (wider, noisier) = whole.found, widths
+    noise = noisier * found.spreads.noise
     kept = {e for t in tables for e in t.shared}
     blocks = json.loads(target.read_text("utf-8"))
     blocks |= {
         "effects": {e: named(found.mean({e: 1.0})) for e in sorted(kept)},
-        "covariances": covariances(found),
+        "covariances": covariances(found, wider),
         "noise": round(noise, 4),
         "quantiles": {"5": float(np.exp(-1.645 * noise)), "50": 1.0, "95": float(np.exp(1.645 * noise))},
         "measured": [list(pair) for pair in dict.fromkeys(pair_of(t) for t in tables)],
         "constant_mfu": {"all tables": constant_of(tables, constant_mfu_seconds)},
         "constant_rate": {"all tables": constant_of(tables, plain_seconds)},
         "fitted": sorted({row.key for t in tables for row in t.rows}),
-        "tables": {name: {k: round(v, 2) for k, v in line.items()} for name, line in scores.items()},
+        "tables": {
+            name: {k: v if k == "rows" else float(f"{v:.4g}") for k, v in line.items()}
+            for name, line in scores.items()
+        },
     }
     for former in ("spreads", "trend_spread"):
         blocks.pop(former, None)
@@ -216,10 +170,10 @@ def pair_of(t: Table) -> tuple[str, str]:
     return t.rows[0].software, architecture(t.rows[0].cluster.device.name)
 
 
-CHIPS = {"a100": "a100-80gb", "h100": "h100-80gb", "b200": "b200", "l4": "l4"}
+CHIPS = {"a100": "a100-80gb", "h100": "h100-80gb", "b200": "b200", "l4": "l4", "v100": "v100-32gb"}
 
 
-def covariances(found: Found) -> dict[str, list[float]]:
+def covariances(found: Found, wider: float) -> dict[str, list[float]]:
     """Covariances of the constants of a new cluster by software and architecture, as lower triangles.
 
     For other architectures, it is A + τ B + τ² C with the factor of the trend τ.
@@ -228,25 +182,20 @@ def covariances(found: Found) -> dict[str, list[float]]:
     for software in SOFTWARE.values():
         for chip, name in CHIPS.items():
             effects = effects_of(software, Device.of(name))
-            result[f"{software.name} {chip}"] = triangle(cluster_covariance(found, effects))
-        usual = {**effects_of(software, Device.of("a100-80gb")), f"device {OTHER}": 1.0}
-        usual.pop("device a100")
+            result[f"{software.name} {chip}"] = triangle(cluster_covariance(found, effects, wider))
+        usual = effects_of(software, Device.of("a100-80gb"))
+        usual = {name.replace(" a100", f" {OTHER}"): factor for name, factor in usual.items()}
         low, middle, high = (
-            cluster_covariance(found, {**usual, "trend": trend}) for trend in (-1.0, 0.0, 1.0)
+            cluster_covariance(found, {**usual, "trend": trend}, wider) for trend in (-1.0, 0.0, 1.0)
         )
         for power, part in enumerate((middle, (high - low) / 2, (high + low) / 2 - middle)):
             result[f"{software.name} {OTHER} {power}"] = triangle(part)
     return result
 
 
-def cluster_covariance(found: Found, effects: Effects) -> Floats:
+def cluster_covariance(found: Found, effects: Effects, wider: float) -> Floats:
     """Covariance of the constants of a new cluster with these effects."""
-    return WIDER * found.covariance({**effects, "table new": 1.0})
-
-
-def row_noise(found: Found) -> float:
-    """Standard deviation of the logarithm of measured / predicted time of a row of a new table, given its constants."""
-    return NOISIER * found.spreads.noise
+    return wider * found.covariance({**effects, "table new": 1.0})
 
 
 def triangle(matrix: Floats) -> list[float]:

@@ -14,8 +14,8 @@ from published.datasets import load
 from published.fit import Prior, fit
 from shardscope.errors import DataError
 from shardscope.measure.scoreboard.board import board
+from shardscope.measure.scoreboard.published import published
 from shardscope.measure.scoreboard.rows import predicted_seconds
-from shardscope.measure.scoreboard.tables import published
 from shardscope.spec.calibration import Calibration, catalogue
 
 REFERENCE = Path(os.environ.get("SHARDSCOPE_MEASURED_ROWS", "no-such-file"))

@@ -23,8 +23,11 @@ ABOUT = (
     "The first list has the tables that ship, predicted as your layouts are; constants were fitted to them. The second "
     "has all tables, each predicted by constants fitted without it, as linearised around those fitted to all. It is "
     "somewhat optimistic for a cluster of your own: several tables are of one cluster (such as four of Selene and two "
-    "of BLOOM's), and the others of that cluster stay when one is left out. With --rows, your own steps are compared "
-    "instead. The options of a layout are settings of all rows, which their columns override."
+    "of BLOOM's), and the others of that cluster stay when one is left out. The third list tests whether intervals "
+    "contain 90% of measured times (p is that of a two-sided binomial test), and has the mean interval score of the "
+    "logarithms in per cent (Winkler 1972; less is better), beside that of intervals with one relative width, which "
+    "the other tables need. With --rows, your own steps are compared instead. The options of a layout are settings of "
+    "all rows, which their columns override."
 )
 
 
@@ -41,7 +44,8 @@ def add_to(commands: Any) -> None:
 def carry_out(arguments: argparse.Namespace) -> int:
     """Print one line per data set, as predicted now and as predicted without it."""
     from shardscope.measure.scoreboard.board import board
-    from shardscope.measure.scoreboard.tables import published
+    from shardscope.measure.scoreboard.intervals import ENOUGH
+    from shardscope.measure.scoreboard.published import published
     from shardscope.spec.effects import table_scores
 
     if arguments.rows is not None:
@@ -55,6 +59,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
     else:
         print(
             f"Predicted as your layouts are\n{text(lines)}\n\nPredicted without the table\n{left_out_text(left_out)}"
+            f"\n\nIntervals without the table, of tables with {ENOUGH} rows\n{intervals_text(left_out)}"
         )
     return 0
 
@@ -109,6 +114,28 @@ def left_out_text(scores: Mapping[str, TableScore]) -> str:
     return aligned(header, lines)
 
 
+def intervals_text(scores: Mapping[str, TableScore]) -> str:
+    """Return a table of the coverage and the interval score of left-out tables with enough rows for a test."""
+    from shardscope.measure.scoreboard.intervals import ENOUGH
+
+    header = [
+        "data set", "n", "in interval", "p", "interval score", "constant width",
+        "in interval after one step", "p", "interval score", "constant width",
+    ]  # fmt: skip
+    rows = [
+        (
+            name, str(score.rows),
+            f"{score.covered:.0f} %", f"{score.p_value:.3f}",
+            f"{score.interval_score:.0f}", f"{score.constant_interval_score:.0f}",
+            f"{score.covered_after:.0f} %", f"{score.p_value_after:.3f}",
+            f"{score.interval_score_after:.0f}", f"{score.constant_interval_score_after:.0f}",
+        )
+        for name, score in scores.items()
+        if score.rows >= ENOUGH
+    ]  # fmt: skip
+    return aligned(header, rows)
+
+
 def text(lines: list[Line]) -> str:
     """Return a table of MAPE, worst error and rank correlation by data set, and the scores of both trivial formulas."""
     header = [
@@ -157,6 +184,8 @@ def _plain(line: Line) -> dict[str, object]:
         "covered_percent": line.one_step.covered,
         "after_one_step_mape_percent": line.one_step.after,
         "covered_after_one_step_percent": line.one_step.covered_after,
+        "interval_score_percent": line.one_step.interval_score,
+        "interval_score_after_one_step_percent": line.one_step.interval_score_after,
         "plain_after_one_step_mape_percent": line.scaled_plain,
         "plain_formula": figures(line.plain),
         "constant_mfu": figures(line.constant_mfu),

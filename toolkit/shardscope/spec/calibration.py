@@ -38,6 +38,7 @@ FACTORS: dict[str, float] = {
     "pcie_efficiency": 0.25,
     "inter_efficiency": 0.4,
     "collective_s": 0.6,
+    "message_overlap": 0.8,
     "pipeline_efficiency": 0.4,
     "gradient_overlap": 0.4,
     "shard_efficiency": 0.6,
@@ -51,7 +52,7 @@ logarithms; ``scale`` is a common factor of all times."""
 
 _UNSCALED = (
     "half_size", "attention_half_seq", "head_efficiency", "launch_jitter", "gradient_overlap", "shard_efficiency",
-    "shard_overlap",
+    "shard_overlap", "message_overlap",
 )  # fmt: skip
 """Factors without a unit of time, which a common scale of all times does not change."""
 FRACTIONS = ("efficiency", "overlap")
@@ -166,12 +167,16 @@ class Calibration(Fitted):
     """Fraction of the bandwidth between nodes that collectives reach."""
     collective_s: NonNegativeFloat = 10e-6
     """Time to start one collective, in seconds."""
+    message_overlap: Fraction = 0.0
+    """Fraction of tensor-parallel messages that is hidden behind computation, as with Megatron-Core's tp_comm_overlap
+    or torchtitan's asynchronous tensor parallelism."""
     pipeline_efficiency: Share = 0.8
     """Fraction of the bandwidth that messages between pipeline stages reach, counting waits as transfer time."""
     gradient_overlap: Fraction = 0.0
     """Fraction of the gradient reduction that is hidden behind the last backward pass (ZeRO stages 0 to 2)."""
     shard_efficiency: Share = 1.0
-    """Fraction of the bandwidth of large collectives that those of ZeRO 2 and 3 reach, which run layer by layer."""
+    """e: the collectives of ZeRO 2 and 3, which run layer by layer, take longer than large ones by 1 / e - 1 times what
+    the link inside a node needs for their bytes. They would reach this fraction of that link if nothing else did."""
     shard_overlap: Fraction = 0.8
     """Fraction of ZeRO-3's all-gathers and reduce-scatters that is hidden behind computation."""
     optimizer_efficiency: Share = 0.7

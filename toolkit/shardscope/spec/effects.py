@@ -1,9 +1,10 @@
 """What constants of software and devices have in common: their effects, estimated from all measured tables together.
 
 The logarithm of each constant is the sum of its usual value and of the effects of the software's family, of the
-software, of the device's peak FLOP/s (a trend) and of its architecture. `tests/published/hierarchy.py` fits them, with
-one more effect for each table, whose standard deviation is the usual difference between clusters. So a cluster that was
-never measured gets the constants that similar ones have in common, and an interval that includes the differences.
+software, of the device's peak FLOP/s (a trend) and of its architecture. `tests/published/hierarchy.py` fits them,
+with one more effect for each table, whose standard deviation is the usual difference between clusters. So a cluster
+that was never measured gets the constants that similar ones have in common, and an interval that includes the
+differences.
 """
 
 from __future__ import annotations
@@ -41,6 +42,20 @@ class TableScore(NamedTuple):
     """Mean of predicted / measured - 1."""
     one_scalar: float
     """MAPE of the other rows if one row sets the scale alone: the median over which one."""
+    p_value: float
+    """P-value of the two-sided binomial test that intervals contain 90 % of measured times, between 0 and 1."""
+    p_value_after: float
+    """The same of the other rows after one row was measured, with the mean share over which one."""
+    interval_score: float
+    """Mean interval score of the logarithms of times, in per cent (Winkler 1972): the intervals' width, plus 20 times
+    the distance by which they are missed."""
+    constant_interval_score: float
+    """The same for intervals of a constant relative width around the same predictions, which 90 % of the other tables'
+    rows need."""
+    interval_score_after: float
+    """`interval_score` of the other rows after one row was measured; the mean over which one."""
+    constant_interval_score_after: float
+    """`constant_interval_score` after one row was measured."""
     plain: float
     """MAPE of the plain formula with the constant of the other tables."""
     constant_mfu: float

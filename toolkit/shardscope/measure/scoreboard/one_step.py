@@ -7,13 +7,34 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardscope.measure.scoreboard.intervals import Floats, Z, constant_half_width, inside, interval_score
 from shardscope.measure.scoreboard.rows import Row, predicted_seconds
-from shardscope.prediction.spread import Floats, covariance_of, slopes
+from shardscope.prediction.spread import covariance_of, slopes
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.effects import row_noise
 
-_Z = 1.645
-"""Half width of an interval that contains 90 % of a normal distribution, in standard deviations."""
+
+class Ends(NamedTuple):
+    """Rows' deviations from predictions, and the distances of their intervals' ends, all in logarithms."""
+
+    off: Floats
+    low: Floats
+    high: Floats
+
+    @property
+    def covered(self) -> float:
+        """Share of rows inside their intervals, in per cent."""
+        return 100 * float(np.mean(inside(*self)))
+
+    @property
+    def score(self) -> float:
+        """Mean interval score, in per cent."""
+        return 100 * interval_score(*self)
+
+    @property
+    def mape(self) -> float:
+        """Mean of |predicted / measured - 1|, in per cent."""
+        return 100 * float(np.abs(np.expm1(-self.off)).mean())
 
 
 class OneStep(NamedTuple):
@@ -25,6 +46,10 @@ class OneStep(NamedTuple):
     """MAPE of the other rows after one row was measured: the median over which one; NaN for a single row."""
     covered_after: float
     """Share of the other rows inside their intervals, the mean over which row was measured; NaN for a single row."""
+    interval_score: float
+    """Mean interval score; see `intervals.interval_score`."""
+    interval_score_after: float
+    """The same of the other rows after one row was measured; the mean over which one."""
 
     @classmethod
     def of(cls, rows: Sequence[Row], calibration: Calibration) -> OneStep:
@@ -44,7 +69,7 @@ def after_one(
     low: float | None = None,
     high: float | None = None,
 ) -> OneStep:
-    """Return the errors before and after each row was measured; `ss.calibrate` with one row is linear here.
+    """Return the errors before and after each row was measured.
 
     Args:
         slope: Derivatives of the logarithms of predicted times, shape `(rows, factors)`.
@@ -54,32 +79,48 @@ def after_one(
         low: Lower end of the interval on one cluster, in logarithms; None for that of `noise`.
         high: Its upper end.
     """
-    within = _Z * noise
-    low, high = (-within if low is None else low), (within if high is None else high)
-    between = _Z * np.sqrt(np.maximum(np.einsum("ri,ij,rj->r", slope, covariance, slope), 0.0))
-    covered = 100 * _inside(off, between, low, high)
-    turns = [
-        turn for row in range(len(off)) if (turn := _turn(slope, off, covariance, row, noise)) is not None
-    ]
+    within = Z * noise
+    before = ends_of(slope, off, covariance, within if low is None else low, within if high is None else high)
+    turns = turns_of(slope, off, covariance, noise)
     if not turns:
-        return OneStep(covered, float("nan"), float("nan"))
-    mapes, shares = zip(*turns, strict=True)
-    return OneStep(covered, float(np.median(mapes)), 100 * float(np.mean(shares)))
+        return OneStep(before.covered, float("nan"), float("nan"), before.score, float("nan"))
+    return OneStep(
+        before.covered,
+        float(np.median([turn.mape for turn in turns])),
+        float(np.mean([turn.covered for turn in turns])),
+        before.score,
+        float(np.mean([turn.score for turn in turns])),
+    )
 
 
-def _turn(
-    slope: Floats, off: Floats, covariance: Floats, row: int, noise: float
-) -> tuple[float, float] | None:
+def ends_of(slope: Floats, off: Floats, covariance: Floats, low: float, high: float) -> Ends:
+    """Return the intervals of rows, with `low` and `high` as those on one cluster."""
+    between = Z * np.sqrt(np.maximum(np.einsum("ri,ij,rj->r", slope, covariance, slope), 0.0))
+    return Ends(off, np.hypot(low, between), np.hypot(high, between))
+
+
+def turns_of(slope: Floats, off: Floats, covariance: Floats, noise: float) -> list[Ends]:
+    """Return the other rows after each row was measured, in turn; `ss.calibrate` with one row is linear here."""
+    if len(off) < 2:
+        return []
+    return [_turn(slope, off, covariance, row, noise) for row in range(len(off))]
+
+
+def _turn(slope: Floats, off: Floats, covariance: Floats, row: int, noise: float) -> Ends:
     rest = np.arange(len(off)) != row
-    if not rest.any():
-        return None
     variance = slope[row] @ covariance @ slope[row] + noise**2
     gain = covariance @ slope[row] / variance
     left = off[rest] - slope[rest] @ (gain * off[row])
     kept = covariance - np.outer(gain, slope[row] @ covariance)
-    spread = np.sqrt(np.maximum(np.einsum("ri,ij,rj->r", slope[rest], kept, slope[rest]), 0.0))
-    return 100 * float(np.abs(np.expm1(-left)).mean()), _inside(left, _Z * spread, -_Z * noise, _Z * noise)
+    return ends_of(slope[rest], left, kept, Z * noise, Z * noise)
 
 
-def _inside(off: Floats, between: Floats, low: float, high: float) -> float:
-    return float(np.mean((off >= -np.hypot(low, between)) & (off <= np.hypot(high, between))))
+def constant_scores(tables: Sequence[Sequence[Ends]]) -> list[float]:
+    """Return the interval score of each table with a constant relative width, which 90 % of the other tables need.
+
+    Args:
+        tables: Rows of each table: once, or once for each row that was measured.
+    """
+    joined = [np.concatenate([turn.off for turn in turns]) for turns in tables]
+    widths = [constant_half_width([*joined[:place], *joined[place + 1 :]]) for place in range(len(joined))]
+    return [100 * interval_score(off, width, width) for off, width in zip(joined, widths, strict=True)]

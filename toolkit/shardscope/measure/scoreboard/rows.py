@@ -35,6 +35,25 @@ class Row:
     software: str = "megatron-core"
     """Software that ran it; a name of `spec.software.SOFTWARE`."""
 
+    @classmethod
+    def of(
+        cls,
+        dataset: str,
+        model: Transformer,
+        cluster: Cluster,
+        layout: Layout,
+        seconds: float,
+        *,
+        software: str = "megatron-core",
+        release: str = "",
+    ) -> Row:
+        """Return a row whose inputs are its model, its cluster, its layout and the software's release."""
+        inputs = {
+            "model": model.name, "seq": model.seq, "devices": cluster.device.name, "nodes": cluster.nodes,
+            "layout": layout.model_dump(mode="json"), "release": release,
+        }  # fmt: skip
+        return cls(dataset, model, cluster, layout, seconds, inputs, software)
+
     @property
     def key(self) -> str:
         """Hash of the inputs, as twelve hexadecimal digits; the same for equal runs, even if measurements differ."""

@@ -1,4 +1,4 @@
-"""Step times that ship with Shardscope: copied from papers, and those of `own`. Effects of `spec.effects` fit them.
+"""Step times copied from papers.
 
 Settings that a paper does not state are assumed. For Narayanan's table 1: micro-batches of 4 without a pipeline and of
 1 with a pipeline, and two (or three) virtual stages if the layers allow it. For Llama 3: four virtual stages and
@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from shardscope.analytic.compute.flops import megatron_flops, model_flops
 from shardscope.analytic.compute.work import Split, attention_core
 from shardscope.measure.scoreboard.machines import A100_80, H100, NVLINK3, NVLINK4, cluster, network
-from shardscope.measure.scoreboard.own import one_h100
 from shardscope.measure.scoreboard.rows import Row
 from shardscope.spec.layout import Layout, Recompute
 from shardscope.spec.model import Transformer
@@ -80,15 +79,14 @@ LLAMA_4 = (
 replica, TFLOP/s per device, MFU in per cent."""
 
 
-def published() -> dict[str, list[Row]]:
-    """Return the rows of all tables, by table name."""
+def papers() -> dict[str, list[Row]]:
+    """Return the rows by table name."""
     return {
         "Megatron SC21, table 1": [_weak_scaling(*row) for row in MEGATRON_1],
         "Megatron SC21, table 2, PTD-P": [_scheme(*row) for row in MEGATRON_2 if row[0] == "ptdp"],
         "Megatron SC21, table 2, ZeRO-3": [_scheme(*row) for row in MEGATRON_2 if row[0] == "zero3"],
         "Korthikanti, table 5": [row for given in KORTHIKANTI_5 for row in _both(*given)],
         "Llama 3, table 4": [_llama(*row) for row in LLAMA_4],
-        "FSDP2, one H100": one_h100(),
     }
 
 

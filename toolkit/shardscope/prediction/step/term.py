@@ -31,7 +31,10 @@ NAMES: Mapping[str, str] = {
 }
 FORMULAS: Mapping[str, tuple[str, str]] = {
     "recompute": ("m × recomputed part of the forward pass", "Korthikanti et al. 2022, arXiv 2205.05198"),
-    "tensor_comm": ("m × (layers × 2 all-reduces per direction + 2)", "Shoeybi et al., arXiv 1909.08053"),
+    "tensor_comm": (
+        "m × (layers × 2 all-reduces per direction, less the part hidden by computation, + 2)",
+        "Shoeybi et al., arXiv 1909.08053; Wang et al. 2023, ASPLOS",
+    ),
     "context_comm": ("m × layers × gathering keys and values: 1 forward, 2 back", "Llama 3, arXiv 2407.21783, 3.3.2"),
     "expert_comm": ("m × layers × 2 all-to-alls per direction", "Lepikhin et al. 2020, arXiv 2006.16668"),
     "pipeline_comm": ("2 (m v + p − 1) × (bytes / (t B) + start)", "Narayanan et al. 2021, arXiv 2104.04473, 4.1"),
@@ -116,7 +119,9 @@ def _inputs(
     states: dict[str, float | str] = {"elements": float(dense + experts)}
     return {
         "recompute": {"m": count, "kind": layout.recompute},
-        "tensor_comm": {**micro, "t": layout.tensor, **inside, "start": cal.collective_s},
+        "tensor_comm": {
+            **micro, "t": layout.tensor, **inside, "start": cal.collective_s, "hidden share": cal.message_overlap,
+        },
         "context_comm": {**micro, "c": layout.context, **inside},
         "expert_comm": {**micro, "e": layout.expert, **inside},
         "pipeline_comm": {**micro, **pipe, "share of bandwidth": cal.pipeline_efficiency},

@@ -1,0 +1,66 @@
+"""Coverage tests and interval scores: known values, and the width that the score prefers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.stats import binomtest, norm
+
+from shardscope.measure.scoreboard.intervals import (
+    Z,
+    constant_half_width,
+    coverage_p_value,
+    interval_score,
+)
+from shardscope.measure.scoreboard.one_step import Ends, constant_scores, turns_of
+from shardscope.spec.effects import table_scores
+
+
+@pytest.mark.parametrize("rows", [1, 7, 20, 43])
+def test_the_p_value_is_that_of_the_exact_binomial_test(rows: int) -> None:
+    for count in range(rows + 1):
+        assert coverage_p_value(count, rows) == pytest.approx(binomtest(count, rows, 0.9).pvalue)
+
+
+def test_the_interval_score_of_known_intervals() -> None:
+    assert interval_score(np.array([0.0, 0.1]), 0.1, 0.2) == pytest.approx(0.3)
+    assert interval_score(np.array([0.0, 0.25]), 0.1, 0.2) == pytest.approx(0.3 + 20 * 0.05 / 2)
+    assert interval_score(np.array([-0.2]), np.array([0.1]), np.array([0.1])) == pytest.approx(0.2 + 20 * 0.1)
+
+
+def test_the_interval_score_prefers_intervals_that_contain_90_per_cent() -> None:
+    off = norm.ppf((np.arange(2000) + 0.5) / 2000)
+    best = min(
+        (width for width in np.linspace(0.5, 3.0, 251)), key=lambda width: interval_score(off, width, width)
+    )
+    assert best == pytest.approx(Z, abs=0.02)
+
+
+def test_a_constant_width_contains_90_per_cent_of_tables_weighted_equally() -> None:
+    assert constant_half_width([np.linspace(-1, 1, 11)]) == pytest.approx(1.0)
+    small, large = np.full(98, 0.1), np.array([0.5, 0.9])
+    assert constant_half_width([small, large]) == pytest.approx(0.9)
+    assert constant_half_width([small] * 9 + [large]) == pytest.approx(0.1)
+
+
+def test_a_tables_own_rows_have_no_part_in_its_constant_width() -> None:
+    first, second = (Ends(np.full(3, off), np.zeros(3), np.zeros(3)) for off in (0.1, 1.0))
+    assert constant_scores([[first], [second]]) == pytest.approx([200.0, 20.0 + 20 * 90.0])
+
+
+def test_intervals_are_narrower_after_a_step_and_a_single_row_leaves_none() -> None:
+    slope, covariance = np.ones((3, 1)), np.array([[0.04]])
+    (turn, *_) = turns_of(slope, np.array([0.2, 0.2, 0.21]), covariance, 0.02)
+    assert (turn.high < 1.645 * 0.2).all()
+    assert np.abs(turn.off).max() < 0.02
+    assert turns_of(slope[:1], np.array([0.2]), covariance, 0.02) == []
+
+
+def test_tables_with_enough_rows_were_tested_without_their_part_in_the_widths() -> None:
+    tested = [score for score in table_scores().values() if score.rows >= 20]
+    assert len(tested) >= 4
+    for score in tested:
+        assert score.p_value == pytest.approx(
+            coverage_p_value(round(score.covered * score.rows / 100), score.rows), abs=1e-3
+        )
+        assert score.interval_score > 0
