@@ -54,7 +54,7 @@ job = ss.Job(
     world_size=3,
     batch=48,
     steps=40,
-    link=ss.Link(bandwidth="40 Mbit/s", latency="1 ms"),
+    link=ss.Link(bandwidth="200 Mbit/s", latency="0.2 ms"),
     checkpoint=ss.Checkpoint(every=8),
     recovery=ss.Recovery(3),
 )
@@ -114,7 +114,7 @@ figures.draw_goodput(info)
 
 # %%
 FACTOR, COUNTED = 4.0, 6
-cluster = None if why_not_emulated() else ss.Cluster.emulated(3, "1 Gbit/s", flops=1e8)
+cluster = None if why_not_emulated() else ss.Cluster.emulated(1, per_node=3, flops=2e8)
 usual = ss.Job(model="mlp", data="digits", strategy="ring", world_size=3, batch=48, steps=14)
 by_speed = usual.replace(batch=ss.Batch(48, shares="measured"))
 slow = ss.Faults().slow(rank=1, factor=FACTOR)

@@ -210,9 +210,8 @@ def jitter() -> None:
                 for ranks in combinations(range(EIGHT), count)
             ]
             told = f"mean error {fmean(guesses):+.1%}"
-            told += f", standard deviation {stdev(guesses):.1%} over {len(guesses)} choices" * (
-                len(guesses) > 1
-            )
+            if len(guesses) > 1:
+                told += f", standard deviation {stdev(guesses):.1%} over {len(guesses)} choices"
             print(f"  slowest of {EIGHT}: measured {1e3 * measured_s:.1f} ms; from {count} ranks, {told}")
         found = ss.jitter(run)
         overhead_s = found.mean_s - PASS_S * float(own_speeds(EIGHT, np.random.default_rng(1)).mean())

@@ -60,6 +60,22 @@ def test_the_state_of_a_lost_node_comes_from_its_neighbour(victim: str) -> None:
     assert left_in_memory() == []
 
 
+@pytest.mark.sampled
+@pytest.mark.parametrize("strategy", [ss.Zero3(), ss.Zero1(shards=(2, 1, 2, 1))], ids=lambda each: each.label)
+def test_a_lost_node_of_several_ranks_comes_from_its_neighbour(strategy: ss.Strategy) -> None:
+    """Each rank has the only shard of its part, so copies on the same node would all be lost with it."""
+    needs_namespaces()
+    pair = ss.Cluster.emulated(nodes=2, per_node=2, bandwidth="1 Gbit/s")
+    ours = job(strategy=strategy, world_size=4)
+    run = ss.launch(ours, pair, faults="kill node=1 step=7").wait(WITHIN_S)
+    assert run.state_text == "completed after 1 restart"
+    assert losses(run) == losses(ss.launch(ours.replace(recovery=None)).wait(WITHIN_S))
+    (event,) = run.events("restart")
+    assert event["source"] == "replica"
+    assert run.summary().lost_steps <= 1
+    assert left_in_memory() == []
+
+
 def test_a_system_without_memory_for_copies_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def create() -> replicas.ReplicaMemory:
         return made(tmp_path / "nowhere")

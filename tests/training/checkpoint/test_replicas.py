@@ -70,9 +70,7 @@ def state_of(trainer: Trainer) -> list[Tensor]:
 def test_a_run_goes_on_from_memory_although_a_node_has_lost_its_own(
     pool: RankPool, tmp_path: Path, shared: ReplicaMemory, strategy: str, lost: int | None
 ) -> None:
-    if pool.world_size != 2:
-        pytest.skip("two ranks will do")
-    per_node = 2 if lost is None else 1
+    per_node = pool.world_size if lost is None else pool.world_size // 2
 
     def before(context: RankContext) -> list[Tensor]:
         trainer = trainer_of(context, tmp_path, shared, per_node, strategy=strategy)
@@ -91,6 +89,12 @@ def test_a_run_goes_on_from_memory_although_a_node_has_lost_its_own(
 
     saved = pool.run(before, tmp_path)
     assert shared.newest_step() == 3
+    num_nodes = pool.world_size // per_node
+    for node in range(num_nodes):  # also those of the ranks of the node before
+        files = {path.name for path in (memory.node_folder(shared.path, node) / "step-3").glob("rank-*")}
+        nodes = {rank: rank // per_node for rank in range(pool.world_size)}
+        held = {rank for rank, its in nodes.items() if its in (node, (node - 1) % num_nodes)}
+        assert files == {f"rank-{rank}.bin" for rank in held}
     if lost is not None:
         shared.lose(lost)
         assert shared.newest_step() == 3, "its neighbour has a copy"

@@ -40,7 +40,9 @@ class Budgeted(ABC):
     def goodput(self) -> float | None:
         """Expected fraction of the time that is spent on training which no failure undoes, from 0 to 1.
 
-        It is for a checkpoint at the optimal interval; None if the cluster's `device_mtbf_hours` is None.
+        It is what `Summary.goodput` tends to in a long run, with checkpoints at the optimal interval or at that of the
+        job; `ss.goodput` predicts that of a short one, from measured costs. None if the cluster's `device_mtbf_hours`
+        is None.
         """
         return None if self.reliability is None else float(self.reliability.goodput)
 

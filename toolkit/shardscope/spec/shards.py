@@ -40,7 +40,8 @@ class Shards(Spec):
     cache: Bytes | None = None
     """Size limit of a local cache of shards, such as ``"20 GB"``; those that were not used for longest are deleted. The
     cache is shared by the ranks of a machine, and kept for later runs. None reads ``.npy`` shards in place, and limits
-    the cache of other formats, which is where they are unpacked, to 10 GB."""
+    the cache of other formats, which is where they are unpacked, to 10 GB. ``$SHARDSCOPE_CACHE_LIMIT`` limits the
+    caches of all data sets together."""
     cache_folder: str | None = None
     """Folder of the cache, which only you may write to; None for a folder in ``~/.cache/shardscope``."""
     slow: LinkOrName | None = None
