@@ -5,7 +5,7 @@
 A rank, a node, the agent or the forkserver is killed before a random step or at a random time. Asserts that every job
 ends with the losses of the undisturbed run, that at most as many steps are repeated as lie between two checkpoints,
 that no recovery takes longer than 15 s, and that no process is left. A run whose own agent is killed ends; it is
-launched again with `resume`.
+launched again with `resume`, or from the start if it had saved nothing.
 """
 
 from __future__ import annotations
@@ -101,9 +101,10 @@ def _killed(setup: Setup, victim: str, source: random.Random, root: Path) -> Out
     except ss.RunFailed:
         if victim != "agent":
             raise
-        resumed = ss.launch(setup.job, setup.cluster, root=root, resume=running, preflight=False).wait(
-            WITHIN_S
-        )
+        saved = complete_checkpoints(running.path / "checkpoints")
+        resumed = ss.launch(
+            setup.job, setup.cluster, root=root, resume=running if saved else None, preflight=False
+        ).wait(WITHIN_S)
     took_s, restarts = time.monotonic() - started, running.reduced().restarts
     summary = running.summary()
     details = {
@@ -185,7 +186,7 @@ def _damaged(running: ss.Run) -> list[str]:
     for path in left:
         index = read_index(path)
         verify(path, index, index.files)
-    return [] if left else ["no checkpoint is left"]
+    return [] if left or running.reduced().last_step < EVERY else ["no checkpoint is left"]
 
 
 def _orphans() -> list[str]:

@@ -8,7 +8,7 @@ import pytest
 
 import shardscope as ss
 from shardscope.errors import SpecError
-from shardscope.spec.constants import CONSTANTS, NOT_FITTED
+from shardscope.spec.constants import CONSTANTS, MEASURED_OF_PAIRS
 from shardscope.spec.host_calibration import Constant, HostCalibration, HostMachine
 
 SHIPPED = HostCalibration.shipped()
@@ -16,7 +16,7 @@ SHIPPED = HostCalibration.shipped()
 
 def test_what_ships_has_every_constant_that_predictions_use_and_says_how_far_it_may_be_off() -> None:
     names = {row.name for row in SHIPPED.constants}
-    assert names == CONSTANTS.keys() - {*NOT_FITTED}
+    assert names == CONSTANTS.keys() - {*MEASURED_OF_PAIRS}
     assert all(row.low < row.high for row in SHIPPED.constants if row.name != "slowdown")
     assert SHIPPED.quantiles["5"] < 1 < SHIPPED.quantiles["95"]
 

@@ -18,7 +18,6 @@ from shardscope.prediction.planner.asked import Asked
 from shardscope.prediction.planner.candidates import Candidates
 from shardscope.prediction.planner.filter import GIB, problem_with
 from shardscope.prediction.planner.rank import Floats, Objective, objective_weights, ranking, scores
-from shardscope.prediction.planner.rehearsal import Rehearsal, rehearsal_of
 from shardscope.prediction.planner.search import RankedRows, SearchSettings, capacity, memory_parts, time_of
 from shardscope.prediction.planner.table import table_html
 from shardscope.prediction.step.machine import Machine
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from shardscope.analytic.layouts import Layouts
+    from shardscope.prediction.planner.rehearsal import Rehearsal
 
 
 class PlanRow(NamedTuple):
@@ -297,6 +297,8 @@ class Plans:
             >>> run = ss.launch(rehearsal.job, rehearsal.cluster)  # doctest: +SKIP
             >>> ss.compare(run.wait())  # doctest: +SKIP
         """
+        from shardscope.prediction.planner.rehearsal import rehearsal_of  # needs psutil, which web pages lack
+
         layout = self[rank - 1].layout
         return rehearsal_of(self.asked.setting(layout), layout, model=model, step_s=step_s, steps=steps)
 

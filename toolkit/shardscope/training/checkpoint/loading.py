@@ -161,7 +161,8 @@ def _open(
     ]
     if not found:
         raise CheckpointError(
-            f"no complete checkpoint in {source}; run with Checkpoint(every=...) to save checkpoints"
+            f"no complete checkpoint in {source}, because the run saved none before it ended; train from the start, "
+            "with Checkpoint(every=...) to save some"
         )
     damages: list[str] = []
     for path in reversed(found):
