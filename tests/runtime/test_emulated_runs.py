@@ -15,6 +15,7 @@ import shardscope as ss
 from conformance.emulated import EmulatedNetwork, are_gone, host_traces, made_by, needs_namespaces
 from conformance.runs import agent_pid, all_gone, endless_job, family, rank_pids, small_job, wait_for
 from shardscope.runtime.emulated.node import PORT
+from shardscope.spec.cluster.emulated import PAYLOAD
 
 PAIR = ss.Cluster.emulated(nodes=2, bandwidth="1 Gbit/s")
 
@@ -124,6 +125,21 @@ def test_a_comparison_takes_the_cluster_of_the_run() -> None:
     assert expected.host is not None
     share = expected.host.value("link_efficiency", ranks=2, transport="network")
     assert ring.inputs["bandwidth"] == pytest.approx(share * 1.25e8 * 1448 / 1538)
+
+
+def test_an_all_reduce_by_rack_is_faster_than_a_ring_can_be_over_slow_uplinks() -> None:
+    """A ring sends 1.5 times the gradients over each uplink, an all-reduce by rack once; nothing else takes as long."""
+    cluster = ss.Cluster.emulated(4, "50 Mbit/s", racks=2, rack_bandwidth="5 Mbit/s")
+    rate = 5e6 / 8 * PAYLOAD
+    fields = {"world_size": 4, "steps": 4, "batch": 16}
+    runs = [
+        ss.launch(small_job(strategy=strategy, **fields), cluster)
+        for strategy in ("ring", ss.Hierarchical(per_node=2))
+    ]
+    ring, by_rack = (float(run.wait(120).metrics()["step_time_s"].iloc[1:].min()) for run in runs)
+    size = 4 * ss.predict(runs[0].job, cluster).step.num_elements
+    assert ring > 0.95 * 1.5 * size / rate
+    assert 0.95 * size / rate < by_rack < 1.5 * size / rate
 
 
 @pytest.mark.slow
