@@ -352,12 +352,18 @@ class RunLog:
     def useful_s(self) -> float:
         """Time of the steps that count, in seconds.
 
-        The first steps after each start, which also build buckets and allocate memory, count as usual ones: their
-        additional time is a cost of the start.
+        Ranks that do not begin a step at the same time are in two steps at once; that time counts once. The first steps
+        after each start, which also build buckets and allocate memory, count as usual ones: their additional time is a
+        cost of the start.
         """
         usual_s = self.step_time_s or math.inf
         late_s = sum(max(0.0, each - usual_s) for each in self.warm_up.values())
-        return float(sum(self.steps.column("step_time_s"))) - late_s
+        ends, seconds = self.steps.column("t"), self.steps.column("step_time_s")
+        before = (-math.inf, *ends[:-1])
+        lasted = (
+            min(own, max(0.0, end - last)) for last, end, own in zip(before, ends, seconds, strict=True)
+        )
+        return float(sum(lasted)) - late_s
 
     @property
     def held_bytes(self) -> int | None:
