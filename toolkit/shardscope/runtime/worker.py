@@ -32,7 +32,7 @@ from shardscope.runtime.secondary_failure import is_secondary_failure
 from shardscope.runtime.user_modules import UserModules, make_importable
 from shardscope.spec import Job
 from shardscope.spec.faults import Faults
-from shardscope.training.context import open_rank
+from shardscope.training.context import RankContext, open_rank
 from shardscope.training.disk import advice_on, takes_no_more
 from shardscope.training.emulation import Emulation
 from shardscope.training.faults import FaultyControl, Place, RankFaults
@@ -109,7 +109,7 @@ def _train(run: RunDir, resume: Resume | None, events: EventWriter, job: Job | N
                 announce_resize(run, job, context, saved)
             drift = job.strategy.drift(context.world_size)
             control = StopControl(
-                run, context.rank, context.world_size, drift, job.timeout_s, _notes_between_machines(),
+                run, context.rank, context.world_size, drift, job.timeout_s, _notes_between_machines(context),
                 is_resizable=job.elastic is not None and not run.by_torchrun.exists(),
             )  # fmt: skip
             return trainer.train(FaultyControl(control.should_stop, faults), evaluated=control.evaluated)
@@ -132,15 +132,11 @@ def _faults(run: RunDir, events: EventWriter) -> RankFaults:
     return RankFaults(plan, place, run.fault_claims, events, grown=watch)
 
 
-def _notes_between_machines() -> StoreNotes | None:
-    """Return notes in torchrun's store, under separate keys for each restart; None if all ranks are on one machine."""
-    world_size = os.environ["WORLD_SIZE"]
-    if os.environ.get("LOCAL_WORLD_SIZE", world_size) == world_size:
+def _notes_between_machines(context: RankContext) -> StoreNotes | None:
+    """Return notes in the store of the process group; None if all ranks are on one machine."""
+    if context.group is None or context.local_world_size == context.world_size:
         return None
-    server = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
-    return StoreNotes(
-        dist.PrefixStore(f"shardscope-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", server)
-    )
+    return StoreNotes(dist.PrefixStore("notes", context.group.get_group_store()))
 
 
 def _describe(error: BaseException, trainer: Trainer | None, run: RunDir) -> dict[str, object]:

@@ -12,7 +12,6 @@ link do not depend on the transport.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -23,6 +22,7 @@ import torch.distributed as dist
 
 from shardscope.spec import Link
 from shardscope.training import clock
+from shardscope.training.collectives.start import store_of_this_start
 from shardscope.training.meter import Meter, Span, Traffic
 from shardscope.training.transports import Name, Route, open_route
 
@@ -259,16 +259,6 @@ def _scatter(self: MeteredProcessGroup, outputs: Any, inputs: Any, *options: Any
 
 setattr(MeteredProcessGroup, "gather", _gather)  # noqa: B010 - torch's stubs overload it
 setattr(MeteredProcessGroup, "scatter", _scatter)  # noqa: B010
-
-
-def store_of_this_start(rank: int, world_size: int, timeout: timedelta) -> dist.Store:
-    """Return the store at `MASTER_ADDR` and `MASTER_PORT`, under keys that ranks started earlier have not used.
-
-    An agent of torch 2.13 that restarts its ranks gives them the same store again. A rank that finds the address of a
-    peer that has ended there cannot connect.
-    """
-    store, _, _ = next(dist.rendezvous("env://", rank, world_size, timeout=timeout))
-    return dist.PrefixStore(f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def _paced_groups(link: Link, *, limits_rate: bool) -> PacedGroups:
