@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import shardscope as ss
 from prediction.planner.brute import CALIBRATION, machine, small_model
 from shardscope.prediction.planner import plan
 from shardscope.prediction.predict import predict
@@ -44,7 +45,7 @@ def test_the_pace_is_that_of_the_best_of_all_cuts(layers, times, stages, most):
     ranks = [which for which in (0, 1) for _ in range(stages[which])]
     paces = [
         max(count * times[which] for count, which in zip(counts, ranks, strict=True))
-        for counts in product(range(layers + 1), repeat=len(ranks))
+        for counts in product(range(1, layers + 1), repeat=len(ranks))
         if sum(counts) == layers and all(c <= most[w] for c, w in zip(counts, ranks, strict=True))
     ]
     if paces:
@@ -90,3 +91,14 @@ def test_a_prediction_cuts_the_layers_as_the_planner_does():
     assert found.time["forward"].inputs["pace"] <= 1
     best = predict(mixed.setting.model, mixed.setting.cluster, mixed.best.layout, CALIBRATION)
     assert 0 < best.time["forward"].inputs["pace"] < 1
+
+
+@pytest.mark.parametrize("layers", [8, 9, 12])
+def test_every_stage_has_a_layer_however_slow_its_device(layers):
+    slow, fast = (ss.Cluster.of(name, nodes=4, per_node=1) for name in ("v100-32gb", "h100"))
+    fix = {"tensor": 1, "context": 1, "expert": 1, "data": 1}
+    model = ss.Model.of("gpt2-large").replace(layers=layers)
+    counts = ss.plan(model, ss.Cluster.mixed(slow, fast), global_batch=16, fix=fix).stage_layers()
+    assert len(counts) == 8
+    assert sum(counts) == layers
+    assert min(counts) >= 1

@@ -362,7 +362,8 @@ def cut(
 def least_pace(layers: int, time: Floats, stages: Floats, most: Floats) -> Floats:
     """Return the smallest time T of the slowest stage, in seconds, for which all layers can be placed.
 
-    That is, the sum over groups of stages x min(most, floor(T / time)) is at least `layers`.
+    That is, the sum over groups of stages x min(most, floor(T / time)) is at least `layers`, and T is at least the time
+    of one layer on every stage.
 
     Args:
         layers: Number of layers to place.
@@ -370,7 +371,7 @@ def least_pace(layers: int, time: Floats, stages: Floats, most: Floats) -> Float
         stages: Number of stages, by layout and group.
         most: Number of layers that fit in the memory of a stage, by layout and group.
     """
-    low, high = np.zeros(len(time)), layers * time.max(axis=1)
+    low, high = np.where(stages > 0, time, 0.0).max(axis=1), layers * time.max(axis=1)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         enough = (stages * np.minimum(most, _layers_within(middle, time))).sum(axis=1) >= layers
@@ -385,7 +386,7 @@ def _layers_within(pace: Floats, time: Floats) -> Floats:
 def stage_layers(found: LayerSplit, row: int, layers: int) -> tuple[int, ...]:
     """Return the number of layers on every stage of one layout, in pipeline order.
 
-    Stages get as many layers as `found` allows; excess layers are then removed from the last stages.
+    Stages get as many layers as `found` allows, and at least one; excess layers are then removed from the last stages.
 
     Args:
         found: Result of `cut`.
@@ -393,13 +394,13 @@ def stage_layers(found: LayerSplit, row: int, layers: int) -> tuple[int, ...]:
         layers: Number of layers in the model.
     """
     counts = [
-        int(n)
+        max(1, int(n))
         for n, stages in zip(found.layers[row], found.stages[row], strict=True)
         for _ in range(int(stages))
     ]
     spare = sum(counts) - layers
     for place in reversed(range(len(counts))):
-        taken = min(spare, counts[place] - 1)
+        taken = max(0, min(spare, counts[place] - 1))
         counts[place] -= taken
         spare -= taken
     return tuple(counts)
