@@ -12,7 +12,7 @@ import numpy as np
 from shardscope.analytic import pareto
 from shardscope.analytic.compute.flops import model_flops
 from shardscope.analytic.pareto import Indices
-from shardscope.errors import SpecError
+from shardscope.errors import SpecError, quoted
 from shardscope.prediction.planner import explain as explaining
 from shardscope.prediction.planner.asked import Asked
 from shardscope.prediction.planner.candidates import Candidates
@@ -249,11 +249,15 @@ class Plans:
         Raises:
             SpecError: The ranking has no such position.
         """
-        for name, rank in (("first", first), ("second", second)):
-            if not 1 <= rank <= len(self.order):
-                raise SpecError(f"{name}={rank} is not a position in the ranking; use 1 to {len(self.order)}")
-        one, other = (self.layout(int(self.order[rank - 1])) for rank in (first, second))
+        one, other = self._ranked("first", first), self._ranked("second", second)
         return self._explained(one, other, (f"plan {first}", f"plan {second}"))
+
+    def _ranked(self, name: str, rank: int) -> Layout:
+        """Return the layout at a position in the ranking, which the argument `name` gives."""
+        if isinstance(rank, int) and 1 <= rank <= len(self.order):
+            return self.layout(int(self.order[rank - 1]))
+        known = f"use 1 to {len(self.order)}" if len(self.order) else f"it is empty: {self.problem}"
+        raise SpecError(f"{name}={quoted(rank)} is not a position in the ranking; {known}")
 
     def _explained(self, one: Layout, other: Layout, names: tuple[str, str]) -> explaining.Explanation:
         settings = self.asked.setting(one), self.asked.setting(other)
@@ -264,7 +268,7 @@ class Plans:
 
         On a mixed cluster, the split is uneven if an uneven split is faster.
         """
-        layout = self[rank - 1].layout
+        layout = self._ranked("rank", rank)
         model, cluster = self.asked.model, self.asked.cluster
         if cluster.groups:
             one = self.layouts([int(self.order[rank - 1])])
@@ -285,12 +289,14 @@ class Plans:
             rank: Position in the ranking, from 1.
             model: A transformer that jobs can train, such as ``"gpt-small"``; None for the plan's own model if it is
                 one, else ``"gpt-nano"``.
-            step_s: Time of a step here, in seconds. Computation must be slower than on this machine's own cores.
+            step_s: Predicted time of a step here, in seconds. Computation must be slower than on this machine's own
+                cores.
             steps: Number of steps of the job.
 
         Raises:
             SpecError: No job stands for the layout: it combines replicas with stages, splits layers or sequences, or
-                offloads; or the cluster cannot be emulated. The message names what to `fix` in the search.
+                offloads; or the cluster cannot be emulated. The message names what to `fix` in the search. Or the
+                ranking has no such position, or messages and fixed costs alone take longer than `step_s`.
 
         Example:
             >>> rehearsal = plan(model, cluster, fix={"data": 1, "tensor": 1}).rehearsal()  # doctest: +SKIP
@@ -299,7 +305,7 @@ class Plans:
         """
         from shardscope.prediction.planner.rehearsal import rehearsal_of  # needs psutil, which web pages lack
 
-        layout = self[rank - 1].layout
+        layout = self._ranked("rank", rank)
         return rehearsal_of(self.asked.setting(layout), layout, model=model, step_s=step_s, steps=steps)
 
     def why(self, layout: Layout) -> str:

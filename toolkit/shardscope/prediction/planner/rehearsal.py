@@ -4,32 +4,37 @@ A plan is for devices that this machine does not have, and for a model that is t
 trains a small model in slow motion. With T the slow motion (the time here for one second there), each rate of the
 emulated cluster follows from the plan:
 
-    FLOP/s of a node          FLOPs of the small layers / (T × planned time of all layers on that device)
+    FLOP/s of a node          FLOPs of the small model / (T × planned time of the passes on that device)
     updates of a node         bytes of a small update / (T × planned time of the update), faster on faster memory
     rate of a link            planned rate × (bytes of a small message / planned bytes of a message) / T
 
 So devices of unlike kind keep their proportions, and the run shows whether the planned division of the layers pays.
-Links inside a node are those of this machine, and memory is not emulated.
+What a small model has more of, or a job does otherwise than the plan, makes steps longer or shorter. T is therefore
+chosen so that the predicted step of the job takes the wanted time, and a note names the parts of a step whose share
+then differs from the plan's. Links inside a node are those of this machine, and memory is not emulated.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from shardscope.analytic.compute.flops import hardware_flops, model_flops
+from shardscope.analytic.compute.flops import model_flops
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory.states import known_recipe
-from shardscope.errors import SpecError
+from shardscope.analytic.terms import Term
+from shardscope.errors import SpecError, quoted
 from shardscope.machine import usable_cores
+from shardscope.prediction.job import predict_job
+from shardscope.prediction.planner.proportions import proportion_notes
 from shardscope.prediction.planner.search import SearchSettings
 from shardscope.prediction.rates import relative_speed
 from shardscope.prediction.saved_calibration import chosen
 from shardscope.prediction.step.machine import Machine
-from shardscope.prediction.step.step import cut, stage_layers, step_time, step_work
+from shardscope.prediction.step.step import StepParts, cut, stage_layers, step_time, step_work
 from shardscope.spec.cluster import Cluster, EmulatedCluster
 from shardscope.spec.cluster.emulated import PAYLOAD
 from shardscope.spec.job import Job
@@ -47,6 +52,8 @@ _BYTES = 4
 _DEFAULT = "gpt-nano"
 _MOST_BUSY = 0.5
 """Share of this machine's speed up to which its cores keep up with emulated ones."""
+_EXACT, _TRIES = 1e-6, 8
+"""Relative error of the predicted step that ends the search for the slow motion, and its largest number of tries."""
 
 
 @dataclass(frozen=True)
@@ -57,20 +64,20 @@ class Rehearsal:
         job: The small job.
         cluster: The emulated cluster, one rank for each device.
         planned_s: Step time of the plan, in seconds.
-        slow_motion: Time here for one second of the plan.
-        notes: Sentences that say what the rehearsal leaves out.
+        step_time_s: Predicted step time of the job on the emulated cluster, in seconds.
+        notes: Sentences that say what the rehearsal leaves out, and where it differs from the plan.
     """
 
     job: Job
     cluster: EmulatedCluster
     planned_s: float
-    slow_motion: float
+    step_time_s: float
     notes: tuple[str, ...] = ()
 
     @property
-    def step_time_s(self) -> float:
-        """Step time here if all parts of a step keep their proportions, in seconds."""
-        return self.planned_s * self.slow_motion
+    def slow_motion(self) -> float:
+        """Time here for one second of the plan."""
+        return self.step_time_s / self.planned_s
 
     def __repr__(self) -> str:
         told = " ".join(self.notes)
@@ -85,13 +92,12 @@ def rehearsal_of(
     setting: SearchSettings, layout: Layout, *, model: str | None, step_s: float, steps: int
 ) -> Rehearsal:
     """Return the rehearsal of a layout; see `Plans.rehearsal` for the arguments and errors."""
-    if not step_s > 0:
-        raise SpecError(f"step_s={step_s} is not a step time; give seconds above 0")
+    if isinstance(step_s, bool) or not isinstance(step_s, int | float) or not 0 < step_s < float("inf"):
+        raise SpecError(f"step_s={quoted(step_s)} is not a step time; give a number of seconds above 0")
     _check(layout, setting.cluster)
     name, small = _small_model(setting.model.name, model)
     table = Layouts.of([layout])
     planned = step_time(setting.model, table, setting.cluster, setting.calibration)
-    slow = step_s / float(planned.total[0])
     job = Job(
         model=name, data="python-source", world_size=layout.num_devices, steps=steps,
         strategy=_strategy(layout, _split(setting, table, small, layout.pipeline)),
@@ -99,9 +105,67 @@ def rehearsal_of(
         optimizer=_optimizer(layout), recompute=layout.recompute, compression=layout.compression,
         name=f"rehearsal-{name}",
     )  # fmt: skip
-    flops = _pass_flops(small, name) / slow
+    planned_s = float(planned.total[0])
+    staged, found = _slowed(
+        lambda slow: _staged(setting, layout, job, small, planned=planned, slow=slow),
+        job,
+        step_s,
+        step_s / planned_s,
+    )
+    notes = (*staged.notes, *proportion_notes(planned, found))
+    return Rehearsal(job, staged.cluster, planned_s, found.value, notes)
+
+
+def _slowed(
+    staged_at: Callable[[float], _Staged], job: Job, step_s: float, slow: float
+) -> tuple[_Staged, Term]:
+    """Return the cluster on which a step of the job takes `step_s`, and the predicted time of the step.
+
+    The time grows by nearly as much for each unit of slow motion, from the time of what the cluster does not set, so
+    the next try is on the line through the last two.
+
+    Args:
+        staged_at: Function that returns the cluster for a slow motion.
+        job: The job.
+        step_s: The wanted step time, in seconds.
+        slow: Slow motion of the first try.
+
+    Raises:
+        SpecError: Steps take longer at any speed of the cluster.
+    """
+    line, before = step_s / slow, (0.0, 0.0)
+    for _ in range(_TRIES):
+        staged = staged_at(slow)
+        found = predict_job(job, staged.cluster).time
+        assert found is not None  # every transformer that jobs train has a step time on an emulated cluster
+        if abs(found.value / step_s - 1) < _EXACT:
+            return staged, found
+        line, before = (found.value - before[1]) / (slow - before[0]), (slow, found.value)
+        slow += (step_s - found.value) / line
+        if slow <= 0:
+            break
+    least_s = before[1] - line * before[0]
+    raise SpecError(
+        f"step_s={step_s} is too short for {job.world_size} ranks on this machine, which needs about "
+        f"{seconds_text(least_s)} for messages and fixed costs, however fast the emulated cluster is; give a larger "
+        "step_s"
+    )
+
+
+class _Staged(NamedTuple):
+    """The emulated cluster of a rehearsal, and what it leaves out."""
+
+    cluster: EmulatedCluster
+    notes: tuple[str, ...]
+
+
+def _staged(
+    setting: SearchSettings, layout: Layout, job: Job, small: GPTConfig, *, planned: StepParts, slow: float
+) -> _Staged:
+    """Return the cluster whose nodes and links are slower than planned by the slow motion `slow`."""
+    flops = float(model_flops(small.transformer(str(job.model)), 1)) / slow
     moved = _moved_bytes(job, small, layout) / (slow * float(planned.optimizer[0]))
-    nodes = _nodes(setting, table, flops, moved)
+    nodes = _nodes(setting, Layouts.of([layout]), flops, moved)
     bandwidth, latency_s = _link(setting, layout, small, slow)
     per_node = setting.cluster.per_node
     cluster = Cluster.emulated(
@@ -110,7 +174,7 @@ def rehearsal_of(
         node_memory_bandwidth={node: rates.memory_bandwidth for node, rates in enumerate(nodes)},
     )  # fmt: skip
     notes = (*_link_note(nodes, bandwidth), *_speed_note(per_node * sum(rates.flops for rates in nodes)))
-    return Rehearsal(job, cluster, float(planned.total[0]), slow, notes)
+    return _Staged(cluster, notes)
 
 
 class _Rates(NamedTuple):
@@ -139,15 +203,16 @@ def _nodes(setting: SearchSettings, table: Layouts, flops: float, moved_bytes_pe
 
 
 def _pass_s(setting: SearchSettings, table: Layouts, group: Cluster) -> float:
-    """Return the planned time of one micro-batch in all layers on the devices of a group, in seconds.
+    """Return the planned time of one micro-batch in the whole model on the devices of a group, in seconds.
 
-    It is that of both passes, with waits for launches, but without messages.
+    It is that of both passes, with embedding, head and waits for launches, but without messages.
     """
     alone = setting.cluster.replace(device=group.device, intra=group.intra, groups=())
     one = step_work(setting.model, table, alone, setting.calibration, None).micro.take(slice(0, 1))
     held = np.ceil(setting.model.layers / table.pipeline[0])
     in_stage = one["forward compute"] + one["backward compute"] + one["waiting"]
-    return float(np.ravel(in_stage)[0] / held * setting.model.layers)
+    whole = in_stage / held * setting.model.layers + one["edge compute"]
+    return float(np.ravel(whole)[0])
 
 
 def _link_note(nodes: Sequence[_Rates], bandwidth: float) -> Iterator[str]:
@@ -199,10 +264,10 @@ def _check(layout: Layout, cluster: Cluster) -> None:
 
 def _small_model(planned: str, model: str | None) -> tuple[str, GPTConfig]:
     name = model or (planned if planned in MODELS else _DEFAULT)
-    config = MODELS.get(name)
+    config = MODELS.get(name) if isinstance(name, str) else None
     if not isinstance(config, GPTConfig):
         gpts = ", ".join(repr(each) for each, known in MODELS.items() if isinstance(known, GPTConfig))
-        raise SpecError(f"model={name!r} is not a transformer that a job can train; use one of {gpts}")
+        raise SpecError(f"model={quoted(name)} is not a transformer that a job can train; use one of {gpts}")
     return name, config
 
 
@@ -242,12 +307,6 @@ def _optimizer(layout: Layout) -> Any:
             f"optimizer={layout.axis('optimizer')!r} is one that jobs do not have; plan with optimizer='adamw'"
         )
     return layout.optimizer
-
-
-def _pass_flops(small: GPTConfig, name: str) -> float:
-    """Return the FLOPs of all layers for one sample, in the forward and the backward pass."""
-    whole = small.transformer(name)
-    return 3 * float(hardware_flops(whole, 1, recompute="full") - model_flops(whole, 1))
 
 
 def _moved_bytes(job: Job, small: GPTConfig, layout: Layout) -> float:
