@@ -231,7 +231,7 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path, ran: Run) -> None:
     empty: Any = SimpleNamespace(id="too-early", job=ran.job, events=list)
     with pytest.raises(ss.RunUnreadable, match="too-early has nothing to compare.*wait for a step"):
         compare(empty)
-    with pytest.raises(ss.SpecError, match=r"prediction is for 1 ranks.*ss.predict"):
+    with pytest.raises(ss.SpecError, match=r"prediction is for 1 rank,.*ss.predict"):
         compare(ran, prediction=ss.predict(ss.Job(model="mlp", data="digits", strategy="single")))
 
 

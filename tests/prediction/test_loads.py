@@ -1,4 +1,4 @@
-"""Predictions for ranks of unlike speed: what a step waits for, and how many gradients are used per second."""
+"""Predictions for ranks of different speeds: what a step waits for, and how many gradients are used per second."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_without_a_checkpoint_it_begins_anew_and_each_fault_happens_once() -> No
 def test_restarts_are_limited_and_the_error_says_so() -> None:
     faults = ss.Faults.of("kill rank=1 step=2; kill rank=1 step=3")
     run = ss.launch(job(recovery=1), faults=faults)
-    with pytest.raises(ss.RunFailed, match="SIGKILL after step 2.*all 1 restarts of recovery=1 are used up"):
+    with pytest.raises(ss.RunFailed, match="SIGKILL after step 2.*recovery=1 allows no further restart"):
         run.wait(WITHIN_S)
     assert run.state_text == "failed after 1 restart"
     assert run.cause == "killed"

@@ -21,6 +21,8 @@ from shardscope.training.emulation import Emulation
         ({"nodes": 101}, "nodes=101"),
         ({"nodes": True}, "nodes=True"),
         ({"bandwidth": "1"}, "unit"),
+        ({"bandwidth": 0}, "bandwidth=0 is not valid: it should be greater than 0"),
+        ({"upload": {1: 0}}, "upload=0 is not valid"),
         ({"latency": "1 MB"}, "latency"),
         ({"per_node": 0}, "per_node=0"),
         ({"slowdown": {4: 2.0}}, "slowdown names node 4, but the nodes are 0 to 3"),
@@ -51,12 +53,12 @@ def test_uneven_links_are_those_of_the_named_nodes() -> None:
     assert cluster.slowest == 1.25e6
     assert cluster.link is not None
     assert cluster.link.bandwidth == pytest.approx(1.25e6 * PAYLOAD)
-    assert cluster.name == "3 emulated nodes, slowest link 10 Mbit/s, 0 s"
+    assert cluster.name == "3 emulated nodes, slowest link 10 Mbit/s"
 
 
 def test_racks_and_their_uplinks_are_named() -> None:
     cluster = ss.Cluster.emulated(nodes=4, racks=2, rack_bandwidth="250 Mbit/s")
-    assert cluster.name == "4 emulated nodes in 2 racks, 1 Gbit/s, uplinks 250 Mbit/s, 0 s"
+    assert cluster.name == "4 emulated nodes in 2 racks, 1 Gbit/s, uplinks 250 Mbit/s"
     assert not cluster.has_equal_links
 
 
@@ -69,11 +71,11 @@ def test_a_single_node_has_no_link_to_other_nodes() -> None:
 def test_its_speed_is_that_of_the_slowest_node() -> None:
     cluster = ss.Cluster.emulated(nodes=2, flops="3 GFLOP/s", memory_bandwidth="6 GB/s", slowdown={1: 2.0})
     assert (cluster.flops, cluster.memory_bandwidth) == (1.5e9, 3e9)
-    assert cluster.name == "2 emulated nodes, 1 Gbit/s, 0 s, slowest node 1.5 GFLOP/s"
+    assert cluster.name == "2 emulated nodes, 1 Gbit/s, slowest node 1.5 GFLOP/s"
     assert ss.Cluster.emulated(slowdown={0: 2.0}).flops is None
 
 
-def test_nodes_of_unlike_kind_have_rates_and_memory_of_their_own() -> None:
+def test_different_nodes_have_rates_and_memory_of_their_own() -> None:
     cluster = ss.Cluster.emulated(
         nodes=3, flops="1 GFLOP/s", node_flops={0: "4 GFLOP/s"}, slowdown={1: 2.0}, memory_bandwidth="2 GB/s",
         node_memory_bandwidth={0: "3 GB/s"}, memory="1 GB", node_memory={0: "4 GB"}, per_node=2,

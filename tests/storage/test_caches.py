@@ -50,7 +50,7 @@ def test_a_new_cache_takes_the_place_of_the_one_not_used_for_longest(root: Path)
         del del_me
     assert sources(root) == ["/data/set2", "/data/set1"]
     with pytest.warns(
-        UserWarning, match=r"deleted the data cache of /data/set2 \(16.3 kB\), not used for longest"
+        UserWarning, match=r"deleted the least recently used data cache, of /data/set2 \(16.3 kB\), because"
     ):
         kept = filled(root, 3)
     assert sources(root) == ["/data/set1", "/data/set3"]
@@ -129,6 +129,11 @@ def test_the_command_lists_limits_and_clears(root: Path, capsys: pytest.CaptureF
     assert f"0 caches in {root}" in said("--clear").out
     assert main(["cache", "--clear", "--limit", "1 GB"]) == 2
     assert main(["cache", "--limit", "lots"]) == 2
+    filled(root, 3)
+    assert f"1 cache in {root}" in said().out
+    capsys.readouterr()
+    assert main(["cache", "--folder", str(root / "typo")]) == 2
+    assert "typo' does not exist" in capsys.readouterr().err
 
 
 def test_ranks_of_a_run_tell_which_cache_they_deleted(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,5 +148,5 @@ def test_ranks_of_a_run_tell_which_cache_they_deleted(root: Path, monkeypatch: p
     assert [Path(source).name for source in sources(root / "caches")] == ["set1"]
     told = "".join(run.logs(rank) for rank in range(run.job.world_size))
     assert (
-        told.count(f"deleted the data cache of {root / 'set0'}") == 1
+        told.count(f"deleted the least recently used data cache, of {root / 'set0'}") == 1
     )  # by the rank that opened its cache first

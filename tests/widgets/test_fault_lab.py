@@ -147,12 +147,12 @@ class TestBreaker:
         breaker, run, problems = broken
         breaker.choices.rank, breaker.choices.num_steps = 2, 5
         breaker.buttons["kill"].click()
-        assert "Asked of the run: rank 2 killed before its next step." in breaker.said.value
+        assert "Requested: rank 2 killed before its next step." in breaker.said.value
         breaker.buttons["slow"].click()
         assert "rank 2 computes 3 times slower for 5 steps, from its next step on." in breaker.said.value
         breaker.choices.step = 40
         breaker.buttons["kill"].click()
-        assert "Asked of the run: rank 2 killed before step 40." in breaker.said.value
+        assert "Requested: rank 2 killed before step 40." in breaker.said.value
         assert [str(each) for each in run.injected] == [
             "kill rank=2 step=13", "slow rank=2 factor=3 steps=13-17", "kill rank=2 step=40",
         ]  # fmt: skip

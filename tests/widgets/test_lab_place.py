@@ -52,6 +52,8 @@ class TestPlace:
         ("place", "job", "told"),
         [
             ({"racks": 3}, {}, "racks=3 does not divide nodes=4"),
+            ({"nodes": 100, "per_node": 64}, {}, "100 nodes with 64 ranks each are 6,400 ranks, but"),
+            ({"node_bandwidth": "0 Mbit/s"}, {}, "Node link=&#x27;0 Mbit/s&#x27; is not valid"),
             ({}, {"bandwidth": "100 Mbit/s"}, "cannot be combined with an emulated cluster"),
             ({}, {"elastic": "2:4"}, "has a fixed number of devices"),
             ({}, {"strategy": "single"}, "world_size=1 does not match the 4 ranks"),
@@ -127,7 +129,7 @@ class TestResizer:
     @pytest.mark.parametrize(
         ("elastic", "state", "told"),
         [
-            (None, "running", "a fixed number of ranks, 2: set Elastic"),
+            (None, "running", "This run always has 2 ranks. To resize a run, set Elastic"),
             ("2:4", "completed", "This run has ended"),
         ],
     )

@@ -1,4 +1,4 @@
-"""ZeRO-1 with shards of unlike size: whatever the shares, ranks follow one process and hold and send what is said."""
+"""ZeRO-1 with shards of different sizes: whatever the shares, ranks follow one process and hold what is said."""
 
 from __future__ import annotations
 
@@ -119,7 +119,8 @@ def refusals() -> list[tuple[Any, str]]:
     small = ss.Cluster.emulated(nodes=2, memory="100 kB")
     by_memory = small_job(strategy=ss.Zero1(shards="memory"))
     return [
-        (job(strategy=ss.Zero1(shards=(2, 1)), world_size=3, batch=48), "(2, 1) has 2 numbers, but world_size=3"),
+        (job(strategy=ss.Zero1(shards=(2, 1)), world_size=3, batch=48),
+         "has 2 numbers, but world_size=3; give 3 numbers, or 'memory'"),
         (lambda: ss.Zero1(shards=(2, 0)), "strategy.shards=(2, 0) is not valid; give one whole number"),
         (lambda: ss.Zero1(shards="speed"), "or 'memory'"),
         (lambda: ss.Zero3(shards=(2, 1)), "strategy='zero-3', whose gradients and parameters"),

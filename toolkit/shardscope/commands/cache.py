@@ -1,4 +1,4 @@
-"""`shardscope cache`: list the caches of data sets on disk, and delete those that were not used for longest."""
+"""`shardscope cache`: list the caches of data sets on disk, and delete the least recently used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardscope.commands._json import as_json
 from shardscope.commands._table import aligned
 from shardscope.disk_cache import LIMIT
 from shardscope.errors import SpecError
-from shardscope.spec.units import bytes_text, quantity
+from shardscope.spec.units import bytes_text, plural, quantity
 
 if TYPE_CHECKING:
     from shardscope.storage.caches import DataCache
@@ -23,7 +23,7 @@ def add_to(commands: Any) -> None:
     parser = commands.add_parser(
         "cache",
         help="list and limit the caches of data sets on disk",
-        description="List the caches of data sets on disk (Shards(cache=...)), the one not used for longest first. "
+        description="List the caches of data sets on disk (Shards(cache=...)), the least recently used first. "
         f"Set {LIMIT} to limit all of them together, such as {LIMIT}='100 GB'.",
     )
     parser.add_argument(
@@ -34,7 +34,7 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--limit",
         metavar="SIZE",
-        help="delete caches that are not in use, those not used for longest first, until all take at most this, such "
+        help="delete caches that are not in use, the least recently used first, until all take at most this, such "
         "as '20 GB'",
     )
     parser.add_argument("--clear", action="store_true", help="delete all caches that are not in use")
@@ -48,7 +48,12 @@ def carry_out(arguments: argparse.Namespace) -> int:
         raise SpecError("--clear and --limit both say what to delete; give one of them")
     from shardscope.storage.caches import caches_in, default_root, evict, limit_here
 
-    root = arguments.folder or default_root()
+    if arguments.folder is not None and not arguments.folder.is_dir():
+        raise SpecError(
+            f"--folder={str(arguments.folder)!r} does not exist or is not a folder; give the cache_folder of your "
+            "shards, or leave it out"
+        )
+    root = arguments.folder or default_root()  # which does not exist before the first cache
     deleted: list[DataCache] = []
     if arguments.clear or arguments.limit is not None:
         limit = 0.0 if arguments.clear else quantity(arguments.limit, "bytes", field="--limit")
@@ -64,7 +69,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
         print(aligned(["data", "size", "used", "state"], [_cells(cache) for cache in found]))
     total, limit_text = sum(cache.num_bytes for cache in found), limit_here()
     told = "" if limit_text is None else f" of {bytes_text(limit_text)} ({LIMIT})"
-    print(f"{len(found)} caches in {root}: {bytes_text(total)}{told}")
+    print(f"{plural(len(found), 'cache')} in {root}: {bytes_text(total)}{told}")
     return 0
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from shardscope.commands._json import as_json
 from shardscope.commands._runs import add_run_argument, attach
+from shardscope.spec.units import plural
 
 
 def add_to(commands: Any) -> None:
@@ -29,5 +30,5 @@ def carry_out(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(as_json({"id": run.id, "world_size": arguments.ranks}))
     else:
-        print(f"{run.id}: {arguments.ranks} ranks continue after the step in progress")
+        print(f"{run.id}: training continues on {plural(arguments.ranks, 'rank')} after the step in progress")
     return 0

@@ -25,9 +25,9 @@ ABOUT = (
     "somewhat optimistic for a cluster of your own: several tables are of one cluster (such as four of Selene and two "
     "of BLOOM's), and the others of that cluster stay when one is left out. The third list tests whether intervals "
     "contain 90% of measured times (p is that of a two-sided binomial test), and has the mean interval score of the "
-    "logarithms in per cent (Winkler 1972; less is better), beside that of intervals with one relative width, which "
-    "the other tables need. With --rows, your own steps are compared instead. The options of a layout are settings of "
-    "all rows, which their columns override."
+    "logarithms in per cent (Winkler 1972; less is better), beside the score of intervals with a constant relative "
+    "width, chosen on the other tables. With --rows, your own steps are compared instead. The options of a "
+    "layout are settings of all rows, which their columns override."
 )
 
 
@@ -59,7 +59,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
     else:
         print(
             f"Predicted as your layouts are\n{text(lines)}\n\nPredicted without the table\n{left_out_text(left_out)}"
-            f"\n\nIntervals without the table, of tables with {ENOUGH} rows\n{intervals_text(left_out)}"
+            f"\n\nIntervals without the table, of tables with at least {ENOUGH} rows\n{intervals_text(left_out)}"
         )
     return 0
 
@@ -120,7 +120,7 @@ def intervals_text(scores: Mapping[str, TableScore]) -> str:
 
     header = [
         "data set", "n", "in interval", "p", "interval score", "constant width",
-        "in interval after one step", "p", "interval score", "constant width",
+        "in interval after one step", "p after", "interval score after", "constant width after",
     ]  # fmt: skip
     rows = [
         (

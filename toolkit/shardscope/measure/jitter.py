@@ -26,15 +26,16 @@ def jitter(
 ) -> Jitter:
     """Return how the computing times of a run's ranks differ, between ranks and from step to step.
 
-    The result predicts the time of the slowest of any number of ranks, which ranks that meet in each step wait for: as
-    the expected maximum of log-normal times, with the variance of the measured ranks (`Jitter.slowest_s`). It holds as
+    It predicts the computing time of the slowest of any number of ranks, for which synchronous ranks wait, as the
+    expected maximum of log-normal times with the variance of the measured ranks (`Jitter.slowest_s`). It holds as
     far as further ranks are like the measured ones; ranks that share cores have more jitter than ranks on their own,
     which a warning says. Steps that were repeated after a failure, or in which a fault slowed a rank down, are
     left out.
 
     Args:
         run: A run of at least 2 ranks that compute, with recorded spans, or its name or path.
-        ranks: Only these ranks, as to see how well some of them predict the slowest of all; None for all that compute.
+        ranks: Only these ranks, for example to see how well some of them predict the slowest of all; None for all that
+            compute.
         root: Folder of the runs; None takes ``$SHARDSCOPE_RUNS`` or ``./runs``.
 
     Example:

@@ -31,7 +31,7 @@ def job_time_term(step: JobStep, found: Traced, traffic: Traffic | None, rates: 
     optimizer takes the time to read and write all states on the rank where that takes longest, plus a time per tensor,
     and the codec the time to read and write the gradient and its packets. Each collective takes as long as its slowest
     rank needs to send or to receive its bytes, or the busiest link if messages share links, and to send its messages.
-    Ranks of unlike speed wait for the one that computes longest, apart from those whose gradients are dropped.
+    Ranks of different speeds wait for the one that computes longest, apart from those whose gradients are dropped.
 
     Args:
         step: The training step to predict.

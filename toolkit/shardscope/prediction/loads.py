@@ -1,4 +1,4 @@
-"""Work of each rank in a step on ranks of unlike speed, with a batch that may be divided unevenly."""
+"""Work of each rank in a step on ranks of different speeds, with a batch that may be divided unevenly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rate at which a parameter server uses the gradients of workers of unlike speed, under a bound on staleness."""
+"""Rate at which a parameter server uses the gradients of workers of different speeds, under a bound on staleness."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from shardscope.runlog.figures import FIGURES, figure_text
 from shardscope.runtime.status import printable
+from shardscope.spec.units import plural
 
 if TYPE_CHECKING:
     from shardscope.runlog.summary import Summary
@@ -34,10 +35,11 @@ def run_html(run: Run) -> str:
     """Return a run as a small HTML table, with all text escaped."""
     summary, error = run.summary(), run.error
     at = summary.diverged_at
+    ranks = f"{summary.world_sizes} ranks" if summary.world_sizes else plural(run.job.world_size, "rank")
     rows = {
         "state": run.state_text if at is None else f"{run.state_text}; the loss diverged at step {at}",
         "group": run.group,
-        "strategy": f"{run.job.strategy.label}, {summary.world_sizes or run.job.world_size} ranks",
+        "strategy": f"{run.job.strategy.label}, {ranks}",
         "steps": run.job.progress(summary.last_step),
         **{FIGURES[name].label: figure_text(name, getattr(summary, name), "") for name in _FIGURES},
         **recovery_facts(summary),

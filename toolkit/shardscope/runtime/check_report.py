@@ -16,6 +16,7 @@ import numpy as np
 
 from shardscope.spec import Job
 from shardscope.spec.job_parts import label_of
+from shardscope.spec.units import plural
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -107,7 +108,7 @@ class CheckReport:
     @property
     def verdict(self) -> str:
         """The result of the check, in one or two sentences."""
-        who = f"{self.strategy} on {self.world_size} ranks"
+        who = f"{self.strategy} on {plural(self.world_size, 'rank')}"
         apart = f"all parameters together differ by {_part(self.difference)}"
         losses = f"the losses by at most {_part(self.loss_difference)}"
         if self.because is not None:

@@ -15,6 +15,7 @@ from shardscope.runtime.failure import Ending
 from shardscope.runtime.rundir import RunDir
 from shardscope.runtime.status import Cause
 from shardscope.spec import Job
+from shardscope.spec.units import plural
 
 
 def next_size(run: RunDir, job: Job, world_size: int, ending: Ending) -> int | None:
@@ -37,7 +38,7 @@ def next_size(run: RunDir, job: Job, world_size: int, ending: Ending) -> int | N
         size = job.at_size(int(read_text(taken))).world_size
     except (ValueError, OSError, OutOfReach) as error:  # not written by `Run.resize`, which checks it
         print(
-            f"the run goes on with {size} ranks, because control/resize is not valid: {error}",
+            f"the run goes on with {plural(size, 'rank')}, because control/resize is not valid: {error}",
             file=sys.stderr,
         )
     with contextlib.suppress(FileNotFoundError):

@@ -152,7 +152,7 @@ class Restarts:
         if error is not None and error.step == 0:
             return "; a restart would not help"
         if self.count and self.count >= self.recovery.restarts:
-            return f"; all {self.count} restarts of recovery={self.count} are used up"
+            return f"; recovery={self.count} allows no further restart"
         return ""
 
 

@@ -21,6 +21,13 @@ if TYPE_CHECKING:
     from pydantic_core import CoreSchema
 
 _PLAIN = (str, int, float, type(None))
+_WANTED = {
+    "int": "a whole number",
+    "int_from_float": "a whole number",
+    "float": "a number",
+    "bool": "True or False",
+}
+"""What to give instead, by the kind of pydantic's error."""
 """Types whose values need no check in addition to pydantic's."""
 
 
@@ -211,6 +218,8 @@ def _readable(cls: type[Spec], error: ValidationError) -> SpecError:
     field = ".".join(path) or cls.__name__
     if problem["type"] == "missing":
         return SpecError(f"{cls.__name__} requires {field}; give {field}=...")
+    if wanted := _WANTED.get(problem["type"].removesuffix("_parsing").removesuffix("_type")):
+        return SpecError(f"{cls._prefix()}{field}={quoted(problem['input'])} is not valid; give {wanted}")
     message = problem["msg"].removeprefix("Value error, ").replace("Input should", "it should")
     return SpecError(f"{cls._prefix()}{field}={quoted(problem['input'])} is not valid: {message}")
 

@@ -32,7 +32,7 @@ class Batch(Spec):
         tuple[Count, ...] | Literal["measured"] | None,
         BeforeValidator(reader_of_shares("batch.shares", MEASURED)),
     ] = None
-    """Shares of the ranks in the global batch, for ranks of unlike speed: one number for each, such as
+    """Shares of the ranks in the global batch, for ranks of different speeds: one number for each, such as
     ``(2, 2, 1, 1)``; or ``"measured"``, which starts with equal shares, and after a few steps divides the batch by
     measured speed, in whole micro-batches. Gradients are weighted by samples, so the trained weights are those of equal
     shares. None gives all ranks equal shares."""

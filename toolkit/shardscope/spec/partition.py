@@ -25,7 +25,7 @@ def optimal_split(
     Args:
         costs: Cost of each layer, in order; at least 0, in any unit.
         num_stages: 1 to ``len(costs)``.
-        slowness: Factor of the cost of all layers in each stage, for stages on devices of unlike speed; None for 1.
+        slowness: Factor of the cost of all layers in each stage, for stages on devices of different speeds; None for 1.
 
     Raises:
         SpecError: There are fewer layers than stages.

@@ -38,7 +38,7 @@ class Shards(Spec):
     test: str | None = None
     """Path of shards with test rows, in the same format; None holds out rows of `path`."""
     cache: Bytes | None = None
-    """Size limit of a local cache of shards, such as ``"20 GB"``; those that were not used for longest are deleted. The
+    """Size limit of a local cache of shards, such as ``"20 GB"``; the least recently used are deleted. The
     cache is shared by the ranks of a machine, and kept for later runs. None reads ``.npy`` shards in place, and limits
     the cache of other formats, which is where they are unpacked, to 10 GB. ``$SHARDSCOPE_CACHE_LIMIT`` limits the
     caches of all data sets together."""

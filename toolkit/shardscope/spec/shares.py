@@ -10,6 +10,7 @@ from math import gcd
 from typing import Any
 
 from shardscope.errors import SpecError, quoted
+from shardscope.spec.units import plural
 
 MEASURED = "measured"
 """Value of `Batch.shares` that divides the batch by measured speed."""
@@ -95,7 +96,7 @@ def samples_by_share(global_batch: int, shares: Sequence[int], num_ranks: int) -
     told = f"batch.shares={tuple(shares)}"
     if len(shares) != num_ranks:
         raise SpecError(
-            f"{told} has {len(shares)} number{'s' * (len(shares) != 1)}, but the batch is divided among {num_ranks} "
+            f"{told} has {plural(len(shares), 'number')}, but the batch is divided among {num_ranks} "
             f"rank{'s' * (num_ranks != 1)}; give {num_ranks}"
         )
     each = gcd(*shares)

@@ -208,6 +208,11 @@ def flops_text(flops: float) -> str:
     return scaled(flops, _FLOPS)
 
 
+def plural(count: int, thing: str) -> str:
+    """Format a count with its noun: ``1 rank``, ``4 ranks``."""
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
 def seconds_text(seconds: float) -> str:
     """Format seconds in one unit that `parse` accepts: ``1.5 ms``."""
     return scaled(seconds, _SECONDS) if seconds else "0 s"

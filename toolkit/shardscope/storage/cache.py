@@ -4,7 +4,7 @@
 
 Each shard is one ``.npy`` file. It is written under another name and then renamed, while a lock for that shard makes
 other ranks wait rather than fetch it too. The operating system releases the locks of a killed process. A hit renews the
-file's time of modification, by which the shards that were not used for longest are found. A shard that is deleted while
+file's time of modification, by which the least recently used shards are found. A shard that is deleted while
 a rank still maps it stays readable there.
 """
 
@@ -110,7 +110,7 @@ class ShardCache:
             )
 
     def _make_room(self, num_bytes: int) -> None:
-        """Delete the shards that were not used for longest, until `num_bytes` more fit; the room lock is held."""
+        """Delete the least recently used shards until `num_bytes` more fit; the room lock is held."""
         found = []
         for path in self.folder.glob("*.npy"):
             status = path.stat()

@@ -5,7 +5,7 @@
         in-use.lock         locked by each process that reads from the cache; the system releases those of killed ones
     caches.lock             locked while a cache is opened, or caches are deleted
 
-A cache in use is never deleted. Of the others, those that were not used for longest go first.
+A cache in use is never deleted. Of the others, the least recently used go first.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from shardscope.disk_cache import LIMIT, cache_dir
 from shardscope.errors import DataError
-from shardscope.spec.units import bytes_text, quantity
+from shardscope.spec.units import bytes_text, plural, quantity
 from shardscope.storage.locks import locked
 
 _ABOUT, _IN_USE, _ALL = "about.json", "in-use.lock", "caches.lock"
@@ -70,7 +70,7 @@ def limit_here() -> float | None:
 
 
 def caches_in(root: Path) -> list[DataCache]:
-    """Return the caches in a folder, the one that was not used for longest first."""
+    """Return the caches in a folder, the least recently used first."""
     found = []
     with suppress(FileNotFoundError):
         for folder in root.iterdir():
@@ -144,15 +144,15 @@ def _make_room(folder: Path, needed: float, limit: float) -> None:
     left = [cache for cache in caches_in(folder.parent) if cache.folder != folder]
     taken = sum(cache.num_bytes for cache in left)
     if taken + needed > limit:
-        others = f" beside the {bytes_text(taken)} of {len(left)} caches in use" if left else ""
+        others = f" beside the {bytes_text(taken)} of {plural(len(left), 'cache')} in use" if left else ""
         raise DataError(
             f"a cache of {bytes_text(needed)} does not fit{others} within {LIMIT}={bytes_text(limit)}; give a smaller "
             f"cache=, or raise {LIMIT}" + (", or wait until the other runs have ended" if left else "")
         )
     if deleted:
         warnings.warn(
-            f"deleted the data {'cache' if len(deleted) == 1 else 'caches'} of "
-            f"{', '.join(cache.label for cache in deleted)}, not used for longest, because all data caches in "
+            f"deleted the least recently used data {'cache' if len(deleted) == 1 else 'caches'}, of "
+            f"{', '.join(cache.label for cache in deleted)}, because all data caches in "
             f"{folder.parent} may take {bytes_text(limit)} together ({LIMIT})",
             stacklevel=2,
         )

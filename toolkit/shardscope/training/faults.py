@@ -29,6 +29,7 @@ from shardscope.errors import LaunchError
 from shardscope.runlog.writer import EventWriter
 from shardscope.spec.fault_kinds import AnyFault, DropLink, FillDisk, Kill, Slow
 from shardscope.spec.faults import Faults
+from shardscope.spec.units import plural
 from shardscope.training.compute_pace import ComputePace
 
 _FULL = "/dev/full"
@@ -187,7 +188,7 @@ class RankFaults:
         return time.time()
 
     def _leave_out(self, number: int, fault: AnyFault, step: int) -> None:
-        why = f"not carried out, because the run has {self.place.world_size} ranks"
+        why = f"not carried out, because the run has {plural(self.place.world_size, 'rank')}"
         self._claim(number, fault, step, kind="left-out", text=f"{fault.text}: {why}")
 
     def _carry_out(self, number: int, fault: Kill | DropLink, step: int) -> None:

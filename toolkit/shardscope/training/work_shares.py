@@ -1,4 +1,4 @@
-"""Division of the global batch among ranks of unlike speed, fixed or by measured speed.
+"""Division of the global batch among ranks of different speeds, fixed or by measured speed.
 
 Each rank processes its own number of samples in a step, and its gradients are weighted by it, so that the mean over the
 ranks is the mean over all samples of the batch. Shares by measured speed start equal. After a few steps, each rank

@@ -12,6 +12,7 @@ from shardscope.spec import Job, registry
 from shardscope.spec._base import Spec
 from shardscope.spec.job_parts import label_of
 from shardscope.spec.space import Parameter, PowersOfTwo, Space
+from shardscope.spec.units import plural
 from shardscope.tuning import apply
 from shardscope.tuning.batch_range import BatchRange
 from shardscope.tuning.objectives import OBJECTIVES, QUALITIES
@@ -70,7 +71,7 @@ class Definition(Spec):
         """Return the texts about the study that a dashboard shows: ``job`` and, if known, ``batches``."""
         job = self.job
         words = (
-            f"{label_of(job.model)} on {label_of(job.data)}: {job.strategy.label}, {job.world_size} ranks, "
+            f"{label_of(job.model)} on {label_of(job.data)}: {job.strategy.label}, {plural(job.world_size, 'rank')}, "
             f"{job.steps} steps of {job.batch.global_batch}, {job.optimizer.name}"
         )
         return {"job": words, **({} if self.batches is None else {"batches": self.batches})}

@@ -60,7 +60,7 @@ def kill_text(standing: Standing, rank: int, step: int) -> str:
 
 
 def asked_text(fault: AnyFault, step: int) -> str:
-    """Return what was asked of the run.
+    """Return what was requested of the run.
 
     Args:
         fault: The fault.
@@ -68,12 +68,14 @@ def asked_text(fault: AnyFault, step: int) -> str:
             ranks read it.
     """
     if step:
-        return f"Asked of the run: {fault.text}."
+        return f"Requested: {fault.text}."
     if isinstance(fault, Slow):
         first, last = fault.steps
         lasts = f"for {plural(last - first + 1, 'step')}" if last is not None else "to the end"
-        return f"Asked of the run: {fault.who} computes {fault.factor:g} times slower {lasts}, from its next step on."
-    return f"Asked of the run: {fault.text.replace(f'before step {fault.step}', when_text(0))}."
+        return (
+            f"Requested: {fault.who} computes {fault.factor:g} times slower {lasts}, from its next step on."
+        )
+    return f"Requested: {fault.text.replace(f'before step {fault.step}', when_text(0))}."
 
 
 def slow_text(standing: Standing, rank: int, step: int, factor: float, num_steps: int) -> str:
@@ -124,8 +126,8 @@ def why_not_resized(job: Job | ObservedJob, *, is_alive: bool) -> str:
         return OBSERVED_SIZE
     if job.elastic is None:
         return (
-            f"This run has a fixed number of ranks, {job.world_size}: set Elastic, for example to 2:4, before a run "
-            "starts."
+            f"This run always has {plural(job.world_size, 'rank')}. To resize a run, set Elastic, for example to 2:4, "
+            "before it starts."
         )
     return "" if is_alive else "This run has ended, so its number of ranks no longer changes."
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from shardscope.spec.units import plural
 from shardscope_widgets.figures import theme
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def resize_notes(info: RunCurvesInfo, *, x: str = "x", y: str = "y") -> list[dic
     changes = [(step, curve, ranks) for curve in info.curves for step, ranks in curve.resizes]
     return [
         {
-            "text": f"{ranks} ranks" if len(info.curves) == 1 else f"{curve.label}: {ranks} ranks",
+            "text": plural(ranks, "rank") if len(info.curves) == 1 else f"{curve.label}: {plural(ranks, 'rank')}",
             "x": step, "xref": x, "y": 0, "yref": f"{y} domain", "ax": 0, "ay": -16, "showarrow": True, "arrowhead": 0,
             "arrowwidth": 1, "arrowcolor": curve.look.colour, "font": {"size": 11, "color": theme.GREY},
         }

@@ -11,9 +11,9 @@ from shardscope.errors import SpecError
 from shardscope.spec import Job
 from shardscope.spec.cluster import Cluster, EmulatedCluster
 from shardscope.spec.cluster.emulated import MOST_NODES
-from shardscope.spec.units import bit_rate_text, flops_text, seconds_text
-from shardscope_widgets.job_form.choices import LATENCIES
-from shardscope_widgets.kit.form import named, own_trait
+from shardscope.spec.units import Kind, bit_rate_text, flops_text, plural, positive, quantity, seconds_text
+from shardscope_widgets.job_form.choices import LATENCIES, JobChoices
+from shardscope_widgets.kit.form import named, own_trait, setting_in
 
 HERE, EMULATED = "this machine", "an emulated cluster"
 OWN_SPEED = "this machine's own"
@@ -56,7 +56,7 @@ class PlaceChoices(t.HasTraits):
     uplink = own_trait(
         "250 Mbit/s",
         "Rack uplink",
-        "Rate between a rack and the others, which its nodes share.",
+        "Rate of each rack's uplink, which its nodes share.",
         values=named(_RATES),
     )
 
@@ -69,15 +69,31 @@ class PlaceChoices(t.HasTraits):
         """Return the emulated cluster that the choices describe; None for this machine itself.
 
         Raises:
-            SpecError: A rate or time is not valid, or the racks do not divide the nodes.
+            SpecError: A rate or time is not valid, the racks do not divide the nodes, or there are too many ranks.
         """
         if not self.is_emulated:
             return None
+        most, ranks = setting_in(JobChoices, "world_size").most, self.nodes * self.per_node
+        if most is not None and ranks > most:
+            raise SpecError(
+                f"{plural(self.nodes, 'node')} with {plural(self.per_node, 'rank')} each are {ranks:,} ranks, but the "
+                f"form starts at most {most:g}; choose fewer nodes or fewer ranks per node"
+            )
+        self._check_rate("node_bandwidth", "bytes/s")
+        if self.racks > 1:
+            self._check_rate("uplink", "bytes/s")
+        if self.processor != OWN_SPEED:
+            self._check_rate("processor", "FLOP/s")
         return Cluster.emulated(
             self.nodes, self.node_bandwidth, self.node_latency, per_node=self.per_node,
             flops=None if self.processor == OWN_SPEED else self.processor, racks=self.racks,
             rack_bandwidth=self.uplink if self.racks > 1 else None,
         )  # fmt: skip
+
+    def _check_rate(self, name: str, kind: Kind) -> None:
+        """Reject a rate by the label of its control, because the cluster has other names for it."""
+        label, rate = setting_in(PlaceChoices, name).label, getattr(self, name)
+        positive(quantity(rate, kind, field=label), field=label, given=rate)
 
     def take(self, cluster: EmulatedCluster | None) -> None:
         """Set the choices to a cluster that they can describe; any other one leaves them as they are."""

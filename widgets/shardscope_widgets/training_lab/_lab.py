@@ -158,8 +158,8 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         """
         from shardscope.runtime import launch
 
-        job, anyway = self.job(), self.screen.forecast.anyway.value
-        run = launch(job, self.place.cluster_for(job), root=self._book.root, preflight=not anyway)
+        (job, cluster), anyway = self._plan(), self.screen.forecast.anyway.value
+        run = launch(job, cluster, root=self._book.root, preflight=not anyway)
         self.watch(run)
         return run
 
@@ -242,9 +242,7 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
         self.screen.say_checking(is_checking=self.check.is_running)
         self._planned = None
         try:
-            job = self.job()
-            cluster = self.place.cluster_for(job)
-            self._planned = job, cluster
+            job, cluster = self._planned = self._plan()
         except ShardscopeError as error:
             self.screen.say_plan(str(error), is_possible=False)
             self.screen.forecast.want(None)
@@ -254,6 +252,11 @@ class TrainingLab(widgets.VBox, JobChoices):  # type: ignore[misc]
             self.screen.say_plan(text, is_possible=True)
             self.screen.forecast.want(job, cluster)
             self.screen.check.disabled = job.world_size == 1 and not self.check.is_running
+
+    def _plan(self) -> tuple[Job, EmulatedCluster | None]:
+        self.place.choices.cluster()  # first, because too many nodes do not reach the job, whose error would mislead
+        job = self.job()
+        return job, self.place.cluster_for(job)
 
     def _take_place(self) -> None:
         self.screen.topics.name()

@@ -29,6 +29,7 @@ from shardscope.runtime.resizable import job_now
 from shardscope.spec.cluster import Cluster, EmulatedCluster
 from shardscope.spec.host_calibration import AnyCalibration
 from shardscope.spec.observed import ObservedJob
+from shardscope.spec.units import plural
 
 _NOT_PREDICTED = (
     "This run cannot be compared: its job cannot be predicted here, for example because its model, data or loss is "
@@ -87,13 +88,14 @@ def compare(
         raise SpecError("calibration has no effect on a prediction that is given; omit one of the two")
     if prediction.job.world_size != job.world_size:
         raise SpecError(
-            f"prediction is for {prediction.job.world_size} ranks, but run {run.id} has {job.world_size}; use "
-            "ss.predict(run.resized_job)"
+            f"prediction is for {plural(prediction.job.world_size, 'rank')}, but run {run.id} has {job.world_size}; "
+            "use ss.predict(run.resized_job)"
         )
     if isinstance(prediction, JobPrediction) and prediction.cluster is None:
         prediction = _where_it_ran(prediction, events)
     notes = [
-        f"The run was resized ({sizes}): only the steps from {min(steps)} on are compared, on {job.world_size} ranks."
+        f"The run was resized ({sizes}): only the steps from {min(steps)} on are compared, on "
+        f"{plural(job.world_size, 'rank')}."
         for sizes in [sizes_text(run.reduced().resizes) if run.job.elastic is not None else None]
         if sizes
     ]

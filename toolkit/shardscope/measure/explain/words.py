@@ -10,7 +10,7 @@ from shardscope.measure.explain.changes import Remedy
 from shardscope.measure.explain.losses import Cause, Loss, MeasuredStep, losses
 from shardscope.measure.pipeline_waits import PipelineWaits, schedule_bubble
 from shardscope.spec import Job
-from shardscope.spec.units import duration_text
+from shardscope.spec.units import duration_text, plural
 
 Spread = tuple[float, float]
 
@@ -194,7 +194,7 @@ def changed_text(then: Job, job: Job) -> str:
     if then.strategy != job.strategy:
         return f"Strategy {then.strategy.label}"
     if then.world_size != job.world_size:
-        return f"{then.world_size} ranks instead of {job.world_size}"
+        return f"{plural(then.world_size, 'rank')} instead of {job.world_size}"
     return "The change"
 
 

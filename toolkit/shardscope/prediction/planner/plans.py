@@ -283,7 +283,7 @@ class Plans:
         """Return the plan at position `rank` as a job and an emulated cluster that this machine can run.
 
         The job trains a small model in slow motion: computation, updates and messages between nodes keep the plan's
-        proportions, also between devices of unlike kind, whose stages get layers as in the plan.
+        proportions, also between different devices, whose stages get layers as in the plan.
 
         Args:
             rank: Position in the ranking, from 1.

@@ -8,7 +8,7 @@ emulated cluster follows from the plan:
     updates of a node         bytes of a small update / (T × planned time of the update), faster on faster memory
     rate of a link            planned rate × (bytes of a small message / planned bytes of a message) / T
 
-So devices of unlike kind keep their proportions, and the run shows whether the planned division of the layers pays.
+So different devices keep their proportions, and the run shows whether the planned division of the layers pays.
 What a small model has more of, or a job does otherwise than the plan, makes steps longer or shorter. T is therefore
 chosen so that the predicted step of the job takes the wanted time, and a note names the parts of a step whose share
 then differs from the plan's. Links inside a node are those of this machine, and memory is not emulated.

@@ -6,6 +6,7 @@ from shardscope.errors import LaunchError, SpecError
 from shardscope.runtime.emulated.support import why_not_emulated
 from shardscope.spec import Job
 from shardscope.spec.cluster import EmulatedCluster
+from shardscope.spec.units import plural
 
 
 def on_cluster(job: Job, cluster: EmulatedCluster) -> Job:
@@ -37,8 +38,8 @@ def check_suits(job: Job, cluster: EmulatedCluster) -> None:
     """
     if cluster.num_devices != job.world_size:
         raise SpecError(
-            f"world_size={job.world_size} does not match the {cluster.num_devices} ranks of {cluster.name}; use "
-            f"world_size={cluster.num_devices}, or other nodes or per_node"
+            f"world_size={job.world_size} does not match the {plural(cluster.num_devices, 'rank')} of "
+            f"{cluster.name}; use world_size={cluster.num_devices}, or other nodes or per_node"
         )
     if job.elastic is not None:
         raise SpecError(

@@ -18,6 +18,7 @@ from shardscope.spec.units import (
     Seconds,
     bit_rate_text,
     flops_text,
+    positive,
     quantity,
     seconds_text,
 )
@@ -140,7 +141,7 @@ class EmulatedCluster(Spec):
                 in bytes per second or with a unit. None for the speed of this machine; needs `flops`.
             memory: Memory of each rank, in bytes or with a unit, for ``Zero1(shards="memory")`` and for `fits` of a
                 prediction. It is stated, not enforced. None if it is not stated.
-            node_flops: Rates of computation of single nodes, for devices of unlike kind; without `flops`, name all
+            node_flops: Rates of computation of single nodes, for different devices; without `flops`, name all
                 nodes.
             node_memory_bandwidth: Rates of updates of single nodes; without `memory_bandwidth`, name all nodes.
             node_memory: Memory of the ranks of single nodes; without `memory`, name all nodes.
@@ -152,7 +153,7 @@ class EmulatedCluster(Spec):
 
         Example:
             >>> EmulatedCluster.of(nodes=4, bandwidth="1 Gbit/s", latency="1 ms", flops="2 GFLOP/s").name
-            '4 emulated nodes, 1 Gbit/s, 1 ms, 2 GFLOP/s'
+            '4 emulated nodes, 1 Gbit/s, 1 ms latency, 2 GFLOP/s'
         """
         if type(nodes) is not int or not 1 <= nodes <= MOST_NODES:
             raise SpecError(f"nodes={nodes!r} is not valid: give a whole number from 1 to {MOST_NODES}")
@@ -174,9 +175,15 @@ class EmulatedCluster(Spec):
             given, usual = of_nodes[field]
             return (given or {}).get(node, usual)
 
+        def link_rate(field: str, node: int) -> float:
+            named = field if node in (of_nodes[field][0] or {}) else "bandwidth"
+            given = at(field, node)
+            return positive(quantity(given, "bytes/s", field=named), field=named, given=given)
+
         parts = [
             EmulatedNode(
-                upload=(upload or {}).get(node, at("node_bandwidth", node)), download=at("node_bandwidth", node),
+                upload=link_rate("upload" if node in (upload or {}) else "node_bandwidth", node),
+                download=link_rate("node_bandwidth", node),
                 slowdown=at("slowdown", node), flops=at("node_flops", node),
                 memory_bandwidth=at("node_memory_bandwidth", node), memory=at("node_memory", node),
             )
@@ -264,7 +271,7 @@ class EmulatedCluster(Spec):
 
     @property
     def name(self) -> str:
-        """Description such as ``4 emulated nodes, 1 Gbit/s, 1 ms``; of uneven nodes, the slowest values are named.
+        """Description such as ``4 emulated nodes, 1 Gbit/s, 1 ms latency``, with the slowest values of uneven nodes.
 
         ``1 emulated node of 4 ranks`` has no link, because its ranks do not use it.
         """
@@ -280,9 +287,8 @@ class EmulatedCluster(Spec):
         if self.rack_bandwidth is not None:
             racks = f" in {self.racks} racks"
             rate += f", uplinks {bit_rate_text(self.rack_bandwidth)}"
-        return (
-            f"{len(self.nodes)} emulated nodes{several}{racks}, {rate}, {seconds_text(self.latency_s)}{speed}"
-        )
+        latency = f", {seconds_text(self.latency_s)} latency" if self.latency_s else ""
+        return f"{len(self.nodes)} emulated nodes{several}{racks}, {rate}{latency}{speed}"
 
     def rack_of(self, node: int) -> int:
         """Return the rack of a node."""

@@ -65,7 +65,7 @@ class Pipeline(Strategy):
         Literal["time", "speed", "memory", "even"] | tuple[CountOrZero, ...], BeforeValidator(_check_split)
     ] = "time"
     """How layers are split into stages: by time as measured on rank 0, by time on each stage's own device (``speed``,
-    for devices of unlike speed), by memory, evenly by number, or explicitly, with a tuple that gives the number of
+    for devices of different speeds), by memory, evenly by number, or explicitly, with a tuple that gives the number of
     layers in each stage."""
 
     @model_validator(mode="after")
@@ -262,9 +262,9 @@ class Pipeline(Strategy):
     def work(self, step: JobStep) -> list[Work]:
         """Return the work of each rank: its fraction of all FLOPs, and the bubble (0 for very long schedules).
 
-        With stages of unequal FLOPs or unlike devices, the bubble includes waiting for slower stages. A rank that ends
-        its passes before the others starts the next step, unless ranks meet at the end of a step; so the step lasts as
-        long as the passes of the rank that is busy or waiting the longest, and for ZB-H2 there is no bubble.
+        With stages of unequal FLOPs or different devices, the bubble includes waiting for slower stages. A rank that
+        ends its passes before the others starts the next step, unless ranks meet at the end of a step; so the step
+        lasts as long as the passes of the rank that is busy or waiting the longest, and for ZB-H2 there is no bubble.
         """
         if not step.trace.pieces:
             return [Work(step.slow(rank) / step.world_size) for rank in range(step.world_size)]

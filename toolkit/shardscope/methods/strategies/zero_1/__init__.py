@@ -12,6 +12,7 @@ from shardscope.methods.strategies.sharded import ZeroStrategy
 from shardscope.spec.look import MethodStyle
 from shardscope.spec.numbers import Count, MessageMiB
 from shardscope.spec.shares import BY_MEMORY, reader_of_shares
+from shardscope.spec.units import plural
 
 if TYPE_CHECKING:
     from shardscope.analytic.communication import Traffic
@@ -25,15 +26,15 @@ if TYPE_CHECKING:
 class Zero1(ZeroStrategy):
     """Shards optimizer state: each rank updates a share of all elements, then ranks exchange parameters.
 
-    The shares are equal, or uneven with `shards`, for ranks with unlike memory. In either case, ranks together send as
-    many bytes as in a ring all-reduce: gradients are reduce-scattered, and parameters all-gathered, once per step. With
-    compression, buckets are padded to equal shares, each share is sent as one packet, and error feedback keeps a
-    residual of the whole gradient.
+    The shares are equal, or uneven with `shards`, for ranks with different amounts of memory. In either case,
+    ranks together send as many bytes as in a ring all-reduce: gradients are reduce-scattered, and parameters
+    all-gathered, once per step. With compression, buckets are padded to equal shares, each share is sent as one packet,
+    and error feedback keeps a residual of the whole gradient.
 
     Example:
         >>> from shardscope.spec import Job
         >>> Job(model="mlp", data="digits", strategy=Zero1(shards=(2, 1)), world_size=2).strategy.label
-        'zero-1 2:1'
+        'zero-1:2:1'
     """
 
     name = "zero-1"
@@ -46,17 +47,19 @@ class Zero1(ZeroStrategy):
         tuple[Count, ...] | Literal["memory"] | None,
         BeforeValidator(reader_of_shares("strategy.shards", BY_MEMORY)),
     ] = None
-    """Sizes of the ranks' shards of the optimizer state, relative to each other, for ranks with unlike memory: one
-    number for each, such as ``(2, 2, 1, 1)``; or ``"memory"``, in proportion to the memory of the ranks' devices that
-    weights and gradients leave free. On an emulated cluster, that is the memory which it states. None for equal
-    shards."""
+    """Sizes of the ranks' shards of the optimizer state, relative to each other, for ranks with different amounts of
+    memory: one number for each, such as ``(2, 2, 1, 1)``; or ``"memory"``, in proportion to the memory of the ranks'
+    devices that weights and gradients leave free. On an emulated cluster, that is the memory which it states. None for
+    equal shards."""
 
     @property
     def label(self) -> str:
-        """Name of the stage with its collectives and shards, such as ``zero-1 2:1`` or ``zero-1 by memory``."""
+        """Name of the stage with its collectives and shards, such as ``zero-1:2:1`` or ``zero-1:memory``."""
         if self.shards is None:
             return super().label
-        return f"{self.name} {'by memory' if self.shards == BY_MEMORY else ':'.join(map(str, self.shards))}"
+        return (
+            f"{self.name}:{self.shards if isinstance(self.shards, str) else ':'.join(map(str, self.shards))}"
+        )
 
     def degrees(self, world_size: int) -> Mapping[str, Any] | None:
         """Return the degrees of the layout; None with uneven shards, which layouts do not have."""
@@ -70,8 +73,8 @@ class Zero1(ZeroStrategy):
         told = f"strategy.shards={self.shards!r}"
         if isinstance(self.shards, tuple) and len(self.shards) != job.world_size:
             raise SpecError(
-                f"{told} has {len(self.shards)} number{'s' * (len(self.shards) != 1)}, but world_size="
-                f"{job.world_size}; give {job.world_size}, or {BY_MEMORY!r}"
+                f"{told} has {plural(len(self.shards), 'number')}, but world_size={job.world_size}; give "
+                f"{plural(job.world_size, 'number')}, or {BY_MEMORY!r}"
             )
         if self.collectives == "backend":
             raise SpecError(
