@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 
@@ -24,8 +25,8 @@ def deaths(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return found
 
 
-def faults(tmp_path: Path, events: EventWriter) -> RankFaults:
-    return RankFaults(PLAN, Place(0, 0, is_first=True, world_size=2), tmp_path / "control" / "faults", events)
+def faults(tmp_path: Path, events: EventWriter, plan: Faults = PLAN) -> RankFaults:
+    return RankFaults(plan, Place(0, 0, is_first=True, world_size=2), tmp_path / "control" / "faults", events)
 
 
 def wait_for(deaths: list[float], count: int) -> None:
@@ -59,3 +60,29 @@ def test_those_that_became_due_in_a_restart_strike_before_its_first_step(
         wait_for(deaths, 1)
     (told,) = [event for event in read_events(tmp_path) if event["event"] == "fault"]
     assert (told["step"], told["number"]) == (0, 0)
+
+
+def test_they_do_not_wait_until_a_link_is_down(tmp_path: Path, deaths: list[float]) -> None:
+    with EventWriter(tmp_path / "rank-0.jsonl", 0) as events:
+        faults(tmp_path, events, Faults().drop_link("n0-n1", at=0.05).kill(0, at=0.1)).before_step(1)
+        wait_for(deaths, 1)
+    assert deaths[0] < module._PATIENCE_S / 2, "no agent answers here"
+    assert (tmp_path / "control" / "faults" / "0.link").exists()
+
+
+def test_a_step_waits_until_its_link_is_down(tmp_path: Path) -> None:
+    folder = tmp_path / "control" / "faults"
+
+    def agent() -> None:
+        while not (folder / "0.link").exists():
+            time.sleep(0.01)
+        time.sleep(0.3)
+        (folder / "0.done").touch()
+
+    threading.Thread(target=agent, daemon=True).start()
+    with EventWriter(tmp_path / "rank-0.jsonl", 0) as events:
+        own = faults(tmp_path, events, Faults().drop_link("n0-n1", step=2))
+        own.before_step(1)
+        assert not (folder / "0.link").exists()
+        own.before_step(2)
+    assert (folder / "0.done").exists()

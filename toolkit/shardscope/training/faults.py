@@ -129,7 +129,9 @@ class RankFaults:
                 if step >= (_first_step(fault) or math.inf):
                     self._leave_out(number, fault, step)
             elif isinstance(fault, Kill | DropLink) and fault.step == step and not _is_while_saving(fault):
-                self._carry_out(number, fault, step)
+                is_asked_for = self._carry_out(number, fault, step)
+                if is_asked_for:
+                    self._wait_for(self.folder / f"{number}.done")
 
     def _set_pace(self, step: int) -> None:
         """Slow this rank's computation in `step` by the product of the factors of its faults."""
@@ -191,20 +193,24 @@ class RankFaults:
         why = f"not carried out, because the run has {plural(self.place.world_size, 'rank')}"
         self._claim(number, fault, step, kind="left-out", text=f"{fault.text}: {why}")
 
-    def _carry_out(self, number: int, fault: Kill | DropLink, step: int) -> None:
+    def _carry_out(self, number: int, fault: Kill | DropLink, step: int) -> bool:
+        """Carry out a fault unless it has been; return whether the agent was asked to, and has yet to drop a link.
+
+        The thread of the timed faults does not wait for the agent, which would delay the next fault.
+        """
         if self._is_absent(fault):
             self._leave_out(number, fault, step)
-            return
+            return False
         if not self._claim(number, fault, step):
-            return
+            return False
         if isinstance(fault, DropLink):
             os.close(os.open(self.folder / f"{number}.link", _EXCLUSIVE, 0o600))
-            self._wait_for(self.folder / f"{number}.done")
-            return
+            return True
         if fault.node is not None:
             agent = parent_process()
             os.kill(os.getppid() if agent is None or agent.pid is None else agent.pid, signal.SIGKILL)
         _die()
+        return False
 
     def _wait_for(self, path: Path) -> None:
         """Wait until a file appears, so that the step begins after the fault."""
