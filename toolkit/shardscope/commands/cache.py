@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from shardscope.commands._json import as_json
 from shardscope.commands._table import aligned
 from shardscope.disk_cache import LIMIT
-from shardscope.errors import SpecError
+from shardscope.errors import DataError, SpecError
 from shardscope.spec.units import bytes_text, quantity
 
 if TYPE_CHECKING:
@@ -46,14 +46,22 @@ def carry_out(arguments: argparse.Namespace) -> int:
     """Delete caches if asked, and print one row per cache that is left."""
     if arguments.clear and arguments.limit is not None:
         raise SpecError("--clear and --limit both say what to delete; give one of them")
-    from shardscope.storage.caches import caches_in, default_root, evict, limit_here
+    from shardscope.storage.caches import caches_in, caches_text, default_root, evict, limit_here
 
+    limit = None if arguments.limit is None else quantity(arguments.limit, "bytes", field="--limit")
     root = arguments.folder or default_root()
     deleted: list[DataCache] = []
-    if arguments.clear or arguments.limit is not None:
-        limit = 0.0 if arguments.clear else quantity(arguments.limit, "bytes", field="--limit")
-        deleted = evict(root, limit)
-    found = caches_in(root)
+    try:
+        if root.exists() and not root.is_dir():
+            raise SpecError(f"--folder={str(root)!r} is not a folder; give the one that holds the caches")
+        if arguments.clear or limit is not None:
+            deleted = evict(root, limit)
+        found = caches_in(root)
+    except OSError as error:
+        raise DataError(
+            f"the caches in {str(root)!r} cannot be read or deleted ({error.strerror}); give a --folder that you may "
+            "read and write"
+        ) from None
     if arguments.json:
         print(as_json({"folder": str(root), "limit_bytes": limit_here(), "deleted": [*map(_described, deleted)],
                        "caches": [*map(_described, found)]}))  # fmt: skip
@@ -64,7 +72,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
         print(aligned(["data", "size", "used", "state"], [_cells(cache) for cache in found]))
     total, limit_text = sum(cache.num_bytes for cache in found), limit_here()
     told = "" if limit_text is None else f" of {bytes_text(limit_text)} ({LIMIT})"
-    print(f"{len(found)} caches in {root}: {bytes_text(total)}{told}")
+    print(f"{caches_text(len(found))} in {root}: {bytes_text(total)}{told}")
     return 0
 
 
