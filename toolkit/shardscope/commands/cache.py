@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from shardscope.commands._json import as_json
 from shardscope.commands._table import aligned
 from shardscope.disk_cache import LIMIT
-from shardscope.errors import SpecError
+from shardscope.errors import DataError, SpecError
 from shardscope.spec.units import bytes_text, plural, quantity
 
 if TYPE_CHECKING:
@@ -53,12 +53,18 @@ def carry_out(arguments: argparse.Namespace) -> int:
             f"--folder={str(arguments.folder)!r} does not exist or is not a folder; give the cache_folder of your "
             "shards, or leave it out"
         )
+    limit = None if arguments.limit is None else quantity(arguments.limit, "bytes", field="--limit")
     root = arguments.folder or default_root()  # which does not exist before the first cache
     deleted: list[DataCache] = []
-    if arguments.clear or arguments.limit is not None:
-        limit = 0.0 if arguments.clear else quantity(arguments.limit, "bytes", field="--limit")
-        deleted = evict(root, limit)
-    found = caches_in(root)
+    try:
+        if arguments.clear or limit is not None:
+            deleted = evict(root, limit)
+        found = caches_in(root)
+    except OSError as error:
+        raise DataError(
+            f"the caches in {str(root)!r} cannot be read or deleted ({error.strerror}); give a --folder that you may "
+            "read and write"
+        ) from None
     if arguments.json:
         print(as_json({"folder": str(root), "limit_bytes": limit_here(), "deleted": [*map(_described, deleted)],
                        "caches": [*map(_described, found)]}))  # fmt: skip

@@ -20,6 +20,8 @@ from shardscope.spec import Job, registry
 from shardscope.spec.cluster import EmulatedCluster
 from shardscope.spec.faults import Faults
 from shardscope.spec.method import Method
+from shardscope.spec.shards import Shards
+from shardscope.storage.caches import limit_here
 
 _SERVERS = 2
 """Maximum number of launch servers that a launch tries before it fails."""
@@ -87,7 +89,7 @@ def launch(
         RunUnreadable: The run to resume does not say on which cluster it was, because a file is damaged.
         SpecError: `gated` is set for a job without evaluations, the job names a method that is not installed, or it
             does not suit the cluster: another number of ranks, a link of its own, a GPU. A fault cannot occur in this
-            run.
+            run. The data are in shards, and ``$SHARDSCOPE_CACHE_LIMIT`` is not a size.
 
     Example:
         >>> import shardscope as ss
@@ -112,6 +114,7 @@ def launch(
     job.require_code()
     plan = Faults.of(faults)
     plan.check(job, on)
+    _require_cache_limit(job)
     predicted = None
     if preflight and not job.user_functions:  # only ranks may call user functions
         from shardscope.runtime.preflight import predicted_at_launch
@@ -136,6 +139,12 @@ def launch(
         )
         raise
     return Run(run, job)
+
+
+def _require_cache_limit(job: Job) -> None:
+    """Reject a limit of all caches that is not a size, which the ranks would find only after the start."""
+    if isinstance(job.data, Shards):
+        limit_here()
 
 
 def _placed(

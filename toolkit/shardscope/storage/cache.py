@@ -27,9 +27,6 @@ from shardscope.storage import caches
 from shardscope.storage.formats import Array
 from shardscope.storage.locks import locked
 
-_ROOM = "room.lock"
-"""Lock that is held while shards are deleted and one is added, so that the limit holds at any time."""
-
 
 class Got(NamedTuple):
     """A shard from the cache, and whether it was there already."""
@@ -88,7 +85,7 @@ class ShardCache:
             self._require_fits(size)
             rows = _mapped(part)
             assert rows is not None, "just written"
-            with locked(self.folder / _ROOM):
+            with locked(self.folder / caches.ROOM):
                 self._make_room(size)
                 part.replace(path)
         except OSError as error:

@@ -17,7 +17,7 @@ import re
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,7 +28,10 @@ from shardscope.storage.locks import locked
 
 _ABOUT, _IN_USE, _ALL = "about.json", "in-use.lock", "caches.lock"
 _NAME = re.compile(r"[0-9a-f]{16}")
-_SHARD, _OWN = "*.npy", ("*.npy", "*.part", "*.lock", _ABOUT)
+ROOM = "room.lock"
+"""In the folder of a cache: locked while shards are deleted and one is added, so that its limit holds at any time."""
+_SHARD, _PART = "*.npy", "*.part"
+_OWN = (_SHARD, _PART, "*.lock", _ABOUT)
 
 
 class DataCache(NamedTuple):
@@ -37,7 +40,8 @@ class DataCache(NamedTuple):
     Attributes:
         folder: Its folder.
         source: Path of the data set; empty if an earlier version of Shardscope made the cache.
-        num_bytes: Size of its shards; of a cache in use, the size to which it may grow.
+        num_bytes: Size of its shards, with those that a killed process left incomplete; of a cache in use, the size to
+            which it may grow.
         used_t: When it was used last, in Unix seconds.
         is_in_use: Whether a process reads from it.
     """
@@ -71,13 +75,9 @@ def limit_here() -> float | None:
 
 def caches_in(root: Path) -> list[DataCache]:
     """Return the caches in a folder, the least recently used first."""
-    found = []
-    with suppress(FileNotFoundError):
-        for folder in root.iterdir():
-            if _NAME.fullmatch(folder.name) and folder.is_dir():
-                with suppress(FileNotFoundError):  # deleted by another process in the meantime
-                    found.append(_cache_in(folder))
-    return sorted(found, key=lambda cache: cache.used_t)
+    lock = root / _ALL
+    with locked(lock) if lock.exists() else nullcontext():  # a look at a folder writes nothing there
+        return _found_in(root)
 
 
 def use(folder: Path, source: str, needed: float) -> int:
@@ -95,6 +95,9 @@ def use(folder: Path, source: str, needed: float) -> int:
     """
     with locked(folder.parent / _ALL):
         limit = limit_here()
+        with _unused(folder) as is_unused:
+            if not is_unused:  # those that use it may still fill the size that they stated
+                needed = max(needed, _about(folder)[1])
         if limit is not None:
             try:
                 _make_room(folder, needed, limit)
@@ -103,32 +106,32 @@ def use(folder: Path, source: str, needed: float) -> int:
                     folder.rmdir()  # if it is new
                 raise
         folder.mkdir(mode=0o700, exist_ok=True)
+        part = folder / "about.json.part"
+        part.write_text(json.dumps({"source": source, "needed": round(needed)}))
+        part.replace(folder / _ABOUT)
         file = os.open(folder / _IN_USE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(file, fcntl.LOCK_SH)
         os.utime(file, ns=(time.time_ns(),) * 2)
-        (folder / _ABOUT).write_text(json.dumps({"source": source, "needed": round(needed)}))
     return file
 
 
-def evict(root: Path, most_bytes: float, *, spared: Path | None = None) -> list[DataCache]:
+def evict(root: Path, most_bytes: float | None) -> list[DataCache]:
     """Delete caches that are not in use until the others take at most `most_bytes`, and return those deleted.
 
     Args:
         root: Folder of the caches.
-        most_bytes: Size limit of all caches.
-        spared: Folder of a cache that is neither deleted nor counted.
+        most_bytes: Size limit of all caches; None deletes all that are not in use.
     """
     if not root.is_dir():
         return []
     with locked(root / _ALL):
-        return _evict(root, most_bytes, spared)
+        return _evict(_found_in(root), most_bytes)
 
 
-def _evict(root: Path, most_bytes: float, spared: Path | None) -> list[DataCache]:
-    known = [cache for cache in caches_in(root) if cache.folder != spared]
+def _evict(known: list[DataCache], most_bytes: float | None) -> list[DataCache]:
     total, deleted = sum(cache.num_bytes for cache in known), []
     for cache in known:
-        if total <= most_bytes:
+        if most_bytes is not None and total <= most_bytes:
             break
         with _unused(cache.folder) as is_unused:
             if is_unused:
@@ -140,8 +143,8 @@ def _evict(root: Path, most_bytes: float, spared: Path | None) -> list[DataCache
 
 def _make_room(folder: Path, needed: float, limit: float) -> None:
     """Delete the caches of other data sets until this one fits beside them; the lock of all caches is held."""
-    deleted = _evict(folder.parent, limit - needed, folder)
-    left = [cache for cache in caches_in(folder.parent) if cache.folder != folder]
+    known = [cache for cache in _found_in(folder.parent) if cache.folder != folder]
+    left = [cache for cache in known if cache.is_in_use]
     taken = sum(cache.num_bytes for cache in left)
     if taken + needed > limit:
         others = f" beside the {bytes_text(taken)} of {plural(len(left), 'cache')} in use" if left else ""
@@ -149,6 +152,7 @@ def _make_room(folder: Path, needed: float, limit: float) -> None:
             f"a cache of {bytes_text(needed)} does not fit{others} within {LIMIT}={bytes_text(limit)}; give a smaller "
             f"cache=, or raise {LIMIT}" + (", or wait until the other runs have ended" if left else "")
         )
+    deleted = _evict(known, limit - needed)
     if deleted:
         warnings.warn(
             f"deleted the least recently used data {'cache' if len(deleted) == 1 else 'caches'}, of "
@@ -158,19 +162,48 @@ def _make_room(folder: Path, needed: float, limit: float) -> None:
         )
 
 
+def _found_in(root: Path) -> list[DataCache]:
+    """Return the caches in a folder, in the order of their last use; the lock of all caches is held."""
+    found = []
+    with suppress(FileNotFoundError):
+        for folder in root.iterdir():
+            if _is_cache(folder):
+                with suppress(FileNotFoundError):  # deleted by its user in the meantime
+                    found.append(_cache_in(folder))
+    return sorted(found, key=lambda cache: cache.used_t)
+
+
+def _is_cache(folder: Path) -> bool:
+    """Return whether a cache made this folder. Links are not followed: what they lead to may be anything."""
+    return (
+        _NAME.fullmatch(folder.name) is not None
+        and not folder.is_symlink()
+        and any((folder / name).is_file() for name in (_ABOUT, _IN_USE, ROOM))
+    )
+
+
 def _cache_in(folder: Path) -> DataCache:
-    statuses = [path.stat() for path in folder.glob(_SHARD)]
-    used = [path.stat().st_mtime for path in (folder / _IN_USE,) if path.exists()]
+    shards, parts = _statuses(folder, _SHARD), _statuses(folder, _PART)
+    used = _statuses(folder, _IN_USE)
     source, needed = _about(folder)
     with _unused(folder) as is_unused:
-        size = sum(status.st_size for status in statuses)
+        size = sum(status.st_size for status in shards)
         return DataCache(
             folder,
             source,
-            size if is_unused else max(size, needed),
-            max([*used, *(status.st_mtime for status in statuses)], default=folder.stat().st_mtime),
+            size + sum(status.st_size for status in parts) if is_unused else max(size, needed),
+            max((status.st_mtime for status in (*used, *shards)), default=folder.stat().st_mtime),
             not is_unused,
         )
+
+
+def _statuses(folder: Path, pattern: str) -> list[os.stat_result]:
+    """Return size and time of files; the ranks that use a cache may delete some of its shards meanwhile."""
+    found = []
+    for path in folder.glob(pattern):
+        with suppress(FileNotFoundError):
+            found.append(path.stat())
+    return found
 
 
 def _about(folder: Path) -> tuple[str, int]:
