@@ -26,8 +26,8 @@ ABOUT = (
     "of BLOOM's), and the others of that cluster stay when one is left out. The third list tests whether intervals "
     "contain 90% of measured times (p is that of a two-sided binomial test; with 20 rows it finds intervals that are "
     "far too narrow, but never rejects wide ones), and has the mean interval score of the logarithms in per cent "
-    "(Winkler 1972; less is better), beside that of intervals with one relative width, which "
-    "the other tables need. With --rows, your own steps are compared instead. The options of a layout are settings of "
+    "(Winkler 1972; less is better), beside that of intervals with one relative width, which the other tables "
+    "need. With --rows, your own steps are compared instead. The options of a layout are settings of "
     "all rows, which their columns override."
 )
 
