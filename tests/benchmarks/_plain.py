@@ -217,7 +217,7 @@ class Plain:
             reduce = self._ring(1, count * GRADIENT_BYTES, within, t)
             reduce += self._ring(2, count * GRADIENT_BYTES / within, replicas / within, t * within)
             gather = self._ring(1, count * WEIGHT_BYTES, within, t)
-            copied = (1 / cal.shard_efficiency - 1) / self.near * count if within > 1 else 0.0
+            copied = cal.shard_copies / self.stream * count if within > 1 else 0.0
             reduce += copied * GRADIENT_BYTES if zero >= 2 else 0.0
             gather += copied * WEIGHT_BYTES if zero == 3 else 0.0
         else:

@@ -86,12 +86,12 @@ def test_rows_with_equal_times_have_scores_without_a_rank() -> None:
 
 def test_a_constant_of_1_moves_down_and_widens_intervals() -> None:
     layout = ss.Layout(data=32, zero=3, global_batch=64)
-    before = ss.Calibration.of("a100-fsdp").replace(shard_efficiency=1.0, shard_overlap=0.0)
+    before = ss.Calibration.of("a100-fsdp").replace(inter_efficiency=1.0, shard_overlap=0.0)
     found = ss.predict(MODEL, CLUSTER, layout, calibration=before)
-    assert dict(found.uncertainty.shares)["shard_efficiency"] > 0
+    assert dict(found.uncertainty.shares)["inter_efficiency"] > 0
     slow = row(layout, 2 * found.step_time_s, zero=3)
     mine = ss.calibrate(CLUSTER, rows=[slow], model=MODEL, prior=before, software=before.software)
-    assert mine.shard_efficiency < 0.9
+    assert mine.inter_efficiency < 0.9
 
 
 def test_rows_find_the_constants_that_made_them_and_name_the_row_that_does_not_fit() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy.stats import binomtest, norm
+from scipy.stats import binom, binomtest, norm
 
 from shardscope.measure.scoreboard.intervals import (
+    ENOUGH,
     Z,
     constant_half_width,
     coverage_p_value,
@@ -20,6 +21,14 @@ from shardscope.spec.effects import table_scores
 def test_the_p_value_is_that_of_the_exact_binomial_test(rows: int) -> None:
     for count in range(rows + 1):
         assert coverage_p_value(count, rows) == pytest.approx(binomtest(count, rows, 0.9).pvalue)
+
+
+def test_a_table_of_enough_rows_can_be_too_narrow_but_not_too_wide() -> None:
+    rejected = [count for count in range(ENOUGH + 1) if coverage_p_value(count, ENOUGH) < 0.05]
+    assert rejected == list(range(16))
+    assert binom.cdf(15, ENOUGH, 0.7) == pytest.approx(0.76, abs=0.005)
+    assert binom.cdf(15, ENOUGH, 0.8) == pytest.approx(0.37, abs=0.005)
+    assert coverage_p_value(33, 33) > 0.05 > coverage_p_value(34, 34)
 
 
 def test_the_interval_score_of_known_intervals() -> None:

@@ -12,7 +12,7 @@ from scipy.stats import spearmanr
 
 import shardscope as ss
 from shardscope import cli
-from shardscope.measure.scoreboard.board import calibration_of_row
+from shardscope.measure.scoreboard.board import board, calibration_of_row
 from shardscope.measure.scoreboard.one_step import OneStep
 from shardscope.measure.scoreboard.published import published
 from shardscope.measure.scoreboard.rows import predicted_seconds
@@ -67,6 +67,15 @@ def test_the_command_prints_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines["Llama 3, table 4"]["n"] == 3
     assert printed["left_out"]["Llama 3, table 4"]["rows"] == 3
     assert 0 <= printed["left_out"]["LLM Foundry, h100"]["p_value"] <= 1
+
+
+@pytest.mark.parametrize(("fitted", "kinds"), [(0, ["never fitted"]), (1, ["held out", "fitted"])])
+def test_siblings_of_fitted_rows_are_held_out(fitted: int, kinds: list[str]) -> None:
+    rows = published()["Megatron Bridge, B200"]
+    known = calibration_of_row(rows[0]).replace(fitted=tuple(row.key for row in rows[:fitted]), scores={})
+    lines = board({"mine": rows}, fitted=True, chosen=lambda _row: known)
+    assert [line.rows for line in lines] == kinds
+    assert [line.score.rows for line in lines] == [len(rows) - fitted, fitted][: len(kinds)]
 
 
 STEPS = """model,device,data,tensor,global_batch,recompute,step_time_s,label

@@ -129,6 +129,19 @@ def test_messages_of_sleeping_ranks_wait_for_each_other_at_the_cores() -> None:
     )
 
 
+def test_a_calibration_without_times_of_sleeping_ranks_says_that_it_borrows_them() -> None:
+    host = HostCalibration.shipped()
+    older = host.replace(constants=[row for row in host.constants if row.name != "idle_message_s"])
+    emulated = ss.Cluster.emulated(nodes=4, flops="1 GFLOP/s")
+    whole, borrowed = (ss.predict(job_of(), emulated, calibration=each) for each in (host, older))
+    assert borrowed.step_time_s == pytest.approx(whole.step_time_s)
+    assert "no idle_message_s" in str(borrowed.note)
+    assert "no idle_message_s" in str(borrowed)
+    assert "idle_message_s" not in str(whole.note)
+    no_sleep = ss.Cluster.emulated(nodes=4)
+    assert "idle_message_s" not in str(ss.predict(job_of(), no_sleep, calibration=older).note)
+
+
 def test_stated_times_are_nearly_certain() -> None:
     """The interval is that of the time which the calibration predicts, and 2 % of passes and transfers."""
     cluster = ss.Cluster.emulated(nodes=4, flops="1 MFLOP/s")

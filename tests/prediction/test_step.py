@@ -313,16 +313,17 @@ def test_what_is_swapped_to_the_host_is_what_memory_says_is_saved(
 def test_copies_of_sharded_layers_take_the_same_time_on_any_network() -> None:
     layout = Layout(data=64, zero=3, global_batch=256, micro_batch=4)
 
-    def waits(network: str, efficiency: float) -> float:
-        cluster = Cluster.of("a100-80gb", nodes=8, inter=network)
-        known = CALIBRATION.replace(shard_overlap=0.0, shard_efficiency=efficiency)
-        return float(step_time(MODEL, Layouts.of([layout]), cluster, known).data_comm[0])
+    def copies_s(inter: str, intra: str) -> float:
+        cluster = Cluster.of("a100-80gb", nodes=8, inter=inter, intra=intra)
+        known = [CALIBRATION.replace(shard_overlap=0.0, shard_copies=copies) for copies in (0.0, 4.0)]
+        bare, copied = (step_time(MODEL, Layouts.of([layout]), cluster, each).data_comm[0] for each in known)
+        return float(copied - bare)
 
-    bare, copied = waits("10 GB/s", 1.0), waits("10 GB/s", 0.5)
-    assert copied - bare == pytest.approx(waits("50 GB/s", 0.5) - waits("50 GB/s", 1.0))
     elements = float(stage_elements(MODEL, tensor=1, pipeline=1, expert=1)[0])
-    gathered_twice_and_reduced = 3 * 2 * elements / CLUSTER.intra.bandwidth
-    assert copied - bare == pytest.approx(gathered_twice_and_reduced)
+    gathered_twice_and_reduced = 3 * 2 * elements
+    rate = CLUSTER.device.memory_bandwidth * CALIBRATION.memory_efficiency
+    for inter, intra in (("10 GB/s", "300 GB/s"), ("50 GB/s", "300 GB/s"), ("10 GB/s", "20 GB/s")):
+        assert copies_s(inter, intra) == pytest.approx(4 * gathered_twice_and_reduced / rate)
 
 
 @pytest.mark.parametrize("recompute", ["none", "full"])

@@ -69,6 +69,14 @@ def test_a_share_above_one_is_refused() -> None:
         Calibration(name="too good", matmul_efficiency=1.2)
 
 
+def test_a_calibration_of_the_former_formula_of_shards_is_refused_in_one_sentence() -> None:
+    fields = {**Calibration.of("a100-fsdp").model_dump(), "shard_efficiency": 0.3}
+    with pytest.raises(
+        SpecError, match=r"^shard_efficiency=0\.3 is of a former formula .*; fit the calibration again"
+    ):
+        Calibration.from_fields(fields)
+
+
 def test_a_calibration_survives_json() -> None:
     one = Calibration.of("b200-megatron")
     assert Calibration.from_json(one.to_json()) == one

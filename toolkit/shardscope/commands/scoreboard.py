@@ -24,10 +24,11 @@ ABOUT = (
     "has all tables, each predicted by constants fitted without it, as linearised around those fitted to all. It is "
     "somewhat optimistic for a cluster of your own: several tables are of one cluster (such as four of Selene and two "
     "of BLOOM's), and the others of that cluster stay when one is left out. The third list tests whether intervals "
-    "contain 90% of measured times (p is that of a two-sided binomial test), and has the mean interval score of the "
-    "logarithms in per cent (Winkler 1972; less is better), beside the score of intervals with a constant relative "
-    "width, chosen on the other tables. With --rows, your own steps are compared instead. The options of a "
-    "layout are settings of all rows, which their columns override."
+    "contain 90% of measured times (p is that of a two-sided binomial test; with 20 rows it finds intervals that are "
+    "far too narrow, but never rejects wide ones), and has the mean interval score of the logarithms in per cent "
+    "(Winkler 1972; less is better), beside the score of intervals with a constant relative width, chosen on the "
+    "other tables. With --rows, your own steps are compared instead. The options of a layout are settings of all "
+    "rows, which their columns override."
 )
 
 

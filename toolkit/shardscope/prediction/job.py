@@ -52,6 +52,10 @@ _NO_RATES = (
     "the ranks compute on GPUs, whose rates are unknown without a cluster; give a cluster that describes them, such as "
     "ss.Cluster.of('h100', per_node={world_size})"
 )
+_SHIPPED_IDLE = (
+    "It has no idle_message_s: messages between ranks that sleep on emulated processors take the times that ship with "
+    "Shardscope. On Linux, ss.calibrate() measures them."
+)
 _SLACK = 0.02
 """Half width of the interval of times that an emulated cluster states, relative to them: sleeps end a little late."""
 
@@ -326,7 +330,9 @@ class JobPrediction(Budgeted):
         if self.calibration is not None:
             return self.calibration.note
         measured = self.host.note if self.host is not None and self.is_calibrated else ""
-        return " ".join(filter(None, (self.ignored, measured))) or None
+        idle = self.rates.idle
+        borrowed = _SHIPPED_IDLE if idle is not None and idle.is_shipped else ""
+        return " ".join(filter(None, (self.ignored, measured, borrowed))) or None
 
     def frame(self) -> pd.DataFrame:
         """Return a data frame with one row per collective and rank.

@@ -31,6 +31,8 @@ class IdleMessages(NamedTuple):
     ranks: tuple[float, ...]
     """Numbers of ranks with known times, in ascending order."""
     seconds: tuple[float, ...]
+    is_shipped: bool = False
+    """Whether the calibration has no such times, so that they are those that ship."""
 
     def at(self, ranks: float) -> float:
         """Return the seconds per message of this number of ranks."""
@@ -269,10 +271,12 @@ def _messages(
 
 def _idle_messages(host: HostCalibration, transport: str) -> IdleMessages:
     """Return the messages of ranks that sleep: the shipped ones, if the calibration has none."""
-    if not host.has("idle_message_s", transport):
+    is_shipped = not host.has("idle_message_s", transport)
+    if is_shipped:
         host = HostCalibration.shipped()
     rows, cores = host.rows("idle_message_s", transport), usable_cores() / host.machine.cores
-    return IdleMessages(tuple((row.ranks or 1) * cores for row in rows), tuple(row.value for row in rows))
+    ranks, seconds = tuple((row.ranks or 1) * cores for row in rows), tuple(row.value for row in rows)
+    return IdleMessages(ranks, seconds, is_shipped)
 
 
 def _share(host: HostCalibration, transport: str) -> float:

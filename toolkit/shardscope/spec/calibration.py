@@ -41,7 +41,7 @@ FACTORS: dict[str, float] = {
     "message_overlap": 0.8,
     "pipeline_efficiency": 0.4,
     "gradient_overlap": 0.4,
-    "shard_efficiency": 0.6,
+    "shard_copies": 0.7,
     "shard_overlap": 0.2,
     "optimizer_efficiency": 0.25,
     "step_s": 0.8,
@@ -51,7 +51,7 @@ logarithms; ``scale`` is a common factor of all times."""
 
 
 _UNSCALED = (
-    "half_size", "attention_half_seq", "head_efficiency", "launch_jitter", "gradient_overlap", "shard_efficiency",
+    "half_size", "attention_half_seq", "head_efficiency", "launch_jitter", "gradient_overlap", "shard_copies",
     "shard_overlap", "message_overlap",
 )  # fmt: skip
 """Factors without a unit of time, which a common scale of all times does not change."""
@@ -174,9 +174,10 @@ class Calibration(Fitted):
     """Fraction of the bandwidth that messages between pipeline stages reach, counting waits as transfer time."""
     gradient_overlap: Fraction = 0.0
     """Fraction of the gradient reduction that is hidden behind the last backward pass (ZeRO stages 0 to 2)."""
-    shard_efficiency: Share = 1.0
-    """e: the collectives of ZeRO 2 and 3, which run layer by layer, take longer than large ones by 1 / e - 1 times what
-    the link inside a node needs for their bytes. They would reach this fraction of that link if nothing else did."""
+    shard_copies: NonNegativeFloat = 0.0
+    """Bytes that a device moves in its memory per byte that ZeRO 2 and 3 gather or reduce, at the rate of element-wise
+    operators: each layer's tensors are copied into a flat buffer and back, which takes about 4, and the rest is waits
+    of layers for each other. Measured clusters have about 8 to 40."""
     shard_overlap: Fraction = 0.8
     """Fraction of ZeRO-3's all-gathers and reduce-scatters that is hidden behind computation."""
     optimizer_efficiency: Share = 0.7
@@ -206,6 +207,16 @@ class Calibration(Fitted):
     independent with the usual standard deviations."""
     rows: tuple[FittedRow, ...] = ()
     """The measured steps, if `ss.calibrate` fitted the constants to them."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_former(cls, fields: object) -> object:
+        if isinstance(fields, dict) and "shard_efficiency" in fields:
+            raise SpecError(
+                f"shard_efficiency={fields['shard_efficiency']} is of a former formula for ZeRO 2 and 3, and cannot be "
+                "converted; fit the calibration again with ss.calibrate(cluster, rows=...), or give shard_copies"
+            )
+        return fields
 
     @field_validator("software")
     @classmethod

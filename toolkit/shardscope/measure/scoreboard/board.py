@@ -25,7 +25,8 @@ class Line(NamedTuple):
 
     dataset: str
     rows: str
-    """``"held out"``, ``"fitted"``, or ``"never fitted"`` if the calibration was fitted to other data sets only."""
+    """``"fitted"``; ``"held out"`` if the calibration was fitted to other rows of the data set, which may differ
+    in the number of devices only; or ``"never fitted"`` if it was fitted to other data sets only."""
     calibrations: tuple[str, ...]
     score: Score
     one_step: OneStep
@@ -59,7 +60,8 @@ def board(
         unseen = [row for row, known in zip(rows, used, strict=True) if row.key not in known.fitted]
         is_partly_fitted = any(key.startswith(f"{name},") for known in used for key in known.scores)
         if unseen:
-            lines.append(_line(name, unseen, "held out" if is_partly_fitted else "never fitted", chosen))
+            kind = "held out" if seen or is_partly_fitted else "never fitted"
+            lines.append(_line(name, unseen, kind, chosen))
         if seen and fitted:
             lines.append(_line(name, seen, "fitted", chosen))
     return lines

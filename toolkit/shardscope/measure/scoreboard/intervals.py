@@ -14,7 +14,9 @@ LEVEL = 0.9
 Z = 1.645
 """Half width of an interval that contains 90 % of a normal distribution, in standard deviations."""
 ENOUGH = 20
-"""Fewest rows for which a table's coverage is tested; with fewer, no coverage would be rejected for being too high."""
+"""Fewest rows for which a table's coverage is tested at 5 %. The test of 20 rows mainly finds intervals that are far
+too narrow: those that really contain 70 % of measured times are rejected with a probability of 76 %, and those that
+contain 80 % with 37 %. Intervals that are too wide are never rejected, which takes 34 rows."""
 _SAME = 1 + 1e-7
 
 

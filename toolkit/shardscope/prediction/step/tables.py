@@ -259,8 +259,9 @@ def weights(
     """Return the times of model-state operations for each combination, in seconds.
 
     ZeRO 2 and 3 run their collectives layer by layer: they copy each layer's tensors into a flat buffer and back, and
-    wait for each other. That takes a time in proportion to the bytes, whatever the network. Measured steps agree: the
-    same software reaches a small share of a fast network and nearly all of a slow one.
+    wait for each other. That takes a time in proportion to the bytes and to the time that the device's memory takes for
+    one, whatever the links. Measured steps agree: the same software reaches a small share of a fast network and nearly
+    all of a slow one.
 
     Args:
         model: The model.
@@ -281,7 +282,7 @@ def weights(
     recipe = RECIPES[precision]
     cal, replicas = machine.calibration, data * context
     owners = np.where(zero >= 1, shard, 1.0)
-    copied_s = (1.0 / cal.shard_efficiency - 1.0) / machine.cluster.intra.bandwidth
+    copied_s = cal.shard_copies / machine.memory_rate
     reduce_s = gather_s = codec = np.zeros_like(dense)
     layers = np.ceil(model.layers / pipeline)
     expert_owners = np.maximum(owners / expert, 1.0)
