@@ -124,11 +124,7 @@ class TestText:
             "Rank 1 killed before step 8, noticed after 100 ms; training continued after 1.25 s"
         )
         assert "from the checkpoint of step 5 on disk, and 2 finished steps had to be repeated." in text
-        assert (
-            "Goodput 30%: 1 s of the 3.3 s since the first rank had started went into steps that count"
-            in text
-        )
-        assert "; lost work 250 ms," in text
+        assert "Goodput 30%: 1 s of 3.3 s went into steps that count; lost work 250 ms," in text
 
     def test_many_failures_are_counted_and_the_last_ones_told(self):
         events, begin = [*started(0.0)], 1.0

@@ -296,6 +296,6 @@ def _goodput(info: FaultsInfo) -> str:
     rest = [f"{name} {duration_text(info.seconds(kind))}" for kind, name in parts if info.seconds(kind) > 0]
     took = f"; {listed(rest)}" if rest else ""
     return (
-        f"Goodput {info.goodput:.0%}: {duration_text(info.goodput * info.wall_s)} of the {duration_text(info.wall_s)} "
-        f"since the first rank had started went into steps that count{took}."
+        f"Goodput {info.goodput:.0%}: {duration_text(info.goodput * info.wall_s)} of {duration_text(info.wall_s)} went "
+        f"into steps that count{took}."
     )
