@@ -43,8 +43,9 @@ say(
 # %% [markdown]
 # ## Kill a rank
 #
-# Faults are data beside the job: which rank, before which step. The process really gets `SIGKILL`. With `recovery`, the
-# agent starts all ranks again, and they continue from the newest checkpoint in the same run.
+# A fault plan is separate from the job: it says which rank fails, and before which step. The process really gets
+# `SIGKILL`. With `recovery`, the agent starts all ranks again, and they continue from the newest checkpoint in the same
+# run.
 
 # %%
 job = ss.Job(
@@ -64,8 +65,8 @@ say(figures.faults_text(figures.faults_info(broken)))
 figures.faults(broken)
 
 # %% [markdown]
-# Nothing of it remains in the result: a checkpoint holds weights, optimizer state, random states and the position in
-# the data.
+# The failure leaves no trace in the result: a checkpoint holds weights, optimizer state, random states and the position
+# in the data.
 
 # %%
 undisturbed = ss.launch(job).wait(timeout=120)
@@ -82,7 +83,8 @@ say(
 # are a mean time `M` apart, the best training time between checkpoints is about `sqrt(2 δ M)` (Young 1974).
 # `ss.goodput` measures in the first run above what steps, checkpoints and a restart take, and predicts the goodput with
 # the kills of a random plan. Then ranks are killed by this plan in a run that saves often, one that saves at about the
-# best interval, and one that saves rarely. The curve is that of endless runs; these are short, so they differ from it.
+# best interval, and one that saves rarely. The curve is for endless runs; these are short, so
+# expect several points of difference. Expect them from the predictions too, whose costs come from a single restart.
 
 # %%
 STEPS, MTBF_STEPS = 48, 60
@@ -96,10 +98,13 @@ for every in sorted({2, min(max(best, 3), 15), 16}):
     expected = ss.goodput(run, faults=plan, steps=STEPS, every=every)
     often = job.replace(steps=STEPS, checkpoint=ss.Checkpoint(every=every), recovery=ss.Recovery(10))
     found = ss.launch(often, faults=plan).wait(timeout=120).summary()
-    label = f"Saved every {every} steps, lost steps: {found.lost_steps}"
-    say(f"{label}. Predicted goodput with these kills {expected.mean:.0%}, measured {found.goodput:.0%}.")
+    say(
+        f"Saved every {every} steps: with these kills, predicted goodput {expected.mean:.0%}, measured "
+        f"{found.goodput:.0%}; lost steps: {found.lost_steps}."
+    )
     apart.append(found.wall_s / found.restarts)
-    measured.append(figures.MeasuredGoodput(label, every * step_s, found.goodput))
+    told = f"every {every} steps", every * step_s, found.goodput, f"lost steps: {found.lost_steps}"
+    measured.append(figures.MeasuredGoodput(*told))
 times = {"mtbf_s": float(np.mean(apart)), "save_s": costs.save_s, "restart_s": costs.restart_s}
 info = figures.goodput_info(**times, measured=measured)
 say(figures.goodput_text(info))

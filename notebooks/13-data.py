@@ -39,7 +39,7 @@ FOLDER = Path(tempfile.mkdtemp())
 digits = load_digits()
 mixed = np.random.default_rng(0).permutation(
     len(digits.target)
-)  # shards of a sorted source would be one-sided
+)  # shards of a sorted source would hold only a few classes each
 images = (digits.images[mixed, None] / 16).astype("float32")
 
 
@@ -61,7 +61,7 @@ say(
 #
 # A rank cannot jump to random rows of a large data set without waiting for each. So the shuffle has two levels: the
 # shards in random order, and then all rows of a few shards, a *window*, at a time. The order depends on the seed and
-# the epoch alone. The ranks divide each global batch of it, so their number does not matter.
+# the epoch alone. Ranks divide each global batch among them, so the order does not depend on their number.
 
 # %%
 from shardscope.training.data import GlobalSampler, load_data
@@ -82,7 +82,8 @@ say(
 #
 # `slow` emulates a source with limited bandwidth, such as an object store far away: each rank reads at most this fast.
 # With a `cache`, each shard is fetched once by one of the ranks and then read from disk, also in later epochs and in
-# later runs. The prediction comes first: batches are read ahead while ranks compute, so they wait only for the rest.
+# later runs. The prediction comes first: batches are read ahead while ranks compute, so ranks wait only for reads
+# that computation does not hide.
 
 # %%
 slow = shards.replace(
@@ -91,10 +92,10 @@ slow = shards.replace(
 )  # fmt: skip
 job = ss.Job(model="mlp", data=slow, world_size=2, batch=BATCH, steps=3 * order.steps_per_epoch)
 expected = ss.predict(job)
-later = expected.at_step(order.steps_per_epoch + 1)
+waiting_s = expected.filling_s / order.steps_per_epoch
 say(
-    f"Predicted: {1e3 * expected.step_time_s:.0f} ms a step in the first epoch, of which "
-    f"{1e3 * expected.time['data'].value:.0f} ms for data, and {1e3 * later.step_time_s:.1f} ms from the cache."
+    f"Predicted: {1e3 * (expected.step_time_s + waiting_s):.0f} ms a step in the first epoch, of which "
+    f"{1e3 * waiting_s:.0f} ms waiting for data, and {1e3 * expected.step_time_s:.1f} ms once the cache is full."
 )
 expected
 

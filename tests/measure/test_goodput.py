@@ -16,6 +16,7 @@ from shardscope.analytic.failing_runs import (
     simulated_s,
 )
 from shardscope.analytic.reliability import expected
+from shardscope.measure.goodput import costs_of
 
 RUN = FailingRun(work_s=10, interval_s=4, save_s=0.5, restart_s=1)
 
@@ -65,7 +66,10 @@ def test_short_runs_lose_less_on_average_but_vary() -> None:
 
 def test_a_failure_rate_at_which_no_run_ends_is_refused() -> None:
     run = FailingRun(work_s=100, interval_s=50, save_s=0, restart_s=1)
-    with pytest.raises(ss.SpecError, match=r"mtbf_s=0.5 is so short that training hardly gets on"):
+    with pytest.raises(
+        ss.SpecError,
+        match=r"mtbf_s=0.5 is so short that the run would need more than 100,000 failures to finish",
+    ):
         simulated_s(run, mtbf_s=0.5, runs=2)
 
 
@@ -97,6 +101,12 @@ def test_more_failures_and_rarer_checkpoints_cost_more(killed: ss.Run) -> None:
     assert usual.interval.low <= usual.mean <= usual.interval.high
     assert usual.endless is not None
     assert "90 % of runs) with a failure every 1 min" in repr(usual)
+    assert repr(usual).endswith("; costs from 5 saves and 2 restarts")
+    rare = ss.goodput(killed, mtbf_s="6 h")
+    assert (
+        f"({rare.interval.low:.1%} to {rare.interval.high:.1%} in 90 % of runs) with a failure every 6 h"
+        in repr(rare)
+    )
     smooth = ss.goodput(killed, faults=ss.Faults(), steps=1000, every=1000)
     rarely = ss.goodput(killed, faults="kill rank=0 step=900; kill rank=1 step=900", steps=1000, every=1000)
     assert rarely.durations_s[0] > 1.8 * smooth.durations_s[0]
@@ -112,7 +122,10 @@ def test_more_failures_and_rarer_checkpoints_cost_more(killed: ss.Run) -> None:
             {"faults": "kill rank=0 step=3; kill rank=1 at=2s"},
             "kills at steps and kills at times; give one kind",
         ),
-        ({"faults": "slow rank=0 factor=3"}, "has others than kills"),
+        ({"faults": "slow rank=0 factor=3"}, "has faults other than kills before a step"),
+        ({"faults": "kill rank=7 step=4"}, "kill names rank 7, but the job's ranks are 0 to 1"),
+        ({"faults": "kill rank=0 step=400"}, "kill names step 400, but the job ends after step 40"),
+        ({"faults": "kill rank=0 step=60", "steps": 50}, "the job ends after step 50"),
     ],
 )
 def test_what_cannot_be_predicted_is_refused(killed: ss.Run, arguments: dict[str, object], told: str) -> None:
@@ -123,4 +136,24 @@ def test_what_cannot_be_predicted_is_refused(killed: ss.Run, arguments: dict[str
 def test_a_run_without_restarts_has_no_costs_to_predict_from(tmp_path: Path) -> None:
     run = ss.launch(small_job(), root=tmp_path).wait(60)
     with pytest.raises(ss.RunUnreadable, match="has 0 checkpoints between steps and 0 restarts; give a run"):
+        ss.goodput(run, mtbf_s=5)
+
+
+def test_steps_that_a_fault_slows_down_are_no_usual_steps(tmp_path: Path) -> None:
+    cluster = ss.Cluster.emulated(
+        1, per_node=2, flops=1.2e8
+    )  # ranks sleep, so load hardly changes step times
+    job = small_job(steps=20, checkpoint=4, recovery=1)
+    faults = ss.Faults().kill(0, step=11).slow(1, factor=6, steps=(14, 15))
+    run = ss.launch(job, cluster, faults=faults, root=tmp_path).wait(90)
+    steps = {step.number: step.step_time_s for step in run.reduced().steps}
+    usual_s = np.median([seconds for number, seconds in steps.items() if not faults.slows(number)])
+    assert np.median([seconds for number, seconds in steps.items() if faults.slows(number)]) > 2 * usual_s
+    assert costs_of(run).step_s == pytest.approx(usual_s, rel=0.3)
+
+
+def test_a_run_that_saves_after_every_step_does_not_tell_what_a_save_takes(tmp_path: Path) -> None:
+    job = small_job(steps=16, recovery=ss.Recovery(1, replica_every=1))
+    run = ss.launch(job, faults=ss.Faults().kill(0, step=9), root=tmp_path).wait(60)
+    with pytest.raises(ss.RunUnreadable, match=r"after every step, so the time of a save is unknown; give"):
         ss.goodput(run, mtbf_s=5)

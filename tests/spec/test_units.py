@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardscope.errors import SpecError
-from shardscope.spec.units import Kind, gib_text, parse
+from shardscope.spec.units import Kind, duration_text, gib_text, parse
 
 
 @pytest.mark.parametrize(
@@ -79,3 +79,8 @@ def test_sizes_are_written_in_powers_of_1024() -> None:
     assert gib_text(80 * 2**30) == "80 GiB"
     assert gib_text(512) == "512 B"
     assert gib_text(1.5 * 2**40) == "1.5 TiB"
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(125, "2 min 5 s"), (6 * 3600, "6 h"), (360_000, "100 h")])
+def test_long_durations_are_written_in_hours(seconds: float, text: str) -> None:
+    assert duration_text(seconds) == text

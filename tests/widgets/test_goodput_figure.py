@@ -19,8 +19,11 @@ def test_the_curve_is_that_of_the_formula_and_highest_at_the_marked_interval():
     assert info.intervals_s[0] < info.daly_s < info.young_s < info.intervals_s[-1]
 
 
-def test_measured_runs_are_drawn_where_they_are_and_told_beside_what_is_expected():
-    measured = [figures.MeasuredGoodput("Saved every 2 steps", 2.0, 0.5)]
+def test_measured_runs_are_drawn_with_short_labels_that_do_not_meet():
+    measured = [
+        figures.MeasuredGoodput("every 2 steps", 2.0, 0.5, "3 steps lost"),
+        figures.MeasuredGoodput("every 3 steps", 3.0, 0.5),
+    ]
     info = figures.goodput_info(**TIMES, measured=measured)
     assert info.intervals_s[0] <= 2.0
     assert [trace.name for trace in figures.draw_goodput(info).data] == [
@@ -31,5 +34,10 @@ def test_measured_runs_are_drawn_where_they_are_and_told_beside_what_is_expected
     text = figures.goodput_text(info)
     assert "checkpoints that take 20 s" in text
     assert f"the expected goodput there is {info.best:.0%}" in text
-    assert "Saved every 2 steps: 50% measured," in text
+    drawn = figures.draw_goodput(info)
+    assert list(drawn.data[2].customdata) == ["<br>3 steps lost", ""]
+    assert list(drawn.data[2].textposition) == ["top center", "bottom center"]
+    ticks = drawn.layout.xaxis.ticktext
+    assert "10 s" in ticks
+    assert "10,000 s" in ticks
     assert len(figures.goodput(**TIMES).data) == 2

@@ -76,10 +76,10 @@ def duration_s(failures_s: Sequence[float], run: FailingRun) -> float:
 
 
 def duration_with_progress_s(progress_s: Sequence[float], run: FailingRun) -> float:
-    """Return how long a run takes that fails when its steps have first got so far, as those of a plan by steps.
+    """Return the duration of a run that fails when it first reaches given progress, as with a fault plan by step.
 
     Args:
-        progress_s: Time of the steps that a failure comes after, without any that are repeated; in any order.
+        progress_s: Progress at each failure, as the time of the steps before it, without repetitions; in any order.
         run: The run.
 
     Example:
@@ -118,8 +118,8 @@ def simulated_s(run: FailingRun, *, mtbf_s: float, runs: int = 10_000, seed: int
         count += 1
         if count > _MOST_FAILURES:
             raise SpecError(
-                f"mtbf_s={mtbf_s:g} is so short that training hardly gets on: more than {_MOST_FAILURES:,} failures; "
-                "give a longer one, or save checkpoints more often"
+                f"mtbf_s={mtbf_s:g} is so short that the run would need more than {_MOST_FAILURES:,} failures to "
+                "finish; give a longer one, or save checkpoints more often"
             )
         last = last + source.exponential(mean, runs)
         return last

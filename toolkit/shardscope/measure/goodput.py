@@ -1,10 +1,10 @@
-"""The entry point `shardscope.goodput`: what failures will cost a job, from the measured costs of an earlier run."""
+"""The entry point `shardscope.goodput`: what failures will cost a job, from costs measured in an earlier run of it."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -20,8 +20,9 @@ from shardscope.analytic.failing_runs import (
 from shardscope.analytic.reliability import Floats, Reliability, expected
 from shardscope.errors import RunUnreadable, SpecError
 from shardscope.runlog.reducer import RunLog
+from shardscope.runlog.restarts import Restart
 from shardscope.runlog.schema import Event
-from shardscope.runlog.steps import WARM_UP_STEPS
+from shardscope.runlog.steps import WARM_UP_STEPS, Steps
 from shardscope.runtime import Run
 from shardscope.spec.calibration import Interval
 from shardscope.spec.fault_kinds import Kill
@@ -34,6 +35,8 @@ _SIMULATED = 10_000
 @dataclass(frozen=True)
 class RunCosts:
     """Measured costs of a run that saves checkpoints and restarts, as means in seconds.
+
+    Steps in which a `slow` fault slowed a rank down are left out.
 
     Attributes:
         step_s: Time of a step that counts (`RunLog.useful_s`).
@@ -98,17 +101,20 @@ class ExpectedGoodput:
 
     @property
     def total(self) -> float:
-        """Goodput of many such runs together: the time of all steps that count by the time of all runs."""
+        """Goodput of many such runs: the time of all steps that count, divided by the time of all runs."""
         return float(self.steps * self.costs.step_s / self.durations_s.mean())
 
     @property
     def interval(self) -> Interval:
-        """Interval that contains the goodput of 90 % of such runs."""
+        """Interval that contains the goodput of 90 % of such runs, because failures are random.
+
+        It does not include the uncertainty of the measured costs, which may come from a single save or restart.
+        """
         return Interval(*map(float, np.quantile(self.goodputs, (0.05, 0.95))))
 
     @property
     def endless(self) -> Reliability | None:
-        """Expected use of the time of an endless run; None for a plan of faults."""
+        """Closed-form goodput of an endless run; None for a plan of faults."""
         run = self.costs.failing(self.steps, self.every)
         if self.mtbf_s is None:
             return None
@@ -119,16 +125,17 @@ class ExpectedGoodput:
 
     def __repr__(self) -> str:
         costs = self.costs
-        saves = f"checkpoints of {duration_text(costs.save_s)} every {self.every}"
+        saves = f"checkpoints of {duration_text(costs.save_s)} every {_times(self.every, 'step')}"
+        source = f"costs from {_times(costs.num_saves, 'save')} and {_times(costs.num_restarts, 'restart')}"
         told = (
-            f"{self.steps} steps of {duration_text(costs.step_s)}, {saves}, restarts of "
-            f"{duration_text(costs.restart_s)}"
+            f"{_times(self.steps, 'step')} of {duration_text(costs.step_s)}, {saves}, restarts of "
+            f"{duration_text(costs.restart_s)}; {source}"
         )
         if self.mtbf_s is None:
             return f"goodput {self.mean:.1%} with these faults: {told}"
         low, high = self.interval
         failing = f"a failure every {duration_text(self.mtbf_s)}"
-        return f"goodput {self.mean:.1%} ({low:.0%} to {high:.0%} in 90 % of runs) with {failing}: {told}"
+        return f"goodput {self.mean:.1%} ({low:.1%} to {high:.1%} in 90 % of runs) with {failing}: {told}"
 
 
 def goodput(
@@ -141,13 +148,15 @@ def goodput(
     seed: int = 0,
     root: str | Path | None = None,
 ) -> ExpectedGoodput:
-    """Return the goodput to expect of a job that fails, from what steps, checkpoints and restarts took in a run of it.
+    """Predict the goodput of a job that fails, from the step, checkpoint and restart times measured in one of its runs.
 
-    The goodput is that of `Summary.goodput`: time of the steps that count by the time of the whole run, with setup and
-    the last evaluation. Its distribution comes from simulated runs of this length; `endless` is the formula's mean.
+    The goodput is that of `Summary.goodput`: time of the steps that count, divided by the time of the whole run, with
+    setup and the last evaluation. Its distribution comes from simulated runs of this length; `endless` is the mean of
+    an endless run. The uncertainty of the measured costs is not included. Steps that a fault slowed down are left out.
 
     Args:
-        run: A run of the job with at least one checkpoint and one restart, as after a fault; or its name or path.
+        run: A run of the job with at least one restart, one step after which it saved, and one after which it did not;
+            or its name or path.
         mtbf_s: Mean time between random failures of the whole job, in seconds or with a unit.
         faults: Instead of `mtbf_s`: a plan of faults, whose kills are all at steps, or all at times.
         steps: Number of steps; None for as many as the run's job has.
@@ -162,8 +171,9 @@ def goodput(
 
     Raises:
         RunNotFound: The run does not exist.
-        RunUnreadable: The run has no checkpoint or no restart.
-        SpecError: Neither `mtbf_s` nor `faults` is given, or both are, or a value is not valid.
+        RunUnreadable: The run has no checkpoint or no restart, or saves after every step, or all steps are slowed.
+        SpecError: Neither `mtbf_s` nor `faults` is given, or both are, or a value is not valid, or a fault cannot
+            occur in the job.
     """
     if isinstance(run, str | Path):
         run = Run.attach(run, root)
@@ -173,7 +183,7 @@ def goodput(
         )
     for name, count in (("steps", steps), ("every", every)):
         if count is not None and (type(count) is not int or count < 1):
-            raise SpecError(f"{name}={count!r} is not valid; give a number of steps of at least 1")
+            raise SpecError(f"{name}={count!r} is not valid; give a whole number of at least 1")
     costs = costs_of(run)
     num_steps, apart = steps or run.job.last_step, every or costs.every
     failing = costs.failing(num_steps, apart)
@@ -181,7 +191,9 @@ def goodput(
         mean = quantity(mtbf_s, "s", field="mtbf_s")
         trained = simulated_s(failing, mtbf_s=mean, runs=_SIMULATED, seed=seed)
     else:
-        mean, trained = None, np.array([_with_plan(Faults.of(faults), failing, costs)])
+        plan = Faults.of(faults)
+        plan.check(run.job if steps is None else run.job.replace(steps=steps, until=None), run.cluster)
+        mean, trained = None, np.array([_with_plan(plan, failing, costs)])
     return ExpectedGoodput(costs, num_steps, apart, mean, costs.setup_s + trained + costs.ending_s)
 
 
@@ -189,13 +201,22 @@ def costs_of(run: Run) -> RunCosts:
     """Return the measured costs of a run with checkpoints and restarts.
 
     Raises:
-        RunUnreadable: It has none of either.
+        RunUnreadable: It has none of either, or no step after which nothing is saved.
     """
-    log, events = run.reduced(), run.events()
+    whole, events, faults = run.reduced(), run.events(), run.faults
+    log = _without_slowed(whole, faults)
+    if whole.steps and not log.steps:
+        raise RunUnreadable(
+            f"faults='{faults}' slow every step of run {run.id}, so the usual step time is unknown; give a run with "
+            "other steps"
+        )
     saves = [event for event in events if event["event"] in ("checkpoint", "replica") and event["rank"] == 0]
     usual_s = log.step_time_s or 0.0
     restarts_s = [
-        each.recovered_t - each.first_steps_s[0] - failed_t + _additional_s(each.first_steps_s, usual_s)
+        each.recovered_t
+        - each.first_steps_s[0]
+        - failed_t
+        + _additional_s(_first_steps_s(each, faults), usual_s)
         for each, failed_t in zip(log.restarts, _failed_at(log), strict=True)
         if each.recovered_t is not None
     ]
@@ -203,13 +224,19 @@ def costs_of(run: Run) -> RunCosts:
     gaps = {step: gap for step, gap in _gaps(log).items() if step > WARM_UP_STEPS}
     after_saves = [gap for step, gap in gaps.items() if step in saved]
     others = [gap for step, gap in gaps.items() if step not in saved]
-    if not (after_saves and others and restarts_s):
+    if not (after_saves and restarts_s):
         raise RunUnreadable(
-            f"run {run.id} has {len(after_saves)} checkpoints between steps and {len(restarts_s)} restarts; give a run "
-            "with at least one of each, such as one with checkpoint=10, recovery=1 and faults='kill rank=0 step=15'"
+            f"run {run.id} has {_times(len(after_saves), 'checkpoint')} between steps and "
+            f"{_times(len(restarts_s), 'restart')}; give a run with at least one of each, such as one with "
+            "checkpoint=10, recovery=1 and faults='kill rank=0 step=15'"
+        )
+    if not others:
+        raise RunUnreadable(
+            f"run {run.id} saves a checkpoint or a copy in memory after every step, so the time of a save is unknown; "
+            "give a run that saves less often, such as one with checkpoint=10 or replica_every=10"
         )
     apart = Counter(after - before for before, after in pairwise(sorted(saved)))
-    between_s, last = fmean(others), log.steps[-1]
+    between_s, last = fmean(others), whole.steps[-1]
     at_start = [seconds for step, seconds in log.warm_up.items() if step <= WARM_UP_STEPS]
     save_s = max(0.0, fmean(after_saves) - between_s)
     return RunCosts(
@@ -224,6 +251,21 @@ def costs_of(run: Run) -> RunCosts:
         num_saves=len(after_saves),
         num_restarts=len(restarts_s),
     )
+
+
+def _without_slowed(log: RunLog, faults: Faults) -> RunLog:
+    """Return the log without the steps in which a fault slowed a rank down."""
+    return replace(
+        log,
+        steps=Steps(step for step in log.steps if not faults.slows(step.number)),
+        warm_up={step: seconds for step, seconds in log.warm_up.items() if not faults.slows(step)},
+    )
+
+
+def _first_steps_s(restart: Restart, faults: Faults) -> list[float]:
+    """Return the durations of the first steps after a restart, in seconds, without those that a fault slowed down."""
+    numbered = enumerate(restart.first_steps_s, restart.step + 1)
+    return [seconds for step, seconds in numbered if not faults.slows(step)]
 
 
 def _gaps(log: RunLog) -> dict[int, float]:
@@ -274,7 +316,8 @@ def _with_plan(plan: Faults, run: FailingRun, costs: RunCosts) -> float:
     kills = [fault for fault in plan if isinstance(fault, Kill) and fault.during == "step"]
     if len(kills) != len(plan):
         raise SpecError(
-            f"faults='{plan}' has others than kills before steps or at times, whose cost is unknown; leave them out"
+            f"faults='{plan}' has faults other than kills before a step or at a time, whose cost is unknown; "
+            "leave them out"
         )
     times = [kill.at_s for kill in kills if kill.at_s is not None]
     if not times:
@@ -292,3 +335,7 @@ def _steps_of(kills: Iterable[Kill]) -> list[int]:
         assert kill.step is not None
         counts.setdefault(kill.step, Counter())[kill.rank if kill.node is None else -1 - kill.node] += 1
     return [step for step, ranks in counts.items() for _ in range(max(ranks.values()))]
+
+
+def _times(count: int, thing: str) -> str:
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"

@@ -15,7 +15,6 @@ from shardscope.runlog.schema import Event
 from shardscope.runlog.spans import finished_steps, phase_seconds
 from shardscope.runlog.steps import WARM_UP_STEPS
 from shardscope.runtime import Run
-from shardscope.spec.fault_kinds import Slow
 
 _PASSES = ("forward", "backward")
 _FEWEST = 2
@@ -83,13 +82,10 @@ def _undisturbed(run: Run) -> list[list[Event]]:
     events = run.events()
     counts = Counter((event["rank"], event["step"]) for event in events if event["event"] == "step")
     repeated = {step for (_, step), count in counts.items() if count > 1}
-    slow = [fault for fault in run.faults if isinstance(fault, Slow)]
     steps = finished_steps(events, run.job.world_size).items()
     recorded = [(step, row) for step, row in steps if all(event.get("spans") for event in row)]
     return [
-        row
-        for step, row in recorded[WARM_UP_STEPS:]
-        if step not in repeated and not any(fault.is_on(step) for fault in slow)
+        row for step, row in recorded[WARM_UP_STEPS:] if step not in repeated and not run.faults.slows(step)
     ]
 
 

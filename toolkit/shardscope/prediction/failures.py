@@ -9,7 +9,7 @@ from shardscope.spec.job import IN_LAYOUTS, Job
 from shardscope.spec.layout import Layout
 from shardscope.spec.layout_optimizer import AnyStates
 from shardscope.spec.model import Transformer
-from shardscope.spec.units import duration_text, three_digits
+from shardscope.spec.units import duration_text
 
 HOUR_S = 3600.0
 
@@ -68,13 +68,9 @@ def failures_text(found: Reliability | None, num_devices: int) -> str:
     if found is None:
         return ""
     every, save, interval = (
-        _time_text(float(each)) for each in (found.mtbf_s, found.save_s, found.interval_s)
+        duration_text(float(each)) for each in (found.mtbf_s, found.save_s, found.interval_s)
     )
     return (
         f"One of {num_devices:,} devices fails every {every}: with a checkpoint of {save} every {interval}, goodput is "
         f"{float(found.goodput):.1%}."
     )
-
-
-def _time_text(seconds: float) -> str:
-    return duration_text(seconds) if seconds < 2 * HOUR_S else f"{three_digits(seconds / HOUR_S)} h"

@@ -211,6 +211,10 @@ class Faults(Spec):
         for fault in self.faults:
             fault.check(job, count, cluster)
 
+    def slows(self, step: int) -> bool:
+        """Return whether a rank is slow in `step`."""
+        return any(isinstance(fault, Slow) and fault.is_on(step) for fault in self.faults)
+
     def _with(self, fault: AnyFault) -> Self:
         if len(self.faults) >= _MOST:
             raise SpecError(f"a plan has at most {_MOST:,} faults; leave some out")

@@ -218,11 +218,14 @@ def seconds_text(seconds: float) -> str:
     return scaled(seconds, _SECONDS) if seconds else "0 s"
 
 
+_HOUR_S = 3600.0
 _DURATIONS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6}
 
 
 def duration_text(seconds: float) -> str:
-    """Format a duration as ``820 µs``, ``12.3 ms``, ``1.2 s`` or ``2 min 5 s``."""
+    """Format a duration as ``820 µs``, ``12.3 ms``, ``1.2 s``, ``2 min 5 s`` or ``6 h``; in hours from 2 h on."""
+    if seconds >= 2 * _HOUR_S:
+        return f"{three_digits(seconds / _HOUR_S)} h"
     if seconds >= 60:
         minutes, rest = divmod(round(seconds), 60)
         return f"{minutes} min {rest} s"

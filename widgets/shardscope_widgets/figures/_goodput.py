@@ -10,6 +10,7 @@ import plotly.graph_objects as go
 
 from shardscope.analytic import reliability
 from shardscope_widgets.figures import theme
+from shardscope_widgets.figures._communication_look import log_ticks, tick_seconds
 from shardscope_widgets.words import duration_text
 
 _POINTS = 200
@@ -19,11 +20,13 @@ _LINE, _BEST, _MEASURED = "#2a86d1", "#11997a", "#e06c2c"
 
 
 class MeasuredGoodput(NamedTuple):
-    """A run: its name, the training time between two of its checkpoints in seconds, and its goodput."""
+    """A run: a short name, the training time between two of its checkpoints in seconds, its goodput, and a remark."""
 
     label: str
     interval_s: float
     goodput: float
+    remark: str = ""
+    """Shown when the pointer is on the run, such as its number of lost steps."""
 
 
 class GoodputInfo(NamedTuple):
@@ -77,16 +80,20 @@ def goodput_info(
 
 
 def goodput_text(info: GoodputInfo) -> str:
-    """Return sentences on the best interval and on what runs have measured."""
-    told = (
+    """Return a sentence on the best interval."""
+    return (
         f"With a failure every {duration_text(info.mtbf_s)}, checkpoints that take {duration_text(info.save_s)} and "
         f"restarts that take {duration_text(info.restart_s)}, the best interval is {duration_text(info.young_s)} by "
         f"Young and {duration_text(info.daly_s)} by Daly; the expected goodput there is {info.best:.0%}."
     )
-    for each in info.measured:
-        expected = float(np.interp(each.interval_s, info.intervals_s, info.goodputs))
-        told += f" {each.label}: {each.goodput:.0%} measured, {expected:.0%} expected."
-    return told
+
+
+def _positions(measured: Sequence[MeasuredGoodput]) -> list[str]:
+    """Return where each label goes: above and below its marker by turns, from left to right, so that none meet."""
+    order = sorted(range(len(measured)), key=lambda place: measured[place].interval_s)
+    return [
+        "top center" if order.index(place) % 2 == 0 else "bottom center" for place in range(len(measured))
+    ]
 
 
 def draw_goodput(info: GoodputInfo) -> go.Figure:
@@ -104,15 +111,19 @@ def draw_goodput(info: GoodputInfo) -> go.Figure:
             ),
             go.Scatter(
                 x=[each.interval_s for each in info.measured], y=[each.goodput for each in info.measured],
-                mode="markers+text", name="measured", text=[f" {each.label}" for each in info.measured],
-                textposition="middle right", textfont={"size": 11.5, "color": theme.GREY}, cliponaxis=False,
+                mode="markers+text", name="measured", text=[each.label for each in info.measured],
+                textposition=_positions(info.measured), textfont={"size": 11.5, "color": theme.GREY}, cliponaxis=False,
                 marker={"symbol": "square", "size": 10, "color": _MEASURED, "line": {"width": 1.5, "color": "#ffffff"}},
-                hovertemplate="%{text}: %{y:.0%}<extra></extra>",
+                customdata=[f"<br>{each.remark}" if each.remark else "" for each in info.measured],
+                hovertemplate="%{text}: %{y:.0%}%{customdata}<extra></extra>",
             ),
         ][: 3 if info.measured else 2]
     )  # fmt: skip
     figure.update_layout(
-        xaxis=theme.axis("training time between checkpoints", type="log", tickformat="~s", ticksuffix="s"),
+        xaxis=theme.axis(
+            "training time between checkpoints",
+            **log_ticks(info.intervals_s[0], info.intervals_s[-1], tick_seconds),
+        ),
         yaxis=theme.axis("goodput", tickformat=".0%", range=[0, min(1.0, max(info.goodputs) * 1.25 + 0.02)]),
         shapes=[theme.rule(theme.AXIS, x=info.young_s, width=1.2, dash="dot")],
         annotations=[
