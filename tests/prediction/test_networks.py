@@ -173,3 +173,64 @@ def test_the_interval_contains_what_the_links_state() -> None:
     slow = ss.predict(job_of(), cluster_of(racks=2, rack_bandwidth="0.5 Mbit/s"))
     assert slow.interval is not None
     assert slow.interval.low > 0.9 * slow.step_time_s
+
+
+class TestDependentMessages:
+    """Levels and latencies of messages that wait for each other, on equal links, too."""
+
+    @pytest.mark.parametrize("strategy", [ss.Tree(), "ring", "parameter-server", "zero-3"], ids=str)
+    @pytest.mark.parametrize("latency", ["0 s", "20 ms"])
+    def test_the_simulation_agrees_on_equal_links(self, strategy: Any, latency: str) -> None:
+        job, cluster = job_of(strategy), cluster_of(latency=latency)
+        predicted, simulated = ss.predict(job, cluster), ss.simulate(job, cluster)
+        assert simulated.step_time_s == pytest.approx(predicted.step_time_s, rel=0.01)
+
+    def test_a_cluster_with_one_faster_node_is_no_slower(self) -> None:
+        """Levels of a tree are added on equal links as on others, and said to be."""
+        even = ss.predict(job_of("tree"), cluster_of())
+        faster = ss.predict(job_of("tree"), cluster_of(node_bandwidth={3: "20.1 Mbit/s"}))
+        assert faster.step_time_s == pytest.approx(even.step_time_s, rel=1e-3)
+        assert even.assumptions == faster.assumptions != ()
+
+    @pytest.mark.parametrize(
+        ("strategy", "hops"),
+        [("ring", 6), ("tree", 4), ("parameter-server", 2), (ss.Gossip(measure_every=1000), 1)],
+        ids=["ring", "tree", "server", "gossip"],
+    )
+    @pytest.mark.parametrize("fields", [{}, RACKS], ids=["equal", "racks"])
+    def test_the_latency_counts_once_for_each_hop(
+        self, strategy: Any, hops: int, fields: dict[str, Any]
+    ) -> None:
+        """Messages that do not wait for each other are on their way at the same time."""
+        without, late = (
+            ss.predict(job_of(strategy), cluster_of(latency=latency, **fields)) for latency in ("0 s", "1 s")
+        )
+        assert late.step_time_s - without.step_time_s == pytest.approx(hops, rel=1e-6)
+
+    def test_only_servers_update(self) -> None:
+        """A slow worker does not slow down an update that the server runs."""
+        rates = {0: "100 MB/s", 1: "100 MB/s", 2: "100 MB/s", 3: "20 MB/s"}
+        cluster = ss.Cluster.emulated(4, "20 Mbit/s", flops="1 GFLOP/s", node_memory_bandwidth=rates)
+        even = ss.Cluster.emulated(4, "20 Mbit/s", flops="1 GFLOP/s", memory_bandwidth="100 MB/s")
+        server, ring = (job_of(name) for name in ("parameter-server", "ring"))
+        updates = [
+            ss.predict(job, at).time["optimizer"].value for job in (server, ring) for at in (even, cluster)
+        ]
+        assert updates[1] == pytest.approx(updates[0])
+        assert updates[3] == pytest.approx(5 * updates[2])
+
+    @pytest.mark.parametrize("strategy", ["tree", "parameter-server"])
+    def test_few_messages_of_many_ranks_are_listed(self, strategy: str) -> None:
+        times = [
+            communication(ss.predict(job_of(strategy, world_size), cluster_of(world_size, **RACKS)))
+            for world_size in (64, 66)
+        ]
+        assert times[1] == pytest.approx(times[0], rel=0.05)
+
+    def test_a_limit_of_messages_is_named(self) -> None:
+        (told,) = ss.predict(job_of("zero-3", 80), cluster_of(80, **RACKS)).assumptions
+        assert "too many to list one by one" in told
+        assert "may be far too short" in told
+
+    def test_chunks_that_differ_by_an_element_are_no_bound(self) -> None:
+        assert ss.predict(job_of(), cluster_of(node_bandwidth={3: "5 Mbit/s"})).assumptions == ()

@@ -22,10 +22,9 @@ from shardscope.prediction.budget import Budgeted
 from shardscope.prediction.data_source import filling_s
 from shardscope.prediction.failures import job_failures
 from shardscope.prediction.job_memory import kinds_by_rank, rank_memory
-from shardscope.prediction.job_time import job_time_term
+from shardscope.prediction.job_time import job_time_term, loads_of
 from shardscope.prediction.job_view import job_html, job_text
 from shardscope.prediction.loads import memory_on, slowness_on, update_slowness_on, used_samples_per_s
-from shardscope.prediction.network_time import StepLoads
 from shardscope.prediction.rates import RankRates, limit_of, network_of, stated_rates
 from shardscope.prediction.saved_calibration import Chosen, chosen
 from shardscope.prediction.spread import Floats, Widened, widened
@@ -167,9 +166,11 @@ class JobPrediction(Budgeted):
 
     @cached_property
     def assumptions(self) -> tuple[str, ...]:
-        """Sentences on what was assumed about messages on links that are not equal; empty where nothing had to be."""
-        network = self.rates.network if self.has_rates and self.traffic is not None else None
-        return () if network is None else StepLoads.of(self.step, self.traffic or {}, network).assumptions
+        """Sentences on what was assumed about messages and the links; empty where nothing had to be."""
+        if not self.has_rates or self.traffic is None or self.as_layout is not None:
+            return ()
+        loads = loads_of(self.step, self.traffic, self.rates)
+        return () if loads is None else loads.assumptions
 
     @property
     def interval(self) -> Interval | None:

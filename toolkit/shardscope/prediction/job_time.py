@@ -11,17 +11,22 @@ import math
 import numpy as np
 
 from shardscope.analytic.communication import Traffic, compression_cost
+from shardscope.analytic.communication.network import Network
 from shardscope.analytic.communication.traffic import Sent
 from shardscope.analytic.job_step import JobStep
 from shardscope.analytic.terms import Term
 from shardscope.prediction.data_source import with_waiting
 from shardscope.prediction.loads import awaited, rank_loads, rank_updates
-from shardscope.prediction.network_time import StepLoads
+from shardscope.prediction.network_time import Load, StepLoads
 from shardscope.prediction.rates import RankRates
 from shardscope.prediction.traced import Traced
 from shardscope.spec.strategy import Work
 
 _ROOFLINE = "roofline, Williams et al. 2009"
+_FIXED = ("messages × time per message", "messages × time per message + hops × latency")
+"""Formula for the fixed times of a collective, without and with latency."""
+_UNEVEN = 1e-2
+"""Relative difference between ranks' bytes above which they may take turns; nearly equal chunks differ by less."""
 
 
 def job_time_term(step: JobStep, found: Traced, traffic: Traffic | None, rates: RankRates) -> Term:
@@ -114,40 +119,66 @@ def _codec(step: JobStep, rates: RankRates) -> Term | None:
 
 def _communication(step: JobStep, traffic: Traffic, rates: RankRates) -> Term | None:
     """Return the term for all collectives, with one part for each; None if there are none."""
-    if rates.network is None:
-        parts = tuple(_collective(name, sent, rates) for name, sent in traffic.items())
-    else:
-        found = StepLoads.of(step, traffic, rates.network)
-        parts = tuple(_on_network(name, sent, rates, found) for name, sent in traffic.items())
-    return Term.total("communication", parts) if parts else None
+    found, parts = loads_of(step, traffic, rates), list[Term]()
+    for name, sent in traffic.items():
+        load = None if found is None else found.loads.get(name)
+        if found is None or (rates.network is None and (load is None or not load.is_bound)):
+            parts.append(_collective(name, sent, rates, load))
+        else:
+            parts.append(_on_network(name, sent, rates, found))
+    return Term.total("communication", tuple(parts)) if parts else None
 
 
-def _collective(name: str, sent: Sent, rates: RankRates) -> Term:
+def loads_of(step: JobStep, traffic: Traffic, rates: RankRates) -> StepLoads | None:
+    """Return what a step puts on the links; None if this cannot matter.
+
+    On equal links, it does if ranks take turns, as in a tree, or if latencies add up. Ranks that all send equally much
+    are assumed to send all the time.
+    """
+    if rates.network is not None:
+        return StepLoads.of(step, traffic, rates.network)
+    take_turns = any(np.ptp(each.busiest) > _UNEVEN * np.max(each.busiest) for each in traffic.values())
+    if not take_turns and rates.latency_s == 0:
+        return None
+    return StepLoads.of(step, traffic, Network.even(step.world_size, rates.link), is_even=True)
+
+
+def _collective(name: str, sent: Sent, rates: RankRates, load: Load | None) -> Term:
     """Return the term for one collective. Only messages of known number wait for those of other ranks."""
     messages = sent.counted
     seconds = sent.busiest / rates.link + messages * rates.per_message_s(sent)
     rank = int(seconds.argmax())
+    hops = _hops(messages[rank], load)
     return _term(
-        name, float(seconds[rank]), "bytes / bandwidth + messages × time per message", rates,
-        "time of the slowest rank; no overlap", bytes=float(sent.busiest[rank]), messages=float(messages[rank]),
-        bandwidth=rates.link,
+        name, float(seconds[rank]) + hops * rates.latency_s, f"bytes / bandwidth + {_FIXED[rates.latency_s > 0]}",
+        rates, "time of the slowest rank; no overlap", bytes=float(sent.busiest[rank]),
+        messages=float(messages[rank]), bandwidth=rates.link, **_latency(hops, rates),
     )  # fmt: skip
+
+
+def _hops(messages: float, load: Load | None) -> float:
+    """Return how many messages of a collective wait for each other, given the messages of its busiest rank."""
+    return float(messages) if load is None or load.hops is None else float(load.hops)
+
+
+def _latency(hops: float, rates: RankRates) -> dict[str, float]:
+    return {"hops": hops, "latency": rates.latency_s} if rates.latency_s > 0 else {}
 
 
 def _on_network(name: str, sent: Sent, rates: RankRates, found: StepLoads) -> Term:
     """Return the term for one collective on links that messages share, which takes as long as the busiest link."""
     network, load = found.network, found.loads.get(name)
     messages = float(np.max(sent.counted))
-    fixed_s = messages * rates.per_message_s(sent)
+    hops, fixed = _hops(messages, load), _FIXED[rates.latency_s > 0]
+    fixed_s = messages * rates.per_message_s(sent, found.rate(name)) + hops * rates.latency_s
     if load is None:
-        return _term(name, fixed_s, "messages × time per message", rates, "no bytes", messages=messages)
+        return _term(name, fixed_s, fixed, rates, "no bytes", messages=messages, **_latency(hops, rates))
     link = load.busiest(network)
-    formula = "time of all levels + messages × time per message"
-    if not load.is_bound:
-        formula = "bytes / bandwidth + messages × time per message"
+    carried = "time of all levels" if load.is_bound else "bytes / bandwidth"
     return _term(
-        name, load.seconds + fixed_s, formula, rates, f"busiest link: {network.names[link]}",
+        name, load.seconds + fixed_s, f"{carried} + {fixed}", rates, f"busiest link: {network.names[link]}",
         bytes=float(load.bytes[link]), messages=messages, bandwidth=float(network.capacity[link]),
+        **_latency(hops, rates),
     )  # fmt: skip
 
 

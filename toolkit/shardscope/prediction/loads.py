@@ -83,9 +83,11 @@ def rank_samples(step: JobStep, readers: Sequence[int]) -> tuple[int, ...]:
 def rank_updates(step: JobStep) -> list[float]:
     """Return the time of each rank's update of parameters.
 
-    It is relative to the time in which the slowest device would update the whole model.
+    It is relative to the time in which the slowest device would update the whole model, and 0 for ranks that update
+    nothing, such as the workers of a parameter server.
     """
     strategy = step.job.strategy
+    updating = strategy.updating if isinstance(strategy, ParameterServer) else range(step.world_size)
     shares = strategy.shares(step) if isinstance(strategy, ZeroStrategy) else None
     if shares is None:
         parts = [1 / (step.world_size if strategy.zero_stage else 1)] * step.world_size
@@ -93,7 +95,9 @@ def rank_updates(step: JobStep) -> list[float]:
         parts = [share / sum(shares) for share in shares]
     work = strategy.work(step)  # a server that computes no passes updates whole parameters
     held = [min(1.0, each.computing / step.slow(rank)) or 1.0 for rank, each in enumerate(work)]
-    return [part * held[rank] * step.slow_update(rank) for rank, part in enumerate(parts)]
+    return [
+        part * held[rank] * step.slow_update(rank) * (rank in updating) for rank, part in enumerate(parts)
+    ]
 
 
 class Samples(NamedTuple):

@@ -21,7 +21,11 @@ from shardscope.analytic.communication.ring import Floats, Ints
 from shardscope.analytic.job_step import JobStep
 
 MOST_LISTED = 64
-"""Largest number of ranks whose messages are listed one by one."""
+"""Number of ranks up to which messages are always listed one by one."""
+MOST_MESSAGES = 1 << 14
+"""Number of messages up to which those of more ranks are listed, too: a tree or a star has few for each rank."""
+_BOUND = 1e-2
+"""Relative excess over the busiest link's time that makes a sum of levels a bound; nearly equal chunks have less."""
 SEND = "send"
 """Name of the messages between stages in a strategy's traffic."""
 
@@ -35,12 +39,14 @@ class Load:
         bytes: Bytes on each link.
         is_bound: Whether `seconds` adds up levels that have different busiest links, which may overlap.
         is_assumed: Whether its messages are assumed to go from each rank to the next, because they are not known.
+        hops: Messages that wait for each other, one after another, not counting slices; None if unknown.
     """
 
     bytes: Floats
     seconds: float = 0.0
     is_bound: bool = False
     is_assumed: bool = False
+    hops: int | None = None
 
     def busiest(self, network: Network) -> int:
         """Return the link that needs longest for its bytes."""
@@ -54,16 +60,20 @@ class StepLoads:
     Attributes:
         network: The links.
         loads: Load by collective.
+        too_many: Whether there are too many messages to list them.
+        is_even: Whether all ranks have equal links of their own, so that it does not matter where messages go.
     """
 
     network: Network
     loads: dict[str, Load] = field(default_factory=dict)
+    too_many: bool = False
+    is_even: bool = False
 
     @classmethod
-    def of(cls, step: JobStep, traffic: Traffic, network: Network) -> StepLoads:
+    def of(cls, step: JobStep, traffic: Traffic, network: Network, *, is_even: bool = False) -> StepLoads:
         """Return the loads of a step's collectives; those that no plan lists go from each rank to the next."""
-        found = cls(network)
-        plan = step_plan(step)
+        found = cls(network, too_many=are_too_many(step, traffic), is_even=is_even)
+        plan = step_plan(step, traffic)
         if plan is None:
             for name, sent in traffic.items():
                 found._add_whole(name, sent.busiest)
@@ -78,10 +88,16 @@ class StepLoads:
     @property
     def assumptions(self) -> tuple[str, ...]:
         """Sentences on what was assumed about messages."""
-        assumed = [name for name, load in self.loads.items() if load.is_assumed]
+        assumed = [name for name, load in self.loads.items() if load.is_assumed and not self.is_even]
         bounds = [name for name, load in self.loads.items() if load.is_bound]
         told = []
-        if assumed:
+        if assumed and self.too_many:
+            told.append(
+                f"The messages of {', '.join(assumed)} are too many to list one by one: with more than {MOST_LISTED} "
+                f"ranks, the limit is {MOST_MESSAGES} in a step. They are assumed to go from each rank to the next; on "
+                "links that are not equal, the time may be far too short."
+            )
+        elif assumed:
             told.append(
                 f"The messages of {', '.join(assumed)} are not known one by one; on links that are not equal, they are "
                 "assumed to go from each rank to the next."
@@ -93,11 +109,19 @@ class StepLoads:
             )
         return tuple(told)
 
+    def rate(self, collective: str) -> float | None:
+        """Return the bytes per second of the link that limits a collective; None if it sends no bytes."""
+        load = self.loads.get(collective)
+        return None if load is None else float(self.network.capacity[load.busiest(self.network)])
+
     def _add(self, each: Exchange, slices: int) -> None:
         if each.whole is not None:
             self._add_whole(each.collective, each.whole)
         else:
-            self._add_levels(each.collective, levels_of(self.network, each.rounds), slices)
+            levels = levels_of(self.network, each.rounds)
+            self._add_levels(each.collective, levels, slices)
+            load = self.loads[each.collective]
+            load.hops = (load.hops or 0) + (0 if each.is_attached else len(levels))
 
     def _add_whole(self, name: str, sent: Ints) -> None:
         size = np.broadcast_to(sent, len(self.network.node_of))
@@ -110,13 +134,19 @@ class StepLoads:
         seconds = self.network.seconds(levels, slices)
         load.seconds += seconds
         load.bytes = load.bytes + num_bytes
-        load.is_bound |= seconds > self.network.seconds([Level(num_bytes)]) * (1 + 1e-6)
+        load.is_bound |= seconds > self.network.seconds([Level(num_bytes)]) * (1 + _BOUND)
 
 
-def step_plan(step: JobStep) -> StepPlan | None:
-    """Return the messages of a step one by one; None if the strategy has no plan, or there are too many ranks."""
-    plan: StepPlan | None = step.job.strategy.plan(step) if step.world_size <= MOST_LISTED else None
+def step_plan(step: JobStep, traffic: Traffic) -> StepPlan | None:
+    """Return the messages of a step one by one; None if the strategy has no plan, or there are too many messages."""
+    plan: StepPlan | None = None if are_too_many(step, traffic) else step.job.strategy.plan(step)
     return plan
+
+
+def are_too_many(step: JobStep, traffic: Traffic) -> bool:
+    """Whether a step has too many messages to list them."""
+    sent = sum(int(np.broadcast_to(each.counted, step.world_size).sum()) for each in traffic.values())
+    return step.world_size > MOST_LISTED and sent > MOST_MESSAGES
 
 
 def to_next(sent: Ints) -> Moves:

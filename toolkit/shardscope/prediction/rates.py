@@ -53,7 +53,7 @@ class RankRates(NamedTuple):
     link: float
     """Bytes per second that the rank can send."""
     message_s: float
-    """Time per message, in seconds."""
+    """Time per message for which its sender or receiver is busy, in seconds."""
     source: str
     optimizer_bandwidth: float
     """Bytes per second that the optimizer's update reads and writes."""
@@ -72,19 +72,25 @@ class RankRates(NamedTuple):
     """Messages of ranks that sleep; None if ranks compute, so that `message_s` contains their waits for a core."""
     network: Network | None = None
     """Links that messages share, if they are not all equal; `link` is then the rate of the slowest."""
+    latency_s: float = 0.0
+    """Latency of the emulated link, in seconds; those of messages that do not wait for each other overlap."""
 
-    def per_message_s(self, sent: Sent) -> float:
-        """Return the seconds per message of a collective, besides those in which the link carries its bytes.
+    def per_message_s(self, sent: Sent, link: float | None = None) -> float:
+        """Return the seconds per message of a collective, besides its latency and the time for its bytes.
 
         Sleeping ranks all send at the same time, and their messages queue for the cores. If the queue takes longer than
         the link, the cores work on it while the link is busy. Otherwise each message, once its bytes have arrived,
         waits on average for half of the messages that arrive with it.
+
+        Args:
+            sent: Traffic of the collective.
+            link: Bytes per second of the link that limits it; None for that of the rank.
         """
         messages = np.maximum(sent.counted, 1)
         senders = float(np.sum(sent.messages)) / max(1, int(np.max(sent.messages)))
         if self.idle is None or senders <= 1.0:
             return self.message_s
-        carried_s = float(np.max(sent.busiest / messages)) / self.link
+        carried_s = float(np.max(sent.busiest / messages)) / (link or self.link)
         arriving = float(np.sum(sent.busiest)) / max(1, int(np.max(sent.busiest)))
         waits_s = (self.idle.at(arriving) - self.idle.seconds[0]) / 2
         return max(self.message_s + waits_s, self.idle.at(senders) - carried_s)
@@ -126,7 +132,7 @@ class RankRates(NamedTuple):
             operation_s=host.value("operation_s") * slow,
             step_s=fixed("step_s"),
             link=sent.bandwidth,
-            message_s=sent.message_s + sent.latency_s,
+            message_s=sent.message_s,
             source=host.label,
             optimizer_bandwidth=updates or host.value("optimizer_bandwidth") * speed.bandwidth / slow,
             codec_bandwidth=host.value("codec_bandwidth") * speed.bandwidth / slow,
@@ -136,6 +142,7 @@ class RankRates(NamedTuple):
             emulated_flops=None if emulated is None else emulated.flops,
             idle=sent.idle,
             network=network_of(emulated, efficiency=_share(host, "network"), memory=sent.memory_bandwidth),
+            latency_s=sent.latency_s,
         )
 
     @classmethod
@@ -171,7 +178,7 @@ FREE = RankRates(
 def stated_rates(emulated: EmulatedCluster | None, limit: Link | None) -> RankRates:
     """Return rates with which only what is stated takes time: latencies, and computation on emulated processors."""
     return FREE._replace(
-        message_s=0.0 if limit is None else limit.latency_s,
+        latency_s=0.0 if limit is None else limit.latency_s,
         emulated_flops=None if emulated is None else emulated.flops,
         optimizer_bandwidth=inf if emulated is None else emulated.memory_bandwidth or inf,
     )

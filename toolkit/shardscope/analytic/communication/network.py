@@ -77,6 +77,22 @@ class Network:
             racks=np.stack(up),
         )  # fmt: skip
 
+    @classmethod
+    def even(cls, ranks: int, bandwidth: float) -> Network:
+        """Return the links of ranks that each send and receive at the same rate, in bytes per second."""
+        links = np.arange(2 * ranks).reshape(2, ranks)
+        names = tuple(f"rank {rank}, {way}" for way in ("out", "in") for rank in range(ranks))
+        nobody = np.zeros((2, 0), np.int64)
+        return cls(
+            names,
+            np.full(2 * ranks, bandwidth),
+            np.arange(ranks),
+            np.zeros(ranks, np.int64),
+            links,
+            links,
+            nobody,
+        )
+
     @property
     def width(self) -> int:
         """Largest number of links that a message occupies: 2, or 4 if there are racks."""

@@ -90,6 +90,7 @@ class Exchange:
         rounds: Its rounds; empty if the messages are unknown, because the backend sends them.
         whole: Bytes that each rank sends, by rank, if the messages are unknown.
         gathers: Whether it gathers parameters, which ranks hold until they are used.
+        is_attached: Whether it is sent together with the next exchange, as headers are, without latency of its own.
     """
 
     collective: str
@@ -97,6 +98,7 @@ class Exchange:
     rounds: tuple[Round, ...] = ()
     whole: Ints | None = None
     gathers: bool = False
+    is_attached: bool = False
 
     @property
     def num_moves(self) -> int:

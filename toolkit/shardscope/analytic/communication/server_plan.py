@@ -31,18 +31,17 @@ def server_exchanges(
     push = [Move(worker, server, pushed_bytes[server]) for worker, server in pairs]
     pull = [Move(server, worker, pulled_bytes[server]) for worker, server in pairs]
     squares = [Move(a, b, 8, "norm") for a in servers for b in servers if a != b for _ in range(sums)]
+    headers = [[m._replace(num_bytes=HEADER_BYTES) for m in moves] for moves in (push, pull)]
     return (
-        _once(
-            "server_control", "headers of pushes", after, [m._replace(num_bytes=HEADER_BYTES) for m in push]
-        ),
+        _once("server_control", "headers of pushes", after, headers[0], is_attached=True),
         _once("server_push", "push", after, push),
         *([_once("server_control", "norms", after, squares)] if squares else []),
-        _once(
-            "server_control", "headers of pulls", updated, [m._replace(num_bytes=HEADER_BYTES) for m in pull]
-        ),
+        _once("server_control", "headers of pulls", updated, headers[1], is_attached=True),
         _once("server_pull", "pull", updated, pull),
     )
 
 
-def _once(collective: str, name: str, when: When, moves: Sequence[Move]) -> Exchange:
-    return Exchange(collective, when, (Round(name, tuple(moves)),))
+def _once(
+    collective: str, name: str, when: When, moves: Sequence[Move], *, is_attached: bool = False
+) -> Exchange:
+    return Exchange(collective, when, (Round(name, tuple(moves)),), is_attached=is_attached)

@@ -106,8 +106,9 @@ def _build(prediction: JobPrediction, workers: list[int], servers: int, steps: i
             return after
         wire, size = wires(kind, source, target), float(sizes[kind][source, target])
         return graph.add(
-            source, kind, wire.latency, size=size, links=wire.links, after=[after], peer=target, serial=False
-        )
+            source, kind, wire.latency + wire.message_s, size=size, links=wire.links, after=[after], peer=target,
+            serial=False,
+        )  # fmt: skip
 
     last = [graph.add(worker) for worker in workers]
     for number in range(steps):

@@ -123,7 +123,8 @@ def equal_wires(graph: Graph, ranks: int, bandwidth: float, latency: float, plac
     )
 
     def wires(source: Ints, target: Ints) -> WireArrays:
-        return WireArrays(np.full(len(source), latency), np.stack([out[source], into[target]], axis=1))
+        links = np.stack([out[source], into[target]], axis=1)
+        return WireArrays(np.zeros(len(source)), links, np.full(len(source), latency))
 
     return wires
 
@@ -141,9 +142,8 @@ def _wires(graph: Graph, ranks: int, bandwidth: float, latency: float, options: 
     def wires(source: Ints, target: Ints) -> WireArrays:
         near, far = inside(source, target), across(source, target)
         together = source // per_node == target // per_node
-        return WireArrays(
-            np.where(together, near.latency, far.latency), np.where(together[:, None], near.links, far.links)
-        )
+        links = np.where(together[:, None], near.links, far.links)
+        return WireArrays(near.latency, links, np.where(together, near.message_s, far.message_s))
 
     return wires
 

@@ -18,7 +18,7 @@ from shardscope.analytic.schedules import DURATIONS, ScheduledOp
 from shardscope.errors import SpecError
 from shardscope.prediction.job import JobPrediction
 from shardscope.prediction.loads import awaited, rank_loads, rank_updates
-from shardscope.prediction.network_time import SEND, step_plan
+from shardscope.prediction.network_time import SEND, StepLoads, step_plan
 from shardscope.prediction.simulate.graph import Graph
 from shardscope.prediction.simulate.parts import StepTimes
 from shardscope.prediction.simulate.pipeline import add_schedule, micro_batch_label
@@ -57,14 +57,16 @@ class JobStep:
         self.times, self.ranks = StepTimes.of(found.time), job.world_size
         self.graph = Graph([f"rank {rank}" for rank in range(self.ranks)])
         self.rates = found.rates
-        self._latencies: dict[str, float] = {}
+        self._times: dict[str, float] = {}
+        network = self.rates.network
+        self._loads = None if network is None else StepLoads.of(found.step, found.traffic, network)
         self._add_links()
         loads = rank_loads(found.step)
         self.work = [each.computing / awaited(found.step, loads).computing for each in loads]
         updates = rank_updates(found.step)
         self.updates = [self.times.optimizer * each / max(updates) for each in updates]
         self.label, self.cargo = "", job.strategy.cargo
-        plan = step_plan(found.step)
+        plan = step_plan(found.step, found.traffic)
         if plan is None:
             self.merged.append("All messages of a rank in a collective are one message.")
             plan = _without_rounds(found)
@@ -99,25 +101,27 @@ class JobStep:
                 self.graph.link(f"node {node}, in", whole),
             )
 
-    def wire(self, collective: str, source: int, target: int) -> Wire:
+    def wire(self, collective: str, source: int, target: int, *, is_attached: bool = False) -> Wire:
         """Return the wire of a message of a collective between two ranks."""
-        cluster, latency = self.prediction.cluster, self.latency(collective)
+        cluster = self.prediction.cluster
+        fixed = (0.0 if is_attached else self.rates.latency_s, self.message_s(collective))
         if self.rates.network is not None:
             ways = self.rates.network.ways(np.array([source]), np.array([target]))[0]
-            return Wire(latency, tuple(ways[ways >= 0].tolist()))
+            return Wire(fixed[0], tuple(ways[ways >= 0].tolist()), fixed[1])
         if self.nodes and cluster is not None and source // cluster.per_node != target // cluster.per_node:
             out, into = self.nodes[source // cluster.per_node][0], self.nodes[target // cluster.per_node][1]
             is_narrow = self.graph.capacity[self.out[source]] < self.graph.capacity[out]
-            return Wire(latency, (self.out[source] if is_narrow else out, into))
-        return Wire(latency, (self.out[source], self.into[target]))
+            return Wire(fixed[0], (self.out[source] if is_narrow else out, into), fixed[1])
+        return Wire(fixed[0], (self.out[source], self.into[target]), fixed[1])
 
-    def latency(self, collective: str) -> float:
-        """Return the seconds of a message of a collective, besides those for which it occupies links."""
-        if collective not in self._latencies:
-            self._latencies[collective] = self.rates.per_message_s(
-                (self.prediction.traffic or {})[collective]
+    def message_s(self, collective: str) -> float:
+        """Return the seconds of a message of a collective, besides its latency and those for its bytes."""
+        if collective not in self._times:
+            link = None if self._loads is None else self._loads.rate(collective)
+            self._times[collective] = self.rates.per_message_s(
+                (self.prediction.traffic or {})[collective], link
             )
-        return self._latencies[collective]
+        return self._times[collective]
 
     def _way_out(self, collective: str, rank: int) -> tuple[int, ...]:
         """Return the links of what a rank sends to ranks that are unknown: of unequal links, those to the next one."""
@@ -198,17 +202,18 @@ class JobStep:
         """Add a collective, and return the operation with which it ends on each rank."""
         cargo = self.cargo(each.collective)
         if each.whole is None:
+            wire = partial(self.wire, each.collective, is_attached=each.is_attached)
             return add_rounds(
                 self.graph, each.rounds, entry,
-                one_by_one_wires(partial(self.wire, each.collective), self.graph.width), each.collective,
-                slices=self.slices.get(each.collective, 1), cargo=cargo, serial=serial,
-                order="in turn" if self.rates.network is None else "shared",
+                one_by_one_wires(wire, self.graph.width), each.collective,
+                slices=self.slices.get(each.collective, 1), cargo=cargo, serial=serial, order="shared",
             )  # fmt: skip
         meeting = self.graph.add(0, after=entry)
-        latency = self.latency(each.collective) * self.messages(each.collective)
+        one = self.rates.latency_s + self.message_s(each.collective)
+        fixed = one * self.messages(each.collective)
         sent = [
             self.graph.add(
-                rank, each.collective, latency, size=float(each.whole[rank]),
+                rank, each.collective, fixed, size=float(each.whole[rank]),
                 links=self._way_out(each.collective, rank), after=[meeting], serial=serial, label=cargo,
             )
             for rank in range(self.ranks)
@@ -253,7 +258,8 @@ class JobStep:
             assert message is not None
             wire, before = self.wire(SEND, rank, target), on_its_way.get((rank, target), -1)
             on_its_way[rank, target] = self.graph.add(
-                rank, SEND, wire.latency, size=float(message[1]), links=wire.links, after=[end, before], serial=False,
+                rank, SEND, wire.latency + wire.message_s, size=float(message[1]), links=wire.links,
+                after=[end, before], serial=False,
                 label=self.cargo(SEND) if op.op == "F" else "gradients", peer=target,
             )  # fmt: skip
             return on_its_way[rank, target]

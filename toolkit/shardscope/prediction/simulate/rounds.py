@@ -16,6 +16,8 @@ class Wire(NamedTuple):
 
     latency: float
     links: tuple[int, ...]
+    message_s: float = 0.0
+    """Seconds for which a message keeps its sender busy: unlike latencies, those of several messages add up."""
 
 
 class WireArrays(NamedTuple):
@@ -24,15 +26,16 @@ class WireArrays(NamedTuple):
     latency: Floats
     links: Ints
     """Shape `(n, width of the graph)`."""
+    message_s: Floats | float = 0.0
 
 
 Wires = Callable[[Ints, Ints], WireArrays]
 """Function that returns the wires between sources and targets."""
 
 
-Order = Literal["at once", "in turn", "shared"]
-"""How a rank sends the messages of a round: all at the same time; one after another, with their latencies; or their
-latencies one after another, since these are mostly the sender's own work, and their bytes at the same time."""
+Order = Literal["at once", "shared"]
+"""How a rank sends the messages of a round: all at the same time; or its own work for them one after another, and their
+bytes at the same time."""
 
 
 def one_by_one_wires(wire: Callable[[int, int], Wire], width: int = 2) -> Wires:
@@ -42,8 +45,9 @@ def one_by_one_wires(wire: Callable[[int, int], Wire], width: int = 2) -> Wires:
         found = [wire(a, b) for a, b in zip(source.tolist(), target.tolist(), strict=True)]
         links = [(*each.links, *([-1] * (width - len(each.links)))) for each in found]
         return WireArrays(
-            np.array([each.latency for each in found]), np.array(links, np.int64).reshape(-1, width)
-        )
+            np.array([each.latency for each in found]), np.array(links, np.int64).reshape(-1, width),
+            np.array([each.message_s for each in found]),
+        )  # fmt: skip
 
     return wires
 
@@ -89,18 +93,15 @@ def add_rounds(
             continue
         source, target = lane[moves.source], lane[moves.target]
         wire = wires(source, target)
-        before = _previous(moves.source)
-        turn = _turns(before) if order == "shared" else 1
+        turn = _turns(_previous(moves.source)) if order == "shared" else 1
         first = graph.add_many(
-            np.repeat(source, slices), kind, np.repeat(wire.latency * turn, slices),
+            np.repeat(source, slices), kind, _fixed(wire, turn, slices),
             size=np.repeat(moves.num_bytes / slices, slices), links=np.repeat(wire.links, slices, axis=0),
             peers=np.repeat(target, slices), serial=serial,
             labels=_labels(each, cargo, slices),
         )  # fmt: skip
         ops = first + np.arange(count * slices).reshape(count, slices)
         graph.order_many(ops[:, :-1].ravel(), ops[:, 1:].ravel())
-        if order == "in turn":
-            graph.order_many(np.where(before >= 0, ops[before, -1], -1), ops[:, 0])
         if isinstance(each, Round):
             _trail(graph, each, ops, sent)
         for k, own in enumerate(last):
@@ -109,6 +110,17 @@ def add_rounds(
         _joined(graph, int(lane[rank]), [op for own in last for op in own.of(rank)])
         for rank in range(len(started))
     ]
+
+
+def _fixed(wire: WireArrays, turn: Ints | int, slices: int) -> Floats:
+    """Return the fixed seconds of each slice of each message, given the place of the message among those of its sender.
+
+    A slice arrives right behind the one before it, so the latency counts only for the first.
+    """
+    own = np.broadcast_to(wire.message_s * turn, wire.latency.shape)
+    found = np.repeat(own[:, None], slices, axis=1)
+    found[:, 0] += wire.latency
+    return found.ravel()
 
 
 def _trail(graph: Graph, each: Round, ops: Ints, sent: dict[tuple[int, int], Ints]) -> None:

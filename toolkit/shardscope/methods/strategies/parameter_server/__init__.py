@@ -222,6 +222,11 @@ class ParameterServer(Strategy):
         workers = self.workers(step.world_size)
         return saved and [held * (rank in workers) for rank, held in enumerate(saved)]
 
+    @property
+    def updating(self) -> tuple[int, ...]:
+        """Ranks that run the optimizer: those of the servers."""
+        return tuple(range(self.servers))
+
     def work(self, step: JobStep) -> list[Work]:
         """Return the work of each rank: 1 for workers, 0 for dedicated servers. Server threads are not counted."""
         workers = self.workers(step.world_size)
@@ -257,7 +262,7 @@ class ParameterServer(Strategy):
         pushed, pulled, sums = self._sizes(step)
         workers = self.workers(step.world_size)
         exchanges = server_exchanges(pushed, pulled, workers, sums=sums, micro_batches=step.micro_batches)
-        return StepPlan(exchanges, updating=tuple(range(self.servers)))
+        return StepPlan(exchanges, updating=self.updating)
 
     def arrangement(self, world_size: int) -> Arrangement:
         """Return a star with the servers in the middle."""
