@@ -183,6 +183,10 @@ def test_settings_of_parts_have_an_option(options: list[str], field: str, value:
         (["--elastic-set", "batch=scaled"], "because --elastic is not given; give a range of ranks"),
         (["--recovery", "none", "--recovery-set", "replica_every=1"], "because --recovery is"),
         (["--recovery-set", "copies=1"], "Recovery field"),
+        (["--data", "corpus", "--data-set", "cache=20"], "cache='20' has no unit; write '80 GiB' or '80 GB'"),
+        (["--data", "corpus", "--data-set", "path=other"], "-set 'path=other' names the data; use --data other"),
+        (["--elastic", "2:4", "--elastic-set", "most=8"], "is an end of the range of ranks; use --elastic, such as"),
+        (["--recovery", "2", "--recovery-set", "restarts=5"], "is the number of restarts; use --recovery 5"),
         (["--recovery-set", "replica_every"], "--recovery-set 'replica_every' is not NAME=VALUE; write for example"),
     ],
 )  # fmt: skip

@@ -132,14 +132,14 @@ def test_an_all_reduce_by_rack_is_faster_than_a_ring_can_be_over_slow_uplinks() 
     cluster = ss.Cluster.emulated(4, "50 Mbit/s", racks=2, rack_bandwidth="5 Mbit/s")
     rate = 5e6 / 8 * PAYLOAD
     fields = {"world_size": 4, "steps": 4, "batch": 16}
-    runs = [
-        ss.launch(small_job(strategy=strategy, **fields), cluster)
+    runs = [  # one after the other: eight ranks at once delay each other
+        ss.launch(small_job(strategy=strategy, **fields), cluster).wait(120)
         for strategy in ("ring", ss.Hierarchical(per_node=2))
     ]
-    ring, by_rack = (float(run.wait(120).metrics()["step_time_s"].iloc[1:].min()) for run in runs)
+    ring, by_rack = (float(run.metrics()["step_time_s"].iloc[1:].min()) for run in runs)
     size = 4 * ss.predict(runs[0].job, cluster).step.num_elements
     assert ring > 0.95 * 1.5 * size / rate
-    assert 0.95 * size / rate < by_rack < 1.5 * size / rate
+    assert 0.95 * size / rate < by_rack < ring / 1.2
 
 
 @pytest.mark.slow

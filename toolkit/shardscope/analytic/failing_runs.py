@@ -111,20 +111,38 @@ def simulated_s(run: FailingRun, *, mtbf_s: float, runs: int = 10_000, seed: int
         SpecError: `mtbf_s` is not above 0, or so short that a run would take more than 100,000 failures.
     """
     mean, source = float(positive("mtbf_s", mtbf_s)), np.random.default_rng(seed)
+    too_short = SpecError(
+        f"mtbf_s={mtbf_s:g} is so short that the run would need more than {_MOST_FAILURES:,} failures to finish; "
+        "give a longer one, or save checkpoints more often"
+    )
+    if _expected_failures(run, mean) > _MOST_FAILURES:
+        raise too_short
     last, count = np.zeros(runs), 0
 
     def following(_now: Floats, _saved: Floats) -> Floats:
         nonlocal last, count
         count += 1
-        if count > _MOST_FAILURES:
-            raise SpecError(
-                f"mtbf_s={mtbf_s:g} is so short that the run would need more than {_MOST_FAILURES:,} failures to "
-                "finish; give a longer one, or save checkpoints more often"
-            )
+        if count > _MOST_FAILURES:  # the unluckiest of many runs has several times as many as expected
+            raise too_short
         last = last + source.exponential(mean, runs)
         return last
 
     return _durations(run, following, runs)
+
+
+def _expected_failures(run: FailingRun, mtbf_s: float) -> float:
+    """Return about how many failures a run has, without those while it restarts; infinity if they are very many.
+
+    A stretch of t seconds without a failure takes ``exp(t / mtbf_s) - 1`` failures on average. The run needs one as
+    long as itself, or else one for each checkpoint, of which the first after a restart also has to be written.
+    """
+    num_saves = float(run.saves_in(np.asarray(run.work_s)))
+    with np.errstate(over="ignore"):
+        whole = np.expm1((run.work_s + num_saves * run.save_s) / mtbf_s)
+        if not num_saves:
+            return float(whole)
+        each = np.expm1((run.interval_s + run.save_s) / mtbf_s) * np.exp(run.write_s / mtbf_s)
+        return float(min(whole, num_saves * each))
 
 
 def _durations(run: FailingRun, following: _NextFailure, count: int) -> Floats:

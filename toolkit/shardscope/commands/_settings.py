@@ -17,6 +17,7 @@ from shardscope.spec import Elastic, Job, Recovery, Shards
 from shardscope.spec._base import Spec
 from shardscope.spec.data import DATA
 from shardscope.spec.elastic import elastic_from
+from shardscope.spec.fields import has_unit
 from shardscope.spec.recovery import recovery_from
 
 
@@ -27,12 +28,14 @@ class Part(NamedTuple):
         kind: Its class.
         read: Function that converts the value of its own option; it may return None or an unchanged text.
         example: An example of a setting.
+        own: What the value of its own option gives, by field: these are not settings.
         needs: What to give besides settings, if they do not make a part by themselves.
     """
 
     kind: type[Spec]
     read: Callable[[Any], Any]
     example: str
+    own: Mapping[str, str]
     needs: str = ""
 
 
@@ -41,10 +44,20 @@ def _shards(value: Any) -> Any:
 
 
 PARTS: Mapping[str, Part] = {
-    "data": Part(Shards, _shards, "'cache=20 GB'", "the path of shards, such as --data corpus/"),
-    "recovery": Part(Recovery, recovery_from, "replica_every=1"),
-    "elastic": Part(Elastic, elastic_from, "batch=scaled", "a range of ranks, such as --elastic 2:8"),
-}
+    "data": Part(
+        Shards, _shards, "'cache=20 GB'", {"path": "names the data; use --data {}"},
+        "the path of shards, such as --data corpus/",
+    ),
+    "recovery": Part(
+        Recovery, recovery_from, "replica_every=1",
+        {"restarts": "is the number of restarts; use --recovery {}"},
+    ),
+    "elastic": Part(
+        Elastic, elastic_from, "batch=scaled",
+        dict.fromkeys(("least", "most"), "is an end of the range of ranks; use --elastic, such as --elastic 2:8"),
+        "a range of ranks, such as --elastic 2:8",
+    ),
+}  # fmt: skip
 """The parts, by field of the job."""
 
 
@@ -65,6 +78,7 @@ def part_with_settings(name: str, arguments: argparse.Namespace, base: Job | Non
     given, part = getattr(arguments, f"{name}_set") or [], PARTS[name]
     if not given:
         return None
+    settings = dict(_setting(name, text, part) for text in given)
     value = getattr(arguments, name)
     if value is None and base is not None:
         value = getattr(base, name)
@@ -75,7 +89,18 @@ def part_with_settings(name: str, arguments: argparse.Namespace, base: Job | Non
             f"{flag_of(name)}-set {quoted(given[0])} has no effect, because {flag_of(name)} {told}; give "
             f"{part.needs or f'{flag_of(name)} a value that has settings'}, or leave {flag_of(name)}-set out"
         )
-    return start.replace(**dict(parse_setting(name, text, part.example) for text in given))
+    return start.replace(**settings)
+
+
+def _setting(field: str, text: str, part: Part) -> tuple[str, Any]:
+    """Parse a setting of a part; a number without a unit stays a string, so that a quantity refuses it."""
+    name, value = parse_setting(field, text, part.example)
+    if name in part.own:
+        raise SpecError(f"{flag_of(field)}-set {quoted(text)} {part.own[name].format(value)}")
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and name in part.kind.model_fields and has_unit(part.kind.model_fields[name]):
+        return name, text.partition("=")[2]
+    return name, value
 
 
 def parse_setting(field: str, text: str, example: str) -> tuple[str, Any]:

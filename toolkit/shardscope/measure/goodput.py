@@ -299,10 +299,11 @@ def _additional_s(first_steps_s: Iterable[float], usual_s: float) -> float:
 
 
 def _begun(events: Iterable[Event]) -> float:
-    """Return when all ranks had begun their first step, in Unix seconds."""
-    first: dict[int, float] = {}
-    for event in events:
-        if event["event"] == "step":
+    """Return when all ranks of the run's first step had begun it, in Unix seconds; others may have joined later."""
+    steps = [event for event in events if event["event"] == "step"]
+    number, first = min(event["step"] for event in steps), dict[int, float]()
+    for event in steps:
+        if event["step"] == number:
             first.setdefault(event["rank"], event["t"] - event["step_time_s"])
     return max(first.values())
 

@@ -9,6 +9,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+from shardscope.spec.units import Reader
+
 
 def members_of(annotation: Any) -> Iterator[Any]:
     """Yield the values of a Literal or the types of a union, without None; `str` for any other non-class annotation."""
@@ -21,6 +23,12 @@ def members_of(annotation: Any) -> Iterator[Any]:
             yield from members_of(member)
     elif annotation is not NoneType:
         yield annotation if isinstance(annotation, type) else str
+
+
+def has_unit(field: FieldInfo) -> bool:
+    """Return whether a field is a quantity, whose text must state a unit."""
+    inside = [mark for member in get_args(field.annotation) for mark in getattr(member, "__metadata__", ())]
+    return any(isinstance(getattr(mark, "func", None), Reader) for mark in [*field.metadata, *inside])
 
 
 def bounds_of(field: FieldInfo) -> tuple[Any, Any]:

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
 from pydantic import AllowInfNan, BeforeValidator, NonNegativeFloat, PositiveFloat, ValidationInfo
@@ -141,24 +142,28 @@ def _complaint(unit: str, kind: Kind) -> str:
     return f"is not a unit for {_BASE[kind]}; write {_EXAMPLES[kind]}"
 
 
-def _reader(kind: Kind) -> Callable[[object, ValidationInfo], object]:
-    def read(value: object, info: ValidationInfo) -> object:
-        return parse(value, kind, field=info.field_name or "value") if isinstance(value, str) else value
+@dataclass(frozen=True)
+class Reader:
+    """Validator that reads a quantity from text with a unit; other values are left to the next validator."""
 
-    return read
+    kind: Kind
+
+    def __call__(self, value: object, info: ValidationInfo) -> object:
+        """Return the quantity in its base unit."""
+        return parse(value, self.kind, field=info.field_name or "value") if isinstance(value, str) else value
 
 
 _FINITE = AllowInfNan(False)
 """Quantities must be finite, because JSON cannot store infinity; give an ideal link a very large bandwidth instead."""
 
-Bytes = Annotated[PositiveFloat, _FINITE, BeforeValidator(_reader("bytes"))]
-BytesOrNone = Annotated[NonNegativeFloat, _FINITE, BeforeValidator(_reader("bytes"))]
+Bytes = Annotated[PositiveFloat, _FINITE, BeforeValidator(Reader("bytes"))]
+BytesOrNone = Annotated[NonNegativeFloat, _FINITE, BeforeValidator(Reader("bytes"))]
 """A number of bytes that may be 0."""
-Bandwidth = Annotated[PositiveFloat, _FINITE, BeforeValidator(_reader("bytes/s"))]
-BandwidthOrNone = Annotated[NonNegativeFloat, _FINITE, BeforeValidator(_reader("bytes/s"))]
-Flops = Annotated[PositiveFloat, _FINITE, BeforeValidator(_reader("FLOP/s"))]
-Seconds = Annotated[NonNegativeFloat, _FINITE, BeforeValidator(_reader("s"))]
-Watts = Annotated[PositiveFloat, _FINITE, BeforeValidator(_reader("W"))]
+Bandwidth = Annotated[PositiveFloat, _FINITE, BeforeValidator(Reader("bytes/s"))]
+BandwidthOrNone = Annotated[NonNegativeFloat, _FINITE, BeforeValidator(Reader("bytes/s"))]
+Flops = Annotated[PositiveFloat, _FINITE, BeforeValidator(Reader("FLOP/s"))]
+Seconds = Annotated[NonNegativeFloat, _FINITE, BeforeValidator(Reader("s"))]
+Watts = Annotated[PositiveFloat, _FINITE, BeforeValidator(Reader("W"))]
 
 
 _SECONDS = {"h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
