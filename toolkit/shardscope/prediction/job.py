@@ -52,6 +52,10 @@ _NO_RATES = (
     "the ranks compute on GPUs, whose rates are unknown without a cluster; give a cluster that describes them, such as "
     "ss.Cluster.of('h100', per_node={world_size})"
 )
+_UNEVEN = (
+    "The chunks of {name} are uneven, and its time is that in which the largest could go around the ring alone; it may "
+    "take longer, which ss.simulate takes into account."
+)
 _SLACK = 0.02
 """Half width of the interval of times that an emulated cluster states, relative to them: sleeps end a little late."""
 
@@ -163,9 +167,12 @@ class JobPrediction(Budgeted):
 
     @cached_property
     def assumptions(self) -> tuple[str, ...]:
-        """Sentences on what was assumed about messages on links that are not equal; empty where nothing had to be."""
-        network = self.rates.network if self.has_rates and self.traffic is not None else None
-        return () if network is None else StepLoads.of(self.step, self.traffic or {}, network).assumptions
+        """Sentences on what was assumed about messages; empty where nothing had to be."""
+        if self.traffic is None or not self.has_rates:
+            return ()
+        if self.rates.network is not None:
+            return StepLoads.of(self.step, self.traffic, self.rates.network).assumptions
+        return tuple(_UNEVEN.format(name=name) for name, sent in self.traffic.items() if sent.is_uneven)
 
     @property
     def interval(self) -> Interval | None:
@@ -258,12 +265,20 @@ class JobPrediction(Budgeted):
         """
         if self.by_rank is None or not self.has_rates:
             return None
-        room = self.step.memory
-        if room and any(term.value > each for term, each in zip(self.by_rank, room, strict=True)):
+        if self.overfull:
             return False
         if self.cluster is not None:
             return True
         return self.machine_bytes is not None and self.machine_bytes <= usable_memory_bytes()
+
+    @property
+    def overfull(self) -> tuple[int, ...]:
+        """Ranks that need more than the memory of their device that the cluster states."""
+        room = self.step.memory
+        if self.by_rank is None or not room:
+            return ()
+        pairs = enumerate(zip(self.by_rank, room, strict=True))
+        return tuple(rank for rank, (term, each) in pairs if term.value > each)
 
     @property
     def machine_bytes(self) -> float | None:
