@@ -162,3 +162,21 @@ def test_simulated_jitter_is_the_expected_maximum() -> None:
     std = 0.1 * math.hypot(*parts)
     expected = float(expected_slowest(sum(parts), std, 16)) - sum(parts)
     assert sum(times) / len(times) - alone == pytest.approx(expected, rel=0.15)
+
+
+def test_the_rank_that_does_not_fit_is_named_even_if_it_is_not_the_fullest() -> None:
+    job = ss.Job(model="mlp", data="digits", strategy=ss.Zero1(shards=(4, 1)), world_size=2, batch=64)
+    cluster = ss.Cluster.emulated(2, flops="1 GFLOP/s", node_memory={0: "100 MB", 1: "0.1 MB"})
+    found = ss.predict(job, cluster)
+    assert found.by_rank[0].value > found.by_rank[1].value
+    assert found.overfull == (1,)
+    assert found.fits is False
+    assert "; rank 1 does not fit" in repr(found)
+
+
+@pytest.mark.parametrize(("shards", "is_assumed"), [((1, 1), False), ((4, 1), True)])
+def test_it_is_said_that_steps_with_uneven_shards_may_take_longer(
+    shards: tuple[int, int], is_assumed: bool
+) -> None:
+    found = predicted(strategy=ss.Zero1(shards=shards), world_size=2)
+    assert ("are uneven" in " ".join(found.assumptions)) == is_assumed

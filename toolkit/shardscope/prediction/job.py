@@ -55,6 +55,10 @@ _SHIPPED_IDLE = (
     "It has no idle_message_s: messages between ranks that sleep on emulated processors take the times that ship with "
     "Shardscope. On Linux, ss.calibrate() measures them."
 )
+_UNEVEN = (
+    "The chunks of {name} are uneven, and its time is that in which the largest could go around the ring alone; it may "
+    "take longer, which ss.simulate takes into account."
+)
 _SLACK = 0.02
 """Half width of the interval of times that an emulated cluster states, relative to them: sleeps end a little late."""
 
@@ -170,7 +174,9 @@ class JobPrediction(Budgeted):
         if not self.has_rates or self.traffic is None or self.as_layout is not None:
             return ()
         loads = loads_of(self.step, self.traffic, self.rates)
-        return () if loads is None else loads.assumptions
+        if loads is not None:
+            return loads.assumptions
+        return tuple(_UNEVEN.format(name=name) for name, sent in self.traffic.items() if sent.is_uneven)
 
     @property
     def interval(self) -> Interval | None:
@@ -263,12 +269,20 @@ class JobPrediction(Budgeted):
         """
         if self.by_rank is None or not self.has_rates:
             return None
-        room = self.step.memory
-        if room and any(term.value > each for term, each in zip(self.by_rank, room, strict=True)):
+        if self.overfull:
             return False
         if self.cluster is not None:
             return True
         return self.machine_bytes is not None and self.machine_bytes <= usable_memory_bytes()
+
+    @property
+    def overfull(self) -> tuple[int, ...]:
+        """Ranks that need more than the memory of their device that the cluster states."""
+        room = self.step.memory
+        if self.by_rank is None or not room:
+            return ()
+        pairs = enumerate(zip(self.by_rank, room, strict=True))
+        return tuple(rank for rank, (term, each) in pairs if term.value > each)
 
     @property
     def machine_bytes(self) -> float | None:

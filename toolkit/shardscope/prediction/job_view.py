@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     from shardscope.prediction.job import JobPrediction
 
+_NAMED = 4
+"""Largest number of ranks that a sentence names."""
+
 
 def job_text(found: JobPrediction) -> str:
     """Return a prediction as text."""
@@ -62,11 +65,22 @@ def _headline(found: JobPrediction) -> tuple[str, ...]:
         sent = f"the busiest rank sends {figure(float(found.sent_bytes.max()), 'bytes')} a step"
     return (
         f"{job.label} on {count}, {found.where}",
-        f"{took}; {held}" + (": it does not fit" if found.fits is False else ""),
+        f"{took}; {held}{_misfit(found)}",
         sent,
         *([] if found.note is None else [f"{about}: {found.note}"]),
         *found.assumptions,
     )
+
+
+def _misfit(found: JobPrediction) -> str:
+    """Clause that names the ranks that do not fit, which need not be the fullest; empty if all do."""
+    if found.fits is not False:
+        return ""
+    ranks = found.overfull
+    if not ranks:
+        return "; all ranks together do not fit"
+    named = ", ".join(map(str, ranks[:_NAMED])) + (f" and {len(ranks) - _NAMED} more" * (len(ranks) > _NAMED))
+    return f"; rank{'s' * (len(ranks) > 1)} {named} {'does' if len(ranks) == 1 else 'do'} not fit"
 
 
 def _data_bound(found: JobPrediction) -> str:

@@ -52,6 +52,11 @@ class Sent(NamedTuple):
         return most
 
     @property
+    def is_uneven(self) -> bool:
+        """Whether the chunks of a ring are uneven, so that ranks wait for the largest."""
+        return self.awaited is not None and int(self.awaited.max()) > int(self.bytes.min())
+
+    @property
     def counted(self) -> Ints:
         """Messages of each rank, where an unknown number counts as one to each other rank."""
         unknown = (self.bytes > 0) & (self.messages == 0)

@@ -87,8 +87,8 @@ def extrapolate(
     Args:
         job: A job; or the result of `scaling`, whose job, kinds and cluster are used, and whose measurements are kept
             unless another `cluster` is given. Where the calibration gives no interval, the largest and smallest ratio
-            of measured to predicted time do. Or a run, which stands for its job, its cluster, its step time, and the
-            `jitter` of its ranks.
+            of measured to predicted time do, if there are several measurements. Or a run, which stands for its job, its
+            cluster, its step time, and the `jitter` of its ranks.
         cluster: The type of cluster, whose number of nodes follows the workers. None with a job is this machine.
         workers: Numbers of workers; None for powers of two that suit the job, up to 1,024 or up to the devices that can
             be emulated.
@@ -110,10 +110,11 @@ def extrapolate(
         [8, 64, 512]
     """
     measured: tuple[Point, ...] = ()
-    kinds = kinds_of(kind)
+    kinds, of_run = kinds_of(kind), None
     if isinstance(job, Run):
+        of_run = job.id if jitter is None else None
         jitter = jitter_of_run(job) if jitter is None else jitter
-        job = _of_run(job, kinds)
+        job = _of_run(job, kinds, jitter)
     if isinstance(job, Scaling):
         cluster = job.cluster if cluster is None else cluster
         measured, kinds = _measured_on(cluster, job), tuple(dict.fromkeys(point.kind for point in job.points))
@@ -126,17 +127,22 @@ def extrapolate(
     )
     ratios = [each.measured_s / each.predicted_s for each in measured if each.measured_s is not None]
     known = {(each.kind, each.workers): each for each in measured}
-    points, note = [], ""
+    points, note = list[Point](), ""
+    told = (
+        ()
+        if of_run is None or measured
+        else (f"The jitter is that of the ranks of run {of_run}, on another cluster.",)
+    )
     for each in kinds:
         for number in sorted({*sizes[each], *(number for own, number in known if own == each)}):
             point = _point(each, _predicted(job, each, number, cluster, calibration), jitter)
-            if ratios and point.interval_s is None:
+            if len(set(ratios)) > 1 and point.interval_s is None:
                 low, high = (point.predicted_s * ratio for ratio in (min(ratios), max(ratios)))
                 point = point._replace(interval_s=Interval(low, high))
                 note = "The interval is the range of measured to predicted times."
             old = known.get((each, number))
             points.append(point if old is None else point._replace(measured_s=old.measured_s, run=old.run))
-    return Scaling(job, cluster, _name(cluster), in_order(points), note)
+    return Scaling(job, cluster, _name(cluster), in_order(points), " ".join(filter(None, (*told, note))))
 
 
 def _measured_on(cluster: AnyCluster, found: Scaling) -> tuple[Point, ...]:
@@ -172,7 +178,15 @@ def _suitable(job: Job, kind: Kind, cluster: AnyCluster) -> tuple[int, ...]:
 def _predicted(
     job: Job, kind: Kind, workers: int, cluster: AnyCluster, calibration: Calibration | HostCalibration | None
 ) -> JobPrediction:
-    found = predict_job(sized_job(job, workers, kind), sized_cluster(cluster, workers), calibration)
+    return _timed(predict_job(sized_job(job, workers, kind), sized_cluster(cluster, workers), calibration))
+
+
+def _timed(found: JobPrediction) -> JobPrediction:
+    """Return a prediction that has a step time.
+
+    Raises:
+        SpecError: It has none.
+    """
     if found.step_time_s is None:
         raise SpecError(f"the step time cannot be predicted: {found.note}")
     return found
@@ -194,13 +208,13 @@ def _point(kind: Kind, found: JobPrediction, jitter: Jitter | None = None) -> Po
     )  # fmt: skip
 
 
-def _of_run(run: Run, kinds: tuple[Kind, ...]) -> Scaling:
-    """Return the study whose only measurement is a run."""
+def _of_run(run: Run, kinds: tuple[Kind, ...], jitter: Jitter) -> Scaling:
+    """Return the study whose only measurement is a run, predicted with jitter."""
     job, cluster = run.job.replace(elastic=None), run.cluster
-    found = predict_job(job, cluster)
-    assert found.step_time_s is not None
+    found = _timed(predict_job(job, cluster))
     points = [
-        _point(each, found)._replace(measured_s=run.summary().step_time_s, run=run.id) for each in kinds
+        _point(each, found, jitter)._replace(measured_s=run.summary().step_time_s, run=run.id)
+        for each in kinds
     ]
     return Scaling(job, cluster, _name(cluster), in_order(points))
 

@@ -15,7 +15,7 @@ from shardscope.prediction.planner.rank import Objective, objective_weights
 from shardscope.prediction.planner.rules import REASONS
 from shardscope.prediction.planner.search import Found, capacity, search
 from shardscope.prediction.planner.space import SearchAxes
-from shardscope.spec.cluster import Cluster
+from shardscope.spec.cluster import Cluster, EmulatedCluster
 from shardscope.spec.host_calibration import AnyCalibration
 from shardscope.spec.job_parts import full_name
 from shardscope.spec.layout import Layout, Precision
@@ -74,6 +74,11 @@ def plan(
         >>> plans.best.layout  # doctest: +SKIP
     """
     cluster = Cluster.of(cluster) if isinstance(cluster, str) else cluster
+    if isinstance(cluster, EmulatedCluster):
+        raise SpecError(
+            f"cluster={cluster.name!r} is emulated, and plans are for kinds of devices; plan for ss.Cluster.of(...) or "
+            "ss.Cluster.mixed(...), and run the plan on an emulated cluster with plans.rehearsal()"
+        )
     tried = (space or SearchAxes()).fixed(fix or {})
     asked = Asked(known_model(model), cluster, calibration, software)
     asked.setting(Layout())  # raises before the search, as does the next line
