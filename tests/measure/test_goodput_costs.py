@@ -19,7 +19,7 @@ STEP_S, BETWEEN_S, SAVE_S = 0.5, 0.1, 0.3
 class Recorded:
     """A run that consists of its events."""
 
-    id = "recorded"
+    id, faults = "recorded", ss.Faults()
 
     def __init__(self, events: list[Event]) -> None:
         self._events = sorted(events, key=lambda event: event["t"])
@@ -79,6 +79,9 @@ def test_setup_ends_with_the_first_step_and_a_restart_with_usual_ones() -> None:
     costs = costs_of(cast("ss.Run", run))
     assert costs.setup_s == pytest.approx(4.0 + 1.0)
     assert costs.restart_s == pytest.approx(5.0 + 2.0)
+    assert (costs.save_s, costs.between_s) == pytest.approx((SAVE_S, BETWEEN_S)), (
+        "without the pause of the resize"
+    )
 
 
 def test_few_failures_among_many_checkpoints_are_simulated() -> None:

@@ -269,12 +269,11 @@ def _first_steps_s(restart: Restart, faults: Faults) -> list[float]:
 
 
 def _gaps(log: RunLog) -> dict[int, float]:
-    """Return the time after each step until the next one begins, in seconds; without restarts between them."""
+    """Return the time after each step until the next one begins, in seconds; without restarts and resizes between."""
     found = {}
     for before, after in pairwise(log.steps):
-        if after.number == before.number + 1 and not any(
-            before.t < each.t < after.t for each in log.restarts
-        ):
+        is_next = (after.number, after.world_size) == (before.number + 1, before.world_size)
+        if is_next and not any(before.t < each.t < after.t for each in log.restarts):
             found[before.number] = max(0.0, after.t - after.step_time_s - before.t)
     return found
 
