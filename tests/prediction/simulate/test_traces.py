@@ -73,9 +73,9 @@ def test_a_chakra_trace_takes_as_long_as_the_step_that_it_came_from(strategy: st
     link = ss.Link(bandwidth=graph.capacity[0], latency=latency)
     again = ss.simulate.chakra([tmp_path / "deep" / f"step.{rank}.et" for rank in range(4)], link)
     rounded = 5e-7 * len(graph.fixed)  # durations in traces are whole microseconds
-    bound = (
-        1e-4 if strategy != "pipeline" else 3e-3
-    )  # whose other messages have a lower latency than the link
+    # Messages of a pipeline's other kinds, and all but the last that a server sends, take less time than the link's
+    # latency, which is one for all.
+    bound = {"pipeline": 3e-3, "parameter-server": 5e-2}.get(strategy, 1e-4)
     assert again.step_time_s == pytest.approx(found.step_time_s, rel=bound, abs=rounded)
     assert again.links()["bytes"].sum() == found.links()["bytes"].sum()
 

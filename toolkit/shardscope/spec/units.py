@@ -189,7 +189,8 @@ def scaled(value: float, sizes: Mapping[str, float]) -> str:
         value: The value in the base unit.
         sizes: Size of each unit in base units, largest first; the unit ``""`` is not shown.
     """
-    unit = next((unit for unit, size in sizes.items() if abs(value) >= size), [*sizes][-1])
+    rounded = float(f"{abs(value):.3g}")  # 999.9 ms are 1 s
+    unit = next((unit for unit, size in sizes.items() if rounded >= size), [*sizes][-1])
     return f"{three_digits(value / sizes[unit])} {unit}".rstrip()
 
 

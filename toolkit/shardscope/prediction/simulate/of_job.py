@@ -17,12 +17,13 @@ from shardscope.analytic.communication.plan import Exchange, Flow, StepPlan, Whe
 from shardscope.analytic.schedules import DURATIONS, ScheduledOp
 from shardscope.errors import SpecError
 from shardscope.prediction.job import JobPrediction
+from shardscope.prediction.job_time import loads_of
 from shardscope.prediction.loads import awaited, rank_loads, rank_updates
 from shardscope.prediction.network_time import SEND, StepLoads, step_plan
 from shardscope.prediction.simulate.graph import Graph
 from shardscope.prediction.simulate.parts import StepTimes
 from shardscope.prediction.simulate.pipeline import add_schedule, micro_batch_label
-from shardscope.prediction.simulate.rounds import Wire, add_rounds, one_by_one_wires
+from shardscope.prediction.simulate.rounds import Order, Wire, add_rounds, one_by_one_wires
 from shardscope.prediction.step.machine import Machine
 from shardscope.spec.job import IN_LAYOUTS
 
@@ -66,6 +67,9 @@ class JobStep:
         updates = rank_updates(found.step)
         self.updates = [self.times.optimizer * each / max(updates) for each in updates]
         self.label, self.cargo = "", job.strategy.cargo
+        # Where latencies or levels count, messages of a rank to several others are on their way together.
+        has_levels = loads_of(found.step, found.traffic, self.rates) is not None
+        self._order: Order = "shared" if has_levels else "in turn"
         plan = step_plan(found.step, found.traffic)
         if plan is None:
             self.merged.append("All messages of a rank in a collective are one message.")
@@ -206,7 +210,7 @@ class JobStep:
             return add_rounds(
                 self.graph, each.rounds, entry,
                 one_by_one_wires(wire, self.graph.width), each.collective,
-                slices=self.slices.get(each.collective, 1), cargo=cargo, serial=serial, order="shared",
+                slices=self.slices.get(each.collective, 1), cargo=cargo, serial=serial, order=self._order,
             )  # fmt: skip
         meeting = self.graph.add(0, after=entry)
         one = self.rates.latency_s + self.message_s(each.collective)

@@ -33,9 +33,9 @@ Wires = Callable[[Ints, Ints], WireArrays]
 """Function that returns the wires between sources and targets."""
 
 
-Order = Literal["at once", "shared"]
-"""How a rank sends the messages of a round: all at the same time; or its own work for them one after another, and their
-bytes at the same time."""
+Order = Literal["at once", "in turn", "shared"]
+"""How a rank sends the messages of a round: all at the same time; one after another; or its own work for them one after
+another, and their bytes at the same time."""
 
 
 def one_by_one_wires(wire: Callable[[int, int], Wire], width: int = 2) -> Wires:
@@ -93,7 +93,8 @@ def add_rounds(
             continue
         source, target = lane[moves.source], lane[moves.target]
         wire = wires(source, target)
-        turn = _turns(_previous(moves.source)) if order == "shared" else 1
+        before = _previous(moves.source)
+        turn = _turns(before) if order == "shared" else 1
         first = graph.add_many(
             np.repeat(source, slices), kind, _fixed(wire, turn, slices),
             size=np.repeat(moves.num_bytes / slices, slices), links=np.repeat(wire.links, slices, axis=0),
@@ -102,6 +103,8 @@ def add_rounds(
         )  # fmt: skip
         ops = first + np.arange(count * slices).reshape(count, slices)
         graph.order_many(ops[:, :-1].ravel(), ops[:, 1:].ravel())
+        if order == "in turn":
+            graph.order_many(np.where(before >= 0, ops[before, -1], -1), ops[:, 0])
         if isinstance(each, Round):
             _trail(graph, each, ops, sent)
         for k, own in enumerate(last):
