@@ -265,7 +265,8 @@ def _messages(
     transport, limit = transport_of(job, emulated), limit_of(job, emulated)
     known = transport if host.has("message_s", transport) else "tcp"
     loopback = "tcp" if transport == "network" else transport
-    memory, latency_s = host.value("message_bandwidth", ranks=ranks, transport=loopback), 0.0
+    at = min(ranks, host.machine.cores) if is_idle else ranks  # more sleeping ranks than cores take turns
+    memory, latency_s = host.value("message_bandwidth", ranks=at, transport=loopback) * at / ranks, 0.0
     bandwidth = memory
     if limit is not None:
         bandwidth, latency_s = min(memory, _share(host, transport) * limit.bandwidth), limit.latency_s
