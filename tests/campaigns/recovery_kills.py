@@ -186,7 +186,8 @@ def _damaged(running: ss.Run) -> list[str]:
     for path in left:
         index = read_index(path)
         verify(path, index, index.files)
-    return [] if left or running.reduced().last_step < EVERY else ["no checkpoint is left"]
+    was_saved = running.reduced().last_step > EVERY  # else the first one may have been under way
+    return ["no checkpoint is left"] if was_saved and not left else []
 
 
 def _orphans() -> list[str]:
