@@ -181,7 +181,7 @@ def jittery(kind: str) -> Callable[[], Any]:
 
 
 def injected_slowest_s(kind: str, ranks: int, draws: int = 400) -> float:
-    """Return the mean over draws of the longest sleep of so many ranks, each with a speed of its own."""
+    """Return the longest sleep among `ranks` ranks of different speeds, averaged over draws, in seconds."""
     source = np.random.default_rng(3)
     within = (
         source.normal(1, WITHIN, (draws, ranks))

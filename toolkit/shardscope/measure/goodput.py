@@ -63,7 +63,7 @@ class RunCosts:
     num_restarts: int
 
     def failing(self, steps: int, every: int | None = None) -> FailingRun:
-        """Return the times of a run of so many steps, with a checkpoint every so many."""
+        """Return the duration parameters of a run of `steps` steps with a checkpoint every `every` steps."""
         each = self.step_s + self.between_s
         return FailingRun(
             work_s=steps * each, interval_s=(every or self.every) * each, save_s=self.save_s,
