@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from shardscope.commands._json import as_json
 from shardscope.commands._rows import add_rows_options, given_to_rows, refuse_without_rows
+from shardscope.commands._scoreboard_memory import print_memory
 from shardscope.commands._table import aligned
+from shardscope.errors import SpecError
 
 if TYPE_CHECKING:
     from shardscope.measure.scoreboard.board import Line, RowScore
@@ -28,7 +30,9 @@ ABOUT = (
     "far too narrow, but never rejects wide ones), and has the mean interval score of the logarithms in per cent "
     "(Winkler 1972; less is better), beside the score of intervals with a constant relative width, chosen on the "
     "other tables. With --rows, your own steps are compared instead. The options of a layout are settings of all "
-    "rows, which their columns override."
+    "rows, which their columns override. With --memory, published peaks of memory are compared instead, and runs that "
+    "ran or ran out of memory with what predictions say about them; nothing was fitted to these peaks, except as "
+    "shardscope.analytic.memory.frameworks says."
 )
 
 
@@ -38,6 +42,7 @@ def add_to(commands: Any) -> None:
         "scoreboard", help="compare predicted step times with published ones", description=ABOUT
     )
     add_rows_options(parser, purpose="compare these measured steps instead of published ones")
+    parser.add_argument("--memory", action="store_true", help="compare memory instead of step times")
     parser.add_argument("--json", action="store_true", help="print the scores as JSON")
     parser.set_defaults(carry_out=carry_out)
 
@@ -50,9 +55,16 @@ def carry_out(arguments: argparse.Namespace) -> int:
     from shardscope.spec.effects import table_scores
 
     if arguments.rows is not None:
+        if arguments.memory:
+            raise SpecError(
+                "--memory compares published memory and has no effect on --rows; give one of the two"
+            )
         print_own(arguments)
         return 0
     refuse_without_rows(arguments)
+    if arguments.memory:
+        print_memory(to_json=arguments.json)
+        return 0
     lines, left_out = board(published(), fitted=True), table_scores()
     if arguments.json:
         scores = {name: score._asdict() for name, score in left_out.items()}
