@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 ABOUT = (
     "Compare predicted step times with measured ones: mean errors, the share of measured times inside the 90% "
     "interval, and the errors of the other rows after one row of the table was measured (the median over which one). "
+    "'best chosen' counts groups of layouts of one model and batch on as many devices, in which the layout with the "
+    "shortest predicted time is within 3% of the fastest measured one. "
     "The first list has the tables that ship, predicted as your layouts are; constants were fitted to them. The second "
     "has all tables, each predicted by constants fitted without it, as linearised around those fitted to all. It is "
     "somewhat optimistic for a cluster of your own: several tables are of one cluster (such as four of Selene and two "
@@ -158,6 +160,7 @@ def text(lines: list[Line]) -> str:
         "MAPE",
         "worst",
         "rank",
+        "best chosen",
         "in interval",
         "after one step",
         "plain, after one",
@@ -173,6 +176,7 @@ def text(lines: list[Line]) -> str:
             f"{line.score.mape:.1f} %",
             f"{line.score.worst:.1f} %",
             f"{line.score.rank:.3f}",
+            f"{line.ranking.near} of {line.ranking.groups}" if line.ranking.groups else "-",
             f"{line.one_step.covered:.0f} %",
             f"{line.one_step.after:.1f} %",
             f"{line.scaled_plain:.1f} %",
@@ -194,6 +198,8 @@ def _plain(line: Line) -> dict[str, object]:
         "rows": line.rows,
         "n": line.score.rows,
         **figures(line.score),
+        "groups": line.ranking.groups,
+        "groups_with_best_chosen": line.ranking.near,
         "covered_percent": line.one_step.covered,
         "after_one_step_mape_percent": line.one_step.after,
         "covered_after_one_step_percent": line.one_step.covered_after,

@@ -282,9 +282,10 @@ def held_by(place: Floats, pipeline: PipelineColumns, *, dense: int | None) -> H
         pipeline: Properties of the layouts' pipelines.
         dense: Number of leading layers without experts; None if no layer has experts.
     """
-    own = pipeline.layers + np.where(
-        pipeline.ends, (place > 0) & (place <= pipeline.rest), place < pipeline.rest
-    )
+    is_more = place < pipeline.rest
+    if pipeline.ends.any():
+        is_more = np.where(pipeline.ends, (place > 0) & (place <= pipeline.rest), is_more)
+    own = pipeline.layers + is_more
     mixed = None
     if dense is not None:
         chunk = own / pipeline.chunks
