@@ -65,6 +65,11 @@ class SlowestStage(NamedTuple):
     spare: Floats
     """Slack of the last stage, which may have fewer layers, as a fraction of the slowest stage's time."""
 
+    def slower(self, factor: Floats) -> SlowestStage:
+        """Return the times of layers that take these factors longer."""
+        passes = (each.times(factor) for each in (self.forward, self.backward, self.recompute))
+        return SlowestStage(*passes, self.edge, self.spare)
+
 
 def stage(
     model: Transformer,
