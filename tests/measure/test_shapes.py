@@ -93,6 +93,7 @@ def test_calibrate_learns_shapes_from_many_rows_and_ranks_layouts_as_measured() 
     assert set(mine.shapes) == {shape_of(row.model, row.layout) for row in rows}
     assert mine.scores["rows, cross-validated"]["mape"] < 5
     assert Calibration.from_json(mine.to_json()).shapes == mine.shapes
+    assert f"Layers of {len(mine.shapes)} measured shapes take" in repr(mine)
     predicted, measured = predicted_seconds(rows, mine), np.array([row.seconds for row in rows])
     assert np.abs(predicted / measured - 1).mean() < 0.02
     for layers in (12, 16, 24):

@@ -67,8 +67,11 @@ class SlowestStage(NamedTuple):
 
     def slower(self, factor: Floats) -> SlowestStage:
         """Return the times of layers that take these factors longer."""
-        passes = (each.times(factor) for each in (self.forward, self.backward, self.recompute))
-        return SlowestStage(*passes, self.edge, self.spare)
+        return self._replace(
+            forward=self.forward.times(factor),
+            backward=self.backward.times(factor),
+            recompute=self.recompute.times(factor),
+        )
 
 
 def stage(
