@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import model_validator
-
-from shardscope.errors import SpecError, quoted
+from shardscope.errors import SpecError
 from shardscope.machine import can_share_memory
 from shardscope.methods.compressors.packed import PackedCompression
 from shardscope.spec.method import required
@@ -100,17 +98,6 @@ class FullyShardedStrategy(ZeroStrategy):
     the whole gradient in float32 on every rank, which is as much memory as the unsharded gradient that these stages
     otherwise avoid. With replicas, gradients are compressed within a group, but not between groups.
     """
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_uneven(cls, fields: Any) -> Any:
-        if isinstance(fields, dict) and fields.get("shards") is not None:
-            raise SpecError(
-                f"strategy.shards={quoted(fields['shards'])} cannot be combined with strategy={cls.name!r}, whose "
-                "gradients and parameters PyTorch's fully_shard cuts into equal shards; leave shards out, or use "
-                "ss.Zero1(shards=...)"
-            )
-        return fields
 
     replicas: Count = 1
     """Number of groups of ranks; the shards in each group make up one whole model (HSDP). Must divide `world_size` into
