@@ -1,6 +1,6 @@
 """The time in which no rank trains while the number of ranks changes: 2, 4, 3 and 2 ranks in one run.
 
-    python tests/benchmarks/resize.py [model]
+    python tests/benchmarks/resize.py [model or "wide" [strategy ...]]
 
 From the end of the last step on one number of ranks to the start of the first on the other: saving the state to the
 disk or to memory, ending the ranks, starting others from warm processes, building the model, and loading. A sleep
@@ -14,11 +14,13 @@ import statistics
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import shardscope as ss
 from conformance.elastic import elastic_job, resized
+from conformance.light import wide
 from shardscope.spec.units import bytes_text
 
 ROUNDS = 3
@@ -28,15 +30,16 @@ WAYS = {"disk": None, "replica": ss.Recovery(1, replica_every=1000)}
 
 
 def main() -> None:
-    model = sys.argv[1] if len(sys.argv) > 1 else "mlp"
-    data = "digits" if model in ("mlp", "cnn") else "python-source"
+    name, *strategies = sys.argv[1:] or ["mlp"]
+    model: Any = wide if name == "wide" else name
+    data = "digits" if name in ("mlp", "cnn", "wide") else "python-source"
     with tempfile.TemporaryDirectory() as folder:
         os.environ["SHARDSCOPE_RUNS"] = folder
         resized(elastic_job(model=model, data=data), 4)  # the launch server has imported everything now
         print(
-            f"seconds without training, {model}, {len(os.sched_getaffinity(0))} cores, median of {ROUNDS} runs"
+            f"seconds without training, {name}, {len(os.sched_getaffinity(0))} cores, median of {ROUNDS} runs"
         )
-        for strategy in STRATEGIES:
+        for strategy in strategies or STRATEGIES:
             for way, recovery in WAYS.items():
                 job = elastic_job(model=model, data=data, strategy=strategy, recovery=recovery)
                 runs = [resized(job, 4, 3, 2) for _ in range(ROUNDS)]

@@ -139,6 +139,6 @@ def resize_text(job: Job, before: int, after: int) -> str:
     in_memory = job.recovery is not None and job.recovery.replica_every is not None
     saved = "copy their state to memory" if in_memory else "save a checkpoint"
     return (
-        f"After the step in progress, the {plural(before, 'rank')} {saved} and end; {plural(after, 'rank')} load it and "
-        "take the next step, so no step is lost."
+        f"After the step in progress, the {plural(before, 'rank')} {saved} and end; {plural(after, 'rank')} load it "
+        "and take the next step, so no step is lost."
     )
