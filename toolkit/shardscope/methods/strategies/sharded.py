@@ -117,7 +117,7 @@ class FullyShardedStrategy(ZeroStrategy):
             None if self.collectives == "ring" else "a rank sees its gradients only with collectives='ring'"
         )
 
-    def degrees(self, world_size: int) -> Mapping[str, Any]:
+    def degrees(self, world_size: int) -> Mapping[str, Any] | None:
         """Return the degrees of the layout: replicas with sharded states, plus the group size if there are several."""
         groups = {} if self.replicas == 1 else {"shard": world_size // self.replicas}
         return {"data": world_size, "zero": self.zero_stage, **groups}
