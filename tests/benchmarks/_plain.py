@@ -199,9 +199,10 @@ class Plain:
         there, back = products + core + moved, 2 * (products + moved) + 2.5 * core
         hidden = cal.message_overlap * tensor
         forward = there + tensor - min(hidden, there) + context
-        forward = self._soft(forward, (30 + started) * launch)
+        exposed = cal.exposed_launch * cal.launch_s if t > 1 else 0.0
+        forward = self._soft(forward + (30 + started) * exposed, (30 + started) * launch)
         back = back + tensor - min(hidden, back) + 2 * context
-        back = self._soft(back, (60 + started) * launch)
+        back = self._soft(back + (60 + started) * exposed, (60 + started) * launch)
         again = forward if row.recompute == 2 else core if row.recompute == 1 else 0.0
         f, w, b = layers * forward, layers * products, layers * (back + again)
 

@@ -15,6 +15,7 @@ from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory import device_memory
 from shardscope.prediction.step import StepParts, step_time, time_term
 from shardscope.prediction.step.machine import Machine
+from shardscope.prediction.step.micro import BACKWARD_KERNELS, COLLECTIVE_KERNELS, FORWARD_KERNELS
 from shardscope.prediction.step.tables import Distinct, WeightTimes, stage_elements, weights
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
@@ -81,7 +82,7 @@ def test_more_bandwidth_never_slows_a_step(layout: Layout, which: str, factor: f
 @settings(max_examples=40, deadline=None)
 @given(
     layouts,
-    st.sampled_from(["launch_s", "collective_s", "step_s", "half_size", "launch_jitter"]),
+    st.sampled_from(["launch_s", "collective_s", "step_s", "half_size", "launch_jitter", "exposed_launch"]),
     st.floats(1, 20),
 )
 def test_more_overhead_never_speeds_a_step(layout: Layout, name: str, factor: float) -> None:
@@ -121,6 +122,21 @@ def test_small_products_wait_for_the_host() -> None:
     tiny = Transformer(layers=24, hidden=256, heads=4, vocab=51200, seq=256)
     parts = step_time(tiny, Layouts.of([Layout()]), CLUSTER, CALIBRATION)
     assert float(parts.overhead[0]) > float(parts.compute[0])
+
+
+@pytest.mark.parametrize(("tensor", "layers_wait"), [(1, 0), (4, 24)])
+def test_launches_stay_exposed_under_tensor_parallelism_where_computation_takes_much_longer(
+    tensor: int, layers_wait: int
+) -> None:
+    wide = Transformer(layers=24, hidden=16384, heads=128, vocab=51200, seq=4096)
+    layout = Layouts.of([Layout(tensor=tensor, data=512 // tensor, global_batch=512)])
+    without, exposed = (
+        float(step_time(wide, layout, CLUSTER, CALIBRATION.replace(exposed_launch=share)).overhead[0])
+        for share in (0.0, 0.5)
+    )
+    kernels = FORWARD_KERNELS + BACKWARD_KERNELS + 4 * COLLECTIVE_KERNELS
+    expected = layers_wait * 0.5 * kernels * CALIBRATION.launch_s * (512 / (512 / tensor))
+    assert exposed - without == pytest.approx(expected, rel=0.01)
 
 
 def test_gradients_that_add_up_compressed_take_less_of_a_slow_network_and_gathered_ones_more() -> None:

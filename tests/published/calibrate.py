@@ -84,6 +84,7 @@ RECIPES = (
             "head_efficiency": Prior(0.35, 0.2),
             "launch_s": Prior(1e-5, 1.0),
             "launch_jitter": Prior(0.1, 1.0),
+            "exposed_launch": Prior(0.3, 1.0),
             "intra_efficiency": Prior(0.45, 0.15),
             "inter_efficiency": Prior(0.85, 0.05),
             "collective_s": Prior(5e-5, 0.15),
@@ -165,7 +166,8 @@ def calibrate(recipe: Recipe, everything: Mapping[str, Sequence[Row]]) -> Calibr
     fitted = [row for row in rows if _fold(row) in FITTED_FOLDS]
     device = rows[0].cluster.device
     start = Calibration(
-        name=recipe.name, device=recipe.device, measured_on=recipe.measured_on, source=recipe.source, note=recipe.note,
+        name=recipe.name, device=recipe.device, software=rows[0].software, measured_on=recipe.measured_on,
+        source=recipe.source, note=recipe.note,
         ridge=device.peak_flops["bf16"] / device.memory_bandwidth, **recipe.start,
     )  # fmt: skip
     found = shaped(fit(fitted, recipe.priors, start, weights=recipe.weights), fitted, recipe)

@@ -3,7 +3,8 @@
 The constants of a table are the sums of its effects: u = Σ x_e, with x_e normal around 0. So the residuals of two
 tables are correlated by the effects that both have, and residuals of all tables are one Gaussian process. The standard
 deviations of all kinds of effects and of a row's own deviation are those that make the residuals most likely (type-II
-maximum likelihood; Rasmussen and Williams 2006, chapter 5), with wide log-normal priors.
+maximum likelihood; Rasmussen and Williams 2006, chapter 5), with wide log-normal priors. Rows deviate more with some
+software than with other: a vendor's tuned recipes less than runs of a research cluster.
 """
 
 from __future__ import annotations
@@ -17,19 +18,31 @@ from scipy.linalg import cho_factor, cho_solve
 from scipy.optimize import minimize
 
 from shardscope.spec.calibration import FACTORS
+from shardscope.spec.software import SOFTWARE
 
 Floats = npt.NDArray[np.float64]
 Effects = Mapping[str, float]
 NAMES = tuple(FACTORS)
-KINDS = {"all": 1.0, "family": 0.8, "software": 0.5, "trend": 0.8, "device": 0.4, "table": 0.6}
-"""Kinds of effects, with the centre of the prior of their standard deviations relative to `USUAL`."""
+KINDS = {"all": 1.0, "family": 0.8, "software": 0.5, "trend": 0.8, "device": 0.4, "pair": 0.0, "table": 0.6}
+"""Kinds of effects, with the centre of the prior of their standard deviations relative to `USUAL`. A pair of software
+and device has an effect on the scale alone."""
 USUAL = {**FACTORS, "scale": 1.0}  # see SCALES for the scale
 """How much each constant may differ between machines, as a standard deviation of its logarithm: the prior's centre."""
-SCALES = {"all": 0.08, "family": 0.06, "software": 0.04, "trend": 0.06, "device": 0.03, "table": 0.1}
+LAUNCHES = {
+    "all": 2.0, "family": 0.2, "software": 0.1, "trend": 0.2, "device": 0.1, "pair": 0.0, "table": 0.2,
+}  # fmt: skip
+"""The same for the time to launch a kernel, by kind. Python takes most of it, on hosts that differ less than clusters
+do, so all tables have nearly the same value, whatever it is."""
+SCALES = {
+    "all": 0.08, "family": 0.06, "software": 0.04, "trend": 0.06, "device": 0.03, "pair": 0.1, "table": 0.08,
+}  # fmt: skip
 """The same for the common scale of all times, by kind. The likelihood hardly depends on that of tables between 0 and
 0.1; the errors of left-out tables after one measured step are least from 0.08 to 0.12."""
-USUAL_NOISE = 0.06
-FREEDOM = {"kind": 0.5, "factor": 0.4, "scale": 0.2, "noise": 0.3}
+USUAL_NOISE, LEAST_NOISE = 0.05, 0.035
+"""Deviation of rows: usual, and at least. The layouts of one vendor are more alike than those that users compare."""
+NOISES = tuple(name for name, each in SOFTWARE.items() if each.measured_as == name)
+"""Software whose rows have a standard deviation of their own."""
+FREEDOM = {"kind": 0.5, "factor": 0.4, "scale": 0.2, "noise": 0.3, "software": 0.4}
 """Standard deviations, in logarithms, of the priors of standard deviations."""
 ROBUST = 2.0
 """Residuals beyond this many standard deviations count linearly."""
@@ -39,31 +52,31 @@ class Spreads(NamedTuple):
     """Standard deviations of effects on the factors, by kind, shape `(kinds, factors)`, and of a row's deviation."""
 
     effects: Floats
-    noise: float
+    noise: Floats
+    """Of rows of each software, in the order of `NOISES`."""
 
     @classmethod
     def of(cls, x: Floats) -> Spreads:
         """The standard deviations at x, the logarithms of their ratios to the priors' centres."""
-        kinds, factors, scales, noise = _parts(x)
-        sd = np.outer(np.array(list(KINDS.values())) * np.exp(kinds), np.array(list(USUAL.values())))
-        sd[:, 1:] *= np.exp(factors)
+        kinds, factors, scales, noise, software = np.split(x, _ENDS)
+        sd = np.outer(np.array(list(KINDS.values())), np.array(list(USUAL.values())))
+        sd[:, NAMES.index("launch_s")] = list(LAUNCHES.values())
+        sd[:, 1:] *= np.exp(kinds)[:, None] * np.exp(factors)
         sd[:, 0] = np.array(list(SCALES.values())) * np.exp(scales)
-        return cls(sd, float(USUAL_NOISE * np.exp(noise)))
+        return cls(sd, np.hypot(LEAST_NOISE, USUAL_NOISE * np.exp(noise + software)))
 
 
-def _parts(x: Floats) -> tuple[Floats, Floats, Floats, float]:
-    kinds, factors = len(KINDS), len(NAMES) - 1
-    return x[:kinds], x[kinds : kinds + factors], x[kinds + factors : -1], float(x[-1])
+_SIZES = (len(KINDS), len(NAMES) - 1, len(KINDS), 1, len(NOISES))
+_ENDS = np.cumsum(_SIZES)[:-1]
 
 
 def usual_spreads() -> Floats:
     """The centre of the prior of `Spreads.of`."""
-    return np.zeros(2 * len(KINDS) + len(NAMES))
+    return np.zeros(sum(_SIZES))
 
 
 def _prior() -> Floats:
-    sds = [FREEDOM["kind"]] * len(KINDS) + [FREEDOM["factor"]] * (len(NAMES) - 1)
-    return np.array([*sds, *[FREEDOM["scale"]] * len(KINDS), FREEDOM["noise"]])
+    return np.repeat([FREEDOM[name] for name in ("kind", "factor", "scale", "noise", "software")], _SIZES)
 
 
 class Seen(NamedTuple):
@@ -73,6 +86,8 @@ class Seen(NamedTuple):
     """Effects of each table."""
     table: npt.NDArray[np.intp]
     """The table of each row."""
+    software: npt.NDArray[np.intp]
+    """The software of each row, as an index into `NOISES`."""
     slope: Floats
     target: Floats
     weight: Floats
@@ -84,21 +99,29 @@ class Seen(NamedTuple):
         effects: Sequence[Effects],
         linear: Sequence[tuple[Floats, Floats]],
         at: Sequence[Floats],
-        noise: float,
+        noise: Floats,
     ) -> Seen:
         """Rows of tables that were linearised around some values of their factors."""
         off = np.concatenate([off for off, _ in linear])
         target = np.concatenate([off + slope @ u for (off, slope), u in zip(linear, at, strict=True)])
         table = np.repeat(np.arange(len(linear)), [len(off) for off, _ in linear])
-        weight = 1 / np.sqrt(1 + (off / (ROBUST * noise)) ** 2)
-        return cls(tuple(effects), table, np.concatenate([slope for _, slope in linear]), target, weight)
+        software = np.array([noise_index(each) for each in effects])[table]
+        weight = 1 / np.sqrt(1 + (off / (ROBUST * noise[software])) ** 2)
+        slopes = np.concatenate([slope for _, slope in linear])
+        return cls(tuple(effects), table, software, slopes, target, weight)
 
     def without(self, table: int) -> Seen:
         """The rows of all other tables."""
         kept = self.table != table
         rest = tuple(each for place, each in enumerate(self.effects) if place != table)
         place = self.table[kept] - (self.table[kept] > table)
-        return Seen(rest, place, self.slope[kept], self.target[kept], self.weight[kept])
+        rows = (each[kept] for each in (self.software, self.slope, self.target, self.weight))
+        return Seen(rest, place, *rows)
+
+
+def noise_index(effects: Effects) -> int:
+    """Index into `NOISES` of the software that a table's effects name."""
+    return next(place for place, name in enumerate(NOISES) if f"software {name}" in effects)
 
 
 def shared(left: Sequence[Effects], right: Sequence[Effects]) -> Floats:
@@ -121,13 +144,14 @@ def covariance(seen: Seen, spreads: Spreads, common: Floats) -> Floats:
     """Covariance of all rows' targets."""
     factors = between(spreads, common)[:, seen.table][:, :, seen.table]
     found = np.einsum("rf,frs,sf->rs", seen.slope, factors, seen.slope, optimize=True)
-    return found + np.diag(spreads.noise**2 / seen.weight)
+    return found + np.diag(spreads.noise[seen.software] ** 2 / seen.weight)
 
 
 def estimated(seen: Seen, start: Floats) -> Floats:
     """The standard deviations that make the rows most likely, as `Spreads.of` takes them."""
     common = shared(seen.effects, seen.effects)
     hot = np.eye(len(seen.effects))[seen.table]
+    by_software = np.eye(len(NOISES))[seen.software]
 
     def loss(x: Floats) -> tuple[float, Floats]:
         spreads = Spreads.of(x)
@@ -137,11 +161,14 @@ def estimated(seen: Seen, start: Floats) -> Floats:
         more = np.outer(alpha, alpha) - cho_solve(factor, np.eye(len(alpha)))
         by_table = np.stack([(hot * g[:, None]).T @ more @ (hot * g[:, None]) for g in seen.slope.T])
         each = -np.einsum("kab,fab->kf", common, by_table) * spreads.effects**2
-        noise = -(np.diag(more) * spreads.noise**2 / seen.weight).sum()
-        slope = np.concatenate([each[:, 1:].sum(1), each[:, 1:].sum(0), each[:, 0], [noise]])
+        own = spreads.noise[seen.software] ** 2 - LEAST_NOISE**2
+        noise = -(np.diag(more) * own / seen.weight) @ by_software
+        slope = np.concatenate([each[:, 1:].sum(1), each[:, 1:].sum(0), each[:, 0], [noise.sum()], noise])
         return value + 0.5 * ((x / _prior()) ** 2).sum(), slope + x / _prior() ** 2
 
-    return np.asarray(minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 60}).x)
+    return np.asarray(
+        minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 60, "ftol": 1e-7}).x
+    )
 
 
 class Found(NamedTuple):

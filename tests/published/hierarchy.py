@@ -22,6 +22,7 @@ from published.all_tables import Table, all_tables
 from published.effects_fit import (
     KINDS,
     NAMES,
+    NOISES,
     ROBUST,
     Effects,
     Found,
@@ -29,17 +30,18 @@ from published.effects_fit import (
     Spreads,
     between,
     estimated,
+    noise_index,
     shared,
     usual_spreads,
 )
-from published.left_out import Widths, best_widths, constant_of, left_out, print_scores, scores
+from published.left_out import Widths, best_widths, constant_of, left_out, print_scores, scores, trials
 from shardscope.measure.scoreboard.score import constant_mfu_seconds, plain_seconds
 from shardscope.spec.cluster import Device
-from shardscope.spec.effects import OTHER, architecture, effects_of
+from shardscope.spec.effects import OTHER, architecture, effects_of, fitted_effects
 from shardscope.spec.software import SOFTWARE
 
 Floats = npt.NDArray[np.float64]
-TURNS = 5
+TURNS = 8
 _LONGEST = 0.7
 """Longest step of a factor."""
 _FLOOR = 1e-9
@@ -76,10 +78,7 @@ def solve(
         best = min(losses, key=lambda size: losses[size])
         u = tried[best]
         if turns == TURNS:
-            print(
-                f"loss {losses[best]:.1f} with a step of {best:g}, noise {found.spreads.noise:.3f}",
-                flush=True,
-            )
+            print(f"loss {losses[best]:.1f} with a step of {best:g}", flush=True)
         if abs(losses[best] - before) < 0.003 * before and best == 1.0:
             turns = turn + 1
         before = losses[best]
@@ -92,9 +91,10 @@ def _between(u: Sequence[Floats], new: Sequence[Floats], size: float) -> list[Fl
 
 def loss(tables: Sequence[Table], u: Sequence[Floats], spreads: Spreads) -> float:
     """The loss of exact predictions: residuals count linearly beyond `ROBUST`, factors as the normal prior says."""
-    off = np.concatenate([t.off(each) for t, each in zip(tables, u, strict=True)])
-    fit = 2 * ROBUST**2 * (np.sqrt(1 + (off / (ROBUST * spreads.noise)) ** 2) - 1).sum()
     effects = [t.effects for t in tables]
+    noises = [spreads.noise[noise_index(each)] for each in effects]
+    off = np.concatenate([t.off(each) / noise for t, each, noise in zip(tables, u, noises, strict=True)])
+    fit = 2 * ROBUST**2 * (np.sqrt(1 + (off / ROBUST) ** 2) - 1).sum()
     factors = between(spreads, shared(effects, effects))
     values = np.array(u).T
     return float(
@@ -106,19 +106,26 @@ def loss(tables: Sequence[Table], u: Sequence[Floats], spreads: Spreads) -> floa
 
 
 def main(folder: Path, target: Path) -> None:
-    """Fit, score and write all effects."""
+    """Fit, score and write all effects, starting at those of the file."""
     tables = all_tables(folder)
-    whole = solve(tables)
+    whole = solve(tables, [started(t) for t in tables])
     print_spreads(whole.found.spreads)
     each = [left_out(place, tables, whole.found, whole.x) for place in range(len(tables))]
     found = scores(tables, each)
     print_scores(found)
-    write(target, tables, whole, best_widths(each), found)
+    write(target, tables, whole, best_widths(trials(each)), found)
+
+
+def started(t: Table) -> Floats:
+    """Values of a table's factors by the effects that ship."""
+    known = fitted_effects()
+    return np.array([sum(f * known.get(e, {}).get(n, 0.0) for e, f in t.shared.items()) for n in NAMES])
 
 
 def print_spreads(spreads: Spreads) -> None:
     """Print the standard deviations of all kinds of effects."""
-    print("noise", round(spreads.noise, 4), *KINDS)
+    print("noise", {name: round(float(sd), 4) for name, sd in zip(NOISES, spreads.noise, strict=True)})
+    print(*KINDS)
     for name, values in zip(NAMES, spreads.effects.T, strict=True):
         print(name.ljust(24), " ".join(f"{value:.3f}" for value in values))
 
@@ -132,14 +139,13 @@ def write(
 ) -> None:
     """Write what `spec.effects` reads; the names of devices and the usual constants stay as they are."""
     found, (wider, noisier) = whole.found, widths
-    noise = noisier * found.spreads.noise
+    noises = zip(NOISES, noisier * found.spreads.noise, strict=True)
     kept = {e for t in tables for e in t.shared}
     blocks = json.loads(target.read_text("utf-8"))
     blocks |= {
         "effects": {e: named(found.mean({e: 1.0})) for e in sorted(kept)},
         "covariances": covariances(found, wider),
-        "noise": round(noise, 4),
-        "quantiles": {"5": float(np.exp(-1.645 * noise)), "50": 1.0, "95": float(np.exp(1.645 * noise))},
+        "noise": {name: round(float(noise), 4) for name, noise in noises},
         "measured": [list(pair) for pair in dict.fromkeys(pair_of(t) for t in tables)],
         "constant_mfu": {"all tables": constant_of(tables, constant_mfu_seconds)},
         "constant_rate": {"all tables": constant_of(tables, plain_seconds)},
@@ -149,8 +155,7 @@ def write(
             for name, line in scores.items()
         },
     }
-    for former in ("spreads", "trend_spread"):
-        blocks.pop(former, None)
+    blocks.pop("quantiles", None)
     target.write_text(json_text(blocks), "utf-8")
 
 
@@ -179,7 +184,7 @@ def covariances(found: Found, wider: float) -> dict[str, list[float]]:
     For other architectures, it is A + τ B + τ² C with the factor of the trend τ.
     """
     result: dict[str, list[float]] = {}
-    for software in SOFTWARE.values():
+    for software in (SOFTWARE[name] for name in NOISES):
         for chip, name in CHIPS.items():
             effects = effects_of(software, Device.of(name))
             result[f"{software.name} {chip}"] = triangle(cluster_covariance(found, effects, wider))

@@ -10,16 +10,17 @@ import numpy as np
 import numpy.typing as npt
 
 from published.all_tables import Table
-from published.effects_fit import Found, Spreads, estimated
-from shardscope.measure.scoreboard.intervals import ENOUGH, Z, coverage_p_value, inside
-from shardscope.measure.scoreboard.one_step import Ends, constant_scores, ends_of, turns_of
+from published.effects_fit import Found, Spreads, estimated, noise_index
+from shardscope.measure.scoreboard.intervals import ENOUGH, LEVEL, Z, coverage_p_value, inside
+from shardscope.measure.scoreboard.one_step import Ends, Known, constant_scores, ends_of
 from shardscope.measure.scoreboard.score import constant_mfu_seconds, plain_seconds
 
 Floats = npt.NDArray[np.float64]
 Widths = tuple[float, float]
-WIDER, NOISIER = (0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6), (1.0, 1.3, 1.7, 2.2)
+WIDER, NOISIER = (1.0, 1.4, 2.0, 2.8, 4.0), (1.0, 1.3, 1.5, 1.7, 2.0, 2.4)
 """Factors that are tried: of the covariance of a new table's constants, and of the standard deviation of its rows. The
 formulas are not exact, so tables differ more than the likelihood of linear effects says."""
+REJECTED = 0.05
 
 
 class LeftOut(NamedTuple):
@@ -29,6 +30,9 @@ class LeftOut(NamedTuple):
     off: Floats
     covariance: Floats
     noise: float
+    table: Table
+    at: Floats
+    """Expected values of the table's factors."""
 
     def before(self, widths: Widths) -> Ends:
         """Return the table's intervals without a measured step."""
@@ -36,10 +40,11 @@ class LeftOut(NamedTuple):
         within = Z * noisier * self.noise
         return ends_of(self.slope, self.off, wider * self.covariance, within, within)
 
-    def after(self, widths: Widths) -> list[Ends]:
-        """Return the other rows' intervals after each row was measured."""
+    def after(self, widths: Widths, *, is_exact: bool = False) -> list[Ends]:
+        """Return the other rows' intervals after each row was measured; linear predictions take less time."""
         wider, noisier = widths
-        return turns_of(self.slope, self.off, wider * self.covariance, noisier * self.noise)
+        off_at = (lambda step: self.table.off(self.at + step)) if is_exact else None
+        return Known(self.slope, self.off, wider * self.covariance, noisier * self.noise, off_at).turns()
 
 
 def left_out(place: int, tables: Sequence[Table], seen: Found, x: Floats) -> LeftOut:
@@ -47,29 +52,53 @@ def left_out(place: int, tables: Sequence[Table], seen: Found, x: Floats) -> Lef
     t, rest = tables[place], seen.seen.without(place)
     found = Found.of(rest, Spreads.of(estimated(rest, x)))
     effects = {**t.shared, "table new": 1.0}
-    off, slope = t.linear(found.mean(effects))
-    return LeftOut(slope, off, found.covariance(effects), found.spreads.noise)
+    at, noise = found.mean(effects), float(found.spreads.noise[noise_index(effects)])
+    off, slope = t.linear(at)
+    return LeftOut(slope, off, found.covariance(effects), noise, t, at)
 
 
-def best_widths(others: Sequence[LeftOut]) -> Widths:
-    """Return the factors with the least interval score on these tables, before and after one step together."""
+class Trial(NamedTuple):
+    """A table's intervals with some widths."""
 
-    def loss(widths: Widths) -> float:
-        each = [
-            one.before(widths).score + float(np.mean([turn.score for turn in one.after(widths)]))
-            for one in others
-        ]
-        return float(np.mean(each))
+    score: float
+    """Sum of the mean interval scores before and after one measured step."""
+    is_rejected: bool
+    """Whether a binomial test says that intervals after one step contain less than 90 % of measured times."""
 
-    return min(product(WIDER, NOISIER), key=loss)
+    @classmethod
+    def of(cls, one: LeftOut, widths: Widths) -> Trial:
+        """Try some widths."""
+        turns = one.after(widths)
+        covered = float(np.mean([turn.covered for turn in turns]))
+        p_value = coverage_p_value(round(covered / 100 * len(one.off)), len(one.off))
+        score = one.before(widths).score + float(np.mean([turn.score for turn in turns]))
+        return cls(score, covered < 100 * LEVEL and p_value < REJECTED)
+
+
+Trials = Mapping[Widths, Sequence[Trial]]
+
+
+def trials(found: Sequence[LeftOut]) -> Trials:
+    """Try all widths on all tables."""
+    return {widths: [Trial.of(one, widths) for one in found] for widths in product(WIDER, NOISIER)}
+
+
+def best_widths(tried: Trials, place: int | None = None) -> Widths:
+    """Return the factors with the least interval score on all tables but one, of those that no test rejects there."""
+
+    def loss(widths: Widths) -> tuple[int, float]:
+        others = [each for other, each in enumerate(tried[widths]) if other != place]
+        return sum(each.is_rejected for each in others), float(np.mean([each.score for each in others]))
+
+    return min(tried, key=loss)
 
 
 def scores(tables: Sequence[Table], found: Sequence[LeftOut]) -> dict[str, dict[str, float]]:
     """Return the scores of all tables, each with the widths that the others choose."""
-    places = range(len(tables))
-    widths = [best_widths([found[other] for other in places if other != place]) for place in places]
+    tried = trials(found)
+    widths = [best_widths(tried, place) for place in range(len(tables))]
     before = [one.before(width) for one, width in zip(found, widths, strict=True)]
-    after = [one.after(width) for one, width in zip(found, widths, strict=True)]
+    after = [one.after(width, is_exact=True) for one, width in zip(found, widths, strict=True)]
     constant, constant_after = constant_scores([[one] for one in before]), constant_scores(after)
     result = {}
     for place, t in enumerate(tables):

@@ -10,7 +10,7 @@ from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
 
-SOFTWARE = {"NeMo": "megatron-core", "BLOOM": "megatron-deepspeed"}
+SOFTWARE = {"NeMo": "nemo", "BLOOM": "megatron-deepspeed"}
 
 
 def rows(blocks: list[Mapping[str, Any]]) -> dict[str, list[Row]]:

@@ -38,7 +38,7 @@ def _row(cells: Mapping[str, Any], dataset: str) -> Row:
         cluster=cluster(Device.of("h100-96gb"), cells["gpus"], intra=NVLINK4, inter=NETWORK),
         layout=Layout(
             data=data, tensor=degree["TP"], pipeline=degree["PP"], context=degree["CP"], global_batch=batch,
-            micro_batch=1 if degree["PP"] > 1 else cells["local_batch"], zero=2 if degree["PP"] > 1 else 3,
+            micro_batch=cells["local_batch"] // degree["PP"], zero=2 if degree["PP"] > 1 else 3,
             schedule="interleaved" if interleaved else "1f1b", virtual_stages=2 if interleaved else 1,
             recompute=cells["ac"] if cells["ac"] in {"full", "selective"} else "none",
             sequence_parallel=degree["TP"] > 1,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 import shardscope as ss
 from shardscope.analytic.memory import FRAMEWORKS
 from shardscope.errors import SpecError
 from shardscope.spec.calibration import catalogue
+from shardscope.spec.effects import row_noise
 from shardscope.spec.software import SOFTWARE, assumed_software, software_of
 
 CLUSTER = ss.Cluster.of("a100-80gb")
@@ -20,6 +23,7 @@ def test_all_software_has_a_memory_model_and_all_calibrations_name_their_softwar
 
 
 def test_software_is_found_by_its_aliases() -> None:
+    assert software_of("Megatron-LM").name == "megatron-core"
     assert software_of("NeMo").name == "nemo"
     assert software_of("fsdp").name == "fsdp2"
 
@@ -54,6 +58,26 @@ def test_software_that_was_not_measured_widens_the_interval_and_says_so() -> Non
     widths = [each.interval.high / each.interval.low for each in (measured, elsewhere, other)]
     assert max(widths[:2]) < widths[2]
     assert "90% interval" in repr(other)
+
+
+def test_constants_of_old_and_new_releases_differ() -> None:
+    """As measured: NVIDIA's recipes are faster than Megatron-Core, and DeepSpeed 0.5.9 than the release before."""
+    tensor = ss.Layout(data=8, tensor=8, zero=1, global_batch=64, sequence_parallel=True)
+    cluster = ss.Cluster.of("h100-80gb", nodes=8)
+    sharded = ss.Layout(data=64, zero=3, global_batch=64)
+    for slow, fast, layout in (
+        ("megatron-core", "nemo", tensor),
+        ("deepspeed-0.5", "deepspeed", sharded),
+    ):
+        before, after = (ss.predict("llama-2-13b", cluster, layout, software=name) for name in (slow, fast))
+        assert after.step_time_s < before.step_time_s
+
+
+def test_rows_deviate_less_where_one_vendor_tunes_all_runs() -> None:
+    assert row_noise("nemo") < row_noise("fsdp2") < row_noise("megatron-deepspeed")
+    narrow, wide = (ss.Calibration.of("a100-40gb", name) for name in ("nemo", "megatron-deepspeed"))
+    assert narrow.quantiles["95"] == pytest.approx(math.exp(1.645 * row_noise("nemo")))
+    assert wide.quantiles["5"] < narrow.quantiles["5"]
 
 
 def test_software_selects_the_memory_model() -> None:

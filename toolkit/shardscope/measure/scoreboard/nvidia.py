@@ -8,6 +8,7 @@ release. The NVL72 systems are used in groups of 64 devices, because all runs ha
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from shardscope.measure.scoreboard.rows import Row
@@ -142,7 +143,7 @@ def nvidia() -> dict[str, list[Row]]:
 def _gpt(nodes: int, rate: float) -> Row:
     model = Transformer(name="gpt-5B", layers=24, hidden=4096, heads=32, vocab=50304, seq=2048)
     layout = Layout(data=8 * nodes, micro_batch=2, zero=1, global_batch=2048, flash_attention=False)
-    return Row.of("NeMo 22.09, A100", model, Cluster.of("a100-80gb", nodes=nodes), layout, 2048 * 2048 / rate)
+    return _row("NeMo 22.09, A100", model, Cluster.of("a100-80gb", nodes=nodes), layout, 2048 * 2048 / rate)
 
 
 def _h100(name: str, precision: str, devices: int, seconds: float) -> Row:
@@ -153,12 +154,12 @@ def _h100(name: str, precision: str, devices: int, seconds: float) -> Row:
         layers, given["pipeline"] = LLAMA_405B_PARTS.get(devices, (126, 9))
         model = model.replace(name=f"{name}, {layers} layers", layers=layers, kv_heads=16)
     layout = _layout(devices, precision, **given)
-    return Row.of("NeMo 24.11, H100", model, Cluster.of("h100-80gb", nodes=devices // 8), layout, seconds)
+    return _row("NeMo 24.11, H100", model, Cluster.of("h100-80gb", nodes=devices // 8), layout, seconds)
 
 
 def _gb200(name: str, precision: str, devices: int, batch: int, seconds: float) -> Row:
     layout = _layout(devices, precision, global_batch=batch, **NEMO_GB200_LAYOUTS[name])
-    return Row.of("NeMo 25.02, GB200", _model(name), _nvl72(devices), layout, seconds)
+    return _row("NeMo 25.02, GB200", _model(name), _nvl72(devices), layout, seconds)
 
 
 def _bridge(  # noqa: PLR0917
@@ -172,7 +173,11 @@ def _bridge(  # noqa: PLR0917
     model, label = _model(name), {"h100-80gb": "H100"}.get(device, device.upper())
     where = _nvl72(devices) if device == "gb200" else Cluster.of(device, nodes=devices // 8)
     seconds = batch * model.seq / (rate * devices)
-    return Row.of(f"Megatron Bridge, {label}", model, where, layout, seconds, release=release)
+    name = f"Megatron Bridge, {label}"
+    return _row(name, model, where, layout, seconds, software="megatron-bridge", release=release)
+
+
+_row = partial(Row.of, software="nemo")
 
 
 def _nvl72(devices: int) -> Cluster:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from shardscope.measure.scoreboard.intervals import Floats, Z, constant_half_width, inside, interval_score
-from shardscope.measure.scoreboard.rows import Row, predicted_seconds
-from shardscope.prediction.spread import covariance_of, slopes
+from shardscope.measure.scoreboard.rows import Row, RowGroups
+from shardscope.prediction.spread import covariance_of, moved, slopes
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.effects import row_noise
+
+_TURNS = 3
+"""Steps towards the factors that one row makes most likely; the last one hardly moves them."""
 
 
 class Ends(NamedTuple):
@@ -54,65 +57,76 @@ class OneStep(NamedTuple):
     @classmethod
     def of(cls, rows: Sequence[Row], calibration: Calibration) -> OneStep:
         """Return the errors of rows that a calibration predicts."""
-        predicted, slope = slopes(lambda moved: predicted_seconds(rows, moved), calibration)
-        off = np.log([row.seconds for row in rows]) - predicted
+        tables, measured = RowGroups.of(rows), np.log([row.seconds for row in rows])
+        predicted, slope = slopes(tables.seconds, calibration)
         low, high = (np.log(calibration.quantiles[level]) for level in ("5", "95"))
-        return after_one(slope, off, covariance_of(calibration), noise=row_noise(), low=low, high=high)
+
+        def off_at(x: Floats) -> Floats:
+            return np.asarray(measured - np.log(tables.seconds(moved(calibration, x))))
+
+        known = Known(
+            slope, measured - predicted, covariance_of(calibration), row_noise(rows[0].software), off_at
+        )
+        return known.after_one(low, high)
 
 
-def after_one(
-    slope: Floats,
-    off: Floats,
-    covariance: Floats,
-    *,
-    noise: float,
-    low: float | None = None,
-    high: float | None = None,
-) -> OneStep:
-    """Return the errors before and after each row was measured.
+class Known(NamedTuple):
+    """What is known of a table's rows before any of them was measured."""
 
-    Args:
-        slope: Derivatives of the logarithms of predicted times, shape `(rows, factors)`.
-        off: log(measured / predicted) of each row.
-        covariance: Covariance of the factors.
-        noise: Standard deviation of a row's own deviation.
-        low: Lower end of the interval on one cluster, in logarithms; None for that of `noise`.
-        high: Its upper end.
-    """
-    within = Z * noise
-    before = ends_of(slope, off, covariance, within if low is None else low, within if high is None else high)
-    turns = turns_of(slope, off, covariance, noise)
-    if not turns:
-        return OneStep(before.covered, float("nan"), float("nan"), before.score, float("nan"))
-    return OneStep(
-        before.covered,
-        float(np.median([turn.mape for turn in turns])),
-        float(np.mean([turn.covered for turn in turns])),
-        before.score,
-        float(np.mean([turn.score for turn in turns])),
-    )
+    slope: Floats
+    """Derivatives of the logarithms of predicted times, shape `(rows, factors)`."""
+    off: Floats
+    """log(measured / predicted) of each row."""
+    covariance: Floats
+    """Covariance of the factors."""
+    noise: float
+    """Standard deviation of a row's own deviation."""
+    off_at: Callable[[Floats], Floats] | None = None
+    """Function that returns `off` for other values of the factors; None if predictions are linear."""
+
+    def after_one(self, low: float, high: float) -> OneStep:
+        """Return the errors before and after each row was measured, in turn.
+
+        Args:
+            low: Lower end of the interval on one cluster, in logarithms.
+            high: Its upper end.
+        """
+        before, turns = ends_of(self.slope, self.off, self.covariance, low, high), self.turns()
+        if not turns:
+            return OneStep(before.covered, float("nan"), float("nan"), before.score, float("nan"))
+        return OneStep(
+            before.covered,
+            float(np.median([turn.mape for turn in turns])),
+            float(np.mean([turn.covered for turn in turns])),
+            before.score,
+            float(np.mean([turn.score for turn in turns])),
+        )
+
+    def turns(self) -> list[Ends]:
+        """Return the other rows after each row was measured, in turn; none for a single row.
+
+        Factors move as `ss.calibrate` moves them by one row, but with the derivatives at the start.
+        """
+        return [self._turn(row) for row in range(len(self.off))] if len(self.off) > 1 else []
+
+    def _turn(self, row: int) -> Ends:
+        rest, covariance = np.arange(len(self.off)) != row, self.covariance
+        variance = self.slope[row] @ covariance @ self.slope[row] + self.noise**2
+        gain = covariance @ self.slope[row] / variance
+        step = gain * self.off[row]
+        left = self.off - self.slope @ step
+        if self.off_at is not None:
+            for _ in range(_TURNS):
+                step = gain * (self.off_at(step)[row] + self.slope[row] @ step)
+            left = self.off_at(step)
+        kept = covariance - np.outer(gain, self.slope[row] @ covariance)
+        return ends_of(self.slope[rest], left[rest], kept, Z * self.noise, Z * self.noise)
 
 
 def ends_of(slope: Floats, off: Floats, covariance: Floats, low: float, high: float) -> Ends:
     """Return the intervals of rows, with `low` and `high` as those on one cluster."""
     between = Z * np.sqrt(np.maximum(np.einsum("ri,ij,rj->r", slope, covariance, slope), 0.0))
     return Ends(off, np.hypot(low, between), np.hypot(high, between))
-
-
-def turns_of(slope: Floats, off: Floats, covariance: Floats, noise: float) -> list[Ends]:
-    """Return the other rows after each row was measured, in turn; `ss.calibrate` with one row is linear here."""
-    if len(off) < 2:
-        return []
-    return [_turn(slope, off, covariance, row, noise) for row in range(len(off))]
-
-
-def _turn(slope: Floats, off: Floats, covariance: Floats, row: int, noise: float) -> Ends:
-    rest = np.arange(len(off)) != row
-    variance = slope[row] @ covariance @ slope[row] + noise**2
-    gain = covariance @ slope[row] / variance
-    left = off[rest] - slope[rest] @ (gain * off[row])
-    kept = covariance - np.outer(gain, slope[row] @ covariance)
-    return ends_of(slope[rest], left, kept, Z * noise, Z * noise)
 
 
 def constant_scores(tables: Sequence[Sequence[Ends]]) -> list[float]:

@@ -109,7 +109,8 @@ def _roberta(size: str, devices: int, tflops: float | None, *, is_new: bool = Fa
     layout = _zero_3(devices, 16, "full").replace(flash_attention=False)
     seconds = float(model_flops(model, layout.global_batch)) / (devices * tflops * 1e12)
     name = f"DeepSpeed 0.5.{9 if is_new else 4}, A100"
-    return Row.of(name, model, where, layout, seconds, software="deepspeed")
+    software = "deepspeed" if is_new else "deepspeed-0.5"
+    return Row.of(name, model, where, layout, seconds, software=software)
 
 
 def _gpt(tensor: int, micro_batch: int, seconds: float) -> Row:
@@ -124,7 +125,7 @@ def _gpt(tensor: int, micro_batch: int, seconds: float) -> Row:
     layout = _zero_3(64 // tensor, micro_batch, "full").replace(
         tensor=tensor, flash_attention=False, precision="fp16-mixed"
     )
-    return Row.of("DeepSpeed 0.3, V100", model, where, layout, seconds, software="deepspeed")
+    return Row.of("DeepSpeed 0.3, V100", model, where, layout, seconds, software="deepspeed-0.5")
 
 
 def _zero_3(replicas: int, micro_batch: int, recompute: str) -> Layout:

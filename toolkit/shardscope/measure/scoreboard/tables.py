@@ -148,7 +148,7 @@ def _scheme(  # noqa: PLR0917
         )  # fmt: skip
     layout = layout.replace(precision="fp16-mixed", flash_attention=False)
     seconds = float(megatron_flops(batch, SEQ, layers, hidden, VOCAB)) / (devices * tflops * 1e12)
-    software = "deepspeed" if scheme == "zero3" else "megatron-core"
+    software = "deepspeed-0.5" if scheme == "zero3" else "megatron-core"
     return _row(
         "Megatron SC21, table 2", gpt(layers, hidden, heads), devices, layout, seconds, software=software
     )

@@ -45,7 +45,9 @@ FORMULAS: Mapping[str, tuple[str, str]] = {
         "m × max(0, host traffic of a pass − computation − collectives) + traffic and time of the update",
         "Ren et al. 2021, arXiv 2101.06840; Rajbhandari et al. 2021, arXiv 2104.07857",
     ),
-    "overhead": ("m × ((launches³ + work³)^⅓ − work of a block) + a step's fixed cost", "calibration"),
+    "overhead": (
+        "m × ((launches³ + (work + exposed launches)³)^⅓ − work of a block) + a step's fixed cost", "calibration",
+    ),
 }  # fmt: skip
 """Formula and source of each part, with m micro-batches, p pipeline stages of v virtual stages each, t tensor-parallel
 ranks, bandwidth B, and N ranks that share the optimizer update."""
@@ -140,5 +142,8 @@ def _inputs(
             "bytes/s to the host": cluster.device.host_bandwidth,
             "bytes/s to a device's share of the drives": cluster.nvme_bandwidth / cluster.per_node,
         },
-        "overhead": {"a kernel": cal.launch_s, "a step": cal.step_s, "m": count},
+        "overhead": {
+            "a kernel": cal.launch_s, "exposed share": cal.exposed_launch if layout.tensor > 1 else 0.0,
+            "a step": cal.step_s, "m": count,
+        },
     }  # fmt: skip
