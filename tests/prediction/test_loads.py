@@ -82,7 +82,7 @@ def test_uneven_shards_wait_for_the_largest_update_and_the_largest_chunk() -> No
     assert uneven.sent_bytes.sum() == even.sent_bytes.sum()
     simulated = [ss.simulate.predicted(each).step_time_s for each in (even, uneven)]
     assert uneven.step_time_s is not None
-    assert uneven.step_time_s == pytest.approx(simulated[1], rel=0.1)
+    assert uneven.step_time_s == pytest.approx(simulated[1], rel=0.01)
     assert uneven.step_time_s > 1.5 * simulated[0]
 
 
