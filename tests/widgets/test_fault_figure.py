@@ -6,17 +6,18 @@ import pytest
 
 from conformance.events import step_event
 from shardscope_widgets import figures
-from shardscope_widgets.figures._faults import DETECTION, LOST, RESTART, START, TRAINING
+from shardscope_widgets.figures._faults import DETECTION, LOST, RESIZE, RESTART, START, TRAINING
 from shardscope_widgets.figures._faults_plot import faults_parts
 from shardscope_widgets.trace import Trace
 
 RANKS = (0, 1)
 
 
-def started(t):
+def started(t, ranks=RANKS):
     """Processes that begin at `t`, and are ready to train 0.2 s later."""
-    begun = [{"event": "process", "rank": rank, "t": t, "pid": 100 + rank} for rank in RANKS]
-    return [*begun, *({"event": "start", "rank": rank, "t": t + 0.2, "strategy": "ring"} for rank in RANKS)]
+    begun = [{"event": "process", "rank": rank, "t": t, "pid": 100 + rank} for rank in ranks]
+    ready = {"event": "start", "t": t + 0.2, "strategy": "ring", "world_size": len(ranks)}
+    return [*begun, *({**ready, "rank": rank} for rank in ranks)]
 
 
 def resume(rank, t, step):
@@ -54,6 +55,12 @@ def broken(*more):
         restart(1.9, 5, 7, failed_t=1.85), *started(2.0),
         *(resume(rank, 2.5, 5) for rank in RANKS), *steps(6, 10, 3.0), *more,
     ]  # fmt: skip
+
+
+def grown(*more):
+    """Five steps of two ranks from second 1 on, and five of three ranks from second 2.5 on."""
+    three = (0, 1, 2)
+    return [*started(0.0), *steps(1, 5, 1.0), *started(1.8, three), *steps(6, 10, 2.5, ranks=three), *more]
 
 
 def info_of(events):
@@ -117,6 +124,56 @@ class TestInfo:
         assert info.incidents[0].failed_s == pytest.approx(1.7)
 
 
+class TestResizes:
+    def test_steps_go_on_after_a_resize_with_a_pause_on_every_rank_after_it(self):
+        info = info_of(grown())
+        assert bars_of(info, 0) == [
+            (START, 0.0, 1.0, 0, 0), (TRAINING, 1.0, 1.5, 1, 5), (RESIZE, 1.5, 2.5, 0, 0), (TRAINING, 2.5, 3.0, 6, 10),
+        ]  # fmt: skip
+        assert bars_of(info, 2) == [(RESIZE, 1.5, 2.5, 0, 0), (TRAINING, 2.5, 3.0, 6, 10)]
+        assert [(line.steps[0], line.steps[-1], line.kept) for line in info.progress] == [
+            (0, 5, 5),
+            (5, 10, 10),
+        ]
+        assert info.progress[1].times_s[0] == 2.5
+        assert info.incidents == ()
+
+    def test_the_resize_is_told_timed_and_marked(self):
+        info = info_of(grown())
+        text = figures.faults_text(info)
+        assert "Resized from 2 to 3 ranks after step 5; training continued after 1 s." in text
+        assert text.endswith("went into steps that count; resizes 1 s.")
+        assert [note.text for note in figures.draw_faults(info).layout.annotations] == ["3 ranks"]
+
+    def test_until_the_new_ranks_train_they_are_starting(self):
+        info = info_of([event for event in grown() if event["t"] < 2.5])
+        assert info.resizes[0].again_s is None
+        assert "after step 5; the ranks are starting." in figures.faults_text(info)
+
+    def test_a_failure_after_a_resize_is_one_of_the_ranks_after_it(self):
+        info = info_of(
+            grown(restart(3.2, 8, 10), *started(3.3, (0, 1, 2)), *steps(9, 12, 4.0, ranks=(0, 1, 2)))
+        )
+        kinds = [kind for kind, *_ in bars_of(info, 1)]
+        assert kinds == [START, TRAINING, RESIZE, TRAINING, LOST, DETECTION, RESTART, TRAINING]
+        assert len(info.resizes) == len(info.incidents) == 1
+
+    def test_a_failure_can_lose_steps_from_before_a_resize(self):
+        info = info_of(
+            grown(restart(3.2, 3, 10), *started(3.3, (0, 1, 2)), *steps(4, 6, 4.0, ranks=(0, 1, 2)))
+        )
+        assert bars_of(info, 0)[:4] == [
+            (START, 0.0, 1.0, 0, 0), (TRAINING, 1.0, 1.3, 1, 3), (LOST, 1.3, 1.5, 4, 5), (RESIZE, 1.5, 2.5, 0, 0),
+        ]  # fmt: skip
+        assert [line.kept for line in info.progress] == [3, 3, 6]
+
+    def test_after_a_failure_and_then_a_resize_the_failure_has_ended_before_it(self):
+        later = [*started(3.8, (0, 1, 2)), *steps(11, 12, 4.5, ranks=(0, 1, 2))]
+        info = info_of(broken(*later))
+        assert info.incidents[0].again_s == pytest.approx(3.0)
+        assert [each[:3] for each in info.resizes] == [(2, 3, 10)]
+
+
 class TestText:
     def test_it_names_the_rank_the_checkpoint_the_lost_steps_and_the_goodput(self):
         text = figures.faults_text(info_of(broken()))
@@ -124,7 +181,10 @@ class TestText:
             "Rank 1 killed before step 8, noticed after 100 ms; training continued after 1.25 s"
         )
         assert "from the checkpoint of step 5 on disk, and 2 finished steps had to be repeated." in text
-        assert "Goodput 30%: 1 s of 3.3 s went into steps that count; lost work 250 ms," in text
+        assert (
+            "1 s of the 3.3 s since the first rank started went into steps that count; lost work 250 ms,"
+            in text
+        )
 
     def test_many_failures_are_counted_and_the_last_ones_told(self):
         events, begin = [*started(0.0)], 1.0

@@ -54,6 +54,7 @@ class TestPlace:
             ({"racks": 3}, {}, "racks=3 does not divide nodes=4"),
             ({"nodes": 100, "per_node": 64}, {}, "100 nodes with 64 ranks each are 6,400 ranks, but"),
             ({"node_bandwidth": "0 Mbit/s"}, {}, "Node link=&#x27;0 Mbit/s&#x27; is not valid"),
+            ({"node_latency": "5 parsecs"}, {}, "Node latency=&#x27;5 parsecs&#x27;"),
             ({}, {"bandwidth": "100 Mbit/s"}, "cannot be combined with an emulated cluster"),
             ({}, {"elastic": "2:4"}, "has a fixed number of devices"),
             ({}, {"strategy": "single"}, "world_size=1 does not match the 4 ranks"),

@@ -6,15 +6,19 @@ All times are in seconds from the first event of any rank.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from math import inf
 from typing import NamedTuple
 
 from shardscope.runlog.restarts import Restart
 from shardscope.runlog.schema import Event
 from shardscope_widgets.attempts import Attempt, Attempts
+from shardscope_widgets.figures._fault_resizes import Resized, began_to_train, resized, together
 from shardscope_widgets.trace import Trace
 from shardscope_widgets.words import duration_text, listed, plural
 
-START, TRAINING, LOST, DETECTION, RESTART = "start", "training", "lost work", "detection", "restart"
+START, TRAINING, RESIZE = "start", "training", "resize"
+LOST, DETECTION, RESTART = "lost work", "detection", "restart"
 SOURCES = {"disk": "on disk", "replica": "in the memory of another rank"}
 """Where the state from which training continues is, by the name in events."""
 MOST_POINTS = 300
@@ -26,7 +30,7 @@ _MOST_TOLD = 3
 
 
 class FaultBar(NamedTuple):
-    """What a rank did for a time: start, train, train steps that were lost, wait for detection, or restart.
+    """What a rank did for a time: start, train, train steps that were lost, wait for detection, restart, or resize.
 
     The steps are those that ended in this time; both are 0 if there are none.
     """
@@ -75,7 +79,7 @@ class FaultMark(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """Steps over time in one attempt of all ranks; those after step `kept` were lost."""
+    """Steps over time from one start of the ranks to the next; those after step `kept` were lost."""
 
     times_s: tuple[float, ...]
     steps: tuple[int, ...]
@@ -91,7 +95,8 @@ class FaultsInfo(NamedTuple):
         bars: What each rank did, in order of time.
         incidents: Failures with a restart, in order of time.
         marks: Other injected faults, in order of time.
-        progress: Steps over time, a line for each attempt.
+        resizes: Changes of the number of ranks that no failure caused, in order of time.
+        progress: Steps over time, a line from each start of the ranks to the next.
         saved: Steps of the newest checkpoints, and when each was complete.
         end_s: Time of the newest event.
         wall_s: Time from the start of the first rank to the newest event (`RunLog.wall_s`), of which `goodput` is a
@@ -106,6 +111,7 @@ class FaultsInfo(NamedTuple):
     bars: tuple[FaultBar, ...]
     incidents: tuple[Incident, ...]
     marks: tuple[FaultMark, ...]
+    resizes: tuple[Resized, ...]
     progress: tuple[Progress, ...]
     saved: tuple[tuple[int, float], ...]
     end_s: float
@@ -115,6 +121,8 @@ class FaultsInfo(NamedTuple):
 
     def seconds(self, kind: str) -> float:
         """Return the time that a rank spent on bars of one kind, averaged over the ranks."""
+        if kind == RESIZE:  # not all ranks take part in each of them
+            return sum(each.again_s - each.at_s for each in self.resizes if each.again_s is not None)
         return sum(bar.end_s - bar.start_s for bar in self.bars if bar.kind == kind) / max(1, self.world_size)
 
     def reached_s(self, step: int) -> float | None:
@@ -134,10 +142,11 @@ def faults_info(trace: Trace) -> FaultsInfo:
     zero = attempts.begun or 0.0
     end = max((each.last for each in attempts), default=zero) - zero
     incidents = [_incident(trace, number, zero) for number in range(len(trace.restarts))]
+    resizes = resized(attempts, [restart.failed_t for restart in trace.restarts])
     bars = [
         bar
         for attempt in attempts
-        for bar in _bars(attempt, attempts, incidents, end)
+        for bar in _bars(attempt, attempts, incidents, resizes, end)
         if bar.end_s > bar.start_s
     ]
     saved = sorted(attempts.saved.items())[-MOST_CHECKPOINTS:]
@@ -147,7 +156,8 @@ def faults_info(trace: Trace) -> FaultsInfo:
         tuple(sorted(bars, key=lambda bar: (bar.start_s, bar.rank))),
         tuple(incidents),
         tuple(_marks(trace, zero)),
-        tuple(_progress(attempts, incidents, zero)),
+        tuple(resizes),
+        tuple(_progress(attempts, incidents, resizes, zero)),
         tuple((step, t - zero) for step, t in saved),
         end,
         trace.wall_s or 0.0,
@@ -160,8 +170,8 @@ def _incident(trace: Trace, number: int, zero: float) -> Incident:
     restart = trace.restarts[number]
     since = trace.restarts[number - 1].t if number else 0.0
     before = [each for each in trace.attempts if since <= each.begun < restart.t]
-    after = [each for each in trace.attempts if each.begun >= restart.t]
-    again = _again(after)
+    after = [each for each in trace.attempts.of_rank.get(0, ()) if each.begun >= restart.t]
+    again = began_to_train(together(trace.attempts, after[0])) if after else None
     injected = [event["text"] for event in _faults_in(trace, restart, since)]
     return Incident(
         injected[-1] if injected else restart.cause,
@@ -208,36 +218,42 @@ def _faults_in(trace: Trace, restart: Restart, since: float) -> list[Event]:
     ]
 
 
-def _again(after: Sequence[Attempt]) -> float | None:
-    """Return when all ranks had started their first step after a restart; None until then."""
-    next_of = {each.rank: each for each in reversed(after)}
-    starts = [each.first for each in next_of.values()]
-    known = [start for start in starts if start is not None]
-    return max(known) if known and len(known) == len(starts) else None
-
-
 def _bars(
-    attempt: Attempt, attempts: Attempts, incidents: Sequence[Incident], end: float
+    attempt: Attempt,
+    attempts: Attempts,
+    incidents: Sequence[Incident],
+    resizes: Sequence[Resized],
+    end: float,
 ) -> Iterator[FaultBar]:
     """Yield what a rank did in one attempt, and until the restart that followed it."""
     zero = attempts.begun or 0.0
     rank, begun = attempt.rank, attempt.begun - zero
-    earlier = [each for each in incidents if each.detected_s <= begun]
+    causes = [(each.detected_s, RESTART) for each in incidents] + [(each.at_s, RESIZE) for each in resizes]
+    since, kind = max((cause for cause in causes if cause[0] <= begun), default=(begun, START))
     later = [each for each in incidents if each.detected_s > begun]
-    stop = later[0].failed_s if later else end
+    left = min((each.at_s for each in resizes if each.at_s > begun), default=inf)
+    failure = later[0] if later and later[0].detected_s < left else None
+    stop = failure.failed_s if failure else min(left, end)
     first = stop if attempt.first is None else attempt.first - zero
-    yield FaultBar(rank, RESTART if earlier else START, earlier[-1].detected_s if earlier else begun, first)
+    yield FaultBar(rank, kind, since, first)
     kept = max(attempt.resumed, min([attempt.last_step, *(each.resumed for each in later)]))
     kept_end = first if kept == attempt.resumed else (attempt.end_of(kept) or attempt.last) - zero
-    if later and kept in attempts.saved:  # saving the checkpoint is not lost either
+    if failure and kept in attempts.saved:  # saving the checkpoint is not lost either
         kept_end = max(kept_end, min(attempts.saved[kept] - zero, stop))
     if kept > attempt.resumed:
         yield FaultBar(rank, TRAINING, first, kept_end, attempt.resumed + 1, kept)
-    if later:
-        is_known, seen = attempt.last_step > kept, later[0].detected_s
+    if failure:
+        seen = failure.detected_s
         stop = min(max(stop, attempt.last - zero), seen)
-        yield FaultBar(rank, LOST, kept_end, stop, (kept + 1) * is_known, attempt.last_step * is_known)
+        yield _lost(attempt, kept, kept_end, stop)
         yield FaultBar(rank, DETECTION, stop, seen)
+    elif kept < attempt.last_step:  # a failure after the resize went back to before it
+        yield _lost(attempt, kept, kept_end, stop)
+
+
+def _lost(attempt: Attempt, kept: int, start_s: float, end_s: float) -> FaultBar:
+    is_known = attempt.last_step > kept
+    return FaultBar(attempt.rank, LOST, start_s, end_s, (kept + 1) * is_known, attempt.last_step * is_known)
 
 
 def _marks(trace: Trace, zero: float) -> Iterator[FaultMark]:
@@ -247,16 +263,17 @@ def _marks(trace: Trace, zero: float) -> Iterator[FaultMark]:
             yield FaultMark(event["rank"], event["t"] - zero, event["kind"], event["text"])
 
 
-def _progress(attempts: Attempts, incidents: Sequence[Incident], zero: float) -> Iterator[Progress]:
-    """Yield steps over time between restarts, on the rank that got furthest."""
-    edges = [*(each.detected_s for each in incidents), float("inf")]
-    for number, edge in enumerate(edges):
-        since = edges[number - 1] if number else -1.0
+def _progress(
+    attempts: Attempts, incidents: Sequence[Incident], resizes: Sequence[Resized], zero: float
+) -> Iterator[Progress]:
+    """Yield steps over time between restarts and resizes, on the rank that got furthest."""
+    starts = sorted([*(each.detected_s for each in incidents), *(each.at_s for each in resizes)])
+    for since, edge in pairwise([-inf, *starts, inf]):
         own = [each for each in attempts if since <= each.begun - zero < edge and each.first is not None]
         if not own:
             continue
         best = max(own, key=lambda each: len(each.ends))
-        kept = min([best.last_step, *(each.resumed for each in incidents[number:])])
+        kept = min([best.last_step, *(each.resumed for each in incidents if each.detected_s > since)])
         every = max(1, len(best.ends) // MOST_POINTS)
         drawn = {*range(best.resumed, best.last_step, every), best.last_step, max(kept, best.resumed)}
         points = [(step, (best.end_of(step) or best.first or 0.0) - zero) for step in sorted(drawn)]
@@ -264,7 +281,7 @@ def _progress(attempts: Attempts, incidents: Sequence[Incident], zero: float) ->
 
 
 def faults_text(info: FaultsInfo) -> str:
-    """Return sentences on what failed, how the run recovered, and what share of the time was useful."""
+    """Return sentences on what failed, how the run recovered, its resizes, and what share of the time was useful."""
     if not info.bars:
         return "No rank has started yet."
     told = [_told(each) for each in info.incidents[-_MOST_TOLD:]]
@@ -273,6 +290,7 @@ def faults_text(info: FaultsInfo) -> str:
     if not info.incidents:
         told = [f"{info.label}: no rank has failed."]
     told += [f"Also: {mark.text}." for mark in info.marks[-_MOST_TOLD:]]
+    told += [each.text for each in info.resizes[-_MOST_TOLD:]]
     return " ".join([*told, _goodput(info)]).strip()
 
 
@@ -292,10 +310,10 @@ def _told(incident: Incident) -> str:
 def _goodput(info: FaultsInfo) -> str:
     if info.goodput is None:
         return ""
-    parts = [(LOST, "lost work"), (DETECTION, "detection"), (RESTART, "restarts")]
+    parts = [(LOST, "lost work"), (DETECTION, "detection"), (RESTART, "restarts"), (RESIZE, "resizes")]
     rest = [f"{name} {duration_text(info.seconds(kind))}" for kind, name in parts if info.seconds(kind) > 0]
     took = f"; {listed(rest)}" if rest else ""
     return (
-        f"Goodput {info.goodput:.0%}: {duration_text(info.goodput * info.wall_s)} of {duration_text(info.wall_s)} went "
-        f"into steps that count{took}."
+        f"Goodput {info.goodput:.0%}: {duration_text(info.goodput * info.wall_s)} of the "
+        f"{duration_text(info.wall_s)} since the first rank started went into steps that count{took}."
     )

@@ -8,9 +8,11 @@ from typing import Any
 import plotly.graph_objects as go
 
 from shardscope_widgets.figures import theme
+from shardscope_widgets.figures._fault_resizes import Resized
 from shardscope_widgets.figures._faults import (
     DETECTION,
     LOST,
+    RESIZE,
     RESTART,
     START,
     TRAINING,
@@ -26,6 +28,7 @@ from shardscope_widgets.words import duration_text, plural
 LOOKS = {
     START: RunStyle("#c3c7cf"),
     TRAINING: RunStyle("#5aa9e6"),
+    RESIZE: RunStyle("#9a86cf", pattern="-"),
     LOST: RunStyle("#e06c2c", pattern="/"),
     DETECTION: RunStyle("#c5372c", pattern="x"),
     RESTART: RunStyle("#8b8f99", pattern="."),
@@ -36,7 +39,7 @@ _OTHERS = {"slow": "slow rank", "drop-link": "dropped link", "fill-disk": "full 
 """Names of faults that do not end an attempt by themselves, by their kind."""
 _STEPS_PX, _GAP_PX, _HEAD_PX, _FOOT_PX = 150, 34, 44, 46
 MOST_NOTES = 6
-"""Largest number of failures that are named in the figure; more would overlap."""
+"""Largest number of failures, and of resizes, that are named in the figure; more would overlap."""
 
 
 def faults_parts(info: FaultsInfo) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -149,6 +152,7 @@ def _layout(info: FaultsInfo) -> dict[str, Any]:
     inner = _STEPS_PX + _GAP_PX + rows
     most = max((line.steps[-1] for line in info.progress if line.steps), default=1)
     shown = info.incidents if len(info.incidents) <= MOST_NOTES else ()
+    resized = info.resizes if len(info.resizes) <= MOST_NOTES else ()
     return {
         "height": inner + _HEAD_PX + _FOOT_PX,
         "xaxis": theme.axis("seconds since the start", range=[0, max(info.end_s, 0.1) * 1.01], anchor="y"),
@@ -160,16 +164,17 @@ def _layout(info: FaultsInfo) -> dict[str, Any]:
             "step", fixedrange=True, domain=[1 - _STEPS_PX / inner, 1], anchor="x", range=[0, most * 1.3], nticks=5,
         ),
         "shapes": [theme.rule(_FAILURE, x=each.failed_s, width=1.2, dash="dot") for each in shown]
-        + [_back(each) for each in shown if each.again_s is not None],
-        "annotations": [_note(each, info) for each in shown],
+        + [theme.rule(theme.AXIS, x=each.at_s, width=1.2, dash="dot") for each in resized]
+        + [_on((each.failed_s, each.last_step), (each.again_s, each.resumed)) for each in shown if each.again_s]
+        + [_on((each.at_s, each.step), (each.again_s, each.step)) for each in info.resizes if each.again_s],
+        "annotations": [*(_note(each, info) for each in shown), *(_size(each, info) for each in resized)],
     }  # fmt: skip
 
 
-def _back(incident: Incident) -> dict[str, Any]:
-    """Return the line from the last step before a failure back to the step from which training continued."""
+def _on(last: tuple[float, int], again: tuple[float, int]) -> dict[str, Any]:
+    """Return the line from the last step before a failure or a resize to the step from which training continued."""
     return {
-        "type": "line", "xref": "x", "yref": "y2", "x0": incident.failed_s, "y0": incident.last_step,
-        "x1": incident.again_s, "y1": incident.resumed,
+        "type": "line", "xref": "x", "yref": "y2", "x0": last[0], "y0": last[1], "x1": again[0], "y1": again[1],
         "line": {"color": theme.AXIS, "width": 1.4, "dash": "dash"},
     }  # fmt: skip
 
@@ -178,12 +183,21 @@ def _note(incident: Incident, info: FaultsInfo) -> dict[str, Any]:
     """Return what failed and how many steps were lost, at the top of the line of the failure."""
     who = "failure" if incident.rank is None else f"rank {incident.rank} failed"
     text = f"<b>{who}</b><br>{plural(incident.num_lost, 'step')} lost"
-    is_late = incident.failed_s > 0.75 * info.end_s
+    return theme.note(text, x=incident.failed_s, y=1) | {"yanchor": "top", **_beside(incident.failed_s, info)}
+
+
+def _size(resized: Resized, info: FaultsInfo) -> dict[str, Any]:
+    """Return the new number of ranks, at the foot of the steps, below the curve and away from the failures' notes."""
+    note = theme.note(plural(resized.after, "rank"), x=resized.at_s, y=0)
+    return note | {"yref": "y2 domain", **_beside(resized.at_s, info)}
+
+
+def _beside(at_s: float, info: FaultsInfo) -> dict[str, Any]:
+    """Return what puts a note beside a line at this time, on the side that has space for it."""
+    is_late = at_s > 0.75 * info.end_s
     side = {"xanchor": "right", "xshift": -5} if is_late else {"xanchor": "left", "xshift": 5}
-    return theme.note(text, x=incident.failed_s, y=1) | {
-        "xref": "x", "yanchor": "top", "align": "right" if is_late else "left",
-        "font": {"size": 11.5, "color": theme.GREY}, **side,
-    }  # fmt: skip
+    font = {"size": 11.5, "color": theme.GREY}
+    return {"xref": "x", "align": "right" if is_late else "left", "font": font, **side}
 
 
 def empty_faults() -> go.Figure:

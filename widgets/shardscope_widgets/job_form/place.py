@@ -80,6 +80,7 @@ class PlaceChoices(t.HasTraits):
                 f"form starts at most {most:g}; choose fewer nodes or fewer ranks per node"
             )
         self._check_rate("node_bandwidth", "bytes/s")
+        self._check("node_latency", "s")
         if self.racks > 1:
             self._check_rate("uplink", "bytes/s")
         if self.processor != OWN_SPEED:
@@ -91,9 +92,13 @@ class PlaceChoices(t.HasTraits):
         )  # fmt: skip
 
     def _check_rate(self, name: str, kind: Kind) -> None:
-        """Reject a rate by the label of its control, because the cluster has other names for it."""
-        label, rate = setting_in(PlaceChoices, name).label, getattr(self, name)
-        positive(quantity(rate, kind, field=label), field=label, given=rate)
+        positive(
+            self._check(name, kind), field=setting_in(PlaceChoices, name).label, given=getattr(self, name)
+        )
+
+    def _check(self, name: str, kind: Kind) -> float:
+        """Reject a quantity by the label of its control, because the cluster has other names for it."""
+        return quantity(getattr(self, name), kind, field=setting_in(PlaceChoices, name).label)
 
     def take(self, cluster: EmulatedCluster | None) -> None:
         """Set the choices to a cluster that they can describe; any other one leaves them as they are."""
