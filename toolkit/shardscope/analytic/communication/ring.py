@@ -73,9 +73,9 @@ def ring_slices(sizes: Ints, element_bytes: int, slice_mb: float = 4.0) -> int:
 def ring_busy_elements(calls: Iterable[tuple[Ints, int]]) -> int:
     """Return the elements that could pass a link until reduce-scatters or all-gathers on a ring are over.
 
-    On equal links, a slice starts when the one before has left its link and it has itself arrived there. A rank starts
-    a call when it has sent and received all messages of the call before, and sends when the next rank has started, too.
-    With equal chunks, this is what a rank sends.
+    On equal links, a slice starts when the one before has left its link and it has itself arrived there, and a rank
+    starts a call when it has sent and received all messages of the call before. It does not wait until the next rank
+    has started it, too: until then, the system holds the messages. With equal chunks, this is what a rank sends.
 
     Args:
         calls: Calls that follow one another: sizes of the W chunks, in ring order, and the number of slices of each.
@@ -87,7 +87,7 @@ def ring_busy_elements(calls: Iterable[tuple[Ints, int]]) -> int:
     began: Ints | None = None
     for sizes, slices in calls:
         ranks = np.arange(len(sizes))
-        free = np.zeros(len(sizes), np.int64) if began is None else np.maximum(began, np.roll(began, -1))
+        free = np.zeros(len(sizes), np.int64) if began is None else began
         ends: list[Ints] = []
         for message in range((len(sizes) - 1) * slices):
             hop, part = divmod(message, slices)
