@@ -72,6 +72,7 @@ $(VENV)/.installed: pyproject.toml binder/constraints.txt $(VENV)/.torch
 	@$(BIN)/python binder/install.py package
 	@touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
+# With what Shardscope needs itself, so that one call of pip does for both.
+$(VENV)/.installed-dev: pyproject.toml binder/constraints.txt $(VENV)/.torch
 	@$(BIN)/python binder/install.py dev
-	@touch $@
+	@touch $(VENV)/.installed $@

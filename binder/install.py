@@ -33,7 +33,7 @@ def main(what: str) -> int:
         return _install_torch()
     extra, words = {
         "package": ("fast", "Shardscope and its pinned dependencies"),
-        "dev": ("dev", "the test tools"),
+        "dev": ("dev", "Shardscope, its pinned dependencies and the test tools"),
     }[what]
     return _install(words, ["-c", str(BINDER / "constraints.txt"), "-e", f"{BINDER.parent}[{extra}]"])
 
