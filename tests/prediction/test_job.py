@@ -129,6 +129,26 @@ def test_messages_of_sleeping_ranks_wait_for_each_other_at_the_cores() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("strategy", "passes"), [("zero-2", ["forward", "backward"]), ("zero-3", ["forward"])]
+)
+def test_sleep_absorbs_waits_for_a_core_and_what_is_gathered_ahead(strategy: Any, passes: list[str]) -> None:
+    host = HostCalibration.shipped()
+    found = ss.predict(
+        ss.Job(model="mlp", data="digits", strategy=strategy, world_size=8, batch=64),
+        ss.Cluster.emulated(nodes=8, flops="1 GFLOP/s"),
+        calibration=host.replace(machine=HostMachine.here()),
+    )
+    gathered = {
+        name: found.time[name].value - found.time[name]["emulated processor"].value for name in passes
+    }
+    alone = host.value("unit_s", ranks=min(8, host.machine.cores))
+    units = len(found.step.trace.units)
+    assert gathered == {name: pytest.approx(units * alone / 2) for name in passes}
+    others = {"forward", "backward"} - set(passes)
+    assert all(len(found.time[name].parts) == 1 for name in others)
+
+
 def test_a_calibration_without_times_of_sleeping_ranks_says_that_it_borrows_them() -> None:
     host = HostCalibration.shipped()
     older = host.replace(constants=[row for row in host.constants if row.name != "idle_message_s"])

@@ -65,7 +65,10 @@ def _pass(name: str, step: JobStep, found: Traced, work: Work, rates: RankRates)
     trace, is_forward = step.trace, name == "forward"
     count = step.samples * step.micro_batches * work.computing
     flops = (1 if is_forward else step.job.backward_passes) * found.table.flops * count
-    gathers = (step.job.strategy.zero_stage or 0) >= 2 and rates.unit_s > 0
+    stage = step.job.strategy.zero_stage or 0
+    # ZeRO-3's backward pass gathers the next unit meanwhile; the sleep of an emulated processor is shorter by that time
+    is_hidden = stage == 3 and not is_forward and rates.idle is not None
+    gathers = stage >= 2 and rates.unit_s > 0 and not is_hidden
     units = len(step.trace.units) * step.micro_batches * gathers
     gathered = _term("gathered units", units * rates.unit_s / 2, "units × time per unit / 2", rates, "traced",
                      units=units)  # fmt: skip

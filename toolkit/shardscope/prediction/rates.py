@@ -102,10 +102,10 @@ class RankRates(NamedTuple):
         """Return the rates of one rank of `job` on this machine, whose cores the ranks share.
 
         Ranks on emulated processors mostly sleep, and need no core for that. But what all do at the same time queues up
-        at the cores: their messages (see `IdleMessages`), and the fixed costs of a step, of a pipeline stage and of
-        gathering parameters. Ranks that wait in a schedule leave their core to others: a pipeline that mostly waits is
-        not slowed down by few cores, and a smaller bubble then gains little. The job's link, if it has one, limits the
-        rate of sending.
+        at the cores: their messages (see `IdleMessages`), and the fixed costs of a step and of a pipeline stage. That
+        of gathering parameters arises within a pass, whose sleep absorbs waits for a core. Ranks that wait in a
+        schedule leave their core to others: a pipeline that mostly waits is not slowed down by few cores, and a smaller
+        bubble then gains little. The job's link, if it has one, limits the rate of sending.
 
         Args:
             job: The job.
@@ -137,7 +137,7 @@ class RankRates(NamedTuple):
             optimizer_bandwidth=updates or host.value("optimizer_bandwidth") * speed.bandwidth / slow,
             codec_bandwidth=host.value("codec_bandwidth") * speed.bandwidth / slow,
             tensor_s=0.0 if updates else host.value("tensor_s") * slow,
-            unit_s=fixed("unit_s"),
+            unit_s=host.value("unit_s", ranks=alone) if is_idle else fixed("unit_s"),
             stage_s=fixed("stage_s"),
             emulated_flops=None if emulated is None else emulated.flops,
             idle=sent.idle,
