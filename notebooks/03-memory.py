@@ -26,13 +26,15 @@
 # %%
 import pandas as pd
 
-from shardscope.analytic.memory import memory_term, model_states
+from shardscope.analytic.memory import memory_term, model_states, tensor_room
+from shardscope.spec.cluster import Device
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Model
 from shardscope_widgets import MemoryCalculator, figures, say
 
 GIB = 2**30
-DEVICE = 79.25 * GIB  # what torch can allocate of an A100's 80 GB
+# What tensors can take of an A100's 80 GB: the driver's context and free blocks of the allocator take the rest.
+DEVICE = tensor_room(Device.of("a100-80gb"), "megatron-core")
 
 model = Model.transformer(name="7.5B", layers=36, hidden=4096, heads=32, vocab=51200, seq=2048)
 # Megatron-Core accumulates gradients in fp32: four bytes each.
@@ -40,7 +42,8 @@ states = model_states(model.num_params, precision="bf16-mixed", gradient_bytes=4
 per_param = {kind: size / model.num_params for kind, size in states._asdict().items()}
 say(
     f"**{model.num_params / 1e9:.2f} billion parameters** at {sum(per_param.values()):.0f} bytes each take "
-    f"{sum(states) / GIB:.1f} GiB before a single activation is stored. A device has {DEVICE / GIB:.1f} GiB."
+    f"{sum(states) / GIB:.1f} GiB before a single activation is stored. A device has {DEVICE / GIB:.1f} GiB for "
+    "tensors."
 )
 pd.DataFrame(
     {"bytes per parameter": per_param, "GiB": {kind: size / GIB for kind, size in states._asdict().items()}}
@@ -179,5 +182,7 @@ for recompute in ("none", "full"):
 # - Find the smallest `tensor` with which the trillion-parameter model still fits.
 # - `ss.Model.from_hf("config.json")` reads your own model; `MemoryCalculator(model=...)` takes it.
 # - `ss.Model.from_module(module, example, memory=True)` traces a module of yours, without running it.
+# - `shardscope scoreboard --memory` in a terminal compares predicted memory with published peaks and out-of-memory
+#   errors.
 #
 # [← Architectures](02-architectures.ipynb) · [Index](00-index.ipynb) · next: [Communication →](04-communication.ipynb)

@@ -194,6 +194,7 @@ calibration
 # - Plan for the framework that you use: `ss.plan(..., software="fsdp2")`.
 # - Plan your own model: `ss.plan(ss.Model.from_hf("config.json"), ss.Cluster.of("h100-80gb", nodes=8))`.
 # - Ask for the cheapest layout: `plans.by("dollars")`.
-# - `shardscope scoreboard` in a terminal compares predicted step times with published ones, misses included.
+# - `shardscope scoreboard` in a terminal compares predicted step times with published ones, misses included;
+#   `shardscope scoreboard --memory` does so for memory.
 #
 # [← Tuning](08-tuning.ipynb) · [Index](00-index.ipynb) · next: [Bring your own →](10-bring-your-own.ipynb)

@@ -15,6 +15,7 @@ from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
+from shardscope.spec.software import memory_model
 
 MODEL = Transformer(layers=24, hidden=2048, heads=16, vocab=51200, seq=1024)
 CLUSTER = Cluster.of("a100-80gb", nodes=8).replace(host_memory_bytes=1e15)
@@ -97,7 +98,12 @@ def test_drives_slow_down_what_the_host_has_no_room_for() -> None:
     layout = Layout(data=8, zero=3, offload="states", global_batch=8)
     drives = {"nvme_bytes": 1e15, "nvme_bandwidth": 8e6}
     roomy, tight = CLUSTER.replace(**drives), CLUSTER.replace(**drives, host_memory_bytes=8 * 4e8)
-    held = device_memory(MODEL, Layouts.of([layout]), host_capacity=host_bytes_per_device(tight))
+    held = device_memory(
+        MODEL,
+        Layouts.of([layout]),
+        framework=memory_model(CALIBRATION.software),
+        host_capacity=host_bytes_per_device(tight),
+    )
     share = float(held.nvme[0] / (held.host[0] + held.nvme[0]))
     assert 0 < share < 1
     weights = gradients = 2 * elements(layout) / 8

@@ -23,7 +23,7 @@ def sharded(units: Any, world: int, **settings: Any) -> Any:
 
 @given(st.lists(st.integers(1, 10**6), min_size=1, max_size=8), RANKS)
 def test_zero_1_moves_what_the_ring_does(buckets: list[int], world: int) -> None:
-    sent = comm.sent_bytes(comm.zero_1_traffic(buckets, world, RING))
+    sent = comm.sent_bytes(comm.flat_shards_traffic(buckets, world, RING))
     assert sent.sum() == comm.all_reduce_bytes(4 * sum(buckets), world)
 
 

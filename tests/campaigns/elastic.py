@@ -1,7 +1,8 @@
 """A run whose number of ranks changes at random ends where the same job ends on a fixed number of ranks.
 
-Strategies, optimizers, the numbers of ranks and their order are drawn by seed; each case trains a job once with three
-resizes and once without, and compares every loss and all parameters. Strategies whose order of updates is the clock's
+Strategies, optimizers, the numbers of ranks and their order are drawn by seed, and whether the state passes through
+memory or the disk; each case trains a job once with three resizes and once without, and compares every loss and all
+parameters. Strategies whose order of updates is the clock's
 (`OWN_ORDER`) have no fixed end: of them, only that no step is lost or repeated, and that the loss falls.
 """
 
@@ -45,6 +46,7 @@ def case(number: int, source: random.Random) -> Outcome:
         "world_size": sizes[0], "seed": source.randrange(1000), "clip_norm": source.choice([None, 1.0]),
         "batch": ss.Batch(48, micro_batch=source.choice([None, 4])), "eval_every": source.choice([None, 5]),
         "lr_schedule": source.choice(["constant", "cosine"]),
+        "recovery": source.choice([None, ss.Recovery(1, replica_every=7)]),
     }  # fmt: skip
     details = {"sizes": sizes, **{name: str(value) for name, value in fields.items()}}
     try:
@@ -58,6 +60,7 @@ def case(number: int, source: random.Random) -> Outcome:
         log = found.reduced()
         losses = log.steps.column("loss")
         details["pauses"] = [round(each.pause_s, 3) for each in log.resizes]
+        details["sources"] = [each.source for each in log.resizes]
         is_whole = list(log.steps.column("number")) == list(range(1, STEPS + 1))
         samples = sum(log.steps.column("samples"))
         if not is_whole or (job.strategy.num_data_ranks(2) == 2 and samples != 48 * STEPS):
@@ -65,7 +68,7 @@ def case(number: int, source: random.Random) -> Outcome:
         if strategy in OWN_ORDER:
             falls = sum(losses[-3:]) < sum(losses[:3])
             return Outcome("falls" if falls else "does not fall", violation=not falls, details=details)
-        far = apart(found, fixed(job))
+        far = apart(found, fixed(job.replace(recovery=None)))
     finally:
         for each in ss.runs(root, all=True):
             each.stop(grace_s=0.0)

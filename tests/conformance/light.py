@@ -18,3 +18,8 @@ def deep() -> nn.Sequential:
     """A model with layers for two stages on each of four ranks."""
     hidden = [layer for _ in range(5) for layer in (nn.Linear(32, 32), nn.Tanh())]
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), *hidden, nn.Linear(32, 10))
+
+
+def wide() -> nn.Sequential:
+    """A model of 60 MB, which takes as long to save as it takes to start ranks."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 200_000), nn.Tanh(), nn.Linear(200_000, 10))

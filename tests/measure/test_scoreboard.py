@@ -15,6 +15,7 @@ from shardscope import cli
 from shardscope.measure.scoreboard.board import board, calibration_of_row
 from shardscope.measure.scoreboard.one_step import OneStep
 from shardscope.measure.scoreboard.published import published
+from shardscope.measure.scoreboard.ranking import Ranking, losses
 from shardscope.measure.scoreboard.rows import predicted_seconds
 from shardscope.measure.scoreboard.score import Score, rank_correlation
 from shardscope.spec.effects import table_scores
@@ -78,6 +79,19 @@ def test_siblings_of_fitted_rows_are_held_out(fitted: int, kinds: list[str]) -> 
     assert [line.score.rows for line in lines] == [len(rows) - fitted, fitted][: len(kinds)]
 
 
+def test_a_choice_loses_what_its_measured_time_exceeds_that_of_the_best_by() -> None:
+    rows = published()["Korthikanti, table 5"]
+    measured = np.array([row.seconds for row in rows])
+    assert losses(rows, measured) == [0.0] * 4
+    ranking = Ranking.of(rows, 1 / measured)
+    assert (ranking.groups, ranking.near) == (4, 0)
+    pairs = measured.reshape(4, 2)
+    assert ranking.worst == pytest.approx(100 * (pairs.max(axis=1) / pairs.min(axis=1) - 1).max())
+    assert Ranking.of(rows[:1], measured[:1]).groups == 0
+    twice = [rows[0], replace(rows[0], seconds=2.0)]
+    assert losses(twice, measured[:2]) == []
+
+
 STEPS = """model,device,data,tensor,global_batch,recompute,step_time_s,label
 llama-2-13b,a100-80gb,4,8,256,full,30,first
 llama-2-13b,a100-80gb,8,4,256,full,27,second
@@ -103,6 +117,7 @@ def test_steps_of_ones_own_are_compared_with_predictions(
     printed = capsys.readouterr().out
     assert "second" in printed
     assert "constant MFU" in printed
+    assert "0 of 1" in printed or "1 of 1" in printed
 
 
 def test_an_option_of_rows_is_refused_without_them(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,6 +28,7 @@ def test_a_job_ends_where_it_ends_on_a_fixed_number_of_ranks(strategy: str) -> N
     run = resized(job, 4, 3, 2)
     log, summary = run.reduced(), run.summary()
     assert [each[1:3] for each in log.resizes] == [(2, 4), (4, 3), (3, 2)]
+    assert {each.source for each in log.resizes} == {"disk"}
     assert (run.state, summary.world_sizes, summary.world_size) == ("completed", "2 → 4 → 3 → 2", 2)
     assert list(log.steps.column("number")) == list(range(1, STEPS + 1))  # none lost, none twice
     assert len({event["step"] for event in run.events("step", rank=0)}) == len(run.events("step", rank=0))

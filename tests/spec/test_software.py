@@ -20,7 +20,7 @@ def test_all_software_has_a_memory_model_and_all_calibrations_name_their_softwar
 
 
 def test_software_is_found_by_its_aliases() -> None:
-    assert software_of("NeMo").name == "megatron-core"
+    assert software_of("NeMo").name == "nemo"
     assert software_of("fsdp").name == "fsdp2"
 
 

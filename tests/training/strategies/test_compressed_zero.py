@@ -127,7 +127,7 @@ def formula(trainer: Trainer, micro_batches: int) -> int:
     carriers = comm.ShardCollectives(4, compression=ours.compression)  # type: ignore[arg-type]
     if ours.strategy.name == "zero-1":
         buckets = [sum(p.numel() for _, p in bucket.named) for bucket in strategy.buckets]
-        return int(comm.sent_bytes(comm.zero_1_traffic(buckets, ours.world_size, carriers))[0])
+        return int(comm.sent_bytes(comm.flat_shards_traffic(buckets, ours.world_size, carriers))[0])
     sent = comm.fully_sharded_traffic(
         units(trainer), ours.world_size, carriers, gathers=ours.strategy.gathers(micro_batches),
         replicas=ours.strategy.replicas, micro_batches=micro_batches,

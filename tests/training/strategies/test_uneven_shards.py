@@ -1,4 +1,4 @@
-"""ZeRO-1 with shards of different sizes: whatever the shares, ranks follow one process and hold what is said."""
+"""ZeRO-1 and ZeRO-2 with shards of different sizes: ranks follow one process, and hold and send what is predicted."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from conformance.runs import small_job
 from conformance.strategy import job as matrix_job
 from conformance.strategy import oracle, relative_difference, tiny_gpt, train
 from prediction.ranks_of import EVERY_STEP, hold_states, hold_traffic, run_on
+from shardscope.methods.strategies.flat_shards import FlatShards
 from shardscope.prediction.traced import traced
 from shardscope.spec.shares import shard_sizes, shares_by_memory
 
 SHARES = (3, 1, 2, 1)
+STAGES = (ss.Zero1, ss.Zero2)
 OPTIMIZERS = (ss.Optimizer("adamw", lr=1e-3), ss.Optimizer("lamb", lr=5e-3))
 
 
@@ -40,10 +42,13 @@ def test_sizes_add_up_and_are_within_one_element_of_their_share(num_elements: in
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer.name)
-def test_uneven_shards_follow_one_process(four: RankPool, tmp_path: Path, optimizer: ss.Optimizer) -> None:
+@pytest.mark.parametrize("stage", STAGES)
+def test_uneven_shards_follow_one_process(
+    four: RankPool, tmp_path: Path, stage: type[FlatShards], optimizer: ss.Optimizer
+) -> None:
     """With accumulation, clipping, and buckets so small that some have fewer elements than the shares add up to."""
     ours = matrix_job(
-        strategy=ss.Zero1(shards=SHARES, bucket_mb=0.002), world_size=4, batch=ss.Batch(48, micro_batch=4),
+        strategy=stage(shards=SHARES, bucket_mb=0.002), world_size=4, batch=ss.Batch(48, micro_batch=4),
         optimizer=optimizer, clip_norm=0.5,
     )  # fmt: skip
     losses, expected = oracle(tiny_gpt, optimizer.name, "fp64", 0.5)
@@ -56,10 +61,13 @@ def test_uneven_shards_follow_one_process(four: RankPool, tmp_path: Path, optimi
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb"])
-def test_ranks_hold_and_send_what_is_said(four: RankPool, tmp_path: Path, optimizer: str) -> None:
+@pytest.mark.parametrize("stage", STAGES)
+def test_ranks_hold_and_send_what_is_said(
+    four: RankPool, tmp_path: Path, stage: type[FlatShards], optimizer: str
+) -> None:
     ours = small_job(
-        strategy=ss.Zero1(shards=SHARES, bucket_mb=0.05), world_size=4, batch=48, steps=2, optimizer=optimizer,
-        record=EVERY_STEP,
+        strategy=stage(shards=SHARES, bucket_mb=0.05), world_size=4, batch=ss.Batch(48, micro_batch=6), steps=2,
+        optimizer=optimizer, record=EVERY_STEP,
     )  # fmt: skip
     trace = traced(ours).table.step
     assert trace is not None
@@ -67,7 +75,7 @@ def test_ranks_hold_and_send_what_is_said(four: RankPool, tmp_path: Path, optimi
     assert hold_states(ours, trace, ranks) == 32
     assert hold_traffic(ours, trace, ranks) > 0
     sent = ss.predict(ours).sent_bytes
-    even = ss.predict(ours.replace(strategy=ss.Zero1(bucket_mb=0.05))).sent_bytes
+    even = ss.predict(ours.replace(strategy=stage(bucket_mb=0.05, shards=(1, 1, 1, 1)))).sent_bytes
     assert sent.sum() == even.sum()
     assert len(set(sent.tolist())) > 2
 
@@ -92,18 +100,17 @@ def test_a_checkpoint_goes_on_with_other_shards_ranks_and_strategies() -> None:
         assert run.metrics()["loss"].tolist()[-3:] == pytest.approx(expected[-3:], rel=1e-5)
 
 
-def test_shards_by_memory_are_those_of_the_memory_that_the_cluster_states() -> None:
+@pytest.mark.parametrize("stage", STAGES)
+def test_shards_by_memory_are_those_of_the_memory_that_the_cluster_states(stage: type[FlatShards]) -> None:
     needs_namespaces()
     cluster = ss.Cluster.emulated(nodes=2, memory="1 MB", node_memory={0: "2 MB"})
-    ours = small_job(strategy=ss.Zero1(shards="memory"), steps=2, record=EVERY_STEP)
+    ours = small_job(strategy=stage(shards="memory"), steps=2, record=EVERY_STEP)
     run = ss.launch(ours, cluster).wait(60)
     held = run.memory().groupby("rank")["optimizer"].max().tolist()
     prediction = ss.predict(ours, cluster)
     assert held == prediction.kinds["optimizer"].tolist()
-    free = [
-        each - float(prediction.kinds["parameters"][0] + prediction.kinds["gradients"][0])
-        for each in (2e6, 1e6)
-    ]
+    gradients = prediction.step.num_elements * 4  # one bucket: whole, or in the only buffer
+    free = [each - float(prediction.kinds["parameters"][0]) - gradients for each in (2e6, 1e6)]
     assert held[0] / held[1] == pytest.approx(free[0] / free[1], rel=0.01)
     assert prediction.by_rank is not None
     assert prediction.by_rank[0]["optimizer"].value == held[0]
@@ -123,8 +130,10 @@ def refusals() -> list[tuple[Any, str]]:
          "has 2 numbers, but world_size=3; give 3 numbers, or 'memory'"),
         (lambda: ss.Zero1(shards=(2, 0)), "strategy.shards=(2, 0) is not valid; give one whole number"),
         (lambda: ss.Zero1(shards="speed"), "or 'memory'"),
-        (lambda: ss.Zero3(shards=(2, 1)), "strategy='zero-3', whose gradients and parameters"),
-        (lambda: ss.Strategy("zero-2", shards="memory"), "leave it out, or use zero-1"),
+        (lambda: ss.Zero3(shards=(2, 1)), "strategy='zero-3', whose parameters PyTorch's fully_shard cuts"),
+        (job(strategy=ss.Zero2(shards=(2, 1, 2, 1), replicas=2), world_size=4), "cannot be combined with replicas=2"),
+        (job(strategy=ss.Zero2(shards=(2, 1), offload=True)), "needs the equal shards of FSDP2"),
+        (job(strategy=ss.Zero2(bucket_mb=1)), "strategy.bucket_mb=1 has no effect without shards"),
         (job(strategy=ss.Zero1(shards=(2, 1), collectives="backend")), "use collectives='ring'"),
         (job(strategy=ss.Zero1(shards=(2, 1)), compression="topk"), "packs equal shards"),
         (lambda: small_job(strategy=ss.Zero1(shards=(2, 1))).layout(), "equal ZeRO shards"),

@@ -52,7 +52,7 @@ def formula(trainer: Trainer, micro_batches: int) -> int:
     strategy, world = trainer.job.strategy, trainer.job.world_size
     if strategy.name == "zero-1":
         buckets = [sum(p.numel() for _, p in bucket.named) for bucket in trainer.strategy.buckets]
-        by_rank = comm.zero_1_traffic(buckets, world, comm.ShardCollectives(ITEM))
+        by_rank = comm.flat_shards_traffic(buckets, world, comm.ShardCollectives(ITEM))
     else:
         by_rank = comm.fully_sharded_traffic(
             units(trainer), world, comm.ShardCollectives(ITEM), gathers=strategy.gathers(micro_batches),

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from shardscope.commands._json import as_json
 from shardscope.commands._rows import add_rows_options, given_to_rows, refuse_without_rows
+from shardscope.commands._scoreboard_memory import print_memory
 from shardscope.commands._table import aligned
+from shardscope.errors import SpecError
 
 if TYPE_CHECKING:
     from shardscope.measure.scoreboard.board import Line, RowScore
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 ABOUT = (
     "Compare predicted step times with measured ones: mean errors, the share of measured times inside the 90% "
     "interval, and the errors of the other rows after one row of the table was measured (the median over which one). "
+    "'best chosen' counts groups of layouts of one model and batch on as many devices, in which the layout with the "
+    "shortest predicted time is within 3% of the fastest measured one. "
     "The first list has the tables that ship, predicted as your layouts are; constants were fitted to them. The second "
     "has all tables, each predicted by constants fitted without it, as linearised around those fitted to all. It is "
     "somewhat optimistic for a cluster of your own: several tables are of one cluster (such as four of Selene and two "
@@ -28,7 +32,9 @@ ABOUT = (
     "far too narrow, but never rejects wide ones), and has the mean interval score of the logarithms in per cent "
     "(Winkler 1972; less is better), beside the score of intervals with a constant relative width, chosen on the "
     "other tables. With --rows, your own steps are compared instead. The options of a layout are settings of all "
-    "rows, which their columns override."
+    "rows, which their columns override. With --memory, published peaks of memory are compared instead, and runs that "
+    "ran or ran out of memory with what predictions say about them; nothing was fitted to these peaks, except as "
+    "shardscope.analytic.memory.frameworks says."
 )
 
 
@@ -38,6 +44,7 @@ def add_to(commands: Any) -> None:
         "scoreboard", help="compare predicted step times with published ones", description=ABOUT
     )
     add_rows_options(parser, purpose="compare these measured steps instead of published ones")
+    parser.add_argument("--memory", action="store_true", help="compare memory instead of step times")
     parser.add_argument("--json", action="store_true", help="print the scores as JSON")
     parser.set_defaults(carry_out=carry_out)
 
@@ -50,9 +57,16 @@ def carry_out(arguments: argparse.Namespace) -> int:
     from shardscope.spec.effects import table_scores
 
     if arguments.rows is not None:
+        if arguments.memory:
+            raise SpecError(
+                "--memory compares published memory and has no effect on --rows; give one of the two"
+            )
         print_own(arguments)
         return 0
     refuse_without_rows(arguments)
+    if arguments.memory:
+        print_memory(to_json=arguments.json)
+        return 0
     lines, left_out = board(published(), fitted=True), table_scores()
     if arguments.json:
         scores = {name: score._asdict() for name, score in left_out.items()}
@@ -146,6 +160,7 @@ def text(lines: list[Line]) -> str:
         "MAPE",
         "worst",
         "rank",
+        "best chosen",
         "in interval",
         "after one step",
         "plain, after one",
@@ -161,6 +176,7 @@ def text(lines: list[Line]) -> str:
             f"{line.score.mape:.1f} %",
             f"{line.score.worst:.1f} %",
             f"{line.score.rank:.3f}",
+            f"{line.ranking.near} of {line.ranking.groups}" if line.ranking.groups else "-",
             f"{line.one_step.covered:.0f} %",
             f"{line.one_step.after:.1f} %",
             f"{line.scaled_plain:.1f} %",
@@ -182,6 +198,8 @@ def _plain(line: Line) -> dict[str, object]:
         "rows": line.rows,
         "n": line.score.rows,
         **figures(line.score),
+        "groups": line.ranking.groups,
+        "groups_with_best_chosen": line.ranking.near,
         "covered_percent": line.one_step.covered,
         "after_one_step_mape_percent": line.one_step.after,
         "covered_after_one_step_percent": line.one_step.covered_after,

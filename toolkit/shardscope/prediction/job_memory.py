@@ -95,7 +95,7 @@ def _activations(step: JobStep) -> list[float] | None:
 
 def _gathered(step: JobStep) -> float:
     """Return the largest number of bytes of gathered parameters that a rank has in memory at one time."""
-    stage = step.job.strategy.zero_stage
+    stage = step.job.strategy.held_stage
     if stage is None or stage < 2:
         return 0.0
     return gathered_peak(step.trace, stage=stage, ranks=_shards(step.job), element_bytes=step.element_bytes)
@@ -113,19 +113,25 @@ def _work(states: RankStates | None, rank: int, otherwise: float) -> float:
 def _by_moments(step: JobStep, found: Traced, states: RankStates | None, rank: int, samples: Samples) -> Term:
     """Return the peak memory of one rank with a replicated or ZeRO-sharded model, from the traced moments of a step."""
     job = step.job
-    assert job.strategy.zero_stage is not None
+    stage = job.strategy.held_stage
+    assert stage is not None
     held = module_memory(
         found.table, batch=samples.micro_batch, data_bytes=found.sample_bytes * samples.step / samples.micro_batch,
         optimizer=step.kept, recompute=job.recompute,
-        zero_stage=job.strategy.zero_stage, data_parallel=_shards(job), rank=rank % _shards(job),
+        zero_stage=stage, data_parallel=_shards(job), rank=rank % _shards(job),
         bucket_mb=getattr(job.strategy, "bucket_mb", 25.0), accumulates=samples.step > samples.micro_batch,
         element_bytes=step.element_bytes,
     )  # fmt: skip
+    moving = held.moving
+    if (
+        stage == 1 and states is not None
+    ):  # its gradients are in buckets, whole, or in shards of the rank's own
+        moving += float(states.gradients[rank]) - held.gradients
     return _sum(
         ("parameters", held.parameters + held.buffers, _STATES),
         ("optimizer", held.optimizer if states is None else float(states.optimizer[rank]), _STATES),
         ("activations at the peak", held.alive, _TRACE),
-        ("gradients and gathered at the peak", held.moving, _STATES),
+        ("gradients and gathered at the peak", moving, _STATES),
         (_work_name(states), _work(states, rank, held.work), _WORK),
         ("batch", held.data, "inputs and targets"),
     )

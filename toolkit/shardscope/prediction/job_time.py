@@ -65,7 +65,7 @@ def _pass(name: str, step: JobStep, found: Traced, work: Work, rates: RankRates)
     trace, is_forward = step.trace, name == "forward"
     count = step.samples * step.micro_batches * work.computing
     flops = (1 if is_forward else step.job.backward_passes) * found.table.flops * count
-    stage = step.job.strategy.zero_stage or 0
+    stage = step.job.strategy.held_stage or 0
     # ZeRO-3's backward pass gathers the next unit meanwhile; the sleep of an emulated processor is shorter by that time
     is_hidden = stage == 3 and not is_forward and rates.idle is not None
     gathers = stage >= 2 and rates.unit_s > 0 and not is_hidden

@@ -16,6 +16,7 @@ from shardscope.analytic.terms import Term
 from shardscope.prediction.budget import Budgeted
 from shardscope.prediction.failures import failures_text, layout_failures
 from shardscope.prediction.spread import Floats, Widened, widened
+from shardscope.prediction.step.held import room_on
 from shardscope.prediction.step.machine import Machine
 from shardscope.prediction.step.step import step_time
 from shardscope.prediction.step.term import time_term
@@ -71,8 +72,15 @@ class Prediction(Budgeted):
 
     @property
     def fits(self) -> bool:
-        """Whether the fullest device has enough memory, and its offloaded data fit on the host and its drives."""
-        return self.peak_bytes <= self.cluster.device.memory_bytes and not self._offload_overflow_bytes
+        """Whether the fullest device has enough room for tensors, and offloaded data fit on the host and its drives."""
+        return self.peak_bytes <= self.room_bytes and not self._offload_overflow_bytes
+
+    @property
+    def room_bytes(self) -> float:
+        """Bytes that tensors can take on a device: its memory without the driver's context and free blocks that the
+        allocator keeps; see `analytic.memory.tensor_room`.
+        """
+        return room_on(self.cluster, self.software)
 
     @property
     def _offload_overflow_bytes(self) -> float:
@@ -131,6 +139,7 @@ class Prediction(Budgeted):
             "step_time_s": self.step_time_s,
             "interval_s": list(self.interval),
             "peak_bytes": self.peak_bytes,
+            "room_bytes": self.room_bytes,
             "fits": self.fits,
             "tokens_per_s": self.tokens_per_s,
             "mfu": self.mfu,
@@ -147,7 +156,7 @@ class Prediction(Budgeted):
 
     def _headline(self) -> list[str]:
         low, high = map(duration_text, self.interval)
-        held = f"{self.peak_bytes / GIB:.1f} of {self.cluster.device.memory_bytes / GIB:.1f} GiB"
+        held = f"{self.peak_bytes / GIB:.1f} of {self.room_bytes / GIB:.1f} GiB for tensors"
         return [
             f"{self.model.name} on {self.layout.num_devices} x {self.cluster.device.name}",
             f"step {duration_text(self.step_time_s)} ({low} to {high}), "

@@ -114,6 +114,8 @@ class RunLog:
     """Events of unfinished steps by rank, for each step and number of ranks that take it."""
     _sizes: dict[int, int] = field(default_factory=dict, repr=False)
     """Number of ranks with which each rank has started last, where its event says so."""
+    _resized_from: dict[int, str] = field(default_factory=dict, repr=False)
+    """Where ranks of another number took the state from, by the step after which it had been saved."""
     _num_since_start: int = 0
     """Number of steps since the ranks started."""
     _late: dict[int, list[Event]] = field(default_factory=dict, repr=False)
@@ -152,6 +154,10 @@ class RunLog:
         self.world_size = world_size
         self.starts = {rank: start for rank, start in self.starts.items() if rank < world_size}
         self.peak_memory, self.held, self.phases, self.shares = {}, {}, Phases(), ()
+
+    def _on_resize(self, event: Event) -> None:
+        if "source" in event:
+            self._resized_from[event["step"]] = event["source"]
 
     def _on_fault(self, event: Event) -> None:
         self.faults.append(event)
@@ -300,7 +306,7 @@ class RunLog:
     @property
     def resizes(self) -> list[Resize]:
         """Changes of the number of ranks, in order."""
-        return resizes_of(self.steps)
+        return resizes_of(self.steps, self._resized_from)
 
     @property
     def step_time_s(self) -> float | None:

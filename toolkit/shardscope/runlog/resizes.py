@@ -1,7 +1,8 @@
-"""Changes of the number of ranks in a run: when they happened, and how long no rank trained."""
+"""Changes of the number of ranks in a run: when they happened, how long no rank trained, and what carried the state."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -17,16 +18,23 @@ class Resize(NamedTuple):
         before: Number of ranks before it.
         after: Number of ranks from this step on.
         pause_s: Time from the end of the step before to the start of this one, in seconds.
+        source: Where the new ranks took the state from: ``"replica"``, a copy in the host's memory, or ``"disk"``; None
+            in runs of earlier versions.
     """
 
     step: int
     before: int
     after: int
     pause_s: float
+    source: str | None = None
 
 
-def resizes_of(steps: Steps) -> list[Resize]:
+def resizes_of(steps: Steps, sources: Mapping[int, str] | None = None) -> list[Resize]:
     """Return the changes of the number of ranks in a run.
+
+    Args:
+        steps: The finished steps.
+        sources: Where ranks of another number took the state from, by the step after which it had been saved.
 
     Example:
         >>> from shardscope.runlog.steps import Step
@@ -35,10 +43,13 @@ def resizes_of(steps: Steps) -> list[Resize]:
     """
     sizes = np.asarray(steps.column("world_size"))
     changed = np.flatnonzero(sizes[1:] != sizes[:-1])
+    known = sources or {}
     return [
-        Resize(new.number, old.world_size, new.world_size, max(0.0, new.t - new.step_time_s - old.t))
+        Resize(
+            new.number, old.world_size, new.world_size, max(0.0, new.t - new.step_time_s - old.t), known.get(old.number)
+        )
         for old, new in ((steps[int(at)], steps[int(at) + 1]) for at in changed)
-    ]
+    ]  # fmt: skip
 
 
 def sizes_text(log_resizes: list[Resize]) -> str | None:

@@ -158,7 +158,9 @@ _KINDS: Mapping[str, Check] = {
     ),
     "process": _fields({"pid": is_whole}, {"started": lambda value: isinstance(value, str | float)}),
     "end": _fields({"state": lambda value: value in ("completed", "stopped")}, {"steps": is_whole}),
-    "resize": _fields({**_STEP, "before": is_whole, "world_size": is_whole, "global_batch": is_whole}),
+    "resize": _fields(
+        {**_STEP, "before": is_whole, "world_size": is_whole, "global_batch": is_whole}, {"source": _is_name}
+    ),
     "resume": _fields({**_STEP, "samples": is_whole, "notes": _list_of(_is_text)}, {"source": _is_name}),
     "checkpoint": _fields(
         {**_STEP, "path": _is_name, "seconds": is_real}, {"blocked_s": is_real, "bytes": is_whole}

@@ -47,7 +47,7 @@ from shardscope.runtime.processes import (
     process_started,
     remove_gpu_files,
 )
-from shardscope.runtime.replicas import ReplicaMemory, memory_for
+from shardscope.runtime.replicas import ReplicaMemory, keep_newest, memory_for
 from shardscope.runtime.resizing import next_size
 from shardscope.runtime.restarts import Restarts, Source
 from shardscope.runtime.rundir import RunDir
@@ -148,10 +148,12 @@ class Agent:
             self._recorder.join(_PROVENANCE_S)
         end_processes_of(os.getpid())  # first: readers of a final status rely on the ranks having ended
         remove_gpu_files([rank.pid for rank in self._ranks if rank.pid is not None], since=self._started_at)
-        if self.memory is not None:
-            self.memory.remove()
         os.fchdir(self._folder)
         run = RunDir(Path())
+        if self.memory is not None:
+            if ending.state != "completed":
+                keep_newest(run, self.memory)
+            self.memory.remove()
         Path("control", "forkserver").unlink(missing_ok=True)
         with contextlib.suppress(
             OSError, ShardscopeError

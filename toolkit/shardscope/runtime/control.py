@@ -6,7 +6,7 @@ it, so every other rank finds the note before the next step. If other ranks can 
 n steps later. If they can be any number of steps ahead, each rank stops as soon as it sees the request; such a strategy
 synchronises its ranks afterwards.
 
-A request for another number of ranks ends them in the same way: they save a checkpoint, and the agent starts as many
+A request for another number of ranks ends them in the same way: they save their state, and the agent starts as many
 ranks as asked, which go on from it.
 
 On one machine the note is a file. Ranks on several machines share the directory over a network, whose clients may cache
@@ -122,8 +122,15 @@ class StopControl:
             self._notes.write(self.run.stop_at, step + self.drift)
         return False
 
+    def is_resizing(self) -> bool:
+        """Return whether other ranks are to go on after these have stopped, as far as this rank knows."""
+        return self._is_resize_asked() and not self.run.stop_request.exists()
+
     def _is_asked(self) -> bool:
-        return self.run.stop_request.exists() or (self.is_resizable and self.run.resize_request.exists())
+        return self.run.stop_request.exists() or self._is_resize_asked()
+
+    def _is_resize_asked(self) -> bool:
+        return self.is_resizable and self.run.resize_request.exists()
 
     def evaluated(self, step: int, patience_s: float) -> None:
         """Wait for the decision on an evaluation, if the run is gated. Called by every rank after every evaluation.

@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from shardscope.errors import LaunchError
+from shardscope.errors import LaunchError, ShardscopeError
 from shardscope.runtime.processes import is_alive, process_started
 from shardscope.runtime.rundir import RunDir
 
@@ -81,6 +81,26 @@ class ReplicaMemory:
         newest = newest_whole(held_in(folder) for folder in sorted(self.path.iterdir()))
         return None if newest is None else newest.step
 
+    def save_to(self, folder: Path, *, keep: int) -> None:
+        """Write the newest copy on this machine to a folder of checkpoints, unless it has this step or a later one.
+
+        Args:
+            folder: Folder of the run's checkpoints.
+            keep: Number of checkpoints to keep there.
+
+        Raises:
+            OSError: The copy cannot be written.
+        """
+        from shardscope.training.checkpoint.folders import complete_checkpoints, step_of
+        from shardscope.training.checkpoint.memory import held_in, newest_whole, node_folder
+        from shardscope.training.checkpoint.writing import copy_to_disk
+
+        here = node_folder(self.path, 0)
+        newest = newest_whole([held_in(here)])
+        saved = max(map(step_of, complete_checkpoints(folder)), default=0)
+        if newest is not None and newest.step > saved:
+            copy_to_disk(here / f"step-{newest.step}", folder, keep)
+
     def lose(self, node: int) -> None:
         """Empty the folder of a node that has failed, as if its memory were gone."""
         from shardscope.training.checkpoint.memory import node_folder
@@ -92,6 +112,19 @@ class ReplicaMemory:
     def remove(self) -> None:
         """Remove all copies."""
         shutil.rmtree(self.path, ignore_errors=True)
+
+
+def keep_newest(run: RunDir, memory: ReplicaMemory) -> None:
+    """Write the newest copy of an elastic run that ends early to its checkpoints, so that it can be resumed.
+
+    A resize leaves the state only in memory. Elastic runs are on one machine, so all of it is in one folder.
+    """
+    try:
+        job = run.read_job()
+        if job.elastic is not None:
+            memory.save_to(run.path / "checkpoints", keep=job.checkpoint.keep)
+    except (OSError, ShardscopeError) as error:  # such as a full disk, or a directory that has been deleted
+        print(f"the newest copy in memory is lost, because it cannot be written: {error}", file=sys.stderr)
 
 
 def remove_leftovers(memory: Path = _MEMORY) -> None:

@@ -40,8 +40,9 @@ class Resizable(RunPart):
     def resize(self, world_size: int) -> Self:
         """Go on with another number of ranks after the step in progress, and return at once.
 
-        The ranks save a checkpoint and end; `world_size` new ranks load it, with model, optimizer and data divided
-        anew, and take the next step, so no step is lost. A later call replaces an earlier one that no rank has seen.
+        The ranks save a checkpoint (with `Recovery.replica_every`, a copy in memory) and end; `world_size` new ranks
+        load it, with model, optimizer and data divided anew, and take the next step, so no step is lost. A later call
+        replaces an earlier one that no rank has seen.
         A run that reaches its last step first ends as it would without this call.
 
         Raises:

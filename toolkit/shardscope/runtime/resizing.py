@@ -1,6 +1,6 @@
 """How an agent takes a request for another number of ranks, after the ranks of the last number have ended.
 
-    Run.resize ── control/resize ──▶ ranks save a checkpoint and end ──▶ agent takes the request, starts the next
+    Run.resize ── control/resize ──▶ ranks save their state and end ──▶ agent takes the request, starts the next
 
 The ranks end as if they had been asked to stop, so the agent decides: a request to stop comes first.
 """

@@ -41,9 +41,10 @@ def announce_resize(run: RunDir, job: Job, context: RankContext, saved: Loaded) 
     """On rank 0, write an event if a checkpoint or a copy of this run was saved by another number of ranks."""
     from shardscope.training.checkpoint.memory import folder_here  # a slow import
 
-    is_own = saved.path.parent in (run.path / "checkpoints", folder_here())
-    if context.rank == 0 and is_own and saved.world_size not in (None, context.world_size):
+    sources = {run.path / "checkpoints": "disk", folder_here(): "replica"}
+    source = sources.get(saved.path.parent)
+    if context.rank == 0 and source is not None and saved.world_size not in (None, context.world_size):
         context.events.emit(
-            "resize", step=saved.step, before=saved.world_size, world_size=context.world_size,
+            "resize", step=saved.step, before=saved.world_size, world_size=context.world_size, source=source,
             global_batch=job.batch.global_batch, lr=job.optimizer.lr,
         )  # fmt: skip

@@ -112,7 +112,11 @@ def _train(run: RunDir, resume: Resume | None, events: EventWriter, job: Job | N
                 run, context.rank, context.world_size, drift, job.timeout_s, _notes_between_machines(context),
                 is_resizable=job.elastic is not None and not run.by_torchrun.exists(),
             )  # fmt: skip
-            return trainer.train(FaultyControl(control.should_stop, faults), evaluated=control.evaluated)
+            return trainer.train(
+                FaultyControl(control.should_stop, faults),
+                evaluated=control.evaluated,
+                is_resizing=control.is_resizing,
+            )
     except BaseException as error:
         if takes_no_more(error):
             run.release_reserve()

@@ -19,8 +19,9 @@ def calibration_for(device: Device, software: Software) -> Calibration:
     """
     chip = architecture(device.name)
     for one in catalogue():
-        if one.is_only and one.software == software.name and chip == architecture(one.device) != OTHER:
-            return one if one.device == device.name else _on_same_chip(one, device)
+        if one.is_only and one.software == software.measured_as and chip == architecture(one.device) != OTHER:
+            found = one if one.device == device.name else _on_same_chip(one, device)
+            return found.replace(software=software.name)
     return composed(software, device)
 
 

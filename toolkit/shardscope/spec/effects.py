@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from shardscope.spec.calibration import FACTORS, Calibration, ridge_of
 from shardscope.spec.cluster import Device
-from shardscope.spec.software import Software
+from shardscope.spec.software import SOFTWARE, Software
 
 OTHER = "other"
 
@@ -96,7 +96,7 @@ def effects_of(software: Software, device: Device) -> dict[str, float]:
     return {
         "all": 1.0,
         f"family {software.family}": 1.0,
-        f"software {software.name}": 1.0,
+        f"software {software.measured_as}": 1.0,
         "trend": trend_of(device),
         f"device {architecture(device.name)}": 1.0,
     }
@@ -138,9 +138,11 @@ def _covariance(software: Software, device: Device) -> npt.NDArray[np.float64]:
     """Return the covariance of the logarithms of the constants on a new cluster, as far as all tables tell."""
     chip, known = architecture(device.name), _fitted()["covariances"]
     if chip != OTHER:
-        return _symmetric(known[f"{software.name} {chip}"])
+        return _symmetric(known[f"{software.measured_as} {chip}"])
     trend = trend_of(device)
-    parts = (_symmetric(known[f"{software.name} {OTHER} {power}"]) * trend**power for power in range(3))
+    parts = (
+        _symmetric(known[f"{software.measured_as} {OTHER} {power}"]) * trend**power for power in range(3)
+    )
     return np.asarray(sum(parts, np.zeros((len(FACTORS), len(FACTORS)))))
 
 
@@ -152,11 +154,11 @@ def _symmetric(triangle: Sequence[float]) -> npt.NDArray[np.float64]:
 
 def _note(software: Software, device: Device) -> str:
     known = _fitted()["measured"]
-    pair = [software.name, architecture(device.name)]
+    pair = [software.measured_as, architecture(device.name)]
     if pair in known:
         same = [name for name in _fitted()["architectures"][pair[1]] if name != device.name]
         where = f"{device.name} or devices with the same chip ({', '.join(same)})" if same else device.name
-        return f"constants are those of {software.label} on other clusters of {where}"
+        return f"constants are those of {SOFTWARE[pair[0]].label} on other clusters of {where}"
     measured = [f"{name} on {chip}" for name, chip in known if name == pair[0] or chip == pair[1]]
     told = f"; the most similar measurements are {', '.join(measured[:4])}" if measured else ""
     return f"{software.label} was never measured on {device.name}, so the interval is wider{told}"

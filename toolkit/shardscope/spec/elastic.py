@@ -26,7 +26,9 @@ class Elastic(Spec):
     """How many ranks a run may have while it trains; ``"2:8"`` stands for ``Elastic(least=2, most=8)``.
 
     Ranks join and leave between two steps (`Run.resize`). Each time, the ranks save a checkpoint and end, and as many
-    new ones as asked load it and go on with the next step, in the same run. The data order does not depend on the
+    new ones as asked load it and go on with the next step, in the same run. With `Recovery.replica_every`, the state
+    passes through the host's memory instead, and is written to the disk only if the run ends before its last step.
+    `Run.reduced().resizes` says for each resize which it was. The data order does not depend on the
     number of ranks: no sample is repeated within an epoch; if the batch does not divide the data, the rest is skipped,
     other samples in each epoch. ZeRO's shards and a pipeline's stages are cut anew.
 

@@ -32,7 +32,8 @@ class Recovery(Spec):
     """Steps between two copies of the ranks' state in the memory of this host (Linux), from which ranks restart without
     reading the disk; None keeps none. On an emulated cluster, each rank also sends its copy to the next node, so the
     memory of one node may be lost. With 1, at most the step in flight is repeated. Training waits for each copy, and
-    asynchronous strategies synchronise their ranks for it."""
+    asynchronous strategies synchronise their ranks for it. A resize of an elastic run copies the state, too, instead of
+    saving a checkpoint."""
 
     @model_validator(mode="after")
     def _check_replicas(self) -> Self:

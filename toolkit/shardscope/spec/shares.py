@@ -15,7 +15,7 @@ from shardscope.spec.units import plural
 MEASURED = "measured"
 """Value of `Batch.shares` that divides the batch by measured speed."""
 BY_MEMORY = "memory"
-"""Value of `Zero1.shards` that divides optimizer state by the memory of the ranks."""
+"""Value of `Zero1.shards` and `Zero2.shards` that divides sharded state by the memory of the ranks."""
 _LISTED = re.compile(r"[\s(\[]*(\d{1,9}(?:\s*,\s*\d{1,9})*)[\s,)\]]*")
 
 
@@ -63,7 +63,7 @@ def shares_by_memory(memory_bytes: Sequence[float], whole_bytes: float) -> tuple
 
     Args:
         memory_bytes: Memory of each rank.
-        whole_bytes: Bytes that every rank holds: with ZeRO-1, weights and gradients.
+        whole_bytes: Bytes that every rank holds: weights and gradient buckets.
 
     Raises:
         SpecError: Nothing is left on a rank.
@@ -77,8 +77,8 @@ def shares_by_memory(memory_bytes: Sequence[float], whole_bytes: float) -> tuple
         rank = left.index(min(left))
         raise SpecError(
             f"strategy.shards={BY_MEMORY!r} leaves nothing for optimizer state on rank {rank}, whose memory of "
-            f"{memory_bytes[rank] / 1e6:,.1f} MB is less than the {whole_bytes / 1e6:,.1f} MB of weights and gradients "
-            "that each rank holds whole; use a smaller model, or strategy='zero-3'"
+            f"{memory_bytes[rank] / 1e6:,.1f} MB is less than the {whole_bytes / 1e6:,.1f} MB of weights and gradient "
+            "buckets that each rank holds; use a smaller model, or strategy='zero-3'"
         )
     return left
 

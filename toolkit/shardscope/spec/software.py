@@ -25,14 +25,25 @@ class Software(NamedTuple):
     memory: str
     """Its memory model: a key of `analytic.memory.FRAMEWORKS`."""
     aliases: tuple[str, ...] = ()
+    constants: str = ""
+    """The software whose constants of time it shares, because it runs the same kernels; empty for its own."""
+
+    @property
+    def measured_as(self) -> str:
+        """Name of the software whose measured times are its own."""
+        return self.constants or self.name
 
 
 _KNOWN = (
-    Software("megatron-core", "Megatron-Core", "megatron", "megatron-core", ("megatron", "megatron-lm", "nemo")),
-    Software("megatron-deepspeed", "Megatron-DeepSpeed", "megatron", "megatron-core"),
+    Software("megatron-core", "Megatron-Core", "megatron", "megatron-core", ("megatron", "megatron-lm")),
+    Software("nemo", "NVIDIA NeMo", "megatron", "nemo", ("nemo-framework",), constants="megatron-core"),
+    Software(
+        "megatron-bridge", "Megatron Bridge", "megatron", "megatron-bridge", ("bridge",), constants="megatron-core"
+    ),
+    Software("megatron-deepspeed", "Megatron-DeepSpeed", "megatron", "megatron-deepspeed"),
     Software("fsdp2", "PyTorch FSDP2", "fsdp", "fsdp2", ("fsdp", "pytorch")),
-    Software("torchtitan", "torchtitan", "fsdp", "fsdp2"),
-    Software("llm-foundry", "LLM Foundry", "fsdp", "fsdp2", ("mosaic", "composer")),
+    Software("torchtitan", "torchtitan", "fsdp", "torchtitan"),
+    Software("llm-foundry", "LLM Foundry", "fsdp", "llm-foundry", ("mosaic", "composer")),
     Software("deepspeed", "DeepSpeed", "deepspeed", "deepspeed"),
 )  # fmt: skip
 SOFTWARE = {each.name: each for each in _KNOWN}
@@ -52,7 +63,7 @@ def software_of(name: str) -> Software:
         SpecError: No software has this name.
 
     Example:
-        >>> software_of("nemo").name
+        >>> software_of("megatron-lm").name
         'megatron-core'
     """
     text = name.lower() if isinstance(name, str) else name

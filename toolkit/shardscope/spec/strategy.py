@@ -156,6 +156,11 @@ class Strategy(Method):
         return None
 
     @property
+    def held_stage(self) -> int | None:
+        """The ZeRO stage by which a rank's memory changes during a step: `zero_stage`, unless parameters stay whole."""
+        return self.zero_stage
+
+    @property
     def exchanges_in_passes(self) -> bool:
         """Whether ranks exchange in each forward or backward pass, so that all need as many micro-batches."""
         return (self.zero_stage or 0) >= 2

@@ -1,7 +1,8 @@
-"""When a run copies its state to memory, and whether it restarts from there."""
+"""When a run copies its state to memory, and whether other ranks go on from there, after a failure or a resize."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,7 @@ class RunReplicas:
         self, job: Job, *, strategy: RankStrategy, optimizer: torch.optim.Optimizer, sampler: GlobalSampler
     ) -> None:
         self._every = None if job.recovery is None else job.recovery.replica_every
+        self._is_elastic = job.elastic is not None
         self._strategy, self._optimizer, self._sampler = strategy, optimizer, sampler
         self._saver: ReplicaSaver | None = None
         self._folder: Path | None = None
@@ -58,6 +60,31 @@ class RunReplicas:
             self._saver = ReplicaSaver(self._folder, strategy=self._strategy, optimizer=self._optimizer)
         with self._strategy.context.paced(False):
             self._saver.save(step, self._sampler.state_dict())
+
+    def hand_over(self, step: int, *, is_resizing: Callable[[], bool]) -> bool:
+        """Keep the state after `step` in memory if another number of ranks goes on; all ranks call this together.
+
+        Args:
+            step: The last step taken.
+            is_resizing: Returns whether other ranks go on; what rank 0 knows counts for all.
+
+        Returns:
+            Whether the next ranks find the state in memory, so that these need not write it to the disk.
+
+        Raises:
+            CheckpointError: The memory is too small.
+        """
+        if self._every is None or not self._is_elastic:
+            return False
+        from shardscope.training.checkpoint.agreement import gather_items
+
+        context = self._strategy.context
+        if not gather_items(context, context.rank == 0 and is_resizing())[0]:
+            return False
+        newest = None if self._saver is None else self._saver.newest
+        if newest is None or newest.name != f"step-{step}":
+            self.save(step)
+        return True
 
     def newer_than(self, disk: Path | None) -> Path | None:
         """Return the newest copy on this node, if it is not older than the checkpoints on disk; all ranks call this.

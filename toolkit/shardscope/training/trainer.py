@@ -226,8 +226,17 @@ class Trainer:
         ends = None if compressor is None else compressor.warmup_ends(done)
         return {} if ends is None else {"warmup_ended": ends}
 
-    def train(self, control: Control, *, evaluated: Evaluated | None = None) -> str:
-        """Train to the last step, or until all ranks agree to stop; return ``"completed"`` or ``"stopped"``."""
+    def train(
+        self,
+        control: Control,
+        *,
+        evaluated: Evaluated | None = None,
+        is_resizing: Callable[[], bool] = lambda: False,
+    ) -> str:
+        """Train to the last step, or until all ranks agree to stop; return ``"completed"`` or ``"stopped"``.
+
+        `is_resizing` is called after a stop, and returns whether another number of ranks is to go on.
+        """
         self._check_extra_state()
         self.context.meter.drain()
         step = self.first_step - 1
@@ -243,7 +252,7 @@ class Trainer:
                 with self.context.meter.observing():
                     self._after_step(step, took_s, evaluated)
         with self.context.meter.observing():
-            return self._finish(step)
+            return self._finish(step, is_resizing)
 
     def _check_extra_state(self) -> None:
         """Raise an error now, not at the first checkpoint, if extra state of a module cannot be saved."""
@@ -404,7 +413,7 @@ class Trainer:
             if evaluated is not None:
                 evaluated(step, took_s)
 
-    def _finish(self, last: int) -> str:
+    def _finish(self, last: int, is_resizing: Callable[[], bool]) -> str:
         if self.loader is not None:
             self.loader.close()
         step = self.strategy.synchronize(last, ending=True)
@@ -412,7 +421,8 @@ class Trainer:
         assert step is not None  # all ranks are ending
         state = "completed" if step >= self.job.last_step else "stopped"
         if step >= self.first_step or state == "completed":  # also if nothing was left to train
-            if self.job.saves_at_end(state) and not self.checkpoints.holds(step):
+            is_handed_over = state == "stopped" and self.replicas.hand_over(step, is_resizing=is_resizing)
+            if self.job.saves_at_end(state) and not (is_handed_over or self.checkpoints.holds(step)):
                 self._save(step)
             if self.job.record.parameters and state == "completed":
                 self.parameters_file = save_parameters(self.folder, self.strategy)

@@ -70,7 +70,8 @@ class Resizer:
         elif self._asked:
             text = f"Asked for {plural(self._asked, 'rank')}; they start after the step in progress."
         else:
-            text = _words.resize_text(before, wanted)
+            assert not isinstance(self._run.job, ObservedJob)
+            text = _words.resize_text(self._run.job, before, wanted)
         self.sentence.value, self.button.tooltip = note_html(text), text
 
     def press(self) -> None:

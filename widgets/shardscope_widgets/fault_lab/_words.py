@@ -132,11 +132,13 @@ def why_not_resized(job: Job | ObservedJob, *, is_alive: bool) -> str:
     return "" if is_alive else "This run has ended, so its number of ranks no longer changes."
 
 
-def resize_text(before: int, after: int) -> str:
-    """Return what changing the number of ranks from `before` to `after` does."""
+def resize_text(job: Job, before: int, after: int) -> str:
+    """Return what changing the number of ranks of a run of `job` from `before` to `after` does."""
     if before == after:
         return f"The run has {plural(before, 'rank')}. Choose another number."
+    in_memory = job.recovery is not None and job.recovery.replica_every is not None
+    saved = "copy their state to memory" if in_memory else "save a checkpoint"
     return (
-        f"After the step in progress, the {plural(before, 'rank')} save a checkpoint and end; {plural(after, 'rank')} "
-        "load it and take the next step, so no step is lost."
+        f"After the step in progress, the {plural(before, 'rank')} {saved} and end; {plural(after, 'rank')} load it "
+        "and take the next step, so no step is lost."
     )

@@ -14,6 +14,7 @@ from shardscope.prediction.failures import failures_text, layout_failures
 from shardscope.prediction.layout import uncertainty_of
 from shardscope.prediction.planner import REASONS, Plans, short
 from shardscope.prediction.planner.explain import seconds
+from shardscope.prediction.planner.search import capacity
 from shardscope.prediction.planner.table import budget_of, days_text, dollars_text
 from shardscope_widgets.figures import theme
 from shardscope_widgets.figures.theme import RunStyle
@@ -114,7 +115,7 @@ def plans_info(plans: Plans, *, most: int = 600) -> PlansInfo:
         )
         for kept, row in zip([*front, *others], rows, strict=True)
     )
-    return PlansInfo(points, tuple(range(len(front))), plans.setting.cluster.device.memory_bytes / GIB)
+    return PlansInfo(points, tuple(range(len(front))), capacity(plans.setting) / GIB)
 
 
 def terms_info(plans: Plans, ranks: Sequence[int]) -> TermsInfo:
@@ -135,7 +136,7 @@ def terms_info(plans: Plans, ranks: Sequence[int]) -> TermsInfo:
         tuple(f"plan {rank}" for rank in ranks),
         tuple({part: float(getattr(each, part)[0]) for part in TIME_LOOKS} for each in times),
         tuple({kind: float(getattr(each, kind)[0]) / GIB for kind in KINDS} for each in memory),
-        plans.setting.cluster.device.memory_bytes / GIB,
+        capacity(plans.setting) / GIB,
     )
 
 

@@ -9,7 +9,7 @@ import ipywidgets as widgets
 import plotly.graph_objects as go
 import traitlets as t
 
-from shardscope.analytic.memory import memory_term, stage_memory
+from shardscope.analytic.memory import memory_term, stage_memory, tensor_room
 from shardscope.analytic.terms import Term
 from shardscope.errors import ShardscopeError
 from shardscope.spec.cluster import Device
@@ -122,7 +122,8 @@ class MemoryCalculator(widgets.VBox, MemoryChoices):  # type: ignore[misc]
     def _compute(self) -> None:
         layout, device = self.chosen_layout(), Device.of(self.device)
         self.term = memory_term(self._model, layout, framework=self.framework)
-        self.info = memory_plan_info(self.term, capacity_bytes=device.memory_bytes, device=device.name)
+        room = tensor_room(device, self.framework)
+        self.info = memory_plan_info(self.term, capacity_bytes=room, device=device.name)
         self.verdict = verdict(self._model, layout, self.info, framework=self.framework)
 
     def _say_problem(self, sentence: str) -> None:

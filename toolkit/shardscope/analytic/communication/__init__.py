@@ -46,8 +46,8 @@ from shardscope.analytic.communication.tree import tree_all_reduce_bytes
 from shardscope.analytic.communication.zero import (
     ShardCollectives,
     agreement_traffic,
+    flat_shards_traffic,
     fully_sharded_traffic,
-    zero_1_traffic,
 )
 
 __all__ = [
@@ -91,5 +91,5 @@ __all__ = [
     "ShardCollectives",
     "Traffic",
     "sent_bytes",
-    "zero_1_traffic",
+    "flat_shards_traffic",
 ]

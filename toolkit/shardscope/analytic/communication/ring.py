@@ -59,6 +59,29 @@ def chunk_sizes(num_elements: int, world_size: int, shares: Shares = None) -> In
     return base + (np.arange(world_size) < rest).astype(np.int64)
 
 
+def longest_chain(sizes: Ints, slices: int) -> int:
+    """Return the elements whose time a ring reduce-scatter or all-gather takes on equal links, if chunks are uneven.
+
+    A slice waits on each link for the slice before it, and for its own arrival there. The longest chain of such waits
+    consists of m whole chunks that follow one another in the ring, and of one slice of the largest of them on each of
+    the W-1-m other hops, for some m from 1, the largest chunk on its way around, to W-1, all that a rank sends.
+
+    Args:
+        sizes: Sizes of the W chunks, in ring order.
+        slices: Number of slices into which each chunk is cut.
+
+    Example:
+        >>> [longest_chain(np.array([60, 60, 12, 12]), slices) for slices in (1, 2, 60)]
+        [180, 150, 132]
+    """
+    hops, together, largest, longest = len(sizes) - 1, np.zeros_like(sizes), np.zeros_like(sizes), 0
+    for m in range(1, hops + 1):
+        following = np.roll(sizes, 1 - m)
+        together, largest = together + following, np.maximum(largest, following)
+        longest = max(longest, int((together + (hops - m) * -(-largest // slices)).max()))
+    return longest
+
+
 def ring_reduce_scatter_bytes(
     num_elements: int, element_bytes: int, world_size: int, shares: Shares = None
 ) -> Ints:

@@ -40,13 +40,15 @@ class ShardedPlan:
         """Number of ranks that together hold one copy of the model."""
         return self.world_size // self.replicas
 
-    def of_buckets(self, bucket_elements: Sequence[int]) -> Iterator[Exchange]:
-        """Yield the exchanges of ZeRO-1, whose traffic is `zero_1_traffic`."""
+    def of_buckets(self, bucket_elements: Sequence[int], *, reductions: int = 1) -> Iterator[Exchange]:
+        """Yield the exchanges of flat buckets, whose traffic is `flat_shards_traffic`."""
         sizes = padded_buckets(bucket_elements, self.world_size, self.collectives)
-        total, ready = sum(sizes), 0
-        for size in sizes:
-            ready += size
-            yield from self._reduced(size, When("backward", ready / total, self.micro_batches - 1))
+        total = sum(sizes)
+        for micro_batch in range(self.micro_batches - reductions, self.micro_batches):
+            ready = 0
+            for size in sizes:
+                ready += size
+                yield from self._reduced(size, When("backward", ready / total, micro_batch))
         for size in sizes:
             yield from self._gathered(size, When("optimizer"))
 

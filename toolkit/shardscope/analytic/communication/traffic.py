@@ -17,6 +17,7 @@ from shardscope.analytic.communication.ring import (
     Ints,
     Shares,
     chunk_sizes,
+    longest_chain,
     ring_all_gather_bytes,
     ring_all_reduce_bytes,
     ring_reduce_scatter_bytes,
@@ -40,12 +41,12 @@ class Sent(NamedTuple):
     received: Ints | None = None
     """Bytes that each rank receives; None if no rank receives more than it or another rank sends."""
     awaited: Ints | None = None
-    """Bytes that could pass each rank's link before the largest chunk has gone around a ring, which all ranks wait for;
-    None if chunks are equal, so that this is not more than what a rank sends."""
+    """Bytes that could pass each rank's link while messages of a ring wait for each other (`ring.longest_chain`); None
+    if chunks are equal, so that this is not more than what a rank sends."""
 
     @property
     def busiest(self) -> Ints:
-        """Bytes for whose time each rank's link is busy in its busier direction, or waits for the largest chunk."""
+        """Bytes for whose time each rank's link is busy in its busier direction, or waits for other links."""
         most = self.bytes
         for other in (self.received, self.awaited):
             most = most if other is None else np.maximum(most, other)
@@ -189,10 +190,8 @@ def by_ring(
         rest = chunk_sizes(num_elements - first, world_size)
         messages = messages + _ring_messages(op, rest, slices, step=-1)
     awaited = None
-    if (
-        shares is not None
-    ):  # each of the largest chunk's slices makes W-1 hops, one after another on each link
-        awaited = np.full(world_size, longest + (world_size - 2) * -(-longest // slices))
+    if shares is not None:
+        awaited = np.full(world_size, longest_chain(sizes, slices) * element_bytes)
     return {f"ring_{op}": Sent(num_bytes, messages, awaited=awaited)}
 
 

@@ -74,8 +74,14 @@ class ShardCollectives:
         return self.carried("all_gather", num_elements, world_size)
 
 
-def zero_1_traffic(bucket_elements: Sequence[int], world_size: int, collectives: ShardCollectives) -> Traffic:
-    """Return the traffic of one step with ZeRO-1, which does not depend on the number of micro-batches.
+def flat_shards_traffic(
+    bucket_elements: Sequence[int],
+    world_size: int,
+    collectives: ShardCollectives,
+    *,
+    reductions: int = 1,
+) -> Traffic:
+    """Return the traffic of one step with ZeRO-1, or with ZeRO-2 in flat buckets.
 
     If gradients are compressed or the backend runs the collectives, buckets are padded so that ranks have equal shares.
 
@@ -83,18 +89,22 @@ def zero_1_traffic(bucket_elements: Sequence[int], world_size: int, collectives:
         bucket_elements: Number of elements in each flat bucket.
         world_size: W, the number of ranks.
         collectives: Settings of the collectives.
+        reductions: Number of micro-batches in a step whose gradients are reduced: 1 in stage 1, all in stage 2.
     """
     return together(
         part
         for size in padded_buckets(bucket_elements, world_size, collectives)
-        for part in (collectives.reduced(size, world_size), collectives.gathered(size, world_size))
+        for part in (
+            times(collectives.reduced(size, world_size), reductions),
+            collectives.gathered(size, world_size),
+        )
     )
 
 
 def padded_buckets(
     bucket_elements: Sequence[int], world_size: int, collectives: ShardCollectives
 ) -> list[int]:
-    """Return the number of elements in each bucket with its padding; the arguments are those of `zero_1_traffic`."""
+    """Return the number of elements in each bucket with its padding; for the arguments, see `flat_shards_traffic`."""
     is_even = collectives.compression is not None or collectives.backend is not None
     padding = world_size if is_even else 1
     return [-(-count // padding) * padding for count in bucket_elements]

@@ -2,7 +2,8 @@
 
 `model_states` applies the ZeRO formulas to a number of parameters. `device_memory` adds activations and buffers, for a
 transformer with any layout. `stage_memory` returns the same for each pipeline stage, and `memory_term` as a tree of
-terms. Differences between frameworks are listed in `FRAMEWORKS`.
+terms. Differences between frameworks are listed in `FRAMEWORKS`. `tensor_room` is how much of a device's memory tensors
+can take.
 """
 
 from shardscope.analytic.memory.activations import activation_bytes_per_layer
@@ -12,6 +13,7 @@ from shardscope.analytic.memory.frameworks import FRAMEWORKS, Framework
 from shardscope.analytic.memory.held import RankStates, placed_states, spread_states
 from shardscope.analytic.memory.module import ModuleMemory, module_memory
 from shardscope.analytic.memory.offload import HostTraffic, offload_traffic
+from shardscope.analytic.memory.room import process_bytes, tensor_room
 from shardscope.analytic.memory.states import (
     RECIPES,
     ElementBytes,
@@ -40,6 +42,8 @@ __all__ = [
     "module_memory",
     "offload_traffic",
     "placed_states",
+    "process_bytes",
     "spread_states",
     "stage_memory",
+    "tensor_room",
 ]

@@ -101,7 +101,8 @@ def _fullest(
 
     Only these candidates are compared: the first rank, the last, and the first rank whose layers all have experts. In a
     V-shaped schedule with few micro-batches, later ranks hold more micro-batches, so the last rank with one layer more
-    than others is a candidate too. Offloaded bytes are the maximum over all candidates, possibly from another rank.
+    than others is a candidate too, as is the second rank if the first has one layer less. Offloaded bytes are the
+    maximum over all candidates, possibly from another rank.
     """
     rows = rows_of(model, layouts, framework)
     last = rows.pipeline.ranks - 1
@@ -111,6 +112,8 @@ def _fullest(
         places.append(np.minimum(last, np.ceil(model.mixture.dense_layers / per_rank)))
     if (rows.pipeline.rounded & (rows.pipeline.rest > 0)).any():
         places.append(np.maximum(rows.pipeline.rest - 1, 0))
+    if rows.pipeline.ends.any():
+        places.append(np.minimum(last, 1.0))
     most, *others = (parts_of(blocks_of(rows, place), rows, host_capacity) for place in places)
     for other in others:
         is_more = other.total > most.total
@@ -129,12 +132,12 @@ def parts_of(blocks: Blocks, rows: LayoutRows, host_capacity: float = np.inf) ->
     activations = blocks.saved + blocks.embedding_mask
     buffers = np.maximum(blocks.at_loss, blocks.in_layer) + blocks.gathered + blocks.bucket
     buffers += blocks.placeholders + blocks.workspace
-    on_device = MemoryParts(
-        parameters + blocks.copies, gradients, optimizer, activations, buffers, NONE, NONE
-    )
     offload = rows.layouts.offload
     if not offload.any():
-        return on_device
+        return MemoryParts(
+            parameters + blocks.copies, gradients, optimizer, activations,
+            _peak(buffers, blocks.update, activations), NONE, NONE,
+        )  # fmt: skip
     no_optimizer, no_states = OFFLOADS_OPTIMIZER[offload], OFFLOADS_STATES[offload]
     saved_away = (blocks.saved - blocks.kept) * OFFLOADS_ACTIVATIONS[offload]
     host, nvme = tiers(
@@ -142,14 +145,19 @@ def parts_of(blocks: Blocks, rows: LayoutRows, host_capacity: float = np.inf) ->
     )
     here = ~no_states
     return MemoryParts(
-        parameters=on_device.parameters * here,
+        parameters=(parameters + blocks.copies) * here,
         gradients=gradients * here,
         optimizer=optimizer * ~no_optimizer,
         activations=activations - saved_away,
-        buffers=buffers,
+        buffers=_peak(buffers, blocks.update, activations - saved_away),
         host=host,
         nvme=nvme,
     )
+
+
+def _peak(buffers: Floats, update: Floats, activations: Floats) -> Floats:
+    """Return the buffers at the peak of a step, or those of the update as far as they exceed saved activations."""
+    return np.maximum(buffers, update - activations) if update.any() else buffers
 
 
 def stage_memory(

@@ -10,6 +10,7 @@ import numpy as np
 from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory.frameworks import Framework
 from shardscope.analytic.memory.offload import OFFLOADS_ACTIVATIONS, OFFLOADS_OPTIMIZER, OFFLOADS_STATES
+from shardscope.analytic.memory.room import tensor_room
 from shardscope.analytic.memory.rows import Floats, Holding, LayoutRows, held_by, rows_of
 from shardscope.analytic.memory.stage import Blocks, Elements, blocks_of, elements_of, gradient_bytes
 from shardscope.analytic.terms import Term
@@ -69,7 +70,7 @@ def memory_term(
     Args:
         model: The model.
         layout: The layout.
-        cluster: If given, the device's memory capacity is added to the inputs of the root.
+        cluster: If given, the device's room for tensors is added to the inputs of the root.
         framework: A key of `FRAMEWORKS`, or your own `Framework`.
 
     Example:
@@ -81,8 +82,9 @@ def memory_term(
     stages = _stages_of(model, layout, framework)
     parts = tuple(_stage(stages, place) for place in range(layout.pipeline))
     largest = max(part.value for part in parts)
-    capacity = {"capacity": cluster.device.memory_bytes} if cluster else {}
-    source = stages.rows.framework.name
+    known = stages.rows.framework
+    capacity = {"capacity": tensor_room(cluster.device, known)} if cluster else {}
+    source = known.name
     return Term("memory", largest, "bytes", inputs=capacity, source=source, parts=parts, how="max")
 
 
@@ -100,7 +102,8 @@ def _stage(stages: _Stages, place: int) -> Term:
         array = np.asarray(values)
         return float(array.item(place if array.size > 1 else 0))
 
-    kinds = (*_states(stages, at), _activations(stages, at), _buffers(stages, at))
+    activations = _activations(stages, at)
+    kinds = (*_states(stages, at), activations, _buffers(stages, at, activations.value))
     return Term.total(f"stage {place}", kinds)
 
 
@@ -200,8 +203,11 @@ def _activations(stages: _Stages, at: At) -> Term:
     return Term.total("activations", (layers, mask) if mask.value else (layers,))
 
 
-def _buffers(stages: _Stages, at: At) -> Term:
-    """Return the term of buffers: temporary tensors at the peak, gathered parameters, and others."""
+def _buffers(stages: _Stages, at: At, activations: float) -> Term:
+    """Return the term of buffers: temporary tensors at the peak, gathered parameters, and others.
+
+    If the update needs more than these and all saved `activations`, the peak is there.
+    """
     rows, layout, blocks = stages.rows, stages.layout, stages.blocks
     habits = rows.framework
     inputs: Inputs = {
@@ -219,15 +225,26 @@ def _buffers(stages: _Stages, at: At) -> Term:
         f"{habits.name}: {habits.source}",
     )  # fmt: skip
     ranks = at(rows.zero_ranks)
+    gathered, bucket = "(1 + prefetched) × largest layer", "largest layer"
+    if habits.live_elements:
+        gathered, bucket = "live parameters, or the largest matrix", "a bucket, or the largest matrix"
     others = (
-        Term("gathered parameters", at(blocks.gathered), "bytes", "(1 + prefetched) × largest layer × (1 - 1/N)",
-             {"N": ranks, "prefetched": habits.prefetched}, f"{ZERO}, stage 3"),
-        Term("gradient bucket", at(blocks.bucket), "bytes", "largest layer × (1 - 1/N)", {"N": ranks},
-             f"{ZERO}, stage 2"),
+        Term("gathered parameters", at(blocks.gathered), "bytes", f"{gathered} × (1 - 1/N)",
+             {"N": ranks, "prefetched": habits.prefetched, "live": habits.live_elements}, f"{ZERO}, stage 3"),
+        Term("gradient bucket", at(blocks.bucket), "bytes", f"{bucket} × (1 - 1/N)",
+             {"N": ranks, "a bucket": habits.bucket_elements}, f"{ZERO}, stage 2"),
         Term("gradient placeholders", at(blocks.placeholders), "bytes", "one per distinct weight shape, / t",
              {"t": layout.tensor}, "TransformerEngine 2.x, get_dummy_wgrad"),
         Term("matrix-product workspace", at(blocks.workspace), "bytes", "constant", {},
              "inferred from measured peaks on B200 GPUs"),
     )  # fmt: skip
     working = loss if at_loss >= in_layer else layer
-    return Term.total("buffers", (working, *(term for term in others if term.value)))
+    backward = Term.total("buffers", (working, *(term for term in others if term.value)))
+    update = at(blocks.update) - activations
+    if update <= backward.value:
+        return backward
+    gradients = Term(
+        "gradients of the update", update, "bytes", "(4Ψ in float32, with ZeRO 2Ψ flat too) / N - activations",
+        {"N": ranks, "activations": activations}, f"{habits.name}: {habits.source}",
+    )  # fmt: skip
+    return Term.total("buffers", (gradients,))

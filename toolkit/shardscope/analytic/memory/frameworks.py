@@ -2,10 +2,10 @@
 
 Three values were not taken from code, but inferred from 11 measured peaks of Megatron-LM on B200 GPUs, published by
 SimuMax: `ring_copies` from the only measurement with context parallelism, `routed_copies` from the only one with
-experts, and `workspace_bytes` from the 52 MiB that the formulas leave unexplained in dense models. The values for
-``fsdp2`` agree within 4 % with three peaks of Llama 3.1 8B that torchtitan published, but not with those of pipelines
-of 405B, which are about twice as large. The values for ``deepspeed`` follow its documentation, and have not been
-compared with peaks.
+experts, and `workspace_bytes` from the 52 MiB that the formulas leave unexplained in dense models. `reserved` and
+`message_bytes` are from logs of single runs: those of SimuMax, and two of BigScience in 2021 (gpt2-meg-ds-3d, of which
+gpt2.md states 26 GB in nvidia-smi too, and gpt2-meg-ds-zero). All others were read in the code or the recipes that
+`source` names. ``shardscope scoreboard --memory`` compares them with published peaks.
 """
 
 from __future__ import annotations
@@ -45,6 +45,23 @@ class Framework(NamedTuple):
     """Number of layers whose parameters are prefetched, that is, gathered in advance."""
     workspace_bytes: float = 64 * 2**20
     """Bytes of workspace that matrix products need."""
+    accumulators: bool = False
+    """Whether bf16-mixed accumulates gradients in float32 tensors beside the 16-bit ones."""
+    remainders: bool = False
+    """Whether bf16-mixed stores of a master weight only the 16 bits that the bf16 weight lacks."""
+    fp8_weights: bool = False
+    """Whether fp8-mixed stores no 16-bit weights, but only fp8 ones and their transposes."""
+    float32_update: bool = False
+    """Whether the update needs gradients in float32, and with ZeRO also flat ones in 16 bits; not needed with
+    `accumulators`."""
+    live_elements: float = 0.0
+    """Number of gathered parameters that stay alive for reuse, if gathering is by matrix; 0 if it is by layer."""
+    bucket_elements: float = 0.0
+    """Number of gradient elements that are reduced together; 0 for those of a layer."""
+    reserved: float = 1.035
+    """Bytes that the caching allocator reserves, for each byte of the peak: the median of SimuMax's 11 runs."""
+    message_bytes: float = 0.0
+    """Bytes of communication buffers that are not allocated as tensors."""
 
 
 MEGATRON_CORE = Framework(
@@ -74,10 +91,54 @@ FSDP2 = Framework(
     logits_bytes=14,
     every_other_product=True,
 )
+TORCHTITAN = FSDP2._replace(
+    name="torchtitan of 2025",
+    source=f"{FSDP2.source}; components/loss.py: the loss is compiled with the model, which keeps 16-bit logits and "
+    "writes 16-bit gradients",
+    logits_bytes=4,
+)
+LLM_FOUNDRY = FSDP2._replace(
+    name="LLM Foundry",
+    source="FSDP as in FSDP2; models/mpt/modeling_mpt.py: loss_fn is fused_crossentropy by default, whose kernel reads "
+    "16-bit logits and writes 16-bit gradients",
+    logits_bytes=4,
+)
+NEMO = MEGATRON_CORE._replace(
+    name="NeMo",
+    source="Megatron-Core; recipes of NVIDIA/dgxc-benchmarking v24.11.1 and v25.02: grad_sync_dtype is bf16, and "
+    "fp8_params is on with fp8; megatron_base_model.py: store_param_remainders with bf16",
+    main_gradients=False,
+    remainders=True,
+    fp8_weights=True,
+)
+MEGATRON_BRIDGE = MEGATRON_CORE._replace(
+    name="Megatron Bridge",
+    source="Megatron-Core; training/mixed_precision.py: fp8_param_gather is on with fp8, and grad_reduce_in_fp32 with "
+    "bf16",
+    fp8_weights=True,
+)
 DEEPSPEED = Framework(
     "DeepSpeed",
-    "runtime/zero/stage_1_and_2.py and stage3.py: gradients in 2 bytes, one layer gathered in advance",
+    "runtime/zero/stage_1_and_2.py and stage3.py: gradients in 2 bytes; parameters gathered by module, of which "
+    "stage3_max_live_parameters (1e9) stay for reuse and stage3_prefetch_bucket_size (5e7) are prefetched; "
+    "reduce_bucket_size (5e8); flat gradients of the rank's shard in 16 bits and float32 in the update",
     gated_tensors=4,
+    float32_update=True,
+    live_elements=1e9 + 5e7,
+    bucket_elements=5e8,
+    reserved=1.094,
+)
+MEGATRON_DEEPSPEED = Framework(
+    "Megatron-DeepSpeed",
+    "bigscience-workshop/Megatron-DeepSpeed with DeepSpeed's pipelines: dropout by default; cross entropy clones "
+    "float32 logits (mpu/cross_entropy.py); gradients in 2 bytes, and in fp16 also flat and in float32 in the update "
+    "(fp16/fused_optimizer.py, zero/stage_1_and_2.py); bf16_optimizer.py accumulates in float32 too, unsharded",
+    dropout=True,
+    gated_tensors=4,
+    accumulators=True,
+    float32_update=True,
+    reserved=1.167,
+    message_bytes=2.17 * 2**30,
 )
 PAPER = Framework(
     "ZeRO paper",
@@ -85,12 +146,18 @@ PAPER = Framework(
     gated_tensors=4,
     logits_bytes=4,
     workspace_bytes=0,
+    reserved=1.0,
 )
 FRAMEWORKS: MappingProxyType[str, Framework] = MappingProxyType(
     {
         "megatron-core": MEGATRON_CORE,
         "megatron-2022": MEGATRON_2022,
+        "nemo": NEMO,
+        "megatron-bridge": MEGATRON_BRIDGE,
+        "megatron-deepspeed": MEGATRON_DEEPSPEED,
         "fsdp2": FSDP2,
+        "torchtitan": TORCHTITAN,
+        "llm-foundry": LLM_FOUNDRY,
         "deepspeed": DEEPSPEED,
         "paper": PAPER,
     }

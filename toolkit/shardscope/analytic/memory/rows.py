@@ -75,8 +75,8 @@ class LayoutRows(NamedTuple):
 
 def rows_of(model: Transformer, layouts: Layouts, framework: str | Framework) -> LayoutRows:
     """Return the inputs that are the same for all stages; `framework` is a `Framework`, or a key of `FRAMEWORKS`."""
-    framework = _known_framework(framework)
-    recipe, shape = known_recipe(layouts.precision), _shape(model, layouts)
+    framework = known_framework(framework)
+    recipe, shape = _recipe(layouts.precision, framework), _shape(model, layouts)
     zero_ranks = layouts.shard.astype(float)
     dense = _layer(model, layouts, shape, recipe, framework, mixed=False)
     in_dense = _working(model, layouts, shape, recipe)
@@ -113,7 +113,7 @@ def rows_of(model: Transformer, layouts: Layouts, framework: str | Framework) ->
     )
 
 
-def _known_framework(framework: str | Framework) -> Framework:
+def known_framework(framework: str | Framework) -> Framework:
     """Return the framework with this name.
 
     Raises:
@@ -124,6 +124,18 @@ def _known_framework(framework: str | Framework) -> Framework:
     if framework not in FRAMEWORKS:
         raise unknown_name("framework", framework, FRAMEWORKS)
     return FRAMEWORKS[framework]
+
+
+def _recipe(precision: str, framework: Framework) -> ElementBytes:
+    """Return the bytes per element of a precision, as the framework stores them."""
+    recipe = known_recipe(precision)
+    if precision == "bf16-mixed" and framework.remainders:
+        return recipe._replace(master=2)
+    if precision == "fp8-mixed" and framework.fp8_weights:
+        return recipe._replace(
+            copies=0
+        )  # an fp8 weight and its transpose take the place of the 16-bit weight
+    return recipe
 
 
 def shards_gradients(layouts: Layouts, framework: Framework) -> npt.NDArray[np.bool_]:
@@ -210,7 +222,9 @@ class PipelineColumns(NamedTuple):
     layers: Floats
     """Minimum number of layers on a rank."""
     rest: Floats
-    """Number of ranks with one additional layer; these are the first ranks."""
+    """Number of ranks with one additional layer; these are the first ranks, or those between the ends."""
+    ends: npt.NDArray[np.bool_]
+    """Whether embedding and output take a layer's place, so that the first and the last rank have one layer less."""
     of_left: Floats
     """Coefficient for activations in flight, as in `HeldTerms`; so are the next two fields."""
     of_all: Floats
@@ -233,11 +247,16 @@ class Holding(NamedTuple):
 
 
 def pipeline_of(layouts: Layouts, layers: int) -> PipelineColumns:
-    """Return the properties of the layouts' pipelines, for a model with this number of layers."""
+    """Return the properties of the layouts' pipelines, for a model with this number of layers.
+
+    If ranks do not divide layers, but layers + 2, the embedding and the output count as layers, as in Llama 3 (arXiv
+    2407.21783, section 3.3.2) and BLOOM (``--pp-partition-method "type:transformer|embedding"``).
+    """
     ranks, schedule = layouts.pipeline.astype(float), layouts.schedule
     known = columns()
     folded, interleaved = known.v_shaped[schedule], known.leaves_stages[schedule]
     own = np.floor(layers / ranks)
+    rest = layers - own * ranks
     return PipelineColumns(
         ranks=ranks,
         microbatches=layouts.num_micro_batches.astype(float),
@@ -247,7 +266,8 @@ def pipeline_of(layouts: Layouts, layers: int) -> PipelineColumns:
         in_thirds=known.in_thirds[schedule],
         head_at=(ranks - 1) * ~folded,
         layers=own,
-        rest=layers - own * ranks,
+        rest=rest,
+        ends=(rest == ranks - 2) & (rest > 0) & ~folded,
         of_left=known.of_left[schedule],
         of_all=known.of_all[schedule],
         constant=known.constant[schedule],
@@ -262,7 +282,10 @@ def held_by(place: Floats, pipeline: PipelineColumns, *, dense: int | None) -> H
         pipeline: Properties of the layouts' pipelines.
         dense: Number of leading layers without experts; None if no layer has experts.
     """
-    own = pipeline.layers + (place < pipeline.rest)
+    is_more = place < pipeline.rest
+    if pipeline.ends.any():
+        is_more = np.where(pipeline.ends, (place > 0) & (place <= pipeline.rest), is_more)
+    own = pipeline.layers + is_more
     mixed = None
     if dense is not None:
         chunk = own / pipeline.chunks
@@ -331,6 +354,11 @@ class WeightShapes(NamedTuple):
     """Elements after the last layer that every tensor-parallel rank holds: the final norm."""
     tied: bool
     """Whether the output projection uses the weights of the word embedding."""
+
+    @property
+    def largest(self) -> int:
+        """Number of elements of the largest matrix of a layer, without routed experts."""
+        return max(rows * columns for rows, columns in (*self.attention, *self.dense, *self.shared))
 
     @property
     def attention_params(self) -> int:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardscope.analytic.memory.offload import OFFLOADS_OPTIMIZER
 from shardscope.analytic.memory.rows import Floats, Holding, LayoutRows, WeightShapes, held_by
 from shardscope.analytic.memory.states import ElementBytes, ModelStates, optimizer_bytes, partitioned
 
@@ -38,6 +39,8 @@ class Blocks(NamedTuple):
     """Parameters gathered from other ranks' shards."""
     bucket: Floats
     """Gradients of a layer that belong to other ranks' shards, until they are reduced."""
+    update: Floats
+    """Temporary tensors of the update, when no activations are saved."""
     placeholders: Floats
     """Placeholder gradients, as in `Framework.reused_gradient`."""
     workspace: Floats
@@ -51,6 +54,8 @@ class Elements(NamedTuple):
     """All parameters except routed experts."""
     layer: Floats
     """Parameters of the largest layer, without routed experts."""
+    matrix: Floats
+    """Parameters of the largest matrix in layers, without routed experts."""
     vocabulary: Floats
     """Parameters of the embedding table, or of the output projection; 0 if the rank has neither."""
     aside: Floats
@@ -64,8 +69,8 @@ class Elements(NamedTuple):
     def matrices(self) -> Elements:
         """The numbers of parameters that have low-precision copies: all except those counted in `aside`."""
         dense = self.dense - self.aside
-        layer = np.minimum(self.layer, dense)
-        return self._replace(dense=dense, layer=layer, vocabulary=np.zeros_like(dense))
+        layer, matrix = np.minimum(self.layer, dense), np.minimum(self.matrix, dense)
+        return self._replace(dense=dense, layer=layer, matrix=matrix, vocabulary=np.zeros_like(dense))
 
 
 def blocks_of(rows: LayoutRows, place: Floats) -> Blocks:
@@ -88,6 +93,7 @@ def blocks_of(rows: LayoutRows, place: Floats) -> Blocks:
         gathered=_gathered(rows, own, recipe.parameter, framework.prefetched, 3)
         + _gathered(rows, own.matrices, recipe.copies, framework.prefetched, 3),
         bucket=_gathered(rows, own, recipe.gradient, 0, 2),
+        update=_update(rows, own),
         placeholders=_placeholders(rows, held),
         workspace=np.full(1, framework.workspace_bytes),
     )
@@ -115,6 +121,7 @@ def elements_of(rows: LayoutRows, held: Holding) -> Elements:
     return Elements(
         dense=divided / tensor + held.layers * repeated + aside,
         layer=layer / tensor + max(table.whole, table.whole_mixed) + repeated,
+        matrix=table.largest / tensor,
         vocabulary=np.maximum(held.embedding, held.head) * (table.table / tensor),
         aside=aside,
         experts=experts,
@@ -125,6 +132,8 @@ def elements_of(rows: LayoutRows, held: Holding) -> Elements:
 def gradient_bytes(rows: LayoutRows) -> Floats | int:
     """Return the bytes of one gradient element while gradients of micro-batches accumulate."""
     framework, recipe = rows.framework, rows.recipe
+    if framework.accumulators and rows.layouts.precision == "bf16-mixed":
+        return recipe.gradient + 4
     if not framework.whole_in_pipelines:
         return 4 if framework.main_gradients and recipe.master else recipe.gradient
     return np.where(rows.layouts.pipeline > 1, max(4, recipe.gradient), recipe.gradient)
@@ -177,11 +186,33 @@ def _gathered(rows: LayoutRows, own: Elements, width: int, prefetched: int, stag
     if not width:
         return NONE
     dense, experts = rows.borrowed[stage]
-    running = np.maximum(own.layer, own.vocabulary) + prefetched * own.layer
+    together = rows.framework.live_elements if stage == 3 else rows.framework.bucket_elements
+    if together:
+        running = np.maximum(np.maximum(own.matrix, own.vocabulary), together)
+    else:
+        running = np.maximum(own.layer, own.vocabulary) + prefetched * own.layer
     sizes = np.minimum(running, own.dense) * dense
     if own.experts is not None and own.layer_experts is not None:
         sizes += np.minimum((1 + prefetched) * own.layer_experts, own.experts) * experts
     return width * sizes
+
+
+SUB_GROUP = 1e9
+"""Number of parameters that DeepSpeed's ZeRO-3 updates at once (``sub_group_size``)."""
+
+
+def _update(rows: LayoutRows, own: Elements) -> Floats:
+    """Return the bytes of temporary gradients in the update of a rank's parameters."""
+    framework, layouts, recipe = rows.framework, rows.layouts, rows.recipe
+    accumulates = framework.accumulators and layouts.precision == "bf16-mixed"
+    if not framework.float32_update or accumulates or not recipe.master:
+        return NONE
+    is_on = layouts.zero > 0
+    updated = own.dense / np.where(is_on, rows.zero_ranks, 1.0)
+    if own.experts is not None:
+        updated = updated + own.experts / np.where(is_on, rows.expert_ranks, 1.0)
+    updated = np.where(layouts.zero >= 3, np.minimum(updated, SUB_GROUP), updated)
+    return np.asarray((4 + recipe.gradient * is_on) * updated * ~OFFLOADS_OPTIMIZER[layouts.offload])
 
 
 def _saved(rows: LayoutRows, held: Holding) -> tuple[Floats, Floats]:

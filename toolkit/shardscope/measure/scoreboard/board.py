@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shardscope.measure.scoreboard.one_step import OneStep
+from shardscope.measure.scoreboard.ranking import Ranking
 from shardscope.measure.scoreboard.rows import Row, predicted_seconds
 from shardscope.measure.scoreboard.score import Floats, Score, constant_mfu_seconds, plain_seconds
 from shardscope.prediction.layout import uncertainty_of
@@ -35,6 +36,8 @@ class Line(NamedTuple):
     """Score of the plain formula, which has one constant per data set and precision; see `score.plain_seconds`."""
     constant_mfu: Score
     """Score of the formula that divides the model's FLOPs by a constant fraction of the peak FLOP/s."""
+    ranking: Ranking
+    """How good the layouts are that are predicted to be fastest."""
     scaled_plain: float
     """MAPE of the plain formula's other rows after its constant was set by one row: the median over which one."""
 
@@ -115,7 +118,10 @@ def _line(dataset: str, rows: Sequence[Row], kind: str, chosen: Callable[[Row], 
     ours, plain, constant = (Score.of(guess, measured) for guess in guesses)
     shares = [len(mine) / len(rows) for mine in found.values()]
     one_step = OneStep(*(float(np.dot(shares, column)) for column in zip(*steps, strict=True)))
-    return Line(dataset, kind, tuple(found), ours, one_step, plain, constant, _scaled(guesses[1], measured))
+    in_order = [row for mine in found.values() for row in mine]
+    ranking = Ranking.of(in_order, guesses[0])
+    scaled = _scaled(guesses[1], measured)
+    return Line(dataset, kind, tuple(found), ours, one_step, plain, constant, ranking, scaled)
 
 
 def _scaled(guess: Floats, measured: Floats) -> float:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import model_validator
-
-from shardscope.errors import SpecError, quoted
+from shardscope.errors import SpecError
 from shardscope.machine import can_share_memory
 from shardscope.methods.compressors.packed import PackedCompression
 from shardscope.spec.method import required
@@ -101,17 +99,6 @@ class FullyShardedStrategy(ZeroStrategy):
     otherwise avoid. With replicas, gradients are compressed within a group, but not between groups.
     """
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_uneven(cls, fields: Any) -> Any:
-        if isinstance(fields, dict) and fields.get("shards") is not None:
-            raise SpecError(
-                f"strategy.shards={quoted(fields['shards'])} cannot be combined with strategy={cls.name!r}, whose "
-                "gradients and parameters PyTorch's fully_shard cuts into equal shards; leave shards out, or use "
-                "ss.Zero1(shards=...)"
-            )
-        return fields
-
     replicas: Count = 1
     """Number of groups of ranks; the shards in each group make up one whole model (HSDP). Must divide `world_size` into
     groups of at least 2 ranks. Gradients are reduce-scattered within each group, then their shards are all-reduced
@@ -130,7 +117,7 @@ class FullyShardedStrategy(ZeroStrategy):
             None if self.collectives == "ring" else "a rank sees its gradients only with collectives='ring'"
         )
 
-    def degrees(self, world_size: int) -> Mapping[str, Any]:
+    def degrees(self, world_size: int) -> Mapping[str, Any] | None:
         """Return the degrees of the layout: replicas with sharded states, plus the group size if there are several."""
         groups = {} if self.replicas == 1 else {"shard": world_size // self.replicas}
         return {"data": world_size, "zero": self.zero_stage, **groups}

@@ -30,7 +30,7 @@ class MemoryFit(NamedTuple):
     memory_bytes: float
     """Peak memory of the fullest device, in bytes."""
     lacking_bytes: float
-    """How many bytes the layout needs beyond the device's memory; 0 or less if it fits."""
+    """How many bytes the layout needs beyond the device's room for tensors; 0 or less if it fits."""
     largest: str
     """The type of memory, such as ``activations``, that takes the most bytes on the device."""
     on_drives_bytes: float
@@ -72,7 +72,7 @@ def problem_with(setting: SearchSettings, layout: Layout) -> str:
     if fit.lacking_bytes > 0:
         return (
             f"it needs {fit.lacking_bytes / GIB:.1f} GiB too much: {fit.memory_bytes / GIB:.1f} GiB on a device with "
-            f"{capacity(setting) / GIB:.1f} GiB, most of it for {fit.largest}; {fit.cure} would help"
+            f"{capacity(setting) / GIB:.1f} GiB for tensors, most of it for {fit.largest}; {fit.cure} would help"
         )
     if fit.on_drives_bytes > 0:
         return (

@@ -52,7 +52,7 @@ class PlanRow(NamedTuple):
     memory_bytes: float
     """Peak memory of the fullest device, in bytes."""
     headroom_bytes: float
-    """Memory left free on the fullest device, in bytes."""
+    """Memory left for tensors on the fullest device, in bytes."""
     dollars: float | None
     """Cost of one step, in US dollars; None if the cluster has no price."""
     software: str
@@ -119,8 +119,8 @@ class Plans:
 
     @property
     def headroom_bytes(self) -> Floats:
-        """Memory left free on the fullest device for every kept row, in bytes."""
-        return capacity(self.setting) - self.memory_bytes
+        """Memory left for tensors on the fullest device for every kept row, in bytes."""
+        return np.concatenate([capacity(pool.setting) - pool.rows.memory_bytes for pool in self.pools])
 
     @property
     def considered(self) -> int:

@@ -19,7 +19,7 @@ from shardscope.analytic.memory.offload import drive_bytes_per_device
 from shardscope.prediction.planner.candidates import Candidates
 from shardscope.prediction.planner.rules import Ints
 from shardscope.prediction.step import StepParts, step_time
-from shardscope.prediction.step.held import memory_with
+from shardscope.prediction.step.held import memory_with, room_on
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.model import Transformer
@@ -167,8 +167,8 @@ def memory_parts(setting: SearchSettings, layouts: Layouts) -> MemoryParts:
 
 
 def capacity(setting: SearchSettings) -> float:
-    """Return the memory of one device, in bytes."""
-    return float(setting.cluster.device.memory_bytes)
+    """Return the bytes that tensors can take on one device."""
+    return room_on(setting.cluster, setting.calibration.software)
 
 
 def _chunks(found: Candidates, order: npt.NDArray[np.intp]) -> Iterator[tuple[Ints, Ints]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shardscope.analytic.layouts import Layouts
-from shardscope.analytic.memory import MemoryParts, device_memory
+from shardscope.analytic.memory import MemoryParts, device_memory, tensor_room
 from shardscope.analytic.memory.offload import host_bytes_per_device
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.model import Transformer
@@ -14,3 +14,8 @@ def memory_with(model: Transformer, layouts: Layouts, cluster: Cluster, software
     """Return bytes by type of memory; offloaded bytes that exceed a device's share of host memory are on drives."""
     room = host_bytes_per_device(cluster)
     return device_memory(model, layouts, framework=memory_model(software), host_capacity=room)
+
+
+def room_on(cluster: Cluster, software: str) -> float:
+    """Return the bytes that tensors can take on a device of a cluster, with a software."""
+    return tensor_room(cluster.device, memory_model(software))

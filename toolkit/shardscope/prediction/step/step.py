@@ -29,7 +29,7 @@ from shardscope.analytic.layouts import Layouts
 from shardscope.analytic.memory.offload import OFFLOADS_OPTIMIZER
 from shardscope.analytic.memory.rows import shards_gradients
 from shardscope.analytic.schedules.closed import bubble_time, columns
-from shardscope.prediction.step.held import memory_with
+from shardscope.prediction.step.held import memory_with, room_on
 from shardscope.prediction.step.machine import Machine
 from shardscope.prediction.step.tables import LookupTable, micro_table, state_table
 from shardscope.prediction.step.waits import Columns, StepRows, Windows, drag_of, host_update, windows
@@ -348,7 +348,7 @@ def cut(
         alone = cluster.replace(device=group.device, intra=group.intra, groups=())
         times.append(stage_time(model, layouts, alone, calibration) / even)
         stages.append(group.num_devices / a_stage)
-        room = np.floor(group.device.memory_bytes / (memory_bytes / even))
+        room = np.floor(room_on(alone, calibration.software) / (memory_bytes / even))
         most.append(np.ceil(room * num_layers / model.layers))
     slow = stage_time(model, layouts, cluster.replace(groups=()), calibration) / even
     time, stage, cap = (np.stack(columns, axis=1) for columns in (times, stages, most))

@@ -27,6 +27,7 @@ def slowest_device(devices: Sequence[Device]) -> Device:
     return Device(
         name=names,
         memory_bytes=min(device.memory_bytes for device in devices),
+        context_bytes=max(device.context_bytes for device in devices),
         peak_flops={name: min(device.peak_flops[name] for device in devices) for name in common},
         memory_bandwidth=min(device.memory_bandwidth for device in devices),
         power_w=None if None in powers else max(power for power in powers if power is not None),

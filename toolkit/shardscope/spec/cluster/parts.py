@@ -6,7 +6,7 @@ from pydantic import Field
 
 from shardscope.spec import catalogue
 from shardscope.spec._base import Spec
-from shardscope.spec.units import Bandwidth, Bytes, Flops, Watts
+from shardscope.spec.units import Bandwidth, Bytes, BytesOrNone, Flops, Watts
 
 
 class Device(Spec):
@@ -15,6 +15,8 @@ class Device(Spec):
     name: str
     memory_bytes: Bytes
     """Bytes that one process can allocate: as reported by the driver where known, otherwise the marketed size."""
+    context_bytes: BytesOrNone = 0.0
+    """Bytes of `memory_bytes` that the driver's context takes in each process; 0 if there is none."""
     peak_flops: dict[str, Flops]
     """Peak FLOP/s of dense matrix products, by dtype: ``fp32``, ``tf32``, ``fp16``, ``bf16``, ``fp8``."""
     memory_bandwidth: Bandwidth

@@ -180,6 +180,29 @@ class Part:
         shutil.rmtree(self.partial, ignore_errors=True)
 
 
+def copy_to_disk(copy: Path, folder: Path, keep: int) -> None:
+    """Copy a complete checkpoint to another folder, where it survives a crash of the machine; drop older ones there.
+
+    Args:
+        copy: The checkpoint.
+        folder: Folder for the new one, which has no checkpoint of its step.
+        keep: Number of checkpoints to keep, including the new one.
+
+    Raises:
+        OSError: The checkpoint cannot be copied.
+    """
+    partial = folder / f"{copy.name}{PARTIAL}"
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.copytree(copy, partial)
+    for path in partial.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+    _sync_folder(partial)
+    partial.rename(folder / copy.name)
+    _sync_folder(folder)
+    _drop_old(folder, step_of(copy), keep)
+
+
 def balanced(held: Sequence[Mapping[Place, int]]) -> list[set[Place]]:
     """Distribute the pieces among the ranks that have them, so that all ranks write similar numbers of bytes.
 

@@ -2,28 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BeforeValidator
-
-from shardscope.errors import SpecError
-from shardscope.methods.strategies.sharded import ZeroStrategy
+from shardscope.methods.strategies.flat_shards import FlatShards
 from shardscope.spec.look import MethodStyle
-from shardscope.spec.numbers import Count, MessageMiB
-from shardscope.spec.shares import BY_MEMORY, reader_of_shares
-from shardscope.spec.units import plural
 
 if TYPE_CHECKING:
-    from shardscope.analytic.communication import Traffic
-    from shardscope.analytic.communication.plan import StepPlan
-    from shardscope.analytic.job_step import JobStep
-    from shardscope.analytic.memory import RankStates
-    from shardscope.analytic.sharding import Ints
     from shardscope.spec.job import Job
 
 
-class Zero1(ZeroStrategy):
+class Zero1(FlatShards):
     """Shards optimizer state: each rank updates a share of all elements, then ranks exchange parameters.
 
     The shares are equal, or uneven with `shards`, for ranks with different amounts of memory. In either case,
@@ -41,117 +29,11 @@ class Zero1(ZeroStrategy):
     look = MethodStyle("#62bfcb", "dash", "square")
     zero_stage = 1
 
-    bucket_mb: MessageMiB = 25.0
-    """Size of a gradient bucket in MiB, 0 < value <= 1024; a bucket is sent as soon as it is complete."""
-    shards: Annotated[
-        tuple[Count, ...] | Literal["memory"] | None,
-        BeforeValidator(reader_of_shares("strategy.shards", BY_MEMORY)),
-    ] = None
-    """Sizes of the ranks' shards of the optimizer state, relative to each other, for ranks with different amounts of
-    memory: one number for each, such as ``(2, 2, 1, 1)``; or ``"memory"``, in proportion to the memory of the ranks'
-    devices that weights and gradients leave free. On an emulated cluster, that is the memory which it states. None for
-    equal shards."""
-
-    @property
-    def label(self) -> str:
-        """Name of the stage with its collectives and shards, such as ``zero-1:2:1`` or ``zero-1:memory``."""
-        if self.shards is None:
-            return super().label
-        return (
-            f"{self.name}:{self.shards if isinstance(self.shards, str) else ':'.join(map(str, self.shards))}"
-        )
-
-    def degrees(self, world_size: int) -> Mapping[str, Any] | None:
-        """Return the degrees of the layout; None with uneven shards, which layouts do not have."""
-        return super().degrees(world_size) if self.shards is None else None
-
-    def check(self, job: Job) -> None:
-        """Reject uneven shards of another number of ranks, or where all have to be equal."""
-        super().check(job)
-        if self.shards is None:
-            return
-        told = f"strategy.shards={self.shards!r}"
-        if isinstance(self.shards, tuple) and len(self.shards) != job.world_size:
-            raise SpecError(
-                f"{told} has {plural(len(self.shards), 'number')}, but world_size={job.world_size}; give "
-                f"{plural(job.world_size, 'number')}, or {BY_MEMORY!r}"
-            )
-        if self.collectives == "backend":
-            raise SpecError(
-                f"{told} cannot be combined with collectives='backend', whose shards are equal; use collectives='ring'"
-            )
-        if job.compression.is_on:
-            raise SpecError(
-                f"{told} cannot be combined with compression={job.compression.name!r}, which packs equal shards; leave "
-                "one of them out"
-            )
-
-    def shares(self, step: JobStep) -> tuple[int, ...] | None:
-        """Return the relative sizes of the ranks' shards; None if they are equal.
-
-        Raises:
-            SpecError: They depend on memory that the emulated cluster does not state, or a rank has no room.
-        """
-        if not isinstance(self.shards, str):
-            return self.shards
-        from shardscope.analytic.memory.held import Sharding, weight_bytes
-        from shardscope.spec.shares import shares_by_memory
-
-        if not step.memory:  # ranks of one machine, which share its memory equally
-            return (1,) * step.world_size
-        whole = weight_bytes(step.rows, Sharding(1, step.world_size, 0, self.bucket_mb, step.element_bytes))
-        return shares_by_memory(step.memory, sum(whole))
-
     def exchanged_bytes(self, gradient_bytes: int, world_size: int, *, micro_batches: int = 1) -> float:
         """Return the total bytes sent: 2(W-1) S for W ranks and S bytes of gradients, half in the all-gather."""
         from shardscope.analytic.communication import all_reduce_bytes
 
         return float(all_reduce_bytes(gradient_bytes, world_size))
-
-    def traffic(self, step: JobStep) -> Traffic:
-        """Return the traffic of the buckets, and of norms, which the backend all-reduces."""
-        from shardscope.analytic.communication import zero_1_traffic
-        from shardscope.analytic.communication.traffic import together
-        from shardscope.methods.strategies.sharded import norm_traffic
-
-        sharded = zero_1_traffic(self._buckets(step), step.world_size, self._carriers(step))
-        return together([sharded, *norm_traffic(step)])
-
-    def plan(self, step: JobStep) -> StepPlan:
-        """Return a reduce-scatter of each bucket after the backward pass, and an all-gather after the update."""
-        from shardscope.analytic.communication.plan import StepPlan, When, whole
-        from shardscope.analytic.communication.shard_plan import ShardedPlan
-        from shardscope.methods.strategies.sharded import norm_traffic
-
-        plan = ShardedPlan(step.world_size, self._carriers(step), 1, 1, step.micro_batches)
-        buckets, end = self._buckets(step), When("backward", 1.0, step.micro_batches - 1)
-        norms = [each for part in norm_traffic(step) for each in whole(part, end)]
-        return StepPlan((*plan.of_buckets(buckets), *norms))
-
-    def _buckets(self, step: JobStep) -> list[int]:
-        """Return the number of elements in each flat bucket, without padding."""
-        from shardscope.analytic.sharding import bucket_elements
-
-        capacity = int(self.bucket_mb * 2**20) // step.element_bytes
-        return bucket_elements([row.num_elements for row in step.trained], capacity)
-
-    def states(self, step: JobStep) -> RankStates:
-        """Return the bytes on each rank: whole parameters and gradients, in buckets, and a share of optimizer state."""
-        from shardscope.analytic.memory import spread_states
-        from shardscope.analytic.memory.work_space import updates_of_shards
-
-        is_padded = step.job.compression.is_on or self.collectives == "backend"
-        cut: dict[str, Any] = {
-            "stage": 1, "bucket_mb": self.bucket_mb, "is_padded": is_padded, "shares": self.shares(step),
-        }  # fmt: skip
-
-        def buffer_bytes() -> Ints | None:
-            padding = step.world_size if is_padded else 1
-            sizes = [-(-size // padding) * padding for size in self._buckets(step)]
-            kept = self._buffer_bytes(step, sizes, sizes, step.world_size)
-            return None if kept is None else updates_of_shards(step, **cut) + kept
-
-        return spread_states(step, **cut).with_work_buffers(step, buffer_bytes)
 
     def build(self, job: Job, context: Any) -> Any:
         from shardscope.methods.strategies.zero_1._torch import Zero1Rank

@@ -13,13 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from shardscope.errors import SpecError
-from shardscope.methods.strategies import zero_1
+from shardscope.methods.strategies.flat_shards import FlatShards
 from shardscope.methods.strategies.zero_1._torch_flat import FlatBucket, FlatPiece, cut_into_buckets
 from shardscope.methods.strategies.zero_1._torch_shares import shares_of_ranks
 from shardscope.training import clock
@@ -35,13 +36,17 @@ from shardscope.training.strategies.partitioned import ParameterShare, Partition
 class Zero1Rank(Partitioned):
     """ZeRO-1 strategy: each rank updates its share of all elements."""
 
-    settings: zero_1.Zero1
+    settings: FlatShards
+    keeps_gradients: ClassVar[bool] = True
+    """Whether a rank keeps the whole gradients of a step, and not only its own chunks."""
 
     def wrap(self, model: nn.Module) -> nn.Module:
         settings, group = self.settings, self.context.group
         assert group is not None
         self.is_ring = settings.collectives == "ring"
-        self.ring = RingAllReduce(group, shares=shares_of_ranks(settings, model, self.context))
+        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        cut = cut_into_buckets(trained, int(settings.bucket_mb * 2**20))
+        self.ring = RingAllReduce(group, shares=shares_of_ranks(settings, model, cut, self.context))
         if self.compressor is not None:
             ring, packets = self.ring, Packets(group)
             self.carrier = Carrier(
@@ -49,17 +54,13 @@ class Zero1Rank(Partitioned):
             )
         self.sender = Sender(self.name)
         even = not self.is_ring or self.compressor is not None
-        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self.buckets = [
             FlatBucket(
-                named,
-                self.context.rank,
-                self.context.world_size,
-                even=even,
-                chunk_sizes=self.ring.chunk_sizes,
+                named, self.context.rank, self.context.world_size, even=even, chunk_sizes=self.ring.chunk_sizes,
+                keeps_gradients=self.keeps_gradients,
             )
-            for named in cut_into_buckets(trained, int(settings.bucket_mb * 2**20))
-        ]
+            for named in cut
+        ]  # fmt: skip
         by_name = {piece.name: piece for bucket in self.buckets for piece in bucket.pieces}
         self.pieces = [by_name[name] for name, _ in trained]
         self.order = {id(p): (index, name) for index, b in enumerate(self.buckets) for name, p in b.named}
@@ -103,6 +104,10 @@ class Zero1Rank(Partitioned):
     def _clear(self) -> None:
         for bucket in self.buckets:
             bucket.clear_gradients()
+        self._begin_pass()
+
+    def _begin_pass(self) -> None:
+        """Expect the gradients of all parameters, none of which has arrived."""
         self.missing = [{name for name, _ in bucket.named} for bucket in self.buckets]
         self.sent: list[Future[None]] = []
 
@@ -117,17 +122,25 @@ class Zero1Rank(Partitioned):
             self.sent.append(self.sender.submit(partial(self._reduce, self.buckets[len(self.sent)])))
 
     def finish_exchange(self) -> None:
-        absent = [name for names in self.missing for name in names]
-        if absent:
-            raise SpecError(
-                f"parameter {absent[0]!r} has no gradient from the loss, but strategy='zero-1' needs a gradient for "
-                "every trained parameter; use it in the loss, or freeze it with requires_grad_(False)"
-            )
-        for done in self.sent:
-            done.result()
+        self._settle()
         for bucket in self.buckets:
             for piece in bucket.pieces:
                 piece.parameter.grad = piece.grad
+
+    def _settle(self) -> None:
+        """Wait until all buckets are reduced.
+
+        Raises:
+            SpecError: A parameter has no gradient.
+        """
+        absent = [name for names in self.missing for name in names]
+        if absent:
+            raise SpecError(
+                f"parameter {absent[0]!r} has no gradient from the loss, but strategy={self.name!r} needs a gradient "
+                "for every trained parameter; use it in the loss, or freeze it with requires_grad_(False)"
+            )
+        for done in self.sent:
+            done.result()
 
     def _reduce(self, bucket: FlatBucket) -> None:
         """Reduce-scatter a bucket: this rank's chunk becomes the mean over all ranks; other chunks are overwritten."""

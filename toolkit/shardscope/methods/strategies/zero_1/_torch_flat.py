@@ -1,9 +1,10 @@
 """Flat buckets of parameters and gradients, each split into chunks, one per rank.
 
 A parameter becomes a view of its bucket, so gathering the bucket in place also gathers the parameter. The gradient is
-accumulated in a view of a second buffer, so reducing it needs no copy. A rank's chunk can start or end inside a
-parameter. The part of a parameter that lies in the chunk, which may be empty, is called the rank's piece of the
-parameter.
+accumulated in a view of a second buffer, so reducing it needs no copy. With ZeRO-1, each bucket has such a buffer; with
+ZeRO-2, it has one only while it is filled and reduced, and otherwise just the gradients of the rank's chunk. A chunk
+can start or end inside a parameter. The part of a parameter that lies in the chunk, which may be empty, is called the
+rank's piece of the parameter.
 """
 
 from __future__ import annotations
@@ -39,8 +40,10 @@ class FlatBucket:
         world_size: Number of ranks.
         even: Whether to pad to a multiple of the number of ranks, as the backends' own collectives require.
         chunk_sizes: Function that returns the sizes of the ranks' chunks of a number of elements.
+        keeps_gradients: Whether the bucket has a buffer for the gradients of all elements.
         weights: Elements of all parameters; the parameters are views of this tensor.
-        grads: Gradients of all elements.
+        grads: Gradients of all elements; only after `fill` if the bucket has no buffer for them.
+        own_grads: Gradients of this rank's chunk: part of `grads` if the bucket keeps these.
         pieces: This rank's piece of each parameter.
     """
 
@@ -49,8 +52,10 @@ class FlatBucket:
     world_size: int
     even: bool
     chunk_sizes: Callable[[int], list[int]]
+    keeps_gradients: bool = True
     weights: Tensor = field(init=False)
     grads: Tensor = field(init=False)
+    own_grads: Tensor = field(init=False)
     pieces: list[FlatPiece] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -59,10 +64,14 @@ class FlatBucket:
         if self.even:
             num_elements += -num_elements % self.world_size
         self.weights = torch.zeros(num_elements, dtype=first.dtype, device=first.device)
-        self.grads = torch.zeros_like(self.weights)
         sizes = self.chunk_sizes(num_elements)
         self.first = sum(sizes[: self.rank])
         self.last = self.first + sizes[self.rank]
+        if self.keeps_gradients:
+            self.grads = torch.zeros_like(self.weights)
+            self.own_grads = self.own(self.grads)
+        else:
+            self.own_grads = torch.zeros_like(self.own(self.weights))
         self.pieces = []
         offset = 0
         for name, parameter in self.named:
@@ -76,7 +85,8 @@ class FlatBucket:
         home.copy_(parameter.detach().reshape(-1))
         parameter.data = home.view(parameter.shape)
         start, stop = (min(max(edge - offset, 0), size) for edge in (self.first, self.last))
-        grad = self.grads[offset + start : offset + stop]
+        inside = offset - self.first
+        grad = self.own_grads[max(0, inside + start) : max(0, inside + stop)]
         return FlatPiece(name, parameter, nn.Parameter(home[start:stop]), start, stop, grad)
 
     def clear_gradients(self) -> None:
@@ -85,6 +95,20 @@ class FlatBucket:
         grads = self.wholes(self.grads)
         for name, parameter in self.named:
             parameter.grad = grads[name]
+
+    def fill(self, buffer: Tensor) -> None:
+        """Let the backward pass accumulate gradients in a buffer of bytes, and move those that have arrived into it."""
+        self.grads = buffer[: self.weights.nbytes].view(self.weights.dtype).zero_()
+        views = self.wholes(self.grads)
+        for name, parameter in self.named:
+            if parameter.grad is not None:
+                views[name].copy_(parameter.grad)
+            parameter.grad = views[name]
+
+    def drop_gradients(self) -> None:
+        """Detach the parameters from the buffer, which another bucket fills next."""
+        for _, parameter in self.named:
+            parameter.grad = None
 
     @property
     def layout(self) -> list[tuple[str, torch.Size]]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from pydantic import model_validator
+
+from shardscope.errors import SpecError, quoted
 from shardscope.methods.strategies.sharded import FullyShardedStrategy
 from shardscope.spec.look import MethodStyle
 
@@ -14,12 +17,24 @@ if TYPE_CHECKING:
 class Zero3(FullyShardedStrategy):
     """Shards all states; the parameters of each block are gathered for its forward and again for its backward pass.
 
-    Except for FSDP2's padding, ranks send 1.5 times as many bytes per micro-batch as in a ring all-reduce.
+    Except for FSDP2's padding, ranks send 1.5 times as many bytes per micro-batch as in a ring all-reduce. Shards are
+    equal: `fully_shard` pads each to the largest, so a smaller one would save no memory.
     """
 
     name = "zero-3"
     look = MethodStyle("#1a6c79", "longdash", "star")
     zero_stage = 3
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_uneven(cls, fields: Any) -> Any:
+        if isinstance(fields, dict) and fields.get("shards") is not None:
+            raise SpecError(
+                f"strategy.shards={quoted(fields['shards'])} cannot be combined with strategy={cls.name!r}, whose "
+                "parameters PyTorch's fully_shard cuts into equal shards and pads to the largest; leave shards out, or "
+                "use ss.Zero2(shards=...)"
+            )
+        return fields
 
     def gathers(self, micro_batches: int) -> int:
         return 2 * micro_batches

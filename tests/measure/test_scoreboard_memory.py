@@ -1,0 +1,130 @@
+"""Published memory beside predictions: peaks by software, and which runs are said to fit."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from shardscope import cli
+from shardscope.analytic.memory import FRAMEWORKS, memory_term, process_bytes, stage_memory, tensor_room
+from shardscope.measure.scoreboard.memory.board import (
+    fit_lines,
+    memory_tables,
+    peak_lines,
+    runs_that_ran,
+    total_fits,
+)
+from shardscope.spec.cluster import Device
+from shardscope.spec.layout import Layout
+from shardscope.spec.model import Transformer
+from shardscope.spec.software import SOFTWARE, memory_model
+
+DEEPSPEED_STAGES = (
+    19961.07, 17461.95, 17189.95, 16917.95, 16645.95, 16373.95, 16101.95, 15829.94, 15557.94, *[15446.85] * 6, 18175.38,
+)  # fmt: skip
+"""MiB that were allocated at most on each stage (bigscience, gpt2-meg-ds-3d/meg_ds_3d_gpt2_perf_n16-ds-on.out)."""
+
+
+@pytest.mark.parametrize(
+    ("table", "mape", "worst"),
+    [
+        ("Megatron-LM, B200", 0.2, 1),
+        ("torchtitan, H100", 5, 10),
+        ("torchtitan, H200", 5, 5),
+        ("DeepSpeed pipeline, V100", 5, 5),
+        ("DeepSpeed ZeRO 3, V100", 5, 5),
+    ],
+)
+def test_published_peaks_are_predicted(table: str, mape: float, worst: float) -> None:
+    (line,) = peak_lines({table: memory_tables()[table]})
+    assert line.mape < mape
+    assert line.worst < worst
+
+
+def test_few_runs_that_ran_are_said_not_to_fit_and_most_out_of_memory_errors_are_foreseen() -> None:
+    all_of_them = total_fits(fit_lines(memory_tables() | runs_that_ran()))
+    assert all_of_them.ran > 300
+    assert all_of_them.refused <= 0.02 * all_of_them.ran
+    assert all_of_them.foreseen >= 0.7 * all_of_them.ran_out > 0
+
+
+def test_every_stage_of_a_pipeline_of_deepspeed_is_within_five_percent() -> None:
+    model = Transformer(name="gpt", layers=64, hidden=8192, heads=32, vocab=50688, seq=1024)
+    layout = Layout(
+        tensor=4, pipeline=16, global_batch=1024, micro_batch=4, recompute="full", flash_attention=False,
+        precision="fp16-mixed",
+    )  # fmt: skip
+    held = stage_memory(model, layout, framework="megatron-deepspeed").total / 2**20
+    assert held.tolist() == pytest.approx(DEEPSPEED_STAGES, rel=0.05)
+
+
+def test_the_update_is_the_peak_of_stages_with_few_micro_batches_and_the_terms_say_so() -> None:
+    model = Transformer(name="gpt", layers=16, hidden=2048, heads=16, vocab=50304, seq=512)
+    layout = Layout(pipeline=8, global_batch=64, recompute="full", precision="fp16-mixed")
+    held = stage_memory(model, layout, framework="megatron-deepspeed")
+    term = memory_term(model, layout, framework="megatron-deepspeed")
+    assert [part.value for part in term.parts] == pytest.approx(held.total.tolist())
+    (gradients,) = term["stage 6"]["buffers"].parts
+    parameters = term["stage 6"]["parameters"].value / 2
+    activations = term["stage 6"]["activations"].value
+    assert gradients.value == pytest.approx(4 * parameters - activations)
+
+
+def test_embedding_and_output_take_a_layers_place_if_that_makes_stages_equal() -> None:
+    model = Transformer(name="gpt", layers=6, hidden=256, heads=4, vocab=1000, seq=64)
+    held = stage_memory(model, Layout(pipeline=4, global_batch=4), framework="paper").parameters
+    per_layer = (held[1] - held[2] == 0, held[1] > held[0] - 2 * (1000 + 64) * 256)
+    assert all(per_layer)
+    uneven = stage_memory(model.replace(layers=7), Layout(pipeline=4, global_batch=4), framework="paper")
+    assert uneven.parameters[2] > uneven.parameters[3] - 2 * 1000 * 256 - 4 * 256
+
+
+def test_recipes_of_nvidia_keep_gradients_in_16_bits_and_no_16_bit_weights_beside_fp8_ones() -> None:
+    model = Transformer(name="gpt", layers=8, hidden=1024, heads=8, vocab=32000, seq=512)
+    layout = Layout(data=2, zero=1, global_batch=2, precision="fp8-mixed")
+    core, nemo, bridge = (
+        stage_memory(model, layout, framework=name) for name in ("megatron-core", "nemo", "megatron-bridge")
+    )
+    assert core.gradients == pytest.approx(2 * nemo.gradients)
+    assert bridge.gradients == pytest.approx(core.gradients)
+    assert bridge.parameters == pytest.approx(nemo.parameters)
+    assert core.parameters > 1.9 * nemo.parameters * (1 - 0.3)
+    narrow = layout.replace(precision="bf16-mixed")
+    core, nemo = (stage_memory(model, narrow, framework=name) for name in ("megatron-core", "nemo"))
+    assert nemo.optimizer == pytest.approx(core.optimizer * 10 / 12)
+
+
+def test_the_room_for_tensors_is_what_a_process_leaves() -> None:
+    for name in FRAMEWORKS:
+        device = Device.of("a100-80gb")
+        room = tensor_room(device, name)
+        assert room < device.memory_bytes
+        assert process_bytes(device, name, room) == pytest.approx(device.memory_bytes)
+    own = Device(
+        name="mine", memory_bytes=1e9, peak_flops={"fp32": 1e12}, memory_bandwidth=1e9, source="made"
+    )
+    assert tensor_room(own, "megatron-core") == 1e9
+
+
+def test_software_without_constants_of_its_own_shares_those_of_another() -> None:
+    assert all(each.measured_as in SOFTWARE for each in SOFTWARE.values())
+    assert {memory_model(name) for name in SOFTWARE} <= set(FRAMEWORKS)
+    assert len({memory_model(name) for name in ("megatron-core", "nemo", "megatron-bridge")}) == 3
+
+
+def test_the_command_prints_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["scoreboard", "--memory"]) == 0
+    printed = capsys.readouterr().out
+    assert "process (nvidia-smi)" in printed
+    assert "all tables" in printed
+    assert cli.main(["scoreboard", "--memory", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {line["dataset"]: line["rows"] for line in found["peaks"]}["Megatron-LM, B200"] == 11
+    assert np.isfinite([line["mape"] for line in found["peaks"]]).all()
+
+
+def test_memory_and_own_rows_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["scoreboard", "--memory", "--rows", "steps.csv"]) != 0
+    assert "--memory compares published memory" in capsys.readouterr().err

@@ -1,0 +1,61 @@
+"""Rows of published memory: layout, model, cluster, and the peak of the fullest device, or only whether it sufficed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from shardscope.analytic.layouts import Layouts
+from shardscope.analytic.memory import FRAMEWORKS, device_memory, process_bytes, tensor_room
+from shardscope.spec.cluster import Cluster
+from shardscope.spec.layout import Layout
+from shardscope.spec.model import Transformer
+from shardscope.spec.software import memory_model
+
+GIB = 2**30
+Counted = Literal["allocated", "reserved", "process"]
+
+
+@dataclass(frozen=True)
+class MemoryRow:
+    """One run of one layout."""
+
+    dataset: str
+    model: Transformer
+    cluster: Cluster
+    layout: Layout
+    software: str
+    """Software that ran it; a name of `spec.software.SOFTWARE`."""
+    gib: float | None = None
+    """Peak memory of the fullest device in GiB; None if it was not published, or if the run ran out of memory."""
+    counted: Counted = "allocated"
+    """What the peak counts: tensors, what the allocator reserved for them, or the whole process (nvidia-smi)."""
+    fits: bool = True
+    """Whether the run ran, instead of running out of memory."""
+    memory: str = ""
+    """Memory model of an older release, a key of `analytic.memory.FRAMEWORKS`; empty for that of the software."""
+
+    @property
+    def framework(self) -> str:
+        """The memory model that predicts the row."""
+        return self.memory or memory_model(self.software)
+
+    @property
+    def peak_gib(self) -> float:
+        """Predicted peak of allocated tensors, in GiB."""
+        held = device_memory(self.model, Layouts.of([self.layout]), framework=self.framework)
+        return float(held.total[0]) / GIB
+
+    @property
+    def predicted_gib(self) -> float:
+        """Prediction of what was counted, in GiB."""
+        if self.counted == "allocated":
+            return self.peak_gib
+        if self.counted == "reserved":
+            return self.peak_gib * FRAMEWORKS[self.framework].reserved
+        return process_bytes(self.cluster.device, self.framework, self.peak_gib * GIB) / GIB
+
+    @property
+    def predicted_to_fit(self) -> bool:
+        """Whether the prediction says that the run fits."""
+        return self.peak_gib * GIB <= tensor_room(self.cluster.device, self.framework)
