@@ -72,7 +72,6 @@ $(VENV)/.installed: pyproject.toml binder/constraints.txt $(VENV)/.torch
 	@$(BIN)/python binder/install.py package
 	@touch $@
 
-# With what Shardscope needs itself, so that one call of pip does for both.
-$(VENV)/.installed-dev: pyproject.toml binder/constraints.txt $(VENV)/.torch
+$(VENV)/.installed-dev: $(VENV)/.installed
 	@$(BIN)/python binder/install.py dev
-	@touch $(VENV)/.installed $@
+	@touch $@

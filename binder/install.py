@@ -20,15 +20,8 @@ from pathlib import Path
 BINDER = Path(__file__).parent
 TORCH_CPU = BINDER / "torch-cpu.txt"
 _PIP = [
-    sys.executable,
-    "-m",
-    "pip",
-    "--disable-pip-version-check",
-    "install",
-    "--progress-bar",
-    "off",
-    "--no-compile",
-]
+    sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--progress-bar", "off", "--no-compile",
+]  # fmt: skip
 _PROBE_S = 5.0
 _QUIET_S = 10.0
 """Seconds between two lines of progress where a line cannot be rewritten."""
@@ -48,7 +41,7 @@ def main(what: str) -> int:
 def _install_package(what: str) -> int:
     extra, words = {
         "package": ("fast", "Shardscope and its pinned dependencies"),
-        "dev": ("dev", "Shardscope, its pinned dependencies and the test tools"),
+        "dev": ("dev", "the test tools"),
     }[what]
     return _install(words, ["-c", str(BINDER / "constraints.txt"), "-e", f"{BINDER.parent}[{extra}]"])
 

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from browser.conftest import VIEWPORT
+from browser.chromium import VIEWPORT
 from browser.notebook_page import eventually
 from browser.test_first_screen import IS_LIVE, wait_for, written
 from browser.test_training_lab import LAB, press, status
