@@ -16,10 +16,12 @@ from shardscope.measure.calibrate import calibrate as calibrate_module
 README = (Path(__file__).parents[1] / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 FEWER = {
-    "trials=12": "trials=5", "--trials 8": "--trials 4", "ss.check(job)": "ss.check(job, steps=4)",
-    "check --strategy tree": "check --steps 4 --strategy tree",
+    "careful = job.replace(": "careful = job.replace(batch=16, ", "ss.check(job)": "ss.check(job, steps=4)",
+    "compression_speedup(slow)": "compression_speedup(slow, methods=('int8', 'topk'))", "trials=12": "trials=5",
+    "run --model gpt-nano": "run --steps 20 --model gpt-nano", "--trials 8": "--trials 4",
+    "check --strategy": "check --steps 4 --strategy",
 }  # fmt: skip
-"""Trials and steps, and what is enough to run each block and command (`--every-case`: as they are)."""
+"""Samples, steps and trials, and what is enough to run each block and command (`--every-case`: as they are)."""
 COMMANDS = [
     line.partition("#")[0].strip()
     for block in re.findall(r"```(?:sh|bash)\n(.*?)```", README, re.DOTALL)

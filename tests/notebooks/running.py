@@ -20,7 +20,10 @@ FEWER = {
         '"steps": 12': '"steps": 5', "steps=30": "steps=8", "steps=4)": "steps=2)", "batch=RANKS": "batch=8 * RANKS",
     },
     "05-pipelines": {"steps=16": "steps=6"},
-    "06-compression": {'"steps": 20': '"steps": 6', "steps=60": "steps=20", "steps=12": "steps=3"},
+    "06-compression": {
+        '"steps": 20': '"steps": 6', "steps=60": "steps=20",
+        "link=None, steps=12": 'link=None, steps=3, model="mlp", data="digits"',
+    },
     "07-large-batch": {
         "batches=ss.PowersOfTwo(32, 512), seeds=(0, 1, 2)":
             "batches=ss.PowersOfTwo(32, 64), seeds=(0,), factors=(1.0,)",
@@ -33,6 +36,7 @@ FEWER = {
         "STEPS = 4": "STEPS = 2", "workers=(1, 4), kind": "workers=(1, 2), kind",
         '"gpt-nano", "data": "python-source"': '"mlp", "data": "digits"',
     },
+    "12-faults": {"STEPS, MTBF_STEPS = 48": "STEPS, MTBF_STEPS = 24"},
 }  # fmt: skip
 """Steps, trials, sweeps and models of a notebook, and what is enough to run each of its cells (`--every-case`: as it
 is). After its last step, a run evaluates its model, which takes longest for language models and small batches."""
