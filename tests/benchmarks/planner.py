@@ -29,7 +29,7 @@ def trillion() -> SearchSettings:
     """1 T parameters (Narayanan et al. 2021, table 1) on 2,048 nodes of eight A100s."""
     model = Model.transformer(name="megatron-1t", layers=128, hidden=25600, heads=160, vocab=51200, seq=2048)
     cluster = Cluster.of("a100-80gb", nodes=2048, per_node=8)
-    return SearchSettings(model, cluster, Calibration.of(cluster.device))
+    return SearchSettings(model, cluster, Calibration.of(cluster.device).replace(software="megatron-core"))
 
 
 def rows(found, count, seed=0):
