@@ -10,6 +10,7 @@ import queue
 import re
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 import urllib.error
@@ -18,7 +19,9 @@ from pathlib import Path
 
 BINDER = Path(__file__).parent
 TORCH_CPU = BINDER / "torch-cpu.txt"
-_PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--progress-bar", "off"]
+_PIP = [
+    sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--progress-bar", "off", "--no-compile",
+]  # fmt: skip
 _PROBE_S = 5.0
 _QUIET_S = 10.0
 """Seconds between two lines of progress where a line cannot be rewritten."""
@@ -29,8 +32,13 @@ _DOING = re.compile(
 
 def main(what: str) -> int:
     """Install one of ``torch``, ``package`` and ``dev``, and return the exit status."""
-    if what == "torch":
-        return _install_torch()
+    status = _install_torch() if what == "torch" else _install_package(what)
+    if status == 0:
+        compile_all(sysconfig.get_path("purelib"))
+    return status
+
+
+def _install_package(what: str) -> int:
     extra, words = {
         "package": ("fast", "Shardscope and its pinned dependencies"),
         "dev": ("dev", "the test tools"),
@@ -49,6 +57,15 @@ def _install_torch() -> int:
         "PyTorch's own index is out of reach, so the default build of torch is used: larger, but it works the same."
     )
     return _install("torch (default build)", ["--no-deps", pin])
+
+
+def compile_all(folder: str) -> None:
+    """Compile the packages in a folder to bytecode on all cores, where pip would use one.
+
+    Packages may contain files that this version of Python cannot compile, which pip does not report either.
+    """
+    command = [sys.executable, "-m", "compileall", "-qq", "-j", "0", folder]
+    subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
 
 
 def index_answers(pin: str, timeout_s: float = _PROBE_S) -> bool:

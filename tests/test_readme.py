@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,34 @@ from shardscope.measure.calibrate import calibrate as calibrate_module
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+FEWER = {
+    "careful = job.replace(": "careful = job.replace(batch=16, ", "ss.check(job)": "ss.check(job, steps=4)",
+    "compression_speedup(slow)": "compression_speedup(slow, methods=('int8', 'topk'))", "trials=12": "trials=5",
+    "run --model gpt-nano": "run --steps 20 --model gpt-nano", "--trials 8": "--trials 4",
+    "check --strategy": "check --steps 4 --strategy",
+}  # fmt: skip
+"""Samples, steps and trials, and what is enough to run each block and command (`--every-case`: as they are)."""
 COMMANDS = [
     line.partition("#")[0].strip()
     for block in re.findall(r"```(?:sh|bash)\n(.*?)```", README, re.DOTALL)
     for line in block.splitlines()
     if line.startswith("shardscope ")
 ]
+
+
+@pytest.fixture(scope="module")
+def shortened(request: pytest.FixtureRequest) -> Callable[[str], str]:
+    """Return a function that puts less into the texts in which `FEWER` names something."""
+    fewer = {} if request.config.getoption("--every-case") else FEWER
+    every = "\n".join([*BLOCKS, *COMMANDS])
+    assert all(text in every for text in FEWER), "FEWER has a text that the page does not have any more"
+
+    def less(text: str) -> str:
+        for part, instead in fewer.items():
+            text = text.replace(part, instead)
+        return text
+
+    return less
 
 
 def test_every_python_block_is_valid_and_every_command_can_be_parsed() -> None:
@@ -34,19 +57,21 @@ def test_every_python_block_is_valid_and_every_command_can_be_parsed() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_the_python_blocks_run_in_order_and_the_first_job_learns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shortened: Callable[[str], str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {"__name__": "readme"}
     for block in BLOCKS:
-        exec(block, names)
+        exec(shortened(block), names)
     losses = names["run"].metrics().loss  # type: ignore[attr-defined]
     assert losses.iloc[-1] < 0.6 * losses.iloc[0]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_the_commands_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_run_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shortened: Callable[[str], str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(
         "SHARDSCOPE_CACHE", str(tmp_path / "cache")
@@ -54,7 +79,7 @@ def test_the_commands_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(calibrate_module, "BUDGET_S", 5.0)
     ss.launch(ss.Job(model="mlp", data="digits", strategy="ring", world_size=2, steps=5)).wait()
     for command in COMMANDS:
-        words = shlex.split(command)[1:]
+        words = shlex.split(shortened(command))[1:]
         if words[0] == "resize":  # of a run that trains; tests/runtime/test_resize.py does it
             continue
         assert cli.main([ss.runs()[0].id if word == "RUN" else word for word in words]) == 0, command

@@ -23,7 +23,7 @@ from playwright.sync_api import sync_playwright
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from browser.conftest import CHROMIUM, CHROMIUM_ARGS, VIEWPORT
+from browser.chromium import chromium
 from browser.lab_server import jupyter_server
 from browser.notebook_page import NotebookPage
 
@@ -70,14 +70,8 @@ def main(rounds: int = 5) -> None:
         tempfile.TemporaryDirectory() as folder,
         sync_playwright() as playwright,
         jupyter_server(Path(folder) / "jupyter") as server,
+        chromium(playwright, Path(folder) / "profile") as context,
     ):
-        context = playwright.chromium.launch_persistent_context(
-            f"{folder}/profile",
-            executable_path=CHROMIUM,
-            headless=True,
-            args=CHROMIUM_ARGS,
-            viewport=VIEWPORT,
-        )
         for number in range(rounds + 1):
             notebook = NotebookPage(context.new_page(), server)
             try:
@@ -93,7 +87,6 @@ def main(rounds: int = 5) -> None:
             )
             if number:
                 taken.append(seen.get("curve", inf))
-        context.close()
     print(f"first curve that grows: median {median(taken):.1f} s of {rounds}")
 
 

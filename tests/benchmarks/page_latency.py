@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # tests
 
 from playwright.sync_api import sync_playwright
 
-from browser.conftest import CHROMIUM, CHROMIUM_ARGS, VIEWPORT
+from browser.chromium import chromium
 from browser.lab_server import jupyter_server
 from browser.notebook_page import NotebookPage
 
@@ -88,17 +88,10 @@ def main(presses: int = 30, *names: str) -> None:
         tempfile.TemporaryDirectory() as folder,
         sync_playwright() as playwright,
         jupyter_server(Path(folder) / "jupyter") as server,
+        chromium(playwright, Path(folder) / "profile") as context,
     ):
-        context = playwright.chromium.launch_persistent_context(
-            f"{folder}/profile",
-            executable_path=CHROMIUM,
-            headless=True,
-            args=CHROMIUM_ARGS,
-            viewport=VIEWPORT,
-        )
         for name in names or PANELS:
             print(measure(context, server, Path(folder), name, presses), flush=True)
-        context.close()
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ def install() -> ModuleType:
 
 def pip_that(install: ModuleType, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     monkeypatch.setattr(install, "_PIP", [sys.executable, "-c", code])
+    monkeypatch.setattr(install, "compile_all", lambda folder: None)
 
 
 def test_an_index_that_does_not_answer_is_found_out_quietly(
@@ -81,3 +82,13 @@ def test_progress_says_what_pip_is_doing(
         "downloading jupyterlab",
         "installing",
     ]
+
+
+def test_what_can_be_compiled_is_compiled_quietly(
+    install: ModuleType, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "good.py").write_text("x = 1\n")
+    (tmp_path / "old.py").write_text("print 1\n")
+    install.compile_all(str(tmp_path))
+    assert [path.name.partition(".")[0] for path in tmp_path.rglob("*.pyc")] == ["good"]
+    assert capfd.readouterr() == ("", "")

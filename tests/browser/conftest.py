@@ -15,16 +15,9 @@ import time
 
 import pytest
 
+from browser.chromium import chromium, needs_chromium
 from browser.lab_server import jupyter_server
 from browser.notebook_page import MODULES_MAY_TAKE_LONG, NotebookPage
-
-CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-CHROMIUM_ARGS = [
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-    "--disable-dev-shm-usage",
-]  # fmt: skip
-VIEWPORT = {"width": 1360, "height": 1100}
 
 
 @pytest.hookimpl(tryfirst=True)  # before slow ones are left out
@@ -37,23 +30,17 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory):
-    if not CHROMIUM:
-        pytest.skip("no chromium on PATH (apt-get install chromium) and no $CHROMIUM")
+    needs_chromium()
     with jupyter_server(tmp_path_factory.mktemp("jupyter")) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
 def browser_context(playwright_api, tmp_path_factory):
-    if not CHROMIUM:
-        pytest.skip("no chromium on PATH (apt-get install chromium) and no $CHROMIUM")
-    context = playwright_api.chromium.launch_persistent_context(
-        str(tmp_path_factory.mktemp("profile")), executable_path=CHROMIUM, headless=True, args=CHROMIUM_ARGS,
-        viewport=VIEWPORT,
-    )  # fmt: skip
-    context.add_init_script(MODULES_MAY_TAKE_LONG)
-    yield context
-    context.close()
+    needs_chromium()
+    with chromium(playwright_api, tmp_path_factory.mktemp("profile")) as context:
+        context.add_init_script(MODULES_MAY_TAKE_LONG)
+        yield context
 
 
 @contextlib.contextmanager

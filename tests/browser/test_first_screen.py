@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from functools import partial
 
 import pytest
 
@@ -34,14 +33,19 @@ NO_MODEL = "widget model not found"
 
 @pytest.fixture
 def lab(notebook, tmp_path):
+    return notebook.open(written(tmp_path))
+
+
+def written(folder):
+    """A notebook with a lab in it."""
     cells = [
         {"cell_type": "code", "id": f"c{n}", "metadata": {}, "outputs": [], "execution_count": None, "source": text}
         for n, text in enumerate(CELLS)
     ]  # fmt: skip
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    file = tmp_path / "lab.ipynb"
+    file = folder / "lab.ipynb"
     file.write_text(json.dumps({"nbformat": 4, "nbformat_minor": 5, "metadata": kernel, "cells": cells}))
-    return notebook.open(file)
+    return file
 
 
 def wait_for(lab, condition, timeout_ms=120_000):
@@ -74,49 +78,6 @@ def test_the_first_curve_moves_after_two_clicks_and_start_stays_in_view(lab):
     assert 0 < button["y"] < lab.page.viewport_size["height"]
     press(lab, "Stop")
     status(lab, "was stopped")
-
-
-def test_a_change_chosen_during_a_run_follows_it_while_the_advice_keeps_its_place(lab):
-    lab.run_all()
-    wait_for(lab, IS_LIVE)
-    lab.page.locator(f"{LAB} .ss-presets button", has_text="Speed up a pipeline").click()
-    lab.page.locator(f"{LAB} .ss-presets + div", has_text="stages wait for each other").wait_for()
-    press(lab, "Start")
-    advice = lab.page.locator(f"{LAB} .ss-advice")
-    advice.locator("button", has_text="Run it").click()
-    advice.locator("button", has_text="Will run when this run has ended").wait_for()
-    height = advice.bounding_box()["height"]
-    advice.get_by_text("has started; the explanation follows").wait_for()
-    assert advice.bounding_box()["height"] >= height
-    assert lab.kernel("[[run.state for run in lab.runs][1:], lab.run.baseline == lab.runs[1].id]") == [
-        ["completed"],
-        True,
-    ]
-    lab.page.locator(f"{LAB} .ss-advice b", has_text="before").wait_for()
-    assert "stages wait" in lab.page.locator(f"{LAB} .ss-presets + div").inner_text()
-    status(lab, "has finished")
-
-
-def test_nothing_overlaps_in_a_narrow_window(lab):
-    lab.run_all()
-    wait_for(lab, IS_LIVE)
-    for width in (1400, 900, 600):
-        lab.page.set_viewport_size({"width": width, "height": 1100})
-        eventually(lab.page, partial(nothing_overlaps, lab.page))
-        lab.page.wait_for_timeout(700)  # figures follow the width
-        eventually(lab.page, partial(nothing_overlaps, lab.page))
-
-
-def nothing_overlaps(page):
-    sides = page.evaluate(
-        f"() => ['.ss-left', '.ss-right', '.ss-first'].map(side => document.querySelector('{LAB} ' + side))"
-        ".map(node => node.getBoundingClientRect()).map(box => [box.left, box.right, box.top, box.bottom])"
-    )
-    (left, right, first), width = sides, page.viewport_size["width"]
-    assert all(box[1] <= width for box in sides), width
-    assert first[3] <= left[2], width
-    beside, below = right[0] >= left[1], right[2] >= left[3]
-    assert beside if width == 1400 else below, width
 
 
 def test_a_restarted_kernel_leaves_one_banner_and_the_cell_attaches_to_the_run_again(lab):

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 TOUR = Path(__file__).parents[2] / "notebooks" / "01-tour.ipynb"
 LAB = ".jp-OutputArea-output .ss-lab"
 PLOT = f"document.querySelector('{LAB} .js-plotly-plot')"
@@ -48,17 +50,36 @@ def started(notebook):
     return notebook.kernel("lab.run.id")
 
 
-def open_tour(notebook):
-    """Run the tour up to its first launch, and wait until the lab shows the run."""
-    notebook.open(TOUR).run_until("ss.launch(job)")
-    notebook.page.wait_for_selector(f"{LAB} .js-plotly-plot .main-svg", timeout=60_000)
-    notebook.until("lab.run is None", False)
+@pytest.fixture(scope="module")
+def notebook(shared_notebook):
+    """The tour up to its first launch, once the lab shows the run; what one test has done, the next one finds."""
+    shared_notebook.open(TOUR).run_until("ss.launch(job)")
+    shared_notebook.page.wait_for_selector(f"{LAB} .js-plotly-plot .main-svg", timeout=60_000)
+    shared_notebook.until("lab.run is None", False)
+    return shared_notebook
+
+
+def test_it_can_be_read_in_both_themes_and_plays_one_step(notebook):
+    notebook.kernel("lab.run.wait(200).id")
+    notebook.page.wait_for_function(
+        f"() => document.querySelectorAll('{LAB} .js-plotly-plot')[1].data[1].x?.length > 0"
+    )
+    for theme in ("JupyterLab Dark", "JupyterLab Light"):
+        notebook.use_theme(theme)
+        notebook.can_be_read(f"{LAB} .js-plotly-plot .xtick text, {LAB} .ss-words")
+    notebook.page.locator(LAB).get_by_role("tab", name="One step").click()
+    player = notebook.page.locator(f"{LAB} .ss-step")
+    player.get_by_role("button", name="Next event").click()
+    player.get_by_role("button", name="Play").click()
+    player.get_by_role("button", name="Pause").wait_for(timeout=120_000)
+    player.press("End")
+    player.locator(".now", has_text="The step is over.").wait_for(timeout=120_000)
+    notebook.until("lab.screen.player.position", 1.0)
 
 
 def test_start_watch_stop_start_again_and_reload(notebook):
-    open_tour(notebook)
+    notebook.page.locator(LAB).get_by_role("tab", name="Live").click()
     notebook.kernel("[setattr(lab, 'steps', 100_000), lab.run.stop().id][1]")
-
     choose(notebook, "Strategy", "ring")
     first = started(notebook)
     label = notebook.kernel("lab._focus_trace().label")
@@ -91,27 +112,7 @@ def test_start_watch_stop_start_again_and_reload(notebook):
     notebook.until("[lab.problem, any(run.is_alive for run in lab.runs)]", ["", False])
 
 
-def test_it_can_be_read_in_both_themes_and_plays_one_step(notebook):
-    open_tour(notebook)
-    notebook.kernel("lab.run.wait(200).id")
-    notebook.page.wait_for_function(
-        f"() => document.querySelectorAll('{LAB} .js-plotly-plot')[1].data[1].x?.length > 0"
-    )
-    for theme in ("JupyterLab Dark", "JupyterLab Light"):
-        notebook.use_theme(theme)
-        notebook.can_be_read(f"{LAB} .js-plotly-plot .xtick text, {LAB} .ss-words")
-    notebook.page.locator(LAB).get_by_role("tab", name="One step").click()
-    player = notebook.page.locator(f"{LAB} .ss-step")
-    player.get_by_role("button", name="Next event").click()
-    player.get_by_role("button", name="Play").click()
-    player.get_by_role("button", name="Pause").wait_for(timeout=120_000)
-    player.press("End")
-    player.locator(".now", has_text="The step is over.").wait_for(timeout=120_000)
-    notebook.until("lab.screen.player.position", 1.0)
-
-
 def test_an_error_shows_in_place_and_names_the_rank(notebook):
-    open_tour(notebook)
     notebook.kernel("[lab.run.stop().id, exec('def broken():\\n    raise ValueError(\"no such layer\")')][0]")
     notebook.kernel("[setattr(lab, 'model', broken), setattr(lab, 'data', 'digits')][0]")
     press(notebook, "Start")

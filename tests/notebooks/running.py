@@ -15,9 +15,15 @@ FOLDER = Path(__file__).parents[2] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
 RUN = [path for path in NOTEBOOKS if path.stem != "00-index"]
 FEWER = {
-    "02-architectures": {'"steps": 12': '"steps": 5', "steps=30": "steps=8", "steps=4)": "steps=2)"},
+    "01-tour": {"steps=200": "steps=60", "steps=300": "steps=100", "steps=40)": "steps=15)"},
+    "02-architectures": {
+        '"steps": 12': '"steps": 5', "steps=30": "steps=8", "steps=4)": "steps=2)", "batch=RANKS": "batch=8 * RANKS",
+    },
     "05-pipelines": {"steps=16": "steps=6"},
-    "06-compression": {'"steps": 20': '"steps": 6', "steps=60": "steps=20", "steps=12": "steps=3"},
+    "06-compression": {
+        '"steps": 20': '"steps": 6', "steps=60": "steps=20",
+        "link=None, steps=12": 'link=None, steps=3, model="mlp", data="digits"',
+    },
     "07-large-batch": {
         "batches=ss.PowersOfTwo(32, 512), seeds=(0, 1, 2)":
             "batches=ss.PowersOfTwo(32, 64), seeds=(0,), factors=(1.0,)",
@@ -25,9 +31,15 @@ FEWER = {
     "08-tuning": {
         "trials=16": "trials=6", "trials=18": "trials=7", "steps=32": "steps=16", "intervals=4": "intervals=2",
     },
-    "11-twin": {"STEPS = 4": "STEPS = 2", "workers=(1, 4), kind": "workers=(1, 2), kind"},
+    "10-bring-your-own": {"trials=6": "trials=4"},
+    "11-twin": {
+        "STEPS = 4": "STEPS = 2", "workers=(1, 4), kind": "workers=(1, 2), kind",
+        '"gpt-nano", "data": "python-source"': '"mlp", "data": "digits"',
+    },
+    "12-faults": {"STEPS, MTBF_STEPS = 48": "STEPS, MTBF_STEPS = 24"},
 }  # fmt: skip
-"""Steps, trials and sweeps of a notebook, and what is enough to run each of its cells (`--every-case`: as it is)."""
+"""Steps, trials, sweeps and models of a notebook, and what is enough to run each of its cells (`--every-case`: as it
+is). After its last step, a run evaluates its model, which takes longest for language models and small batches."""
 PLOTLY = "application/vnd.plotly.v1+json"
 NO_TORCH = "import sys\nassert 'torch' not in sys.modules, 'the first cell is slow: it imports torch'"
 NO_PROBLEM = "assert not lab.problem, lab.problem\nlab.close()"

@@ -9,6 +9,7 @@ weights of the data sets were chosen with all these rows in view, so errors on u
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ import numpy.typing as npt
 
 from published.datasets import load
 from published.fit import Prior, Priors, fit
+from shardscope.measure.calibrate.shapes import learnt, with_factors
 from shardscope.measure.scoreboard.board import calibration_of_row
 from shardscope.measure.scoreboard.rows import Row, predicted_seconds
 from shardscope.measure.scoreboard.score import Score, constant_mfu_seconds, kind_of, plain_seconds
@@ -61,6 +63,8 @@ class Recipe:
     start: Mapping[str, float] = field(default_factory=dict)
     """Constants from other sources, which the rows cannot determine."""
     note: str = ""
+    has_shapes: bool = False
+    """Whether there are factors of per-layer shapes, which lower cross-validated errors if shapes have many rows."""
 
     def rows(self, everything: Mapping[str, Sequence[Row]]) -> list[Row]:
         """All rows of the machine, fitted or not."""
@@ -90,6 +94,7 @@ RECIPES = (
         measured_on="A100, 8 per node, 800 Gbit/s per node; Megatron-DeepSpeed, fp16, unfused attention",
         source="VIA-Research/vTrain@f8dda84 data/ground_truth_multi.csv and ground_truth_single.csv",
         start={"attention_efficiency": 0.32, "attention_half_seq": 100.0},
+        has_shapes=True,
         note="fused attention has the constant of a100-fsdp; ZeRO 2 and 3, offload and context parallelism were not "
         "measured; ZeRO 3 in DeepSpeed of 2021 took 1.5 to 4.3 times as long as predicted on hundreds of devices",
     ),
@@ -165,7 +170,7 @@ def calibrate(recipe: Recipe, everything: Mapping[str, Sequence[Row]]) -> Calibr
         source=recipe.source, note=recipe.note,
         ridge=device.peak_flops["bf16"] / device.memory_bandwidth, **recipe.start,
     )  # fmt: skip
-    found = fit(fitted, recipe.priors, start, weights=recipe.weights)
+    found = shaped(fit(fitted, recipe.priors, start, weights=recipe.weights), fitted, recipe)
     unseen = [row for row in rows if _fold(row) not in FITTED_FOLDS]
     crossed = _cross_validated(rows, recipe, start)
     seconds = {row.key: value for row, value in zip(unseen, predicted_seconds(unseen, found), strict=True)}
@@ -179,6 +184,20 @@ def calibrate(recipe: Recipe, everything: Mapping[str, Sequence[Row]]) -> Calibr
             "fitted": tuple(sorted({row.key for row in fitted})),
         }
     )
+
+
+def shaped(known: Calibration, rows: Sequence[Row], recipe: Recipe) -> Calibration:
+    """The calibration with factors of the rows' per-layer shapes, if the recipe has them."""
+    if not recipe.has_shapes:
+        return known
+    off = np.log([row.seconds for row in rows]) - np.log(predicted_seconds(rows, known))
+    found = learnt(rows, known, off, off, np.ones(len(rows)))
+    return with_factors(known, {name: round(factor, 4) for name, factor in found.factors.items()})
+
+
+def _configuration(row: Row) -> int:
+    layout = row.layout.replace(global_batch=row.layout.data * row.layout.micro_batch)
+    return int(hashlib.sha256(f"{row.model!r} {layout!r}".encode()).hexdigest()[:6], 16)
 
 
 def _fold(row: Row) -> int:
@@ -196,13 +215,16 @@ def _constants(rows: Sequence[Row], formula: Callable[..., Floats]) -> dict[str,
 
 
 def _cross_validated(rows: Sequence[Row], recipe: Recipe, start: Calibration) -> dict[str, float]:
-    """Predicted seconds of each row, by constants fitted to the other folds."""
+    """Predicted seconds of each row, by constants fitted to the other folds.
+
+    All rows of a model and layout that differ only in the batch are in one fold.
+    """
     predicted: dict[str, float] = {}
     for fold in range(CROSS_FOLDS):
-        out = [row for row in rows if int(row.key[-6:], 16) % CROSS_FOLDS == fold]
-        kept = [row for row in rows if int(row.key[-6:], 16) % CROSS_FOLDS != fold]
+        out = [row for row in rows if _configuration(row) % CROSS_FOLDS == fold]
+        kept = [row for row in rows if _configuration(row) % CROSS_FOLDS != fold]
         if out and kept:
-            found = fit(kept, recipe.priors, start, weights=recipe.weights)
+            found = shaped(fit(kept, recipe.priors, start, weights=recipe.weights), kept, recipe)
             values = predicted_seconds(out, found)
             predicted |= {row.key: float(value) for row, value in zip(out, values, strict=True)}
     return predicted

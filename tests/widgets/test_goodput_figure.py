@@ -36,8 +36,23 @@ def test_measured_runs_are_drawn_with_short_labels_that_do_not_meet():
     assert f"the expected goodput there is {info.best:.0%}" in text
     drawn = figures.draw_goodput(info)
     assert list(drawn.data[2].customdata) == ["<br>3 steps lost", ""]
-    assert list(drawn.data[2].textposition) == ["top center", "bottom center"]
+    assert list(drawn.data[2].hovertext) == ["every 2 steps", "every 3 steps"]
     ticks = drawn.layout.xaxis.ticktext
     assert "10 s" in ticks
     assert "10,000 s" in ticks
     assert len(figures.goodput(**TIMES).data) == 2
+
+
+def test_labels_stand_away_from_the_curve_and_move_where_they_would_meet():
+    on_curve = figures.goodput_info(**TIMES)
+    at = dict(zip(on_curve.intervals_s, on_curve.goodputs, strict=True))
+    place = min(at, key=lambda interval_s: abs(interval_s - 100))
+    measured = [
+        figures.MeasuredGoodput("above", place, at[place] + 0.05),
+        figures.MeasuredGoodput("below", 1.1 * place, at[place] - 0.2),
+        figures.MeasuredGoodput("close", 1.2 * place, at[place] - 0.2),
+        figures.MeasuredGoodput("far", 9 * place, at[place] - 0.4),
+    ]
+    drawn = figures.goodput(**TIMES, measured=measured).data[2]
+    assert list(drawn.textposition) == ["top center", "bottom center", "bottom center", "bottom center"]
+    assert list(drawn.text) == ["above", "below", "<br>close", "far"]

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from browser.conftest import CHROMIUM, CHROMIUM_ARGS
+from browser.chromium import chromium as chromium_in
+from browser.chromium import needs_chromium
 from browser.notebook_page import MODULES_MAY_TAKE_LONG
 
 REPOSITORY = Path(__file__).parents[3]
@@ -28,8 +29,7 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
 @pytest.fixture(scope="session")
 def site(tmp_path_factory):
     """The page with one rendered notebook, at an address on loopback."""
-    if not CHROMIUM:
-        pytest.skip("no chromium on PATH (apt-get install chromium) and no $CHROMIUM")
+    needs_chromium()
     out = Path(os.environ.get("SHARDSCOPE_PAGE") or tmp_path_factory.mktemp("web") / "page")
     if not out.exists():
         command = [BUILD, "--out", out, "--pyodide", REPOSITORY / "build/pyodide", "--notebooks", NOTEBOOK]
@@ -48,16 +48,10 @@ def site(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def chromium(playwright_api, tmp_path_factory):
-    context = playwright_api.chromium.launch_persistent_context(
-        str(tmp_path_factory.mktemp("profile")),
-        executable_path=CHROMIUM,
-        headless=True,
-        args=CHROMIUM_ARGS,
-        viewport={"width": 1400, "height": 1000},
-    )
-    context.add_init_script(MODULES_MAY_TAKE_LONG)
-    yield context
-    context.close()
+    profile = tmp_path_factory.mktemp("profile")
+    with chromium_in(playwright_api, profile, {"width": 1400, "height": 1000}) as context:
+        context.add_init_script(MODULES_MAY_TAKE_LONG)
+        yield context
 
 
 def _failed(request):

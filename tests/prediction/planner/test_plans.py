@@ -9,6 +9,7 @@ import pytest
 from prediction.planner.brute import CALIBRATION, machine, small_model
 from shardscope.errors import SpecError
 from shardscope.prediction.planner import plan
+from shardscope.prediction.planner.table import days_text, dollars_text
 from shardscope.spec.layout import Layout
 
 
@@ -167,6 +168,22 @@ def test_bad_input_is_one_sentence(settings, told):
 def test_dollars_need_a_price():
     with pytest.raises(SpecError, match="price_per_device_hour"):
         plan(small_model(), machine(price=None), "dollars", calibration=CALIBRATION)
+
+
+@pytest.mark.parametrize(
+    ("dollars", "told"),
+    [
+        (2.6, "$2.60"),
+        (845e3, "$845 k"),
+        (3300, "$3.30 k"),
+        (99_960, "$100 k"),
+        (7.03e-4, "$0.000703"),
+        (3e-6, "$3.0e-06"),
+    ],
+)
+def test_an_amount_has_three_digits(dollars, told):
+    assert dollars_text(dollars) == told
+    assert days_text(4.1 * 365.25) == "4.10 years"
 
 
 def test_several_precisions_are_ranked_in_one_table():

@@ -56,8 +56,8 @@ _SHIPPED_IDLE = (
     "Shardscope. On Linux, ss.calibrate() measures them."
 )
 _UNEVEN = (
-    "The chunks of {name} are uneven, and the time of a call is that of its longest chain of messages that wait for "
-    "each other; calls that follow one another may overlap, which ss.simulate takes into account."
+    "The chunks of {name} are uneven, and ranks wait for messages of different sizes; collectives of another kind may "
+    "start on some ranks before they are over on others, which ss.simulate takes into account."
 )
 _SLACK = 0.02
 """Half width of the interval of times that an emulated cluster states, relative to them: sleeps end a little late."""

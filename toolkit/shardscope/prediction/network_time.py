@@ -80,7 +80,7 @@ class StepLoads:
             return found
         slices = message_slices(plan, traffic)
         for each in plan.exchanges:
-            found._add(each, slices.get(each.collective, 1))
+            found._add(each, each.slices or slices.get(each.collective, 1))
         if plan.flow is not None:
             found._add_levels(SEND, [Level(network.loads(Moves.of(_sends(plan.flow))))], 1)
         return found

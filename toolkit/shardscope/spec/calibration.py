@@ -189,6 +189,9 @@ class Calibration(Fitted):
     step_s: NonNegativeFloat = 1e-3
     """Fixed time per step, in seconds: data loading, loss scaling, clipping, logging."""
 
+    shapes: dict[str, PositiveFloat] = Field(default_factory=dict)
+    """Measured factors of a layer's time, by the names of `spec.layer_shape`; shapes without one have the factor 1."""
+
     ridge: PositiveFloat | None = None
     """Peak FLOP/s divided by memory bandwidth of the measured device, in FLOP per byte. For another device, `half_size`
     is scaled by the ratio of the two."""

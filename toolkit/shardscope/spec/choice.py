@@ -21,7 +21,7 @@ def calibration_for(device: Device, software: Software) -> Calibration:
     for one in catalogue():
         if one.is_only and one.software == software.measured_as and chip == architecture(one.device) != OTHER:
             found = one if one.device == device.name else _on_same_chip(one, device)
-            return found.replace(software=software.name)
+            return found if found.software == software.name else found.replace(software=software.name)
     return composed(software, device)
 
 

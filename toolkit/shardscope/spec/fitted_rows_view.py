@@ -23,9 +23,19 @@ def as_text(found: Calibration) -> str:
         f"Software {found.software or 'unknown'} on {where}",
         *([f"Note: {found.note}"] if found.note else []),
         f"On the measured cluster, 90% of steps take {low:.2f} to {high:.2f} times the predicted time",
+        *_shapes(found),
         *(_errors(name, score) for name, score in found.scores.items()),
     ]
     return "\n".join([*lines, *_table(found)])
+
+
+def _shapes(found: Calibration) -> list[str]:
+    if not found.shapes:
+        return []
+    low, high = min(found.shapes.values()), max(found.shapes.values())
+    return [
+        f"Layers of {len(found.shapes)} measured shapes take {low:.2f} to {high:.2f} times as long as others"
+    ]
 
 
 def _errors(name: str, score: dict[str, float]) -> str:

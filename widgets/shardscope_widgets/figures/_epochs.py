@@ -74,12 +74,13 @@ def draw_epochs(info: EpochsInfo) -> go.Figure:
         [
             go.Bar(
                 x=numbers, y=[row.step_time_s for row in info.rows], marker={"color": _TIME},
-                text=[duration_text(row.step_time_s) for row in info.rows], textposition="auto",
+                text=[duration_text(row.step_time_s) for row in info.rows], textposition="auto", textangle=0,
                 hovertemplate="epoch %{x}: %{text} a step<extra></extra>",
             ),
             go.Bar(
                 x=numbers, y=rates, xaxis="x2", yaxis="y2", marker=theme.striped(theme.RunStyle(_RATE, pattern="/")),
-                text=["no cache" if rate is None else f"{rate:.0%}" for rate in rates], textposition="auto",
+                text=["no cache" if rate is None else f"{rate:.0%}" for rate in rates],
+                textposition="auto", textangle=0,
                 hovertemplate="epoch %{x}: %{text} in the cache<extra></extra>",
             ),
         ]

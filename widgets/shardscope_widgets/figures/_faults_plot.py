@@ -162,6 +162,7 @@ def _layout(info: FaultsInfo) -> dict[str, Any]:
         ),
         "yaxis2": theme.axis(
             "step", fixedrange=True, domain=[1 - _STEPS_PX / inner, 1], anchor="x", range=[0, most * 1.3], nticks=5,
+            dtick=1 if most < 5 else None,
         ),
         "shapes": [theme.rule(_FAILURE, x=each.failed_s, width=1.2, dash="dot") for each in shown]
         + [theme.rule(theme.AXIS, x=each.at_s, width=1.2, dash="dot") for each in resized]

@@ -16,6 +16,8 @@ from shardscope_widgets.words import duration_text
 _POINTS = 200
 _SPAN = 60.0
 """The axis extends from the best interval divided by this to the best interval times this."""
+_CLOSE = 3.0
+"""Ratio of two intervals below which their labels would overlap."""
 _LINE, _BEST, _MEASURED = "#2a86d1", "#11997a", "#e06c2c"
 
 
@@ -88,16 +90,25 @@ def goodput_text(info: GoodputInfo) -> str:
     )
 
 
-def _positions(measured: Sequence[MeasuredGoodput]) -> list[str]:
-    """Return where each label goes: above and below its marker by turns, from left to right, so that none meet."""
-    order = sorted(range(len(measured)), key=lambda place: measured[place].interval_s)
-    return [
-        "top center" if order.index(place) % 2 == 0 else "bottom center" for place in range(len(measured))
-    ]
+def _labels(info: GoodputInfo) -> list[tuple[str, str]]:
+    """Return the text of each label and where it stands: on the side of its marker that is away from the curve.
+
+    A label that would meet the one to its left moves by a line.
+    """
+    found: dict[MeasuredGoodput, tuple[str, str]] = {}
+    last, moved = None, False
+    for each in sorted(info.measured, key=lambda each: each.interval_s):
+        is_above = each.goodput > np.interp(each.interval_s, info.intervals_s, info.goodputs)
+        is_close = last is not None and each.interval_s < _CLOSE * last[0] and is_above == last[1]
+        moved, last = is_close and not moved, (each.interval_s, is_above)
+        text = (f"{each.label}<br>" if is_above else f"<br>{each.label}") if moved else each.label
+        found[each] = (text, "top center" if is_above else "bottom center")
+    return [found[each] for each in info.measured]
 
 
 def draw_goodput(info: GoodputInfo) -> go.Figure:
     """Draw the figure for `info`."""
+    labels = _labels(info)
     figure = go.Figure(
         [
             go.Scatter(
@@ -111,11 +122,13 @@ def draw_goodput(info: GoodputInfo) -> go.Figure:
             ),
             go.Scatter(
                 x=[each.interval_s for each in info.measured], y=[each.goodput for each in info.measured],
-                mode="markers+text", name="measured", text=[each.label for each in info.measured],
-                textposition=_positions(info.measured), textfont={"size": 11.5, "color": theme.GREY}, cliponaxis=False,
+                mode="markers+text", name="measured", text=[text for text, _ in labels],
+                textposition=[place for _, place in labels], textfont={"size": 11.5, "color": theme.GREY},
+                cliponaxis=False,
                 marker={"symbol": "square", "size": 10, "color": _MEASURED, "line": {"width": 1.5, "color": "#ffffff"}},
                 customdata=[f"<br>{each.remark}" if each.remark else "" for each in info.measured],
-                hovertemplate="%{text}: %{y:.0%}%{customdata}<extra></extra>",
+                hovertext=[each.label for each in info.measured],
+                hovertemplate="%{hovertext}: %{y:.0%}%{customdata}<extra></extra>",
             ),
         ][: 3 if info.measured else 2]
     )  # fmt: skip

@@ -91,6 +91,7 @@ class Exchange:
         whole: Bytes that each rank sends, by rank, if the messages are unknown.
         gathers: Whether it gathers parameters, which ranks hold until they are used.
         is_attached: Whether it is sent together with the next exchange, as headers are, without latency of its own.
+        slices: Number of slices of each message; None for the mean of all calls of the collective (`message_slices`).
     """
 
     collective: str
@@ -99,6 +100,7 @@ class Exchange:
     whole: Ints | None = None
     gathers: bool = False
     is_attached: bool = False
+    slices: int | None = None
 
     @property
     def num_moves(self) -> int:

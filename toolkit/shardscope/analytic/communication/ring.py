@@ -12,7 +12,7 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -59,27 +59,45 @@ def chunk_sizes(num_elements: int, world_size: int, shares: Shares = None) -> In
     return base + (np.arange(world_size) < rest).astype(np.int64)
 
 
-def longest_chain(sizes: Ints, slices: int) -> int:
-    """Return the elements whose time a ring reduce-scatter or all-gather takes on equal links, if chunks are uneven.
-
-    A slice waits on each link for the slice before it, and for its own arrival there. The longest chain of such waits
-    consists of m whole chunks that follow one another in the ring, and of one slice of the largest of them on each of
-    the W-1-m other hops, for some m from 1, the largest chunk on its way around, to W-1, all that a rank sends.
+def ring_slices(sizes: Ints, element_bytes: int, slice_mb: float = 4.0) -> int:
+    """Return the number of slices into which a ring cuts each of its chunks.
 
     Args:
-        sizes: Sizes of the W chunks, in ring order.
-        slices: Number of slices into which each chunk is cut.
+        sizes: Sizes of the chunks, in elements.
+        element_bytes: Bytes of one element.
+        slice_mb: Maximum size of a slice of the largest chunk, in MiB.
+    """
+    return max(1, -(-int(sizes.max()) * element_bytes // int(slice_mb * 2**20)))
+
+
+def ring_busy_elements(calls: Iterable[tuple[Ints, int]]) -> int:
+    """Return the elements that could pass a link until reduce-scatters or all-gathers on a ring are over.
+
+    On equal links, a slice starts when the one before has left its link and it has itself arrived there, and a rank
+    starts a call when it has sent and received all messages of the call before. It does not wait until the next rank
+    has started it, too: until then, the system holds the messages. With equal chunks, this is what a rank sends.
+
+    Args:
+        calls: Calls that follow one another: sizes of the W chunks, in ring order, and the number of slices of each.
 
     Example:
-        >>> [longest_chain(np.array([60, 60, 12, 12]), slices) for slices in (1, 2, 60)]
+        >>> [ring_busy_elements([(np.array([60, 60, 12, 12]), slices)]) for slices in (1, 2, 60)]
         [180, 150, 132]
     """
-    hops, together, largest, longest = len(sizes) - 1, np.zeros_like(sizes), np.zeros_like(sizes), 0
-    for m in range(1, hops + 1):
-        following = np.roll(sizes, 1 - m)
-        together, largest = together + following, np.maximum(largest, following)
-        longest = max(longest, int((together + (hops - m) * -(-largest // slices)).max()))
-    return longest
+    began: Ints | None = None
+    for sizes, slices in calls:
+        ranks = np.arange(len(sizes))
+        free = np.zeros(len(sizes), np.int64) if began is None else began
+        ends: list[Ints] = []
+        for message in range((len(sizes) - 1) * slices):
+            hop, part = divmod(message, slices)
+            chunk = sizes[(ranks - 1 - hop) % len(sizes)]
+            if hop:
+                free = np.maximum(free, np.roll(ends[message - slices], 1))
+            free = free + chunk // slices + (part < chunk % slices)
+            ends.append(free)
+        began = np.maximum(free, np.roll(free, 1))
+    return 0 if began is None else int(began.max())
 
 
 def ring_reduce_scatter_bytes(

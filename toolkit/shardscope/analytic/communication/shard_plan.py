@@ -13,6 +13,7 @@ from shardscope.analytic.communication.plan import (
     ring_rounds,
     whole,
 )
+from shardscope.analytic.communication.ring import chunk_sizes, ring_slices
 from shardscope.analytic.communication.traffic import by_backend, repeated
 from shardscope.analytic.communication.zero import (
     ShardCollectives,
@@ -118,10 +119,10 @@ class ShardedPlan:
         if backend is not None:
             sent = by_backend(op, num_elements * width, shards, backend=backend)
             return whole(repeated(sent, self.replicas), when, gathers=gathers)
-        rounds = in_groups(
-            ring_rounds(op, num_elements, width, shards, shares=self.collectives.shares), self._groups
-        )
-        return [Exchange(f"ring_{op}", when, rounds, gathers=gathers)]
+        shares = self.collectives.shares
+        rounds = in_groups(ring_rounds(op, num_elements, width, shards, shares=shares), self._groups)
+        slices = None if shares is None else ring_slices(chunk_sizes(num_elements, shards, shares), width)
+        return [Exchange(f"ring_{op}", when, rounds, gathers=gathers, slices=slices)]
 
     @property
     def _groups(self) -> list[tuple[int, ...]]:

@@ -17,10 +17,11 @@ from shardscope.analytic.communication.ring import (
     Ints,
     Shares,
     chunk_sizes,
-    longest_chain,
     ring_all_gather_bytes,
     ring_all_reduce_bytes,
+    ring_busy_elements,
     ring_reduce_scatter_bytes,
+    ring_slices,
 )
 from shardscope.analytic.communication.tree import tree_all_reduce_bytes
 
@@ -41,7 +42,7 @@ class Sent(NamedTuple):
     received: Ints | None = None
     """Bytes that each rank receives; None if no rank receives more than it or another rank sends."""
     awaited: Ints | None = None
-    """Bytes that could pass each rank's link while messages of a ring wait for each other (`ring.longest_chain`); None
+    """Bytes that could pass each rank's link while messages of a ring wait for each other (`ring_busy_elements`); None
     if chunks are equal, so that this is not more than what a rank sends."""
 
     @property
@@ -183,15 +184,14 @@ def by_ring(
         return {f"ring_{op}": Sent(num_bytes, _none(1))}
     first = (num_elements + 1) // 2 if directions == 2 else num_elements
     sizes = chunk_sizes(first, world_size, shares)
-    longest = int(sizes.max()) * element_bytes
-    slices = max(1, -(-longest // int(slice_mb * MIB)))
+    slices = ring_slices(sizes, element_bytes, slice_mb)
     messages = _ring_messages(op, sizes, slices, step=1)
     if directions == 2:
         rest = chunk_sizes(num_elements - first, world_size)
         messages = messages + _ring_messages(op, rest, slices, step=-1)
     awaited = None
     if shares is not None:
-        awaited = np.full(world_size, longest_chain(sizes, slices) * element_bytes)
+        awaited = np.full(world_size, ring_busy_elements([(sizes, slices)]) * element_bytes)
     return {f"ring_{op}": Sent(num_bytes, messages, awaited=awaited)}
 
 

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import numpy as np
 
-from shardscope.analytic.communication.ring import Shares
+from shardscope.analytic.communication.ring import Shares, chunk_sizes, ring_busy_elements, ring_slices
 from shardscope.analytic.communication.traffic import (
     Traffic,
     by_backend,
@@ -83,7 +83,8 @@ def flat_shards_traffic(
 ) -> Traffic:
     """Return the traffic of one step with ZeRO-1, or with ZeRO-2 in flat buckets.
 
-    If gradients are compressed or the backend runs the collectives, buckets are padded so that ranks have equal shares.
+    Collectives of one kind follow one another. If gradients are compressed or the backend runs the collectives, buckets
+    are padded so that ranks have equal shares.
 
     Args:
         bucket_elements: Number of elements in each flat bucket.
@@ -91,14 +92,24 @@ def flat_shards_traffic(
         collectives: Settings of the collectives.
         reductions: Number of micro-batches in a step whose gradients are reduced: 1 in stage 1, all in stage 2.
     """
-    return together(
+    sizes = padded_buckets(bucket_elements, world_size, collectives)
+    found = together(
         part
-        for size in padded_buckets(bucket_elements, world_size, collectives)
+        for size in sizes
         for part in (
             times(collectives.reduced(size, world_size), reductions),
             collectives.gathered(size, world_size),
         )
     )
+    if collectives.shares is None:
+        return found
+    width = collectives.element_bytes
+    chunks = [chunk_sizes(size, world_size, collectives.shares) for size in sizes]
+    awaited = np.full(
+        world_size, width * ring_busy_elements((each, ring_slices(each, width)) for each in chunks)
+    )
+    again = {"ring_reduce_scatter": reductions, "ring_all_gather": 1}
+    return {name: sent._replace(awaited=awaited * again.get(name, 1)) for name, sent in found.items()}
 
 
 def padded_buckets(

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shardscope.errors import SpecError, require
+from shardscope.measure.calibrate.shapes import learnt, with_factors
 from shardscope.measure.calibrate.tables import Given, Rows, read_rows
 from shardscope.measure.scoreboard.rows import Row, RowGroups
 from shardscope.measure.scoreboard.score import Score
@@ -89,7 +90,13 @@ def calibrate_rows(
         calibration_for(read[0].cluster.device, software_of(read[0].software)) if prior is None else prior
     )
     found = fitted(read, before)
-    return _calibration(read, before, found)
+    if len(set(_configurations(read))) < _ENOUGH:
+        return _calibration(read, before, found)
+    shaped = learnt(read, moved(before, found.x), found.residuals, found.left_out, found.weights)
+    if not shaped.helps(found.left_out):
+        return _calibration(read, before, found)
+    found = found._replace(residuals=shaped.residuals, left_out=shaped.left_out)
+    return with_factors(_calibration(read, before, found), shaped.factors)
 
 
 def _check_new(rows: Sequence[Row], prior: Calibration) -> None:

@@ -49,18 +49,23 @@ def budget_of(found: Plans, plan: PlanRow, tokens: float) -> Budget:
 
 
 def days_text(days: float) -> str:
-    """Format days as ``3.2 h``, ``12.5 days`` or ``4.1 years``."""
+    """Format days as ``3.20 h``, ``12.5 days`` or ``4.10 years``."""
     if days < 1:
-        return f"{three_digits(24 * days)} h"
-    return f"{three_digits(days)} days" if days < 1000 else f"{three_digits(days / 365.25)} years"
+        return f"{_three_digits(24 * days)} h"
+    return f"{_three_digits(days)} days" if days < 1000 else f"{_three_digits(days / 365.25)} years"
 
 
 def dollars_text(dollars: float) -> str:
-    """Format an amount as ``$2.60``, ``$845 k`` or ``$1.2 M``."""
+    """Format an amount as ``$2.60``, ``$845 k`` or ``$1.20 M``."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if dollars >= size:
-            return f"${three_digits(dollars / size)} {unit}"
+            return f"${_three_digits(dollars / size)} {unit}"
     return f"${dollars:.2f}" if 0.01 <= dollars < 100 else f"${three_digits(dollars)}"
+
+
+def _three_digits(value: float) -> str:
+    """Format like `three_digits`, with zeros at the end: ``3.30`` stands below ``3.22`` in a column."""
+    return f"{value:#.3g}".rstrip(".") if 1e-4 <= value < 100 else three_digits(value)
 
 
 def table_rows(

@@ -210,7 +210,8 @@ class JobStep:
             return add_rounds(
                 self.graph, each.rounds, entry,
                 one_by_one_wires(wire, self.graph.width), each.collective,
-                slices=self.slices.get(each.collective, 1), cargo=cargo, serial=serial, order=self._order,
+                slices=each.slices or self.slices.get(each.collective, 1), cargo=cargo, serial=serial,
+                order=self._order, in_line=each.slices is not None,
             )  # fmt: skip
         meeting = self.graph.add(0, after=entry)
         one = self.rates.latency_s + self.message_s(each.collective)

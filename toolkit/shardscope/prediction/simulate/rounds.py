@@ -63,6 +63,7 @@ def add_rounds(
     cargo: str = "",
     serial: bool = True,
     order: Order = "at once",
+    in_line: bool = False,
     lanes: Ints | None = None,
 ) -> list[int]:
     """Add the messages of a collective, and return for each rank the operation that ends it.
@@ -80,12 +81,16 @@ def add_rounds(
         cargo: What the messages carry.
         serial: Whether ranks compute nothing meanwhile.
         order: How a rank sends the messages of a round; see `Order`.
+        in_line: Whether a rank sends the slices of a round after all those of its round before, and not at the same
+            time, and without waiting until their targets take part. If all messages are of one size, this makes no
+            difference.
         lanes: Lane of each rank; None if they have the same numbers.
     """
     started = np.asarray(entry, np.int64)
     lane = np.arange(len(started)) if lanes is None else lanes
-    last = [_Last(graph, started, lane) for _ in range(slices)]
+    last = [_Last(graph, started, lane, waits=not in_line) for _ in range(slices)]
     sent: dict[tuple[int, int], Ints] = {}
+    ahead = np.full(len(started), -1, np.int64)
     for each in rounds:
         moves = Moves.of(each) if isinstance(each, Round) else each
         count = len(moves.source)
@@ -103,6 +108,9 @@ def add_rounds(
         )  # fmt: skip
         ops = first + np.arange(count * slices).reshape(count, slices)
         graph.order_many(ops[:, :-1].ravel(), ops[:, 1:].ravel())
+        if in_line:
+            graph.order_many(ahead[moves.source], ops[:, 0])
+            ahead[moves.source] = ops[:, -1]
         if order == "in turn":
             graph.order_many(np.where(before >= 0, ops[before, -1], -1), ops[:, 0])
         if isinstance(each, Round):
@@ -164,7 +172,8 @@ def _turns(before: Ints) -> Ints:
 class _Last:
     """The messages of each rank in its last round: at most two of them, or an operation that joins more."""
 
-    def __init__(self, graph: Graph, started: Ints, lane: Ints) -> None:
+    def __init__(self, graph: Graph, started: Ints, lane: Ints, *, waits: bool) -> None:
+        self.waits = waits
         self.graph, self.started, self.lane, self.one = graph, started, lane, started.copy()
         self.other, self._target = np.full((2, len(started)), -1, np.int64)
 
@@ -175,7 +184,8 @@ class _Last:
         self.graph.order_many(self.other[source], ops)
         # A message to the same rank as the one before it starts after that one, and so after its target has entered.
         fresh = self._target[source] != target
-        self.graph.order_many(self.started[target[fresh]], ops[fresh])
+        if self.waits:
+            self.graph.order_many(self.started[target[fresh]], ops[fresh])
         self._target[target] = -1
         self._target[source] = target
         if max(np.bincount(source).max(), np.bincount(target).max()) == 1:

@@ -65,6 +65,14 @@ class SlowestStage(NamedTuple):
     spare: Floats
     """Slack of the last stage, which may have fewer layers, as a fraction of the slowest stage's time."""
 
+    def slower(self, factor: Floats) -> SlowestStage:
+        """Return the times of layers that take these factors longer."""
+        return self._replace(
+            forward=self.forward.times(factor),
+            backward=self.backward.times(factor),
+            recompute=self.recompute.times(factor),
+        )
+
 
 def stage(
     model: Transformer,

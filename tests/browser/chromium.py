@@ -1,0 +1,36 @@
+"""The system's Chromium, as Playwright drives it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+ARGS = [
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--disable-dev-shm-usage",
+]  # fmt: skip
+VIEWPORT = {"width": 1360, "height": 1100}
+
+
+def needs_chromium() -> None:
+    """Skip a test where there is no Chromium."""
+    if not CHROMIUM:
+        pytest.skip("no chromium on PATH (apt-get install chromium) and no $CHROMIUM")
+
+
+@contextmanager
+def chromium(playwright: Any, profile: Path, viewport: Mapping[str, int] = VIEWPORT) -> Iterator[Any]:
+    """A browser with a profile of its own."""
+    context = playwright.chromium.launch_persistent_context(
+        str(profile), executable_path=CHROMIUM, headless=True, args=ARGS, viewport=viewport
+    )
+    yield context
+    context.close()

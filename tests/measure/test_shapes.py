@@ -1,0 +1,114 @@
+"""Factors of per-layer shapes: learnt from rows of several configurations, and part of every prediction."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import shardscope as ss
+from shardscope.measure.calibrate.shapes import learnt, with_factors
+from shardscope.measure.scoreboard.rows import Row, predicted_seconds
+from shardscope.spec.calibration import Calibration
+from shardscope.spec.choice import calibration_for
+from shardscope.spec.cluster import Cluster, Device
+from shardscope.spec.layer_shape import shape_of
+from shardscope.spec.layout import Layout
+from shardscope.spec.model import Transformer
+from shardscope.spec.software import SOFTWARE
+
+CLUSTER = Cluster.of("a100-80gb", nodes=1)
+KNOWN = calibration_for(Device.of("a100-80gb"), SOFTWARE["megatron-deepspeed"])
+SETTINGS = {"flash_attention": False, "precision": "fp16-mixed"}
+TENSOR_FACTORS = {1: 1.0, 2: 1.15, 4: 0.8}
+
+
+def model(layers: int) -> Transformer:
+    return Transformer(name=f"gpt-{layers}", layers=layers, hidden=2048, heads=16, vocab=51200, seq=1024)
+
+
+def rows_of(known: Calibration, noise: float = 0.0) -> list[Row]:
+    """Rows of a cluster whose layers take `TENSOR_FACTORS` longer than `known` says."""
+    random, rows = np.random.default_rng(3), []
+    for layers in (12, 16, 24):
+        for tensor in TENSOR_FACTORS:
+            for pipeline in (1, 2):
+                data = 8 // (tensor * pipeline)
+                layout = Layout(
+                    data=data, tensor=tensor, pipeline=pipeline, global_batch=64, micro_batch=2, **SETTINGS
+                )
+                rows.append(
+                    Row.of("made", model(layers), CLUSTER, layout, 1.0, software="megatron-deepspeed")
+                )
+    true = with_factors(known, {shape_of(r.model, r.layout): TENSOR_FACTORS[r.layout.tensor] for r in rows})
+    seconds = predicted_seconds(rows, true) * np.exp(noise * random.normal(size=len(rows)))
+    return [replace(row, seconds=float(value)) for row, value in zip(rows, seconds, strict=True)]
+
+
+def test_factors_of_shapes_are_found_and_predict_configurations_that_were_left_out() -> None:
+    rows = rows_of(KNOWN, noise=0.01)
+    off = np.log([row.seconds for row in rows]) - np.log(predicted_seconds(rows, KNOWN))
+    found = learnt(rows, KNOWN, off, off, np.ones(len(rows)))
+    assert list(found.factors.values()) == pytest.approx(list(TENSOR_FACTORS.values()), rel=0.03)
+    assert np.abs(found.left_out).mean() < 0.2 * np.abs(off).mean()
+    assert found.helps(off)
+    shaped = with_factors(KNOWN, found.factors)
+    assert predicted_seconds(rows, shaped) == pytest.approx([row.seconds for row in rows], rel=0.05)
+
+
+def test_a_shape_of_one_configuration_has_no_factor() -> None:
+    rows = rows_of(KNOWN)[:2]
+    rows[1] = replace(rows[1], layout=rows[0].layout.replace(global_batch=128), model=rows[0].model)
+    off = np.array([0.2, 0.2])
+    found = learnt(rows, KNOWN, off, off, np.ones(2))
+    assert found.factors == {}
+    assert not found.helps(off)
+
+
+def test_the_simulator_has_the_same_factors_as_the_prediction() -> None:
+    layout = Layout(data=2, tensor=4, global_batch=16, micro_batch=2, **SETTINGS)
+    slow = with_factors(KNOWN, {shape_of(model(12), layout): 1.5})
+    fast, found = (ss.predict(model(12), CLUSTER, layout, each) for each in (KNOWN, slow))
+    assert 1.2 < found.step_time_s / fast.step_time_s < 1.5
+    assert found.time.value == pytest.approx(found.step_time_s)
+    simulated = ss.simulate(model(12), CLUSTER, layout, calibration=slow)
+    assert simulated.step_time_s == pytest.approx(found.step_time_s, rel=0.03)
+    other = layout.replace(micro_batch=4)
+    assert ss.predict(model(12), CLUSTER, other, slow).step_time_s == pytest.approx(
+        ss.predict(model(12), CLUSTER, other, KNOWN).step_time_s
+    )
+
+
+def test_calibrate_learns_shapes_from_many_rows_and_ranks_layouts_as_measured() -> None:
+    rows = rows_of(KNOWN, noise=0.01)
+    table = [
+        {
+            **row.layout.model_dump(), "model": row.model, "software": "megatron-deepspeed",
+            "step_time_s": row.seconds,
+        }
+        for row in rows
+    ]  # fmt: skip
+    mine = ss.calibrate(CLUSTER, rows=table)
+    assert set(mine.shapes) == {shape_of(row.model, row.layout) for row in rows}
+    assert mine.scores["rows, cross-validated"]["mape"] < 5
+    assert Calibration.from_json(mine.to_json()).shapes == mine.shapes
+    assert f"Layers of {len(mine.shapes)} measured shapes take" in repr(mine)
+    predicted, measured = predicted_seconds(rows, mine), np.array([row.seconds for row in rows])
+    assert np.abs(predicted / measured - 1).mean() < 0.02
+    for layers in (12, 16, 24):
+        cell = [place for place, row in enumerate(rows) if row.model.layers == layers]
+        assert measured[cell][np.argmin(predicted[cell])] <= 1.03 * measured[cell].min()
+    assert [row.predicted_s for row in mine.rows] == pytest.approx(predicted.tolist(), rel=0.02)
+
+
+def test_few_rows_have_no_factors() -> None:
+    rows = rows_of(KNOWN)[:2]
+    table = [
+        {
+            **row.layout.model_dump(), "model": row.model, "software": "megatron-deepspeed",
+            "step_time_s": row.seconds,
+        }
+        for row in rows
+    ]  # fmt: skip
+    assert ss.calibrate(CLUSTER, rows=table).shapes == {}

@@ -1,0 +1,99 @@
+"""Factors of per-layer shapes, learnt from what is left of measured steps when constants are fitted.
+
+Of 519 rows of an A100 cluster (vTrain), those with one shape differ from their predictions by the same factor, within
+2 %, whatever the number of layers, stages and replicas; the factors of shapes differ by 10 %. So a factor is the mean
+of what its rows are off by, shrunk towards 1 as these two standard deviations say. A shape with rows of only one
+configuration gets none, because nothing tells its factor from what is particular to the configuration.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from shardscope.measure.scoreboard.rows import Row, RowGroups
+from shardscope.prediction.spread import Floats
+from shardscope.spec.calibration import Calibration
+from shardscope.spec.layer_shape import shape_of
+
+SPREAD = 0.1
+"""Standard deviation of the logarithm of a shape's factor."""
+NOISE = 0.03
+"""Standard deviation of the logarithm of measured / predicted time, of rows with one shape."""
+_STEP = 0.05
+
+
+_BETTER = 0.9
+"""Largest ratio of the errors of left-out configurations with factors and without, for factors to be kept."""
+
+
+class Shaped(NamedTuple):
+    """Factors of shapes, and what they leave of log(measured / predicted)."""
+
+    factors: dict[str, float]
+    residuals: Floats
+    left_out: Floats
+    """Residuals with the factor that the shape's rows of other configurations have."""
+
+    def helps(self, left_out: Floats) -> bool:
+        """Return whether errors of rows whose configuration was left out were larger without factors."""
+        return bool(np.abs(self.left_out).mean() < _BETTER * np.abs(left_out).mean())
+
+
+def learnt(rows: Sequence[Row], known: Calibration, off: Floats, left_out: Floats, weights: Floats) -> Shaped:
+    """Return the factors of the rows' shapes.
+
+    Args:
+        rows: Measured steps.
+        known: Calibration with constants fitted to them.
+        off: log(measured / predicted) of each row by this calibration.
+        left_out: The same by constants that were fitted without the row's configuration.
+        weights: Weight of each row.
+    """
+    slope = _slopes(rows, known)
+    cells: dict[str, list[int]] = defaultdict(list)
+    for place, row in enumerate(rows):
+        cells[shape_of(row.model, row.layout)].append(place)
+    configurations = [_configuration(row) for row in rows]
+    factors, residuals, without = {}, np.array(off), np.array(left_out)
+    for name, cell in cells.items():
+        if len({configurations[place] for place in cell}) < 2:
+            continue
+        step = _mean(off, slope, weights, cell)
+        factors[name] = float(np.exp(step))
+        residuals[cell] -= slope[cell] * step
+        for place in cell:
+            others = [each for each in cell if configurations[each] != configurations[place]]
+            without[place] -= slope[place] * _mean(left_out, slope, weights, others)
+    return Shaped(factors, residuals, without)
+
+
+def with_factors(known: Calibration, factors: dict[str, float]) -> Calibration:
+    """Return a calibration whose shapes take these factors longer than before."""
+    before = known.shapes
+    return known.replace(
+        shapes=before | {name: before.get(name, 1.0) * factor for name, factor in factors.items()}
+    )
+
+
+def _mean(off: Floats, slope: Floats, weights: Floats, places: Sequence[int]) -> float:
+    """Return the shrunk mean, in logarithms, of what the rows say about a factor; 0 without rows."""
+    at = list(places)
+    said = float((weights[at] * slope[at] * off[at]).sum())
+    return said / (float((weights[at] * slope[at] ** 2).sum()) + (NOISE / SPREAD) ** 2)
+
+
+def _slopes(rows: Sequence[Row], known: Calibration) -> Floats:
+    """Return how much the logarithm of each row's predicted time grows with that of its shape's factor."""
+    tables = RowGroups.of(rows)
+    names = {shape_of(row.model, row.layout) for row in rows}
+    slower = with_factors(known, dict.fromkeys(names, float(np.exp(_STEP))))
+    return np.asarray(np.log(tables.seconds(slower) / tables.seconds(known)) / _STEP)
+
+
+def _configuration(row: Row) -> str:
+    """Return what identifies a configuration: model and layout, whatever the batch."""
+    return f"{row.model!r} {row.layout.replace(global_batch=row.layout.data * row.layout.micro_batch)!r}"
