@@ -129,24 +129,34 @@ def test_messages_of_sleeping_ranks_wait_for_each_other_at_the_cores() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("strategy", "passes"), [("zero-2", ["forward", "backward"]), ("zero-3", ["forward"])]
-)
-def test_sleep_absorbs_waits_for_a_core_and_what_is_gathered_ahead(strategy: Any, passes: list[str]) -> None:
-    host = HostCalibration.shipped()
-    found = ss.predict(
-        ss.Job(model="mlp", data="digits", strategy=strategy, world_size=8, batch=64),
-        ss.Cluster.emulated(nodes=8, flops="1 GFLOP/s"),
-        calibration=host.replace(machine=HostMachine.here()),
+@pytest.mark.parametrize("strategy", ["zero-2", "zero-3"])
+def test_sleep_absorbs_waits_for_a_core_and_shortens_by_what_computes_during_gathers(strategy: Any) -> None:
+    host = HostCalibration.shipped().replace(machine=HostMachine.here())
+    job = ss.Job(model="mlp", data="digits", strategy=strategy, world_size=8, batch=64)
+    slow, fast, unslept = (
+        ss.Cluster.emulated(nodes=8, bandwidth=bandwidth, flops=flops)
+        for bandwidth, flops in (
+            ("10 Mbit/s", "100 MFLOP/s"),
+            ("10 Gbit/s", "100 MFLOP/s"),
+            ("10 Mbit/s", "1 TFLOP/s"),
+        )
     )
-    gathered = {
-        name: found.time[name].value - found.time[name]["emulated processor"].value for name in passes
-    }
-    alone = host.value("unit_s", ranks=min(8, host.machine.cores))
+    found = ss.predict(job, slow, calibration=host)
     units = len(found.step.trace.units)
-    assert gathered == {name: pytest.approx(units * alone / 2) for name in passes}
-    others = {"forward", "backward"} - set(passes)
-    assert all(len(found.time[name].parts) == 1 for name in others)
+    cores = min(8, host.machine.cores)
+    work_s = units * host.value("unit_s", ranks=cores)
+    forward, backward = found.time["forward"], found.time["backward"]
+    stated_s = forward["emulated processor"].value
+    assert forward.value == pytest.approx(stated_s + work_s / 2)
+    if strategy == "zero-2":
+        assert backward.value == pytest.approx(2 * stated_s + work_s / 2)
+        return
+    assert backward.value == pytest.approx(2 * stated_s - work_s * 8 / cores)
+    time = ss.predict(job, fast, calibration=host).time
+    overlap_s = min(time["ring_all_gather"].value / 2, work_s * 8 / cores)
+    assert time["backward"].value == pytest.approx(2 * stated_s - overlap_s)
+    time = ss.predict(job, unslept, calibration=host).time
+    assert time["backward"].value > work_s / 2, "no sleep that could be shorter"
 
 
 def test_a_calibration_without_times_of_sleeping_ranks_says_that_it_borrows_them() -> None:

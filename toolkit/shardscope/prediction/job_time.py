@@ -45,10 +45,14 @@ def job_time_term(step: JobStep, found: Traced, traffic: Traffic | None, rates: 
         rates: Compute, memory and link rates of one rank.
     """
     work = awaited(step, rank_loads(step))
-    passes = [_pass("forward", step, found, work, rates), _pass("backward", step, found, work, rates)]
+    communication = _communication(step, traffic or {}, rates)
+    passes = [
+        _pass("forward", step, found, work, rates),
+        _pass("backward", step, found, work, rates, gathering_s=_gathering_s(step, communication)),
+    ]
     parts = [
         _data(step, found, rates), *passes, _optimizer(step, rates), _codec(step, rates),
-        _communication(step, traffic or {}, rates), _idle(step, sum(each.value for each in passes), work, rates),
+        communication, _idle(step, sum(each.value for each in passes), work, rates),
     ]  # fmt: skip
     kept = tuple(part for part in parts if part is not None and part.value > 0)
     return Term.total("step", with_waiting(kept, step))
@@ -60,22 +64,37 @@ def _data(step: JobStep, found: Traced, rates: RankRates) -> Term:
     return _term("data", 2 * batch / rates.bandwidth, "2 × bytes / bandwidth", rates, source, bytes=batch)
 
 
-def _pass(name: str, step: JobStep, found: Traced, work: Work, rates: RankRates) -> Term:
-    """Return the term for all forward passes or all backward passes of a step."""
+def _gathering_s(step: JobStep, communication: Term | None) -> float:
+    """Return for how long a step's backward passes gather parameters; its forward passes gather as many bytes."""
+    if step.job.strategy.held_stage != 3 or communication is None:
+        return 0.0
+    return sum(part.value for part in communication.parts if part.name.endswith("all_gather")) / 2
+
+
+def _pass(
+    name: str, step: JobStep, found: Traced, work: Work, rates: RankRates, *, gathering_s: float = 0.0
+) -> Term:
+    """Return the term for all forward passes or all backward passes of a step.
+
+    ZeRO-3 gathers each unit's parameters during the backward pass of the unit before, for `gathering_s` altogether.
+    What a rank computes meanwhile is part of the stated time of an emulated processor, whose sleep is shorter by it.
+    """
     trace, is_forward = step.trace, name == "forward"
     count = step.samples * step.micro_batches * work.computing
     flops = (1 if is_forward else step.job.backward_passes) * found.table.flops * count
-    stage = step.job.strategy.held_stage or 0
-    # ZeRO-3's backward pass gathers the next unit meanwhile; the sleep of an emulated processor is shorter by that time
-    is_hidden = stage == 3 and not is_forward and rates.idle is not None
-    gathers = stage >= 2 and rates.unit_s > 0 and not is_hidden
-    units = len(step.trace.units) * step.micro_batches * gathers
+    units = len(step.trace.units) * step.micro_batches
+    busy_s = units * rates.unit_busy_s
+    stated_s = 0.0 if rates.emulated_flops is None else flops / rates.emulated_flops
+    overlap_s = min(busy_s, gathering_s) if busy_s < stated_s else 0.0
+    units *= (step.job.strategy.held_stage or 0) >= 2 and rates.unit_s > 0 and not overlap_s
     gathered = _term("gathered units", units * rates.unit_s / 2, "units × time per unit / 2", rates, "traced",
                      units=units)  # fmt: skip
     if rates.emulated_flops is not None:
-        part = Term("emulated processor", flops / rates.emulated_flops, "s", "FLOP / rate",
-                    {"FLOP": flops, "rate": rates.emulated_flops}, "stated; by sleeping")  # fmt: skip
-        return Term.total(name, (part, gathered) if gathers else (part,))
+        formula, inputs = "FLOP / rate", {"FLOP": flops, "rate": rates.emulated_flops}
+        if overlap_s:
+            formula, inputs = "FLOP / rate - overlap with gathers", inputs | {"overlap": overlap_s}
+        part = Term("emulated processor", stated_s - overlap_s, "s", formula, inputs, "stated; by sleeping")
+        return Term.total(name, (part, gathered) if units else (part,))
     moved = (trace.forward_bytes if is_forward else trace.moved_bytes - trace.forward_bytes) * count
     num_operations = (
         trace.forward_operations if is_forward else trace.num_operations - trace.forward_operations
@@ -89,7 +108,7 @@ def _pass(name: str, step: JobStep, found: Traced, work: Work, rates: RankRates)
               operations=launched),
         gathered,
     )  # fmt: skip
-    return Term.total(name, parts if gathers else parts[:-1])
+    return Term.total(name, parts if units else parts[:-1])
 
 
 def _optimizer(step: JobStep, rates: RankRates) -> Term:

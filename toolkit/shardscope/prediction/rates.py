@@ -66,6 +66,9 @@ class RankRates(NamedTuple):
     unit_s: float = 0.0
     """Fixed time per unit for which ZeRO-2 or ZeRO-3 gathers parameters, in a forward and a backward pass, in
     seconds."""
+    unit_busy_s: float = 0.0
+    """The same with waits for a core, if ranks sleep, and 0 otherwise. So long does a backward pass of ZeRO-3 work on a
+    unit while it gathers the next one."""
     emulated_flops: float | None = None
     """FLOP/s at which passes are computed, whatever else they do; None unless a processor is emulated."""
     idle: IdleMessages | None = None
@@ -138,6 +141,7 @@ class RankRates(NamedTuple):
             codec_bandwidth=host.value("codec_bandwidth") * speed.bandwidth / slow,
             tensor_s=0.0 if updates else host.value("tensor_s") * slow,
             unit_s=host.value("unit_s", ranks=alone) if is_idle else fixed("unit_s"),
+            unit_busy_s=fixed("unit_s") if is_idle else 0.0,
             stage_s=fixed("stage_s"),
             emulated_flops=None if emulated is None else emulated.flops,
             idle=sent.idle,
