@@ -50,6 +50,8 @@ FACTORS: dict[str, float] = {
 """Constants that differ between clusters with the same software and device, and standard deviations of their
 logarithms; ``scale`` is a common factor of all times."""
 
+_WITHOUT_EXPOSED_LAUNCH = 22
+"""Number of constants before `exposed_launch` was added, and of rows of `Calibration.covariance`."""
 
 _UNSCALED = (
     "half_size", "attention_half_seq", "head_efficiency", "launch_jitter", "exposed_launch", "gradient_overlap",
@@ -218,10 +220,17 @@ class Calibration(Fitted):
     @model_validator(mode="before")
     @classmethod
     def _refuse_former(cls, fields: object) -> object:
-        if isinstance(fields, dict) and "shard_efficiency" in fields:
+        if not isinstance(fields, dict):
+            return fields
+        if "shard_efficiency" in fields:
             raise SpecError(
                 f"shard_efficiency={fields['shard_efficiency']} is of a former formula for ZeRO 2 and 3, and cannot be "
                 "converted; fit the calibration again with ss.calibrate(cluster, rows=...), or give shard_copies"
+            )
+        if "exposed_launch" not in fields and len(fields.get("covariance") or ()) == _WITHOUT_EXPOSED_LAUNCH:
+            raise SpecError(
+                f"covariance has {_WITHOUT_EXPOSED_LAUNCH} rows, as in calibrations saved before there was "
+                "exposed_launch; fit the calibration again with ss.calibrate(cluster, rows=...)"
             )
         return fields
 
