@@ -108,16 +108,25 @@ def test_recipes_of_nvidia_keep_gradients_in_16_bits_and_no_16_bit_weights_besid
     assert nemo.optimizer == pytest.approx(core.optimizer * 10 / 12)
 
 
-def test_the_room_for_tensors_is_what_a_process_leaves() -> None:
+@pytest.mark.parametrize("device", ["a100-80gb", "mi300x", "tpu-v5p"])
+def test_the_room_for_tensors_is_what_a_process_leaves_with_or_without_a_known_context(device: str) -> None:
     for name in FRAMEWORKS:
-        device = Device.of("a100-80gb")
-        room = tensor_room(device, name)
-        assert room < device.memory_bytes
-        assert process_bytes(device, name, room) == pytest.approx(device.memory_bytes)
+        found = Device.of(device)
+        room = tensor_room(found, name)
+        assert process_bytes(found, name, room) == pytest.approx(found.memory_bytes)
+        assert room < found.memory_bytes or name == "paper"
+
+
+def test_one_byte_of_context_takes_one_byte_of_a_process_and_a_cpu_rank_has_its_whole_memory() -> None:
     own = Device(
-        name="mine", memory_bytes=1e9, peak_flops={"fp32": 1e12}, memory_bandwidth=1e9, source="made"
+        name="mine", memory_bytes=80e9, peak_flops={"fp32": 1e12}, memory_bandwidth=1e9, source="made"
     )
-    assert tensor_room(own, "megatron-core") == 1e9
+    lost = tensor_room(own, "megatron-deepspeed") - tensor_room(
+        own.replace(context_bytes=1), "megatron-deepspeed"
+    )
+    assert 0 < lost < 2
+    cpu = Device.of("cpu")
+    assert tensor_room(cpu, "fsdp2") == cpu.memory_bytes
 
 
 def test_software_without_constants_of_its_own_shares_those_of_another() -> None:
