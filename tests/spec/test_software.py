@@ -145,6 +145,18 @@ def test_a_given_calibration_of_other_software_is_named() -> None:
     assert found.uncertainty.between > 1.2 * same.uncertainty.between
 
 
+def test_a_given_calibration_of_software_with_the_same_constants_is_not_widened() -> None:
+    mine = ss.Calibration.of("h100-80gb", "nemo")
+    layout = ss.Layout(data=8, zero=1, global_batch=8)
+    nemo, bridge = (
+        ss.predict("llama-2-7b", ss.Cluster.of("h100-80gb"), layout, mine, software=name)
+        for name in ("nemo", "megatron-bridge")
+    )
+    assert bridge.calibration == mine.replace(software="megatron-bridge")
+    assert bridge.interval == nemo.interval
+    assert bridge.peak_bytes > nemo.peak_bytes, "NeMo accumulates gradients in 16 bits"
+
+
 def test_the_software_of_a_calibration_may_be_an_alias() -> None:
     mine = ss.Calibration(name="mine", software="megatron")
     assert mine.software == "megatron-core"

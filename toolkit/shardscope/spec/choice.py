@@ -64,6 +64,8 @@ def calibration_of(
         chosen = software_of(software)
         if calibration is None:
             return calibration_for(cluster.device, chosen)
+        if calibration.software and software_of(calibration.software).measured_as == chosen.measured_as:
+            return calibration.replace(software=chosen.name)
         told = f"given for {chosen.name}, though it was measured with {calibration.software or 'unknown software'}"
         return calibration.replace(
             software=chosen.name, note=_joined(calibration.note, told), covariance=_widened(calibration)
