@@ -9,11 +9,12 @@ import pytest
 
 import shardscope as ss
 from shardscope.measure.calibrate.shapes import learnt, with_factors
+from shardscope.measure.scoreboard.one_step import OneStep
 from shardscope.measure.scoreboard.rows import Row, predicted_seconds
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.choice import calibration_for
 from shardscope.spec.cluster import Cluster, Device
-from shardscope.spec.layer_shape import shape_of
+from shardscope.spec.layer_shape import SHAPE_SPREAD, shape_of
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
 from shardscope.spec.software import SOFTWARE
@@ -112,3 +113,24 @@ def test_few_rows_have_no_factors() -> None:
         for row in rows
     ]  # fmt: skip
     assert ss.calibrate(CLUSTER, rows=table).shapes == {}
+
+
+def test_intervals_of_shapes_that_were_not_measured_include_what_is_not_known_of_their_factor() -> None:
+    measured = Layout(data=2, tensor=4, global_batch=16, micro_batch=2, **SETTINGS)
+    none = KNOWN.replace(shapes={})
+    shaped = none.replace(shapes={shape_of(model(12), measured): 1.1})
+    for layout, is_wider in ((measured, False), (measured.replace(micro_batch=4), True)):
+        before, after = (ss.predict(model(12), CLUSTER, layout, each).uncertainty for each in (none, shaped))
+        known = dict(after.shares)
+        if not is_wider:
+            assert "shape of layers" not in known
+            assert after.between == pytest.approx(before.between, rel=0.05)
+            continue
+        more = np.sqrt(after.between**2 - before.between**2)
+        assert 0.9 * 1.645 * SHAPE_SPREAD * 0.8 < more <= 1.01 * 1.645 * SHAPE_SPREAD
+        assert known["shape of layers"] == pytest.approx((more / after.between) ** 2)
+        assert "shape of layers" in after.sentence
+        row = Row.of("made", model(12), CLUSTER, layout, 1.0, software="megatron-deepspeed")
+        row = replace(row, seconds=float(predicted_seconds([row], none)[0]))
+        scores = [OneStep.of([row], each).interval_score for each in (none, shaped)]
+        assert scores[1] > scores[0]

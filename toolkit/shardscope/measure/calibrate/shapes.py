@@ -17,10 +17,8 @@ import numpy as np
 from shardscope.measure.scoreboard.rows import Row, RowGroups
 from shardscope.prediction.spread import Floats
 from shardscope.spec.calibration import Calibration
-from shardscope.spec.layer_shape import shape_of
+from shardscope.spec.layer_shape import SHAPE_SPREAD, shape_of
 
-SPREAD = 0.1
-"""Standard deviation of the logarithm of a shape's factor."""
 NOISE = 0.03
 """Standard deviation of the logarithm of measured / predicted time, of rows with one shape."""
 _STEP = 0.05
@@ -83,7 +81,7 @@ def _mean(off: Floats, slope: Floats, weights: Floats, places: Sequence[int]) ->
     """Return the shrunk mean, in logarithms, of what the rows say about a factor; 0 without rows."""
     at = list(places)
     said = float((weights[at] * slope[at] * off[at]).sum())
-    return said / (float((weights[at] * slope[at] ** 2).sum()) + (NOISE / SPREAD) ** 2)
+    return said / (float((weights[at] * slope[at] ** 2).sum()) + (NOISE / SHAPE_SPREAD) ** 2)
 
 
 def _slopes(rows: Sequence[Row], known: Calibration) -> Floats:
