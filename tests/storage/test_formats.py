@@ -200,6 +200,6 @@ def test_a_missing_pyarrow_is_told(tmp_path, monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(
-        DataError, match=r"pyarrow, which is not installed; run pip install 'shardscope\[parquet\]'"
+        DataError, match=r"pyarrow, which is not installed; run pip install pyarrow"
     ):
         load_data(str(tmp_path))
