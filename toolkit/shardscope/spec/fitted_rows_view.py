@@ -35,7 +35,10 @@ def _shapes(found: Calibration) -> list[str]:
     if not factors:
         return []
     low, high = min(factors), max(factors)
-    return [f"Layers of {len(factors)} measured shapes take {low:.2f} to {high:.2f} times as long as others"]
+    count = len(factors)
+    return [
+        f"Layers of {count} measured shapes take {low:.2f} to {high:.2f} times as long as the constants say"
+    ]
 
 
 def _errors(name: str, score: dict[str, float]) -> str:
