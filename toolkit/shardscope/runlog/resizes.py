@@ -19,7 +19,7 @@ class Resize(NamedTuple):
         after: Number of ranks from this step on.
         pause_s: Time from the end of the step before to the start of this one, in seconds.
         source: Where the new ranks took the state from: ``"replica"``, a copy in the host's memory, or ``"disk"``; None
-            in runs of earlier versions.
+            if unknown, as in runs of earlier versions.
     """
 
     step: int
