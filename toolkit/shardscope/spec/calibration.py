@@ -190,7 +190,8 @@ class Calibration(Fitted):
     """Fixed time per step, in seconds: data loading, loss scaling, clipping, logging."""
 
     shapes: dict[str, PositiveFloat] = Field(default_factory=dict)
-    """Measured factors of a layer's time, by the names of `spec.layer_shape`; shapes without one have the factor 1."""
+    """Measured factors of a layer's time, by the names of `spec.layer_shape`. Shapes without one have the factor 1,
+    and wider intervals, because the other constants' errors are those that the factors leave."""
 
     ridge: PositiveFloat | None = None
     """Peak FLOP/s divided by memory bandwidth of the measured device, in FLOP per byte. For another device, `half_size`
