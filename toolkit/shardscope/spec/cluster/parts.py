@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Self
 
+from pydantic import Field, model_validator
+
+from shardscope.errors import SpecError
 from shardscope.spec import catalogue
 from shardscope.spec._base import Spec
-from shardscope.spec.units import Bandwidth, Bytes, BytesOrNone, Flops, Watts
+from shardscope.spec.units import Bandwidth, Bytes, BytesOrNone, Flops, Watts, bytes_text
 
 
 class Device(Spec):
@@ -29,6 +32,15 @@ class Device(Spec):
     """Publication or page that states the values."""
     recalled: tuple[str, ...] = ()
     """Fields whose values were written from memory and not confirmed in the source."""
+
+    @model_validator(mode="after")
+    def _check_context(self) -> Self:
+        if self.context_bytes >= self.memory_bytes:
+            raise SpecError(
+                f"context_bytes={bytes_text(self.context_bytes)} leaves nothing of "
+                f"memory_bytes={bytes_text(self.memory_bytes)} for tensors; give less, or 0"
+            )
+        return self
 
     @classmethod
     def of(cls, name: str) -> Device:
