@@ -3,7 +3,8 @@
 Of 519 rows of an A100 cluster (vTrain), those with one shape differ from their predictions by the same factor, within
 2 %, whatever the number of layers, stages and replicas; the factors of shapes differ by 10 %. So a factor is the mean
 of what its rows are off by, shrunk towards 1 as standard deviations of 10 % (factors) and 3 % (rows) say. A shape
-with rows of only one configuration gets none, because nothing tells its factor from what is particular to the configuration.
+with rows of only one configuration gets none, because nothing tells its factor from what is particular to
+the configuration.
 """
 
 from __future__ import annotations
