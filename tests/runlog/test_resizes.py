@@ -124,3 +124,21 @@ def test_a_run_of_one_size_has_no_resizes() -> None:
     log = log_of([start(0, 2, 0.0), start(1, 2, 0.0), step_event(1, 0), step_event(1, 1)])
     assert log.resizes == []
     assert summarise(log, "running").world_sizes is None
+
+
+def test_ranks_that_fell_back_to_an_older_checkpoint_say_so() -> None:
+    def resumed(step: int, source: str) -> list[dict[str, Any]]:
+        at = {"t": step + 0.5, "rank": 0, "step": step, "source": source}
+        return [at | {"event": "resume", "samples": 0, "notes": []}, at | {"event": "resize"}]
+
+    def taken(steps: range, size: int, t: float) -> list[dict[str, Any]]:
+        return [step_event(step, rank, t=t + step) for step in steps for rank in range(size)]
+
+    events = [start(rank, 2, 0.0) for rank in range(2)] + taken(range(1, 9), 2, 0.0)
+    events += [start(rank, 3, 8.4) for rank in range(3)] + resumed(8, "replica") + taken(range(9, 13), 3, 0.0)
+    events += [start(rank, 4, 12.4) for rank in range(4)] + resumed(10, "disk") + taken(range(11, 14), 4, 3.0)
+    log = log_of(events)
+    assert list(log.steps.column("number")) == list(range(1, 14))
+    found = [(each.step, each.before, each.after, each.source) for each in log.resizes]
+    assert found == [(9, 2, 3, "replica"), (11, 3, 4, "disk")]
+    assert log.lost_steps == 2

@@ -43,6 +43,7 @@ def test_nothing_is_written_to_the_disk_and_the_end_is_the_same(strategy: str) -
         (2, 4, "replica"),
         (4, 3, "replica"),
     ]
+    assert not log.restarts
     assert list(log.steps.column("number")) == list(range(1, STEPS + 1))
     assert not run.events("checkpoint")
     assert not list((run.path / "checkpoints").iterdir())

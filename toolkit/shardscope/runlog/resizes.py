@@ -21,7 +21,7 @@ class Resize(NamedTuple):
         pause_s: Time in which no rank trained, in seconds: from the end of the step before to the start of this one or,
             after a failure, from when the agent noticed it.
         source: Where the new ranks took the state from: ``"replica"``, a copy in the host's memory, or ``"disk"``; None
-            in runs of earlier versions.
+            if unknown, as in runs of earlier versions.
         is_failure: Whether ranks were lost, so that a restart went on without them; else the number was changed on
             purpose.
     """

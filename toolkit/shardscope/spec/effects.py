@@ -133,8 +133,19 @@ def composed(software: Software, device: Device) -> Calibration:
 
 
 def row_noise(software: str) -> float:
-    """Return the standard deviation of the logarithm of measured / predicted time of a row, given its constants."""
+    """Return the standard deviation of the logarithm of measured / predicted time of a row, given its constants.
+
+    It is that of intervals, which includes that formulas are not exact; see `fitted_noise`.
+    """
     return float(_fitted()["noise"][SOFTWARE[software].measured_as])
+
+
+def fitted_noise(software: str) -> float:
+    """Return the most likely standard deviation of rows, by which a measured step moves constants.
+
+    Intervals that contain enough rows of all tables need the wider one of `row_noise`.
+    """
+    return row_noise(software) / float(_fitted()["noisier"])
 
 
 def _quantiles(noise: float) -> dict[str, float]:

@@ -11,7 +11,7 @@ from shardscope.measure.scoreboard.intervals import Floats, Z, constant_half_wid
 from shardscope.measure.scoreboard.rows import Row, RowGroups
 from shardscope.prediction.spread import covariance_of, moved, shape_half_widths, slopes
 from shardscope.spec.calibration import Calibration
-from shardscope.spec.effects import row_noise
+from shardscope.spec.effects import fitted_noise, row_noise
 
 _TURNS = 3
 """Steps towards the factors that one row makes most likely; the last one hardly moves them."""
@@ -65,9 +65,11 @@ class OneStep(NamedTuple):
         def off_at(x: Floats) -> Floats:
             return np.asarray(measured - np.log(tables.seconds(moved(calibration, x))))
 
+        software = rows[0].software
         known = Known(
-            slope, measured - predicted, covariance_of(calibration), row_noise(rows[0].software), off_at
-        )
+            slope, measured - predicted, covariance_of(calibration), fitted_noise(software), row_noise(software),
+            off_at,
+        )  # fmt: skip
         return known.after_one(low, high)
 
 
@@ -81,7 +83,9 @@ class Known(NamedTuple):
     covariance: Floats
     """Covariance of the factors."""
     noise: float
-    """Standard deviation of a row's own deviation."""
+    """Standard deviation of a row's own deviation, by which a row moves the factors."""
+    wide: float
+    """The same, as intervals have it."""
     off_at: Callable[[Floats], Floats] | None = None
     """Function that returns `off` for other values of the factors; None if predictions are linear."""
 
@@ -121,7 +125,7 @@ class Known(NamedTuple):
                 step = gain * (self.off_at(step)[row] + self.slope[row] @ step)
             left = self.off_at(step)
         kept = covariance - np.outer(gain, self.slope[row] @ covariance)
-        return ends_of(self.slope[rest], left[rest], kept, Z * self.noise, Z * self.noise)
+        return ends_of(self.slope[rest], left[rest], kept, Z * self.wide, Z * self.wide)
 
 
 def ends_of(
