@@ -126,3 +126,5 @@ def test_steps_of_ones_own_are_compared_with_predictions(
 def test_an_option_of_rows_is_refused_without_them(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["scoreboard", "--software", "fsdp2"]) != 0
     assert "--software has no effect without --rows" in capsys.readouterr().err
+    assert cli.main(["scoreboard", "--memory", "--model", "gpt3-175b"]) != 0
+    assert "--model has no effect with --memory; leave it out" in capsys.readouterr().err

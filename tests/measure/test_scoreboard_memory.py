@@ -140,7 +140,7 @@ def test_the_command_prints_memory(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert "process (nvidia-smi)" in printed
     assert "all tables" in printed
-    assert "8 of 11 runs that ran out of memory (73 %) are foreseen" in printed
+    assert "8 of 11 runs that ran out of memory (73 %) are predicted to" in printed
     assert cli.main(["scoreboard", "--memory", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert {line["dataset"]: line["runs"] for line in found["peaks"]}["Megatron-LM, B200"] == 11

@@ -32,11 +32,18 @@ def add_rows_options(parser: argparse.ArgumentParser, *, purpose: str) -> None:
     add_layout_options(parser)
 
 
-def refuse_without_rows(arguments: argparse.Namespace) -> None:
-    """Raise if an option that needs rows is given without them."""
+def refuse_without_rows(arguments: argparse.Namespace, *, instead: str = "") -> None:
+    """Raise if an option that needs rows is given without them.
+
+    Args:
+        arguments: The parsed arguments.
+        instead: The given option that takes no rows, such as ``--memory``; empty if there is none.
+    """
     for option in (*_OF_ROWS, *given_fields(arguments, Layout)):
         if getattr(arguments, option) is not None:
             flag = f"--{option.replace('_', '-')}"
+            if instead:
+                raise SpecError(f"{flag} has no effect with {instead}; leave it out")
             raise SpecError(f"{flag} has no effect without --rows; add --rows FILE, or leave it out")
 
 

@@ -39,8 +39,8 @@ def print_memory(*, to_json: bool) -> None:
         f"Peak memory of the fullest device\n{peaks_text(peaks)}\n\n"
         f"Does it fit\n{fits_text([*fits, total])}\n\n"
         f"{total.foreseen} of {total.ran_out} runs that ran out of memory "
-        f"({100 * total.foreseen / total.ran_out:.0f} %) are foreseen; "
-        f"{total.refused} of {total.ran} that ran ({100 * total.refused / total.ran:.1f} %) are said not to fit"
+        f"({100 * total.foreseen / total.ran_out:.0f} %) are predicted to; "
+        f"{total.refused} of {total.ran} that ran ({100 * total.refused / total.ran:.1f} %) are wrongly refused"
     )
 
 
@@ -61,7 +61,7 @@ def peaks_text(lines: list[PeakLine]) -> str:
 def fits_text(lines: list[FitLine]) -> str:
     """Return a table of how often "fits" was right."""
     return aligned(
-        ["data set", "runs that ran", "said not to fit", "out of memory", "foreseen"],
+        ["data set", "runs that ran", "wrongly refused", "out of memory", "predicted"],
         [
             (line.dataset, str(line.ran), str(line.refused), str(line.ran_out), str(line.foreseen))
             for line in lines

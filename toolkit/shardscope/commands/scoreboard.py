@@ -19,30 +19,50 @@ if TYPE_CHECKING:
     from shardscope.spec.effects import TableScore
 
 
-ABOUT = (
-    "Compare predicted step times with measured ones: mean errors, the share of measured times inside the 90% "
-    "interval, and the errors of the other rows after one row of the table was measured (the median over which one). "
-    "'best chosen' counts groups of layouts of one model and batch on as many devices, in which the layout with the "
-    "shortest predicted time is within 3% of the fastest measured one. "
-    "The first list has the tables that ship, predicted as your layouts are; constants were fitted to them. The second "
-    "has all tables, each predicted by constants fitted without it, as linearised around those fitted to all. It is "
-    "somewhat optimistic for a cluster of your own: several tables are of one cluster (such as four of Selene and two "
-    "of BLOOM's), and the others of that cluster stay when one is left out. The third list tests whether intervals "
-    "contain 90% of measured times (p is that of a two-sided binomial test; with 20 rows it finds intervals that are "
-    "far too narrow, but never rejects wide ones), and has the mean interval score of the logarithms in per cent "
-    "(Winkler 1972; less is better), beside the score of intervals with a constant relative width, chosen on the "
-    "other tables. With --rows, your own steps are compared instead. The options of a layout are settings of all "
-    "rows, which their columns override. With --memory, published peaks of memory are compared instead, and runs that "
-    "ran or ran out of memory with what predictions say about them; each run counts once. Values of the memory model "
-    "were inferred from the peaks that are marked as fitted, and from no others; for which ones, see "
-    "shardscope.analytic.memory.frameworks."
-)
+ABOUT = """\
+Compare predicted step times with measured ones.
+
+Columns:
+  MAPE, worst, rank    mean and largest error, and rank correlation
+  best chosen          groups of layouts of one model and batch on the same number
+                       of devices, in which the layout with the shortest predicted
+                       time is within 3% of the fastest measured one
+  in interval          share of measured times inside the 90% interval
+  after one step       error of the other rows after one row of the table was
+                       measured: the median over which one
+
+The first list has the tables that ship, predicted as your layouts are; constants
+were fitted to those marked as fitted.
+
+The second list has all tables, each predicted by constants fitted without it, as
+linearised around those fitted to all. Large tables are represented by rows drawn
+at random. The list is somewhat optimistic for a cluster of your own: several
+tables are of one cluster (such as four of Selene and two of BLOOM's), and the
+others of that cluster stay when one is left out.
+
+The third list tests whether intervals contain 90% of measured times. p is that of
+a two-sided binomial test; with 20 rows it finds intervals that are far too narrow,
+but never rejects wide ones. The interval score is the mean of that of the
+logarithms in per cent (Winkler 1972; less is better), beside the score of
+intervals with a constant relative width, chosen on the other tables.
+
+With --rows, your own steps are compared instead. The options of a layout are
+settings of all rows, which their columns override.
+
+With --memory, published peaks of memory are compared instead, and runs that ran or
+ran out of memory with what predictions say about them; each run counts once.
+Values of the memory model were inferred from the peaks that are marked as fitted,
+and from no others; for which ones, see shardscope.analytic.memory.frameworks.
+"""
 
 
 def add_to(commands: Any) -> None:
     """Add this command to the parser's commands."""
     parser = commands.add_parser(
-        "scoreboard", help="compare predicted step times with published ones", description=ABOUT
+        "scoreboard",
+        help="compare predicted step times with published ones",
+        description=ABOUT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_rows_options(parser, purpose="compare these measured steps instead of published ones")
     parser.add_argument("--memory", action="store_true", help="compare memory instead of step times")
@@ -64,7 +84,7 @@ def carry_out(arguments: argparse.Namespace) -> int:
             )
         print_own(arguments)
         return 0
-    refuse_without_rows(arguments)
+    refuse_without_rows(arguments, instead="--memory" if arguments.memory else "")
     if arguments.memory:
         print_memory(to_json=arguments.json)
         return 0
@@ -73,8 +93,10 @@ def carry_out(arguments: argparse.Namespace) -> int:
         scores = {name: score._asdict() for name, score in left_out.items()}
         print(as_json({"tables": [_plain(line) for line in lines], "left_out": scores}))
     else:
+        most = max(score.rows for score in left_out.values())
         print(
-            f"Predicted as your layouts are\n{text(lines)}\n\nPredicted without the table\n{left_out_text(left_out)}"
+            f"Predicted as your layouts are\n{text(lines)}\n\n"
+            f"Predicted without the table (of larger tables, {most} rows drawn at random)\n{left_out_text(left_out)}"
             f"\n\nIntervals without the table, of tables with at least {ENOUGH} rows\n{intervals_text(left_out)}"
         )
     return 0
