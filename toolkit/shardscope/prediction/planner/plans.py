@@ -358,10 +358,8 @@ class Plans:
         software = software_of(best.software)
         if best.layout.schedule in software.schedules:
             return []
-        return [
-            f"{software.label} ships no {best.layout.schedule} schedule "
-            f"(fix={{'schedule': {list(software.schedules)}}} plans with what it ships)"
-        ]
+        instead = f"fix={{'schedule': {list(software.schedules)}}} plans with what it ships"
+        return [f"{software.label} ships no {best.layout.schedule} schedule ({instead})"]
 
     def __repr__(self) -> str:
         if not len(self):

@@ -52,8 +52,8 @@ class EmulatedNode(Spec):
     """Bytes per second at which each rank updates its parameters, divided by `slowdown`, by sleeping; None for this
     machine's speed."""
     memory: Bytes | None = None
-    """Memory of each rank in bytes, which `JobPrediction.fits` and ``shards="memory"`` of `Zero1` and `Zero2` use; it is
-    not enforced. None if it is not stated."""
+    """Memory of each rank in bytes, which `JobPrediction.fits` and ``shards="memory"`` of `Zero1` and `Zero2` use; it
+    is not enforced. None if it is not stated."""
 
     @property
     def rate(self) -> float | None:
