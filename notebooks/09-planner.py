@@ -181,7 +181,7 @@ calibration
 # %% [markdown]
 # In the panel at the top of this page, choose your model and cluster first. Then choose the plan that you ran,
 # enter its *Measured step time (s)*, and press *Use it*: all plans are predicted and ranked again. In code, that is
-# `planner.measure(12.3)`, and `planner.forget()` undoes it.
+# `planner.measure(60.5)`, and `planner.forget()` undoes it.
 #
 # `rows` may also be a CSV file, a data frame, or a log of Megatron or torchtitan. From three layouts, the calibration
 # has cross-validated errors and names rows that do not fit the others. `calibration.save("cluster.json")` keeps it;

@@ -60,10 +60,11 @@ def test_a_tables_own_rows_have_no_part_in_its_constant_width() -> None:
 
 def test_intervals_are_narrower_after_a_step_and_a_single_row_leaves_none() -> None:
     slope, covariance = np.ones((3, 1)), np.array([[0.04]])
-    (turn, *_) = Known(slope, np.array([0.2, 0.2, 0.21]), covariance, 0.02).turns()
+    (turn, *_) = Known(slope, np.array([0.2, 0.2, 0.21]), covariance, 0.02, 0.03).turns()
     assert (turn.high < 1.645 * 0.2).all()
     assert np.abs(turn.off).max() < 0.02
-    assert Known(slope[:1], np.array([0.2]), covariance, 0.02).turns() == []
+    assert (turn.high > 1.645 * 0.03).all()
+    assert Known(slope[:1], np.array([0.2]), covariance, 0.02, 0.03).turns() == []
 
 
 def test_the_other_rows_are_predicted_by_the_constants_that_a_measured_row_makes_likely() -> None:
@@ -72,7 +73,7 @@ def test_the_other_rows_are_predicted_by_the_constants_that_a_measured_row_makes
     def off_at(x: np.ndarray) -> np.ndarray:
         return off - np.array([np.sinh(x[0]), 2 * x[0]])
 
-    known = Known(slope, off, np.array([[variance]]), noise, off_at)
+    known = Known(slope, off, np.array([[variance]]), noise, 2 * noise, off_at)
     (likely,) = minimize_scalar(lambda x: (0.3 - np.sinh(x)) ** 2 / noise**2 + x**2 / variance).x.reshape(1)
     assert known.turns()[0].off == pytest.approx([0.5 - 2 * likely], abs=1e-3)
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import shardscope as ss
+from shardscope.analytic.memory import tensor_room
 from shardscope.analytic.stragglers import expected_slowest
 from shardscope.prediction.loads import awaited, rank_loads
 from shardscope.prediction.stale_updates import gradients_per_s
@@ -180,6 +181,18 @@ def test_the_rank_that_does_not_fit_is_named_even_if_it_is_not_the_fullest() -> 
     assert found.overfull == (1,)
     assert found.fits is False
     assert "; rank 1 does not fit" in repr(found)
+
+
+def test_a_job_on_gpus_fits_if_its_tensors_do_beside_the_context_as_a_layout_does() -> None:
+    job = ss.Job(model="mlp", data="digits", strategy="zero-1", world_size=2, batch=64)
+    node = ss.Cluster.of("a100-80gb", nodes=1, per_node=2)
+    peak = ss.predict(job, node).peak_bytes
+    assert peak is not None
+    for more, fits in ((1.02, False), (1.5, True)):  # 1.02 would fit without what the allocator keeps
+        device = node.device.replace(memory_bytes=20e6 + more * peak, context_bytes=20e6)
+        found = ss.predict(job, node.replace(device=device))
+        assert (found.fits, found.overfull) == (fits, () if fits else (0, 1))
+        assert found.step.memory == (tensor_room(device, "fsdp2"),) * 2
 
 
 @pytest.mark.parametrize(("shards", "is_assumed"), [((1, 1), False), ((4, 1), True)])

@@ -146,6 +146,7 @@ def write(
         "effects": {e: named(found.mean({e: 1.0})) for e in sorted(kept)},
         "covariances": covariances(found, wider),
         "noise": {name: round(float(noise), 4) for name, noise in noises},
+        "noisier": noisier,
         "measured": [list(pair) for pair in dict.fromkeys(pair_of(t) for t in tables)],
         "constant_mfu": {"all tables": constant_of(tables, constant_mfu_seconds)},
         "constant_rate": {"all tables": constant_of(tables, plain_seconds)},

@@ -18,8 +18,8 @@ from shardscope.measure.scoreboard.score import constant_mfu_seconds, plain_seco
 Floats = npt.NDArray[np.float64]
 Widths = tuple[float, float]
 WIDER, NOISIER = (1.0, 1.4, 2.0, 2.8, 4.0), (1.0, 1.3, 1.5, 1.7, 2.0, 2.4)
-"""Factors that are tried: of the covariance of a new table's constants, and of the standard deviation of its rows. The
-formulas are not exact, so tables differ more than the likelihood of linear effects says."""
+"""Factors that are tried: of the covariance of a new table's constants, and of the standard deviation of its rows in
+intervals. The formulas are not exact, so tables differ more than the likelihood of linear effects says."""
 REJECTED = 0.05
 
 
@@ -44,7 +44,8 @@ class LeftOut(NamedTuple):
         """Return the other rows' intervals after each row was measured; linear predictions take less time."""
         wider, noisier = widths
         off_at = (lambda step: self.table.off(self.at + step)) if is_exact else None
-        return Known(self.slope, self.off, wider * self.covariance, noisier * self.noise, off_at).turns()
+        known = Known(self.slope, self.off, wider * self.covariance, self.noise, noisier * self.noise, off_at)
+        return known.turns()
 
 
 def left_out(place: int, tables: Sequence[Table], seen: Found, x: Floats) -> LeftOut:

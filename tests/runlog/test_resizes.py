@@ -35,6 +35,17 @@ def a_resized_run() -> list[dict[str, Any]]:
     return found
 
 
+def a_grown_run_that_failed(*, step: int) -> list[dict[str, Any]]:
+    """Two ranks, and four from step 5 on, one of which fails after step 7; training continues from this step."""
+    return [
+        *a_resized_run()[: (2 + 4 * 2) + (4 + 3 * 4)],
+        {
+            "event": "restart", "t": 7.4, "failed_t": 7.3, "rank": 0, "attempt": 1, "cause": "rank 1 was killed",
+            "failed_rank": 1, "failed_step": 7, "step": step, "source": "disk",
+        },
+    ]  # fmt: skip
+
+
 def log_of(events: list[dict[str, Any]]) -> RunLog:
     log = RunLog(world_size=2)
     log.feed(events)
@@ -90,7 +101,44 @@ def test_ranks_that_died_in_mid_step_do_not_count_for_those_that_repeat_it() -> 
     assert log.world_size == 2
 
 
+def test_a_restart_on_fewer_ranks_is_no_resize_that_took_time() -> None:
+    again = [start(rank, 3, 7.6) for rank in range(3)] + [
+        step_event(step, rank, t=step + 2.0) for step in (6, 7) for rank in range(3)
+    ]
+    log = log_of([*a_grown_run_that_failed(step=5), *again])
+    before, after = log.resizes
+    assert (before.pause_s, before.is_failure) == (pytest.approx(0.9), False)
+    assert (after.step, after.before, after.after, after.is_failure) == (6, 4, 3, True)
+    assert after.pause_s == pytest.approx(8.0 - 0.1 - 7.3)  # not since step 5
+    summary = summarise(log, "running")
+    assert (summary.world_sizes, summary.resize_s) == ("2 → 4 → 3", pytest.approx(0.9))
+
+
+def test_a_resize_keeps_its_time_if_its_first_step_is_repeated() -> None:
+    again = [start(rank, 4, 7.6) for rank in range(4)] + [step_event(5, rank, t=8.0) for rank in range(4)]
+    log = log_of([*a_grown_run_that_failed(step=4), *again])
+    assert log.resizes == [Resize(5, 2, 4, pytest.approx(0.9))]
+
+
 def test_a_run_of_one_size_has_no_resizes() -> None:
     log = log_of([start(0, 2, 0.0), start(1, 2, 0.0), step_event(1, 0), step_event(1, 1)])
     assert log.resizes == []
     assert summarise(log, "running").world_sizes is None
+
+
+def test_ranks_that_fell_back_to_an_older_checkpoint_say_so() -> None:
+    def resumed(step: int, source: str) -> list[dict[str, Any]]:
+        at = {"t": step + 0.5, "rank": 0, "step": step, "source": source}
+        return [at | {"event": "resume", "samples": 0, "notes": []}, at | {"event": "resize"}]
+
+    def taken(steps: range, size: int, t: float) -> list[dict[str, Any]]:
+        return [step_event(step, rank, t=t + step) for step in steps for rank in range(size)]
+
+    events = [start(rank, 2, 0.0) for rank in range(2)] + taken(range(1, 9), 2, 0.0)
+    events += [start(rank, 3, 8.4) for rank in range(3)] + resumed(8, "replica") + taken(range(9, 13), 3, 0.0)
+    events += [start(rank, 4, 12.4) for rank in range(4)] + resumed(10, "disk") + taken(range(11, 14), 4, 3.0)
+    log = log_of(events)
+    assert list(log.steps.column("number")) == list(range(1, 14))
+    found = [(each.step, each.before, each.after, each.source) for each in log.resizes]
+    assert found == [(9, 2, 3, "replica"), (11, 3, 4, "disk")]
+    assert log.lost_steps == 2

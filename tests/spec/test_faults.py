@@ -89,7 +89,7 @@ def test_faults_say_in_words_what_happens() -> None:
         (lambda: JOB.replace(recovery="often"), "recovery='often' is not valid; give the number of restarts"),
         (lambda: JOB.replace(recovery=3.5), "recovery=3.5 is not valid; give the number of restarts"),
         (lambda: ss.Recovery(1, replica_every="x"), "replica_every='x' is not valid; give a whole number"),
-        (lambda: ss.Recovery(0, replica_every=1), "replica_every=1 has no effect with restarts=0"),
+        (lambda: ss.Recovery(0, replica_every=1), "replica_every=1 needs restarts of at least 1"),
     ],
 )  # fmt: skip
 def test_a_wrong_fault_is_refused_with_the_way_out(make: Callable[[], object], told: str) -> None:

@@ -19,6 +19,7 @@ import shardscope as ss
 from conformance.ranks import RankPool
 from conformance.runs import small_job
 from shardscope.errors import CheckpointError, LaunchError
+from shardscope.runlog.tail import read_events
 from shardscope.runtime.replicas import ReplicaMemory, remove_leftovers
 from shardscope.training.checkpoint import memory
 from shardscope.training.checkpoint.memory import HeldStep, newest_whole
@@ -119,20 +120,23 @@ def test_without_a_whole_copy_the_checkpoint_on_disk_is_loaded(
             trainer.take_step(step)
             trainer._after_step(step, 0.0, None)
 
-    def after(context: RankContext) -> int:
+    def after(context: RankContext) -> tuple[int, list[str]]:
         trainer = trainer_of(context, tmp_path, shared, 1)
-        resume_newest(trainer, tmp_path / "checkpoints")
-        return trainer.first_step
+        saved = resume_newest(trainer, tmp_path / "checkpoints")
+        assert saved is not None
+        return trainer.first_step, saved.notes
 
     pool.run(before, tmp_path)
-    assert pool.run(after, tmp_path) == [4, 4]
+    assert pool.run(after, tmp_path) == [(4, [])] * 2
     for node in (0, 1):
         damaged = memory.node_folder(shared.path, node) / "step-3/rank-1.bin"
         damaged.write_bytes(b"\0" * damaged.stat().st_size)
-    assert pool.run(after, tmp_path) == [3, 3], "damaged"
+    for first, (note,) in pool.run(after, tmp_path):
+        assert first == 3
+        assert note.startswith("the newest copy in memory was not used: checkpoint step-3 is damaged")
     for node in (0, 1):
         shared.lose(node)
-    assert pool.run(after, tmp_path) == [3, 3], "lost"
+    assert pool.run(after, tmp_path) == [(3, [])] * 2, "lost"
 
 
 def test_memory_that_is_too_small_is_named_on_all_ranks(
@@ -153,6 +157,49 @@ def test_memory_that_is_too_small_is_named_on_all_ranks(
     assert one == other
     assert "recovery.replica_every keeps" in one
     assert "enlarge it (in a container: --shm-size), or set replica_every=None" in one
+
+
+def test_a_state_that_does_not_fit_in_memory_is_handed_over_on_the_disk(
+    pool: RankPool, tmp_path: Path, shared: ReplicaMemory
+) -> None:
+    if pool.world_size != 2:
+        pytest.skip("two ranks will do")
+
+    def body(context: RankContext) -> list[bool]:
+        recovery = ss.Recovery(replica_every=1000)
+        trainer = trainer_of(context, tmp_path, shared, 2, elastic="2:4", recovery=recovery)
+        trainer.take_step(1)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(memory, "free_bytes", lambda _: 1000 if context.rank == 0 else 10**12)
+            small = trainer.replicas.hand_over(1, is_resizing=lambda: True)
+        assert context.rank or not list(memory.node_folder(shared.path, 0).iterdir())  # rank 0 deletes it
+        return [small, trainer.replicas.hand_over(1, is_resizing=lambda: True)]
+
+    assert pool.run(body, tmp_path) == [[False, True]] * 2
+    assert shared.newest_step() == 1
+    told = read_events(tmp_path, "not_handed_over")
+    assert [event["step"] for event in told] == [1]
+    assert "recovery.replica_every keeps" in told[0]["reason"]
+
+
+def test_what_earlier_ranks_left_in_memory_makes_room_for_the_second_copy(
+    pool: RankPool, tmp_path: Path, shared: ReplicaMemory
+) -> None:
+    if pool.world_size != 2:
+        pytest.skip("two ranks will do")
+
+    def body(context: RankContext, steps: range, free: int) -> None:
+        trainer = trainer_of(context, tmp_path, shared, 2, optimizer="sgd")
+        resume_newest(trainer, None)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(memory, "free_bytes", lambda _: free)
+            for step in steps:
+                trainer.take_step(step)
+                trainer._after_step(step, 0.0, None)
+
+    pool.run(lambda context: body(context, range(1, 2), 10**12), tmp_path)
+    pool.run(lambda context: body(context, range(2, 4), 0), tmp_path)
+    assert shared.newest_step() == 3
 
 
 def test_a_step_is_whole_if_the_nodes_together_have_its_files() -> None:

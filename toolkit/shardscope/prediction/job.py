@@ -265,7 +265,8 @@ class JobPrediction(Budgeted):
     def fits(self) -> bool | None:
         """Whether each rank fits on its device or, on this machine's CPUs, all fit together; None if unknown.
 
-        On an emulated cluster, each rank must also fit into the memory that the cluster states.
+        On GPUs, the driver's context and the allocator take part of the memory, as for layouts. On an emulated cluster,
+        each rank must also fit into the memory that the cluster states.
         """
         if self.by_rank is None or not self.has_rates:
             return None
@@ -277,7 +278,7 @@ class JobPrediction(Budgeted):
 
     @property
     def overfull(self) -> tuple[int, ...]:
-        """Ranks that need more than the memory of their device that the cluster states."""
+        """Ranks whose tensors need more than the memory that their device has for tensors, or the cluster states."""
         room = self.step.memory
         if self.by_rank is None or not room:
             return ()
@@ -442,12 +443,14 @@ def predict_job(
     found = trace(job)
     assert found.table.step is not None
     is_on_gpus, backend = _place(job, cluster)
+    constants = None if cluster is None else _of_pytorch(cluster, calibration, software)
+    memory = memory_on(emulated or cluster, constants.software if constants else "")
     step = JobStep(
         job, found.table.step, settled_step(job), backend, is_on_gpus, slowness_on(emulated),
-        update_slowness_on(emulated), memory_on(emulated or cluster), is_usual=True,
+        update_slowness_on(emulated), memory, is_usual=True,
     )  # fmt: skip
     if cluster is not None:
-        return JobPrediction(job, cluster, step, found, _of_pytorch(cluster, calibration, software))
+        return JobPrediction(job, cluster, step, found, constants)
     assert calibration is None or isinstance(calibration, HostCalibration)
     host = chosen(emulated) if calibration is None else Chosen(calibration, is_saved=True)
     return JobPrediction(job, None, step, found, None, emulated, *host)

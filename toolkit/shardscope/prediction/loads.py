@@ -10,6 +10,7 @@ from shardscope.analytic.terms import Term
 from shardscope.methods.strategies.parameter_server import ParameterServer
 from shardscope.methods.strategies.sharded import ZeroStrategy
 from shardscope.prediction.stale_updates import gradients_per_s
+from shardscope.prediction.step.held import room_on
 from shardscope.spec.cluster import Cluster, EmulatedCluster
 from shardscope.spec.shares import MEASURED, samples_by_speed
 from shardscope.spec.strategy import Work
@@ -41,13 +42,16 @@ def _relative_times(rates: Sequence[float | None], per_node: int) -> tuple[float
     return () if min(factors) == 1 or len(known) < len(rates) else factors
 
 
-def memory_on(cluster: Cluster | EmulatedCluster | None) -> tuple[float, ...]:
-    """Return the memory of each rank's device, in bytes; empty on this machine, and where it is not stated."""
+def memory_on(cluster: Cluster | EmulatedCluster | None, software: str) -> tuple[float, ...]:
+    """Return the memory of each rank's device, in bytes; empty on this machine, and where it is not stated.
+
+    On GPUs, it is what tensors can take, by the memory model of the software.
+    """
     if isinstance(cluster, EmulatedCluster):
         is_stated = all(node.memory is not None for node in cluster.nodes)
         return cluster.stated_memory() if is_stated else ()
     parts = () if cluster is None else cluster.groups or (cluster,)
-    return tuple(part.device.memory_bytes for part in parts for _ in range(part.num_devices))
+    return tuple(room_on(part, software) for part in parts for _ in range(part.num_devices))
 
 
 def rank_loads(step: JobStep) -> list[Work]:

@@ -41,9 +41,10 @@ class Resizable(RunPart):
         """Go on with another number of ranks after the step in progress, and return at once.
 
         The ranks save a checkpoint (with `Recovery.replica_every`, a copy in memory) and end; `world_size` new ranks
-        load it, with model, optimizer and data divided anew, and take the next step, so no step is lost. A later call
-        replaces an earlier one that no rank has seen.
-        A run that reaches its last step first ends as it would without this call.
+        load it, with model, optimizer and data divided anew, and take the next step, so no step is lost. Only if the
+        copy turns out to be damaged, the steps since the newest checkpoint are repeated, and the event `resume` says
+        why. A later call replaces an earlier one that no rank has seen. A run that reaches its last step first ends as
+        it would without this call.
 
         Raises:
             SpecError: The job is not elastic or cannot train on this number of ranks, the run has ended, or its ranks

@@ -27,10 +27,13 @@ class Elastic(Spec):
 
     Ranks join and leave between two steps (`Run.resize`). Each time, the ranks save a checkpoint and end, and as many
     new ones as asked load it and go on with the next step, in the same run. With `Recovery.replica_every`, the state
-    passes through the host's memory instead, and is written to the disk only if the run ends before its last step.
-    `Run.reduced().resizes` says for each resize which it was. The data order does not depend on the
-    number of ranks: no sample is repeated within an epoch; if the batch does not divide the data, the rest is skipped,
-    other samples in each epoch. ZeRO's shards and a pipeline's stages are cut anew.
+    passes through the host's memory instead if it fits there, and is written to the disk only if the run ends before
+    its last step. If the run's agent or the machine dies, only checkpoints on disk are left; set `Checkpoint.every` to
+    have some. `Run.reduced().resizes` says for each resize which it was.
+
+    The data order does not depend on the number of ranks: no sample is repeated within an epoch; if the batch does not
+    divide the data, the rest is skipped, other samples in each epoch. ZeRO's shards and a pipeline's stages are cut
+    anew.
 
     A batch that cannot be divided evenly is divided as evenly as possible, with weighted gradients; gossip and
     asynchronous servers need one that can, such as 48 for 2, 3 and 4 ranks. With recovery, a run that loses a rank goes

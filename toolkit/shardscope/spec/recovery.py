@@ -33,14 +33,14 @@ class Recovery(Spec):
     reading the disk; None keeps none. On an emulated cluster, each rank also sends its copy to the next node, so the
     memory of one node may be lost. With 1, at most the step in flight is repeated. Training waits for each copy, and
     asynchronous strategies synchronise their ranks for it. A resize of an elastic run copies the state, too, instead of
-    saving a checkpoint."""
+    saving a checkpoint, unless the memory is too small."""
 
     @model_validator(mode="after")
     def _check_replicas(self) -> Self:
         if self.replica_every is not None and not self.restarts:
             raise SpecError(
-                f"recovery.replica_every={self.replica_every} has no effect with restarts=0; allow a restart, or "
-                "leave replica_every out"
+                f"recovery.replica_every={self.replica_every} needs restarts of at least 1; allow a restart, or leave "
+                "replica_every out"
             )
         return self
 

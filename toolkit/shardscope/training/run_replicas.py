@@ -69,10 +69,8 @@ class RunReplicas:
             is_resizing: Returns whether other ranks go on; what rank 0 knows counts for all.
 
         Returns:
-            Whether the next ranks find the state in memory, so that these need not write it to the disk.
-
-        Raises:
-            CheckpointError: The memory is too small.
+            Whether the next ranks find the state in memory, so that these need not write it to the disk. False also if
+            the memory is too small; an event says why.
         """
         if self._every is None or not self._is_elastic:
             return False
@@ -82,8 +80,14 @@ class RunReplicas:
         if not gather_items(context, context.rank == 0 and is_resizing())[0]:
             return False
         newest = None if self._saver is None else self._saver.newest
-        if newest is None or newest.name != f"step-{step}":
+        if newest is not None and newest.name == f"step-{step}":
+            return True
+        try:
             self.save(step)
+        except CheckpointError as error:  # raised on all ranks together
+            if context.rank == 0:
+                context.events.emit("not_handed_over", step=step, reason=str(error))
+            return False
         return True
 
     def newer_than(self, disk: Path | None) -> Path | None:
@@ -119,14 +123,15 @@ def resume_newest(trainer: Trainer, disk: Path | None, *, allow_pickle: bool = F
         CheckpointError: There are copies or checkpoints, but none can be loaded. Training does not begin anew then,
             because a part of the state may have been loaded.
     """
-    copy = trainer.replicas.newer_than(disk)
+    copy, notes = trainer.replicas.newer_than(disk), list[str]()
     if copy is not None:
         try:
             return trainer.resume(copy, kind="replica")
-        except CheckpointError:
+        except CheckpointError as error:
             if disk is None:
                 raise
-    return None if disk is None else trainer.resume(disk, allow_pickle=allow_pickle)
+            notes.append(f"the newest copy in memory was not used: {error}")
+    return None if disk is None else trainer.resume(disk, allow_pickle=allow_pickle, notes=notes)
 
 
 def _newest_step(disk: Path) -> int:

@@ -12,7 +12,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -186,13 +186,16 @@ class Trainer:
             pid=os.getpid(), host=socket.gethostname(),
         )  # fmt: skip
 
-    def resume(self, source: Path, *, allow_pickle: bool = False, kind: str = "disk") -> Loaded:
+    def resume(
+        self, source: Path, *, allow_pickle: bool = False, kind: str = "disk", notes: Sequence[str] = ()
+    ) -> Loaded:
         """Load a checkpoint, or the newest complete one in a folder; training continues with this job's settings.
 
         Args:
             source: A checkpoint, or a folder of checkpoints.
             allow_pickle: Whether to read checkpoints of earlier versions, which are pickles and can run code.
             kind: Where the source is, for the event: ``disk``, or ``replica`` for a copy in memory.
+            notes: Sentences for the user on why this source is used, for the event.
 
         Raises:
             CheckpointError: No checkpoint can be loaded, or it was saved after the job's last step.
@@ -212,6 +215,7 @@ class Trainer:
                 f"the checkpoint is from the job's last step {saved.step}: nothing was left to train"
             )
         self.first_step = saved.step + 1
+        saved.notes[:0] = notes
         saved.notes.extend(self.sampler.resume(saved.step, saved.data))
         self.context.events.emit(
             "resume", step=saved.step, path=saved.path.name, source=kind,

@@ -229,7 +229,7 @@ class Planner(widgets.VBox):  # type: ignore[misc]
             SpecError: The time is not above 0 or not plausible, or no plan has this rank.
 
         Example:
-            >>> planner.measure(12.3)  # doctest: +SKIP
+            >>> planner.measure(60.5)  # doctest: +SKIP
             >>> planner.plans.setting.calibration  # doctest: +SKIP
         """
         if self.plans is None or not len(self.plans):

@@ -47,6 +47,17 @@ def model_flops(model: Transformer, sequences: Numbers) -> Floats:
     return np.asarray(3.0 * forward_flops(model) * np.asarray(sequences, float))
 
 
+def least_flops(model: Transformer, sequences: Numbers) -> Floats:
+    """Return the FLOPs that no step can do without: `model_flops` with the causal half of attention scores only.
+
+    Args:
+        model: The model.
+        sequences: Number of sequences in the global batch.
+    """
+    needed = forward_flops(model) - _core(model) / 2
+    return np.asarray(3.0 * needed * np.asarray(sequences, float))
+
+
 def hardware_flops(model: Transformer, sequences: Numbers, *, recompute: str = "none") -> Floats:
     """Return the FLOPs that a step executes, including recomputation: the numerator of HFU.
 

@@ -1,7 +1,8 @@
 """Fit a calibration to measured steps of a GPU cluster: each constant stays near the prior unless rows say otherwise.
 
 The residuals are logarithms of measured / predicted time, with a Cauchy loss, so that a row that another program
-disturbed hardly counts. With one row, the constants that are known worst move most, above all the common scale.
+disturbed hardly counts, unless so many are unusual that nothing tells which of them are wrong. With one row, the
+constants that are known worst move most, above all the common scale.
 """
 
 from __future__ import annotations
@@ -11,22 +12,33 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardscope.analytic.compute.flops import least_flops
 from shardscope.errors import SpecError, require
-from shardscope.measure.calibrate.shapes import learnt, with_factors
+from shardscope.measure.calibrate.shapes import helpful, with_factors
 from shardscope.measure.calibrate.tables import Given, Rows, read_rows
 from shardscope.measure.scoreboard.rows import Row, RowGroups
 from shardscope.measure.scoreboard.score import Score
-from shardscope.prediction.spread import Floats, covariance_of, half_widths, limits, moved, slopes
+from shardscope.prediction.spread import (
+    Floats,
+    covariance_of,
+    half_widths,
+    limits,
+    moved,
+    shape_half_widths,
+    slopes,
+)
+from shardscope.prediction.step.machine import Machine
 from shardscope.spec.calibration import FACTORS, Calibration, FittedRow
-from shardscope.spec.choice import calibration_for
+from shardscope.spec.choice import calibration_for, without_foreign_shapes
 from shardscope.spec.cluster import Cluster
-from shardscope.spec.effects import row_noise
+from shardscope.spec.effects import fitted_noise, row_noise
+from shardscope.spec.layer_shape import OTHERS
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Model, Transformer
 from shardscope.spec.software import software_of
 
 _CAUCHY = 2.0
-"""Residual, in standard deviations, at which a row counts half."""
+"""Residual, in standard deviations of intervals, at which a row counts half."""
 _NARROWING = (16.0, 4.0, 1.0)
 """Factors of `_CAUCHY`, one after the other: with a wide loss there is one minimum (Blake and Zisserman 1987)."""
 _ENOUGH = 3
@@ -49,6 +61,8 @@ _MOST_RATIO = 30.0
 """Largest ratio of measured and predicted time; measured clusters differ by less than 4."""
 _OUTLIER = 0.5
 """Weight below which a row is named as an outlier."""
+_TOO_MANY = 0.5
+"""Share of outliers from which rows are fitted as if there were none: they don't tell which of them are wrong."""
 
 
 class Fit(NamedTuple):
@@ -63,8 +77,10 @@ class Fit(NamedTuple):
     weights: Floats
     between: Floats
     """Half width, in logarithms, of each row's 90 % interval from what is not known of the constants."""
+    first: Floats
+    """log(measured / predicted) by the prior."""
     surprise: Floats
-    """log(measured / predicted) by the prior, in its standard deviations."""
+    """The same in the prior's standard deviations."""
 
 
 def calibrate_rows(
@@ -86,16 +102,22 @@ def calibrate_rows(
     read = read_rows(rows, Given(cluster, known, layout, software))
     if prior is not None:
         _check_new(read, prior)
-    before = (
-        calibration_for(read[0].cluster.device, software_of(read[0].software)) if prior is None else prior
-    )
+    kind = (read[0].cluster.device, software_of(read[0].software))
+    before = calibration_for(*kind) if prior is None else without_foreign_shapes(prior, *kind)
+    if OTHERS in before.shapes:  # the rows' own deviations will include what shapes do
+        before = before.replace(shapes={})
     found = fitted(read, before)
-    if len(set(_configurations(read))) < _ENOUGH:
+    plain = moved(before, found.x)
+    shaped = helpful(read, plain, found.residuals, found.left_out, found.weights)
+    if shaped is None:
         return _calibration(read, before, found)
-    shaped = learnt(read, moved(before, found.x), found.residuals, found.left_out, found.weights)
-    if not shaped.helps(found.left_out):
-        return _calibration(read, before, found)
-    found = found._replace(residuals=shaped.residuals, left_out=shaped.left_out)
+    unknown = shape_half_widths(RowGroups.of(read).seconds, with_factors(plain, shaped.factors))
+    found = found._replace(
+        residuals=shaped.residuals,
+        left_out=shaped.left_out,
+        weights=_weights(shaped.residuals, _CAUCHY * row_noise(read[0].software)),
+        between=np.hypot(found.between, unknown),
+    )
     return with_factors(_calibration(read, before, found), shaped.factors)
 
 
@@ -113,21 +135,47 @@ def fitted(rows: Sequence[Row], before: Calibration) -> Fit:
     """Return the factors of `before` that fit the rows best."""
     measured, tables = np.log([row.seconds for row in rows]), RowGroups.of(rows)
     groups = _configurations(rows)
-    is_robust = len(set(groups)) >= _ENOUGH
     inverse = np.asarray(np.linalg.inv(covariance_of(before)), np.float64)
-    x, noise = np.zeros(len(FACTORS)), row_noise(rows[0].software)
-    first, prior_slope = slopes(tables.seconds, before, x)
+    nothing, noise, wide = np.zeros(len(FACTORS)), *_noises(rows)
+    _check_peak(rows, before)
+    first, prior_slope = slopes(tables.seconds, before, nothing)
     _check_possible(rows, measured - first)
-    for width in _NARROWING if is_robust else (np.inf,):
-        x = _descended(tables, measured, before, inverse, x, noise=noise, width=_CAUCHY * width * noise)
-    predicted, slope = slopes(tables.seconds, before, x)
-    off = measured - predicted
-    weights = _weights(off, _CAUCHY * noise if is_robust else np.inf) / noise**2
-    covariance = np.asarray(np.linalg.inv(inverse + (slope.T * weights) @ slope), np.float64)
-    left_out = _left_out(inverse, slope, off + slope @ x, weights, groups)
+    apart = np.abs(measured - first - np.median(measured - first))
+    agree = apart.max() < _CAUCHY * wide  # none can be an outlier, however far all of them are from the prior
+    for widths in ((np.inf,),) if agree or len(set(groups)) < _ENOUGH else (_NARROWING, (np.inf,)):
+        x = nothing
+        for width in widths:
+            x = _descended(tables, measured, before, inverse, x, noise=noise, width=_CAUCHY * width * wide)
+        predicted, slope = slopes(tables.seconds, before, x)
+        off = measured - predicted
+        weights = _weights(off, _CAUCHY * widths[-1] * wide)
+        if np.mean(weights < _OUTLIER) < _TOO_MANY:
+            break
+    certain = weights / noise**2
+    covariance = np.asarray(np.linalg.inv(inverse + (slope.T * certain) @ slope), np.float64)
+    left_out = _left_out(inverse, slope, off + slope @ x, certain, groups)
     between = _Z * np.sqrt(np.einsum("ri,ij,rj->r", slope, covariance, slope))
-    spread = np.hypot(noise, half_widths(prior_slope, before) / _Z)
-    return Fit(x, covariance, off, left_out, weights * noise**2, between, (measured - first) / spread)
+    spread = np.hypot(wide, half_widths(prior_slope, before) / _Z)
+    return Fit(x, covariance, off, left_out, weights, between, measured - first, (measured - first) / spread)
+
+
+def _noises(rows: Sequence[Row]) -> tuple[float, float]:
+    """Return the standard deviation of rows that fits them, and the wider one beyond which a row is unusual."""
+    return fitted_noise(rows[0].software), row_noise(rows[0].software)
+
+
+def _check_peak(rows: Sequence[Row], before: Calibration) -> None:
+    """Raise if a row is faster than its devices can compute, whatever the constants."""
+    for row in rows:
+        machine = Machine.of(row.cluster, before, row.layout.precision)
+        flops = float(least_flops(row.model, row.layout.global_batch))
+        share = machine.utilization(flops, row.layout.num_devices, row.seconds)
+        if share > 1.0:
+            raise SpecError(
+                f"{row.inputs['label']}: a step of {row.seconds:.4g} s would be {share:,.0%} of the devices' peak "
+                "FLOP/s; check the unit (step_time_s or step_time_ms), global_batch, the model, the precision and the "
+                "number of devices"
+            )
 
 
 def _check_possible(rows: Sequence[Row], off: Floats) -> None:
@@ -203,7 +251,7 @@ def _normal(inverse: Floats, slope: Floats, target: Floats, weights: Floats) -> 
 
 
 def _configurations(rows: Sequence[Row]) -> list[int]:
-    names = [f"{row.model!r} {row.layout!r}" for row in rows]
+    names = [row.configuration for row in rows]
     return [names.index(name) for name in names]
 
 
@@ -258,6 +306,17 @@ def _scores(rows: Sequence[Row], found: Fit) -> dict[str, dict[str, float]]:
 
 def _notes(before: Calibration, each: Sequence[FittedRow], found: Fit, noise: float) -> list[str]:
     told = [f"constants that the rows do not determine are those of {before.name}"]
+    common = (
+        len(each) > 1
+        and bool((np.abs(found.surprise) > _SURPRISING).all())
+        and len(set(found.surprise > 0)) == 1
+    )
+    if common:
+        ratio = float(np.exp(np.abs(np.median(found.first))))
+        told.append(
+            f"all {len(each)} rows are about {ratio:.2g} times {_compared(found.surprise[0])} than {before.name} "
+            "predicts; check the unit, global_batch, the model and the number of devices"
+        )
     width = np.hypot(found.between, _Z * noise)
     for row, surprise, off, half in zip(each, found.surprise, found.residuals, width, strict=True):
         if row.weight < _OUTLIER:
@@ -271,9 +330,13 @@ def _notes(before: Calibration, each: Sequence[FittedRow], found: Fit, noise: fl
                 f"{row.label} is outside its own 90 % interval: it took {row.measured_s:.4g} s, and constants that it "
                 f"makes likely give {row.predicted_s:.4g} s; check its unit, model and layout"
             )
-        elif abs(surprise) > _SURPRISING:
+        elif abs(surprise) > _SURPRISING and not common:
             told.append(
-                f"{row.label} is {abs(surprise):.1f} standard deviations {'slower' if surprise > 0 else 'faster'} than "
-                f"{before.name} predicts; check its unit, model and layout"
+                f"{row.label} is {abs(surprise):.1f} standard deviations {_compared(surprise)} than {before.name} "
+                "predicts; check its unit, model and layout"
             )
     return told
+
+
+def _compared(surprise: float) -> str:
+    return "slower" if surprise > 0 else "faster"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Self
 
+from pydantic import Field, model_validator
+
+from shardscope.errors import SpecError
 from shardscope.spec import catalogue
 from shardscope.spec._base import Spec
-from shardscope.spec.units import Bandwidth, Bytes, BytesOrNone, Flops, Watts
+from shardscope.spec.units import Bandwidth, Bytes, BytesOrNone, Flops, Watts, bytes_text
 
 
 class Device(Spec):
@@ -16,7 +19,7 @@ class Device(Spec):
     memory_bytes: Bytes
     """Bytes that one process can allocate: as reported by the driver where known, otherwise the marketed size."""
     context_bytes: BytesOrNone = 0.0
-    """Bytes of `memory_bytes` that the driver's context takes in each process; 0 if there is none."""
+    """Bytes of `memory_bytes` that the driver's context takes in each process; 0 if there is none or it is unknown."""
     peak_flops: dict[str, Flops]
     """Peak FLOP/s of dense matrix products, by dtype: ``fp32``, ``tf32``, ``fp16``, ``bf16``, ``fp8``."""
     memory_bandwidth: Bandwidth
@@ -29,6 +32,15 @@ class Device(Spec):
     """Publication or page that states the values."""
     recalled: tuple[str, ...] = ()
     """Fields whose values were written from memory and not confirmed in the source."""
+
+    @model_validator(mode="after")
+    def _check_context(self) -> Self:
+        if self.context_bytes >= self.memory_bytes:
+            raise SpecError(
+                f"context_bytes={bytes_text(self.context_bytes)} leaves nothing of "
+                f"memory_bytes={bytes_text(self.memory_bytes)} for tensors; give less, or 0"
+            )
+        return self
 
     @classmethod
     def of(cls, name: str) -> Device:

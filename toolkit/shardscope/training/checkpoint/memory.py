@@ -82,6 +82,12 @@ def free_bytes(folder: Path) -> int:
     return found.f_bavail * found.f_frsize
 
 
+def bytes_before(folder: Path, step: int) -> int:
+    """Return the size of the copies of earlier steps in a folder, in bytes."""
+    older = [path for path in complete_checkpoints(folder) if step_of(path) < step]
+    return sum(file.stat().st_size for path in older for file in path.iterdir())
+
+
 def forget(folder: Path) -> None:
     """Delete what is in the memory of a node."""
     shutil.rmtree(folder, ignore_errors=True)

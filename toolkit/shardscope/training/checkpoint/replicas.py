@@ -48,7 +48,7 @@ class ReplicaSaver(Saver):
 
     def _share(self, part: Part, reports: Sequence[Report]) -> None:
         if not self._fits:
-            self._require_space(reports)
+            self._require_space(reports, part.step)
             self._fits = True
         size, step = self._context.world_size, self._node_size
         if size == step:
@@ -65,11 +65,14 @@ class ReplicaSaver(Saver):
         (part.partial / f"rank-{source}.bin").write_bytes(theirs.numpy().data)
         gather_items(self._context, None)  # no leader renames its folder before all have written to it
 
-    def _require_space(self, reports: Sequence[Report]) -> None:
+    def _require_space(self, reports: Sequence[Report], step: int) -> None:
         """Raise an error on all ranks if the memory of any node is too small for the copies."""
         copies = _VERSIONS * (1 if self._node_size == self._context.world_size else 2)
         sizes = [report.written_bytes for report in reports]
-        free = gather_items(self._context, memory.free_bytes(self.folder))
+        # what earlier ranks left is deleted after this copy, before the next one
+        free = gather_items(
+            self._context, memory.free_bytes(self.folder) + memory.bytes_before(self.folder, step)
+        )
         for first in range(0, len(sizes), self._node_size):
             held = sum(sizes[first : first + self._node_size])
             if copies * held - held > free[first]:  # the first copy has been written already
