@@ -48,7 +48,7 @@ def test_a_killed_rank_costs_only_the_steps_since_the_last_checkpoint(strategy: 
     (event,) = run.events("restart")
     assert (event["attempt"], event["failed_rank"], event["step"], event["source"]) == (1, 1, EVERY, "disk")
     assert event["cause"].startswith("rank 1")
-    assert event["cause"].endswith("was killed by SIGKILL after step 6, as its plan of faults says")
+    assert event["cause"].endswith("was killed by SIGKILL after step 6, as the fault plan requested")
     (fault,) = run.events("fault")
     assert (fault["rank"], fault["step"], fault["text"]) == (1, 7, "rank 1 killed before step 7")
     assert "completed after 1 restart" in run._repr_html_()

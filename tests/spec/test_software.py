@@ -108,6 +108,22 @@ def test_a_plan_takes_software_and_predicts_like_its_layouts() -> None:
 
 
 @pytest.mark.parametrize(
+    ("software", "schedule", "is_shipped"),
+    [("megatron-core", "zbv", False), ("megatron-core", "interleaved", True), ("fsdp2", "zbv", True)],
+)
+def test_a_plan_says_if_its_software_does_not_ship_the_schedule(
+    software: str, schedule: str, is_shipped: bool
+) -> None:
+    model = ss.Model.transformer(layers=8, hidden=1024, heads=8, vocab=32000, seq=1024)
+    fix = {"schedule": schedule, "pipeline": 4, "zero": 1}
+    found = ss.plan(model, CLUSTER, global_batch=32, software=software, fix=fix)
+    told = "Megatron-Core ships no zbv schedule (fix={'schedule': ['1f1b', 'interleaved']} plans with what it ships)"
+    assert (told in repr(found)) is not is_shipped
+    shipped = {"fix": {**fix, "schedule": software_of(software).schedules}}
+    assert "ships no" not in ss.plan(model, CLUSTER, global_batch=32, software=software, **shipped).caveat
+
+
+@pytest.mark.parametrize(
     ("device", "nodes", "batch", "fix"),
     [
         ("a100-80gb", 4, 64, {}),

@@ -81,6 +81,8 @@ def test_sizes_are_written_in_powers_of_1024() -> None:
     assert gib_text(1.5 * 2**40) == "1.5 TiB"
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(125, "2 min 5 s"), (6 * 3600, "6 h"), (360_000, "100 h")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(60, "1 min"), (125, "2 min 5 s"), (6 * 3600, "6 h"), (360_000, "100 h")]
+)
 def test_long_durations_are_written_in_hours(seconds: float, text: str) -> None:
     assert duration_text(seconds) == text

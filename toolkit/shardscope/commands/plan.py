@@ -131,16 +131,17 @@ def _table(plans: Plans) -> str:
     from shardscope.prediction.failures import failures_text, layout_failures
     from shardscope.prediction.planner import short
     from shardscope.prediction.planner.explain import seconds
+    from shardscope.prediction.planner.table import dollars_text
 
     def cells(plan: PlanRow) -> list[str]:
-        dollars = "" if plan.dollars is None else f"{plan.dollars:.3g}"
+        dollars = "" if plan.dollars is None else dollars_text(plan.dollars)
         return [
             str(plan.rank), seconds(plan.time_s), f"{plan.tokens_per_s:,.0f}", dollars,
             f"{plan.headroom_bytes / GIB:.1f} GiB", *[plan.software] * is_mixed, short(plan.layout),
         ]  # fmt: skip
 
     is_mixed = len(plans.software) > 1
-    header = ["#", "step", "tokens/s", "$/step", "headroom", *["software"] * is_mixed, "layout"]
+    header = ["#", "step", "tokens/s", "cost of a step", "headroom", *["software"] * is_mixed, "layout"]
     rows = aligned(header, [cells(plan) for plan in plans])
     counts = ", ".join(f"{count:,} {reason}" for reason, count in plans.rejected.items())
     told = f"\n\n{plans.explain(1, 2)}" if len(plans) > 1 else ""

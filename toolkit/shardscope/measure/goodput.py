@@ -338,4 +338,4 @@ def _steps_of(kills: Iterable[Kill]) -> list[int]:
 
 
 def _times(count: int, thing: str) -> str:
-    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+    return f"{count:,} {thing}{'s' * (count != 1)}"

@@ -97,7 +97,7 @@ def describe_lost_forkserver(run: RunDir, job: Job, pid: int, exitcode: int) -> 
 def _how(exitcode: int, step: int, whose: str, *, is_planned: bool = False) -> str:
     where = f"after step {step}" if step else f"before {whose} first step"
     if exitcode == -signal.SIGKILL and is_planned:
-        return f"was killed by SIGKILL {where}, as its plan of faults says"
+        return f"was killed by SIGKILL {where}, as the fault plan requested"
     if exitcode == -signal.SIGKILL:
         return f"was killed by SIGKILL {where} (by hand, or by the system because memory ran out)"
     if exitcode < 0:

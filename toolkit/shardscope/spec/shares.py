@@ -10,7 +10,7 @@ from math import gcd
 from typing import Any
 
 from shardscope.errors import SpecError, quoted
-from shardscope.spec.units import plural
+from shardscope.spec.units import bytes_text, plural
 
 MEASURED = "measured"
 """Value of `Batch.shares` that divides the batch by measured speed."""
@@ -76,8 +76,8 @@ def shares_by_memory(memory_bytes: Sequence[float], whole_bytes: float) -> tuple
     if min(left) < 1:
         rank = left.index(min(left))
         raise SpecError(
-            f"strategy.shards={BY_MEMORY!r} leaves nothing for optimizer state on rank {rank}, whose memory of "
-            f"{memory_bytes[rank] / 1e6:,.1f} MB is less than the {whole_bytes / 1e6:,.1f} MB of weights and gradient "
+            f"strategy.shards={BY_MEMORY!r} leaves no room for a shard on rank {rank}, whose memory of "
+            f"{bytes_text(memory_bytes[rank])} does not exceed the {bytes_text(whole_bytes)} of weights and gradient "
             "buckets that each rank holds; use a smaller model, or strategy='zero-3'"
         )
     return left

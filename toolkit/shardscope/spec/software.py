@@ -39,6 +39,11 @@ class Software(NamedTuple):
         """Name of the software whose measured times are its own."""
         return self.constants or self.name
 
+    @property
+    def schedules(self) -> tuple[str, ...]:
+        """Names of the pipeline schedules that it ships."""
+        return _SCHEDULES[self.family]
+
 
 _KNOWN = (
     Software("megatron-core", "Megatron-Core", "megatron", "megatron-core", ("megatron", "megatron-lm")),
@@ -57,6 +62,14 @@ _KNOWN = (
 SOFTWARE = {each.name: each for each in _KNOWN}
 """All software by name."""
 _ALIASES = {alias: each.name for each in _KNOWN for alias in each.aliases}
+_SCHEDULES: dict[Family, tuple[str, ...]] = {
+    "megatron": ("1f1b", "interleaved"),
+    "fsdp": ("gpipe", "1f1b", "interleaved", "zero-bubble", "zbv", "dualpipev"),
+    "deepspeed": ("1f1b",),
+    "deepspeed-0.5": ("1f1b",),
+}
+"""Pipeline schedules by family: those of `megatron.core.pipeline_parallel`, `torch.distributed.pipelining` and
+`deepspeed.runtime.pipe`."""
 
 
 def software_names() -> tuple[str, ...]:

@@ -234,7 +234,7 @@ def duration_text(seconds: float) -> str:
         return f"{three_digits(seconds / _HOUR_S)} h"
     if seconds >= 60:
         minutes, rest = divmod(round(seconds), 60)
-        return f"{minutes} min {rest} s"
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
     return scaled(seconds, _DURATIONS)
 
 

@@ -345,5 +345,5 @@ def _goodput(info: FaultsInfo) -> str:
     took = f"; {listed(rest)}" if rest else ""
     return (
         f"Goodput {info.goodput:.0%}: {duration_text(info.goodput * info.wall_s)} of the "
-        f"{duration_text(info.wall_s)} since the first rank had started up went into steps that count{took}."
+        f"{duration_text(info.wall_s)} since the first rank started went into steps that count{took}."
     )

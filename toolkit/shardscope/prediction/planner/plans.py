@@ -30,6 +30,7 @@ from shardscope.spec.layout import (
 )
 from shardscope.spec.partition import even_split
 from shardscope.spec.pipeline_schedule import PipelineSchedule
+from shardscope.spec.software import software_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -344,9 +345,21 @@ class Plans:
         known = self.setting.calibration
         others = [name for name in self.software if name != known.software]
         told = [known.note] * bool(known.note) + [f"other layouts are for {', '.join(others)}"] * bool(others)
+        told += self._unshipped()
         return f"software {known.software or 'unknown'}, calibration {known.name}" + (
             f": {'; '.join(told)}" if told else ""
         )
+
+    def _unshipped(self) -> list[str]:
+        """Return a sentence if the best plan's software does not ship its pipeline schedule."""
+        best = self[0] if len(self) else None
+        if best is None or not best.software or best.layout.pipeline == 1:
+            return []
+        software = software_of(best.software)
+        if best.layout.schedule in software.schedules:
+            return []
+        instead = f"fix={{'schedule': {list(software.schedules)}}} plans with what it ships"
+        return [f"{software.label} ships no {best.layout.schedule} schedule ({instead})"]
 
     def __repr__(self) -> str:
         if not len(self):

@@ -52,8 +52,8 @@ class EmulatedNode(Spec):
     """Bytes per second at which each rank updates its parameters, divided by `slowdown`, by sleeping; None for this
     machine's speed."""
     memory: Bytes | None = None
-    """Memory of each rank in bytes, which `JobPrediction.fits` and ``Zero1(shards="memory")`` use; it is not enforced.
-    None if it is not stated."""
+    """Memory of each rank in bytes, which `JobPrediction.fits` and ``shards="memory"`` of `Zero1` and `Zero2` use; it
+    is not enforced. None if it is not stated."""
 
     @property
     def rate(self) -> float | None:
@@ -139,8 +139,8 @@ class EmulatedCluster(Spec):
                 times with full recomputation). None for the speed of this machine.
             memory_bandwidth: Rate at which each rank's update reads and writes gradients, weights and optimizer states,
                 in bytes per second or with a unit. None for the speed of this machine; needs `flops`.
-            memory: Memory of each rank, in bytes or with a unit, for ``Zero1(shards="memory")`` and for `fits` of a
-                prediction. It is stated, not enforced. None if it is not stated.
+            memory: Memory of each rank, in bytes or with a unit, for ``shards="memory"`` of `Zero1` and `Zero2`
+                and for `fits` of a prediction. It is stated, not enforced. None if it is not stated.
             node_flops: Rates of computation of single nodes, for different devices; without `flops`, name all
                 nodes.
             node_memory_bandwidth: Rates of updates of single nodes; without `memory_bandwidth`, name all nodes.
