@@ -39,7 +39,7 @@ def resizes_of(steps: Steps, sources: Mapping[int, str] | None = None) -> list[R
     Example:
         >>> from shardscope.runlog.steps import Step
         >>> resizes_of(Steps([Step(1, t=1.0, world_size=2), Step(2, t=4.0, step_time_s=1.0, world_size=3)]))
-        [Resize(step=2, before=2, after=3, pause_s=2.0)]
+        [Resize(step=2, before=2, after=3, pause_s=2.0, source=None)]
     """
     sizes = np.asarray(steps.column("world_size"))
     changed = np.flatnonzero(sizes[1:] != sizes[:-1])
