@@ -83,3 +83,19 @@ def test_the_commands_run_in_order(
         if words[0] == "resize":  # of a run that trains; tests/runtime/test_resize.py does it
             continue
         assert cli.main([ss.runs()[0].id if word == "RUN" else word for word in words]) == 0, command
+
+
+def test_the_sample_of_a_prediction_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    found = re.search(r"\.venv/bin/shardscope (.*?)\n```\n.*?```text\n(.*?)```", README, re.DOTALL)
+    assert found
+    assert cli.main(shlex.split(found[1].replace("\\\n", " "))) == 0
+    printed = capsys.readouterr().out.splitlines()
+    number = re.compile(r"\d[\d,.]*")
+    for line in filter(None, found[2].splitlines()):
+        words = number.sub("0", line).split()
+        (same,) = [each for each in printed if number.sub("0", each).split()[: len(words)] == words]
+        shown, real = (
+            [float(each.replace(",", "")) for each in number.findall(text)][: len(number.findall(line))]
+            for text in (line, same)
+        )
+        assert shown == pytest.approx(real, rel=0.1, abs=0.1), same  # a new fit moves figures a little

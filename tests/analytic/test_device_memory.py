@@ -94,7 +94,9 @@ def test_memory_never_grows_with_the_zero_stage(layout: Layout, model: Transform
     rows = [layout.replace(zero=zero) for zero in range(4)]
     held = device_memory(model, Layouts.of(rows), framework=framework)
     on_host = held.host + held.nvme
-    assert (np.diff(held.total) <= 1e-9 * held.total[0]).all()
+    # DeepSpeed's sharded optimizer copies its gradients before the update, which plain data parallelism does not.
+    kept = held.total - held.buffers if FRAMEWORKS[framework].float32_update else held.total
+    assert (np.diff(kept) <= 1e-9 * kept[0]).all()
     assert (np.diff(on_host) <= 1e-9 * (1 + on_host[0])).all()
 
 

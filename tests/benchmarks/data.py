@@ -15,7 +15,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -57,9 +57,21 @@ def limited(num_bytes: float) -> Iterator[bool]:
     try:
         yield True
     finally:
+        _dissolve(time.monotonic() + 30)
+
+
+def _dissolve(deadline: float) -> None:
+    """Move all processes out of the group and delete it; those that end meanwhile keep it busy for a moment."""
+    while GROUP.exists():
         for pid in (GROUP / "cgroup.procs").read_text().split():
-            (GROUP.parent / "cgroup.procs").write_text(pid)
-        GROUP.rmdir()
+            with suppress(OSError):
+                (GROUP.parent / "cgroup.procs").write_text(pid)
+        try:
+            GROUP.rmdir()
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
 
 
 def most_private_bytes(run: ss.Run) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from shardscope.measure.scoreboard.memory.board import (
     runs_that_ran,
     total_fits,
 )
+from shardscope.measure.scoreboard.sharded import sharded
 from shardscope.spec.cluster import Device
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
@@ -45,9 +46,18 @@ def test_published_peaks_are_predicted(table: str, mape: float, worst: float) ->
 
 def test_few_runs_that_ran_are_said_not_to_fit_and_most_out_of_memory_errors_are_foreseen() -> None:
     all_of_them = total_fits(fit_lines(memory_tables() | runs_that_ran()))
-    assert all_of_them.ran > 300
+    assert all_of_them.ran > 290
     assert all_of_them.refused <= 0.02 * all_of_them.ran
-    assert all_of_them.foreseen >= 0.7 * all_of_them.ran_out > 0
+    assert all_of_them.foreseen >= 0.72 * all_of_them.ran_out > 0
+
+
+def test_a_run_in_a_table_of_memory_and_in_one_of_times_counts_once() -> None:
+    tables = runs_that_ran()
+    assert len(sharded()["DeepSpeed 0.3, V100"]) == 4
+    (alone,) = tables["DeepSpeed 0.3, V100"]
+    assert alone.layout.tensor == 1
+    runs = [row.run for rows in (memory_tables() | tables).values() for row in rows]
+    assert len(set(runs)) == len(runs)
 
 
 def test_every_stage_of_a_pipeline_of_deepspeed_is_within_five_percent() -> None:
@@ -98,16 +108,25 @@ def test_recipes_of_nvidia_keep_gradients_in_16_bits_and_no_16_bit_weights_besid
     assert nemo.optimizer == pytest.approx(core.optimizer * 10 / 12)
 
 
-def test_the_room_for_tensors_is_what_a_process_leaves() -> None:
+@pytest.mark.parametrize("device", ["a100-80gb", "mi300x", "tpu-v5p"])
+def test_the_room_for_tensors_is_what_a_process_leaves_with_or_without_a_known_context(device: str) -> None:
     for name in FRAMEWORKS:
-        device = Device.of("a100-80gb")
-        room = tensor_room(device, name)
-        assert room < device.memory_bytes
-        assert process_bytes(device, name, room) == pytest.approx(device.memory_bytes)
+        found = Device.of(device)
+        room = tensor_room(found, name)
+        assert process_bytes(found, name, room) == pytest.approx(found.memory_bytes)
+        assert room < found.memory_bytes or name == "paper"
+
+
+def test_one_byte_of_context_takes_one_byte_of_a_process_and_a_cpu_rank_has_its_whole_memory() -> None:
     own = Device(
-        name="mine", memory_bytes=1e9, peak_flops={"fp32": 1e12}, memory_bandwidth=1e9, source="made"
+        name="mine", memory_bytes=80e9, peak_flops={"fp32": 1e12}, memory_bandwidth=1e9, source="made"
     )
-    assert tensor_room(own, "megatron-core") == 1e9
+    lost = tensor_room(own, "megatron-deepspeed") - tensor_room(
+        own.replace(context_bytes=1), "megatron-deepspeed"
+    )
+    assert 0 < lost < 2
+    cpu = Device.of("cpu")
+    assert tensor_room(cpu, "fsdp2") == cpu.memory_bytes
 
 
 def test_software_without_constants_of_its_own_shares_those_of_another() -> None:
@@ -121,9 +140,12 @@ def test_the_command_prints_memory(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert "process (nvidia-smi)" in printed
     assert "all tables" in printed
+    assert "8 of 11 runs that ran out of memory (73 %) are foreseen" in printed
     assert cli.main(["scoreboard", "--memory", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert {line["dataset"]: line["rows"] for line in found["peaks"]}["Megatron-LM, B200"] == 11
+    assert {line["dataset"]: line["runs"] for line in found["peaks"]}["Megatron-LM, B200"] == 11
+    assert [line["dataset"] for line in found["peaks"] if line["rows"] == "fitted"] == ["Megatron-LM, B200"]
+    assert {line["dataset"]: line["framework"] for line in found["peaks"]}["Mist, L4"] == "deepspeed"
     assert np.isfinite([line["mape"] for line in found["peaks"]]).all()
 
 

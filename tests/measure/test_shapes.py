@@ -8,20 +8,21 @@ import numpy as np
 import pytest
 
 import shardscope as ss
-from shardscope.measure.calibrate.shapes import learnt, with_factors
+from shardscope.measure.calibrate.shapes import helpful, learnt, with_factors
+from shardscope.measure.scoreboard.one_step import OneStep
 from shardscope.measure.scoreboard.rows import Row, predicted_seconds
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.choice import calibration_for
 from shardscope.spec.cluster import Cluster, Device
-from shardscope.spec.layer_shape import shape_of
+from shardscope.spec.layer_shape import OTHERS, SHAPE_SPREAD, shape_of
 from shardscope.spec.layout import Layout
-from shardscope.spec.model import Transformer
+from shardscope.spec.model import Mixture, Transformer
 from shardscope.spec.software import SOFTWARE
 
 CLUSTER = Cluster.of("a100-80gb", nodes=1)
 KNOWN = calibration_for(Device.of("a100-80gb"), SOFTWARE["megatron-deepspeed"])
 SETTINGS = {"flash_attention": False, "precision": "fp16-mixed"}
-TENSOR_FACTORS = {1: 1.0, 2: 1.15, 4: 0.8}
+TENSOR_FACTORS = {1: 1.0, 2: 1.15, 4: 0.72}
 
 
 def model(layers: int) -> Transformer:
@@ -81,16 +82,18 @@ def test_the_simulator_has_the_same_factors_as_the_prediction() -> None:
 
 
 def test_calibrate_learns_shapes_from_many_rows_and_ranks_layouts_as_measured() -> None:
-    rows = rows_of(KNOWN, noise=0.01)
+    rows = rows_of(calibration_for(Device.of("a100-80gb"), SOFTWARE["nemo"]), noise=0.01)
     table = [
         {
-            **row.layout.model_dump(), "model": row.model, "software": "megatron-deepspeed",
+            **row.layout.model_dump(), "model": row.model, "software": "nemo",
             "step_time_s": row.seconds,
         }
         for row in rows
     ]  # fmt: skip
     mine = ss.calibrate(CLUSTER, rows=table)
     assert set(mine.shapes) == {shape_of(row.model, row.layout) for row in rows}
+    assert "outlier" not in mine.note, "factors explain these rows"
+    assert min(row.weight for row in mine.rows) > 0.5
     assert mine.scores["rows, cross-validated"]["mape"] < 5
     assert Calibration.from_json(mine.to_json()).shapes == mine.shapes
     assert f"Layers of {len(mine.shapes)} measured shapes take" in repr(mine)
@@ -112,3 +115,82 @@ def test_few_rows_have_no_factors() -> None:
         for row in rows
     ]  # fmt: skip
     assert ss.calibrate(CLUSTER, rows=table).shapes == {}
+
+
+def test_intervals_of_shapes_that_were_not_measured_include_what_is_not_known_of_their_factor() -> None:
+    measured = Layout(data=2, tensor=4, global_batch=16, micro_batch=2, **SETTINGS)
+    none = KNOWN.replace(shapes={})
+    shaped = none.replace(shapes={shape_of(model(12), measured): 1.1})
+    for layout, is_wider in ((measured, False), (measured.replace(micro_batch=4), True)):
+        before, after = (ss.predict(model(12), CLUSTER, layout, each).uncertainty for each in (none, shaped))
+        known = dict(after.shares)
+        if not is_wider:
+            assert "shape of layers" not in known
+            assert after.between == pytest.approx(before.between, rel=0.05)
+            continue
+        more = np.sqrt(after.between**2 - before.between**2)
+        assert 0.9 * 1.645 * SHAPE_SPREAD * 0.8 < more <= 1.01 * 1.645 * SHAPE_SPREAD
+        assert known["shape of layers"] == pytest.approx((more / after.between) ** 2)
+        assert "shape of layers" in after.sentence
+        row = Row.of("made", model(12), CLUSTER, layout, 1.0, software="megatron-deepspeed")
+        row = replace(row, seconds=float(predicted_seconds([row], none)[0]))
+        scores = [OneStep.of([row], each).interval_score for each in (none, shaped)]
+        assert scores[1] > scores[0]
+
+
+def test_deviations_that_are_independent_of_shapes_yield_no_factors() -> None:
+    rows = rows_of(KNOWN)
+    random, kept = np.random.default_rng(0), 0
+    for _ in range(60):
+        picked = [rows[place] for place in random.choice(len(rows), 12, replace=False)]
+        off = random.normal(0, 0.1, len(picked))
+        kept += helpful(picked, KNOWN, off, off, np.ones(len(picked))) is not None
+    assert kept <= 6
+
+
+def test_few_configurations_have_no_factors_however_many_rows_they_have() -> None:
+    rows = [row for row in rows_of(KNOWN) if row.layout.pipeline == 1]
+    rows += [replace(row, layout=row.layout.replace(global_batch=128)) for row in rows]
+    off = np.log([TENSOR_FACTORS[row.layout.tensor] for row in rows])
+    assert learnt(rows, KNOWN, off, off, np.ones(len(rows))).helps(off)
+    assert helpful(rows, KNOWN, off, off, np.ones(len(rows))) is None
+
+
+def test_terms_show_the_factor_of_the_layer_shape() -> None:
+    layout = Layout(data=2, tensor=4, global_batch=16, micro_batch=2, **SETTINGS)
+    slow = KNOWN.replace(shapes={shape_of(model(12), layout): 1.5})
+    shown = "factor of the layer's shape"
+    time = ss.predict(model(12), CLUSTER, layout, slow).time
+    terms = {part.name: part for part in (*time.parts, *time.parts[0].parts)}
+    for name in ("forward", "backward", "tensor parallel messages", "launches and fixed cost"):
+        assert terms[name].inputs[shown] == 1.5
+        assert shown in terms[name].formula
+    assert shown not in terms["embedding and output"].inputs
+    assert shown not in str(ss.predict(model(12), CLUSTER, layout, KNOWN.replace(shapes={})).time.to_dict())
+
+
+def test_factors_hold_only_for_the_device_the_software_and_the_kind_of_layer_that_were_measured() -> None:
+    layout = Layout(data=2, tensor=4, global_batch=16, micro_batch=2, **SETTINGS)
+    dense = model(12)
+    slow = KNOWN.replace(shapes={shape_of(dense, layout): 1.5})
+    bare = KNOWN.replace(shapes={})
+
+    def slowdown(of: Transformer, cluster: Cluster, software: str | None = None) -> float:
+        found, without = (ss.predict(of, cluster, layout, each, software=software) for each in (slow, bare))
+        if found.step_time_s == without.step_time_s:
+            assert found.uncertainty.between > without.uncertainty.between
+        return found.step_time_s / without.step_time_s
+
+    assert slowdown(dense, CLUSTER) > 1.2
+    assert slowdown(dense, Cluster.of("h100-80gb", nodes=1)) == 1.0
+    assert slowdown(dense, Cluster.of("v100-32gb", nodes=1)) == 1.0
+    assert slowdown(dense, CLUSTER, "nemo") == 1.0
+    note = ss.predict(dense, CLUSTER, layout, slow, software="nemo").calibration.note
+    assert "factors of layer shapes, measured on a100-80gb with megatron-deepspeed, are not used" in note
+    experts = dense.replace(mixture=Mixture(experts=8, active=2, ffn=8192))
+    for other in (experts, dense.replace(head_size=64)):
+        assert slowdown(other, CLUSTER) == 1.0
+    shipped = Calibration.of("a100-megatron")
+    assert len(ss.predict(dense, CLUSTER, layout, shipped).calibration.shapes) == 29
+    elsewhere = ss.predict(dense, Cluster.of("a100-40gb", nodes=1), layout, shipped)
+    assert set(elsewhere.calibration.shapes) == {OTHERS}

@@ -196,8 +196,7 @@ def shaped(known: Calibration, rows: Sequence[Row], recipe: Recipe) -> Calibrati
 
 
 def _configuration(row: Row) -> int:
-    layout = row.layout.replace(global_batch=row.layout.data * row.layout.micro_batch)
-    return int(hashlib.sha256(f"{row.model!r} {layout!r}".encode()).hexdigest()[:6], 16)
+    return int(hashlib.sha256(row.configuration.encode()).hexdigest()[:6], 16)
 
 
 def _fold(row: Row) -> int:

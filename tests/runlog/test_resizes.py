@@ -35,6 +35,17 @@ def a_resized_run() -> list[dict[str, Any]]:
     return found
 
 
+def a_grown_run_that_failed(*, step: int) -> list[dict[str, Any]]:
+    """Two ranks, and four from step 5 on, one of which fails after step 7; training continues from this step."""
+    return [
+        *a_resized_run()[: (2 + 4 * 2) + (4 + 3 * 4)],
+        {
+            "event": "restart", "t": 7.4, "failed_t": 7.3, "rank": 0, "attempt": 1, "cause": "rank 1 was killed",
+            "failed_rank": 1, "failed_step": 7, "step": step, "source": "disk",
+        },
+    ]  # fmt: skip
+
+
 def log_of(events: list[dict[str, Any]]) -> RunLog:
     log = RunLog(world_size=2)
     log.feed(events)
@@ -88,6 +99,25 @@ def test_ranks_that_died_in_mid_step_do_not_count_for_those_that_repeat_it() -> 
     assert list(log.steps.column("number")) == [1, 2, 3]
     assert list(log.steps.column("world_size")) == [3, 2, 2]
     assert log.world_size == 2
+
+
+def test_a_restart_on_fewer_ranks_is_no_resize_that_took_time() -> None:
+    again = [start(rank, 3, 7.6) for rank in range(3)] + [
+        step_event(step, rank, t=step + 2.0) for step in (6, 7) for rank in range(3)
+    ]
+    log = log_of([*a_grown_run_that_failed(step=5), *again])
+    before, after = log.resizes
+    assert (before.pause_s, before.is_failure) == (pytest.approx(0.9), False)
+    assert (after.step, after.before, after.after, after.is_failure) == (6, 4, 3, True)
+    assert after.pause_s == pytest.approx(8.0 - 0.1 - 7.3)  # not since step 5
+    summary = summarise(log, "running")
+    assert (summary.world_sizes, summary.resize_s) == ("2 → 4 → 3", pytest.approx(0.9))
+
+
+def test_a_resize_keeps_its_time_if_its_first_step_is_repeated() -> None:
+    again = [start(rank, 4, 7.6) for rank in range(4)] + [step_event(5, rank, t=8.0) for rank in range(4)]
+    log = log_of([*a_grown_run_that_failed(step=4), *again])
+    assert log.resizes == [Resize(5, 2, 4, pytest.approx(0.9))]
 
 
 def test_a_run_of_one_size_has_no_resizes() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,8 @@ import pytest
 import shardscope as ss
 from conformance.elastic import STEPS, apart, elastic_job, fixed, resized
 from conformance.runs import freeze, wait_for
+from shardscope.errors import CheckpointError
+from shardscope.training.checkpoint import writing
 
 pytestmark = pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="needs a file system in memory")
 BOUND = 1e-5
@@ -65,3 +70,51 @@ def test_a_run_that_ends_after_a_resize_leaves_the_handed_over_state_on_the_disk
     assert (run.state, run.newest_checkpoint) == ("stopped", resize.step - 1)
     again = ss.launch(run.job.replace(steps=resize.step + 1, recovery=None), resume=run).wait(60)
     assert [event["step"] for event in again.events("resume", rank=0)] == [resize.step - 1]
+
+
+def test_a_run_that_cannot_leave_it_there_says_so() -> None:
+    run = ss.launch(in_memory(steps=1_000_000))
+    wait_for(lambda: run.reduced().last_step >= 2, run)
+    run.resize(4)
+    wait_for(lambda: run.reduced().resizes, run)
+    freeze([event["pid"] for event in run.events("start") if event["world_size"] == 4])
+    (run.path / "checkpoints").rmdir()
+    (run.path / "checkpoints").touch()  # root could write to a folder without permissions
+    run.stop(grace_s=0.0)
+    step = run.reduced().resizes[0].step - 1
+    assert (run.state, run.newest_checkpoint) == ("stopped", None)
+    assert re.search(
+        rf"; its newest copy in memory is lost: Not a directory while writing checkpoint step-{step} in "
+        rf"{re.escape(str(run.path.resolve() / 'checkpoints'))}; there is no earlier checkpoint$",
+        run.reason or "",
+    )
+
+
+def test_a_copy_that_does_not_fit_on_the_disk_leaves_nothing_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy, disk = tmp_path / "memory" / "step-8", tmp_path / "disk"
+    for folder in (copy, disk / "step-4"):
+        folder.mkdir(parents=True)
+    for rank in range(2):
+        (copy / f"rank-{rank}.bin").write_bytes(bytes(3 * writing._COPIED_BYTES // 2))
+    synced = []
+
+    def sync(file: int) -> None:
+        synced.append(os.fstat(file).st_size)
+        if len(synced) == 4:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writing.os, "fsync", sync)
+        with pytest.raises(
+            CheckpointError, match=r"^No space left .*; the newest .* is step-4; free some space"
+        ):
+            writing.copy_to_disk(copy, disk, keep=1)
+    assert synced == [2**24, 3 * 2**23] * 2
+    assert [path.name for path in disk.iterdir()] == ["step-4"]
+    writing.copy_to_disk(copy, disk, keep=1)
+    assert [path.name for path in disk.iterdir()] == ["step-8"]
+    assert {path.name: path.read_bytes() for path in copy.iterdir()} == {
+        path.name: path.read_bytes() for path in (disk / "step-8").iterdir()
+    }

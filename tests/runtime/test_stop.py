@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import psutil
@@ -15,6 +16,7 @@ from torch import nn
 
 import shardscope as ss
 from conformance.runs import agent_pid, all_gone, endless_job, family, freeze, rank_pids, wait_for
+from shardscope.runtime import steering
 from shardscope.runtime.processes import process_started
 
 
@@ -99,6 +101,34 @@ def test_a_run_whose_agent_had_to_be_killed_was_stopped_and_did_not_fail() -> No
     run.stop(grace_s=0.1)
     assert lives(processes) == []
     assert (run.state, run.cause, run.error) == ("stopped", "requested", None)
+
+
+def test_an_agent_that_still_writes_a_checkpoint_is_not_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(steering, "_KILL_AFTER_S", 1.0)
+    run = ss.launch(endless_job())
+    *_, agent = agent_and_ranks(run)
+    freeze([agent])
+    folder = run.path / "checkpoints" / "step-4.partial"
+    folder.mkdir()
+
+    def write() -> None:
+        """For longer than the agent may take otherwise."""
+        woken = time.monotonic() + 3.0
+        with (folder / "rank-0.bin").open("wb", buffering=0) as file:
+            while run.is_alive and not all_gone([agent], timeout=0.0):
+                file.write(b"1")
+                time.sleep(0.05)
+                if time.monotonic() > woken:
+                    os.kill(agent, signal.SIGCONT)
+
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(write)
+        run.stop(grace_s=0.0)
+        writing.result()
+    status = run._dir.read_status()
+    assert status is not None
+    assert status.state == "stopped", "written by the agent, which was not killed"
+    assert "the ranks did not reach the end of a step in time" in (run.reason or "")
 
 
 def test_processes_of_others_in_what_was_an_agents_session_are_left_alone() -> None:

@@ -9,6 +9,7 @@ import pytest
 import shardscope as ss
 from shardscope.analytic.memory import FRAMEWORKS
 from shardscope.errors import SpecError
+from shardscope.measure.scoreboard.sharded import sharded
 from shardscope.spec.calibration import catalogue
 from shardscope.spec.effects import row_noise
 from shardscope.spec.software import SOFTWARE, assumed_software, software_of
@@ -73,6 +74,14 @@ def test_constants_of_old_and_new_releases_differ() -> None:
         assert after.step_time_s < before.step_time_s
 
 
+def test_predictions_for_deepspeed_say_how_few_of_its_steps_were_measured() -> None:
+    for device in ("a100-40gb", "h100-80gb"):
+        new, old = (ss.Calibration.of(device, name).note for name in ("deepspeed-0.5.9", "deepspeed-0.5"))
+        assert "of DeepSpeed since 0.5.9, only three steps of October 2021 were measured" in new
+        assert "October" not in old
+    assert len(sharded()["DeepSpeed 0.5.9, A100"]) == 3
+
+
 def test_rows_deviate_less_where_one_vendor_tunes_all_runs() -> None:
     assert row_noise("nemo") < row_noise("fsdp2") < row_noise("megatron-deepspeed")
     narrow, wide = (ss.Calibration.of("a100-40gb", name) for name in ("nemo", "megatron-deepspeed"))
@@ -134,6 +143,18 @@ def test_a_given_calibration_of_other_software_is_named() -> None:
     assert "measured with megatron-deepspeed" in found.calibration.note
     same = ss.predict("llama-2-7b", CLUSTER, LAYOUT, ss.Calibration.of("a100-megatron"))
     assert found.uncertainty.between > 1.2 * same.uncertainty.between
+
+
+def test_a_given_calibration_of_software_with_the_same_constants_is_not_widened() -> None:
+    mine = ss.Calibration.of("h100-80gb", "nemo")
+    layout = ss.Layout(data=8, zero=1, global_batch=8)
+    nemo, bridge = (
+        ss.predict("llama-2-7b", ss.Cluster.of("h100-80gb"), layout, mine, software=name)
+        for name in ("nemo", "megatron-bridge")
+    )
+    assert bridge.calibration == mine.replace(software="megatron-bridge")
+    assert bridge.interval == nemo.interval
+    assert bridge.peak_bytes > nemo.peak_bytes, "NeMo accumulates gradients in 16 bits"
 
 
 def test_the_software_of_a_calibration_may_be_an_alias() -> None:

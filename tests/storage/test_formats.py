@@ -199,7 +199,5 @@ def test_a_missing_pyarrow_is_told(tmp_path, monkeypatch):
         return found(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(
-        DataError, match=r"pyarrow, which is not installed; run pip install 'shardscope\[parquet\]'"
-    ):
+    with pytest.raises(DataError, match=r"pyarrow, which is not installed; run pip install pyarrow"):
         load_data(str(tmp_path))

@@ -90,7 +90,7 @@ def server() -> Iterator[Server]:
     programs = _programs()
     if programs is None:
         pytest.skip("PostgreSQL is not installed (Debian: postgresql)")
-    pytest.importorskip("psycopg", reason="psycopg is not installed (shardscope[postgres])")
+    pytest.importorskip("psycopg", reason="psycopg is not installed (pip install 'psycopg[binary]')")
     port = free_port()
     # Not below pytest's own folders, which are for this user alone.
     folder = Path(tempfile.gettempdir(), f"shardscope-postgres-{os.getpid()}-{port}")

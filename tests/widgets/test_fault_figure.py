@@ -167,6 +167,24 @@ class TestResizes:
         ]  # fmt: skip
         assert [line.kept for line in info.progress] == [3, 3, 6]
 
+    def test_times_and_words_are_right_when_a_resized_run_goes_on_with_fewer_ranks(self):
+        info = info_of(grown(restart(3.1, 8, 10, failed_t=3.05), *started(3.2), *steps(9, 12, 4.0)))
+        assert (info.incidents[0].before, info.incidents[0].after) == (3, 2)
+        measured = [info.seconds(kind) for kind in (LOST, DETECTION, RESTART, RESIZE)]
+        assert measured == pytest.approx([0.2, 0.05, 0.95, 1.0])
+        text = figures.faults_text(info)
+        assert text.startswith("Resized from 2 to 3 ranks after step 5")
+        assert "Rank 1 was killed, noticed after 50 ms; training continued on 2 ranks after 1 s" in text
+        assert "lost work 200 ms, detection 50 ms, restarts 950 ms and resizes 1 s." in text
+
+    def test_a_restart_that_fails_ends_at_its_failure(self):
+        never = [restart(1.95, 5, 7, failed_t=1.9), *started(2.0)]
+        again = [restart(2.6, 5, 5, attempt=2, failed_t=2.5), *started(2.7), *steps(6, 8, 3.5)]
+        info = info_of([*started(0.0), *steps(1, 7, 1.0), *never, *again])
+        assert [each.again_s for each in info.incidents] == [None, pytest.approx(3.5)]
+        first_s = info.incidents[1].failed_s - 1.9
+        assert info.seconds(RESTART) == pytest.approx(first_s + 1.0)
+
     def test_after_a_failure_and_then_a_resize_the_failure_has_ended_before_it(self):
         later = [*started(3.8, (0, 1, 2)), *steps(11, 12, 4.5, ranks=(0, 1, 2))]
         info = info_of(broken(*later))

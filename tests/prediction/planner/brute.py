@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 from shardscope.analytic.layouts import Layouts
-from shardscope.analytic.memory import device_memory
+from shardscope.analytic.memory import FRAMEWORKS, device_memory
 from shardscope.errors import SpecError
 from shardscope.prediction.planner import SearchAxes
 from shardscope.prediction.step import step_time
@@ -28,8 +28,10 @@ def small_model(*, experts=0, layers=8, **sizes):
 def machine(
     *, nodes=1, per_node=4, memory_gb=16.0, intra=300e9, inter=25e9, host_bandwidth=25e9, price=2.0, host=1e12
 ):
+    """Return a cluster whose devices have `memory_gb` for tensors."""
+    memory = memory_gb * 1e9 * FRAMEWORKS["megatron-core"].reserved
     device = Device(
-        name="test", memory_bytes=memory_gb * 1e9, memory_bandwidth=2e12, source="made up",
+        name="test", memory_bytes=memory, memory_bandwidth=2e12, source="made up",
         peak_flops={"bf16": 312e12, "fp32": 20e12}, host_bandwidth=host_bandwidth,
     )  # fmt: skip
     return Cluster(

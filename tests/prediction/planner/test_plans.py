@@ -124,6 +124,7 @@ class TestNothingFits:
     def test_it_says_what_comes_closest_and_what_would_help(self, nothing):
         assert len(nothing) == 0
         assert "the closest, " in nothing.problem
+        assert "GiB of 2.8 GiB for tensors, " in nothing.problem
         assert "GiB too much" in nothing.problem
         assert "a layout would fit" in nothing.problem
         assert nothing.problem in nothing._repr_html_().replace("&#x27;", "'")

@@ -34,19 +34,23 @@ def print_memory(*, to_json: bool) -> None:
             as_json({"peaks": [line._asdict() for line in peaks], "fits": [line._asdict() for line in fits]})
         )
         return
+    total = total_fits(fits)
     print(
         f"Peak memory of the fullest device\n{peaks_text(peaks)}\n\n"
-        f"Does it fit\n{fits_text([*fits, total_fits(fits)])}"
+        f"Does it fit\n{fits_text([*fits, total])}\n\n"
+        f"{total.foreseen} of {total.ran_out} runs that ran out of memory "
+        f"({100 * total.foreseen / total.ran_out:.0f} %) are foreseen; "
+        f"{total.refused} of {total.ran} that ran ({100 * total.refused / total.ran:.1f} %) are said not to fit"
     )
 
 
 def peaks_text(lines: list[PeakLine]) -> str:
     """Return a table of the errors of predicted peaks."""
     return aligned(
-        ["data set", "software", "what was measured", "n", "MAPE", "worst", "bias"],
+        ["data set", "rows", "memory model", "what was measured", "n", "MAPE", "worst", "bias"],
         [
             (
-                line.dataset, line.software, WORDS[line.counted], str(line.rows),
+                line.dataset, line.rows, line.framework, WORDS[line.counted], str(line.runs),
                 f"{line.mape:.2f} %", f"{line.worst:.2f} %", f"{line.bias:+.2f} %",
             )
             for line in lines

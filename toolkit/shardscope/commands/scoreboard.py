@@ -33,8 +33,9 @@ ABOUT = (
     "(Winkler 1972; less is better), beside the score of intervals with a constant relative width, chosen on the "
     "other tables. With --rows, your own steps are compared instead. The options of a layout are settings of all "
     "rows, which their columns override. With --memory, published peaks of memory are compared instead, and runs that "
-    "ran or ran out of memory with what predictions say about them; nothing was fitted to these peaks, except as "
-    "shardscope.analytic.memory.frameworks says."
+    "ran or ran out of memory with what predictions say about them; each run counts once. Values of the memory model "
+    "were inferred from the peaks that are marked as fitted, and from no others; for which ones, see "
+    "shardscope.analytic.memory.frameworks."
 )
 
 

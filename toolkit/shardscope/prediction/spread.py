@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardscope.spec.calibration import FACTORS, FRACTIONS, Calibration, Interval
+from shardscope.spec.layer_shape import OTHERS, SHAPE_SPREAD
 
 Floats = npt.NDArray[np.float64]
 
@@ -83,7 +84,8 @@ class Widened(NamedTuple):
     between: float
     """Half width, in logarithms, from constants that may differ on this cluster."""
     shares: tuple[tuple[str, float], ...]
-    """Constants and their shares of the variance between clusters, largest first."""
+    """Constants, and a shape of layers that was not measured, and their shares of the variance between clusters,
+    largest first."""
 
     @property
     def sentence(self) -> str:
@@ -102,6 +104,23 @@ def half_widths(slope: Floats, calibration: Calibration) -> Floats:
     return np.asarray(_Z * np.sqrt(np.maximum(variance, 0.0)))
 
 
+def shape_half_widths(seconds: Callable[[Calibration], Floats], calibration: Calibration) -> Floats:
+    """Return the half width, in logarithms, of each row's 90 % interval from the factor of a shape not measured.
+
+    It is 0 if the calibration has the factor, and also if it has none at all: the noise then includes what shapes do.
+
+    Args:
+        seconds: Function that predicts the step times of some rows with a calibration.
+        calibration: The calibration.
+    """
+    start = seconds(calibration)
+    if not calibration.shapes:
+        return np.zeros_like(start)
+    others = calibration.shapes.get(OTHERS, 1.0) * exp(SHAPE_SPREAD)
+    slower = seconds(calibration.model_copy(update={"shapes": {**calibration.shapes, OTHERS: others}}))
+    return np.asarray(_Z * np.log(slower / start))
+
+
 def widened(seconds: Callable[[Calibration], Floats], calibration: Calibration) -> Widened:
     """Return the interval that contains 90 % of step times, with what is not known of this cluster's constants.
 
@@ -110,12 +129,15 @@ def widened(seconds: Callable[[Calibration], Floats], calibration: Calibration) 
         calibration: The calibration.
     """
     start, slope = slopes(seconds, calibration)
-    shares = slope[0] * (covariance_of(calibration) @ slope[0])
-    between = float(half_widths(slope, calibration)[0])
+    variances = dict(zip(FACTORS, slope[0] * (covariance_of(calibration) @ slope[0]), strict=True))
+    shape = float(shape_half_widths(seconds, calibration)[0])
+    if shape:
+        variances["shape of layers"] = (shape / _Z) ** 2
+    between = hypot(float(half_widths(slope, calibration)[0]), shape)
     low, high = (log(calibration.quantiles[level]) for level in ("5", "95"))
     time = float(np.exp(start[0]))
     interval = Interval(time * exp(-hypot(low, between)), time * exp(hypot(high, between)))
-    named = sorted(
-        zip(FACTORS, shares / max(float(shares.sum()), 1e-12), strict=True), key=lambda pair: -pair[1]
-    )
-    return Widened(interval, (high - low) / 2, between, tuple((name, float(share)) for name, share in named))
+    whole = max(sum(variances.values()), 1e-12)
+    shares = ((name, float(variance / whole)) for name, variance in variances.items())
+    named = tuple(sorted(shares, key=lambda pair: -pair[1]))
+    return Widened(interval, (high - low) / 2, between, named)

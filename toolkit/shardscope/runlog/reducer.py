@@ -17,7 +17,7 @@ from shardscope.runlog.divergence import Divergence, divergence_of
 from shardscope.runlog.epochs import Epochs
 from shardscope.runlog.figures import LOSS_WINDOW
 from shardscope.runlog.layers import LayerSamples
-from shardscope.runlog.resizes import Resize, resizes_of
+from shardscope.runlog.resizes import Pause, Resize, resizes_of
 from shardscope.runlog.restarts import Restart
 from shardscope.runlog.schema import MEMORY_KINDS, OBSERVING, Event, Moved
 from shardscope.runlog.steps import (
@@ -116,6 +116,8 @@ class RunLog:
     """Number of ranks with which each rank has started last, where its event says so."""
     _resized_from: dict[int, str] = field(default_factory=dict, repr=False)
     """Where ranks of another number took the state from, by the step after which it had been saved."""
+    _pauses: dict[int, Pause] = field(default_factory=dict, repr=False)
+    """The pause before each step that has another number of ranks than the one before."""
     _num_since_start: int = 0
     """Number of steps since the ranks started."""
     _late: dict[int, list[Event]] = field(default_factory=dict, repr=False)
@@ -186,6 +188,7 @@ class RunLog:
         self._late = {number: late for number, late in self._late.items() if number <= step}
         self.noise = {number: each for number, each in self.noise.items() if number <= step}
         self.warm_up = {number: each for number, each in self.warm_up.items() if number <= step}
+        self._pauses = {number: each for number, each in self._pauses.items() if number <= step + 1}
         self.evaluations = [each for each in self.evaluations if each.step <= step]
         self.final = None
 
@@ -214,6 +217,8 @@ class RunLog:
         self.steps.append(self._timed(_step(number, row, self._sent([*row, *self._late.pop(number, ())]))))
         self.phases.take(number, row)
         self._note_warm_up()
+        if self.steps.is_resized and number not in self._pauses:  # a restart may repeat the step
+            self._pauses[number] = Pause.before_last(self.steps, self.restarts)
         if self.restarts and self.restarts[-1].recovered_t is None:
             self.restarts[-1].recovered_t = self.steps[-1].t
         self.epochs.add_step(row, self.steps[-1].step_time_s)
@@ -306,7 +311,7 @@ class RunLog:
     @property
     def resizes(self) -> list[Resize]:
         """Changes of the number of ranks, in order."""
-        return resizes_of(self.steps, self._resized_from)
+        return resizes_of(self.steps, self._pauses, self._resized_from)
 
     @property
     def step_time_s(self) -> float | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from shardscope.runlog.restarts import Restart
 from shardscope.runlog.steps import Steps
 
 
@@ -17,9 +18,12 @@ class Resize(NamedTuple):
         step: First step that the new ranks took.
         before: Number of ranks before it.
         after: Number of ranks from this step on.
-        pause_s: Time from the end of the step before to the start of this one, in seconds.
+        pause_s: Time in which no rank trained, in seconds: from the end of the step before to the start of this one or,
+            after a failure, from when the agent noticed it.
         source: Where the new ranks took the state from: ``"replica"``, a copy in the host's memory, or ``"disk"``; None
             if unknown, as in runs of earlier versions.
+        is_failure: Whether ranks were lost, so that a restart went on without them; else the number was changed on
+            purpose.
     """
 
     step: int
@@ -27,26 +31,49 @@ class Resize(NamedTuple):
     after: int
     pause_s: float
     source: str | None = None
+    is_failure: bool = False
 
 
-def resizes_of(steps: Steps, sources: Mapping[int, str] | None = None) -> list[Resize]:
+class Pause(NamedTuple):
+    """Time in which no rank trained while the number of ranks changed.
+
+    It is noted when the first step after it has finished, because a restart may repeat that step later.
+    """
+
+    seconds: float
+    is_failure: bool
+
+    @classmethod
+    def before_last(cls, steps: Steps, restarts: Sequence[Restart]) -> Pause:
+        """Return the pause before the newest step, which other ranks took than the step before."""
+        failed = restarts[-1] if restarts and restarts[-1].recovered_t is None else None
+        since = steps[-2].t if failed is None else failed.failed_t
+        return cls(max(0.0, steps[-1].t - steps[-1].step_time_s - since), failed is not None)
+
+
+def resizes_of(
+    steps: Steps, pauses: Mapping[int, Pause], sources: Mapping[int, str] | None = None
+) -> list[Resize]:
     """Return the changes of the number of ranks in a run.
 
     Args:
         steps: The finished steps.
+        pauses: The pause before each step that has another number of ranks than the one before, by step.
         sources: Where ranks of another number took the state from, by the step after which it had been saved.
 
     Example:
         >>> from shardscope.runlog.steps import Step
-        >>> resizes_of(Steps([Step(1, t=1.0, world_size=2), Step(2, t=4.0, step_time_s=1.0, world_size=3)]))
-        [Resize(step=2, before=2, after=3, pause_s=2.0, source=None)]
+        >>> steps = Steps([Step(1, t=1.0, world_size=2), Step(2, t=4.0, step_time_s=1.0, world_size=3)])
+        >>> resizes_of(steps, {2: Pause.before_last(steps, [])})
+        [Resize(step=2, before=2, after=3, pause_s=2.0, source=None, is_failure=False)]
     """
     sizes = np.asarray(steps.column("world_size"))
     changed = np.flatnonzero(sizes[1:] != sizes[:-1])
     known = sources or {}
     return [
         Resize(
-            new.number, old.world_size, new.world_size, max(0.0, new.t - new.step_time_s - old.t), known.get(old.number)
+            new.number, old.world_size, new.world_size, pauses[new.number].seconds, known.get(old.number),
+            pauses[new.number].is_failure,
         )
         for old, new in ((steps[int(at)], steps[int(at) + 1]) for at in changed)
     ]  # fmt: skip

@@ -125,6 +125,12 @@ class Steps:
         others = np.flatnonzero(sizes != sizes[-1]) if len(sizes) else sizes
         return int(others[-1]) + 1 if len(others) else 0
 
+    @property
+    def is_resized(self) -> bool:
+        """Whether another number of ranks took the newest step than the step before."""
+        sizes = self._columns[Step._fields.index("world_size")]
+        return len(sizes) > 1 and sizes[-1] != sizes[-2]
+
     def add_traffic(self, number: int, sent_bytes: int, messages: int) -> None:
         """Add traffic that was sent for step `number` after that step finished; ignored if there is no such step."""
         index = bisect_left(self._columns[0], number)

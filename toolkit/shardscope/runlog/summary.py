@@ -37,7 +37,8 @@ class Summary:
         world_size: Number of ranks that have started; after a resize, the new number. Averages per step and
             figures of memory are then those since the resize.
         world_sizes: All numbers of ranks in order, such as ``2 → 4 → 3``; None if the run was not resized.
-        resize_s: Time in which no rank trained because the number of ranks changed, in seconds; None without a resize.
+        resize_s: Time in which no rank trained because the number of ranks was changed, in seconds, without restarts
+            that went on with fewer ranks after a failure; None without a resize.
         steps: Number of optimizer steps that all ranks finished in this run.
         last_step: Number of the last finished step, which is larger than `steps` in a resumed run.
         loss: Training loss of the last finished step, averaged over ranks.
@@ -146,6 +147,7 @@ def summarise(log: RunLog, state: str, job: Job | None = None) -> Summary:
     """
     starts = log.starts
     start = starts[min(starts)] if starts else {}
+    pauses = [each.pause_s for each in log.resizes if not each.is_failure]
     step, step_time = log.steps[-1] if log.steps else Step(0), log.step_time_s
     divergence = log.divergence
     if job is not None and job.elastic is not None:
@@ -155,7 +157,7 @@ def summarise(log: RunLog, state: str, job: Job | None = None) -> Summary:
         strategy=start.get("strategy"),
         world_size=log.world_size if log.resizes else len(starts),
         world_sizes=sizes_text(log.resizes),
-        resize_s=sum(each.pause_s for each in log.resizes) if log.resizes else None,
+        resize_s=sum(pauses) if pauses else None,
         steps=len(log.steps),
         last_step=log.last_step,
         loss=log.loss,

@@ -152,7 +152,7 @@ class Agent:
         run = RunDir(Path())
         if self.memory is not None:
             if ending.state != "completed":
-                keep_newest(run, self.memory)
+                ending = keep_newest(run, self.memory, ending)
             self.memory.remove()
         Path("control", "forkserver").unlink(missing_ok=True)
         with contextlib.suppress(

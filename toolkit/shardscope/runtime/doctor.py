@@ -158,7 +158,7 @@ def _codecs(route: str) -> Finding:
         ok=route == "numba",
         value=route,
         cost="Compression, LAMB on large shards and large simulations are slower; the results are the same.",
-        remedy="Unset SHARDSCOPE_CODECS." if asked else "pip install 'shardscope[fast]'",
+        remedy="Unset SHARDSCOPE_CODECS." if asked else "pip install numba",
     )
 
 

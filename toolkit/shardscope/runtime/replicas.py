@@ -11,12 +11,16 @@ import os
 import re
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shardscope.errors import LaunchError, ShardscopeError
 from shardscope.runtime.processes import is_alive, process_started
 from shardscope.runtime.rundir import RunDir
+
+if TYPE_CHECKING:
+    from shardscope.runtime.failure import Ending
 
 _MEMORY = Path("/dev/shm")  # noqa: S108 - the folder in it is private to the user
 _NAME = re.compile(r"shardscope-replicas-(\d+)-(\d+)-([\w-]+)-(\d+)")
@@ -89,7 +93,7 @@ class ReplicaMemory:
             keep: Number of checkpoints to keep there.
 
         Raises:
-            OSError: The copy cannot be written.
+            CheckpointError: The copy cannot be written.
         """
         from shardscope.training.checkpoint.folders import complete_checkpoints, step_of
         from shardscope.training.checkpoint.memory import held_in, newest_whole, node_folder
@@ -114,17 +118,25 @@ class ReplicaMemory:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-def keep_newest(run: RunDir, memory: ReplicaMemory) -> None:
+def keep_newest(run: RunDir, memory: ReplicaMemory, ending: Ending) -> Ending:
     """Write the newest copy of an elastic run that ends early to its checkpoints, so that it can be resumed.
 
     A resize leaves the state only in memory. Elastic runs are on one machine, so all of it is in one folder.
+
+    Returns:
+        The ending, which also says why if the copy is lost.
     """
     try:
         job = run.read_job()
         if job.elastic is not None:
-            memory.save_to(run.path / "checkpoints", keep=job.checkpoint.keep)
+            memory.save_to(run.path.absolute() / "checkpoints", keep=job.checkpoint.keep)
     except (OSError, ShardscopeError) as error:  # such as a full disk, or a directory that has been deleted
-        print(f"the newest copy in memory is lost, because it cannot be written: {error}", file=sys.stderr)
+        lost = f"its newest copy in memory is lost: {error}"
+        print(lost, file=sys.stderr)
+        if ending.error is None:
+            return replace(ending, reason=f"{ending.reason}; {lost}")
+        return replace(ending, error={**ending.error, "message": f"{ending.error['message']}; {lost}"})
+    return ending
 
 
 def remove_leftovers(memory: Path = _MEMORY) -> None:

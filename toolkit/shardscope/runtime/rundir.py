@@ -21,6 +21,7 @@ The directory is private to the user (mode 0700).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -330,6 +331,14 @@ class RunDir:
         except OSError:
             return []
         return [int(found[1]) for name in names if (found := _CHECKPOINT.fullmatch(name))]
+
+    def unfinished_bytes(self) -> int:
+        """Return the size of the checkpoints that are being written, or whose writing was interrupted."""
+        total = 0
+        for file in self.path.glob("checkpoints/step-*.partial/*"):
+            with contextlib.suppress(FileNotFoundError):  # the checkpoint has just been completed
+                total += file.stat().st_size
+        return total
 
     def rank_file(self, rank: int) -> Path:
         """Return the path of a rank's event log."""

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.02
 _START_S = 120.0  # time that `stop` waits for a run that is still starting, in seconds
-_KILL_AFTER_S = (
-    10.0  # time that an agent may take to write the final status after the grace period, in seconds
-)
+_KILL_AFTER_S = 10.0
+"""Seconds that an agent may take to write the final status after the grace period, or after writing a checkpoint."""
 
 
 class Steered(RunPart):
@@ -57,7 +56,8 @@ class Steered(RunPart):
         """Stop the run at the end of the current step, or kill it after `grace_s` seconds.
 
         Returns when the run has ended and neither its agent nor its ranks are running on this machine. If it had
-        already ended, only ranks that outlived it are killed. Two kinds of run may still be running when this returns,
+        already ended, only ranks that outlived it are killed. An elastic run whose newest state is in memory writes it
+        to the disk first, which takes longer if it is large. Two kinds of run may still be running when this returns,
         and stop as soon as they see the request: a run on another machine that has not stopped within ten seconds after
         `grace_s`, and a run whose agent has not started within two minutes.
 
@@ -80,11 +80,14 @@ class Steered(RunPart):
             OSError
         ):  # without a request, the run is killed below; if the directory is missing, the agent ends the run
             self._dir.request_stop(grace_s)
-        deadline = time.monotonic() + grace_s + _KILL_AFTER_S
+        deadline, written = time.monotonic() + grace_s + _KILL_AFTER_S, 0
         while self.is_alive and (time.monotonic() < deadline + _START_S * (self.state == "starting")):
             time.sleep(
                 _POLL_S
             )  # while the run is starting there is no agent yet; the agent finds the request once it has started
+            before, written = written, self._dir.unfinished_bytes()
+            if written > before:  # the agent of an elastic run copies the state from memory to the disk
+                deadline = max(deadline, time.monotonic() + _KILL_AFTER_S)
 
     def inject(self, faults: Faults | str) -> Self:
         """Carry out more faults in this run, which must be running; `launch` takes those that are known beforehand.

@@ -50,6 +50,8 @@ FACTORS: dict[str, float] = {
 """Constants that differ between clusters with the same software and device, and standard deviations of their
 logarithms; ``scale`` is a common factor of all times."""
 
+_WITHOUT_EXPOSED_LAUNCH = 22
+"""Number of constants before `exposed_launch` was added, and of rows of `Calibration.covariance`."""
 
 _UNSCALED = (
     "half_size", "attention_half_seq", "head_efficiency", "launch_jitter", "exposed_launch", "gradient_overlap",
@@ -190,7 +192,8 @@ class Calibration(Fitted):
     """Fixed time per step, in seconds: data loading, loss scaling, clipping, logging."""
 
     shapes: dict[str, PositiveFloat] = Field(default_factory=dict)
-    """Measured factors of a layer's time, by the names of `spec.layer_shape`; shapes without one have the factor 1."""
+    """Measured factors of a layer's time, by the names of `spec.layer_shape`. Shapes without one have the factor 1,
+    and wider intervals, because the other constants' errors are those that the factors leave."""
 
     ridge: PositiveFloat | None = None
     """Peak FLOP/s divided by memory bandwidth of the measured device, in FLOP per byte. For another device, `half_size`
@@ -218,10 +221,17 @@ class Calibration(Fitted):
     @model_validator(mode="before")
     @classmethod
     def _refuse_former(cls, fields: object) -> object:
-        if isinstance(fields, dict) and "shard_efficiency" in fields:
+        if not isinstance(fields, dict):
+            return fields
+        if "shard_efficiency" in fields:
             raise SpecError(
                 f"shard_efficiency={fields['shard_efficiency']} is of a former formula for ZeRO 2 and 3, and cannot be "
                 "converted; fit the calibration again with ss.calibrate(cluster, rows=...), or give shard_copies"
+            )
+        if "exposed_launch" not in fields and len(fields.get("covariance") or ()) == _WITHOUT_EXPOSED_LAUNCH:
+            raise SpecError(
+                f"covariance has {_WITHOUT_EXPOSED_LAUNCH} rows, as in calibrations saved before there was "
+                "exposed_launch; fit the calibration again with ss.calibrate(cluster, rows=...)"
             )
         return fields
 

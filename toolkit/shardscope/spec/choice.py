@@ -7,6 +7,7 @@ from shardscope.spec.calibration import FACTORS, Calibration, catalogue, ridge_o
 from shardscope.spec.cluster import Cluster, Device
 from shardscope.spec.effects import OTHER, architecture, composed
 from shardscope.spec.host_calibration import AnyCalibration, HostCalibration
+from shardscope.spec.layer_shape import OTHERS
 from shardscope.spec.layout import Layout
 from shardscope.spec.software import Software, assumed_software, software_of
 
@@ -20,19 +21,36 @@ def calibration_for(device: Device, software: Software) -> Calibration:
     chip = architecture(device.name)
     for one in catalogue():
         if one.is_only and one.software == software.measured_as and chip == architecture(one.device) != OTHER:
-            found = one if one.device == device.name else _on_same_chip(one, device)
+            found = _on_same_chip(without_foreign_shapes(one, device, software), device)
             return found if found.software == software.name else found.replace(software=software.name)
     return composed(software, device)
 
 
 def _on_same_chip(one: Calibration, device: Device) -> Calibration:
     """Return the calibration for another device with the same chip, such as one with less memory."""
+    if one.device == device.name:
+        return one
     ridge = ridge_of(device)
     scale = ridge / (one.ridge or ridge)
     told = f"constants were measured on {one.device}, which has the same chip as {device.name}"
     return one.replace(
         device=device.name, ridge=ridge, half_size=one.half_size * scale, note=_joined(told, one.note)
     )
+
+
+def without_foreign_shapes(one: Calibration, device: Device, software: Software) -> Calibration:
+    """Return the calibration without factors of shapes if these were measured on another device or with other software.
+
+    Intervals are then as wide as for shapes that were not measured.
+    """
+    is_same = one.software == "" or software_of(one.software).measured_as == software.measured_as
+    if set(one.shapes) <= {OTHERS} or (is_same and one.device in {"", device.name}):
+        return one
+    told = (
+        f"factors of layer shapes, measured on {one.device or 'an unknown device'} with "
+        f"{one.software or 'unknown software'}, are not used"
+    )
+    return one.replace(shapes={OTHERS: 1.0}, note=_joined(one.note, told))
 
 
 def calibration_of(
@@ -53,6 +71,9 @@ def calibration_of(
     Raises:
         SpecError: The calibration is of CPU ranks, or the software is not known.
     """
+    if isinstance(calibration, Calibration):
+        given = software or calibration.software or "megatron-core"
+        calibration = without_foreign_shapes(calibration, cluster.device, software_of(given))
     if isinstance(calibration, HostCalibration):
         raise SpecError(
             f"calibration={calibration.name!r} is of CPU ranks and has no effect on {cluster.device.name}; omit it, or "
@@ -64,6 +85,8 @@ def calibration_of(
         chosen = software_of(software)
         if calibration is None:
             return calibration_for(cluster.device, chosen)
+        if calibration.software and software_of(calibration.software).measured_as == chosen.measured_as:
+            return calibration.replace(software=chosen.name)
         told = f"given for {chosen.name}, though it was measured with {calibration.software or 'unknown software'}"
         return calibration.replace(
             software=chosen.name, note=_joined(calibration.note, told), covariance=_widened(calibration)

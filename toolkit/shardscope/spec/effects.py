@@ -165,7 +165,9 @@ def _note(software: Software, device: Device) -> str:
     if pair in known:
         same = [name for name in _fitted()["architectures"][pair[1]] if name != device.name]
         where = f"{device.name} or devices with the same chip ({', '.join(same)})" if same else device.name
-        return f"constants are those of {SOFTWARE[pair[0]].label} on other clusters of {where}"
+        told = f"constants are those of {SOFTWARE[pair[0]].label} on other clusters of {where}"
+        return "; ".join(filter(None, [told, software.caveat]))
     measured = [f"{name} on {chip}" for name, chip in known if name == pair[0] or chip == pair[1]]
-    told = f"; the most similar measurements are {', '.join(measured[:4])}" if measured else ""
-    return f"{software.label} was never measured on {device.name}, so the interval is wider{told}"
+    nearest = f"the most similar measurements are {', '.join(measured[:4])}" if measured else ""
+    never = f"{software.label} was never measured on {device.name}, so the interval is wider"
+    return "; ".join(filter(None, [never, nearest, software.caveat]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from shardscope.spec.layer_shape import OTHERS
 from shardscope.spec.units import duration_text
 
 if TYPE_CHECKING:
@@ -30,12 +31,11 @@ def as_text(found: Calibration) -> str:
 
 
 def _shapes(found: Calibration) -> list[str]:
-    if not found.shapes:
+    factors = [factor for name, factor in found.shapes.items() if name != OTHERS]
+    if not factors:
         return []
-    low, high = min(found.shapes.values()), max(found.shapes.values())
-    return [
-        f"Layers of {len(found.shapes)} measured shapes take {low:.2f} to {high:.2f} times as long as others"
-    ]
+    low, high = min(factors), max(factors)
+    return [f"Layers of {len(factors)} measured shapes take {low:.2f} to {high:.2f} times as long as others"]
 
 
 def _errors(name: str, score: dict[str, float]) -> str:

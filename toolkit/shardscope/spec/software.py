@@ -4,8 +4,8 @@ Kernels, overlap of messages and memory differ more between frameworks than betw
 the software that it was measured with. Software of one family shares kernels and the way in which it overlaps messages.
 
 DeepSpeed before 0.5.9 is a family of its own: pull request 1453 rewrote how ZeRO 3 fetches parameters, and one model
-went from 55 to 92 TFLOP/s. NVIDIA's recipes run Megatron-Core with overlaps and fused kernels that it leaves off by
-default.
+went from 55 to 92 TFLOP/s. Three steps of that release are the only ones of `deepspeed`, which its `caveat` says.
+NVIDIA's recipes run Megatron-Core with overlaps and fused kernels that it leaves off by default.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ class Software(NamedTuple):
     aliases: tuple[str, ...] = ()
     constants: str = ""
     """The software whose constants of time it shares, because it runs the same kernels; empty for its own."""
+    caveat: str = ""
+    """What the note of its calibrations says about the steps that they rest on."""
 
     @property
     def measured_as(self) -> str:
@@ -46,7 +48,10 @@ _KNOWN = (
     Software("fsdp2", "PyTorch FSDP2", "fsdp", "fsdp2", ("fsdp", "pytorch")),
     Software("torchtitan", "torchtitan", "fsdp", "torchtitan"),
     Software("llm-foundry", "LLM Foundry", "fsdp", "llm-foundry", ("mosaic", "composer")),
-    Software("deepspeed", "DeepSpeed", "deepspeed", "deepspeed"),
+    Software(
+        "deepspeed", "DeepSpeed", "deepspeed", "deepspeed", ("deepspeed-0.5.9",),
+        caveat="of DeepSpeed since 0.5.9, only three steps of October 2021 were measured",
+    ),
     Software("deepspeed-0.5", "DeepSpeed before 0.5.9", "deepspeed-0.5", "deepspeed"),
 )  # fmt: skip
 SOFTWARE = {each.name: each for each in _KNOWN}

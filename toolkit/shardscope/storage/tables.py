@@ -94,7 +94,7 @@ def _pyarrow() -> Any:
     except ImportError as error:
         raise DataError(
             "data in .parquet and .arrow files is read by pyarrow, which is not installed; "
-            "run pip install 'shardscope[parquet]'"
+            "run pip install pyarrow"
         ) from error
     return pa
 

@@ -179,7 +179,7 @@ def _qmc(seed: int) -> BaseSampler:
 
 def _cma_es(seed: int) -> BaseSampler:
     if find_spec("cmaes") is None:
-        raise SpecError("sampler='cma-es' needs the package cmaes; install shardscope[cmaes], or use 'tpe'")
+        raise SpecError("sampler='cma-es' needs the package cmaes; run pip install cmaes, or use 'tpe'")
     return optuna.samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False)
 
 

@@ -56,6 +56,8 @@ class Incident(NamedTuple):
         resumed: Step of the checkpoint from which training continued; 0 for the beginning.
         source: Where the state came from: ``disk``, ``replica`` or ``start``.
         num_lost: Number of finished steps that had to be trained again.
+        before: Number of ranks when it failed; 0 if unknown.
+        after: Number of ranks that trained again; 0 until then.
     """
 
     cause: str
@@ -67,6 +69,8 @@ class Incident(NamedTuple):
     resumed: int
     source: str
     num_lost: int
+    before: int = 0
+    after: int = 0
 
 
 class FaultMark(NamedTuple):
@@ -120,10 +124,29 @@ class FaultsInfo(NamedTuple):
     goodput: float | None
 
     def seconds(self, kind: str) -> float:
-        """Return the time that a rank spent on bars of one kind, averaged over the ranks."""
-        if kind == RESIZE:  # not all ranks take part in each of them
+        """Return how long it took: resizes, detections, restarts or lost work, of which no moment counts twice.
+
+        These are times of the run, not sums or means over ranks, whose number changes.
+        """
+        if kind == RESIZE:
             return sum(each.again_s - each.at_s for each in self.resizes if each.again_s is not None)
-        return sum(bar.end_s - bar.start_s for bar in self.bars if bar.kind == kind) / max(1, self.world_size)
+        if kind == DETECTION:
+            return sum(max(0.0, each.detected_s - each.failed_s) for each in self.incidents)
+        if kind == RESTART:
+            ends = [*(each.failed_s for each in self.incidents[1:]), self.end_s]  # a restart can fail, too
+            return sum(
+                max(0.0, (end if each.again_s is None else each.again_s) - each.detected_s)
+                for each, end in zip(self.incidents, ends, strict=False)
+            )
+        total, counted = 0.0, -inf
+        for bar in self.bars:  # in order of time
+            if bar.kind == kind:
+                end = min(
+                    [bar.end_s, *(each.failed_s for each in self.incidents if each.failed_s >= bar.start_s)]
+                )
+                total += max(0.0, end - max(bar.start_s, counted))
+                counted = max(counted, end)
+        return total
 
     def reached_s(self, step: int) -> float | None:
         """Return when the run first reached a step; None if it is not among the points that are drawn."""
@@ -171,7 +194,9 @@ def _incident(trace: Trace, number: int, zero: float) -> Incident:
     since = trace.restarts[number - 1].t if number else 0.0
     before = [each for each in trace.attempts if since <= each.begun < restart.t]
     after = [each for each in trace.attempts.of_rank.get(0, ()) if each.begun >= restart.t]
-    again = began_to_train(together(trace.attempts, after[0])) if after else None
+    ranks = together(trace.attempts, after[0]) if after else []
+    again = began_to_train(ranks)
+    failed = [each for each in before if each.rank == 0]
     injected = [event["text"] for event in _faults_in(trace, restart, since)]
     return Incident(
         injected[-1] if injected else restart.cause,
@@ -183,6 +208,8 @@ def _incident(trace: Trace, number: int, zero: float) -> Incident:
         restart.step,
         restart.source,
         restart.lost_steps,
+        len(together(trace.attempts, failed[-1])) if failed else 0,
+        0 if again is None else len(ranks),
     )
 
 
@@ -281,16 +308,17 @@ def _progress(
 
 
 def faults_text(info: FaultsInfo) -> str:
-    """Return sentences on what failed, how the run recovered, its resizes, and what share of the time was useful."""
+    """Return sentences on failures and resizes in order of time, and on what share of the time was useful."""
     if not info.bars:
         return "No rank has started yet."
-    told = [_told(each) for each in info.incidents[-_MOST_TOLD:]]
+    changes = [(each.failed_s, _told(each)) for each in info.incidents[-_MOST_TOLD:]]
+    changes += [(each.at_s, each.text) for each in info.resizes[-_MOST_TOLD:]]
+    told = [text for _, text in sorted(changes)]
     if len(info.incidents) > _MOST_TOLD:
-        told.insert(0, f"{len(info.incidents)} failures, of which these are the last {_MOST_TOLD}.")
+        told.insert(0, f"{len(info.incidents)} failures, the last {_MOST_TOLD} of which are told here.")
     if not info.incidents:
-        told = [f"{info.label}: no rank has failed."]
+        told.insert(0, f"{info.label}: no rank has failed.")
     told += [f"Also: {mark.text}." for mark in info.marks[-_MOST_TOLD:]]
-    told += [each.text for each in info.resizes[-_MOST_TOLD:]]
     return " ".join([*told, _goodput(info)]).strip()
 
 
@@ -300,8 +328,10 @@ def _told(incident: Incident) -> str:
     if incident.again_s is None:
         return f"{cause}, {noticed}; the ranks are starting again."
     where = f"the checkpoint of step {incident.resumed} {SOURCES.get(incident.source, '')}".strip()
+    fewer = f" on {plural(incident.after, 'rank')}" if 0 < incident.after < incident.before else ""
     return (
-        f"{cause}, {noticed}; training continued after {duration_text(incident.again_s - incident.failed_s)} from "
+        f"{cause}, {noticed}; training continued{fewer} after "
+        f"{duration_text(incident.again_s - incident.failed_s)} from "
         f"{where if incident.resumed else 'the beginning'}, and {plural(incident.num_lost, 'finished step')} had to be "
         "repeated."
     )

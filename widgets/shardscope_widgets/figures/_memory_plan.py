@@ -71,7 +71,7 @@ def memory_plan_info(memory: Term, *, capacity_bytes: float, device: str) -> Mem
 
     Args:
         memory: The term tree: stages, then types of memory, then blocks.
-        capacity_bytes: Memory of the device in bytes.
+        capacity_bytes: Memory of the device for tensors in bytes; see `analytic.memory.tensor_room`.
         device: Name of the device for the label.
     """
     return MemoryPlanInfo(tuple(map(_stage_bar, memory.parts)), capacity_bytes, device)
@@ -116,7 +116,7 @@ def memory_plan_text(info: MemoryPlanInfo) -> str:
         f"{size / stage.num_bytes:.0%} {KIND_NAMES.get(kind, kind)} ({gib_text(size)})"
         for size, kind in parts
     ]
-    capacity = f"of a device's {gib_text(info.capacity_bytes)}"
+    capacity = f"of a device's {gib_text(info.capacity_bytes)} for tensors"
     return f"{where} takes {gib_text(stage.num_bytes)} {capacity}: {listed(shares)}."
 
 
@@ -232,7 +232,7 @@ def _layout(info: MemoryPlanInfo, right: float) -> dict[str, Any]:
     capacity = info.capacity_bytes / GIB
     beyond = {"type": "rect", "x0": capacity, "x1": right, "y0": 0, "y1": 1, "yref": "paper", "fillcolor": _OVER,
               "line": {"width": 0}, "layer": "below"}  # fmt: skip
-    words = theme.note(f"{info.device} {gib_text(info.capacity_bytes)}".strip(), x=capacity, y=1)
+    words = theme.note(f"{info.device} {gib_text(info.capacity_bytes)} for tensors".strip(), x=capacity, y=1)
     every = max(1, -(-count // 16))
     return _look(_HEAD_PX + _FOOT_PX + row_px * count) | {
         "template": None,

@@ -157,8 +157,9 @@ def plans_text(plans: Plans, *, tokens: float | None = None) -> str:
     dollars = "" if best.dollars is None else f", {dollars_text(best.dollars)} a step"
     return (
         f"{fits:,} of {plans.valid:,} valid layouts fit on {devices:,} devices. The best needs {held:.1f} of "
-        f"{capacity:.1f} GiB and takes {seconds(best.time_s)} per step ({low} to {high}), MFU {best.mfu:.0%}"
-        f"{dollars}: {short(best.layout)}. {_step_size(plans)}{_whole(plans, tokens)}{_failures(plans)}"
+        f"{capacity:.1f} GiB for tensors and takes {seconds(best.time_s)} per step ({low} to {high}), "
+        f"MFU {best.mfu:.0%}{dollars}: {short(best.layout)}. "
+        f"{_step_size(plans)}{_whole(plans, tokens)}{_failures(plans)}"
     )
 
 

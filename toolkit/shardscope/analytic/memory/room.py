@@ -6,20 +6,23 @@ from shardscope.analytic.memory.frameworks import Framework
 from shardscope.analytic.memory.rows import known_framework
 from shardscope.spec.cluster import Device
 
+_CPU = "cpu"
+"""Name of the device that stands for a rank on a CPU."""
+
 
 def tensor_room(device: Device, framework: str | Framework) -> float:
     """Return the largest peak of allocated tensors that fits on a device, in bytes.
 
     The driver's context and communication buffers take the rest, as does what the caching allocator reserves beyond the
-    peak, because free blocks rarely have the size that is asked for. A device without `Device.context_bytes` has its
-    whole memory for tensors.
+    peak, because free blocks rarely have the size that is asked for. A device without `Device.context_bytes` lacks only
+    the context. Ranks on CPUs have no such allocator, so their tensors can take the whole memory.
 
     Example:
         >>> room = tensor_room(Device.of("a100-80gb"), "megatron-core")
         >>> round(room / 2**30, 1), round(Device.of("a100-80gb").memory_bytes / 2**30, 1)
         (75.1, 79.2)
     """
-    if not device.context_bytes:
+    if device.name == _CPU:
         return float(device.memory_bytes)
     known = known_framework(framework)
     return max(0.0, (device.memory_bytes - device.context_bytes - known.message_bytes) / known.reserved)

@@ -59,7 +59,8 @@ def calibrate(
 
     **A GPU cluster** is calibrated with `rows`, the step times that you measured on it. One row moves mainly the scale
     of all times; more rows move more constants, each as far as the rows determine it. From three configurations, the
-    result has cross-validated errors, and names outliers with their weights. Pass it to `ss.predict` and `ss.plan`.
+    result has cross-validated errors, and names outliers with their weights; rows that differ only in the batch are one
+    configuration. From twelve, it may learn which shapes of layers take longer. Pass it to `ss.predict` and `ss.plan`.
 
     Args:
         cluster: An emulated cluster, or a GPU cluster for `rows`; None for this machine, or if the rows have a column

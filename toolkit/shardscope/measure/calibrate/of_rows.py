@@ -12,15 +12,24 @@ from typing import NamedTuple
 import numpy as np
 
 from shardscope.errors import SpecError, require
-from shardscope.measure.calibrate.shapes import learnt, with_factors
+from shardscope.measure.calibrate.shapes import helpful, with_factors
 from shardscope.measure.calibrate.tables import Given, Rows, read_rows
 from shardscope.measure.scoreboard.rows import Row, RowGroups
 from shardscope.measure.scoreboard.score import Score
-from shardscope.prediction.spread import Floats, covariance_of, half_widths, limits, moved, slopes
+from shardscope.prediction.spread import (
+    Floats,
+    covariance_of,
+    half_widths,
+    limits,
+    moved,
+    shape_half_widths,
+    slopes,
+)
 from shardscope.spec.calibration import FACTORS, Calibration, FittedRow
-from shardscope.spec.choice import calibration_for
+from shardscope.spec.choice import calibration_for, without_foreign_shapes
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.effects import row_noise
+from shardscope.spec.layer_shape import OTHERS
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Model, Transformer
 from shardscope.spec.software import software_of
@@ -86,16 +95,22 @@ def calibrate_rows(
     read = read_rows(rows, Given(cluster, known, layout, software))
     if prior is not None:
         _check_new(read, prior)
-    before = (
-        calibration_for(read[0].cluster.device, software_of(read[0].software)) if prior is None else prior
-    )
+    kind = (read[0].cluster.device, software_of(read[0].software))
+    before = calibration_for(*kind) if prior is None else without_foreign_shapes(prior, *kind)
+    if OTHERS in before.shapes:  # the rows' own deviations will include what shapes do
+        before = before.replace(shapes={})
     found = fitted(read, before)
-    if len(set(_configurations(read))) < _ENOUGH:
+    plain = moved(before, found.x)
+    shaped = helpful(read, plain, found.residuals, found.left_out, found.weights)
+    if shaped is None:
         return _calibration(read, before, found)
-    shaped = learnt(read, moved(before, found.x), found.residuals, found.left_out, found.weights)
-    if not shaped.helps(found.left_out):
-        return _calibration(read, before, found)
-    found = found._replace(residuals=shaped.residuals, left_out=shaped.left_out)
+    unknown = shape_half_widths(RowGroups.of(read).seconds, with_factors(plain, shaped.factors))
+    found = found._replace(
+        residuals=shaped.residuals,
+        left_out=shaped.left_out,
+        weights=_weights(shaped.residuals, _CAUCHY * row_noise(read[0].software)),
+        between=np.hypot(found.between, unknown),
+    )
     return with_factors(_calibration(read, before, found), shaped.factors)
 
 
@@ -203,7 +218,7 @@ def _normal(inverse: Floats, slope: Floats, target: Floats, weights: Floats) -> 
 
 
 def _configurations(rows: Sequence[Row]) -> list[int]:
-    names = [f"{row.model!r} {row.layout!r}" for row in rows]
+    names = [row.configuration for row in rows]
     return [names.index(name) for name in names]
 
 

@@ -1,9 +1,9 @@
 """Factors of per-layer shapes, learnt from what is left of measured steps when constants are fitted.
 
-Of 519 rows of an A100 cluster (vTrain), those with one shape differ from their predictions by the same factor, within
-2 %, whatever the number of layers, stages and replicas; the factors of shapes differ by 10 %. So a factor is the mean
-of what its rows are off by, shrunk towards 1 as these two standard deviations say. A shape with rows of only one
-configuration gets none, because nothing tells its factor from what is particular to the configuration.
+Of 519 rows of an A100 cluster (vTrain), those with one shape differ from their predictions by the same factor, within 2
+%, whatever the number of layers, stages and replicas; the factors of shapes differ by 10 %. So a factor is the mean of
+what its rows are off by, shrunk towards 1 as standard deviations of 10 % (factors) and 3 % (rows) say. A shape with
+rows of only one configuration gets none, because nothing tells its factor from what is particular to the configuration.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ import numpy as np
 from shardscope.measure.scoreboard.rows import Row, RowGroups
 from shardscope.prediction.spread import Floats
 from shardscope.spec.calibration import Calibration
-from shardscope.spec.layer_shape import shape_of
+from shardscope.spec.layer_shape import SHAPE_SPREAD, shape_of
 
-SPREAD = 0.1
-"""Standard deviation of the logarithm of a shape's factor."""
 NOISE = 0.03
 """Standard deviation of the logarithm of measured / predicted time, of rows with one shape."""
 _STEP = 0.05
-
-
-_BETTER = 0.9
+_BETTER = 0.8
 """Largest ratio of the errors of left-out configurations with factors and without, for factors to be kept."""
+_ENOUGH = 12
+"""Number of configurations from which factors are learnt. With this many, deviations that are independent of shapes
+yield factors in about one table of 25; with half as many, in one of five."""
 
 
 class Shaped(NamedTuple):
@@ -57,7 +56,7 @@ def learnt(rows: Sequence[Row], known: Calibration, off: Floats, left_out: Float
     cells: dict[str, list[int]] = defaultdict(list)
     for place, row in enumerate(rows):
         cells[shape_of(row.model, row.layout)].append(place)
-    configurations = [_configuration(row) for row in rows]
+    configurations = [row.configuration for row in rows]
     factors, residuals, without = {}, np.array(off), np.array(left_out)
     for name, cell in cells.items():
         if len({configurations[place] for place in cell}) < 2:
@@ -69,6 +68,16 @@ def learnt(rows: Sequence[Row], known: Calibration, off: Floats, left_out: Float
             others = [each for each in cell if configurations[each] != configurations[place]]
             without[place] -= slope[place] * _mean(left_out, slope, weights, others)
     return Shaped(factors, residuals, without)
+
+
+def helpful(
+    rows: Sequence[Row], known: Calibration, off: Floats, left_out: Floats, weights: Floats
+) -> Shaped | None:
+    """Return the factors of the rows' shapes if these tell them from chance; the arguments are those of `learnt`."""
+    if len({row.configuration for row in rows}) < _ENOUGH:
+        return None
+    found = learnt(rows, known, off, left_out, weights)
+    return found if found.helps(left_out) else None
 
 
 def with_factors(known: Calibration, factors: dict[str, float]) -> Calibration:
@@ -83,7 +92,7 @@ def _mean(off: Floats, slope: Floats, weights: Floats, places: Sequence[int]) ->
     """Return the shrunk mean, in logarithms, of what the rows say about a factor; 0 without rows."""
     at = list(places)
     said = float((weights[at] * slope[at] * off[at]).sum())
-    return said / (float((weights[at] * slope[at] ** 2).sum()) + (NOISE / SPREAD) ** 2)
+    return said / (float((weights[at] * slope[at] ** 2).sum()) + (NOISE / SHAPE_SPREAD) ** 2)
 
 
 def _slopes(rows: Sequence[Row], known: Calibration) -> Floats:
@@ -92,8 +101,3 @@ def _slopes(rows: Sequence[Row], known: Calibration) -> Floats:
     names = {shape_of(row.model, row.layout) for row in rows}
     slower = with_factors(known, dict.fromkeys(names, float(np.exp(_STEP))))
     return np.asarray(np.log(tables.seconds(slower) / tables.seconds(known)) / _STEP)
-
-
-def _configuration(row: Row) -> str:
-    """Return what identifies a configuration: model and layout, whatever the batch."""
-    return f"{row.model!r} {row.layout.replace(global_batch=row.layout.data * row.layout.micro_batch)!r}"

@@ -9,7 +9,7 @@ import numpy as np
 
 from shardscope.measure.scoreboard.intervals import Floats, Z, constant_half_width, inside, interval_score
 from shardscope.measure.scoreboard.rows import Row, RowGroups
-from shardscope.prediction.spread import covariance_of, moved, slopes
+from shardscope.prediction.spread import covariance_of, moved, shape_half_widths, slopes
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.effects import row_noise
 
@@ -59,7 +59,8 @@ class OneStep(NamedTuple):
         """Return the errors of rows that a calibration predicts."""
         tables, measured = RowGroups.of(rows), np.log([row.seconds for row in rows])
         predicted, slope = slopes(tables.seconds, calibration)
-        low, high = (np.log(calibration.quantiles[level]) for level in ("5", "95"))
+        shape = shape_half_widths(tables.seconds, calibration)
+        low, high = (np.hypot(np.log(calibration.quantiles[level]), shape) for level in ("5", "95"))
 
         def off_at(x: Floats) -> Floats:
             return np.asarray(measured - np.log(tables.seconds(moved(calibration, x))))
@@ -84,11 +85,11 @@ class Known(NamedTuple):
     off_at: Callable[[Floats], Floats] | None = None
     """Function that returns `off` for other values of the factors; None if predictions are linear."""
 
-    def after_one(self, low: float, high: float) -> OneStep:
+    def after_one(self, low: float | Floats, high: float | Floats) -> OneStep:
         """Return the errors before and after each row was measured, in turn.
 
         Args:
-            low: Lower end of the interval on one cluster, in logarithms.
+            low: Lower end of the interval on one cluster, in logarithms; the same for all rows, or one for each.
             high: Its upper end.
         """
         before, turns = ends_of(self.slope, self.off, self.covariance, low, high), self.turns()
@@ -123,7 +124,9 @@ class Known(NamedTuple):
         return ends_of(self.slope[rest], left[rest], kept, Z * self.noise, Z * self.noise)
 
 
-def ends_of(slope: Floats, off: Floats, covariance: Floats, low: float, high: float) -> Ends:
+def ends_of(
+    slope: Floats, off: Floats, covariance: Floats, low: float | Floats, high: float | Floats
+) -> Ends:
     """Return the intervals of rows, with `low` and `high` as those on one cluster."""
     between = Z * np.sqrt(np.maximum(np.einsum("ri,ij,rj->r", slope, covariance, slope), 0.0))
     return Ends(off, np.hypot(low, between), np.hypot(high, between))

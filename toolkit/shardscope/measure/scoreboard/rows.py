@@ -60,6 +60,12 @@ class Row:
         text = json.dumps([self.dataset, self.inputs], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
+    @property
+    def configuration(self) -> str:
+        """What identifies a configuration: model and layout, whatever the batch."""
+        once = {"global_batch": self.layout.data * self.layout.micro_batch}
+        return f"{self.model!r} {self.layout.model_copy(update=once)!r}"
+
 
 class RowGroups(NamedTuple):
     """Rows with the same model and cluster as one table of layouts each, so that a prediction is one call for each."""

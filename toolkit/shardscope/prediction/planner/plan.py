@@ -187,7 +187,8 @@ def _nothing_fits(asked: Asked, batch: int, space: SearchAxes, pools: list[Pool]
         )
     return (
         f"none of {total:,} layouts fits: the closest, {short(layout)}, needs {fit.memory_bytes / GIB:.1f} GiB of "
-        f"{capacity(setting) / GIB:.1f} GiB, {fit.lacking_bytes / GIB:.1f} GiB too much, mostly for {fit.largest}; "
+        f"{capacity(setting) / GIB:.1f} GiB for tensors, {fit.lacking_bytes / GIB:.1f} GiB too much, mostly for "
+        f"{fit.largest}; "
         f"{_more_nodes(asked, batch, space, here.recipe)}"
     )
 

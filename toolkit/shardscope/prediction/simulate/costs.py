@@ -21,7 +21,7 @@ from shardscope.prediction.step.term import NAMES
 from shardscope.prediction.step.waits import StepRows, host_seconds, host_update
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
-from shardscope.spec.layer_shape import shape_of
+from shardscope.spec.layer_shape import factor_of, shape_of
 from shardscope.spec.layout import RECOMPUTE_NAMES, Layout
 from shardscope.spec.model import Transformer
 
@@ -138,7 +138,7 @@ class _Found(NamedTuple):
             recompute=np.array([RECOMPUTE_NAMES.index(layout.recompute)]),
             sequence_parallel=np.array([layout.sequence_parallel]), flash=layout.flash_attention,
         )  # fmt: skip
-        times = times.slower(np.array([calibration.shapes.get(shape_of(model, layout), 1.0)]))
+        times = times.slower(np.array([factor_of(calibration.shapes, shape_of(model, layout))]))
         work = step_work(model, layouts, cluster, calibration, None)
         rows = StepRows(
             layouts.zero, work.reduces, layouts.offload, layouts.recompute, work.micro.take(one),

@@ -38,7 +38,7 @@ def form(num_ops: int) -> str:
         raise SpecError(f"{VARIABLE}={asked!r} is not valid; use {' or '.join(FORMS)}, or leave it out")
     if asked == "numba" and not installed:
         raise SpecError(
-            f"{VARIABLE}='numba', but numba is not installed; install shardscope[fast], or set {VARIABLE}=python"
+            f"{VARIABLE}='numba', but numba is not installed; run pip install numba, or set {VARIABLE}=python"
         )
     return asked
 

@@ -23,7 +23,7 @@ from shardscope.analytic.memory.frameworks import MEGATRON_CORE
 from shardscope.prediction.step.machine import Machine
 from shardscope.prediction.step.micro import SlowestStage, stage
 from shardscope.spec.compression import Compression
-from shardscope.spec.layer_shape import layer_shape
+from shardscope.spec.layer_shape import factor_of, layer_shape
 from shardscope.spec.layout import RECOMPUTE_NAMES
 from shardscope.spec.model import Transformer
 from shardscope.spec.optimizer import OptimizerStates
@@ -76,7 +76,8 @@ def micro_table(model: Transformer, machine: Machine, layouts: Layouts) -> Looku
         flash=layouts.flash_attention,
     )  # fmt: skip
     if machine.calibration.shapes:
-        times = times.slower(_shape_factors(model, machine, layouts, tensor, micro_batch, context, sequence))
+        sizes = (tensor, micro_batch, context, expert, sequence)
+        times = times.slower(_shape_factors(model, machine, layouts, sizes))
     tokens = split.tokens(model.seq)
     message = tokens * model.hidden * machine.value_bytes / split.tensor
     cal, cluster = machine.calibration, machine.cluster
@@ -89,26 +90,21 @@ def micro_table(model: Transformer, machine: Machine, layouts: Layouts) -> Looku
     return LookupTable.of(found.row, _micro_columns(times, hops, saved / cluster.device.host_bandwidth))
 
 
-def _shape_factors(  # noqa: PLR0917
-    model: Transformer,
-    machine: Machine,
-    layouts: Layouts,
-    tensor: Ints,
-    micro_batch: Ints,
-    context: Ints,
-    sequence: Ints,
+def _shape_factors(
+    model: Transformer, machine: Machine, layouts: Layouts, sizes: tuple[Ints, Ints, Ints, Ints, Ints]
 ) -> Floats:
-    """Return the calibration's factor of the layer's shape for each combination."""
-    known, named = machine.calibration.shapes, {}
-    for key in dict.fromkeys(
-        zip(*(each.tolist() for each in (tensor, micro_batch, context, sequence)), strict=True)
-    ):
+    """Return the calibration's factor of the layer's shape for each combination.
+
+    `sizes` are the columns of tensor degree, micro-batch, context and expert degree, and sequence parallelism.
+    """
+    known, keys = machine.calibration.shapes, list(zip(*(each.tolist() for each in sizes), strict=True))
+    named = {}
+    for key in dict.fromkeys(keys):
         name = layer_shape(
-            model, tensor=key[0], micro_batch=key[1], context=key[2], sequence_parallel=bool(key[3]),
-            precision=layouts.precision, flash=layouts.flash_attention,
+            model, tensor=key[0], micro_batch=key[1], context=key[2], expert=key[3],
+            sequence_parallel=bool(key[4]), precision=layouts.precision, flash=layouts.flash_attention,
         )  # fmt: skip
-        named[key] = known.get(name, 1.0)
-    keys = zip(*(each.tolist() for each in (tensor, micro_batch, context, sequence)), strict=True)
+        named[key] = factor_of(known, name)
     return np.array([named[key] for key in keys])
 
 

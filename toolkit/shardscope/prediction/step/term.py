@@ -13,6 +13,7 @@ from shardscope.prediction.step.step import SCALED, StepDetail, StepParts, step_
 from shardscope.prediction.step.tables import stage_elements
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster
+from shardscope.spec.layer_shape import factor_of, shape_of
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
 
@@ -51,6 +52,9 @@ FORMULAS: Mapping[str, tuple[str, str]] = {
 }  # fmt: skip
 """Formula and source of each part, with m micro-batches, p pipeline stages of v virtual stages each, t tensor-parallel
 ranks, bandwidth B, and N ranks that share the optimizer update."""
+_OF_LAYERS = ("recompute", "tensor_comm", "context_comm", "expert_comm", "overhead")
+"""Parts whose times of layers have the factor of the layer's shape; embedding, output and fixed cost do not."""
+_SHAPE = "factor of the layer's shape"
 
 
 def time_term(model: Transformer, layout: Layout, cluster: Cluster, calibration: Calibration) -> Term:
@@ -60,12 +64,15 @@ def time_term(model: Transformer, layout: Layout, cluster: Cluster, calibration:
     cluster, parts that are proportional to the time of the slowest stage have its pace as a factor (`LayerSplit.pace`).
     """
     found = step_detail(model, Layouts.of([layout]), cluster, calibration)
-    inputs = _inputs(model, layout, cluster, calibration)
+    inputs, factor = _inputs(model, layout, cluster, calibration), _shape_factor(model, layout, calibration)
     terms = [_compute(model, layout, cluster, calibration, found)]
     for field in StepParts._fields[1:-1]:
         value = float(getattr(found.parts, field)[0])
         if value > 0:
             formula, source = FORMULAS[field]
+            if factor and field in _OF_LAYERS:
+                formula = f"{formula}, layers × {_SHAPE}"
+                inputs[field] |= factor
             if cluster.groups and field in SCALED:
                 formula = f"{formula}, × pace"
                 inputs[field] |= {"pace": float(found.pace[0])}
@@ -73,6 +80,12 @@ def time_term(model: Transformer, layout: Layout, cluster: Cluster, calibration:
                 Term(NAMES[field], value, "s", formula, inputs[field], f"{source}; rates: {calibration.name}")
             )
     return Term("step", float(found.parts.total[0]), "s", parts=tuple(terms))
+
+
+def _shape_factor(model: Transformer, layout: Layout, calibration: Calibration) -> dict[str, float | str]:
+    """Return the calibration's factor of the layer's shape as an input of a term; nothing if it is 1."""
+    factor = factor_of(calibration.shapes, shape_of(model, layout))
+    return {} if factor == 1.0 else {_SHAPE: factor}
 
 
 def _compute(
@@ -89,16 +102,22 @@ def _compute(
         "bytes/s": machine.memory_rate,
         **({"pace": float(found.pace[0])} if cluster.groups else {}),
     }
+    factor = _shape_factor(model, layout, calibration)
     formula = "m × layers × (Σ 2mnk / rate (1 + w (1/m + 1/n + 1/k)) + bytes / bandwidth)"
+    if factor:
+        formula += f" × {_SHAPE}"
     if cluster.groups:
         formula += ", × pace"
     edge = "m × (3 products s b × h × V/t + bytes of logits / bandwidth) − slack of the last stage"
+    of_layers = shares | factor
     directions = (
-        ("forward", found.computing.forward, formula),
-        ("backward", found.computing.backward, f"twice the products and bytes of: {formula}"),
-        ("embedding and output", found.computing.edge, edge),
+        ("forward", found.computing.forward, formula, of_layers),
+        ("backward", found.computing.backward, f"twice the products and bytes of: {formula}", of_layers),
+        ("embedding and output", found.computing.edge, edge, shares),
     )
-    parts = tuple(Term(name, float(value[0]), "s", text, shares, source) for name, value, text in directions)
+    parts = tuple(
+        Term(name, float(value[0]), "s", text, inputs, source) for name, value, text, inputs in directions
+    )
     return Term("compute", float(found.parts.compute[0]), "s", parts=parts)
 
 

@@ -16,7 +16,7 @@ class Device(Spec):
     memory_bytes: Bytes
     """Bytes that one process can allocate: as reported by the driver where known, otherwise the marketed size."""
     context_bytes: BytesOrNone = 0.0
-    """Bytes of `memory_bytes` that the driver's context takes in each process; 0 if there is none."""
+    """Bytes of `memory_bytes` that the driver's context takes in each process; 0 if there is none or it is unknown."""
     peak_flops: dict[str, Flops]
     """Peak FLOP/s of dense matrix products, by dtype: ``fp32``, ``tf32``, ``fp16``, ``bf16``, ``fp8``."""
     memory_bandwidth: Bandwidth

@@ -32,6 +32,8 @@ _REMOVED = ".removed"
 
 _SYNC_BYTES = 2**28
 """Bytes after which a file is synchronised with its disk, so that a rank that still writes can be seen to."""
+_COPIED_BYTES = 2**24
+"""Bytes copied and synchronised at a time: `Run.stop` waits while it sees a file grow, on a slow disk, too."""
 
 
 class Report(NamedTuple):
@@ -189,17 +191,20 @@ def copy_to_disk(copy: Path, folder: Path, keep: int) -> None:
         keep: Number of checkpoints to keep, including the new one.
 
     Raises:
-        OSError: The checkpoint cannot be copied.
+        CheckpointError: The checkpoint cannot be copied; no part of it is left.
     """
-    partial = folder / f"{copy.name}{PARTIAL}"
-    shutil.rmtree(partial, ignore_errors=True)
-    shutil.copytree(copy, partial)
-    for path in partial.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-    _sync_folder(partial)
-    partial.rename(folder / copy.name)
-    _sync_folder(folder)
+    partial, final = folder / f"{copy.name}{PARTIAL}", folder / copy.name
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(mode=0o700)
+        for path in copy.iterdir():
+            _copy_file(path, partial / path.name)
+        _sync_folder(partial)
+        partial.rename(final)
+        _sync_folder(folder)
+    except OSError as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise not_written(final, error) from error
     _drop_old(folder, step_of(copy), keep)
 
 
@@ -257,6 +262,14 @@ def _complete(partial: Path, final: Path, reports: Collection[Report], *, is_dur
     partial.rename(final)
     if is_durable:
         _sync_folder(final.parent)
+
+
+def _copy_file(path: Path, to: Path) -> None:
+    with path.open("rb") as source, open(to, "xb", opener=_private) as file:
+        while some := source.read(_COPIED_BYTES):
+            file.write(some)
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def _private(path: str, flags: int) -> int:

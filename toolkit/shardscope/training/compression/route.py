@@ -45,7 +45,7 @@ def choose_route() -> str:
         )
     if asked == "numba" and not installed:
         raise SpecError(
-            f"{VARIABLE}='numba', but numba is not installed; install shardscope[fast], or set {VARIABLE}=torch"
+            f"{VARIABLE}='numba', but numba is not installed; run pip install numba, or set {VARIABLE}=torch"
         )
     return asked
 

@@ -19,10 +19,13 @@ class PeakLine(NamedTuple):
     """How well the published peaks of one table are predicted; errors in per cent."""
 
     dataset: str
-    software: str
+    rows: str
+    """``"fitted"`` if values of the memory model were inferred from these peaks, else ``"never fitted"``."""
+    framework: str
+    """The memory model, a key of `analytic.memory.FRAMEWORKS`."""
     counted: str
     """What the peaks count, as `MemoryRow.counted`."""
-    rows: int
+    runs: int
     mape: float
     """Mean of |predicted / measured - 1|."""
     worst: float
@@ -56,20 +59,21 @@ def memory_tables() -> dict[str, list[MemoryRow]]:
 def runs_that_ran(tables: Mapping[str, Sequence[Row]] | None = None) -> dict[str, list[MemoryRow]]:
     """Return the rows of tables of step times, which all ran; None for those that ship.
 
+    Each layout of a model on a device counts once per memory model, so rows that repeat one, or one of `memory_tables`,
+    are left out.
     Settings that tables of step times leave out are added as the sources state them: DeepSpeed 0.3 offloaded
     activations (``--checkpoint-in-cpu``), as did Megatron Bridge's FSDP on GB200 (``cpu_offloading_num_layers``, half
     of the layers), and Llama 3 sharded gradients (section 3.3.2).
     """
-    return {
-        name: [MemoryRow(name, row.model, row.cluster, _stated(row), _software(row)) for row in rows]
-        for name, rows in (published() if tables is None else tables).items()
-    }
-
-
-def _software(row: Row) -> str:
-    """Return the software whose memory a row has: NVIDIA's recipes differ from Megatron-Core's defaults."""
-    recipes = {"NeMo": "nemo", "Megatron Bridge": "megatron-bridge"}
-    return next((name for start, name in recipes.items() if row.dataset.startswith(start)), row.software)
+    seen = {row.run for rows in memory_tables().values() for row in rows}
+    found: dict[str, list[MemoryRow]] = {}
+    for name, rows in (published() if tables is None else tables).items():
+        for row in rows:
+            ran = MemoryRow(name, row.model, row.cluster, _stated(row), row.software)
+            if ran.run not in seen:
+                seen.add(ran.run)
+                found.setdefault(name, []).append(ran)
+    return found
 
 
 def _stated(row: Row) -> Layout:
@@ -90,8 +94,8 @@ def peak_lines(tables: Mapping[str, Sequence[MemoryRow]]) -> list[PeakLine]:
             size = np.abs(off)
             lines.append(
                 PeakLine(
-                    name, known[0].software, known[0].counted, len(known), float(size.mean()), float(size.max()),
-                    float(off.mean()),
+                    name, "fitted" if known[0].is_fitted else "never fitted", known[0].framework, known[0].counted,
+                    len(known), float(size.mean()), float(size.max()), float(off.mean()),
                 )
             )  # fmt: skip
     return lines

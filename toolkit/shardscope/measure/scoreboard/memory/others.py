@@ -87,7 +87,7 @@ def _simumax(  # noqa: PLR0917
         global_batch=count * data, sequence_parallel=tensor > 1,
     )  # fmt: skip
     where = Cluster.of("b200", nodes=1, per_node=8)
-    return MemoryRow("Megatron-LM, B200", model, where, layout, "megatron-core", gib)
+    return MemoryRow("Megatron-LM, B200", model, where, layout, "megatron-core", gib, is_fitted=True)
 
 
 def torchtitan() -> list[MemoryRow]:

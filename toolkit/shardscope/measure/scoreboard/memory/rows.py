@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,6 +35,15 @@ class MemoryRow:
     """Whether the run ran, instead of running out of memory."""
     memory: str = ""
     """Memory model of an older release, a key of `analytic.memory.FRAMEWORKS`; empty for that of the software."""
+    is_fitted: bool = False
+    """Whether values of the memory model were inferred from this peak; see `analytic.memory.frameworks`."""
+
+    @property
+    def run(self) -> Hashable:
+        """What identifies a run; tables of one run state its padded vocabulary and its network differently."""
+        model = self.model
+        sizes = (model.layers, model.hidden, model.heads, model.kv_heads, model.ffn, model.seq, model.mixture)
+        return sizes, self.cluster.device.name, self.layout, self.framework
 
     @property
     def framework(self) -> str:

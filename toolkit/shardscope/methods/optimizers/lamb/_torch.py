@@ -248,7 +248,7 @@ class TorchLamb(LayerwiseOptimizer):
         if self.form == "compiled" and (self._loop is None or not _fits_compiled(batch)):
             raise SpecError(
                 f"form='compiled' needs numba and contiguous float32 tensors on a CPU, which is not the case for "
-                f"{names}; use form='auto', or install shardscope[fast]"
+                f"{names}; use form='auto', or run pip install numba"
             )
 
     def _counted(self, grads: list[Tensor]) -> list[Tensor]:
