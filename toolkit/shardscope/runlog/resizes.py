@@ -47,8 +47,14 @@ class Pause(NamedTuple):
     def before_last(cls, steps: Steps, restarts: Sequence[Restart]) -> Pause:
         """Return the pause before the newest step, which other ranks took than the step before."""
         failed = restarts[-1] if restarts and restarts[-1].recovered_t is None else None
-        since = steps[-2].t if failed is None else failed.failed_t
-        return cls(max(0.0, steps[-1].t - steps[-1].step_time_s - since), failed is not None)
+        if failed is None:
+            return cls.between(steps[-2], steps[-1])
+        return cls(max(0.0, steps[-1].t - steps[-1].step_time_s - failed.failed_t), is_failure=True)
+
+    @classmethod
+    def between(cls, before: Step, after: Step) -> Pause:
+        """Return the pause between two steps, if ranks were not lost."""
+        return cls(max(0.0, after.t - after.step_time_s - before.t), is_failure=False)
 
 
 def resizes_of(
@@ -58,7 +64,8 @@ def resizes_of(
 
     Args:
         steps: The finished steps.
-        pauses: The pause before each step that has another number of ranks than the one before, by step.
+        pauses: The pause before each step that has another number of ranks than the one before, by step; where it is missing, the
+            time between the two steps.
         sources: Where ranks of another number took the state from, by the step after which it had been saved.
 
     Example:
@@ -70,13 +77,15 @@ def resizes_of(
     sizes = np.asarray(steps.column("world_size"))
     changed = np.flatnonzero(sizes[1:] != sizes[:-1])
     known = sources or {}
-    return [
-        Resize(
-            new.number, old.world_size, new.world_size, pauses[new.number].seconds, known.get(old.number),
-            pauses[new.number].is_failure,
+    found = []
+    for old, new in ((steps[int(at)], steps[int(at) + 1]) for at in changed):
+        pause = pauses.get(new.number) or Pause.between(old, new)
+        found.append(
+            Resize(
+                new.number, old.world_size, new.world_size, pause.seconds, known.get(old.number), pause.is_failure
+            )
         )
-        for old, new in ((steps[int(at)], steps[int(at) + 1]) for at in changed)
-    ]  # fmt: skip
+    return found
 
 
 def sizes_text(log_resizes: list[Resize]) -> str | None:
