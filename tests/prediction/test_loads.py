@@ -95,6 +95,28 @@ def test_collectives_with_uneven_chunks_follow_one_another_as_in_a_simulation() 
         assert found.step_time_s == pytest.approx(ss.simulate.predicted(found).step_time_s, rel=0.01)
 
 
+def test_the_interval_contains_steps_in_which_messages_of_uneven_chunks_do_not_wait() -> None:
+    """In training, ranks that are done early begin the next step early: 0.38 s were measured for 0.416 s predicted."""
+    cluster = ss.Cluster.emulated(4, "50 Mbit/s", flops="20 GFLOP/s")
+    fields: dict[str, Any] = {"model": "gpt-nano", "data": "python-source", "world_size": 4, "batch": 24}
+    even, uneven = (
+        ss.predict(ss.Job(strategy=ss.Zero1(shards=shards), **fields), cluster)
+        for shards in (None, (2, 1, 1, 1))
+    )
+    assert even.interval is not None
+    assert uneven.interval is not None
+    assert even.step_time_s is not None
+    assert uneven.step_time_s is not None
+    assert uneven.time is not None
+    below = even.step_time_s - even.interval.low
+    assert below < 0.05 * even.step_time_s
+    terms = uneven.time["communication"]
+    chained = sum(part.value for part in terms.parts) / 3
+    """Three hops with the largest chunk, 2/5 of a bucket; a rank sends no more than 4/5 of it."""
+    assert uneven.step_time_s - uneven.interval.low == pytest.approx(chained + below, rel=0.1)
+    assert uneven.interval.low < 0.38 < uneven.interval.high
+
+
 def test_backup_workers_do_not_wait_for_the_slowest() -> None:
     found = predicted(SLOW, strategy=ss.ParameterServer(backups=1))
     assert passes_s(found) == pytest.approx(passes_s(predicted()))

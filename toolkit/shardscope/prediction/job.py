@@ -56,8 +56,10 @@ _SHIPPED_IDLE = (
     "Shardscope. On Linux, ss.calibrate() measures them."
 )
 _UNEVEN = (
-    "The chunks of {name} are uneven, and ranks wait for messages of different sizes; collectives of another kind may "
-    "start on some ranks before they are over on others, which ss.simulate takes into account."
+    "The chunks of {name} are uneven, and ranks wait for messages of different sizes. Ranks that are done early begin "
+    "the next step early, and slow processors can hide behind messages to others, so this is an upper bound; the "
+    "interval reaches down to links that are busy all the time. Collectives of another kind may start on some ranks "
+    "before they are over on others, which ss.simulate takes into account."
 )
 _SLACK = 0.02
 """Half width of the interval of times that an emulated cluster states, relative to them: sleeps end a little late."""
@@ -183,7 +185,8 @@ class JobPrediction(Budgeted):
         """Interval that contains 90 % of step times, in seconds; None if not `has_rates`.
 
         On this machine, it is from the errors on runs left out of the fit; on a cluster, see `uncertainty`. What an
-        emulated cluster states is nearly certain: the times of its processors, latencies, and the rates of links.
+        emulated cluster states is nearly certain: the times of its processors, latencies, and the rates of links. With
+        uneven shards, it also contains a step in which no message waits for another.
         """
         if self.uncertainty is not None:
             return self.uncertainty.interval
@@ -191,7 +194,21 @@ class JobPrediction(Budgeted):
             return None
         stated_s = 0.0 if self.emulated is None else self._stated_s
         low, high = self.host.interval(self.step_time_s - stated_s)
-        return Interval(stated_s * (1 - _SLACK) + low, stated_s * (1 + _SLACK) + high)
+        return Interval(stated_s * (1 - _SLACK) + low - self._chained_s, stated_s * (1 + _SLACK) + high)
+
+    @property
+    def _chained_s(self) -> float:
+        """Part of the step time, in seconds, in which links wait because uneven chunks wait for each other."""
+        traffic = self.traffic or {}
+        if self.step_time_s is None or not any(sent.is_uneven for sent in traffic.values()):
+            return 0.0
+        busy = {
+            name: sent
+            if sent.awaited is None
+            else sent._replace(awaited=np.full_like(sent.bytes, sent.bytes.max()))
+            for name, sent in traffic.items()
+        }
+        return max(0.0, self.step_time_s - job_time_term(self.step, self.found, busy, self.rates).value)
 
     @property
     def _stated_s(self) -> float:

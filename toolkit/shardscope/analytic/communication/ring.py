@@ -74,8 +74,11 @@ def ring_busy_elements(calls: Iterable[tuple[Ints, int]]) -> int:
     """Return the elements that could pass a link until reduce-scatters or all-gathers on a ring are over.
 
     On equal links, a slice starts when the one before has left its link and it has itself arrived there, and a rank
-    starts a call when it has sent and received all messages of the call before. It does not wait until the next rank
-    has started it, too: until then, the system holds the messages. With equal chunks, this is what a rank sends.
+    starts a call when it has sent and received all messages of the call before. It does not wait for the next rank,
+    which by then has received all of these messages: gloo sends only what a receive has been posted for, but for gloo a
+    message is sent once the system's buffers hold it, so the next rank's own messages do not keep it from posting the
+    receives of the call. All ranks start the first call together, although in training, a rank that is done early
+    begins the next step early; so this is an upper bound. With equal chunks, it is what a rank sends.
 
     Args:
         calls: Calls that follow one another: sizes of the W chunks, in ring order, and the number of slices of each.

@@ -27,7 +27,9 @@ class Zero2(FlatShards, FullyShardedStrategy):
 
     PyTorch's `fully_shard` cuts equal shards. With `shards`, which may be uneven, the gradients go through flat buckets
     instead, as in ZeRO-1 and as in DeepSpeed: parameters stay whole on every rank, and a rank has buffers for two
-    buckets of whole gradients.
+    buckets of whole gradients. If a model uses its modules in another order than it registers them, gradients that
+    arrive before a buffer is free for their bucket lie beside these buffers; neither the prediction nor `Run.memory()`
+    counts them.
 
     Example:
         >>> from shardscope.spec import Job

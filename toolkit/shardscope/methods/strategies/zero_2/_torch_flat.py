@@ -2,7 +2,9 @@
 
 As in ZeRO-1, the backward pass accumulates gradients in flat buckets, which are reduce-scattered as soon as they are
 complete. But there are buffers for only two buckets. While one is reduced, the backward pass fills the other, and a
-rank adds its chunk of the mean to its shard of the gradients, after every micro-batch.
+rank adds its chunk of the mean to its shard of the gradients, after every micro-batch. Gradients of later buckets
+arrive early if modules are used in another order than they are registered; until their bucket has a buffer, they are
+tensors of their own, which `held` does not count.
 """
 
 from __future__ import annotations
