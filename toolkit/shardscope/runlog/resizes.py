@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from shardscope.runlog.restarts import Restart
-from shardscope.runlog.steps import Steps
+from shardscope.runlog.steps import Step, Steps
 
 
 class Resize(NamedTuple):
@@ -64,8 +64,8 @@ def resizes_of(
 
     Args:
         steps: The finished steps.
-        pauses: The pause before each step that has another number of ranks than the one before, by step; where it is missing, the
-            time between the two steps.
+        pauses: The pause before each step that has another number of ranks than the one before, by step; where it is
+            missing, the time between the two steps.
         sources: Where ranks of another number took the state from, by the step after which it had been saved.
 
     Example:
@@ -82,7 +82,12 @@ def resizes_of(
         pause = pauses.get(new.number) or Pause.between(old, new)
         found.append(
             Resize(
-                new.number, old.world_size, new.world_size, pause.seconds, known.get(old.number), pause.is_failure
+                new.number,
+                old.world_size,
+                new.world_size,
+                pause.seconds,
+                known.get(old.number),
+                pause.is_failure,
             )
         )
     return found
