@@ -233,6 +233,7 @@ def _layout(info: MemoryPlanInfo, right: float) -> dict[str, Any]:
     beyond = {"type": "rect", "x0": capacity, "x1": right, "y0": 0, "y1": 1, "yref": "paper", "fillcolor": _OVER,
               "line": {"width": 0}, "layer": "below"}  # fmt: skip
     words = theme.note(f"{info.device} {gib_text(info.capacity_bytes)} for tensors".strip(), x=capacity, y=1)
+    anchor = "right" if capacity > right / 2 else "left"  # so that a narrow figure has space for the words
     every = max(1, -(-count // 16))
     return _look(_HEAD_PX + _FOOT_PX + row_px * count) | {
         "template": None,
@@ -243,7 +244,7 @@ def _layout(info: MemoryPlanInfo, right: float) -> dict[str, Any]:
             range=[count - 0.5, -0.5], showgrid=False, fixedrange=True,
         ),
         "shapes": [beyond, theme.rule(theme.GREY, x=capacity, width=1.8)],
-        "annotations": [words | {"xref": "x", "xanchor": "center", "font": {"size": 11, "color": theme.GREY}}],
+        "annotations": [words | {"xref": "x", "xanchor": anchor, "font": {"size": 11, "color": theme.GREY}}],
     }  # fmt: skip
 
 
