@@ -2,10 +2,9 @@
 
 The logarithm of each constant is the sum of its usual value and of the effects of the software's family, of the
 software, of the device's peak FLOP/s (a trend), of its architecture, and of the pair of software and architecture.
-`tests/published/hierarchy.py` fits them,
-with one more effect for each table, whose standard deviation is the usual difference between clusters. So a cluster
-that was never measured gets the constants that similar ones have in common, and an interval that includes the
-differences.
+`tests/published/hierarchy.py` fits them, with one more effect for each table, whose standard deviation is the usual
+difference between clusters. So a cluster that was never measured gets the constants that similar ones have in common,
+and an interval that includes the differences.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ def goodput_text(info: GoodputInfo) -> str:
 
 
 def _labels(info: GoodputInfo) -> list[tuple[str, str]]:
-    """Return the text of each label and where it stands: on the side of its marker that is away from the curve.
+    """Return the text and the position of each label, above or below its marker so that it does not cover the curve.
 
     A label that would meet the one to its left moves by a line.
     """
