@@ -200,7 +200,7 @@ class TestText:
         )
         assert "from the checkpoint of step 5 on disk, and 2 finished steps had to be repeated." in text
         assert (
-            "1 s of the 3.3 s since the first rank started went into steps that count; lost work 250 ms,"
+            "1 s of the 3.3 s since the first rank was ready to train went into steps that count; lost work 250 ms,"
             in text
         )
 
