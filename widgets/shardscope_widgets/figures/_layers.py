@@ -186,7 +186,7 @@ def draw_layers(info: LayersInfo) -> go.Figure:
         height = min(_MOST, max(_LEAST, _TOP + _BOTTOM + _ROW * len(info.rows)))
         figure.add_traces(_map(info, left, height))
         layout |= _map_axes(info, left, height)
-        layout["annotations"].append(_head("Trust ratio", "of each layer; crosses: limited by a bound", left))
+        layout["annotations"].append(_head("Trust ratio", "of each layer; crosses: at a bound", left))
     if info.debts:
         figure.add_traces(_debts(info))
         layout |= _debt_axes(info, right)
