@@ -209,9 +209,7 @@ def draw_compression(info: CompressionInfo) -> go.Figure:
         xaxis3=theme.axis("step" if is_owed else "", domain=_RIGHT, anchor="y3", visible=is_owed),
         yaxis3=theme.axis(anchor="x3", tickformat="~g", range=_owed_range(info), visible=is_owed),
         annotations=[
-            theme.note(f'<b>{title}</b><br><span style="font-size:11px">{note}</span>', x=x[0], y=1)
-            | {"yshift": 6, "align": "left"}
-            for title, note, x in headings
+            theme.heading(title, note, x=x[0]) for title, note, x in headings
         ]
         + ([] if is_owed else [_nothing_owed()]),
         showlegend=True,
