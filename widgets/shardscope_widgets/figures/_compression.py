@@ -194,7 +194,7 @@ def draw_compression(info: CompressionInfo) -> go.Figure:
     figure = go.Figure(
         [_bytes_bars(info, names), *_part_bars(info, names), *_ghosts(info, names), *_owed(info)]
     )
-    bars = {"type": "category", "autotickangles": [0, 30, 90]}
+    bars: dict[str, Any] = {"type": "category", "autotickangles": [0, 30, 90]}
     headings = (
         ("Bytes sent", "per step, all ranks", _LEFT),
         ("Time", "per step", _MIDDLE),
