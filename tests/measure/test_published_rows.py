@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardscope.analytic.compute.flops import hardware_flops, megatron_flops, model_flops
+from shardscope.measure.scoreboard.mlperf import LABELS, MLPERF
 from shardscope.measure.scoreboard.published import published
 from shardscope.measure.scoreboard.rows import Row
 from shardscope.measure.scoreboard.volta import MEGATRON_2019, MEGATRON_2021
@@ -52,6 +53,16 @@ def test_lightnings_milliseconds_are_its_tflops() -> None:
     row = next(row for row in published()["FSDP of Lightning, V100"] if row.layout.micro_batch == 64)
     executed = 4 * tflops(row, float(hardware_flops(row.model, row.layout.global_batch, recompute="full")))
     assert executed == pytest.approx(142.28, rel=0.02)
+
+
+def test_the_steps_of_mlperf_are_its_throughput_less_validation() -> None:
+    """Rounds 3 and 4 count the time of validation, every 24,576 sequences; round 5 the training alone."""
+    made = [row for label in LABELS.values() for row in published()[label]]
+    for row, given in zip(made, MLPERF, strict=True):
+        assert row.layout.num_devices == given[4]
+        if given[-1] is not None:
+            ratio = given[-1] * row.seconds / (row.layout.global_batch * row.model.seq)
+            assert (0.95 if given[0] == "5.0" else 0.83) < ratio < 1.0, given
 
 
 def test_every_run_is_possible() -> None:

@@ -186,15 +186,35 @@ def _fp8(  # noqa: PLR0917
     release: str, device: str, name: str, devices: int, batch: int, micro_batch: int, zero: int, tensor: int,
     pipeline: int, context: int, virtual: int, rate: float, *, software: str = "megatron-bridge",
 ) -> Row:  # fmt: skip
-    layout = _layout(
-        devices, "fp8-mixed", global_batch=batch, micro_batch=micro_batch, zero=zero, tensor=tensor, pipeline=pipeline,
-        context=context, virtual_stages=virtual,
+    label = {"h100-80gb": "H100"}.get(device, device.upper())
+    table = f"Megatron Bridge, {label}" if software == "megatron-bridge" else f"NeMo {release}, {label}"
+    return megatron_row(
+        table, name, device, devices, batch * _model(name).seq / (rate * devices), software=software, release=release,
+        precision="fp8-mixed", global_batch=batch, micro_batch=micro_batch, zero=zero, tensor=tensor,
+        pipeline=pipeline, context=context, virtual_stages=virtual,
     )  # fmt: skip
-    model, label = _model(name), {"h100-80gb": "H100"}.get(device, device.upper())
+
+
+def megatron_row(
+    table: str, name: str, device: str, devices: int, seconds: float, *, software: str, release: str, precision: str,
+    **layout: Any,
+) -> Row:  # fmt: skip
+    """Return the row of a run of one of NVIDIA's models on whole nodes of NVIDIA's reference systems.
+
+    Args:
+        table: Name of the table.
+        name: Name of the model.
+        device: Name of the device.
+        devices: Number of devices.
+        seconds: Measured step time.
+        software: The software that ran it.
+        release: What else distinguishes the run: a release, or who ran it.
+        precision: The layout's precision.
+        **layout: The layout's degrees, batch and micro-batch.
+    """
     where = _nvl72(devices) if device == "gb200" else Cluster.of(device, nodes=devices // 8)
-    seconds = batch * model.seq / (rate * devices)
-    name = f"Megatron Bridge, {label}" if software == "megatron-bridge" else f"NeMo {release}, {label}"
-    return _row(name, model, where, layout, seconds, software=software, release=release)
+    made = _layout(devices, precision, **layout)
+    return Row.of(table, _model(name), where, made, seconds, software=software, release=release)
 
 
 _row = partial(Row.of, software="nemo")
