@@ -108,7 +108,7 @@ def _software(zero: int) -> str:
 
 def _without_peaks() -> list[MemoryRow]:
     v100 = "Limits of FSDP, V100"
-    *run, layout = gpt2_run("gpt2-xl", 48, 1600, 25, 1, zero=0)
+    model, dgx_2, layout = gpt2_run("gpt2-xl", 48, 1600, 25, 1, zero=0)
     ddp = layout.replace(precision="fp16-autocast")
     titan = next(row for row in sharded()["torchtitan, A100"] if row.model.name == "llama-2-70B")
     op = titan.layout.replace(recompute="selective", micro_batch=2, global_batch=128)
@@ -116,6 +116,6 @@ def _without_peaks() -> list[MemoryRow]:
         MemoryRow(v100, *lightning_run(48, "none", 8), "fsdp2"),
         MemoryRow(v100, *lightning_run(48, "none", 9), "fsdp2", fits=False),
         MemoryRow(v100, *lightning_run(96, "full", 32), "fsdp2"),
-        MemoryRow("DDP of Hugging Face, V100", *run, ddp, "fsdp2", fits=False),
+        MemoryRow("DDP of Hugging Face, V100", model, dgx_2, ddp, "fsdp2", fits=False),
         MemoryRow("Limits of FSDP, A100", titan.model, titan.cluster, op, "torchtitan", fits=False),
     ]
