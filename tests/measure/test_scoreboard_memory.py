@@ -36,6 +36,8 @@ DEEPSPEED_STAGES = (
         ("torchtitan, H200", 5, 5),
         ("DeepSpeed pipeline, V100", 5, 5),
         ("DeepSpeed ZeRO 3, V100", 5, 5),
+        ("DDP of Lightning, A100", 1, 1),
+        ("DDP of minGPT, A100", 1, 1),
         ("MLPerf, H100, first stage", 5, 5),
         ("MLPerf, H200, first stage", 5, 5),
         ("MLPerf, GB200, first stage", 19, 23),
@@ -61,6 +63,23 @@ def test_a_run_in_a_table_of_memory_and_in_one_of_times_counts_once() -> None:
     assert alone.layout.tensor == 1
     runs = [row.run for rows in (memory_tables() | tables).values() for row in rows]
     assert len(set(runs)) == len(runs)
+
+
+def test_data_parallel_replicas_of_pytorch_copy_gradients_to_reduce_them_and_the_terms_say_so() -> None:
+    model = Transformer(name="gpt", layers=8, hidden=1024, heads=8, vocab=32000, seq=512)
+    one, two = (
+        stage_memory(
+            model,
+            Layout(data=data, zero=0, global_batch=data, precision="fp16-autocast"),
+            framework="fsdp2",
+        )
+        for data in (1, 2)
+    )
+    assert two.total - one.total == pytest.approx(one.gradients)
+    layout = Layout(data=2, zero=0, global_batch=2, precision="fp16-autocast")
+    copies = memory_term(model, layout, framework="fsdp2")["stage 0"]["buffers"]["gradient bucket"]
+    assert copies.value == pytest.approx(float(one.gradients[0]))
+    assert copies.formula == "copies of all gradients"
 
 
 def test_no_table_of_memory_has_the_name_of_a_table_of_step_times() -> None:
