@@ -51,7 +51,7 @@ def test_published_peaks_are_predicted(table: str, mape: float, worst: float) ->
 
 def test_few_runs_that_ran_are_said_not_to_fit_and_most_out_of_memory_errors_are_foreseen() -> None:
     all_of_them = total_fits(fit_lines(memory_tables() | runs_that_ran()))
-    assert all_of_them.ran > 380
+    assert all_of_them.ran > 370
     assert all_of_them.refused <= 0.02 * all_of_them.ran
     assert all_of_them.foreseen >= 0.7 * all_of_them.ran_out > 0
 

@@ -1,4 +1,4 @@
-"""Published step times of V100: Megatron-LM of 2019 and 2021, DeepSpeed 0.3 and 0.5, and FSDP as Lightning ran it.
+"""Published step times of V100: Megatron-LM of 2019 and 2021, DeepSpeed 0.3, and FSDP as Lightning ran it.
 
 All runs are in fp16 without fused attention. Left out, because a setting is not stated: Megatron-LM 1.0 (May 2020, the
 shapes of its models), LiBai's runs of Megatron-LM (the device), ZeRO's and ZeRO-Offload's papers (times are in figures
@@ -80,19 +80,6 @@ layers, recomputation, micro-batch, milliseconds. Width 1,600, 25 heads, 128 tok
 tiny Shakespeare as vocabulary, on one p3.8xlarge (4 V100-16GB). Left out are the runs of which it says that the
 allocator had to retry, and those on several machines, whose network it does not name."""
 
-GPT2_TUNED = (
-    ("gpt2", 12, 768, 12, 8, 397.827),
-    ("gpt2", 12, 768, 12, 15, 431.586),
-    ("gpt2-medium", 24, 1024, 16, 4, 142.211),
-    ("gpt2-medium", 24, 1024, 16, 6, 163.3),
-    ("gpt2-large", 36, 1280, 20, 2, 56.797),
-    ("gpt2-large", 36, 1280, 20, 3, 69.061),
-    ("gpt2-xl", 48, 1600, 25, 1, 27.462),
-)
-"""deepspeedai/DeepSpeedExamples training/autotuning/hf/gpt2*/README.md@45b4b71 (November 2021, transformers 4.12, so
-DeepSpeed before 0.5.9): layers, hidden, heads, micro-batch, sequences per second of all devices, with ZeRO 1 and
-sequences of 1,024 tokens. One node of 16 V100, so a DGX-2, of which the memory is not stated; it has 32 GB."""
-
 NODE: dict[str, Any] = {
     "intra": Link.of("nvlink-2"), "inter": network(12.5, "DLPerf: one EDR port of 100 Gbit/s per node"),
 }  # fmt: skip
@@ -104,7 +91,6 @@ def volta() -> dict[str, list[Row]]:
         "Megatron-LM 2019, V100": [_megatron_2019(*row) for row in MEGATRON_2019],
         "Megatron-LM 2021, V100": [_megatron_2021(*row) for row in MEGATRON_2021],
         "DeepSpeed 0.3.0, V100": [_deepspeed(*row) for row in DEEPSPEED_2020],
-        "DeepSpeed 0.5, V100": [_tuned(*row) for row in GPT2_TUNED],
         "FSDP of Lightning, V100": [_lightning(*row) for row in LIGHTNING_FSDP],
     }
 
@@ -144,23 +130,6 @@ def _deepspeed(nodes: int, zero: int, rate: float) -> Row:
     where = cluster(V100_16, 8 * nodes, **NODE)
     seconds = layout.global_batch / rate
     return Row.of("DeepSpeed 0.3.0, V100", model, where, layout, seconds, software="deepspeed-0.5")
-
-
-def gpt2_run(  # noqa: PLR0917
-    name: str, layers: int, hidden: int, heads: int, micro: int, zero: int = 1
-) -> tuple[Transformer, Cluster, Layout]:
-    """Return the model, the machine and the layout of GPT-2 by Hugging Face on the 16 V100 of a DGX-2."""
-    model = Transformer(name=name, layers=layers, hidden=hidden, heads=heads, vocab=50257, seq=1024)
-    layout = _layout(data=16, zero=zero, micro_batch=micro, global_batch=16 * micro)
-    where = cluster(V100_32, 16, intra=Link.of("nvlink-2"), inter=NODE["inter"], per_node=16)
-    return model, where, layout
-
-
-def _tuned(  # noqa: PLR0917
-    name: str, layers: int, hidden: int, heads: int, micro: int, rate: float
-) -> Row:
-    run = gpt2_run(name, layers, hidden, heads, micro)
-    return Row.of("DeepSpeed 0.5, V100", *run, run[-1].global_batch / rate, software="deepspeed-0.5")
 
 
 def lightning_run(layers: int, recompute: str, micro: int) -> tuple[Transformer, Cluster, Layout]:

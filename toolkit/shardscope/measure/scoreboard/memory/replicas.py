@@ -1,10 +1,13 @@
 """Memory of data-parallel and sharded runs of GPT, of Llama 2 on 64 A100, and of MLPerf's Llama 3.1 405B.
 
 The peaks are of allocated tensors (``torch.cuda.max_memory_allocated``). Those of MLPerf are logged by the first
-device, so by one of the first pipeline stage. Of the runs without a peak, the sources say whether they ran:
-torchtitan's docs/performance.md@0413364 of Llama 2 70B with two sequences and selective recomputation, DeepSpeed's
-autotuning of GPT-2 XL without DeepSpeed (see `volta.GPT2_TUNED`), and Lightning's example (`volta.LIGHTNING_FSDP`).
-That DDP copies gradients into buckets was looked up after its two peaks had been seen, 17 and 19 % above predictions.
+device, so by one of the first pipeline stage. That DDP copies gradients into buckets was
+looked up after its two peaks had been seen, which were predicted 16 and 19 % too low.
+
+Of the runs without a peak, the sources say whether they ran: torchtitan's docs/performance.md@0413364 of Llama 2 70B
+with two sequences and selective recomputation; Lightning's example (`volta.LIGHTNING_FSDP`); and
+deepspeedai/DeepSpeedExamples training/autotuning/hf/gpt2-xl/README.md@45b4b71 of GPT-2 XL by Hugging Face without
+DeepSpeed, on a node of 16 V100, of which the memory is not stated; 32 GB are assumed, and 16 GB would suffice less.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 from shardscope.measure.scoreboard.memory.rows import MemoryRow
 from shardscope.measure.scoreboard.mlperf import mlperf
 from shardscope.measure.scoreboard.sharded import sharded
-from shardscope.measure.scoreboard.volta import gpt2_run, lightning_run
+from shardscope.measure.scoreboard.volta import lightning_run
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
@@ -76,9 +79,7 @@ def _sharded(devices: int, micro: int, zero: int, recompute: str) -> Layout:
 def _lightning_gpt(  # noqa: PLR0917
     layers: int, hidden: int, heads: int, devices: int, micro: int, zero: int, mb: float
 ) -> MemoryRow:
-    model = Transformer(
-        name=f"gpt2-{layers}x{hidden}", layers=layers, hidden=hidden, heads=heads, vocab=50257, seq=1024
-    )
+    model = _gpt2(layers, hidden, heads)
     where = Cluster.of("dgx-a100-40gb", nodes=1, per_node=devices)
     layout = _sharded(devices, micro, zero, "full")
     return MemoryRow(f"{_name(zero)} of Lightning, A100", model, where, layout, _software(zero), mb / 1024)
@@ -99,6 +100,12 @@ def _mingpt(layers: int, hidden: int, zero: int, mib: float) -> MemoryRow:
     return MemoryRow(f"{_name(zero)} of minGPT, A100", model, where, layout, _software(zero), mib / 1024)
 
 
+def _gpt2(layers: int, hidden: int, heads: int) -> Transformer:
+    return Transformer(
+        name=f"gpt2-{layers}x{hidden}", layers=layers, hidden=hidden, heads=heads, vocab=50257, seq=1024
+    )
+
+
 def _name(zero: int) -> str:
     return "ZeRO 3" if zero else "DDP"
 
@@ -109,14 +116,15 @@ def _software(zero: int) -> str:
 
 def _without_peaks() -> list[MemoryRow]:
     v100 = "Limits of FSDP, V100"
-    model, dgx_2, layout = gpt2_run("gpt2-xl", 48, 1600, 25, 1, zero=0)
-    ddp = layout.replace(precision="fp16-autocast")
+    dgx_2 = Cluster.of("v100-32gb", nodes=1, per_node=16)
     titan = next(row for row in sharded()["torchtitan, A100"] if row.model.name == "llama-2-70B")
     op = titan.layout.replace(recompute="selective", micro_batch=2, global_batch=128)
     return [
         MemoryRow(v100, *lightning_run(48, "none", 8), "fsdp2"),
         MemoryRow(v100, *lightning_run(48, "none", 9), "fsdp2", fits=False),
         MemoryRow(v100, *lightning_run(96, "full", 32), "fsdp2"),
-        MemoryRow("DDP of Hugging Face, V100", model, dgx_2, ddp, "fsdp2", fits=False),
+        MemoryRow(
+            "Limits of DDP, V100", _gpt2(48, 1600, 25), dgx_2, _sharded(16, 1, 0, "none"), "fsdp2", fits=False
+        ),
         MemoryRow("Limits of FSDP, A100", titan.model, titan.cluster, op, "torchtitan", fits=False),
     ]
