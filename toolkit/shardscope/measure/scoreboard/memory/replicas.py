@@ -1,8 +1,10 @@
 """Memory of data-parallel and sharded runs of GPT, of Llama 2 on 64 A100, and of MLPerf's Llama 3.1 405B.
 
 The peaks are of allocated tensors (``torch.cuda.max_memory_allocated``). Those of MLPerf are logged by the first
-device, so by one of the first pipeline stage. That DDP copies gradients into buckets was
-looked up after its two peaks had been seen, which were predicted 16 and 19 % too low.
+device, so by one of the first pipeline stage. They are lower than predicted on GB200, in part because Blackwell
+multiplies fp8 matrices of any layout: with one scale per tensor, TransformerEngine stores no transposes there
+(``nvte_is_non_tn_fp8_gemm_supported``), but the model, which does not know the device, counts them: 12 GiB. That DDP
+copies gradients into buckets was looked up after its two peaks had been seen, which were predicted 16 and 19 % too low.
 
 Of the runs without a peak, the sources say whether they ran: torchtitan's docs/performance.md@0413364 of Llama 2 70B
 with two sequences and selective recomputation; Lightning's example (`volta.LIGHTNING_FSDP`); and
