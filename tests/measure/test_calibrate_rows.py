@@ -324,6 +324,35 @@ def test_a_log_of_megatron_says_how_many_layers_a_stage_recomputes(
             read_rows(log, given)
 
 
+@pytest.mark.parametrize(
+    ("stages", "first", "last", "is_known"),
+    [
+        (2, "20", "20", True),
+        (14, "2", "2", True),
+        (2, "18", "None", False),
+        (4, "9", "9", False),
+        (1, "7", "7", True),
+    ],
+)
+def test_a_log_of_megatron_with_other_layers_at_the_ends_of_the_pipeline_is_refused(
+    log: Path, stages: int, first: str, last: str, *, is_known: bool
+) -> None:
+    more = f"""\
+  pipeline_model_parallel_size .................... {stages}
+  decoder_first_pipeline_num_layers ............... {first}
+  decoder_last_pipeline_num_layers ................ {last}
+  seq_length"""
+    log.write_text((ARGUMENTS + STEPS).replace("  seq_length", more))
+    given = Given(ss.Cluster.of("a100-80gb", nodes=4 * stages))
+    if is_known:
+        assert read_rows(log, given)[0].layout.pipeline == stages
+    else:
+        with pytest.raises(
+            SpecError, match=f"decoder_first_pipeline_num_layers={first} .* with (10|20) for both"
+        ):
+            read_rows(log, given)
+
+
 def test_a_log_of_a_mixture_of_experts_states_the_sequence_length(log: Path) -> None:
     log.write_text((ARGUMENTS + STEPS).replace("num_experts ..................................... None",
                                                "num_experts ..................................... 8"))  # fmt: skip

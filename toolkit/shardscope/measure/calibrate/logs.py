@@ -98,6 +98,7 @@ def _megatron(arguments: Mapping[str, str], name: str, given: Transformer | None
         int(arguments["num_layers"]),
         arguments.get("virtual_pipeline_model_parallel_size", "None"),
     )
+    _check_stages(arguments, layers, degrees["pipeline"])
     is_interleaved = virtual.isdigit() and int(virtual) > 1
     return {
         **_model(arguments),
@@ -129,6 +130,21 @@ def _check_model(arguments: Mapping[str, str], name: str, given: Transformer | N
         raise SpecError(
             f"rows={name!r} is of {logged[0]} layers of {logged[1]}, but model={given.name!r} has {told[0]} layers of "
             f"{told[1]}; give the model that was trained, or omit it"
+        )
+
+
+def _check_stages(arguments: Mapping[str, str], layers: int, stages: int) -> None:
+    """Refuse end stages with numbers of layers other than a layout's: as many as on all stages, or one less on both."""
+    ends = [arguments.get(f"decoder_{end}_pipeline_num_layers", "None") for end in ("first", "last")]
+    if stages == 1 or ends == ["None", "None"]:
+        return
+    each = -(-layers // stages)
+    allowed = each - 1 if layers + 2 == each * stages else each
+    if ends != [str(allowed)] * 2:
+        raise SpecError(
+            f"decoder_first_pipeline_num_layers={ends[0]} and decoder_last_pipeline_num_layers={ends[1]} give the ends "
+            f"of a pipeline of {stages} stages numbers of layers that a layout cannot say; give rows of runs without "
+            f"them, or with {allowed} for both"
         )
 
 
