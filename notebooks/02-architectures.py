@@ -178,17 +178,22 @@ figures.memory_kinds(list(stages.values()), alone=alone)
 
 # %% [markdown]
 # What does rank 0 hold of each type of memory, in bytes and compared with `all-reduce`? Gathered parameters are
-# compared with its parameters.
+# compared with its parameters. The states that ZeRO shards grow with the whole model, but the buffers in which ranks
+# exchange shards only with its largest layer, so they take a large share of a model as small as this one.
 
 # %%
 types = ["optimizer", "gradients", "parameters", "gathered"]
-held = pd.DataFrame({kind: trace.held[0] for kind, trace in stages.items()}).T[types]
+rank_0 = pd.DataFrame({kind: trace.held[0] for kind, trace in stages.items()}).T
+held, buffers = rank_0[types], rank_0["buffers"]
+states = held[["optimizer", "gradients", "parameters"]].sum(axis=1)
 whole = held.loc["all-reduce"].copy()
 whole["gathered"] = whole["parameters"]
 say(
     f"Parameters: `zero-2` keeps {bytes_text(held.loc['zero-2', 'parameters'])} and gathers up to "
     f"{bytes_text(held.loc['zero-2', 'gathered'])} in a step, `zero-3` up to "
-    f"{bytes_text(held.loc['zero-3', 'gathered'])}; `all-reduce` keeps {bytes_text(whole['parameters'])}."
+    f"{bytes_text(held.loc['zero-3', 'gathered'])}; `all-reduce` keeps {bytes_text(whole['parameters'])}. All states: "
+    f"{bytes_text(states['all-reduce'])} in `all-reduce`, and {bytes_text(states['zero-2'])} in `zero-2` and `zero-3`, "
+    f"which also take {bytes_text(buffers['zero-2'])} and {bytes_text(buffers['zero-3'])} for buffers."
 )
 held.map(bytes_text) + (held / whole).map(" ({:.0%})".format)
 

@@ -160,7 +160,9 @@ say(
 table("workers", levels)
 
 # %% [markdown]
-# Every time is a sum of terms:
+# Every time is a sum of terms. Here, `S` bytes are summed among `W` workers in `n` nodes of `g`; `α` and `B` are the
+# latency and the bandwidth between nodes, and `αᵢ` and `Bᵢ` those inside a node. Summing, at a rate `γ`, takes no time
+# unless a rate is given.
 
 # %%
 term = comm.collective_term(

@@ -159,7 +159,7 @@ say(
     f"Methods within it, of {len(increase)}: "
     + ", ".join(f"{name} {(~over[name] & increase[name].notna()).sum()}" for name in increase)
     + ". Percent that the loss is higher than without compression (**bold** above the tolerance, which was fixed "
-    "before the first run):"
+    "before the first run; `inf`: diverged):"
 )
 bold = over.map(lambda above: "font-weight: bold" if above else "").assign(tolerance="")
 costs.style.format(precision=1, na_rep="").apply(lambda _: bold, axis=None)

@@ -24,6 +24,7 @@ CELLS = (
     "sw.summary([run, run])",
     "ss.compare(run)",
     "planner.plans",
+    'sw.say("one step costs $15.92, and **all** $1.52 M; `$HOME` is code")',
 )
 BUTTONS = """() => [...document.querySelectorAll('.js-plotly-plot')].map(plot =>
     [...plot.querySelectorAll('.modebar-btn')].map(button => button.dataset.title))"""
@@ -87,6 +88,11 @@ def test_no_figure_can_be_uploaded(panels):
         ]
 
     eventually(panels.page, has_buttons_but_none_to_upload)
+
+
+def test_dollars_in_a_sentence_are_no_formula(panels):
+    said = panels.page.locator(".jp-RenderedMarkdown", has_text="one step costs")
+    assert said.inner_text() == "one step costs $15.92, and all $1.52 M; $HOME is code"
 
 
 def test_each_slider_is_named_and_tells_its_value_as_it_is_shown(panels):

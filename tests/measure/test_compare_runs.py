@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -29,6 +30,14 @@ def test_settings_results_and_changes_come_from_the_summaries(two, capsys) -> No
     assert list(found.grouped("optimizer.betas")["runs"]) == [2]
     assert "lr 0.01 has the " in repr(found) or "lr 0.001 has the " in repr(found)
     assert "is the fastest: " in repr(found)
+    even = [
+        replace(run, summary=replace(run.summary, loss_mean=0.3359 + at / 1e7))
+        for at, run in enumerate(found.runs)
+    ]
+    assert "All have the same mean loss (last 10 steps): 0.3359." in repr(replace(found, runs=(*even,)))
+    with_one_more = (*even, replace(even[0], run_id="3", summary=replace(even[0].summary, loss_mean=1.0)))
+    told = repr(replace(found, runs=with_one_more))
+    assert "lr 0.001 and lr 0.01 have the lowest mean loss (last 10 steps): 0.3359." in told
     assert "Changes are against lr 0.001." in found._repr_html_()
     for label in (
         "sent per step (all ranks)", "held by tensors (fullest rank)", "process memory growth (fullest rank)"

@@ -12,6 +12,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from threadpoolctl import threadpool_info
 
 import shardscope as ss
+from shardscope.spec.units import plural
 from shardscope.tuning.records import IMPOSSIBLE, NOT_COUNTED
 from shardscope.tuning.samplers import ByCost, GaussianProcess, drawn_by, median_seconds, sampler_of
 from shardscope.tuning.session import StudySession
@@ -135,4 +136,4 @@ def test_the_report_says_who_drew_what_and_seeds_are_nobodys() -> None:
     assert given
     assert all((record.sampler is None) == (record.number in given) for record in session.records())
     assert session.report().samplers == (("tpe", 4 - len(given)),)
-    assert f"Sampled by tpe: {4 - len(given)}." in str(session.report())
+    assert f"Drawn by a sampler: {plural(4 - len(given), 'trial')} by tpe." in str(session.report())

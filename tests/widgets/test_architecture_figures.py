@@ -127,7 +127,7 @@ class TestGantt:
         assert "step 6: 4 micro-batches" in text
         assert "(medians: 150 ms, 20%)" in text
         title = figures.draw_gantt(info._replace(bubble=0.41)).layout.annotations[0].text
-        assert title == "<b>gpipe</b>, step 6: ranks wait 20% (this step: 41%), the bubble alone is 20%"
+        assert title == "<b>gpipe</b>, step 6: waiting 20% (this step 41%), bubble 20%"
 
     def test_stages_of_one_rank_are_told_apart_by_shade(self):
         trace = trace_of(schedule_events(2, 2, virtual=2), schedule="interleaved")

@@ -74,7 +74,7 @@ def test_efficiency_falls_with_workers_and_is_told() -> None:
     info = figures.efficiency_info(QUESTION)
     for line in info.lines:
         assert (np.diff(line.strong) <= 0).all()
-    assert "On 64 workers, the best ticked algorithms reach" in figures.efficiency_text(info)
+    assert "On 64 workers, the best of these algorithms reach" in figures.efficiency_text(info)
 
 
 def test_an_algorithm_that_cannot_be_among_so_many_is_not_called_the_fastest() -> None:
@@ -88,7 +88,14 @@ def test_an_algorithm_that_cannot_be_among_so_many_is_not_called_the_fastest() -
     assert "tree is the fastest" in figures.curves_text(figures.by_workers_info(many))
     assert ", tree)" in figures.efficiency_text(figures.efficiency_info(many))
     alone = replace(QUESTION, workers=1)
-    assert "none of the ticked algorithms has a value" in figures.curves_text(figures.by_workers_info(alone))
+    assert "none of these algorithms has a value" in figures.curves_text(figures.by_workers_info(alone))
+
+
+def test_algorithms_that_are_equally_fast_are_all_named() -> None:
+    tied = replace(QUESTION, algorithms=("double-binary-tree", "halving-doubling", "tree"), num_bytes=1e8)
+    names = "double binary tree and halving-doubling"
+    assert f"{names} are the fastest of these algorithms" in figures.curves_text(figures.by_size_info(tied))
+    assert f"(weak scaling, {names})" in figures.efficiency_text(figures.efficiency_info(tied))
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -119,7 +126,7 @@ def test_the_table_is_sorted_and_the_words_name_the_fastest(calculator: Communic
     rows = calculator.table.value.split("<tr")[2:]
     assert "ring" in rows[0]
     assert "parameter server" in rows[1]
-    assert "ring is the fastest of the ticked algorithms" in calculator.views["Message size"].words.value
+    assert "ring is the fastest of these algorithms" in calculator.views["Message size"].words.value
 
 
 @pytest.mark.parametrize(

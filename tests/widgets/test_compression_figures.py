@@ -146,6 +146,8 @@ def test_times_are_compared_on_one_link_only_and_bytes_on_any() -> None:
     assert [run.link for run in both.runs] == ["100 Mbit/s", "100 Mbit/s"], (
         "the unpaced run is nobody's measure"
     )
+    apart = figures.draw_compression(figures.compression_info([fast, packed]))
+    assert apart.data[0].x == ("none", "int8"), "links are told only where labels would be the same"
     mixed = figures.compression_info([fast, slow, packed, trace("int4", 50)])
     assert figures.draw_compression(mixed).data[0].x == (
         "no<br>link<br>none", "100<br>Mbit/s<br>none", "100<br>Mbit/s<br>int8", "no<br>link<br>int4",

@@ -145,6 +145,18 @@ class TestResizes:
         assert text.endswith("went into steps that count; resizes 1 s.")
         assert [note.text for note in figures.draw_faults(info).layout.annotations] == ["3 ranks"]
 
+    def test_its_note_is_above_the_line_of_its_pause_where_that_is_low(self):
+        low = [
+            *started(0.0),
+            *steps(1, 2, 1.0),
+            *started(1.3, (0, 1, 2)),
+            *steps(3, 40, 2.5, ranks=(0, 1, 2)),
+        ]
+        (note,) = figures.draw_faults(info_of(low)).layout.annotations
+        assert (note.yref, note.y, note.yanchor) == ("y2", 2, "bottom")
+        (note,) = figures.draw_faults(info_of(grown())).layout.annotations
+        assert (note.yref, note.y) == ("y2 domain", 0)
+
     def test_until_the_new_ranks_train_they_are_starting(self):
         info = info_of([event for event in grown() if event["t"] < 2.5])
         assert info.resizes[0].again_s is None
@@ -200,7 +212,7 @@ class TestText:
         )
         assert "from the checkpoint of step 5 on disk, and 2 finished steps had to be repeated." in text
         assert (
-            "1 s of the 3.3 s since the first rank started went into steps that count; lost work 250 ms,"
+            "1 s of the 3.3 s since the first rank was ready to train went into steps that count; lost work 250 ms,"
             in text
         )
 

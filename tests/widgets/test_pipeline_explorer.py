@@ -71,6 +71,15 @@ class TestFigure:
         )
         assert "No rank waits between its first operation and its last" in text
 
+    def test_lines_of_ranks_and_lighter_colours_have_keys(self):
+        drawn = schedule_json(predicted("interleaved", 2, 4))
+        lines = [trace for trace in drawn["data"] if trace.get("yaxis") == "y2"]
+        for line, name in zip(lines, drawn["layout"]["yaxis"]["ticktext"], strict=True):
+            assert name.startswith(line["name"])
+            assert line["line"]["color"] in name
+        keys = [trace["name"] for trace in drawn["data"] if trace["showlegend"]]
+        assert sorted(keys) == ["backward", "forward", "lighter: later stages"]
+
     def test_numbers_of_micro_batches_go_where_bars_are_too_narrow(self):
         few, many = (schedule_json(predicted("1f1b", p, m)) for p, m in ((2, 4), (16, 64)))
         assert few["data"][0]["textposition"] == "inside"

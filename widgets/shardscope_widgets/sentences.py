@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 from IPython.display import Markdown, display
+
+_CODE_OR_DOLLAR = re.compile(r"`[^`]*`|\$")
+_DOLLAR = r"<span>\$</span>"
+"""A dollar sign in an element of its own: Jupyter drops the backslash, and takes two dollars in a row for a formula."""
 
 
 def say(text: object) -> None:
@@ -11,4 +17,6 @@ def say(text: object) -> None:
     Example:
         >>> say(figures.links_text(figures.links_info(traces)))  # doctest: +SKIP
     """
-    display(Markdown(str(text).replace("$", r"\$")))
+    display(
+        Markdown(_CODE_OR_DOLLAR.sub(lambda found: found[0] if len(found[0]) > 1 else _DOLLAR, str(text)))
+    )

@@ -77,7 +77,7 @@ class RunLog:
         lost_steps: Number of steps that all ranks had finished, and that restarts had to repeat.
         warm_up: Durations of the first `WARM_UP_STEPS` steps after each start of the ranks, in seconds, by step,
             without those that a restart repeats.
-        first_t: Unix time at which the first rank started, in seconds; 0 before.
+        first_t: Unix time at which the first rank was ready to train (its event `start`), in seconds; 0 before.
         last_t: Unix time of the newest event, in seconds.
 
     Example:
@@ -349,7 +349,7 @@ class RunLog:
 
     @property
     def wall_s(self) -> float | None:
-        """Time from the start of the first rank to the newest event, in seconds; None before."""
+        """Time from when the first rank was ready to train to the newest event, in seconds; None before."""
         return self.last_t - self.first_t if self.starts else None
 
     @property

@@ -61,7 +61,7 @@ class Summary:
             that measured memory by type.
         process_bytes: How much the memory of the fullest rank's process, as the operating system counts it, has grown
             at its peak since before the model was built; on a GPU, the peak of the memory that PyTorch has allocated.
-        wall_s: Time from the start of the first rank to the last event, in seconds.
+        wall_s: Time from when the first rank was ready to train to the last event, in seconds.
         transport: What carried messages between the ranks, ``"shm"``, ``"cuda-ipc"`` or ``"tcp"``; None for a single
             rank, and for runs of earlier versions.
         transport_reason: Why that transport was used, in words.

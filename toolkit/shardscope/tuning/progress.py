@@ -190,7 +190,10 @@ class SweepProgress:
 def trial_line(record: TrialRecord) -> str:
     """Return the text line for a trial that has ended."""
     values = [f"{name} {value_text(name, value)}" for name, value in (record.values or {}).items()]
-    why = [record.reason] if record.reason and not values else []
+    reason = record.reason or ""
+    if record.state == "pruned":  # without the figures, which `session.records()` and the Tuning Lab have
+        reason = reason.split(", ")[0]
+    why = [reason] if reason and not values else []
     state = record.state if record.counted or record.state == "impossible" else "to be run again"
     return "  ".join([f"trial {record.number}", state, *values, settings_text(record.params), *why])
 

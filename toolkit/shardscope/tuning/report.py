@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from shardscope.spec import Optimizer, registry
+from shardscope.spec.units import plural
 from shardscope.tuning.apply import branches_of
 from shardscope.tuning.definition import Definition
 from shardscope.tuning.front import note_of
@@ -64,7 +65,8 @@ class StudyReport:
             lines.append(f"  {row.name:9} {best}, {row.trials} trials")
         numbers = ", ".join(str(record.number) for record in self.front) or "none yet"
         if self.samplers:
-            lines.append(f"Sampled by {', '.join(f'{name}: {count}' for name, count in self.samplers)}.")
+            told = ", ".join(f"{plural(count, 'trial')} by {name}" for name, count in self.samplers)
+            lines.append(f"Drawn by a sampler: {told}.")
         note = note_of(self.by_noise)
         left_out = [text for text in (self.test, note) if text is not None]
         return "\n".join([

@@ -140,21 +140,16 @@ def draw_batch_sweep(info: SweepInfo) -> go.Figure:
             *_critical_rules(info),
         ],
         annotations=[
-            _heading(QUALITY_WORDS[info.quality].capitalize(), note, x=_LEFT[0]),
-            _heading("Seconds of training", "open: missed", x=_RIGHT[0]),
+            theme.heading(QUALITY_WORDS[info.quality].capitalize(), note, x=_LEFT[0]),
+            theme.heading("Seconds of training", "open: missed", x=_RIGHT[0]),
             *([_target_name(info.target, is_log=is_log)] if math.isfinite(info.target) else []),
             *_critical_name(info),
         ],
         showlegend=True,
     )  # fmt: skip
     return theme.style(
-        figure, height=420, legend=theme.LEGEND_ABOVE, margin={"l": 8, "r": 12, "t": 78, "b": 8}
+        figure, height=436, legend=theme.LEGEND_ABOVE, margin={"l": 8, "r": 12, "t": 94, "b": 8}
     )
-
-
-def _heading(name: str, detail: str, *, x: float) -> dict[str, Any]:
-    text = f"<b>{name}</b>  <span style='font-size:11px'>{detail}</span>"
-    return theme.note(text, x=x, y=1) | {"yshift": 6}
 
 
 def _critical_rules(info: SweepInfo) -> list[dict[str, Any]]:

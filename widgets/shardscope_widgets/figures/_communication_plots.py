@@ -228,16 +228,16 @@ def curves_text(info: CostCurvesInfo) -> str:
     ]
     where = f"{bytes_text(info.question.num_bytes)} among {plural(info.question.workers, 'worker')}"
     if at:
-        least, fastest = min(at, key=lambda pair: pair[0])
-        words = [
-            f"For {where}, {title(fastest)} is the fastest of the ticked algorithms: {duration_text(least)}."
-        ]
+        least = duration_text(min(seconds for seconds, _ in at))
+        fastest = listed(title(name) for seconds, name in at if duration_text(seconds) == least)
+        is_or_are = "are" if " and " in fastest else "is"
+        words = [f"For {where}, {fastest} {is_or_are} the fastest of these algorithms: {least}."]
     else:
-        words = [f"For {where}, none of the ticked algorithms has a value."]
+        words = [f"For {where}, none of these algorithms has a value."]
     if info.crossings:
         told = listed(crossing_text(c, by_size=by_size) for c in info.crossings)
         words.append(f"{told[0].upper()}{told[1:]}.")
     else:
-        words.append("It is the fastest along the whole axis." if at and len(info.lines) > 1 else "")
+        words.append("No other is faster anywhere along the axis." if at and len(info.lines) > 1 else "")
     words += [f"Left out: {title(left.algorithm)} ({left.why})." for left in info.left_out]
     return " ".join(filter(None, words))

@@ -33,6 +33,7 @@ PARTS = (
     ("wait for the network", theme.RunStyle("#e06c2c", pattern=".")),
 )
 WHOLE = ("parts not measured", theme.RunStyle(theme.GREY, pattern="x"))
+_STRATEGY_AND_RANKS = ("strategy", "world_size")
 _LEFT, _MIDDLE, _RIGHT = [0.0, 0.27], [0.37, 0.64], [0.74, 1.0]
 
 
@@ -193,6 +194,7 @@ def draw_compression(info: CompressionInfo) -> go.Figure:
     figure = go.Figure(
         [_bytes_bars(info, names), *_part_bars(info, names), *_ghosts(info, names), *_owed(info)]
     )
+    bars: dict[str, Any] = {"type": "category", "autotickangles": [0, 30, 90]}
     headings = (
         ("Bytes sent", "per step, all ranks", _LEFT),
         ("Time", "per step", _MIDDLE),
@@ -200,43 +202,44 @@ def draw_compression(info: CompressionInfo) -> go.Figure:
     )
     figure.update_layout(
         barmode="stack", bargap=0.35,
-        xaxis=theme.axis(domain=_LEFT, anchor="y", type="category", tickangle=0),
+        xaxis=theme.axis(domain=_LEFT, anchor="y", **bars),
         yaxis=theme.axis(anchor="x", tickformat="~s", ticksuffix="B", nticks=6, rangemode="tozero"),
-        xaxis2=theme.axis(domain=_MIDDLE, anchor="y2", type="category", tickangle=0),
+        xaxis2=theme.axis(domain=_MIDDLE, anchor="y2", **bars),
         yaxis2=theme.axis(anchor="x2", tickformat="~s", ticksuffix="s", rangemode="tozero"),
         xaxis3=theme.axis("step" if is_owed else "", domain=_RIGHT, anchor="y3", visible=is_owed),
-        yaxis3=theme.axis(anchor="x3", tickformat="~g", rangemode="tozero", visible=is_owed),
+        yaxis3=theme.axis(anchor="x3", tickformat="~g", range=_owed_range(info), visible=is_owed),
         annotations=[
-            theme.note(f'<b>{title}</b>  <span style="font-size:11px">{note}</span>', x=x[0], y=1) | {"yshift": 6}
-            for title, note, x in headings
+            theme.heading(title, note, x=x[0]) for title, note, x in headings
         ]
         + ([] if is_owed else [_nothing_owed()]),
         showlegend=True,
-        legend2={"x": _RIGHT[0], "y": 0.5, "yanchor": "middle", "bgcolor": "rgba(0,0,0,0)", "font": {"size": 11}},
+        legend2={"x": _RIGHT[0], "y": 1, "yanchor": "top", "bgcolor": "rgba(0,0,0,0)", "font": {"size": 11}},
     )  # fmt: skip
     return theme.style(
         figure,
-        height=300,
+        height=320,
         legend=theme.LEGEND_ABOVE,
-        margin={"l": 8, "r": 12, "t": 76, "b": 8},
+        margin={"l": 8, "r": 12, "t": 92, "b": 8},
     )
 
 
 def _names(info: CompressionInfo) -> list[str]:
-    """Return distinct labels for the bars: the method, plus strategy, ranks and link where these differ."""
-    told = [_differing(info, run) for run in info.runs]
-    texts = [
-        "<br>".join([*more, *run.method_label.split(" ")]) for more, run in zip(told, info.runs, strict=True)
-    ]
+    """Return distinct labels for the bars: the method, plus strategy and ranks where these differ, else the link."""
+    texts = [_label(info, run, _STRATEGY_AND_RANKS) for run in info.runs]
+    if len({*texts}) < len(texts):
+        texts = [_label(info, run, (*_STRATEGY_AND_RANKS, "link")) for run in info.runs]
     return [text if texts.count(text) == 1 else f"{text}<br>({n})" for n, text in enumerate(texts, 1)]
 
 
-def _differing(info: CompressionInfo, run: CompressedRun) -> list[str]:
-    """Return those of a run's strategy, number of ranks and link that differ among the runs, as text."""
-    words = ((run.strategy, "strategy"), (plural(run.world_size, "rank"), "world_size"), (run.link, "link"))
-    several = [len({getattr(other, field) for other in info.runs}) > 1 for _, field in words]
-    told = [word or "no link" for (word, _), differs in zip(words, several, strict=True) if differs]
-    return [part for word in told for part in word.removesuffix(", 0 s").split(" ")]
+def _label(info: CompressionInfo, run: CompressedRun, fields: Sequence[str]) -> str:
+    """Return the method of a run, after those of its `fields` that differ among the runs, a word a line."""
+    texts = {
+        "strategy": run.strategy,
+        "world_size": plural(run.world_size, "rank"),
+        "link": (run.link or "no link").removesuffix(", 0 s"),
+    }
+    told = [texts[field] for field in fields if len({getattr(other, field) for other in info.runs}) > 1]
+    return "<br>".join(word for text in (*told, run.method_label) for word in text.split(" "))
 
 
 def _bytes_bars(info: CompressionInfo, names: list[str]) -> go.Bar:
@@ -304,6 +307,13 @@ def _owed(info: CompressionInfo) -> list[dict[str, Any]]:
         for label, run in zip(_legend_names(info), info.runs, strict=True)
         if run.residuals
     ]  # fmt: skip
+
+
+def _owed_range(info: CompressionInfo) -> list[float]:
+    """Return a range from 0 that leaves space above the lines for their legend."""
+    owed = [run for run in info.runs if run.residuals]
+    most = max((value for run in owed for _, value in run.residuals), default=1.0)
+    return [0.0, (most or 1.0) * (1.15 + 0.2 * len(owed))]
 
 
 def _legend_names(info: CompressionInfo) -> list[str]:

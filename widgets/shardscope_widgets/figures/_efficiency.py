@@ -82,10 +82,11 @@ def efficiency_text(info: EfficiencyInfo) -> str:
     count = info.question.workers
     here = [line for line in info.lines if count in line.workers]
     if not here:
-        return f"None of the ticked algorithms can run with {plural(count, 'worker')}."
+        return f"None of these algorithms can run with {plural(count, 'worker')}."
     kept = []
     for kind in ("weak", "strong"):
         at = [(float(getattr(line, kind)[line.workers == count][0]), line.algorithm) for line in here]
-        most, best = max(at)
-        kept.append(f"{most:.0%} ({kind} scaling, {title(best)})")
-    return f"On {plural(count, 'worker')}, the best ticked algorithms reach {listed(kept)} of the ideal speed-up."
+        most = max(value for value, _ in at)
+        best = listed(title(name) for value, name in at if f"{value:.1%}" == f"{most:.1%}")
+        kept.append(f"{most:.0%} ({kind} scaling, {best})")
+    return f"On {plural(count, 'worker')}, the best of these algorithms reach {listed(kept)} of the ideal speed-up."

@@ -103,8 +103,8 @@ class FaultsInfo(NamedTuple):
         progress: Steps over time, a line from each start of the ranks to the next.
         saved: Steps of the newest checkpoints, and when each was complete.
         end_s: Time of the newest event.
-        wall_s: Time from the start of the first rank to the newest event (`RunLog.wall_s`), of which `goodput` is a
-            share; 0 before.
+        wall_s: Time from when the first rank was ready to train to the newest event (`RunLog.wall_s`), of which
+            `goodput` is a share; 0 before.
         num_lost: Number of finished steps that had to be trained again.
         goodput: Share of `wall_s` that went into steps that count (`RunLog.goodput`); None before the first
             step.
@@ -345,5 +345,5 @@ def _goodput(info: FaultsInfo) -> str:
     took = f"; {listed(rest)}" if rest else ""
     return (
         f"Goodput {info.goodput:.0%}: {duration_text(info.goodput * info.wall_s)} of the "
-        f"{duration_text(info.wall_s)} since the first rank started went into steps that count{took}."
+        f"{duration_text(info.wall_s)} since the first rank was ready to train went into steps that count{took}."
     )

@@ -38,6 +38,8 @@ _FAILURE, _OTHER, _SAVED = "#c5372c", "#b866a6", "#11997a"
 _OTHERS = {"slow": "slow rank", "drop-link": "dropped link", "fill-disk": "full disk"}
 """Names of faults that do not end an attempt by themselves, by their kind."""
 _STEPS_PX, _GAP_PX, _HEAD_PX, _FOOT_PX = 150, 34, 44, 46
+_LOW = 0.2
+"""Steps, relative to the last one, below which there is no space for a note under the curve."""
 MOST_NOTES = 6
 """Largest number of failures, and of resizes, that are named in the figure; more would overlap."""
 
@@ -150,7 +152,7 @@ def _recovery(incident: Incident) -> str:
 def _layout(info: FaultsInfo) -> dict[str, Any]:
     rows = min(34, max(14, 300 // max(1, info.world_size))) * max(1, info.world_size)
     inner = _STEPS_PX + _GAP_PX + rows
-    most = max((line.steps[-1] for line in info.progress if line.steps), default=1)
+    most = _most(info)
     shown = info.incidents if len(info.incidents) <= MOST_NOTES else ()
     resized = info.resizes if len(info.resizes) <= MOST_NOTES else ()
     return {
@@ -188,9 +190,15 @@ def _note(incident: Incident, info: FaultsInfo) -> dict[str, Any]:
 
 
 def _size(resized: Resized, info: FaultsInfo) -> dict[str, Any]:
-    """Return the new number of ranks, at the foot of the steps, below the curve and away from the failures' notes."""
-    note = theme.note(plural(resized.after, "rank"), x=resized.at_s, y=0)
-    return note | {"yref": "y2 domain", **_beside(resized.at_s, info)}
+    """Return the new number of ranks, at the foot of the steps: below the curve, or just above where it is low."""
+    is_low = resized.step < _LOW * _most(info)
+    y, yref = (resized.step, "y2") if is_low else (0, "y2 domain")
+    note = theme.note(plural(resized.after, "rank"), x=resized.at_s, y=y)
+    return note | {"yref": yref, "yshift": 2 * is_low, **_beside(resized.at_s, info)}
+
+
+def _most(info: FaultsInfo) -> int:
+    return max((line.steps[-1] for line in info.progress if line.steps), default=1)
 
 
 def _beside(at_s: float, info: FaultsInfo) -> dict[str, Any]:

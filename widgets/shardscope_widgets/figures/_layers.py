@@ -24,7 +24,7 @@ KIND_DASHES = {"residual": "solid", "unsent": "solid", "share": "dot"}
 SCALE = ((0.0, "#46327e"), (0.25, "#365c8d"), (0.5, "#277f8e"), (0.75, "#4ac16d"), (1.0, "#f1e51d"))
 """The inner part of viridis: every colour contrasts with both a white and a black background."""
 ALARM = "#c5372c"
-_ROW, _LEAST_ROW, _TOP, _BOTTOM = 15, 10, 62, 44
+_ROW, _LEAST_ROW, _TOP, _BOTTOM = 15, 10, 78, 44
 _LEAST, _MOST = 320, 720
 _MOST_APART = 45
 """Maximum number of columns drawn with gaps between them."""
@@ -186,7 +186,8 @@ def draw_layers(info: LayersInfo) -> go.Figure:
         height = min(_MOST, max(_LEAST, _TOP + _BOTTOM + _ROW * len(info.rows)))
         figure.add_traces(_map(info, left, height))
         layout |= _map_axes(info, left, height)
-        layout["annotations"].append(_head("Trust ratio", "of each layer; crosses: limited by a bound", left))
+        about = "of each layer; crosses: at a bound"
+        layout["annotations"].append(theme.heading("Trust ratio", about, x=left[0]))
     if info.debts:
         figure.add_traces(_debts(info))
         layout |= _debt_axes(info, right)
@@ -196,7 +197,7 @@ def draw_layers(info: LayersInfo) -> go.Figure:
             else ""
         )
         layout["annotations"] += [
-            _head("Residual", f"÷ gradient{shares}", right),
+            theme.heading("Residual", f"÷ gradient{shares}", x=right[0]),
             _late_note(info),
         ]
         layout["shapes"].append(theme.rule(ALARM, y=LATE, axis="2", along="x2 domain", width=1.4))
@@ -210,13 +211,8 @@ def draw_layers(info: LayersInfo) -> go.Figure:
         "font": {"size": 10.5},
     }
     return theme.style(
-        figure, height=height, legend=legend, margin={"l": 8, "r": 12, "t": 36, "b": 74 if info.debts else 8}
+        figure, height=height, legend=legend, margin={"l": 8, "r": 12, "t": 52, "b": 74 if info.debts else 8}
     )
-
-
-def _head(title: str, note: str, place: list[float]) -> dict[str, Any]:
-    text = f'<b>{title}</b>  <span style="font-size:11px">{note}</span>'
-    return theme.note(text, x=place[0], y=1) | {"yshift": 6}
 
 
 def _map(info: LayersInfo, place: list[float], height: int) -> list[Any]:

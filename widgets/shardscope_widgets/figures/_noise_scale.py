@@ -139,16 +139,16 @@ def draw_noise_scale(info: NoiseScaleInfo) -> go.Figure:
         xaxis2=theme.axis("step", domain=_RIGHT, anchor="y2", matches="x"),
         yaxis2=theme.axis(anchor="y2", nticks=6) | {"anchor": "x2"},
         annotations=[
-            theme.note(
-                "<b>Critical batch size</b>, 95 % band  "
-                f"<span style='color:{IN_USE}'>┄ in use, {info.batch:,}</span>", x=_LEFT[0], y=1,
-            ) | {"yshift": 6},
-            theme.note("<b>Loss</b>", x=_RIGHT[0], y=1) | {"yshift": 6},
+            theme.heading(
+                "Critical batch size",
+                f"with 95 % band; <span style='color:{IN_USE}'>┄ in use, {info.batch:,}</span>", x=_LEFT[0],
+            ),
+            theme.heading("Loss", "bold: smoothed", x=_RIGHT[0]),
         ],
         shapes=[theme.rule(IN_USE, y=info.batch, along="x domain")],
         showlegend=False,
     )  # fmt: skip
-    return theme.style(figure, height=300)
+    return theme.style(figure, height=316, margin={"l": 8, "r": 12, "t": 52, "b": 8})
 
 
 def _batches(info: NoiseScaleInfo) -> list[go.Scatter]:

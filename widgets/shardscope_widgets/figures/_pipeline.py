@@ -207,14 +207,14 @@ def _mean_ms(ops: Sequence[GanttOp], op: str) -> float:
 
 
 def gantt_title(info: GanttInfo) -> str:
-    """Return the title of the chart: schedule, step, waiting (the median over steps first, if known) and bubble."""
-    ideal = "" if info.ideal is None else f", the bubble alone is {info.ideal:.0%}"
+    """Return the title of the chart, for narrow ones too: schedule, step, waiting (first the median) and bubble."""
+    ideal = "" if info.ideal is None else f", bubble {info.ideal:.0%}"
     own = (
         f"{info.bubble:.0%}"
         if info.usual is None
-        else f"{info.usual.waiting:.0%} (this step: {info.bubble:.0%})"
+        else f"{info.usual.waiting:.0%} (this step {info.bubble:.0%})"
     )
-    return f"<b>{safe(info.schedule or 'pipeline')}</b>, step {info.step}: ranks wait {own}{ideal}"
+    return f"<b>{safe(info.schedule or 'pipeline')}</b>, step {info.step}: waiting {own}{ideal}"
 
 
 def draw_gantt(info: GanttInfo) -> go.Figure:

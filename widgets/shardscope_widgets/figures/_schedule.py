@@ -18,12 +18,14 @@ from shardscope_widgets.figures._pipeline import OP_NAMES, ROW_PX, GanttInfo, Ga
 from shardscope_widgets.words import duration_text, plural, three_digits
 
 HELD_PX, WAITING_PX = 132, 74
-GAP_PX, TOP_PX, BOTTOM_PX = 40, 62, 46
+GAP_PX, TOP_PX, BOTTOM_PX, _KEY_PX = 40, 62, 46, 20
 MOST_NUMBERED = 900
 """Maximum number of operations for which bars show their micro-batch; with more, they are too narrow."""
 RANK_COLOURS = (
     "#2a86d1", "#e06c2c", "#11997a", "#b866a6", "#c49a0c", "#5f6fd6", "#4fb3bf", "#a35a3a",
 )  # fmt: skip
+_SAMPLES = dict(zip(theme.DASHES, ("━━", "╺╸╺╸", "┅┅", "━╸╺", "━╸━╸", "━╸╺╸"), strict=True))
+"""Samples of lines in text, by their dash."""
 
 
 class StepFunction(NamedTuple):
@@ -152,17 +154,16 @@ def schedule_text(info: ScheduleInfo) -> str:
     return (
         f"{PipelineSchedule(gantt.schedule).heading()}: {parts} through {plural(gantt.num_stages, 'stage')} on "
         f"{plural(len(gantt.ranks), 'rank')} take {duration_text(gantt.end_ms / 1e3)}, and ranks are idle for "
-        f"{gantt.bubble:.1%} of it. {waits}; the fullest rank holds the activations of {peak} whole micro-batches."
+        f"{gantt.bubble:.1%} of it. {waits}; the fullest rank holds the activations of {peak} micro-batches."
     )
 
 
 def schedule_title(info: ScheduleInfo) -> str:
-    """Return the title of the chart: schedule, step time and bubble."""
+    """Return the title of the chart, for narrow ones too: schedule, step time and bubble."""
     gantt = info.gantt
-    paler = ", lighter colours: later stages of a rank" if gantt.num_stages > len(gantt.ranks) else ""
     return (
-        f"<b>{PipelineSchedule(gantt.schedule).heading()}</b>, predicted: step {duration_text(gantt.end_ms / 1e3)}, "
-        f"bubble {gantt.bubble:.1%}{paler}"
+        f"<b>{PipelineSchedule(gantt.schedule).heading()}</b>, predicted {duration_text(gantt.end_ms / 1e3)}, "
+        f"bubble {gantt.bubble:.1%}"
     )
 
 
@@ -193,8 +194,9 @@ def _told(info: ScheduleInfo, places: Sequence[int]) -> dict[str, Any]:
     first = info.gantt.ops[places[0]]
     name = OP_NAMES[first.op]
     return {
-        "name": name,
-        "showlegend": first.turn == 0,
+        "name": name if first.turn == 0 else "lighter: later stages",
+        "legendrank": 1000 + first.turn,
+        "showlegend": first.turn == 0 or (first.turn == 1 and first.op == "F"),
         "hovertext": [info.waits[place][0] for place in places],
         "customdata": [info.waits[place][1] for place in places],
         "hovertemplate": f"<b>{name}</b> of micro-batch %{{text}}, %{{base:.2~f}} to %{{x:.2~f}} ms<br>"
@@ -203,15 +205,23 @@ def _told(info: ScheduleInfo, places: Sequence[int]) -> dict[str, Any]:
 
 
 def _held_trace(rank: int, line: StepFunction, info: ScheduleInfo) -> dict[str, Any]:
+    colour, dash = _line_look(rank)
     return {
         "type": "scatter", "mode": "lines", "x": line.at_ms, "y": line.value, "yaxis": "y2", "showlegend": False,
-        "line": {
-            "shape": "hv", "width": 1.8, "color": RANK_COLOURS[rank % len(RANK_COLOURS)],
-            "dash": theme.DASHES[rank % len(theme.DASHES)],
-        },
+        "line": {"shape": "hv", "width": 1.8, "color": colour, "dash": dash},
         "name": f"rank {rank}", "hovertemplate": f"rank {rank} holds %{{y}}, at most {three_digits(info.peak[rank])}"
         "<extra></extra>",
     }  # fmt: skip
+
+
+def _line_look(rank: int) -> tuple[str, str]:
+    return RANK_COLOURS[rank % len(RANK_COLOURS)], theme.DASHES[rank % len(theme.DASHES)]
+
+
+def _named(rank: int, name: str) -> str:
+    """Return a rank's name with a sample of its line, which no legend explains."""
+    colour, dash = _line_look(rank)
+    return f"{name} <span style='color:{colour}'>{_SAMPLES[dash]}</span> "
 
 
 def _waiting_trace(info: ScheduleInfo) -> dict[str, Any]:
@@ -225,29 +235,30 @@ def _waiting_trace(info: ScheduleInfo) -> dict[str, Any]:
 def _layout(info: ScheduleInfo) -> dict[str, Any]:
     ranks = info.gantt.ranks
     chart_px = ROW_PX * len(ranks) if len(ranks) <= 8 else 24 * len(ranks) + 176
+    top = TOP_PX + _KEY_PX * (info.gantt.num_stages > len(ranks))
     inner = chart_px + HELD_PX + WAITING_PX + 2 * GAP_PX
     bottom_chart, top_held = 1 - chart_px / inner, 1 - (chart_px + GAP_PX) / inner
     bottom_held = top_held - HELD_PX / inner
     shared: dict[str, Any] = {"rangemode": "tozero", "fixedrange": True}
     layout: dict[str, Any] = {
         "xaxis": theme.axis("milliseconds", range=[0, info.gantt.end_ms * 1.005 or 1], anchor="y3"),
-        "yaxis": rank_axis(ranks) | {"domain": [bottom_chart, 1]},
+        "yaxis": rank_axis(ranks)
+        | {"domain": [bottom_chart, 1], "ticktext": [_named(*each) for each in enumerate(ranks)]},
         "yaxis2": theme.axis(domain=[bottom_held, top_held], nticks=5, **shared),
         "yaxis3": theme.axis(domain=[0, WAITING_PX / inner], range=[0, len(ranks)], nticks=4, **shared),
         "annotations": [
             theme.note(schedule_title(info), x=0, y=1) | {"yshift": 4},
-            theme.note("Activations held by each rank, in whole micro-batches", x=0, y=top_held)
-            | {"yshift": 2},
+            theme.note("Activations held by each rank, in micro-batches", x=0, y=top_held) | {"yshift": 2},
             theme.note("Idle ranks", x=0, y=WAITING_PX / inner) | {"yshift": 2},
             *_margin_notes(info),
         ],
         "barmode": "overlay",
-        "margin": {"l": 8, "r": 118, "t": TOP_PX, "b": BOTTOM_PX},
+        "margin": {"l": 8, "r": 128, "t": top, "b": BOTTOM_PX},
         "legend": theme.LEGEND_ABOVE,
     }
     if len(info.gantt.ops) <= MOST_NUMBERED:
         layout["uniformtext"] = {"minsize": 9, "mode": "hide"}
-    return theme.look(height=inner + TOP_PX + BOTTOM_PX, **layout)
+    return theme.look(height=inner + top + BOTTOM_PX, **layout)
 
 
 def _margin_notes(info: ScheduleInfo) -> list[dict[str, Any]]:

@@ -107,8 +107,7 @@ def draw_staleness(info: StalenessInfo) -> go.Figure:
         yaxis2=theme.axis(anchor="x2", range=[-0.35, top + 0.9], **_whole(top)),
         annotations=[
             theme.note("<b>Gradients</b> by staleness", x=_LEFT[0], y=1) | {"yshift": 6},
-            theme.note("<b>Staleness</b> over time, maximum of each update", x=_RIGHT[0], y=1)
-            | {"yshift": 6},
+            theme.note("<b>Stalest</b> gradient of each update", x=_RIGHT[0], y=1) | {"yshift": 6},
             *_bound_note(info),
         ],
         shapes=_bound_lines(info),

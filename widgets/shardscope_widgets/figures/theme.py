@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AXIS", "DASHES", "FONT", "GREY", "GRID", "HOVER", "IDLE", "LEGEND_ABOVE", "MEMORY_LOOKS", "MODEBAR",
-    "MODEBAR_WIDTH", "OP_LOOKS", "PATTERNS", "RunStyle", "SPAN_LOOKS", "axis", "blank", "empty", "ink_on", "look",
-    "note", "rule", "run_looks", "span_look", "strategy_colour", "striped", "style", "tint",
+    "MODEBAR_WIDTH", "OP_LOOKS", "PATTERNS", "RunStyle", "SPAN_LOOKS", "axis", "blank", "empty", "heading", "ink_on",
+    "look", "note", "rule", "run_looks", "span_look", "strategy_colour", "striped", "style", "tint",
 ]  # fmt: skip
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif'
 GREY = "#757a83"
@@ -247,3 +247,9 @@ def note(text: str, *, x: float, y: float) -> dict[str, Any]:
         "showarrow": False,
         "font": {"size": 13, "color": GREY},
     }
+
+
+def heading(title: str, about: str, *, x: float) -> dict[str, Any]:
+    """Return an annotation above the plot that begins at `x`: a title and, below it so that both fit, a few words."""
+    text = f"<b>{title}</b><br><span style='font-size:11px'>{about}</span>"
+    return note(text, x=x, y=1) | {"yshift": 6, "align": "left"}

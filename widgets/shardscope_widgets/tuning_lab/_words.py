@@ -31,7 +31,7 @@ def plan_text(definition: Definition, trials: int, known: int, *, is_running: bo
     if is_running:
         return f"Searches {what}. {each}"
     if known >= trials:
-        return f"Searches {what}. The study already has all {plural(trials, 'trial')}; raise the number to continue."
+        return f"Searches {what}. The study has {plural(known, 'trial')}; ask for more to continue."
     goes = (
         f"The study has {known} of {trials} trials; Continue runs the rest"
         if known

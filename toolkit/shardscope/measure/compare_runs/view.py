@@ -90,8 +90,7 @@ def _best(comparison: RunsComparison) -> Iterator[str]:
     kept = [run for run in comparison.runs if run.summary.diverged_at is None]
     losses = [(run.summary.loss_mean, run) for run in kept if run.summary.loss_mean is not None]
     if len(losses) > 1 and len({run.summary.last_step for _, run in losses}) == 1:
-        loss, best = min(losses, key=lambda each: each[0])
-        yield f"{best.name} has the lowest {FIGURES['loss_mean'].label}: {figure_text('loss_mean', loss)}."
+        yield _lowest_loss(losses)
     rate_name = next((name for name in comparison.speed_names if name != "step_time_s"), None)
     rates = [
         (rate, run) for run in comparison.runs if rate_name and (rate := run.result(rate_name)) is not None
@@ -99,6 +98,16 @@ def _best(comparison: RunsComparison) -> Iterator[str]:
     if rate_name and len(rates) > 1:
         rate, fastest = max(rates, key=lambda each: each[0])
         yield f"{fastest.name} is the fastest: {figure_text(rate_name, rate)} {label_of_result(rate_name)}."
+
+
+def _lowest_loss(losses: list[tuple[float, ComparedRun]]) -> str:
+    """Name all runs whose loss reads as the lowest one: further digits are rounding or noise."""
+    lowest = figure_text("loss_mean", min(loss for loss, _ in losses))
+    names = [run.name for loss, run in losses if figure_text("loss_mean", loss) == lowest]
+    label = FIGURES["loss_mean"].label
+    if len(names) == len(losses):
+        return f"All have the same {label}: {lowest}."
+    return f"{' and '.join(names)} {'has' if len(names) == 1 else 'have'} the lowest {label}: {lowest}."
 
 
 def _baseline(comparison: RunsComparison) -> Iterator[str]:
