@@ -122,6 +122,8 @@ def test_backup_workers_do_not_wait_for_the_slowest() -> None:
     assert passes_s(found) == pytest.approx(passes_s(predicted()))
     assert awaited(found.step, rank_loads(found.step)).computing == 0.5
     assert slow_down(strategy=ss.ParameterServer(backups=1)) == pytest.approx(1.0)
+    assert found.traffic is not None
+    assert not found.traffic["server_push"].is_exact, "a slow worker skips steps that ended without it"
     two = predicted({2: 2.0, 3: 2.0}, strategy=ss.ParameterServer(backups=1))
     assert passes_s(two) == pytest.approx(2 * passes_s(predicted()))
 
@@ -141,7 +143,7 @@ def test_a_slow_stage_is_the_bottleneck_of_a_pipeline() -> None:
     "changes",
     [
         {}, {"strategy": "zero-3"}, {"batch": ss.Batch(56, shares=(2, 2, 2, 1))},
-        {"strategy": ss.ParameterServer(backups=1)}, {"strategy": ss.Pipeline(split="even"), "batch": 64},
+        {"strategy": "parameter-server"}, {"strategy": ss.Pipeline(split="even"), "batch": 64},
     ],
 )  # fmt: skip
 def test_the_simulation_has_the_same_computing_times(changes: dict[str, Any]) -> None:
@@ -152,6 +154,14 @@ def test_the_simulation_has_the_same_computing_times(changes: dict[str, Any]) ->
     simulated = ss.simulate.predicted(prediction)
     busy = computing_by_rank(simulated)
     assert busy == pytest.approx([each.computing * scale for each in loads], rel=1e-6)
+
+
+def test_a_step_that_does_not_wait_for_the_slowest_is_not_simulated() -> None:
+    """It would take as long as the slowest worker, of which `predict` says that no one waits for it."""
+    with pytest.raises(
+        ss.SpecError, match="'parameter-server, 1 backup' drops the gradients of the slowest workers"
+    ):
+        ss.simulate.predicted(predicted(SLOW, strategy=ss.ParameterServer(backups=1)))
 
 
 def computing_by_rank(simulated: ss.Simulation) -> list[float]:
