@@ -98,6 +98,7 @@ def _megatron(arguments: Mapping[str, str], name: str, given: Transformer | None
         int(arguments["num_layers"]),
         arguments.get("virtual_pipeline_model_parallel_size", "None"),
     )
+    _check_stages(arguments, layers, degrees["pipeline"])
     is_interleaved = virtual.isdigit() and int(virtual) > 1
     return {
         **_model(arguments),
@@ -109,7 +110,7 @@ def _megatron(arguments: Mapping[str, str], name: str, given: Transformer | None
         "zero": _zero(arguments),
         "schedule": "interleaved" if is_interleaved else "1f1b",
         "virtual_stages": int(virtual) if is_interleaved else 1,
-        "recompute": _recompute(arguments, layers),
+        **_recompute(arguments, layers // (degrees["pipeline"] * (int(virtual) if is_interleaved else 1))),
         "sequence_parallel": _is_on(arguments, "sequence_parallel"),
         "precision": _precision(arguments),
         "flash_attention": _is_on(arguments, "use_flash_attn")
@@ -129,6 +130,21 @@ def _check_model(arguments: Mapping[str, str], name: str, given: Transformer | N
         raise SpecError(
             f"rows={name!r} is of {logged[0]} layers of {logged[1]}, but model={given.name!r} has {told[0]} layers of "
             f"{told[1]}; give the model that was trained, or omit it"
+        )
+
+
+def _check_stages(arguments: Mapping[str, str], layers: int, stages: int) -> None:
+    """Refuse end stages with numbers of layers other than a layout's: as many as on all stages, or one less on both."""
+    ends = [arguments.get(f"decoder_{end}_pipeline_num_layers", "None") for end in ("first", "last")]
+    if stages == 1 or ends == ["None", "None"]:
+        return
+    each = -(-layers // stages)
+    allowed = each - 1 if layers + 2 == each * stages else each
+    if ends != [str(allowed)] * 2:
+        raise SpecError(
+            f"decoder_first_pipeline_num_layers={ends[0]} and decoder_last_pipeline_num_layers={ends[1]} give the ends "
+            f"of a pipeline of {stages} stages numbers of layers that a layout cannot say; give rows of runs without "
+            f"them, or with {allowed} for both"
         )
 
 
@@ -156,22 +172,25 @@ def _replicas(arguments: Mapping[str, str], degrees: Mapping[str, int]) -> int:
     return int(arguments["world_size"]) // others
 
 
-def _recompute(arguments: Mapping[str, str], layers: int) -> str:
+def _recompute(arguments: Mapping[str, str], layers: int) -> dict[str, Any]:
+    """Return what the run recomputes; ``--recompute-num-layers`` counts layers only with ``--recompute-method block``.
+
+    Args:
+        arguments: Megatron's arguments.
+        layers: Number of layers on a stage.
+    """
     granularity = arguments.get("recompute_granularity", "None")
-    if granularity == "None":
-        return "none"
+    if granularity != "full" or arguments.get("recompute_method") != "block":
+        return {"recompute": "none" if granularity == "None" else granularity}
     count = arguments.get("recompute_num_layers", "None")
-    if (
-        granularity == "full"
-        and arguments.get("recompute_method") == "block"
-        and count.isdigit()
-        and int(count) < layers
-    ):
+    if not count.isdigit():
         raise SpecError(
-            f"recompute_num_layers={count} recomputes some layers only, which a layout cannot say; give rows of runs "
-            "that recompute all layers or none"
+            f"recompute_num_layers={count} does not say how many layers recompute_method=block recomputes; give the "
+            "whole log"
         )
-    return granularity
+    if int(count) == 0:
+        return {"recompute": "none"}
+    return {"recompute": "full", "recompute_layers": int(count) if int(count) < layers else 0}
 
 
 def _precision(arguments: Mapping[str, str]) -> str:
