@@ -106,7 +106,7 @@ def test_rows_that_agree_with_each_other_are_not_outliers_however_far_from_the_p
     rows = [row(each, factor * timed(each), zero=each.zero, software=software) for each in layouts]
     mine = ss.calibrate(cluster, rows=rows, model=MODEL)
     after = [timed(each, mine) / (factor * timed(each)) for each in layouts]
-    assert after == pytest.approx([1.0] * 3, abs=0.25)
+    assert after == pytest.approx([1.0] * 3, abs=0.3)
     assert np.median(after) == pytest.approx(1.0, abs=0.1)
     assert f"all 3 rows are about {factor:.2g} times slower than" in mine.note
 

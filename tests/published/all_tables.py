@@ -28,8 +28,9 @@ class Table:
     def __init__(self, name: str, rows: Sequence[Row]) -> None:
         device = rows[0].cluster.device
         self.name, self.rows = name, list(rows)
-        self.base = usual(device).replace(software=rows[0].software)
-        self.shared = effects_of(SOFTWARE[rows[0].software], device)
+        software = SOFTWARE[rows[0].software]
+        self.base = usual(software, device).replace(software=software.name)
+        self.shared = effects_of(software, device)
         self.effects = {**self.shared, f"table {name}": 1.0}
         self.log_seconds = np.log([row.seconds for row in rows])
 

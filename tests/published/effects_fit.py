@@ -29,10 +29,11 @@ and device has an effect on the scale alone."""
 USUAL = {**FACTORS, "scale": 1.0}  # see SCALES for the scale
 """How much each constant may differ between machines, as a standard deviation of its logarithm: the prior's centre."""
 LAUNCHES = {
-    "all": 2.0, "family": 0.2, "software": 0.1, "trend": 0.2, "device": 0.1, "pair": 0.0, "table": 0.2,
+    "all": 2.0, "family": 0.1, "software": 0.1, "trend": 0.1, "device": 0.1, "pair": 0.0, "table": 0.1,
 }  # fmt: skip
 """The same for the time to launch a kernel, by kind. Python takes most of it, on hosts that differ less than clusters
-do, so all tables have nearly the same value, whatever it is."""
+do, so all tables have nearly the same value, whatever it is. Few tables determine it, so one with a slow host must not
+widen these."""
 SCALES = {
     "all": 0.08, "family": 0.06, "software": 0.04, "trend": 0.06, "device": 0.03, "pair": 0.1, "table": 0.08,
 }  # fmt: skip
@@ -42,7 +43,7 @@ USUAL_NOISE, LEAST_NOISE = 0.05, 0.035
 """Deviation of rows: usual, and at least. The layouts of one vendor are more alike than those that users compare."""
 NOISES = tuple(name for name, each in SOFTWARE.items() if each.measured_as == name)
 """Software whose rows have a standard deviation of their own."""
-FREEDOM = {"kind": 0.5, "factor": 0.4, "scale": 0.2, "noise": 0.3, "software": 0.4}
+FREEDOM = {"kind": 0.5, "factor": 0.4, "scale": 0.2, "noise": 0.3, "software": 0.4, "launch_s": 0.1}
 """Standard deviations, in logarithms, of the priors of standard deviations."""
 ROBUST = 2.0
 """Residuals beyond this many standard deviations count linearly."""
@@ -60,12 +61,13 @@ class Spreads(NamedTuple):
         """The standard deviations at x, the logarithms of their ratios to the priors' centres."""
         kinds, factors, scales, noise, software = np.split(x, _ENDS)
         sd = np.outer(np.array(list(KINDS.values())), np.array(list(USUAL.values())))
-        sd[:, NAMES.index("launch_s")] = list(LAUNCHES.values())
         sd[:, 1:] *= np.exp(kinds)[:, None] * np.exp(factors)
+        sd[:, _LAUNCH] = np.array(list(LAUNCHES.values())) * np.exp(factors[_LAUNCH - 1])
         sd[:, 0] = np.array(list(SCALES.values())) * np.exp(scales)
         return cls(sd, np.hypot(LEAST_NOISE, USUAL_NOISE * np.exp(noise + software)))
 
 
+_LAUNCH = NAMES.index("launch_s")
 _SIZES = (len(KINDS), len(NAMES) - 1, len(KINDS), 1, len(NOISES))
 _ENDS = np.cumsum(_SIZES)[:-1]
 
@@ -76,7 +78,9 @@ def usual_spreads() -> Floats:
 
 
 def _prior() -> Floats:
-    return np.repeat([FREEDOM[name] for name in ("kind", "factor", "scale", "noise", "software")], _SIZES)
+    found = np.repeat([FREEDOM[name] for name in ("kind", "factor", "scale", "noise", "software")], _SIZES)
+    found[len(KINDS) + _LAUNCH - 1] = FREEDOM["launch_s"]
+    return found
 
 
 class Seen(NamedTuple):
@@ -163,7 +167,8 @@ def estimated(seen: Seen, start: Floats) -> Floats:
         each = -np.einsum("kab,fab->kf", common, by_table) * spreads.effects**2
         own = spreads.noise[seen.software] ** 2 - LEAST_NOISE**2
         noise = -(np.diag(more) * own / seen.weight) @ by_software
-        slope = np.concatenate([each[:, 1:].sum(1), each[:, 1:].sum(0), each[:, 0], [noise.sum()], noise])
+        of_kinds = np.delete(each, [0, _LAUNCH], axis=1).sum(1)
+        slope = np.concatenate([of_kinds, each[:, 1:].sum(0), each[:, 0], [noise.sum()], noise])
         return value + 0.5 * ((x / _prior()) ** 2).sum(), slope + x / _prior() ** 2
 
     return np.asarray(

@@ -17,7 +17,7 @@ from shardscope.measure.scoreboard.score import constant_mfu_seconds, plain_seco
 
 Floats = npt.NDArray[np.float64]
 Widths = tuple[float, float]
-WIDER, NOISIER = (1.0, 1.4, 2.0, 2.8, 4.0), (1.0, 1.3, 1.5, 1.7, 2.0, 2.4)
+WIDER, NOISIER = (0.7, 1.0, 1.4, 2.0, 2.8), (1.0, 1.3, 1.5, 1.7, 2.0, 2.4)
 """Factors that are tried: of the covariance of a new table's constants, and of the standard deviation of its rows in
 intervals. The formulas are not exact, so tables differ more than the likelihood of linear effects says."""
 REJECTED = 0.05
@@ -85,11 +85,15 @@ def trials(found: Sequence[LeftOut]) -> Trials:
 
 
 def best_widths(tried: Trials, place: int | None = None) -> Widths:
-    """Return the factors with the least interval score on all tables but one, of those that no test rejects there."""
+    """Return the factors with the least interval score on all tables but one.
 
-    def loss(widths: Widths) -> tuple[int, float]:
+    They are chosen from those with which no more tables are rejected than would be by chance.
+    """
+
+    def loss(widths: Widths) -> tuple[float, float]:
         others = [each for other, each in enumerate(tried[widths]) if other != place]
-        return sum(each.is_rejected for each in others), float(np.mean([each.score for each in others]))
+        rejected = sum(each.is_rejected for each in others)
+        return max(0.0, rejected - REJECTED * len(others)), float(np.mean([each.score for each in others]))
 
     return min(tried, key=loss)
 

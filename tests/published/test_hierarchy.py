@@ -112,7 +112,7 @@ def test_a_pair_of_software_and_device_has_an_effect_on_the_scale_alone() -> Non
 def test_predictions_use_the_effects_as_they_were_fitted() -> None:
     software, device = SOFTWARE["megatron-core"], Device.of("h100-80gb")
     effects = {e: np.array(list(values.values())) for e, values in fitted_effects().items()}
-    expected = moved(usual(device), factors(effects, effects_of(software, device)))
+    expected = moved(usual(software, device), factors(effects, effects_of(software, device)))
     found = composed(software, device)
     assert effects["all"].any()
     for name in NAMES[1:]:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
+from shardscope.spec.attention_kernels import KERNELS
 from shardscope.spec.calibration import FACTORS, Calibration, ridge_of
 from shardscope.spec.cluster import Device
 from shardscope.spec.software import SOFTWARE, Software
@@ -104,16 +105,21 @@ def effects_of(software: Software, device: Device) -> dict[str, float]:
     }
 
 
-def usual(device: Device) -> Calibration:
-    """Return the calibration that all effects are relative to; `half_size` is in proportion to the FLOP per byte."""
+def usual(software: Software, device: Device) -> Calibration:
+    """Return the calibration that all effects are relative to.
+
+    `half_size` is in proportion to the FLOP per byte, and fused attention has the published speed of its kernel.
+    """
     constants = dict(_fitted()["usual"])
     constants["half_size"] *= ridge_of(device) / _fitted()["ridge_from"]
+    published = KERNELS[software.attention].get(architecture(device.name))
+    constants["attention_efficiency"] = published or constants["attention_efficiency"]
     return Calibration(name="usual", device=device.name, ridge=ridge_of(device), **constants)
 
 
 def composed(software: Software, device: Device) -> Calibration:
     """Return the calibration that software and device are expected to have on a cluster that was not measured."""
-    base, steps = usual(device), dict.fromkeys(FACTORS, 0.0)
+    base, steps = usual(software, device), dict.fromkeys(FACTORS, 0.0)
     for effect, factor in effects_of(software, device).items():
         for name, value in fitted_effects().get(effect, {}).items():
             steps[name] += factor * value

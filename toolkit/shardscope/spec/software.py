@@ -31,6 +31,8 @@ class Software(NamedTuple):
     aliases: tuple[str, ...] = ()
     constants: str = ""
     """The software whose constants of time it shares, because it runs the same kernels; empty for its own."""
+    attention: str = "flash-2"
+    """Its fused attention kernel, a key of `spec.attention_kernels.KERNELS`."""
     caveat: str = ""
     """What the note of its calibrations says about the steps that they rest on."""
 
@@ -46,13 +48,18 @@ class Software(NamedTuple):
 
 
 _KNOWN = (
-    Software("megatron-core", "Megatron-Core", "megatron", "megatron-core", ("megatron", "megatron-lm")),
-    Software("nemo", "NVIDIA NeMo", "megatron", "nemo", ("nemo-framework",)),
-    Software("megatron-bridge", "Megatron Bridge", "megatron", "megatron-bridge", ("bridge",), constants="nemo"),
+    Software(
+        "megatron-core", "Megatron-Core", "megatron", "megatron-core", ("megatron", "megatron-lm"), attention="cudnn"
+    ),
+    Software("nemo", "NVIDIA NeMo", "megatron", "nemo", ("nemo-framework",), attention="cudnn"),
+    Software(
+        "megatron-bridge", "Megatron Bridge", "megatron", "megatron-bridge", ("bridge",), constants="nemo",
+        attention="cudnn",
+    ),
     Software("megatron-deepspeed", "Megatron-DeepSpeed", "megatron", "megatron-deepspeed"),
-    Software("fsdp2", "PyTorch FSDP2", "fsdp", "fsdp2", ("fsdp", "pytorch")),
+    Software("fsdp2", "PyTorch FSDP2", "fsdp", "fsdp2", ("fsdp", "pytorch"), attention="cudnn"),
     Software("torchtitan", "torchtitan", "fsdp", "torchtitan"),
-    Software("llm-foundry", "LLM Foundry", "fsdp", "llm-foundry", ("mosaic", "composer")),
+    Software("llm-foundry", "LLM Foundry", "fsdp", "llm-foundry", ("mosaic", "composer"), attention="flash-1"),
     Software(
         "deepspeed", "DeepSpeed", "deepspeed", "deepspeed", ("deepspeed-0.5.9",),
         caveat="of DeepSpeed since 0.5.9, only three steps of October 2021 were measured",

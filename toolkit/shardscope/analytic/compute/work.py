@@ -236,6 +236,15 @@ The product of queries and keys writes 2; softmax reads 2 and writes 2; dropout 
 of 1; the product with the values reads 2.
 """
 
+SEPARATE_BYTES = {2: 33, 4: 17}
+"""Bytes moved in addition per attention score and pass, by bytes of an element, where softmax is not one fused kernel.
+
+In 16 bits, the scores are cast to float32 (6), scaled (8), masked (9), normalized (8) and cast back (6), instead of 4;
+in float32, they are scaled (8), masked (9) and normalized (8), instead of 8. The backward pass moves about as many.
+"""
+SEPARATE_KERNELS = 4.0
+"""Kernels launched in addition per pass where softmax is not one fused kernel: five operations instead of one."""
+
 LOGIT_BYTES = 20
 """Bytes moved per logit in both passes.
 
@@ -269,6 +278,21 @@ def routing_bytes(model: Transformer, split: Split) -> Floats:
 def score_bytes(model: Transformer, split: Split) -> Floats:
     """Return the bytes moved for attention scores, softmax and dropout if attention is not one fused kernel."""
     return np.asarray(SCORE_BYTES * split.tokens(model.seq) * model.seq * model.heads / split.tensor)
+
+
+def fits_fused_softmax(model: Transformer, split: Split, value_bytes: int) -> npt.NDArray[np.bool_]:
+    """Return whether Megatron's fused kernel for scale, mask and softmax works on the scores of unfused attention.
+
+    It needs 16-bit scores, and on each device a multiple of four heads x sequences (`is_kernel_available` in
+    megatron/model/fused_softmax.py, which all forks share).
+    """
+    return np.asarray((split.micro_batch * model.heads / split.tensor % 4 == 0) & (value_bytes == 2))
+
+
+def separate_softmax_bytes(model: Transformer, split: Split, value_bytes: int) -> Floats:
+    """Return the bytes moved in addition, in each pass, where softmax is not one fused kernel."""
+    scores = split.tokens(model.seq) * model.seq * model.heads / split.tensor
+    return np.asarray(SEPARATE_BYTES[value_bytes] * scores)
 
 
 def logit_bytes(model: Transformer, split: Split) -> Floats:

@@ -241,11 +241,15 @@ def _buffers(stages: _Stages, at: At, activations: float) -> Term:
     gathered, bucket = "(1 + prefetched) × largest layer", "largest layer"
     if habits.live_elements:
         gathered, bucket = "live parameters, or the largest matrix", "a bucket, or the largest matrix"
+    bucket += " × (1 - 1/N)"
+    if layout.zero == 0:
+        bucket = "copies of all gradients"
     others = (
         Term("gathered parameters", at(blocks.gathered), "bytes", f"{gathered} × (1 - 1/N)",
              {"N": ranks, "prefetched": habits.prefetched, "live": habits.live_elements}, f"{ZERO}, stage 3"),
-        Term("gradient bucket", at(blocks.bucket), "bytes", f"{bucket} × (1 - 1/N)",
-             {"N": ranks, "a bucket": habits.bucket_elements}, f"{ZERO}, stage 2"),
+        Term("gradient bucket", at(blocks.bucket), "bytes", bucket,
+             {"N": ranks, "a bucket": habits.bucket_elements},
+             f"{ZERO}, stage 2" if layout.zero else f"{habits.name}: {habits.source}"),
         Term("gradient placeholders", at(blocks.placeholders), "bytes", "one per distinct weight shape, / t",
              {"t": layout.tensor}, "TransformerEngine 2.x, get_dummy_wgrad"),
         Term("matrix-product workspace", at(blocks.workspace), "bytes", "constant", {},

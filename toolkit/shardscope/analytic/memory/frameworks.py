@@ -58,6 +58,8 @@ class Framework(NamedTuple):
     """Number of gathered parameters that stay alive for reuse, if gathering is by matrix; 0 if it is by layer."""
     bucket_elements: float = 0.0
     """Number of gradient elements that are reduced together; 0 for those of a layer."""
+    copies_to_reduce: bool = False
+    """Whether replicas without ZeRO copy all gradients into buckets, which stay allocated, to reduce them."""
     reserved: float = 1.035
     """Bytes that the caching allocator reserves, for each byte of the peak: the median of SimuMax's 11 runs."""
     message_bytes: float = 0.0
@@ -85,11 +87,13 @@ FSDP2 = Framework(
     "PyTorch FSDP2",
     "fully_shard gathers one block in advance; F.cross_entropy on logits.float() keeps bf16 logits, fp32 logits, their "
     "log-softmax and its gradient; SiLU and product are two operations; torchtitan's selective op recomputation; "
-    "torch.distributed.pipelining reduces gradients only in the last backward pass (set_requires_gradient_sync)",
+    "torch.distributed.pipelining reduces gradients only in the last backward pass (set_requires_gradient_sync); "
+    "DistributedDataParallel, which replaces it without ZeRO, has gradient_as_bucket_view off by default",
     whole_in_pipelines=True,
     gated_tensors=4,
     logits_bytes=14,
     every_other_product=True,
+    copies_to_reduce=True,
 )
 TORCHTITAN = FSDP2._replace(
     name="torchtitan of 2025",

@@ -39,7 +39,7 @@ class Blocks(NamedTuple):
     gathered: Floats
     """Parameters gathered from other ranks' shards."""
     bucket: Floats
-    """Gradients of a layer that belong to other ranks' shards, until they are reduced."""
+    """Gradients of a layer that belong to other ranks' shards, until they are reduced, or copies of all gradients."""
     update: Floats
     """Temporary tensors of the update, when no activations are saved."""
     placeholders: Floats
@@ -93,7 +93,7 @@ def blocks_of(rows: LayoutRows, place: Floats) -> Blocks:
         in_layer=in_layer,
         gathered=_gathered(rows, own, recipe.parameter, framework.prefetched, 3)
         + _gathered(rows, own.matrices, recipe.copies, framework.prefetched, 3),
-        bucket=_gathered(rows, own, recipe.gradient, 0, 2),
+        bucket=_gathered(rows, own, recipe.gradient, 0, 2) + _copied(rows, own),
         update=_update(rows, own),
         placeholders=_placeholders(rows, held),
         workspace=np.full(1, framework.workspace_bytes),
@@ -170,6 +170,14 @@ def _expert_states(rows: LayoutRows, own: Elements, held: Holding) -> ModelState
 
 def _factors(rows: LayoutRows, *, mixed: bool) -> int:
     return rows.weights.factors(mixed=mixed, experts=rows.model.mixture.experts if rows.model.mixture else 0)
+
+
+def _copied(rows: LayoutRows, own: Elements) -> Floats:
+    """Return the bytes of the copies of gradients in which replicas without ZeRO reduce them."""
+    if not rows.framework.copies_to_reduce:
+        return NONE
+    count = own.dense if own.experts is None else own.dense + own.experts
+    return np.asarray(gradient_bytes(rows) * count * ((rows.layouts.zero == 0) & (rows.zero_ranks > 1)))
 
 
 def _gathered(rows: LayoutRows, own: Elements, width: int, prefetched: int, stage: int) -> Floats:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from shardscope.spec.cluster import Cluster, Device, Link
 
 A100_80, H100 = Device.of("a100-80gb"), Device.of("h100-80gb")
+V100_16, V100_32 = Device.of("v100-16gb"), Device.of("v100-32gb")
 NVLINK3, NVLINK4 = Link.of("nvlink-3"), Link.of("nvlink-4")
 
 

@@ -1,4 +1,4 @@
-"""Step times that NVIDIA publishes for Megatron-Core: NeMo on A100, H100 and GB200, and Megatron Bridge.
+"""Step times that NVIDIA publishes for Megatron-Core: NeMo on A100, H100, B200 and GB200, and Megatron Bridge.
 
 Each source states degrees, micro-batch, batch and sequence. Clusters are DGX SuperPODs. Recomputation, sequence
 parallelism, the distributed optimizer (ZeRO 1) and the schedule are those of the recipes in the same repository and
@@ -118,6 +118,24 @@ BRIDGE = (
 micro-batch, ZeRO stage (3 where it says FSDP), tensor, pipeline, context, virtual stages, tokens per second and device.
 FP8 with one scale per tensor, 8,192 tokens per sequence; dense models only."""
 
+NEMO_FP8 = (
+    ("25.02", "b200", "gpt3-175B", 512, 2048, 2, 1, 4, 4, 1, 6, 1600),
+    ("25.02", "b200", "llama3.1-8B", 8, 128, 2, 1, 1, 1, 1, 1, 26006),
+    ("25.02", "b200", "llama3.1-70B", 64, 128, 1, 1, 2, 4, 2, 5, 3062),
+    ("25.02", "b200", "llama3.1-405B", 128, 64, 1, 1, 4, 8, 2, 8, 625),
+    ("25.02", "b200", "nemotron-15B", 64, 256, 2, 1, 1, 1, 1, 1, 14760),
+    ("25.02", "b200", "nemotron-340B", 128, 32, 1, 1, 8, 4, 1, 12, 602),
+    ("25.04", "gb200", "gpt3-175B", 128, 256, 2, 1, 4, 4, 1, 12, 1804),
+    ("25.04", "gb200", "llama3.1-8B", 8, 128, 2, 1, 1, 1, 1, 1, 33099),
+    ("25.04", "gb200", "llama3.1-70B", 64, 128, 1, 3, 1, 1, 1, 1, 4035),
+    ("25.04", "gb200", "llama3.1-405B", 128, 64, 1, 1, 4, 8, 2, 8, 665),
+    ("25.04", "gb200", "nemotron-15B", 64, 256, 2, 1, 1, 1, 1, 1, 17809),
+    ("25.04", "gb200", "nemotron-340B", 128, 32, 1, 1, 8, 4, 1, 12, 737),
+)
+"""docs.nvidia.com/nemo-framework/user-guide, performance/performance_summary.html of NeMo 25.02 and
+performance/archive/25.04-performance-summary.html, "Pre-training": columns as in `BRIDGE`, with sequences of the
+models' lengths in `_model`. Dense models only."""
+
 
 def nvidia() -> dict[str, list[Row]]:
     """Return the rows by table name."""
@@ -136,7 +154,9 @@ def nvidia() -> dict[str, list[Row]]:
     ]
     found = {"NeMo 22.09, A100": gpt, "NeMo 24.11, H100": h100, "NeMo 25.02, GB200": gb200}
     for device, label in (("h100-80gb", "H100"), ("b200", "B200"), ("gb200", "GB200")):
-        found[f"Megatron Bridge, {label}"] = [_bridge(*row) for row in BRIDGE if row[1] == device]
+        found[f"Megatron Bridge, {label}"] = [_fp8(*row) for row in BRIDGE if row[1] == device]
+    found["NeMo 25.02, B200"] = [_fp8(*row, software="nemo") for row in NEMO_FP8 if row[0] == "25.02"]
+    found["NeMo 25.04, GB200"] = [_fp8(*row, software="nemo") for row in NEMO_FP8 if row[0] == "25.04"]
     return found
 
 
@@ -162,19 +182,39 @@ def _gb200(name: str, precision: str, devices: int, batch: int, seconds: float) 
     return _row("NeMo 25.02, GB200", _model(name), _nvl72(devices), layout, seconds)
 
 
-def _bridge(  # noqa: PLR0917
+def _fp8(  # noqa: PLR0917
     release: str, device: str, name: str, devices: int, batch: int, micro_batch: int, zero: int, tensor: int,
-    pipeline: int, context: int, virtual: int, rate: float,
+    pipeline: int, context: int, virtual: int, rate: float, *, software: str = "megatron-bridge",
 ) -> Row:  # fmt: skip
-    layout = _layout(
-        devices, "fp8-mixed", global_batch=batch, micro_batch=micro_batch, zero=zero, tensor=tensor, pipeline=pipeline,
-        context=context, virtual_stages=virtual,
+    label = {"h100-80gb": "H100"}.get(device, device.upper())
+    table = f"Megatron Bridge, {label}" if software == "megatron-bridge" else f"NeMo {release}, {label}"
+    return megatron_row(
+        table, name, device, devices, batch * _model(name).seq / (rate * devices), software=software, release=release,
+        precision="fp8-mixed", global_batch=batch, micro_batch=micro_batch, zero=zero, tensor=tensor,
+        pipeline=pipeline, context=context, virtual_stages=virtual,
     )  # fmt: skip
-    model, label = _model(name), {"h100-80gb": "H100"}.get(device, device.upper())
+
+
+def megatron_row(
+    table: str, name: str, device: str, devices: int, seconds: float, *, software: str, release: str, precision: str,
+    **layout: Any,
+) -> Row:  # fmt: skip
+    """Return the row of a run of one of NVIDIA's models on whole nodes of NVIDIA's reference systems.
+
+    Args:
+        table: Name of the table.
+        name: Name of the model.
+        device: Name of the device.
+        devices: Number of devices.
+        seconds: Measured step time.
+        software: The software that ran it.
+        release: What else distinguishes the run: a release, or who ran it.
+        precision: The layout's precision.
+        **layout: The layout's degrees, batch and micro-batch.
+    """
     where = _nvl72(devices) if device == "gb200" else Cluster.of(device, nodes=devices // 8)
-    seconds = batch * model.seq / (rate * devices)
-    name = f"Megatron Bridge, {label}"
-    return _row(name, model, where, layout, seconds, software="megatron-bridge", release=release)
+    made = _layout(devices, precision, **layout)
+    return Row.of(table, _model(name), where, made, seconds, software=software, release=release)
 
 
 _row = partial(Row.of, software="nemo")

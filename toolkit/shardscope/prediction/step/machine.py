@@ -17,7 +17,7 @@ from shardscope.analytic.memory.frameworks import FRAMEWORKS, Framework
 from shardscope.errors import SpecError
 from shardscope.spec.calibration import Calibration
 from shardscope.spec.cluster import Cluster, Device
-from shardscope.spec.software import memory_model
+from shardscope.spec.software import memory_model, software_of
 
 Floats = npt.NDArray[np.float64]
 
@@ -62,6 +62,11 @@ class Machine(NamedTuple):
     def framework(self) -> Framework:
         """Conventions of the framework that the calibration's software uses."""
         return FRAMEWORKS[memory_model(self.calibration.software)]
+
+    @property
+    def has_megatron_softmax(self) -> bool:
+        """Whether the calibration's software has Megatron's fused kernel for scale, mask and softmax."""
+        return software_of(self.calibration.software or "megatron-core").family != "fsdp"
 
     def utilization(self, flops: float, num_devices: int, step_time_s: float) -> float:
         """Return the fraction of the devices' peak FLOP/s at which a step executes `flops`."""

@@ -169,12 +169,14 @@ def _block(
     elements = moved * (machine.value_bytes / 2) / machine.memory_rate
     tensor, context, expert = _communication(model, machine, split, sequence_parallel, with_experts)
     zero = np.zeros_like(products)
+    more = np.where(flash or _has_fused_softmax(model, machine, split), 0.0, work.SEPARATE_KERNELS)
     forward = _direction(
-        machine, split, products + core + elements, zero, (tensor, context, expert), kernels=FORWARD_KERNELS
-    )
+        machine, split, products + core + elements, zero, (tensor, context, expert),
+        kernels=FORWARD_KERNELS + more,
+    )  # fmt: skip
     backward = _direction(
         machine, split, 2 * (products + elements) + core_back, products, (tensor, 2 * context, expert),
-        kernels=BACKWARD_KERNELS,
+        kernels=BACKWARD_KERNELS + more,
     )  # fmt: skip
     alone = [zero] * 5
     return _Block(forward, backward, Pass(core, *alone), Pass(products / 2 + elements, *alone))
@@ -210,7 +212,13 @@ def _core(model: Transformer, machine: Machine, split: Split, flash: bool) -> tu
         return np.asarray(seconds), np.asarray(FLASH_BACKWARD * seconds)
     moved = work.score_bytes(model, split) * (machine.value_bytes / 2)
     seconds = sum(product.flops for product in products) / machine.unfused_rate + moved / machine.memory_rate
-    return np.asarray(seconds), np.asarray(2 * seconds)
+    separate = work.separate_softmax_bytes(model, split, machine.value_bytes) / machine.memory_rate
+    more = np.where(_has_fused_softmax(model, machine, split), 0.0, separate)
+    return np.asarray(seconds + more), np.asarray(2 * seconds + more)
+
+
+def _has_fused_softmax(model: Transformer, machine: Machine, split: Split) -> npt.NDArray[np.bool_]:
+    return machine.has_megatron_softmax & work.fits_fused_softmax(model, split, machine.value_bytes)
 
 
 def _communication(
@@ -246,7 +254,7 @@ def _direction(
     weight: Floats,
     messages: tuple[Floats, Floats, Floats],
     *,
-    kernels: float,
+    kernels: Floats,
 ) -> Pass:
     """Return the time of one pass, with waits for the host to launch kernels.
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardscope.analytic.communication.compression import compression_cost
+from shardscope.analytic.communication.ring import is_inside_node
 from shardscope.analytic.compute import work
 from shardscope.analytic.compute.work import Matmul, Split
 from shardscope.analytic.layouts import Layouts
@@ -328,12 +329,16 @@ def weights(
         whole = machine.collective("all_reduce", elements * recipe.gradient, group, stride)
         packed_s, coding_s = _compressed(machine, elements, (compression, compressions), group, stride)
         sharded = np.where(within > 1, copied_s * elements, 0.0)
-        reduced = scattered + between + np.where(zero >= 2, sharded * recipe.gradient, 0.0)
+        gathered = machine.collective("all_gather", elements * recipe.parameter, within, stride)
+        gathered = gathered + np.where(zero == 3, sharded * recipe.parameter, 0.0)
+        scattered = scattered + np.where(zero >= 2, sharded * recipe.gradient, 0.0)
+        two_links = is_inside_node(machine.cluster, within, stride) & ~is_inside_node(
+            machine.cluster, group / within, stride * within
+        )
+        reduced = _hybrid(two_links, scattered, between, np.where(zero == 3, gathered, 0.0))
         plain_s = np.where(zero >= 1, reduced, whole)
         reduce_s = reduce_s + np.where(compression == 0, plain_s, packed_s)
         codec = codec + coding_s
-        gathered = machine.collective("all_gather", elements * recipe.parameter, within, stride)
-        gathered = gathered + np.where(zero == 3, sharded * recipe.parameter, 0.0)
         gather_s = gather_s + np.where(zero >= 1, gathered, 0.0)
     started = np.where((zero == 3) & (replicas > 1), layers * cal.collective_s, 0.0)
     own = dense / owners + experts / expert_owners
@@ -361,6 +366,15 @@ def weights(
         owned_weights_s=own * recipe.parameter / link,
         owned_gradients_s=own * recipe.gradient / link,
     )
+
+
+def _hybrid(two_links: npt.NDArray[np.bool_], scattered: Floats, between: Floats, gathered: Floats) -> Floats:
+    """Return the time of reduce-scatters within shards and of all-reduces between them, in seconds.
+
+    Where shards lie within nodes and their replicas on several, both use different links at once (PyTorch's HSDP has a
+    stream for the all-reduces). Parameters that are gathered meanwhile use the link of the reduce-scatters.
+    """
+    return np.where(two_links, np.maximum(scattered, between - gathered), scattered + between)
 
 
 def _tied(  # noqa: PLR0917

@@ -9,6 +9,7 @@ import numpy as np
 
 from shardscope.measure.scoreboard.memory.bigscience import bigscience
 from shardscope.measure.scoreboard.memory.others import mist, simumax, torchtitan
+from shardscope.measure.scoreboard.memory.replicas import replicas
 from shardscope.measure.scoreboard.memory.rows import MemoryRow
 from shardscope.measure.scoreboard.published import published
 from shardscope.measure.scoreboard.rows import Row
@@ -51,7 +52,7 @@ class FitLine(NamedTuple):
 def memory_tables() -> dict[str, list[MemoryRow]]:
     """Return all rows of published memory, by table name."""
     tables: dict[str, list[MemoryRow]] = {}
-    for row in [*simumax(), *torchtitan(), *mist()]:
+    for row in [*simumax(), *torchtitan(), *mist(), *replicas()]:
         tables.setdefault(row.dataset, []).append(row)
     return tables | bigscience()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shardscope.analytic.layouts import Layouts
-from shardscope.analytic.memory import FRAMEWORKS, device_memory, process_bytes, tensor_room
+from shardscope.analytic.memory import FRAMEWORKS, device_memory, process_bytes, stage_memory, tensor_room
 from shardscope.spec.cluster import Cluster
 from shardscope.spec.layout import Layout
 from shardscope.spec.model import Transformer
@@ -37,6 +37,8 @@ class MemoryRow:
     """Memory model of an older release, a key of `analytic.memory.FRAMEWORKS`; empty for that of the software."""
     is_fitted: bool = False
     """Whether values of the memory model were inferred from this peak; see `analytic.memory.frameworks`."""
+    stage: int | None = None
+    """Pipeline stage of which the peak was published; None if it is that of the fullest device."""
 
     @property
     def run(self) -> Hashable:
@@ -52,18 +54,23 @@ class MemoryRow:
 
     @property
     def peak_gib(self) -> float:
-        """Predicted peak of allocated tensors, in GiB."""
+        """Predicted peak of allocated tensors on the fullest device, in GiB."""
         held = device_memory(self.model, Layouts.of([self.layout]), framework=self.framework)
         return float(held.total[0]) / GIB
 
     @property
     def predicted_gib(self) -> float:
         """Prediction of what was counted, in GiB."""
+        peak = self.peak_gib if self.stage is None else self._stage_gib(self.stage)
         if self.counted == "allocated":
-            return self.peak_gib
+            return peak
         if self.counted == "reserved":
-            return self.peak_gib * FRAMEWORKS[self.framework].reserved
-        return process_bytes(self.cluster.device, self.framework, self.peak_gib * GIB) / GIB
+            return peak * FRAMEWORKS[self.framework].reserved
+        return process_bytes(self.cluster.device, self.framework, peak * GIB) / GIB
+
+    def _stage_gib(self, stage: int) -> float:
+        held = stage_memory(self.model, self.layout, framework=self.framework)
+        return float(held.total[stage]) / GIB
 
     @property
     def predicted_to_fit(self) -> bool:

@@ -1,0 +1,132 @@
+"""Memory of data-parallel and sharded runs of GPT, of Llama 2 on 64 A100, and of MLPerf's Llama 3.1 405B.
+
+The peaks are of allocated tensors (``torch.cuda.max_memory_allocated``). Those of MLPerf are logged by the first
+device, so by one of the first pipeline stage. They are lower than predicted on GB200, in part because Blackwell
+multiplies fp8 matrices of any layout: with one scale per tensor, TransformerEngine stores no transposes there
+(``nvte_is_non_tn_fp8_gemm_supported``), but the model, which does not know the device, counts them: 12 GiB. That DDP
+copies gradients into buckets was looked up after its two peaks had been seen, which were predicted 16 and 19 % too low.
+
+Of the runs without a peak, the sources say whether they ran: torchtitan's docs/performance.md@0413364 of Llama 2 70B
+with two sequences and selective recomputation; Lightning's example (`volta.LIGHTNING_FSDP`); and
+deepspeedai/DeepSpeedExamples training/autotuning/hf/gpt2-xl/README.md@45b4b71 of GPT-2 XL by Hugging Face without
+DeepSpeed, on a node of 16 V100, of which the memory is not stated; 32 GB are assumed, and 16 GB would suffice less.
+"""
+
+from __future__ import annotations
+
+from shardscope.measure.scoreboard.memory.rows import MemoryRow
+from shardscope.measure.scoreboard.mlperf import mlperf
+from shardscope.measure.scoreboard.sharded import sharded
+from shardscope.measure.scoreboard.volta import lightning_run
+from shardscope.spec.cluster import Cluster
+from shardscope.spec.layout import Layout
+from shardscope.spec.model import Transformer
+
+MLPERF_PEAKS = {
+    "MLPerf, H100": {512: 58.817, 2048: 52.484, 2432: 52.151, 2560: 52.062, 8192: 50.901},
+    "MLPerf, H200": {512: 109.067, 1024: 104.846},
+    "MLPerf, GB200": {512: 93.521, 1024: 92.1, 1536: 91.631, 2048: 92.802, 2496: 92.422},
+}
+"""mlcommons/training_results_v5.0@0fdc28f, ``max_memory_usage`` in the logs of Llama 3.1 405B: GiB by the number of
+devices, of the submitters of which `mlperf` has the times."""
+
+LIGHTNING_GPT = (
+    (48, 1600, 25, 4, 6, 0, 37905.422),
+    (48, 1600, 25, 4, 40, 3, 25360.968),
+    (60, 4096, 16, 8, 1, 3, 29751.203),
+)
+"""hpcaitech/ColossalAI-Pytorch-lightning benchmark/gpt@211e8be: layers, hidden, heads, devices, micro-batch, ZeRO
+stage, MB. GPT-2 by Hugging Face, 1,024 tokens, every layer recomputed, A100-40GB; the first run is torch's DDP."""
+
+MINGPT = ((15, 3072, 0, 36148.55), (15, 3072, 3, 7796.98), (21, 8192, 3, 36086.14))
+"""SeanNaren/minGPT@0139bda README.md: layers, hidden, ZeRO stage, MiB. 16 heads, 128 characters of 65 kinds, one
+sequence a device, 8 A100-40GB; the first run is torch's DDP, the others DeepSpeed's ZeRO 3."""
+
+
+def replicas() -> list[MemoryRow]:
+    """Return all rows."""
+    return [
+        *_mlperf(),
+        *(_lightning_gpt(*row) for row in LIGHTNING_GPT),
+        *(_mingpt(*row) for row in MINGPT),
+        *_without_peaks(),
+    ]
+
+
+def _mlperf() -> list[MemoryRow]:
+    made = {
+        (label, row.layout.num_devices): row
+        for label, rows in mlperf().items()
+        for row in rows
+        if row.model.name.startswith("llama")
+    }
+    return [
+        MemoryRow(f"{label}, first stage", row.model, row.cluster, row.layout, row.software, gib, stage=0)
+        for label, peaks in MLPERF_PEAKS.items()
+        for devices, gib in peaks.items()
+        for row in [made[label, devices]]
+    ]
+
+
+def _sharded(devices: int, micro: int, zero: int, recompute: str) -> Layout:
+    return Layout.model_validate(
+        {
+            "data": devices, "zero": zero, "micro_batch": micro, "global_batch": devices * micro,
+            "recompute": recompute, "flash_attention": False,
+            "precision": "fp16-mixed" if zero else "fp16-autocast",
+        }
+    )  # fmt: skip
+
+
+def _lightning_gpt(  # noqa: PLR0917
+    layers: int, hidden: int, heads: int, devices: int, micro: int, zero: int, mb: float
+) -> MemoryRow:
+    model = _gpt2(layers, hidden, heads)
+    where = Cluster.of("dgx-a100-40gb", nodes=1, per_node=devices)
+    layout = _sharded(devices, micro, zero, "full")
+    return MemoryRow(f"{_name(zero)} of Lightning, A100", model, where, layout, _software(zero), mb / 1024)
+
+
+def _mingpt(layers: int, hidden: int, zero: int, mib: float) -> MemoryRow:
+    model = Transformer(
+        name=f"mingpt-{layers}x{hidden}",
+        layers=layers,
+        hidden=hidden,
+        heads=16,
+        vocab=65,
+        seq=128,
+        tied=False,
+    )
+    where = Cluster.of("dgx-a100-40gb", nodes=1)
+    layout = _sharded(8, 1, zero, "none")
+    return MemoryRow(f"{_name(zero)} of minGPT, A100", model, where, layout, _software(zero), mib / 1024)
+
+
+def _gpt2(layers: int, hidden: int, heads: int) -> Transformer:
+    return Transformer(
+        name=f"gpt2-{layers}x{hidden}", layers=layers, hidden=hidden, heads=heads, vocab=50257, seq=1024
+    )
+
+
+def _name(zero: int) -> str:
+    return "ZeRO 3" if zero else "DDP"
+
+
+def _software(zero: int) -> str:
+    return "deepspeed" if zero else "fsdp2"
+
+
+def _without_peaks() -> list[MemoryRow]:
+    v100 = "Limits of FSDP, V100"
+    dgx_2 = Cluster.of("v100-32gb", nodes=1, per_node=16)
+    titan = next(row for row in sharded()["torchtitan, A100"] if row.model.name == "llama-2-70B")
+    op = titan.layout.replace(recompute="selective", micro_batch=2, global_batch=128)
+    return [
+        MemoryRow(v100, *lightning_run(48, "none", 8), "fsdp2"),
+        MemoryRow(v100, *lightning_run(48, "none", 9), "fsdp2", fits=False),
+        MemoryRow(v100, *lightning_run(96, "full", 32), "fsdp2"),
+        MemoryRow(
+            "Limits of DDP, V100", _gpt2(48, 1600, 25), dgx_2, _sharded(16, 1, 0, "none"), "fsdp2", fits=False
+        ),
+        MemoryRow("Limits of FSDP, A100", titan.model, titan.cluster, op, "torchtitan", fits=False),
+    ]

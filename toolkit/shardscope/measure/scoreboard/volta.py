@@ -1,0 +1,146 @@
+"""Published step times of V100: Megatron-LM of 2019 and 2021, DeepSpeed 0.3, and FSDP as Lightning ran it.
+
+All runs are in fp16 without fused attention. Left out, because a setting is not stated: Megatron-LM 1.0 (May 2020, the
+shapes of its models), LiBai's runs of Megatron-LM (the device), ZeRO's and ZeRO-Offload's papers (times are in figures
+only). Of runs that were repeated, the first is used.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from shardscope.analytic.compute.flops import megatron_flops
+from shardscope.measure.scoreboard.machines import V100_16, V100_32, cluster, network
+from shardscope.measure.scoreboard.rows import Row
+from shardscope.measure.scoreboard.tables import VOCAB, gpt
+from shardscope.spec.cluster import Cluster, Link
+from shardscope.spec.layout import Layout
+from shardscope.spec.model import Transformer
+
+MEGATRON_2019 = (
+    (40, 1536, 16, 1, 1, 100),
+    (54, 1920, 20, 2, 1, 95),
+    (64, 2304, 24, 4, 1, 82),
+    (72, 3072, 32, 8, 1, 77),
+    (40, 1536, 16, 1, 64, 96),
+    (54, 1920, 20, 2, 64, 83),
+    (64, 2304, 24, 4, 64, 79),
+    (72, 3072, 32, 8, 64, 74),
+)
+"""nv-adlr/nv-adlr.github.io _projects/megatron-lm.md@2624eac (Megatron-LM, arXiv 1909.08053, figure 5), table 1 and
+figure 4: layers, hidden, heads, tensor- and data-parallel degrees, and the FLOP/s per device in per cent of the first
+run's. Sequences of 1,024 tokens, 8 in a batch of each replica, every layer recomputed, on DGX-2H (16 V100 of 32 GB
+with 300 GB/s both ways, 100 GB/s between nodes)."""
+
+FIRST_STEP_S = 1.288 * 62.4 / 39
+"""Seconds of the first run of `MEGATRON_2019`, which does 39 TFLOP/s: _projects/megatron-lm-v1.md of the same commit
+has 1,288 ms for the same model and batch at 62.4 TFLOP/s."""
+
+MEGATRON_2021 = (
+    (1, 1, 1, 2, 2, 16, 1536, 16, 464.12, 43.25),
+    (8, 1, 1, 2, 16, 16, 1536, 16, 480.96, 41.74),
+    (16, 1, 1, 2, 32, 16, 1536, 16, 664.46, 30.21),
+    (32, 1, 1, 2, 64, 16, 1536, 16, 683.51, 29.37),
+    (1, 1, 1, 8, 8, 12, 768, 12, 611.2, 32.63),
+    (1, 8, 1, 16, 16, 16, 1536, 16, 692.44, 28.99),
+    (1, 16, 1, 16, 16, 16, 3072, 32, 5610.23, 6.22),
+    (1, 32, 1, 16, 16, 32, 3072, 32, 13037.85, 2.60),
+    (2, 4, 1, 8, 16, 16, 1536, 16, 576.48, 34.82),
+    (4, 2, 1, 4, 16, 16, 1536, 16, 593.68, 33.81),
+    (2, 8, 1, 8, 16, 24, 2304, 24, 1313.52, 23.00),
+    (4, 8, 1, 8, 32, 24, 2304, 24, 1508.48, 20.03),
+    (8, 1, 4, 2, 512, 16, 1536, 16, 4893.55, 32.82),
+    (1, 8, 4, 16, 512, 24, 2304, 24, 22166.85, 21.80),
+    (2, 4, 4, 8, 512, 24, 2304, 24, 15331.23, 31.53),
+    (2, 8, 2, 8, 512, 24, 2304, 24, 16281.51, 29.69),
+)
+"""Oneflow-Inc/DLPerf Megatron-LM/README.md@c89430b (May 2021): data, tensor and pipeline degrees, micro-batch, batch,
+layers, hidden, heads, milliseconds, TFLOP/s per device. Sequences of 2,048 tokens, every layer recomputed
+(``--checkpoint-activations``), on nodes of 8 V100-16GB with one 100 Gbit/s port."""
+
+DEEPSPEED_2020 = ((1, 0, 198.6), (1, 1, 195.8), (2, 0, 269.0), (2, 1, 261.0), (4, 0, 533.0), (4, 1, 506.0))
+"""Oneflow-Inc/DLPerf DeepSpeed/Megatron-LM/README.md@c89430b (DeepSpeed 0.3.0, December 2020): nodes, ZeRO stage,
+sequences per second of GPT-2 small with 1,024 tokens, 4 sequences a device, on the same nodes."""
+
+LIGHTNING_FSDP = (
+    (48, "none", 1, 823),
+    (48, "none", 2, 754),
+    (48, "none", 4, 744),
+    (48, "none", 7, 748),
+    (48, "full", 8, 1024),
+    (48, "full", 16, 1097),
+    (48, "full", 32, 1575),
+    (48, "full", 64, 2748),
+    (96, "full", 8, 2054),
+    (96, "full", 16, 2098),
+)
+"""Lightning's example "Efficient Training of Large Language Models" (late 2022: FSDP through LightningLite, minGPT):
+layers, recomputation, micro-batch, milliseconds. Width 1,600, 25 heads, 128 tokens per sequence, the 65 characters of
+tiny Shakespeare as vocabulary, on one p3.8xlarge (4 V100-16GB). Left out are the runs of which it says that the
+allocator had to retry, and those on several machines, whose network it does not name."""
+
+NODE: dict[str, Any] = {
+    "intra": Link.of("nvlink-2"), "inter": network(12.5, "DLPerf: one EDR port of 100 Gbit/s per node"),
+}  # fmt: skip
+
+
+def volta() -> dict[str, list[Row]]:
+    """Return the rows by table name."""
+    return {
+        "Megatron-LM 2019, V100": [_megatron_2019(*row) for row in MEGATRON_2019],
+        "Megatron-LM 2021, V100": [_megatron_2021(*row) for row in MEGATRON_2021],
+        "DeepSpeed 0.3.0, V100": [_deepspeed(*row) for row in DEEPSPEED_2020],
+        "FSDP of Lightning, V100": [_lightning(*row) for row in LIGHTNING_FSDP],
+    }
+
+
+_layout = partial(Layout, precision="fp16-mixed", flash_attention=False)
+
+
+def _megatron_2019(  # noqa: PLR0917
+    layers: int, hidden: int, heads: int, tensor: int, replicas: int, per_cent: int
+) -> Row:
+    model = gpt(layers, hidden, heads).replace(seq=1024)
+    inter = network(50, "Megatron-LM: 100 GB/s per DGX-2H, which has 16 devices")
+    devices = tensor * replicas
+    where = cluster(V100_32, devices, intra=Link.of("nvlink-2"), inter=inter, per_node=min(16, devices))
+    layout = _layout(data=replicas, tensor=tensor, micro_batch=8, global_batch=8 * replicas, recompute="full")
+    first = float(megatron_flops(8, 1024, *MEGATRON_2019[0][:2], VOCAB))
+    work = float(megatron_flops(8, 1024, layers, hidden, VOCAB)) / first
+    seconds = FIRST_STEP_S * work / (tensor * per_cent / 100)
+    return Row.of("Megatron-LM 2019, V100", model, where, layout, seconds)
+
+
+def _megatron_2021(  # noqa: PLR0917
+    data: int, tensor: int, pipeline: int, micro: int, batch: int, layers: int, hidden: int, heads: int, ms: float,
+    _tflops: float,
+) -> Row:  # fmt: skip
+    layout = _layout(
+        data=data, tensor=tensor, pipeline=pipeline, micro_batch=micro, global_batch=batch, recompute="full"
+    )
+    devices = layout.num_devices
+    where = cluster(V100_16, devices, **NODE, per_node=min(8, devices))
+    return Row.of("Megatron-LM 2021, V100", gpt(layers, hidden, heads), where, layout, ms / 1e3)
+
+
+def _deepspeed(nodes: int, zero: int, rate: float) -> Row:
+    model = Transformer(name="gpt2-small", layers=12, hidden=768, heads=12, vocab=50304, seq=1024)
+    layout = _layout(data=8 * nodes, zero=zero, micro_batch=4, global_batch=32 * nodes)
+    where = cluster(V100_16, 8 * nodes, **NODE)
+    seconds = layout.global_batch / rate
+    return Row.of("DeepSpeed 0.3.0, V100", model, where, layout, seconds, software="deepspeed-0.5")
+
+
+def lightning_run(layers: int, recompute: str, micro: int) -> tuple[Transformer, Cluster, Layout]:
+    """Return the model, the machine and the layout of one of Lightning's runs on four V100."""
+    model = Transformer(
+        name=f"mingpt-{layers}x1600", layers=layers, hidden=1600, heads=25, vocab=65, seq=128, tied=False
+    )
+    layout = _layout(data=4, zero=3, micro_batch=micro, global_batch=4 * micro, recompute=recompute)
+    return model, Cluster.of("p3.16xlarge", nodes=1, per_node=4), layout
+
+
+def _lightning(layers: int, recompute: str, micro: int, ms: float) -> Row:
+    run = lightning_run(layers, recompute, micro)
+    return Row.of("FSDP of Lightning, V100", *run, ms / 1e3, software="fsdp2")
