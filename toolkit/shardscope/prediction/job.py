@@ -463,7 +463,8 @@ def predict_job(
     found = trace(job.replace(device="cuda") if casts else job)
     assert found.table.step is not None
     constants = None if cluster is None else _of_pytorch(cluster, calibration, software)
-    memory = memory_on(emulated or cluster, constants.software if constants else "")
+    of_memory = constants.software if constants else ""
+    memory = memory_on(emulated or cluster, of_memory, job=job, trace=found.table.step)
     step = JobStep(
         job, found.table.step, settled_step(job), backend, is_on_gpus, slowness_on(emulated),
         update_slowness_on(emulated), memory, is_usual=True,
