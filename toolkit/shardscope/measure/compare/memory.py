@@ -53,7 +53,11 @@ def _kinds(
     for kind in MEMORY_KINDS:
         predicted, measured = prediction.kinds.get(kind), held[kind]
         if predicted is None and measured.any():
-            notes.append(f"{kind} is left out: there is no formula for it in this job.")
+            in_peak = kind == "buffers" and isinstance(prediction, JobPrediction)
+            notes.append(
+                f"{kind} is left out: there is no formula for it in this job"
+                + ("; the predicted peak lacks it, too." if in_peak else ".")
+            )
         elif predicted is not None and (predicted.any() or measured.any()):
             yield _row(kind, predicted, measured, is_judged=is_exact and kind in _EXACT_KINDS)
 
