@@ -16,6 +16,11 @@ from shardscope.runlog.schema import MEMORY_KINDS, Event
 
 _EXACT_KINDS = frozenset({"parameters", "gradients", "optimizer", "buffers"})
 
+_BRIEF = (
+    "The predicted peak also counts gradients of activations, which live only while a layer's backward pass runs and "
+    "are not recorded by runs."
+)
+
 
 def memory_rows(
     prediction: JobPrediction | ObservedPrediction, events: Sequence[Event], notes: list[str]
@@ -43,6 +48,8 @@ def memory_rows(
     if "peak" not in held:
         notes.append("peak is left out: this run was recorded before it was measured.")
         return
+    if any(part.name == "activations at the peak" for part in prediction.by_rank[0].parts):
+        notes.append(_BRIEF)
     yield _row("peak", np.array([term.value for term in prediction.by_rank]), held["peak"], is_judged=False)
 
 
